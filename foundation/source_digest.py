@@ -4,10 +4,8 @@ Imports are found in the text, so nothing is imported: `from package.folder.file
 package.folder.file` and `DeferredModule("package.folder.file")`, at the top of a file or inside a function. Relative
 imports are not followed; there are none."""
 
-import ast
 import hashlib
 import re
-from collections.abc import Collection, Mapping
 from functools import cache
 from pathlib import Path
 
@@ -18,18 +16,17 @@ _DEFERRED = re.compile(r"\bDeferredModule\(\s*\"([\w.]+)\"")
 _NAME, _WORD = re.compile(r"[\w.]+"), re.compile(r"\w+")
 
 
-def source_files(module: str, path: Path, without: Collection[str] = ()) -> dict[str, Path]:
+def source_files(module: str, path: Path) -> dict[str, Path]:
     """Name -> file of the module and of all modules of its package that it reaches, sorted by name.
 
-    module: its full name, such as gristmill.foundation.files; path: its file. without: modules that are left out, with
-    those that only they import."""
+    module: its full name, such as gristmill.foundation.files; path: its file."""
     parts = module.split(".")
     root = path.parents[len(parts) - 2] if len(parts) > 1 else path.parent
     found = {module: path}
     waiting = [module]
     while waiting:
         for name, file in _imported(found[waiting.pop()], parts[0], root).items():
-            if name not in found and name not in without:
+            if name not in found:
                 found[name] = file
                 waiting.append(name)
     return dict(sorted(found.items()))
@@ -38,12 +35,8 @@ def source_files(module: str, path: Path, without: Collection[str] = ()) -> dict
 @cache
 def source_digest(module: str, path: Path) -> str:
     """SHA-256 of the bytes of all source_files: any edit changes it."""
-    return _joined({name: _file_digest(file) for name, file in source_files(module, path).items()})
-
-
-def code_digest(files: Mapping[str, Path]) -> str:
-    """SHA-256 of the names and syntax trees of Python files: comments, docstrings and layout do not count."""
-    return _joined({name: _tree_digest(file) for name, file in files.items()})
+    lines = "".join(f"{name} {_file_digest(file)}\n" for name, file in source_files(module, path).items())
+    return hashlib.sha256(lines.encode()).hexdigest()
 
 
 @cache
@@ -64,19 +57,3 @@ def _imported(path: Path, package: str, root: Path) -> dict[str, Path]:
 @cache
 def _file_digest(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
-
-
-@cache
-def _tree_digest(path: Path) -> str:
-    tree = ast.parse(path.read_text("utf-8"))
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and ast.get_docstring(
-            node, clean=False
-        ):
-            node.body = node.body[1:]
-    return hashlib.sha256(ast.dump(tree).encode()).hexdigest()
-
-
-def _joined(digests: dict[str, str]) -> str:
-    lines = "".join(f"{name} {digest}\n" for name, digest in digests.items())
-    return hashlib.sha256(lines.encode()).hexdigest()
