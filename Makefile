@@ -8,7 +8,7 @@ WORKERS ?= 2
 FOLDERS := foundation data_pipeline tokenizers training evaluation pipelines
 # mypy reads the code that needs no torch, through links that give it its import name, and the benchmarks, which no test
 # runs whole.
-TYPED := foundation data_pipeline tokenizers training.costs training.planner training.config training.model_config training.mixers training.layout_config training.optimizer_config evaluation.config pipelines
+TYPED := foundation data_pipeline tokenizers training.config training.planner evaluation.inference.config pipelines
 
 .PHONY: demo test lint bench clean
 

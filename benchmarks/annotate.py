@@ -27,11 +27,11 @@ from support.peers import PEER_PYTHON, peers_there
 from text import documents
 
 from gristmill.data_pipeline.filters.apply import Rules, failures
-from gristmill.data_pipeline.filters.choice import FilterChoice
 from gristmill.data_pipeline.filters.lines import EDIT_COUNTS, EDITS
-from gristmill.data_pipeline.signals.buffer import TextBuffer
+from gristmill.data_pipeline.filters.presets import FilterChoice
+from gristmill.data_pipeline.signals.bits import TextBuffer
+from gristmill.data_pipeline.signals.kernel import measure_buffer, measure_edited
 from gristmill.data_pipeline.signals.reference import WordRule
-from gristmill.data_pipeline.signals.table import measure_buffer, measure_edited
 
 HERE = Path(__file__).parent
 # By filter, how many of a hundred decisions must be datatrove's where both have words of their own.

@@ -24,13 +24,10 @@ import transformers
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 
-from gristmill.training.auto_tp.apply import apply_plan
-from gristmill.training.auto_tp.cost import CollectiveCounter, hand_plan_collectives, pattern
-from gristmill.training.auto_tp.fused import whole_parameters
-from gristmill.training.auto_tp.plan import NO_LINEAR, Role
-from gristmill.training.auto_tp.region import ShardedRegion
+from gristmill.training.auto_tp.apply import ShardedRegion, apply_plan, whole_parameters
+from gristmill.training.auto_tp.plan import NO_LINEAR, CollectiveCounter, Role, hand_plan_collectives, pattern
 from gristmill.training.auto_tp.transformers_folder import plan_for
-from gristmill.training.testing.forked_pool import ForkedPool, RankFailed
+from tests.support.forked_pool import ForkedPool, RankFailed
 
 RANKS = 2
 TOLERANCE = 1e-5

@@ -24,19 +24,18 @@ from rich.console import Console
 from rich.table import Table
 
 from gristmill.data_pipeline.indexed.sentence_pairs import open_pairs
-from gristmill.evaluation.models.conversion.bert import ORIGINAL, REARRANGED
-from gristmill.foundation.canonical_json import fingerprint
+from gristmill.evaluation.convert.hf.bert import ORIGINAL, REARRANGED
 from gristmill.foundation.files import write_atomic
+from gristmill.foundation.fingerprint import fingerprint
 from gristmill.foundation.progress import Reporter
-from gristmill.pipelines.recipe_file import load_recipe
+from gristmill.pipelines.recipes.recipe_file import load_recipe
 from gristmill.tokenizers.tokenizer import load_tokenizer
-from gristmill.training.config import TrainConfig
-from gristmill.training.metrics import METRICS_NAME, read_metrics
-from gristmill.training.model_config import ModelConfig
+from gristmill.training.config.model import ModelConfig
+from gristmill.training.config.train import TrainConfig
+from gristmill.training.metrics import METRICS_NAME, TrainingData, read_metrics
 from gristmill.training.objectives.masked import SPECIAL_TOKENS
 from gristmill.training.parallel.mesh import single_process
 from gristmill.training.run import Run, RunConfig
-from gristmill.training.training_data import TrainingData
 
 ORDERS: dict[str, dict[str, Any]] = {"original": ORIGINAL, "rearranged": REARRANGED}
 DEPTHS = (4, 12, 24)

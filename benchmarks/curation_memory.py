@@ -28,10 +28,10 @@ from gristmill.data_pipeline.dedup import spans, substrings
 from gristmill.data_pipeline.readers.resolve import resolve
 from gristmill.data_pipeline.readers.source import SourceConfig
 from gristmill.data_pipeline.run_curation import CurationInputs, curate
-from gristmill.foundation.engine.local import LocalEngine
 from gristmill.foundation.lock import Lock
 from gristmill.foundation.progress import Reporter
-from gristmill.foundation.shuffle import ranges_for
+from gristmill.foundation.runtime.tasks.local import LocalEngine
+from gristmill.foundation.runtime.tasks.shuffle import ranges_for
 
 SIZES = (100_000, 400_000)
 FILE_DOCUMENTS = 10_000

@@ -19,17 +19,14 @@ from rich.console import Console
 from rich.table import Table
 from support.planted import corpus, write_parquet
 
-from gristmill.data_pipeline.decontamination.benchmark import Example, read_benchmark
-from gristmill.data_pipeline.decontamination.config import BenchmarkConfig, DecontaminateConfig
-from gristmill.data_pipeline.decontamination.edits import search_edits
-from gristmill.data_pipeline.decontamination.index import search
-from gristmill.data_pipeline.decontamination.indexes import build_indexes
+from gristmill.data_pipeline.decontamination.config import BenchmarkConfig, DecontaminateConfig, Example, read_benchmark
+from gristmill.data_pipeline.decontamination.edits import build_indexes, search_edits
+from gristmill.data_pipeline.decontamination.index import search, words_of_bytes
 from gristmill.data_pipeline.decontamination.step import decontaminate
-from gristmill.data_pipeline.decontamination.words import words_of_bytes
 from gristmill.data_pipeline.dedup.folding import fold_text
 from gristmill.data_pipeline.ledger.document_file import DocumentFile
-from gristmill.foundation.engine.local import LocalEngine
 from gristmill.foundation.progress import Reporter
+from gristmill.foundation.runtime.tasks.local import LocalEngine
 
 SHARED = Path(os.environ.get("GRISTMILL_SHARED_DATA") or Path(__file__).parent.parent.parent / "shared" / "data")
 FIELDS = {

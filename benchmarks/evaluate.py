@@ -19,19 +19,18 @@ from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
 from measure import Figure, arguments, in_turn, print_figures
 
-from gristmill.evaluation.config import CPU_BATCH_TOKENS
-from gristmill.evaluation.models.huggingface import write_huggingface
-from gristmill.evaluation.models.local_causal_lm import LocalCausalLM
-from gristmill.evaluation.scoring.language_model import LanguageModel
-from gristmill.evaluation.tasks.corpus_task_configs import bits_per_byte_task, cloze_task
-from gristmill.evaluation.tasks.corpus_tasks import ClozeQuestion, HeldOutDocument
-from gristmill.evaluation.tasks.few_shot import set_shots
-from gristmill.evaluation.tasks.task_files import TASK_FOLDER
+from gristmill.evaluation.convert.huggingface import write_huggingface
+from gristmill.evaluation.inference.config import CPU_BATCH_TOKENS
+from gristmill.evaluation.inference.local_causal_lm import LocalCausalLM
+from gristmill.evaluation.scoring.lm_eval_adapter import LanguageModel
+from gristmill.evaluation.tasks.corpus_tasks import ClozeQuestion, HeldOutDocument, bits_per_byte_task, cloze_task
+from gristmill.evaluation.tasks.harness import set_shots
+from gristmill.evaluation.tasks.task_index import TASK_FOLDER
 from gristmill.foundation.progress import Reporter
 from gristmill.tokenizers.tokenizer import load_tokenizer
-from gristmill.training.model.initialization import initialise
+from gristmill.training.config.model import ModelConfig
+from gristmill.training.model.init import initialise
 from gristmill.training.model.transformer import Transformer
-from gristmill.training.model_config import ModelConfig
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 END = "<|end|>"

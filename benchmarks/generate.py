@@ -21,15 +21,13 @@ import torch
 from measure import Figure, arguments, in_turn, print_figures
 from transformers import AutoModelForCausalLM
 
-from gristmill.evaluation.generation.batch import ContinuousBatch
-from gristmill.evaluation.generation.limits import BatchLimits
-from gristmill.evaluation.generation.request import GenerationRequest, GenerationSettings
-from gristmill.evaluation.models.huggingface import write_huggingface
-from gristmill.evaluation.models.local_causal_lm import LocalCausalLM
-from gristmill.training.model.initialization import initialise
-from gristmill.training.model.joint_weights import place_joint_weights
+from gristmill.evaluation.convert.huggingface import write_huggingface
+from gristmill.evaluation.inference.generate.batch import BatchLimits, ContinuousBatch
+from gristmill.evaluation.inference.generate.request import GenerationRequest, GenerationSettings
+from gristmill.evaluation.inference.local_causal_lm import LocalCausalLM
+from gristmill.training.config.model import ModelConfig
+from gristmill.training.model.init import initialise, place_joint_weights
 from gristmill.training.model.transformer import Transformer
-from gristmill.training.model_config import ModelConfig
 
 VOCABULARY = 4096
 MODEL = ModelConfig(layers=6, width=256, heads=8, kv_heads=4, sequence_length=1024)  # 6.8 M parameters

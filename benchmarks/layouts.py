@@ -24,22 +24,20 @@ from rich.console import Console
 from rich.table import Table
 from torch.distributed.pipelining.stage import PipelineStage
 
-from gristmill.training.config import TrainConfig
+from gristmill.training.calibrate.layers import causal_loss
+from gristmill.training.config.model import ModelConfig
+from gristmill.training.config.train import OptimizerConfig, TrainConfig
 from gristmill.training.engine import fsdp
-from gristmill.training.engine.causal_loss import causal_loss
+from gristmill.training.engine.gradients import clip, global_norm
 from gristmill.training.engine.local_model import build_local_model
-from gristmill.training.model import ring_attention
-from gristmill.training.model.context_metadata import ring_shares
-from gristmill.training.model.ring_attention import VisibleTokens, ring_plan, visible_tokens
-from gristmill.training.model_config import ModelConfig
+from gristmill.training.model.attention import ring
+from gristmill.training.model.attention.ring import VisibleTokens, ring_plan, ring_shares, visible_tokens
 from gristmill.training.optim.adamw import AdamW
-from gristmill.training.optim.norm import clip, global_norm
-from gristmill.training.optimizer_config import OptimizerConfig
 from gristmill.training.parallel import context
 from gristmill.training.parallel.mesh import Axis, Mesh, build_mesh
 from gristmill.training.run import RunConfig, build_forward_backward
-from gristmill.training.testing.forked_pool import ForkedPool
-from gristmill.training.testing.schedule_simulation import actions, play
+from tests.support.forked_pool import ForkedPool
+from tests.support.schedule_simulation import actions, play
 
 MODEL = ModelConfig(layers=8, width=128, heads=8, kv_heads=4, sequence_length=128)
 VOCAB, SAMPLES = 1024, 16
@@ -161,7 +159,7 @@ def counted(step: Any, mesh: Mesh) -> dict[str, float]:
 
     with ExitStack() as stack:
         stack.enter_context(mock.patch.object(fsdp, "reduce_scatter", reduce))
-        for module in (context, ring_attention):
+        for module in (context, ring):
             stack.enter_context(mock.patch.object(module, "pass_on", pass_on))
         for name, how in COLLECTIVES.items():
             if hasattr(dist, name):

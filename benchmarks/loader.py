@@ -31,18 +31,23 @@ from measure import Figure, arguments, cpu_seconds, in_turn, print_figures, wall
 from torch.utils.data import default_collate
 
 from gristmill.data_pipeline.indexed.config import IndexConfig
-from gristmill.data_pipeline.indexed.dataset import Dataset, IndexedSource, SplitCounts, source_prefix, write_dataset
-from gristmill.data_pipeline.indexed.format import HEADER_BYTES, Header, bin_path, idx_path
-from gristmill.data_pipeline.indexed.packing import first_windows, num_groups
-from gristmill.data_pipeline.indexed.packing_table import table_path, write_table
+from gristmill.data_pipeline.indexed.dataset import (
+    Dataset,
+    IndexedSource,
+    SplitCounts,
+    checked_state,
+    record_path,
+    source_prefix,
+    write_dataset,
+)
+from gristmill.data_pipeline.indexed.format import HEADER_BYTES, Header, bin_path, idx_path, indexed_writer
+from gristmill.data_pipeline.indexed.packing import first_windows, num_groups, table_path, write_table
 from gristmill.data_pipeline.indexed.reader import IndexedReader
 from gristmill.data_pipeline.indexed.samples import open_samples
-from gristmill.data_pipeline.indexed.verify import checked_state, record_path
-from gristmill.data_pipeline.indexed.writer import indexed_writer
-from gristmill.foundation.file_state_cache import write_cached
+from gristmill.foundation.checksums import write_cached
 from gristmill.foundation.manifest import StageIdentity, write_manifest
-from gristmill.training.batches import collate
-from gristmill.training.model_config import ModelConfig
+from gristmill.training.config.model import ModelConfig
+from gristmill.training.objectives.batches import collate
 from gristmill.training.objectives.causal import Causal
 from gristmill.training.objectives.objective import NoOptions, ObjectiveInputs
 

@@ -28,30 +28,28 @@ from measure import Figure, arguments, print_figures
 from rich.console import Console
 from rich.table import Table
 from support import longest_sequence, offload_strategies
+from support.address_plan import best_plan, caching_peak, greedy_plan, layer_trace, live_peak, recorded, replay
+from support.pass_peak import pass_peak
 from support.training_step import VOCABULARY
 from torch.utils._python_dispatch import _disable_current_modes
 
 from gristmill.foundation.progress import Reporter
-from gristmill.training.config import TrainConfig
-from gristmill.training.costs.host_update import HostRates, best_stride, equal_stride, on_device, update_seconds
-from gristmill.training.costs.model_shape import shape_of
-from gristmill.training.engine.causal_loss import causal_loss
-from gristmill.training.engine.forward_backward import output_of, scaled_sum
+from gristmill.training.calibrate.hardware import write_profile
+from gristmill.training.calibrate.layers import causal_loss
+from gristmill.training.config.layout import OffloadConfig
+from gristmill.training.config.model import ModelConfig
+from gristmill.training.config.train import TrainConfig
 from gristmill.training.engine.local_model import LocalModel, build_local_model
-from gristmill.training.measure_hardware import write_profile
-from gristmill.training.memory.address_plan import best_plan, caching_peak, greedy_plan, live_peak, replay
-from gristmill.training.memory.allocation_trace import layer_trace, recorded
-from gristmill.training.memory.swap_streams import InHostMemory
-from gristmill.training.model_config import ModelConfig
-from gristmill.training.offload_config import OffloadConfig
+from gristmill.training.engine.passes import output_of, scaled_sum
 from gristmill.training.parallel.mesh import single_process
+from gristmill.training.parallel.offload.swap import InHostMemory
 from gristmill.training.planner.activations import ElementSizes
+from gristmill.training.planner.costs.host_update import HostRates, best_stride, equal_stride, on_device, update_seconds
+from gristmill.training.planner.costs.model_shape import shape_of
 from gristmill.training.planner.framework import GRISTMILL
 from gristmill.training.planner.hardware import profile_names
-from gristmill.training.planner.layout import from_config
+from gristmill.training.planner.layout import RankLayers, from_config
 from gristmill.training.planner.memory import MemoryModel
-from gristmill.training.planner.pass_peak import pass_peak
-from gristmill.training.planner.rank_layers import RankLayers
 
 VOCAB = 512
 POLICIES: dict[str, dict[str, Any]] = {

@@ -17,12 +17,11 @@ from support.peers import PEER_PYTHON, peers_there, run_peer
 from support.planted import corpus, write_parquet
 
 from gristmill.data_pipeline.dedup.folding import fold_texts
-from gristmill.data_pipeline.dedup.lsh import band_keys, buckets, find_roots, union_pairs
-from gristmill.data_pipeline.dedup.minhash import sign
+from gristmill.data_pipeline.dedup.minhash import band_keys, buckets, find_roots, sign, union_pairs
 from gristmill.data_pipeline.dedup.near import NearDedupConfig, near_duplicates
 from gristmill.data_pipeline.ledger.document_file import DocumentFile
-from gristmill.foundation.engine.local import LocalEngine
 from gristmill.foundation.progress import Reporter
+from gristmill.foundation.runtime.tasks.local import LocalEngine
 
 DATASKETCH = f"datasketch {version('datasketch')}"
 PARTS = ("signatures", "clusters", "stage", "million")

@@ -20,14 +20,12 @@ from rich.table import Table
 from support.planted import as_text, edited, edits_for, word_lists, write_parquet
 
 from gristmill.data_pipeline.dedup.folding import fold_text
-from gristmill.data_pipeline.dedup.lsh import band_keys, candidate_probability
-from gristmill.data_pipeline.dedup.minhash import signatures_of
+from gristmill.data_pipeline.dedup.minhash import band_keys, candidate_probability, shingles_of, signatures_of
 from gristmill.data_pipeline.dedup.near import NearDedupConfig, near_duplicates
-from gristmill.data_pipeline.dedup.shingles import shingles_of
 from gristmill.data_pipeline.dedup.signatures import open_store
 from gristmill.data_pipeline.ledger.document_file import DocumentFile
-from gristmill.foundation.engine.local import LocalEngine
 from gristmill.foundation.progress import Reporter
+from gristmill.foundation.runtime.tasks.local import LocalEngine
 
 SHARED = Path(os.environ.get("GRISTMILL_SHARED_DATA") or Path(__file__).parent.parent.parent / "shared" / "data")
 CORPORA = ("kubernetes_community", "rust_book", "rust_by_example", "tldr")

@@ -20,11 +20,11 @@ from measure import Figure, arguments, print_figures
 from support.curation_inputs import made_texts, paragraphs, write_jsonl
 from support.curation_runs import Run, recipe, run_gristmill
 
-from gristmill.foundation.engine.local import LocalEngine
 from gristmill.foundation.manifest import read_manifest
 from gristmill.foundation.progress import Reporter
+from gristmill.foundation.runtime.tasks.local import LocalEngine
 from gristmill.pipelines.raw_files import pin
-from gristmill.pipelines.recipe_file import load_recipe
+from gristmill.pipelines.recipes.recipe_file import load_recipe
 from gristmill.pipelines.runner import TIMES_NAME, Processes, Runner
 from gristmill.pipelines.stage_list import STAGES
 

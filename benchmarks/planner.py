@@ -20,10 +20,9 @@ from rich.console import Console
 from rich.table import Table
 from support.measured_forecasts import cuda_figures, forecast_figures
 
-from gristmill.training.planner.hardware import load_hardware
+from gristmill.training.planner.hardware import FITTED, load_hardware
 from gristmill.training.planner.known_models import named_shape
-from gristmill.training.planner.plan_request import PlanRequest
-from gristmill.training.planner.rates import FITTED
+from gristmill.training.planner.request import PlanRequest
 from gristmill.training.planner.search import THROUGHPUT_ERROR, search
 
 

@@ -22,7 +22,6 @@ from support.curation_inputs import made_texts, paragraphs, write_jsonl
 from support.curation_runs import recipe, run_gristmill
 from support.planted import write_parquet
 
-from gristmill.data_pipeline.dedup.arrays import save_array
 from gristmill.data_pipeline.dedup.candidates import Banding, StoredDocuments, write_groups, write_keys, write_links
 from gristmill.data_pipeline.dedup.near import BATCH_SHINGLES, NearDedupConfig, find_near_duplicates
 from gristmill.data_pipeline.dedup.signatures import (
@@ -32,10 +31,10 @@ from gristmill.data_pipeline.dedup.signatures import (
     documents_file,
     signatures_file,
 )
-from gristmill.data_pipeline.ledger.document_file import DocumentFile, unpacked_ids
-from gristmill.foundation.engine.local import LocalEngine
+from gristmill.data_pipeline.ledger.document_file import DocumentFile, save_array, unpacked_ids
 from gristmill.foundation.progress import Reporter
-from gristmill.foundation.shuffle import RANGE_RECORDS, Shuffle
+from gristmill.foundation.runtime.tasks.local import LocalEngine
+from gristmill.foundation.runtime.tasks.shuffle import RANGE_RECORDS, Shuffle
 
 SIZES = (100_000, 1_000_000, 10_000_000)
 PART_DOCUMENTS = 100_000

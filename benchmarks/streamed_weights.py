@@ -16,12 +16,11 @@ from measure import Figure, arguments, print_figures
 from rich.console import Console
 from rich.table import Table
 
-from gristmill.evaluation.generation.batch import ContinuousBatch
-from gristmill.evaluation.generation.limits import BatchLimits
-from gristmill.evaluation.generation.request import GenerationRequest, GenerationSettings
-from gristmill.evaluation.models.local_causal_lm import LocalCausalLM
-from gristmill.evaluation.models.streamed_weights import load_streamed_checkpoint
-from gristmill.training.checkpoint import (
+from gristmill.evaluation.inference.generate.batch import BatchLimits, ContinuousBatch
+from gristmill.evaluation.inference.generate.request import GenerationRequest, GenerationSettings
+from gristmill.evaluation.inference.local_causal_lm import LocalCausalLM
+from gristmill.evaluation.inference.streamed import load_streamed_checkpoint
+from gristmill.training.checkpoint.checkpoint import (
     CheckpointContent,
     SavedModelConfig,
     load_model,
@@ -29,10 +28,10 @@ from gristmill.training.checkpoint import (
     saved_tensors,
     step_folder,
 )
-from gristmill.training.layout_config import LayoutConfig
-from gristmill.training.model.initialization import initialise
+from gristmill.training.config.layout import LayoutConfig
+from gristmill.training.config.model import ModelConfig
+from gristmill.training.model.init import initialise
 from gristmill.training.model.transformer import Transformer
-from gristmill.training.model_config import ModelConfig
 from gristmill.training.parallel.mesh import single_process
 
 VOCABULARY = 512

@@ -36,15 +36,14 @@ from rich.table import Table
 from support.step_counts import StepCounts
 from support.train_sides import Ours, Setting, batch, counts_of_a_step, loss_of_a_step, our_side, peer_side
 
-from gristmill.training.config import TrainConfig
-from gristmill.training.costs.flops import flops_per_token
-from gristmill.training.costs.model_shape import shape_of
-from gristmill.training.device_peak import device_peak
-from gristmill.training.host_allocator import keep_freed_memory
-from gristmill.training.model_config import ModelConfig
+from gristmill.training.config.model import ModelConfig
+from gristmill.training.config.train import TrainConfig
+from gristmill.training.metrics import device_peak
 from gristmill.training.parallel.linear import product
 from gristmill.training.parallel.mesh import build_mesh
-from gristmill.training.testing.forked_pool import ForkedPool
+from gristmill.training.planner.costs.model_shape import flops_per_token, shape_of
+from gristmill.training.processes import keep_freed_memory
+from tests.support.forked_pool import ForkedPool
 
 SIZES = {  # layers, width, heads
     "10M": (6, 384, 6),

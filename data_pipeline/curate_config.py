@@ -14,19 +14,15 @@ from gristmill.data_pipeline.dedup.exact import ExactDedupConfig
 from gristmill.data_pipeline.dedup.near import NearDedupConfig
 from gristmill.data_pipeline.dedup.spans import SpanDedupConfig
 from gristmill.data_pipeline.dedup.substrings import SubstringDedupConfig
-from gristmill.data_pipeline.filters.choice import FilterChoice, check_choices, parse_choices
 from gristmill.data_pipeline.filters.pii import PiiConfig
+from gristmill.data_pipeline.filters.presets import FilterChoice, check_choices, parse_choices
 from gristmill.data_pipeline.filters.profiles import ProfilesConfig, pinned_profiles
 from gristmill.data_pipeline.quality.config import QualityConfig
-from gristmill.data_pipeline.signals.language import LanguageConfig
-from gristmill.data_pipeline.signals.language_codes import language_code
-from gristmill.data_pipeline.signals.language_model import BUNDLED, model_languages
-from gristmill.data_pipeline.signals.lid_codes import require_language_code
-from gristmill.data_pipeline.signals.paragraph_languages import ParagraphLanguageConfig
+from gristmill.data_pipeline.signals.language import BUNDLED, LanguageConfig, ParagraphLanguageConfig, model_languages
 from gristmill.data_pipeline.signals.reference import WordRule
+from gristmill.data_pipeline.signals.scripts import language_code, require_language_code
 from gristmill.foundation.config import Config
-from gristmill.foundation.errors import RecipeError
-from gristmill.foundation.nearest_name import nearest_names
+from gristmill.foundation.errors import RecipeError, nearest_names
 
 
 class CurateConfig(Config):

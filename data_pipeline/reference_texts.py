@@ -8,9 +8,8 @@ import orjson
 
 from gristmill.data_pipeline.filters.profiles import Profile
 from gristmill.data_pipeline.readers.compression import Damaged, blocks
-from gristmill.data_pipeline.signals.buffer import TextBuffer
-from gristmill.data_pipeline.signals.language_codes import language_code
-from gristmill.data_pipeline.signals.scripts import text_scripts
+from gristmill.data_pipeline.signals.bits import TextBuffer
+from gristmill.data_pipeline.signals.scripts import language_code, text_scripts
 from gristmill.foundation.errors import InputError, RecipeError
 from gristmill.foundation.files import write_atomic
 

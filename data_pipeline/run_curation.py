@@ -16,9 +16,14 @@ from gristmill.data_pipeline.annotate.annotate import (
     annotate_all,
     annotation_tasks,
 )
-from gristmill.data_pipeline.corpus.counts import count_files, count_source
+from gristmill.data_pipeline.corpus.counts import (
+    check_training_documents,
+    count_files,
+    count_source,
+    rule_table,
+    write_summary,
+)
 from gristmill.data_pipeline.corpus.splits import one_split, split_indices
-from gristmill.data_pipeline.corpus.summary import check_training_documents, rule_table, write_summary
 from gristmill.data_pipeline.corpus.writer import (
     HELD_OUT_FOLDER,
     SourceToWrite,
@@ -37,30 +42,28 @@ from gristmill.data_pipeline.curate_config import (
     unmeasured_signals,
     used_profiles,
 )
-from gristmill.data_pipeline.decontamination.benchmark import Example, missing_fields
+from gristmill.data_pipeline.decontamination.config import Example, missing_fields
 from gristmill.data_pipeline.decontamination.step import all_examples
-from gristmill.data_pipeline.dedup.arrays import IDENTITY_FILE
-from gristmill.data_pipeline.dedup.near import Protected
-from gristmill.data_pipeline.dedup.protected import keep_signatures, protected_corpora
+from gristmill.data_pipeline.dedup.near import Protected, keep_signatures, protected_corpora
 from gristmill.data_pipeline.dedup.signatures import STORE_FILE
 from gristmill.data_pipeline.dedup.step import DedupSettings, deduplicate
 from gristmill.data_pipeline.filters.apply import FilterTask, Rules, apply_filters_to_files, rules_of
-from gristmill.data_pipeline.filters.choice import FilterChoice
 from gristmill.data_pipeline.filters.pii import pii_rules
+from gristmill.data_pipeline.filters.presets import FilterChoice
 from gristmill.data_pipeline.filters.profiles import load_profiles
+from gristmill.data_pipeline.ledger.document_file import IDENTITY_FILE
 from gristmill.data_pipeline.ledger.ledger import write_ledger
-from gristmill.data_pipeline.ledger.removal_step import Removals
-from gristmill.data_pipeline.ledger.source_state import SourceState
+from gristmill.data_pipeline.ledger.removal_step import Removals, SourceState
 from gristmill.data_pipeline.quality.step import QualityFolders, score_quality
 from gristmill.data_pipeline.readers.source import SourceConfig
-from gristmill.data_pipeline.signals.language_model import model_digest
+from gristmill.data_pipeline.signals.language import model_digest
 from gristmill.data_pipeline.text_edits.reannotate import reannotate
 from gristmill.data_pipeline.text_edits.step import EditSettings, TextEdits, edit_texts
-from gristmill.foundation.checksum_files import drop_damaged, remove_seals, seal_of
-from gristmill.foundation.engine.engine import Engine
+from gristmill.foundation.checksums import drop_damaged, remove_seals, seal_of
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.files import remove_tree
 from gristmill.foundation.lock import Lock
+from gristmill.foundation.runtime.tasks.engine import Engine
 
 
 @dataclass(frozen=True)

@@ -4,13 +4,11 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 
-from gristmill.evaluation.config import EvaluateConfig
-from gristmill.evaluation.generation.batch import ContinuousBatch
-from gristmill.evaluation.generation.generate import generate
-from gristmill.evaluation.generation.limits import default_limits
-from gristmill.evaluation.generation.prompt_file import PromptFile, Writer, generate_file
-from gristmill.evaluation.generation.request import Generation, GenerationSettings, TextStream
-from gristmill.evaluation.model_parallel import (
+from gristmill.evaluation.inference.config import EvaluateConfig
+from gristmill.evaluation.inference.generate.batch import ContinuousBatch, default_limits
+from gristmill.evaluation.inference.generate.prompts import PromptFile, Writer, generate, generate_file
+from gristmill.evaluation.inference.generate.request import Generation, GenerationSettings, TextStream
+from gristmill.evaluation.inference.load import (
     NO_MODEL_PARALLEL,
     NO_OTHER_RANKS,
     ONLY_PROCESS,
@@ -19,16 +17,15 @@ from gristmill.evaluation.model_parallel import (
     loaded_on_ranks,
     one_model_on_ranks,
 )
+from gristmill.evaluation.inference.workdir import CheckpointPaths, Workdir, checkpoints_folder, find_checkpoint
 from gristmill.evaluation.results.compare import compare_folders, comparison_markdown
-from gristmill.evaluation.results.curve import curve_svg
-from gristmill.evaluation.results.noise import noise_markdown, score_noise
+from gristmill.evaluation.results.curves import curve_svg, noise_markdown, score_noise
 from gristmill.evaluation.results.table import ScoreRow
 from gristmill.evaluation.run import EvaluationPaths, evaluate, evaluate_folder
-from gristmill.evaluation.workdir import CheckpointPaths, Workdir, checkpoints_folder, find_checkpoint
 from gristmill.foundation.errors import InputError, RecipeError
 from gristmill.foundation.files import write_atomic
 from gristmill.foundation.progress import Reporter
-from gristmill.training.checkpoint import step_folder, steps_in, verified
+from gristmill.training.checkpoint.checkpoint import step_folder, steps_in, verified
 from gristmill.training.parallel.mesh import ALONE
 from gristmill.training.processes import RankInfo, local_device
 

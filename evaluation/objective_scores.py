@@ -12,16 +12,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gristmill.evaluation.results.statistics import mean_error, ratio_error
-from gristmill.evaluation.results.table import ScoreRow
-from gristmill.evaluation.results.verdicts import accuracy_verdict
-from gristmill.evaluation.results.write import write_results
-from gristmill.training.batches import collate
-from gristmill.training.engine.forward_backward import GradientAccumulation
+from gristmill.evaluation.results.statistics import accuracy_verdict, mean_error, ratio_error
+from gristmill.evaluation.results.table import ScoreRow, write_results
+from gristmill.training.engine.passes import GradientAccumulation
 from gristmill.training.model.transformer import Transformer
-from gristmill.training.objective_errors import user_errors_named
+from gristmill.training.objectives.batches import collate
 from gristmill.training.objectives.check import checked_loss
-from gristmill.training.objectives.objective import Objective
+from gristmill.training.objectives.objective import Objective, user_errors_named
 
 TASK = "objective"
 BATCH_TOKENS = 8192  # of one forward pass

@@ -9,37 +9,33 @@ from typing import Any
 import numpy as np
 import torch
 
-from gristmill.evaluation.bits_per_byte_groups import add_groups
-from gristmill.evaluation.config import RECALL_TASKS, EvaluateConfig
-from gristmill.evaluation.models.load import LoadedModel, load_for_evaluation
-from gristmill.evaluation.results.table import ScoreRow, score_rows
-from gristmill.evaluation.results.transfer import transfer_markdown, transfer_table
-from gristmill.evaluation.results.write import write_results
-from gristmill.evaluation.scoring.language_model import LanguageModel, TextTokenizer
-from gristmill.evaluation.scoring.request_cache import RequestCache
+from gristmill.data_pipeline.indexed.reader import IndexedReader
+from gristmill.evaluation.inference.config import RECALL_TASKS, EvaluateConfig
+from gristmill.evaluation.inference.load import LoadedModel, load_for_evaluation
+from gristmill.evaluation.inference.workdir import CheckpointPaths, HeldOutCorpus
+from gristmill.evaluation.results.statistics import LN2, bits_per_byte, ratio_error, unigram_bits_per_byte
+from gristmill.evaluation.results.table import ScoreRow, score_rows, transfer_markdown, transfer_table, write_results
+from gristmill.evaluation.scoring.lm_eval_adapter import LanguageModel, RequestCache, TextTokenizer
 from gristmill.evaluation.tasks.contamination import contamination_rows, found_in_corpus
 from gristmill.evaluation.tasks.continuations import continuations
-from gristmill.evaluation.tasks.corpus_task_configs import (
+from gristmill.evaluation.tasks.corpus_tasks import (
     BITS_PER_BYTE,
     CLOZE,
     HELD_OUT_TASKS,
-    bits_per_byte_task,
-    cloze_task,
-)
-from gristmill.evaluation.tasks.corpus_tasks import (
+    LANGUAGE_AND_SCRIPT,
     HeldOutDocument,
+    bits_per_byte_task,
     bits_per_byte_texts,
     by_language,
     cloze_questions,
+    cloze_task,
     read_held_out,
     require_questions,
 )
-from gristmill.evaluation.tasks.harness import run_tasks
-from gristmill.evaluation.tasks.multilingual import family_of
+from gristmill.evaluation.tasks.harness import Results, run_tasks
 from gristmill.evaluation.tasks.recall_tasks import recall_tasks
+from gristmill.evaluation.tasks.suites import family_of
 from gristmill.evaluation.tasks.task_index import TaskSources
-from gristmill.evaluation.tasks.unigram import count_tokens, unigram_bits
-from gristmill.evaluation.workdir import CheckpointPaths, HeldOutCorpus
 from gristmill.foundation.errors import InputError, RecipeError
 from gristmill.foundation.files import write_atomic
 from gristmill.foundation.progress import Reporter
@@ -193,3 +189,63 @@ def table_notes(config: EvaluateConfig, unigram: Mapping[str, Sequence[float]]) 
     if config.weights != "as_trained":
         notes.append(f"weights were quantized to {config.weights} for this evaluation")
     return notes
+
+
+# Bits per byte over several tasks: all sources or languages, and the languages of each script.
+
+
+def add_groups(results: Results, unigram: Mapping[str, Sequence[float]], group_by: str) -> None:
+    """Adds lm-eval groups: over all sources or languages, and by language one for each script of several languages."""
+    names = [name for name in results.samples if name.startswith(f"{BITS_PER_BYTE}_") and name in unigram]
+    if group_by == "language":
+        scripts: dict[str, list[str]] = {}
+        for name in names:
+            if found := LANGUAGE_AND_SCRIPT.fullmatch(name):
+                scripts.setdefault(found["script"], []).append(name)
+        for script, of_script in sorted(scripts.items(), reverse=True):
+            _add_group(results, f"{BITS_PER_BYTE}_script_{script}", f"{BITS_PER_BYTE} (script {script})", of_script)
+    _add_group(results, BITS_PER_BYTE, f"{BITS_PER_BYTE} (all {group_by}s)", names)
+
+
+def _add_group(results: Results, group: str, alias: str, names: list[str]) -> None:
+    """Summed bits over summed bytes; no group of a single task."""
+    if len(names) < 2:
+        return
+    pairs = [sample[BITS_PER_BYTE] for name in names for sample in results.samples[name]]
+    bits, sizes = [-pair[0] / LN2 for pair in pairs], [pair[1] for pair in pairs]
+    summary = results.summary
+    result = {
+        "name": group,
+        "alias": alias,
+        "sample_len": len(pairs),
+        f"{BITS_PER_BYTE},none": bits_per_byte(pairs),
+        f"{BITS_PER_BYTE}_stderr,none": ratio_error(bits, sizes),
+    }
+    summary["results"] = {group: result, **summary["results"]}
+    summary.setdefault("groups", {})[group] = result
+    summary["group_subtasks"][group] = names
+    summary["higher_is_better"][group] = {BITS_PER_BYTE: False}
+    summary["n-shot"][group] = 0
+
+
+# Unigram baseline: bits of a text under the token frequencies of the training data.
+
+
+def count_tokens(index: Path, vocab_size: int) -> np.ndarray:
+    """int64[V]: frequency of each token in the training split of an `index` folder, over all sources."""
+    prefixes = [path.with_suffix("") for path in sorted((index / "train").glob("*.idx"))]
+    if not prefixes:
+        raise InputError(f"{index / 'train'}: no .idx file; run the stage `index`")
+    counts = np.zeros(vocab_size, dtype=np.int64)
+    for prefix in prefixes:
+        reader = IndexedReader(prefix)
+        reader.check_ids(vocab_size, prefix.name)
+        tokens = reader.tokens
+        for part in np.array_split(tokens, 1 + len(tokens) // (1 << 24)):
+            counts += np.bincount(part, minlength=vocab_size)
+    return counts
+
+
+def unigram_bits(counts: np.ndarray, text: HeldOutDocument, codec: TextTokenizer) -> float:
+    """Bits of the text under the unigram model, in the model's own tokens."""
+    return unigram_bits_per_byte(counts, codec.encode(text.text), num_bytes=1)

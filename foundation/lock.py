@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from gristmill.foundation.canonical_json import digested_json, fingerprint, read_digested_json
 from gristmill.foundation.config import Config
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.files import digest_changes, write_atomic
+from gristmill.foundation.fingerprint import digested_json, fingerprint, read_digested_json
 
 LOCK_NAME = "lock.json"
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gristmill.foundation.canonical_json import digested_json, fingerprint, read_digested_json
 from gristmill.foundation.config import Config
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.files import file_digest, is_temporary, write_atomic
+from gristmill.foundation.fingerprint import digested_json, fingerprint, read_digested_json
 
 MANIFEST_NAME = "manifest.json"
 LOG_FOLDER = "logs"  # times, rates and TensorBoard events: they differ in every run and are in no manifest

@@ -8,24 +8,24 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from gristmill.data_pipeline.indexed.epochs import epochs_by_source, repeat_warnings
-from gristmill.data_pipeline.readers.file_kinds import check_kinds
+from gristmill.data_pipeline.indexed.config import epochs_by_source, repeat_warnings
+from gristmill.data_pipeline.readers.files import check_kinds
 from gristmill.data_pipeline.readers.resolve import locate
 from gristmill.data_pipeline.readers.source import SourceConfig
-from gristmill.evaluation.config import RECALL_TASKS, EvaluateConfig
-from gristmill.foundation.addresses import is_address
+from gristmill.evaluation.inference.config import RECALL_TASKS, EvaluateConfig
 from gristmill.foundation.deferred_module import DeferredModule
 from gristmill.foundation.errors import InputError, RecipeError
 from gristmill.foundation.manifest import MANIFEST_NAME, read_manifest
 from gristmill.foundation.progress import Reporter
-from gristmill.pipelines.config import Recipe
-from gristmill.pipelines.stage import Stage
-from gristmill.pipelines.training_data import needs_sources
+from gristmill.foundation.runtime.store.addresses import is_address
+from gristmill.pipelines.recipes.config import Recipe
+from gristmill.pipelines.stages.stage import Stage
+from gristmill.pipelines.stages.training_data import needs_sources
 from gristmill.training.objectives.names import SCORED_BY_TASKS
-from gristmill.training.parallel.layout import objections
+from gristmill.training.planner.layout_checks import objections
 
 # For recipes that get as far as these stages.
-memory = DeferredModule("gristmill.training.memory_check")
+memory = DeferredModule("gristmill.training.planner.memory_check")
 planner = DeferredModule("gristmill.training.planner.command")
 hardware = DeferredModule("gristmill.training.planner.hardware")
 objectives = DeferredModule("gristmill.training.objectives.load")

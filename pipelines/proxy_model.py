@@ -14,16 +14,16 @@ import torch
 from torch.nn import functional
 
 from gristmill.data_pipeline.indexed.permutation import Permutation, key_of
-from gristmill.foundation.canonical_json import canonical_json, fingerprint
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.files import write_atomic
+from gristmill.foundation.fingerprint import canonical_json, fingerprint
 from gristmill.foundation.progress import Reporter
-from gristmill.pipelines.proxy_model_config import ProxyConfig
+from gristmill.tokenizers.config import ProxyConfig
 from gristmill.tokenizers.report import ReportText, TrainedBits
 from gristmill.tokenizers.tokenizer import Tokenizer
-from gristmill.training.model.initialization import initialise
+from gristmill.training.config.model import ModelConfig
+from gristmill.training.model.init import initialise
 from gristmill.training.model.transformer import Transformer
-from gristmill.training.model_config import ModelConfig
 
 IGNORED = -100  # a target without a loss
 

@@ -4,22 +4,15 @@ import os
 from pathlib import Path
 
 from gristmill.data_pipeline.annotate.list_file import lock_lists
-from gristmill.data_pipeline.readers.local_files import local_path
+from gristmill.data_pipeline.readers.files import local_path
 from gristmill.data_pipeline.readers.resolve import locate, resolve
 from gristmill.data_pipeline.readers.source import SourceConfig
-from gristmill.foundation.addresses import is_address
-from gristmill.foundation.engine.engine import Engine
 from gristmill.foundation.errors import InputError
-from gristmill.foundation.lock import (
-    LOCK_NAME,
-    Lock,
-    LockedSource,
-    lock_differences,
-    read_lock,
-    write_lock,
-)
+from gristmill.foundation.lock import LOCK_NAME, Lock, LockedSource, lock_differences, read_lock, write_lock
 from gristmill.foundation.manifest import CACHE_FOLDER, LOG_FOLDER, MANIFEST_NAME
-from gristmill.pipelines.config import Recipe
+from gristmill.foundation.runtime.store.addresses import is_address
+from gristmill.foundation.runtime.tasks.engine import Engine
+from gristmill.pipelines.recipes.config import Recipe
 
 MAX_NAMED = 5
 

@@ -14,14 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from gristmill.foundation import interrupts
-from gristmill.foundation.canonical_json import differing_fields
-from gristmill.foundation.checked_outputs import check_against
-from gristmill.foundation.disk_errors import disk_trouble
-from gristmill.foundation.engine.engine import Engine
-from gristmill.foundation.engine.local import LocalEngine
-from gristmill.foundation.errors import InputError
-from gristmill.foundation.files import remove_tree, sweep, sync, sync_tree, write_atomic
-from gristmill.foundation.known_digests import KnownDigests
+from gristmill.foundation.checksums import check_against
+from gristmill.foundation.errors import InputError, disk_trouble
+from gristmill.foundation.files import KnownDigests, remove_tree, sweep, sync, sync_tree, write_atomic
+from gristmill.foundation.fingerprint import differing_fields
 from gristmill.foundation.lock import Lock
 from gristmill.foundation.manifest import (
     LOG_FOLDER,
@@ -32,10 +28,11 @@ from gristmill.foundation.manifest import (
     write_manifest,
 )
 from gristmill.foundation.progress import Reporter
-from gristmill.pipelines.config import Recipe
-from gristmill.pipelines.lease import lease
-from gristmill.pipelines.remote_work import Publisher
-from gristmill.pipelines.stage import Stage, StageContext
+from gristmill.foundation.runtime.tasks.engine import Engine
+from gristmill.foundation.runtime.tasks.local import LocalEngine
+from gristmill.pipelines.recipes.config import Recipe
+from gristmill.pipelines.remote import Publisher, lease
+from gristmill.pipelines.stages.stage import Stage, StageContext
 
 POLL_SECONDS = 0.5
 TIMES_NAME = "times.jsonl"

@@ -1,13 +1,15 @@
 """Verifies a work folder or one stage's folder against its manifests: files, fingerprints, links between stages."""
 
 import re
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from gristmill.foundation.errors import InputError
-from gristmill.foundation.files import is_temporary
-from gristmill.foundation.lock import LOCK_NAME, Lock, read_lock
+from gristmill.foundation.files import digest_changes, is_temporary
+from gristmill.foundation.lock import LOCK_NAME, Lock, read_lock, write_lock
 from gristmill.foundation.manifest import (
     CACHE_FOLDER,
     LOG_FOLDER,
@@ -17,8 +19,13 @@ from gristmill.foundation.manifest import (
     differences,
     read_manifest,
 )
-from gristmill.pipelines.lease import LEASE_NAME
-from gristmill.pipelines.remote_work import MARK_NAME
+from gristmill.foundation.runtime.store.addresses import is_address
+from gristmill.foundation.runtime.tasks.engine import Engine
+from gristmill.pipelines.raw_files import pin
+from gristmill.pipelines.recipes.recipe_file import validate
+from gristmill.pipelines.remote import LEASE_NAME, MARK_NAME, RemoteWork, lease, mirror_of
+from gristmill.pipelines.runner import Processes, Runner
+from gristmill.pipelines.stages.stage import Stage
 
 OTHER_NAMES = (LOCK_NAME, LEASE_NAME, LOG_FOLDER, CACHE_FOLDER, MARK_NAME)  # of a work folder, in no manifest
 INCOMPLETE = re.compile(r"\.[a-z]+-([0-9a-f]{32}|old)")
@@ -125,3 +132,116 @@ def _wrong_with_lock(workdir: Path) -> Iterator[str]:
         for name, expected in sorted(inputs.items()):
             if name.startswith(RAW) and pinned.get(name) != expected:
                 yield f"{path}: source {name.removeprefix(RAW)}: it pins other raw files than {manifest_path}"
+
+
+# Rebuilds a stage in another folder from its manifest alone and compares every output byte.
+
+
+@dataclass(frozen=True)
+class Reproduction:
+    """files: number of outputs. differences: one line per file that differs. libraries: versions that differ."""
+
+    files: int
+    differences: tuple[str, ...]
+    libraries: tuple[str, ...]
+
+
+def reproduce(manifest_path: Path, workdir: Path, stages: Sequence[Stage], engine: Engine) -> Reproduction:
+    """Runs the manifest's recipe up to its stage on the raw files that its lock pins.
+
+    Raises InputError if a raw file is missing or differs, or if another process writes to the work folder."""
+    folder = manifest_path.parent if manifest_path.name == MANIFEST_NAME else manifest_path
+    original = read_manifest(folder)
+    stage = next((stage for stage in stages if stage.name == original.stage), None)
+    if stage is None:
+        raise InputError(f"{folder}: {original.stage!r} is not a stage of this version of gristmill")
+    recipe = validate(original.origin["recipe"], str(folder / MANIFEST_NAME))
+    lock = Lock(sources=())
+    if recipe.sources:
+        lock = Lock.model_validate(_manifest_with_lock(folder, original).origin["lock"])
+    needed = stages[: stages.index(stage) + 1]  # the recipe may have no sections for those after it
+    runner = Runner(recipe, workdir, needed, lock, engine.reporter, Processes(engine))
+    with lease(workdir):
+        write_lock(workdir / LOCK_NAME, lock)
+        pin(recipe, workdir, engine)
+        runner.run_leased(to=stage.name)
+    return compare_outputs(original, read_manifest(workdir / stage.name))
+
+
+def compare_outputs(original: Manifest, rebuilt: Manifest) -> Reproduction:
+    differences = digest_changes(
+        {output.path: output.sha256 for output in original.outputs},
+        {output.path: output.sha256 for output in rebuilt.outputs},
+    )
+    if original.fingerprint != rebuilt.fingerprint:
+        differences.append(f"fingerprint: {original.fingerprint} became {rebuilt.fingerprint}")
+    versions = [
+        f"{name}: {original.libraries.get(name)} then, {rebuilt.libraries.get(name)} now"
+        for name in sorted(original.libraries.keys() | rebuilt.libraries.keys())
+        if original.libraries.get(name) != rebuilt.libraries.get(name)
+    ]
+    return Reproduction(len(original.outputs), tuple(differences), tuple(versions))
+
+
+def _manifest_with_lock(folder: Path, manifest: Manifest) -> Manifest:
+    """The manifest itself if it holds a lock, else that of the stage curate in the same work folder."""
+    if "lock" in manifest.origin:
+        return manifest
+    curate = folder.parent / "curate"
+    if not (curate / MANIFEST_NAME).is_file():
+        raise InputError(f"{folder}: its raw files are pinned in {curate / MANIFEST_NAME}, which does not exist")
+    return read_manifest(curate)
+
+
+# `verify`, `reproduce` and `plan` of a work folder in a store: of a fresh copy, not of the mirror, which may be in
+# use.
+
+
+def verify_address(location: str) -> Verification:
+    """As `verify`, of what is published at the address, every byte of which is downloaded."""
+    with _copied(location, with_outputs=True) as (remote, folder):
+        found = verify(folder)
+        extra = [f"{remote.store.address}/{name}: in no manifest; delete it" for name in remote.unlisted()]
+    here, there = str(remote.mirror), remote.store.address
+    return Verification(
+        [line.replace(here, there) for line in found.lines], [line.replace(here, there) for line in found.wrong] + extra
+    )
+
+
+@contextmanager
+def manifest_folder(location: str) -> Iterator[Path]:
+    """A folder with the manifest; of an address that is a copy without the stage's other files."""
+    if is_address(location):
+        with _copied(location, with_outputs=False) as (_, folder):
+            yield folder
+    else:
+        path = Path(location)
+        yield path.parent if path.name == MANIFEST_NAME else path
+
+
+@contextmanager
+def plan_folder(folder: Path) -> Iterator[Path]:
+    """The work folder; of a mirror a folder with the manifests that are published now, and with its interrupted
+    stages."""
+    remote = RemoteWork.behind(folder)
+    if remote is None:
+        yield folder
+        return
+    with tempfile.TemporaryDirectory() as name:
+        copy = RemoteWork(Path(name), remote.store)
+        copy.fetch(with_outputs=False)
+        for path in folder.glob(".*-*"):
+            (copy.mirror / path.name).mkdir()
+        yield copy.mirror
+
+
+@contextmanager
+def _copied(location: str, with_outputs: bool) -> Iterator[tuple[RemoteWork, Path]]:
+    mirror = mirror_of(location)
+    behind = RemoteWork.behind(mirror)
+    assert behind is not None
+    with tempfile.TemporaryDirectory() as name:
+        copy = RemoteWork(Path(name), behind.store)
+        if not copy.fetch(with_outputs=with_outputs):
+            raise InputError(f"{location}: no published stage here (STAGE.json); check the address")
+        yield copy, copy.mirror / mirror.relative_to(behind.mirror)

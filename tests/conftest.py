@@ -15,7 +15,7 @@ from file_seconds import RECORDED, longest_first
 from hypothesis import settings
 
 if TYPE_CHECKING:
-    from gristmill.training.testing.forked_pool import ForkedPool
+    from tests.support.forked_pool import ForkedPool
 
 ROOT = Path(__file__).parent.parent
 POOL: pytest.StashKey["ForkedPool"] = pytest.StashKey()
@@ -51,7 +51,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     computes anything in this process."""
     wanted = any("pool" in getattr(item, "fixturenames", ()) for item in session.items)
     if wanted and not session.config.option.collectonly:
-        from gristmill.training.testing.forked_pool import ForkedPool
+        from tests.support.forked_pool import ForkedPool
 
         session.config.stash[POOL] = ForkedPool(8)
 
@@ -83,7 +83,7 @@ def shared_data() -> Callable[[str], Path]:
 @pytest.fixture
 def call(monkeypatch, capfd, tmp_path):
     """Runs the command line in this process: (exit code, what it said). A traceback would be an exception here."""
-    from gristmill.pipelines.cli import main  # loaded here: most tests do without it
+    from gristmill.pipelines.cli.main import main  # loaded here: most tests do without it
 
     monkeypatch.chdir(tmp_path)
 

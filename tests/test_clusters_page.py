@@ -6,7 +6,7 @@ from pathlib import Path
 
 import yaml
 
-from gristmill.pipelines.recipe_file import load_recipe
+from gristmill.pipelines.recipes.recipe_file import load_recipe
 
 PAGE = (Path(__file__).parent.parent / "docs" / "clusters.md").read_text("utf-8")
 

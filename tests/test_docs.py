@@ -8,8 +8,8 @@ import pytest
 import typer
 import yaml
 
-from gristmill.pipelines.application import app
-from gristmill.pipelines.schema import recipe_schema
+from gristmill.pipelines.cli.commands import app
+from gristmill.pipelines.recipes.schema import recipe_schema
 
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
@@ -50,7 +50,7 @@ def test_links_lead_to_files(page):
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_python_files_exist(page):
-    """A path may begin at any folder: `model/causal.py` is training/model/causal.py."""
+    """A path may begin at any folder: `model/causal.py` is training/model/attention/attention.py."""
     for name in set(re.findall(r"(?<![\w/*.:-])[\w/.-]*\w\.py\b(?!\w)", page.read_text("utf-8"))) - NOT_OURS:
         if "NAME" not in name:
             assert any(path == name or path.endswith("/" + name) for path in FILES), name

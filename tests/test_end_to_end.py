@@ -50,7 +50,7 @@ def place(tmp_path_factory, small_corpus) -> Path:
 @pytest.fixture(scope="module")
 def whole(place) -> Path:
     """The work folder after one undisturbed run, in a process of its own."""
-    command = [sys.executable, "-m", "gristmill.pipelines.cli", "run", "tiny.yaml", "--workdir", "whole"]
+    command = [sys.executable, "-m", "gristmill.pipelines.cli.main", "run", "tiny.yaml", "--workdir", "whole"]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     done = subprocess.run([*command, "--workers", "2"], cwd=place, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -172,7 +172,7 @@ def test_two_processes_train_the_same_model(whole, place):
     for earlier in STAGES[:3]:
         shutil.copytree(whole / earlier, workdir / earlier)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    command += ["-m", "gristmill.pipelines.cli", "train", "tiny.yaml", "--workdir", str(workdir)]
+    command += ["-m", "gristmill.pipelines.cli.main", "train", "tiny.yaml", "--workdir", str(workdir)]
     done = subprocess.run(
         [*command, "--set", "train.layout.data=2"],
         cwd=place,

@@ -10,12 +10,11 @@ from typing import Any
 import sentencepiece
 from sentencepiece import sentencepiece_model_pb2
 
-from gristmill.foundation.canonical_json import canonical_json
 from gristmill.foundation.files import write_atomic
-from gristmill.tokenizers.case_marks import marked
+from gristmill.foundation.fingerprint import canonical_json
 from gristmill.tokenizers.encoders import HuggingFaceEncoder, SentencePieceEncoder
 from gristmill.tokenizers.tokenizer import JSON_NAME, MODEL_NAME, SETTINGS_NAME
-from gristmill.tokenizers.transforms import has_case_marks, transforms_of
+from gristmill.tokenizers.transforms import has_case_marks, marked, transforms_of
 from tokenizers import Tokenizer as HuggingFaceTokenizer
 
 UNIGRAM, BPE, CHARACTERS = 1, 2, 4  # TrainerSpec.ModelType

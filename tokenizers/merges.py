@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from gristmill.foundation.cached_njit import cached_njit
+from gristmill.foundation.runtime.kernels.cached_njit import cached_njit
 
 NORMAL, UNKNOWN, CONTROL, BYTE = 1, 2, 3, 6  # SentencePiece.Type; the others change which pairs may be joined
 SPACE_SIGN = "▁"

@@ -8,9 +8,9 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-from gristmill.foundation.canonical_json import canonical_json
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.files import write_atomic
+from gristmill.foundation.fingerprint import canonical_json
 from gristmill.tokenizers.byte_level import GPT2_PATTERN, visible
 from gristmill.tokenizers.config import TokenizerConfig
 from gristmill.tokenizers.export import settings_json

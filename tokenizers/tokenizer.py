@@ -24,8 +24,7 @@ from gristmill.tokenizers.encoders import (
     strings_for,
 )
 from gristmill.tokenizers.merges import merge_table
-from gristmill.tokenizers.segment_boundaries import is_local
-from gristmill.tokenizers.segments import MERGES, SEGMENTS, SegmentEncoder
+from gristmill.tokenizers.segments import MERGES, SEGMENTS, SegmentEncoder, is_local
 from tokenizers import Tokenizer as HuggingFaceTokenizer
 
 MODEL_NAME = "tokenizer.model"

@@ -11,8 +11,8 @@ import sentencepiece
 from sentencepiece import sentencepiece_model_pb2
 
 from gristmill.foundation.errors import InputError
-from gristmill.tokenizers.case_marks import write_rules
 from gristmill.tokenizers.config import FIM_SYMBOLS, TokenizerConfig
+from gristmill.tokenizers.transforms import write_rules
 
 UNKNOWN = "<unk>"
 END_OF_DOCUMENT = "<|endofdocument|>"

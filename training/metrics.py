@@ -2,13 +2,12 @@
 TensorBoard events. Each checkpoint holds a copy of the first two, from which a damaged one is restored."""
 
 import json
+import math
 import os
 import resource
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from itertools import pairwise
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -20,7 +19,8 @@ from gristmill.foundation.errors import InputError, RecipeError
 from gristmill.foundation.files import write_atomic
 from gristmill.foundation.manifest import LOG_FOLDER
 from gristmill.foundation.progress import Reporter
-from gristmill.training.config import MonitoringConfig
+from gristmill.training.config.train import MonitoringConfig
+from gristmill.training.trainer import StepReport
 
 METRICS_NAME = "metrics.jsonl"
 EVALUATIONS_NAME = "evaluations.jsonl"
@@ -89,37 +89,6 @@ class MetricsLog:
             self._board.close()
         if self._wandb is not None:
             self._wandb.finish()
-
-
-class Clock:
-    """Seconds by phase of a step; tell is called at the begin of each. GPU phases are timed with CUDA events,
-    which are read at the end of the step."""
-
-    def __init__(self, device: torch.device, tell: Callable[[str], None] = lambda phase: None):
-        self._tell, self._on_gpu = tell, device.type == "cuda"
-        self._marks: list[tuple[str, Any]] = []
-
-    def begin(self, phase: str) -> None:
-        self._tell(phase)
-        self._marks.append((phase, self._now()))
-
-    def end(self) -> dict[str, float]:
-        """Closes the last phase; the seconds of each."""
-        self._marks.append(("", self._now()))
-        if self._on_gpu:
-            self._marks[-1][1].synchronize()
-        seconds: dict[str, float] = {}
-        for (phase, since), (_, until) in pairwise(self._marks):
-            passed = since.elapsed_time(until) / 1000 if self._on_gpu else until - since
-            seconds[phase] = seconds.get(phase, 0.0) + passed
-        return seconds
-
-    def _now(self) -> Any:
-        if not self._on_gpu:
-            return time.perf_counter()
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
-        return event
 
 
 @dataclass
@@ -239,3 +208,117 @@ def _scalars(record: Mapping[str, Any], prefix: str = "") -> set[tuple[str, floa
         elif isinstance(value, int | float) and name != "step":
             found.add((prefix + name, value))
     return found
+
+
+# Peak FLOP/s of a device: the denominator of model FLOP utilisation (MFU).
+
+# Dense bf16 matrix peaks in FLOP/s, from the vendors' data sheets (the sparse figures are twice these).
+BF16_PEAKS = {"H100": 989e12, "H200": 989e12, "A100": 312e12, "L40S": 362e12, "V100": 125e12}
+
+
+def device_peak(device: torch.device) -> float | None:
+    """bf16 FLOP/s of one device; None for a device that is not in BF16_PEAKS."""
+    if device.type != "cuda":
+        return None
+    name = torch.cuda.get_device_name(device)
+    return next((peak for key, peak in BF16_PEAKS.items() if key in name), None)
+
+
+# The data of a training run.
+
+
+@dataclass(frozen=True)
+class TrainingData:
+    """Training and validation data, in the form that the objective's `data` names. held_out: None without validation.
+    bytes_per_token by source, of the held-out and of the training text, convert nats per token to bits per byte. pieces
+    and encode: of the tokenizer, for objectives that need them."""
+
+    samples: Any
+    held_out: Any
+    end_of_document: int
+    mask_documents: bool
+    bytes_per_token: Mapping[str, float]
+    training_bytes_per_token: Mapping[str, float] = field(default_factory=dict)
+    pieces: Sequence[str] = ()
+    encode: Callable[[str], list[int]] | None = None
+
+
+# What metrics.jsonl and timing.jsonl say of a step.
+
+
+@dataclass
+class StepMetrics:
+    """bits_per_byte: whether the loss is one of text. flops_per_token: of the model, forward and backward. processes:
+    of the whole run. peak_flops: of one device, None where unknown. seconds, seconds_waiting: of all steps so far, and
+    of them without data."""
+
+    data: TrainingData
+    bits_per_byte: bool
+    flops_per_token: float
+    processes: int
+    device: torch.device
+    peak_flops: float | None = field(init=False)
+    seconds: float = field(default=0.0, init=False)
+    seconds_waiting: float = field(default=0.0, init=False)
+
+    def __post_init__(self) -> None:
+        self.peak_flops = device_peak(self.device)
+
+    def metrics(self, report: StepReport) -> dict[str, Any]:
+        """A line of metrics.jsonl without validation; equal for equal runs on the same layout."""
+        metrics: dict[str, Any] = {
+            "step": report.progress.step,
+            "tokens": report.progress.tokens,
+            "loss": _finite(report.loss),
+            "grad_norm": _finite(report.grad_norm),
+            "learning_rate": report.learning_rate,
+            "valid_tokens": report.valid_tokens,
+        }
+        if (per_token := self._bytes_per_token(report)) is not None:
+            metrics["bits_per_byte"] = _finite(report.loss / math.log(2) / per_token)
+        if report.expert_load is not None:
+            metrics["expert_load"] = report.expert_load
+        if len(report.means) > 1:
+            metrics["objective"] = _finite(report.objective)
+            metrics["terms"] = {name: _finite(mean) for name, mean in report.means.items()}
+        if report.skipped is not None:
+            metrics |= {"skipped": report.skipped, "samples": list(report.samples)}
+        return metrics
+
+    def timing(self, report: StepReport, observation: Observation) -> dict[str, Any]:
+        """A line of timing.jsonl: rates over all processes in the seconds of this step, without validation and
+        saving."""
+        seconds, waiting = sum(report.seconds.values()), report.seconds["data"]
+        self.seconds, self.seconds_waiting = self.seconds + seconds, self.seconds_waiting + waiting
+        flops = report.tokens * self.flops_per_token / seconds / self.processes
+        timing = {
+            "step": report.progress.step,
+            "seconds": report.seconds,
+            "data_share": waiting / seconds,
+            "tokens_per_second": report.tokens / seconds,
+            "tflops_per_process": flops / 1e12,
+            "memory_bytes": peak_memory(self.device),
+        }
+        if self.peak_flops is not None:
+            timing["mfu"] = flops / self.peak_flops
+        if observation.communication_seconds is not None:
+            timing["communication_seconds"] = observation.communication_seconds
+        return timing
+
+    @property
+    def waiting_share(self) -> float:
+        return self.seconds_waiting / max(self.seconds, 1e-9)
+
+    def _bytes_per_token(self, report: StepReport) -> float | None:
+        """Mean over the samples of this step of their source's bytes per token; None if a source has no figure, or the
+        loss is not one of text."""
+        if not self.bits_per_byte:
+            return None
+        found = [self.data.training_bytes_per_token.get(self.data.samples.source_of(k)) for k in report.samples]
+        known = [value for value in found if value is not None]
+        return sum(known) / len(known) if known and len(known) == len(found) else None
+
+
+def _finite(value: float) -> float | None:
+    """The value, or None where it is not finite: JSON has no NaN."""
+    return value if math.isfinite(value) else None

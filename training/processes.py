@@ -1,21 +1,33 @@
 """Starts torch.distributed for a run, and checks that all ranks have the same recipe."""
 
+import ctypes
+import faulthandler
+import math
+import os
+import platform
+import signal
+import statistics
+import sys
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
+from types import FrameType
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from gristmill.foundation.errors import InputError, RecipeError
-from gristmill.foundation.torchrun_variables import torchrun_variable
-from gristmill.training.layout_config import LayoutConfig
-from gristmill.training.memory_check import host_bytes
-from gristmill.training.model_config import ModelConfig
+from gristmill.foundation.runtime.startup import torchrun_variable
+from gristmill.training.config.layout import LayoutConfig
+from gristmill.training.config.model import ModelConfig
+from gristmill.training.config.train import GuardConfig
 from gristmill.training.parallel.mesh import Mesh, build_mesh, silence_redistribution, single_process
-from gristmill.training.watchdog import first_failure_named
+from gristmill.training.planner.memory_check import host_bytes
 
 CONNECTION_ATTEMPTS = 5
 SECONDS_BETWEEN_ATTEMPTS = 1.0  # times the number of the attempt: 10 s in all
@@ -141,3 +153,206 @@ def check_same_recipe(digest: str, rank_info: RankInfo) -> None:
             f"ranks {others} were given another recipe than rank 0 (digests {digests[others[0]][:8]} and "
             f"{digests[0][:8]}); start all processes with the same recipe, overrides and data"
         )
+
+
+# The C library's allocator, set for training on a CPU.
+
+# mallopt(3) of glibc: how many blocks may be mapped one by one, and how much free memory is kept at the heap's end.
+M_MMAP_MAX, M_MMAP_THRESHOLD, M_TRIM_THRESHOLD = -4, -3, -1
+UNLIMITED = 2**31 - 1
+
+
+def keep_freed_memory() -> bool:
+    """After the call this process keeps the memory of freed tensors for the next ones; whether that could be set.
+
+    glibc returns every freed block of more than 32 MB to the system, which fills its pages with zeros again when the
+    next step allocates it: a sixth of a step with 50,304 tokens, a quarter of one of a mixture of 64 experts
+    (`benchmarks/moe.py`). The peak memory stays within some per cent, since it is needed again in each step. Does
+    nothing where the C library is not glibc."""
+    if platform.libc_ver()[0] != "glibc":
+        return False
+    libc = ctypes.CDLL("libc.so.6")
+    return bool(libc.mallopt(M_MMAP_MAX, 0)) and bool(libc.mallopt(M_TRIM_THRESHOLD, UNLIMITED))
+
+
+def return_freed_memory() -> bool:
+    """After the call the memory of freed tensors goes back to the system at once; whether that could be set.
+
+    glibc else keeps freed blocks of up to 32 MB, between which others come to lie: a process that holds two layers'
+    weights at a time (`layout.offload.parameters: disk`) had four times their size after a step
+    (`tests/training/test_streamed_memory.py`). Blocks from 64 KiB on are mapped one by one instead."""
+    if platform.libc_ver()[0] != "glibc":
+        return False
+    return bool(ctypes.CDLL("libc.so.6").mallopt(M_MMAP_THRESHOLD, 64 << 10))
+
+
+# Skips the update of a step whose loss or gradient norm is not finite, or is an outlier among recent steps.
+
+MIN_HISTORY = 16  # steps needed for a meaningful standard deviation
+
+
+class Guard:
+    """Decides from values that are equal on all processes, so all take the same decision. Saved in the checkpoint."""
+
+    def __init__(self, config: GuardConfig):
+        self.config = config
+        self.losses: list[float] = []
+        self.norms: list[float] = []
+        self.skipped: list[int] = []
+        self.consecutive_skips = 0
+
+    def skip_reason(self, step: int, loss: float, norm: float) -> str | None:
+        """Why the update of this step is skipped, or None. Raises InputError after max_consecutive_skips in a row."""
+        reason = self._reason(loss, norm)
+        if reason is None:
+            self.consecutive_skips = 0
+            if self.config.sigmas is not None:
+                self.losses = [*self.losses, loss][-self.config.window :]
+                self.norms = [*self.norms, norm][-self.config.window :]
+            return None
+        self.skipped.append(step)
+        self.consecutive_skips += 1
+        if self.consecutive_skips > self.config.max_consecutive_skips:
+            raise InputError(
+                f"step {step}: {reason}; {self.consecutive_skips} steps in a row were skipped "
+                "(train.guard.max_consecutive_skips), so training has diverged: lower train.optimizer.learning_rate or "
+                "warm up longer"
+            )
+        return reason
+
+    def state(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in ("losses", "norms", "skipped", "consecutive_skips")}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        for name, value in state.items():
+            setattr(self, name, value)
+
+    def _reason(self, loss: float, norm: float) -> str | None:
+        if not (math.isfinite(loss) and math.isfinite(norm)):
+            return f"loss {loss}, gradient norm {norm}: not finite"
+        if self.config.sigmas is None:
+            return None
+        for name, value, past in (("loss", loss, self.losses), ("gradient norm", norm, self.norms)):
+            if _is_outlier(value, past, self.config.sigmas):
+                return (
+                    f"{name} {value:.4g} is {self.config.sigmas} standard deviations above the mean of the last "
+                    f"{len(past)} steps"
+                )
+        return None
+
+
+def _is_outlier(value: float, past: Sequence[float], sigmas: float) -> bool:
+    if len(past) < MIN_HISTORY:
+        return False
+    return value > statistics.fmean(past) + sigmas * statistics.pstdev(past)
+
+
+# Reports hangs and failures: rank, step, phase, stack traces, and the first error of all ranks.
+
+HANGING = 75  # exit code: temporary failure (BSD's sysexits.h), so that torchrun starts the run again
+FAILURE = "gristmill.failure"
+BRIEF = 500
+
+
+def end_process() -> None:
+    os._exit(HANGING)  # the thread that hangs cannot be asked to leave
+
+
+class Watchdog:
+    """A thread that ends the process after `timeout_seconds` without progress, and prints where it hangs.
+
+    The process group's own time-out must be longer, so that this error comes first."""
+
+    def __init__(self, mesh: Mesh, timeout_seconds: float, end: Callable[[], None] = end_process):
+        self.place = (
+            f"rank {mesh.world.rank} (pipeline {mesh.pipeline.rank}, data {mesh.data.rank}, "
+            f"context {mesh.context.rank}, tensor {mesh.tensor.rank})"
+        )
+        self.timeout_seconds, self._end = timeout_seconds, end
+        self._where, self._since = "starting", time.monotonic()
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
+
+    def __enter__(self) -> "Watchdog":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._closed.set()
+        self._thread.join()
+
+    def at(self, where: str) -> None:
+        """Records progress: the process begins the phase `where`."""
+        self._where, self._since = where, time.monotonic()
+
+    def progress(self) -> None:
+        """Records progress within the phase."""
+        self._since = time.monotonic()
+
+    def _watch(self) -> None:
+        while not self._closed.wait(min(1.0, self.timeout_seconds / 4)):
+            silent = time.monotonic() - self._since
+            if silent > self.timeout_seconds:
+                print(
+                    f"{self.place} hangs: {self._where}, for {silent:.0f} s (train.monitoring.timeout_seconds: "
+                    f"{self.timeout_seconds:g}). Its threads:",
+                    file=sys.stderr,
+                    flush=True,
+                )
+                faulthandler.dump_traceback(file=sys.__stderr__)
+                self._end()
+                return
+
+
+@contextmanager
+def first_failure_named(rank: int, store: dist.Store) -> Iterator[None]:
+    """When one process fails, the others fail as well, at the broken connection. They then raise InputError with the
+    cause that the first one left in the store, instead of the connection's error."""
+    try:
+        yield
+    except BaseException as error:
+        own = f"rank {rank} failed: {type(error).__name__}: {error}"[:BRIEF]
+        first = store.compare_set(FAILURE, "", own).decode()
+        if first == own or isinstance(error, InputError | KeyboardInterrupt):
+            raise
+        raise InputError(f"rank {rank} stopped, because {first}") from error
+
+
+# Ctrl-C and SIGTERM during training: the current step is finished and saved, then the run ends.
+
+
+class StopRequest:
+    """signal: the signal that arrived, or None. A second Ctrl-C raises KeyboardInterrupt at once."""
+
+    def __init__(self) -> None:
+        self.signal: signal.Signals | None = None
+
+    def receive(self, number: int, _: FrameType | None) -> None:
+        if self.signal is not None and number == signal.SIGINT:
+            raise KeyboardInterrupt("stopped at once; the same command goes on from the last checkpoint")
+        self.signal = signal.Signals(number)
+        # os.write, because a signal may arrive while print or rich holds its lock
+        os.write(sys.__stderr__.fileno(), b"\ntrain: stopping after this step, then saving; Ctrl-C stops at once\n")
+
+    def error(self, step: int, saved: Path) -> BaseException:
+        """What ends the run: KeyboardInterrupt after Ctrl-C (exit code 130), else InputError (exit code 1)."""
+        message = (
+            f"stopped after step {step} as requested, and saved; run the same command to go on. Kept: {saved} and the "
+            f"metrics of {step} steps"
+        )
+        return KeyboardInterrupt(message) if self.signal == signal.SIGINT else InputError(message)
+
+
+@contextmanager
+def stop_requests() -> Iterator[StopRequest]:
+    """Receives SIGTERM and SIGINT in the block, where this is the main thread (signals reach no other)."""
+    request = StopRequest()
+    if threading.current_thread() is not threading.main_thread():
+        yield request
+        return
+    before = {number: signal.signal(number, request.receive) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield request
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

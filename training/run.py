@@ -11,52 +11,50 @@ from typing import Any, Literal
 from torch import Tensor
 
 from gristmill.foundation.errors import InputError
-from gristmill.foundation.files import is_temporary
-from gristmill.foundation.known_digests import KnownDigests
+from gristmill.foundation.files import KnownDigests, is_temporary
 from gristmill.foundation.manifest import LOG_FOLDER
 from gristmill.foundation.progress import ProgressMeter, Reporter
-from gristmill.training import checkpoint
-from gristmill.training.auto_tp.local_model import build_transformers_model, save_transformers_folder
+from gristmill.training.auto_tp.model import build_transformers_model, save_transformers_folder
 from gristmill.training.auto_tp.transformers_folder import TransformersFolder
-from gristmill.training.batches import Batches
-from gristmill.training.config import TrainConfig
-from gristmill.training.costs.flops import flops_per_token
-from gristmill.training.costs.model_shape import shape_of
-from gristmill.training.costs.parameters import parameter_count
+from gristmill.training.checkpoint import checkpoint
+from gristmill.training.checkpoint.init_from import (
+    check_init_from,
+    check_upcycling,
+    load_init_from,
+    load_upcycled,
+    padded_vocab_size,
+)
+from gristmill.training.checkpoint.save import Saver
+from gristmill.training.checkpoint.teacher import Teacher, check_teacher, load_teacher
+from gristmill.training.config.model import ModelConfig
+from gristmill.training.config.train import TrainConfig
 from gristmill.training.engine.cuda_graphs import CudaGraph, GraphedAccumulation, check_cuda_graphs
-from gristmill.training.engine.forward_backward import ForwardBackward, GradientAccumulation, Loss
 from gristmill.training.engine.local_model import LocalModel, Weights, build_local_model
-from gristmill.training.engine.pipeline_schedule import PipelineSchedule
-from gristmill.training.init_from import check_init_from, load_init_from, padded_vocab_size
+from gristmill.training.engine.passes import ForwardBackward, GradientAccumulation, Loss, PipelineSchedule
 from gristmill.training.metrics import (
     EVALUATIONS_NAME,
     METRICS_NAME,
     MetricsLog,
     Observation,
+    StepMetrics,
+    TrainingData,
     observed,
     read_metrics,
 )
-from gristmill.training.model.initialization import draw_in_place
-from gristmill.training.model_config import ModelConfig
-from gristmill.training.objectives.check import check_sample, checked_loss
+from gristmill.training.model.init import draw_in_place
+from gristmill.training.objectives.batches import Batches
+from gristmill.training.objectives.check import check_sample, checked_loss, range_problem
 from gristmill.training.objectives.load import make_objective
 from gristmill.training.objectives.names import BUILT_IN
 from gristmill.training.objectives.objective import Objective, ObjectiveInputs
-from gristmill.training.objectives.sample_fields import range_problem
-from gristmill.training.optim.build import build_optimizer
-from gristmill.training.parallel.float8 import check_float8
-from gristmill.training.parallel.layout import micro_batch_size
-from gristmill.training.parallel.mesh import Mesh
-from gristmill.training.parallel.rank_zero import broadcast_from_first, check_on_first
-from gristmill.training.saver import Saver
-from gristmill.training.step_metrics import StepMetrics
-from gristmill.training.stop_signals import StopRequest, stop_requests
-from gristmill.training.teacher import Teacher, check_teacher, load_teacher
-from gristmill.training.trainer import StepReport, Trainer
-from gristmill.training.training_data import TrainingData
-from gristmill.training.upcycling import check_upcycling, load_upcycled
-from gristmill.training.validation import Validation
-from gristmill.training.watchdog import Watchdog
+from gristmill.training.optim.optimizer import build_optimizer
+from gristmill.training.parallel.linear import check_float8
+from gristmill.training.parallel.mesh import Mesh, broadcast_from_first, check_on_first
+from gristmill.training.planner.costs.model_shape import flops_per_token, shape_of
+from gristmill.training.planner.costs.parameters import parameter_count
+from gristmill.training.planner.layout_checks import micro_batch_size
+from gristmill.training.processes import StopRequest, Watchdog, stop_requests
+from gristmill.training.trainer import StepReport, Trainer, Validation
 
 CHECKPOINTS = "checkpoints"
 

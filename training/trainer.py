@@ -1,28 +1,28 @@
 """One training step: batch, forward and backward, gradient norm, update."""
 
 import math
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
-from gristmill.training.batches import Batches
-from gristmill.training.config import TrainConfig
-from gristmill.training.engine.expert_balance import ExpertBalance
-from gristmill.training.engine.forward_backward import ForwardBackward
+from gristmill.training.checkpoint.teacher import Teacher
+from gristmill.training.config.train import TrainConfig
 from gristmill.training.engine.gradients import gradients_of
 from gristmill.training.engine.local_model import LocalModel
-from gristmill.training.guard import Guard
-from gristmill.training.metrics import Clock
+from gristmill.training.engine.passes import ForwardBackward
+from gristmill.training.model.moe.router import routers
+from gristmill.training.model.transformer import Transformer
+from gristmill.training.objectives.batches import Batches, SampleSource, collate
 from gristmill.training.objectives.objective import TermSpec
-from gristmill.training.optim.build import Optimizer
-from gristmill.training.optim.loss_scale import LossScale
-from gristmill.training.optim.schedule import batch_tokens_at, learning_rate_factor
-from gristmill.training.parallel.mesh import Mesh
-from gristmill.training.sums import sum_over_world
-from gristmill.training.teacher import Teacher
+from gristmill.training.optim.optimizer import LossScale, Optimizer, batch_tokens_at, learning_rate_factor
+from gristmill.training.parallel.mesh import Mesh, sum_over_world
+from gristmill.training.processes import Guard
 
 
 @dataclass(frozen=True)
@@ -197,3 +197,153 @@ class Trainer:
             term.name: total / copies / numbers[term.count] for term, total in zip(self.terms, totals, strict=True)
         }
         return means, math.sqrt(square), numbers[self.terms[0].count], stop > 0
+
+
+# Seconds of a step by phase.
+
+
+class Clock:
+    """Seconds by phase of a step; tell is called at the begin of each. GPU phases are timed with CUDA events,
+    which are read at the end of the step."""
+
+    def __init__(self, device: torch.device, tell: Callable[[str], None] = lambda phase: None):
+        self._tell, self._on_gpu = tell, device.type == "cuda"
+        self._marks: list[tuple[str, Any]] = []
+
+    def begin(self, phase: str) -> None:
+        self._tell(phase)
+        self._marks.append((phase, self._now()))
+
+    def end(self) -> dict[str, float]:
+        """Closes the last phase; the seconds of each."""
+        self._marks.append(("", self._now()))
+        if self._on_gpu:
+            self._marks[-1][1].synchronize()
+        seconds: dict[str, float] = {}
+        for (phase, since), (_, until) in pairwise(self._marks):
+            passed = since.elapsed_time(until) / 1000 if self._on_gpu else until - since
+            seconds[phase] = seconds.get(phase, 0.0) + passed
+        return seconds
+
+    def _now(self) -> Any:
+        if not self._on_gpu:
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+
+# Load of the experts over a step, and the state updated from it: the balancing bias and the load of the last batch.
+
+# E experts
+
+
+class ExpertBalance:
+    """The routers of this process. All processes call the methods in the same order."""
+
+    def __init__(self, stages: Iterable[Transformer], mesh: Mesh):
+        self.routers = [router for part in stages for router in routers(part).values()]
+        self.mesh = mesh
+
+    @torch.no_grad()
+    def take_counts(self) -> list[Tensor]:
+        """Number of tokens of the global batch routed to each expert of each router; resets the counters."""
+        counts = [router.step_counts.clone() for router in self.routers]
+        for router in self.routers:
+            router.step_counts.zero_()
+        if self.mesh.stage.size > 1 and counts:
+            every = torch.cat(counts)
+            dist.all_reduce(every, group=self.mesh.stage.group)
+            counts = list(every.split([len(one) for one in counts]))
+        return counts
+
+    @torch.no_grad()
+    def update(self, counts: list[Tensor]) -> None:
+        """bias += rate x sign(mean - count) (arXiv 2408.15664, algorithm 1)."""
+        for router, counts_E in zip(self.routers, counts, strict=True):
+            load_E = counts_E.double()
+            if router.balance_bias is not None:
+                step_E = router.config.bias_update_rate * (load_E.mean() - load_E).sign()
+                router.balance_bias += step_E.to(router.balance_bias.dtype)
+            if router.last_load is not None:
+                router.last_load.copy_(load_E)
+
+    def worst_load(self, counts: list[Tensor]) -> float:
+        """The highest load of an expert over the mean of its layer, over all layers of the model."""
+        ratios = [(counts_E.max() / counts_E.double().mean()).item() for counts_E in counts]
+        worst = torch.tensor(max(ratios, default=0.0), dtype=torch.float64, device=self.mesh.device)
+        if self.mesh.distributed:
+            dist.all_reduce(worst, dist.ReduceOp.MAX, group=self.mesh.world.group)
+        return worst.item()
+
+
+# Validation: loss and bits per byte of held-out samples, by source.
+
+
+class Validation:
+    """Evaluates samples 0 to count - 1 of the held-out split, distributed over the data ranks.
+
+    bytes_per_token by source converts nats per token to bits per byte; sources without it have no bits per byte."""
+
+    def __init__(
+        self,
+        source: SampleSource,
+        count: int,
+        bytes_per_token: Mapping[str, float],
+        forward_backward: ForwardBackward,
+        mesh: Mesh,
+    ):
+        self.forward_backward, self.mesh, self.bytes_per_token = forward_backward, mesh, dict(bytes_per_token)
+        self.terms: Sequence[TermSpec] = forward_backward.loss.terms if forward_backward.loss is not None else ()
+        share = -(-count // mesh.data.size)
+        first = mesh.data.rank * share
+        batch = collate(source, range(first, first + share))  # all ranks make equally many forward passes
+        self._sources = [source.source_of(k) for k in range(first, min(first + share, count))]
+        self._names = sorted({source.source_of(k) for k in range(count)})
+        self._counts = {term.name: term.counts(batch).tolist() for term in self.terms}
+        del batch["samples"]  # without them there is no dropout
+        self._batch = {name: values.to(mesh.device) for name, values in batch.items()}
+        self.teacher: Teacher | None = None
+
+    def run(self) -> dict[str, Any]:
+        """{"loss": the first term's mean over all, "sources": {name: {"loss", "bits_per_byte"}}}, and with several
+        terms {"terms": {name: mean}}."""
+        taught = {} if self.teacher is None else self.teacher.outputs(self._batch, tokens=0)
+        losses_bn = self.forward_backward.evaluate(self._batch | taught)
+        losses_nb = None if losses_bn is None else losses_bn.double().T.tolist()
+        own = []
+        for number, term in enumerate(self.terms):
+            for name in self._names:
+                rows = [row for row, source in enumerate(self._sources) if source == name]
+                own.append(sum(losses_nb[number][row] for row in rows) if losses_nb else 0.0)
+                own.append(sum(self._counts[term.name][row] for row in rows))
+        sums = sum_over_world(own, self.mesh).tolist()
+        mesh = self.mesh
+        copies = mesh.world.size / mesh.data.size
+        totals = [value / (mesh.tensor.size * mesh.context.size) for value in sums[::2]]
+        counts = [value / copies for value in sums[1::2]]
+        width = len(self._names)
+        by_term = {
+            term.name: (totals[width * number : width * (number + 1)], counts[width * number : width * (number + 1)])
+            for number, term in enumerate(self.terms)
+        }
+        of_sources, counts = by_term[self.terms[0].name]
+        result = {
+            "loss": _mean(sum(of_sources), sum(counts)),
+            "sources": {
+                name: self._scores(name, _mean(total, count))
+                for name, total, count in zip(self._names, of_sources, counts, strict=True)
+            },
+        }
+        if len(self.terms) > 1:
+            result["terms"] = {name: _mean(sum(total), sum(count)) for name, (total, count) in by_term.items()}
+        return result
+
+    def _scores(self, source: str, loss: float) -> dict[str, float]:
+        if source not in self.bytes_per_token:
+            return {"loss": loss}
+        return {"loss": loss, "bits_per_byte": loss / math.log(2) / self.bytes_per_token[source]}
+
+
+def _mean(total: float, count: float) -> float:
+    return total / max(count, 1.0)

@@ -13,8 +13,6 @@ import sys
 import time
 from pathlib import Path
 
-os.environ["HF_HUB_OFFLINE"] = "1"
-
 from datatrove.data import Document
 from datatrove.executor import LocalPipelineExecutor
 from datatrove.pipeline.dedup import MinhashDedupBuckets, MinhashDedupCluster, MinhashDedupFilter, MinhashDedupSignature
@@ -32,6 +30,8 @@ from datatrove.pipeline.readers import JsonlReader, ParquetReader, WarcReader
 from datatrove.pipeline.writers.jsonl import JsonlWriter
 from datatrove.utils import lid
 from datatrove.utils.hashing import HashConfig
+
+os.environ["HF_HUB_OFFLINE"] = "1"
 
 READERS = {"jsonl": JsonlReader, "parquet": ParquetReader, "warc": WarcReader}
 MINHASH = MinhashConfig(

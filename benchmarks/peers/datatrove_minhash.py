@@ -5,8 +5,6 @@ import os
 import sys
 from pathlib import Path
 
-os.environ["HF_HUB_OFFLINE"] = "1"
-
 import pyarrow.parquet as pq
 from datatrove.executor import LocalPipelineExecutor
 from datatrove.pipeline.dedup import MinhashDedupBuckets, MinhashDedupCluster, MinhashDedupFilter, MinhashDedupSignature
@@ -14,6 +12,8 @@ from datatrove.pipeline.dedup.minhash import MinhashConfig
 from datatrove.pipeline.readers import ParquetReader
 from datatrove.pipeline.writers import ParquetWriter
 from datatrove.utils.word_tokenizers import load_word_tokenizer
+
+os.environ["HF_HUB_OFFLINE"] = "1"
 
 
 def run(source: Path, work: Path, bands: int, rows: int) -> None:

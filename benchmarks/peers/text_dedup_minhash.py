@@ -5,10 +5,10 @@ import os
 import sys
 from pathlib import Path
 
-os.environ["HF_HUB_OFFLINE"] = "1"
-
 import datasets
 from text_dedup.minhash import main as deduplicate
+
+os.environ["HF_HUB_OFFLINE"] = "1"
 
 
 def cpu() -> float:

@@ -7,12 +7,10 @@ Megatron-LM's examples/sc21/run_figure_N.sh. Nothing was fitted to them.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from gristmill.training.costs.flops import paper_flops
-from gristmill.training.costs.model_shape import ModelShape, gpt
+from gristmill.training.planner.costs.model_shape import ModelShape, gpt, paper_flops
 from gristmill.training.planner.framework import MEGATRON_2021, Framework
-from gristmill.training.planner.hardware import load_hardware
+from gristmill.training.planner.hardware import FITTED, Rates, load_hardware
 from gristmill.training.planner.layout import Layout
-from gristmill.training.planner.rates import FITTED, Rates
 from gristmill.training.planner.step_time import StepModel
 
 

@@ -11,11 +11,10 @@ from published.h100 import LLM_C_RUN
 from published.megatron import CALIBRATION
 from published.run import PublishedRun
 
-from gristmill.training.costs.flops import recomputed_flops, step_flops
-from gristmill.training.pattern_search import pattern_search
+from gristmill.training.calibrate.hardware import pattern_search
+from gristmill.training.planner.costs.model_shape import recomputed_flops, step_flops
 from gristmill.training.planner.framework import FRAMEWORKS
-from gristmill.training.planner.hardware import Hardware, load_hardware
-from gristmill.training.planner.rates import FITTED, Rates, Sustained
+from gristmill.training.planner.hardware import FITTED, Hardware, Rates, Sustained, load_hardware
 from gristmill.training.planner.step_time import StepModel
 
 # Weight of the prior that pulls each constant towards 1: the residual added for a constant that differs from 1 by 1.

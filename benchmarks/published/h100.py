@@ -3,8 +3,8 @@
 from published.run import PublishedRun
 from published.torch_fsdp import LLAMA2, by_tokens
 
-from gristmill.training.costs.model_shape import ModelShape, gpt, shape_of
-from gristmill.training.model_config import ModelConfig
+from gristmill.training.config.model import ModelConfig
+from gristmill.training.planner.costs.model_shape import ModelShape, gpt, shape_of
 from gristmill.training.planner.known_models import named_shape
 from gristmill.training.planner.layout import Layout
 

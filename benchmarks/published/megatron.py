@@ -6,7 +6,7 @@ those of table 2 follow run_figure_12.sh (175 billion) and the 530 billion of ta
 
 from published.run import PublishedRun
 
-from gristmill.training.costs.model_shape import ModelShape, gpt
+from gristmill.training.planner.costs.model_shape import ModelShape, gpt
 from gristmill.training.planner.layout import Layout
 
 TABLE_1 = "arXiv 2104.04473, table 1; layouts from Megatron-LM examples/sc21/run_table_1.sh"

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from gristmill.training.costs.model_shape import ModelShape
+from gristmill.training.planner.costs.model_shape import ModelShape
 from gristmill.training.planner.layout import Layout
 
 

@@ -6,10 +6,9 @@ with our own FLOP count (full attention, no recomputation), since sources count 
 
 from published.run import PublishedRun
 
-from gristmill.training.costs.flops import flops_per_token
-from gristmill.training.costs.model_shape import ModelShape, shape_of
-from gristmill.training.layout_config import Recompute
-from gristmill.training.model_config import ModelConfig
+from gristmill.training.config.layout import Recompute
+from gristmill.training.config.model import ModelConfig
+from gristmill.training.planner.costs.model_shape import ModelShape, flops_per_token, shape_of
 from gristmill.training.planner.known_models import named_shape
 from gristmill.training.planner.layout import Layout
 

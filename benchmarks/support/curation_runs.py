@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow.parquet as pq
 from support.peers import ROOT
 
-from gristmill.data_pipeline.signals.language_model import BUNDLED, model_path
+from gristmill.data_pipeline.signals.language import BUNDLED, model_path
 
 STEP = re.compile(r"^(?P<step>[^:]+): .* in (?P<seconds>[\d.]+) s\b", re.M)
 

@@ -10,9 +10,10 @@ from typing import NamedTuple
 import numpy as np
 
 from gristmill.data_pipeline.extraction import fit
-from gristmill.data_pipeline.extraction.fit import Labelled, label_pages
-from gristmill.data_pipeline.extraction.html_encoding import utf8_html
-from gristmill.data_pipeline.extraction.labelled_pages import FOLDS, LabelledPage, labelled_pages
+from gristmill.data_pipeline.extraction.attributes import DEPTH, ELEMENT
+from gristmill.data_pipeline.extraction.block_features import SECOND_FEATURES
+from gristmill.data_pipeline.extraction.fit import FOLDS, Labelled, LabelledPage, label_pages, labelled_pages
+from gristmill.data_pipeline.extraction.html_extraction import utf8_html
 from gristmill.data_pipeline.extraction.page import (
     NO_TOKENS,
     Page,
@@ -22,12 +23,10 @@ from gristmill.data_pipeline.extraction.page import (
     read_page,
     second_rows,
 )
-from gristmill.data_pipeline.extraction.page_arrays import DEPTH, ELEMENT
 from gristmill.data_pipeline.extraction.page_stats import LCA_READABLE, P_READABLE_BEST
-from gristmill.data_pipeline.extraction.second_stage import SECOND_FEATURES
 from gristmill.data_pipeline.extraction.weights import Weights, load_weights, save_weights
 from gristmill.foundation.progress import Reporter
-from gristmill.foundation.source_digest import code_digest
+from gristmill.foundation.runtime.kernels.kernel_files import code_digest
 
 KEPT = Path(__file__).parents[2] / "build" / "extraction"
 CHUNKS, ARTICLES, READABILITY = "trafilatura_eval", "article_extraction", "readability"

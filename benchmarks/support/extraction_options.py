@@ -14,8 +14,7 @@ from support.annotated_chunks import FOLDS, Counts, annotated_pages, counts, fol
 from support.article_extraction import addresses, pages, score
 from trafilatura.deduplication import LRUCache
 
-from gristmill.data_pipeline.extraction.html_encoding import decode_html
-from gristmill.data_pipeline.extraction.html_extraction import TRAFILATURA_OPTIONS, NotExtracted, extract
+from gristmill.data_pipeline.extraction.html_extraction import TRAFILATURA_OPTIONS, NotExtracted, decode_html, extract
 
 FOCUS = {"balanced": {}, "precision": {"favor_precision": True}, "recall": {"favor_recall": True}}
 VARIANTS = {

@@ -25,10 +25,10 @@ from gristmill.data_pipeline.extraction.repeated_blocks import RepeatedBlocks, l
 from gristmill.data_pipeline.readers.document import Record
 from gristmill.data_pipeline.readers.read import FileRange, read_range
 from gristmill.data_pipeline.readers.source import SourceConfig
-from gristmill.foundation.engine.local import LocalEngine
 from gristmill.foundation.files import file_digest
 from gristmill.foundation.lock import RawFile
 from gristmill.foundation.progress import Reporter
+from gristmill.foundation.runtime.tasks.local import LocalEngine
 
 DEFAULTS = SiteBoilerplateConfig()
 SETTINGS = [(10, 0.3), (5, 0.3), (3, 0.3), (2, 0.3), (2, 0.1)]  # min_pages, min_share; the annotated sites are small

@@ -9,9 +9,9 @@ import pyarrow as pa
 from gristmill.data_pipeline.curate_config import CurateConfig, optional_signals, unmeasured_signals, used_profiles
 from gristmill.data_pipeline.filters.apply import Rules, failures, rules_of
 from gristmill.data_pipeline.filters.profiles import load_profiles
-from gristmill.data_pipeline.signals.buffer import TextBuffer
+from gristmill.data_pipeline.signals.bits import TextBuffer
+from gristmill.data_pipeline.signals.kernel import measure
 from gristmill.data_pipeline.signals.language import detect
-from gristmill.data_pipeline.signals.table import measure
 
 
 @dataclass(frozen=True)

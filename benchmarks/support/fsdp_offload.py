@@ -12,14 +12,13 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 from torch.optim import AdamW
 
-from gristmill.training.config import TrainConfig
-from gristmill.training.engine.causal_loss import causal_loss
-from gristmill.training.engine.forward_backward import output_of, scaled_sum
-from gristmill.training.engine.local_model import build_local_model
-from gristmill.training.model.roles import roles_of
-from gristmill.training.model_config import ModelConfig
+from gristmill.training.calibrate.layers import causal_loss
+from gristmill.training.config.model import ModelConfig
+from gristmill.training.config.train import TrainConfig
+from gristmill.training.engine.local_model import PRECISIONS, build_local_model
+from gristmill.training.engine.passes import output_of, scaled_sum
+from gristmill.training.model.init import roles_of
 from gristmill.training.parallel.mesh import silence_redistribution, single_process
-from gristmill.training.parallel.precision import PRECISIONS
 
 
 class FsdpOffload:

@@ -13,13 +13,13 @@ from measure import Figure, wall_seconds
 from support.training_step import STATE_BYTES, VOCABULARY, Bench, TrainingStep, free, if_it_fits, random_batch
 
 from gristmill.foundation.errors import RecipeError
-from gristmill.training.config import TrainConfig
-from gristmill.training.costs.model_shape import shape_of
-from gristmill.training.costs.parameters import parameter_count
-from gristmill.training.memory_check import stated_memory
-from gristmill.training.model_config import ModelConfig
+from gristmill.training.config.model import ModelConfig
+from gristmill.training.config.train import TrainConfig
 from gristmill.training.planner.command import with_token_share
+from gristmill.training.planner.costs.model_shape import shape_of
+from gristmill.training.planner.costs.parameters import parameter_count
 from gristmill.training.planner.hardware import GIB, load_hardware
+from gristmill.training.planner.memory_check import stated_memory
 
 Policy = Literal["full", "swap", "tokens"]
 POLICIES: dict[Policy, str] = {"full": "full recomputation", "swap": "full swap", "tokens": "token-wise"}

@@ -10,23 +10,22 @@ import torch
 from measure import Figure
 
 from gristmill.foundation.progress import Reporter
-from gristmill.training.config import TrainConfig
-from gristmill.training.costs.model_shape import shape_of
-from gristmill.training.engine.causal_loss import causal_loss
+from gristmill.training.calibrate.hardware import measure_beside
+from gristmill.training.calibrate.layers import causal_loss
+from gristmill.training.calibrate.links import Work, interleaved_seconds
+from gristmill.training.config.layout import LayoutConfig
+from gristmill.training.config.model import ModelConfig
+from gristmill.training.config.train import TrainConfig
 from gristmill.training.engine.local_model import build_local_model
-from gristmill.training.host_allocator import keep_freed_memory
-from gristmill.training.layout_config import LayoutConfig
-from gristmill.training.measure_hardware import measure_beside
-from gristmill.training.model_config import ModelConfig
 from gristmill.training.parallel.mesh import build_mesh, single_process
+from gristmill.training.planner.costs.model_shape import shape_of
 from gristmill.training.planner.framework import CPU_FLOAT32
-from gristmill.training.planner.hardware import Hardware, load_hardware
+from gristmill.training.planner.hardware import FLOAT32, Hardware, Rates, Sustained, load_hardware
 from gristmill.training.planner.layout import from_config
-from gristmill.training.planner.rates import FLOAT32, Rates, Sustained
 from gristmill.training.planner.step_time import StepModel
+from gristmill.training.processes import keep_freed_memory
 from gristmill.training.run import RunConfig, build_forward_backward
-from gristmill.training.testing.forked_pool import ForkedPool
-from gristmill.training.timing import Work, interleaved_seconds
+from tests.support.forked_pool import ForkedPool
 
 VOCABULARY = 4096
 CPU = torch.device("cpu")

@@ -9,20 +9,19 @@ from typing import Any
 
 from gristmill.data_pipeline.indexed.dataset import read_dataset
 from gristmill.data_pipeline.indexed.samples import open_samples
-from gristmill.foundation.canonical_json import fingerprint
 from gristmill.foundation.files import write_atomic
+from gristmill.foundation.fingerprint import fingerprint
 from gristmill.foundation.progress import Reporter
-from gristmill.pipelines.config import Recipe
-from gristmill.pipelines.recipe_file import load_recipe
+from gristmill.pipelines.recipes.config import Recipe
+from gristmill.pipelines.recipes.recipe_file import load_recipe
 from gristmill.pipelines.stages.train import bytes_per_token
-from gristmill.training.config import TrainConfig
-from gristmill.training.costs.model_shape import shape_of
-from gristmill.training.costs.parameters import parameter_count
-from gristmill.training.metrics import METRICS_NAME, read_metrics
-from gristmill.training.model_config import ModelConfig
+from gristmill.training.config.model import ModelConfig
+from gristmill.training.config.train import TrainConfig
+from gristmill.training.metrics import METRICS_NAME, TrainingData, read_metrics
 from gristmill.training.parallel.mesh import single_process
+from gristmill.training.planner.costs.model_shape import shape_of
+from gristmill.training.planner.costs.parameters import parameter_count
 from gristmill.training.run import Run, RunConfig
-from gristmill.training.training_data import TrainingData
 
 MAMBA2 = {"head_width": 32, "state": 32}
 # Two-sided 95 % quantiles of Student's t by number of seeds.

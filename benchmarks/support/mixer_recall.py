@@ -11,11 +11,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gristmill.training.costs.model_shape import shape_of
-from gristmill.training.costs.parameters import parameter_count
-from gristmill.training.model.initialization import initialise
+from gristmill.training.config.model import ModelConfig
+from gristmill.training.model.init import initialise
 from gristmill.training.model.transformer import Transformer
-from gristmill.training.model_config import ModelConfig
+from gristmill.training.planner.costs.model_shape import shape_of
+from gristmill.training.planner.costs.parameters import parameter_count
 
 WIDTH, BATCH = 64, 64
 

@@ -7,17 +7,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gristmill.evaluation.models.local_causal_lm import LocalCausalLM
-from gristmill.training.costs.model_shape import shape_of
-from gristmill.training.costs.parameters import parameter_count
-from gristmill.training.model.causal_convolution import CausalConvolution
-from gristmill.training.model.initialization import cast, initialise
-from gristmill.training.model.kv_slots import SlotRows
-from gristmill.training.model.mamba2 import Mamba2State
+from gristmill.evaluation.inference.local_causal_lm import LocalCausalLM
+from gristmill.training.config.model import ModelConfig
+from gristmill.training.model.decoding_cache import SlotRows
+from gristmill.training.model.init import cast, initialise
+from gristmill.training.model.ssm.convolution import CausalConvolution
+from gristmill.training.model.ssm.mamba2 import Mamba2State
 from gristmill.training.model.transformer import Transformer
-from gristmill.training.model_config import ModelConfig
 from gristmill.training.parallel.mesh import single_process
 from gristmill.training.parallel.tensor import TensorAxis
+from gristmill.training.planner.costs.model_shape import shape_of
+from gristmill.training.planner.costs.parameters import parameter_count
 
 WIDTH = 128
 KERNEL, DILATIONS = 17, (1, 4, 16)  # 337 tokens seen

@@ -14,17 +14,15 @@ from support.fsdp_offload import FsdpOffload, process_group_of_one
 from support.training_step import STATE_BYTES, VOCABULARY, Bench, TrainingStep, free, random_batch
 from torch import Tensor
 
-from gristmill.training.config import TrainConfig
-from gristmill.training.costs.host_update import update_seconds
-from gristmill.training.costs.model_shape import shape_of
-from gristmill.training.costs.parameters import parameter_count
-from gristmill.training.model_config import ModelConfig
+from gristmill.training.calibrate.links import finish
+from gristmill.training.config.model import ModelConfig
+from gristmill.training.config.train import TrainConfig
 from gristmill.training.optim.offload import OffloadedOptimizer
+from gristmill.training.planner.costs.host_update import host_rates, planned_stride, update_seconds
+from gristmill.training.planner.costs.model_shape import shape_of
+from gristmill.training.planner.costs.parameters import parameter_count
 from gristmill.training.planner.framework import GRISTMILL
-from gristmill.training.planner.hardware import load_hardware
-from gristmill.training.planner.host import host_rates, planned_stride
-from gristmill.training.planner.rates import Rates, Sustained
-from gristmill.training.timing import finish
+from gristmill.training.planner.hardware import Rates, Sustained, load_hardware
 
 STRIDES = (1, 2, 3, 4)
 STATE_SHARE = 1 / 2  # of the device's memory, at most, so that `none` fits

@@ -11,18 +11,16 @@ from support.step_counts import StepCounts, step_counts
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from gristmill.training.config import TrainConfig
-from gristmill.training.engine.causal_loss import causal_loss
-from gristmill.training.engine.forward_backward import ForwardBackward
+from gristmill.training.calibrate.layers import causal_loss
+from gristmill.training.config.model import ModelConfig
+from gristmill.training.config.train import OptimizerConfig, TrainConfig
 from gristmill.training.engine.gradients import Gradients
 from gristmill.training.engine.local_model import LocalModel, build_local_model
-from gristmill.training.host_allocator import keep_freed_memory
-from gristmill.training.model_config import ModelConfig
+from gristmill.training.engine.passes import ForwardBackward
 from gristmill.training.optim.adamw import AdamW
-from gristmill.training.optimizer_config import OptimizerConfig
-from gristmill.training.parallel.mesh import Mesh, single_process
+from gristmill.training.parallel.mesh import Mesh, single_process, sum_over_world
+from gristmill.training.processes import keep_freed_memory
 from gristmill.training.run import RunConfig, build_forward_backward
-from gristmill.training.sums import sum_over_world
 
 CLIP = 1.0
 LLAMA_NAMES = {

@@ -9,17 +9,17 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from gristmill.training.config import TrainConfig
-from gristmill.training.costs.model_shape import shape_of
-from gristmill.training.costs.parameters import parameter_count
-from gristmill.training.engine.causal_loss import causal_loss
+from gristmill.training.calibrate.layers import causal_loss
+from gristmill.training.calibrate.links import finish
+from gristmill.training.config.model import ModelConfig
+from gristmill.training.config.train import TrainConfig
 from gristmill.training.engine.gradients import gradients_of
 from gristmill.training.engine.local_model import LocalModel, build_local_model
-from gristmill.training.model_config import ModelConfig
-from gristmill.training.optim.build import build_optimizer
+from gristmill.training.optim.optimizer import build_optimizer
 from gristmill.training.parallel.mesh import single_process
+from gristmill.training.planner.costs.model_shape import shape_of
+from gristmill.training.planner.costs.parameters import parameter_count
 from gristmill.training.run import RunConfig, build_forward_backward
-from gristmill.training.timing import finish
 
 SEED = 0
 VOCABULARY = 50304

@@ -17,26 +17,26 @@ import xxhash
 from gristmill.data_pipeline.annotate.normalize import REPAIRS, NormalizeConfig, normalize_texts
 from gristmill.data_pipeline.annotate.optional_signals import OptionalSignals
 from gristmill.data_pipeline.extraction.repeated_blocks import load_repeated_blocks
-from gristmill.data_pipeline.filters.choice import FilterChoice
 from gristmill.data_pipeline.filters.lines import EDIT_COUNTS, EDITS
+from gristmill.data_pipeline.filters.presets import FilterChoice
 from gristmill.data_pipeline.readers.compression import COMPRESSION_RATIO, SUFFIXES
 from gristmill.data_pipeline.readers.document import doc_ids
 from gristmill.data_pipeline.readers.read import FileRange, file_ranges, read_columns
 from gristmill.data_pipeline.readers.record_columns import RecordColumns
 from gristmill.data_pipeline.readers.resolve import grouped, located_files
 from gristmill.data_pipeline.readers.source import SourceConfig
-from gristmill.data_pipeline.signals.buffer import TextBuffer
+from gristmill.data_pipeline.signals.bits import TextBuffer
+from gristmill.data_pipeline.signals.kernel import measure_edited
 from gristmill.data_pipeline.signals.language import LANGUAGE_FIELDS, LanguageConfig, detect_buffer
 from gristmill.data_pipeline.signals.names import SIGNAL_FIELDS, edit_fields
 from gristmill.data_pipeline.signals.reference import WordRule
-from gristmill.data_pipeline.signals.table import measure_edited
-from gristmill.foundation.canonical_json import fingerprint
-from gristmill.foundation.checksum_files import is_sealed, sealed_path
+from gristmill.foundation.checksums import is_sealed, sealed_path
 from gristmill.foundation.config import Config
 from gristmill.foundation.deferred_module import DeferredModule
-from gristmill.foundation.engine.engine import Engine
 from gristmill.foundation.files import file_digest
+from gristmill.foundation.fingerprint import fingerprint
 from gristmill.foundation.lock import LockedSource, RawFile
+from gristmill.foundation.runtime.tasks.engine import Engine
 
 # For HTML alone.
 extraction_weights = DeferredModule("gristmill.data_pipeline.extraction.weights")

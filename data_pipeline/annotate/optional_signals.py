@@ -1,25 +1,112 @@
 """Signals that are measured only if the recipe uses them: each costs time or needs a file of the user."""
 
+import re
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
 import pyarrow as pa
 
-from gristmill.data_pipeline.annotate.bad_words import BadWords
-from gristmill.data_pipeline.annotate.blocked_urls import BlockedUrls
 from gristmill.data_pipeline.annotate.list_file import PinnedList, entries
-from gristmill.data_pipeline.annotate.profile_signals import PROFILE_FIELDS, profile_columns
 from gristmill.data_pipeline.filters.pii import PiiKind, count_pii, pii_signal
-from gristmill.data_pipeline.filters.profiles import PinnedProfiles
-from gristmill.data_pipeline.signals.buffer import TextBuffer
-from gristmill.data_pipeline.signals.paragraph_languages import (
+from gristmill.data_pipeline.filters.profiles import ENGLISH, PinnedProfiles, Profiles, ProfilesConfig, load_profiles
+from gristmill.data_pipeline.readers.document import split_url
+from gristmill.data_pipeline.signals.bits import TextBuffer
+from gristmill.data_pipeline.signals.characters import IDEOGRAPH, character_table
+from gristmill.data_pipeline.signals.language import (
     PARAGRAPH_LANGUAGE_FIELDS,
     ParagraphLanguageConfig,
     paragraph_language_columns,
 )
-from gristmill.data_pipeline.signals.stop_words import STOP_WORD_FIELDS, stop_word_columns
+from gristmill.data_pipeline.signals.scripts import SCRIPT_FIELD, text_scripts
+from gristmill.data_pipeline.signals.stop_words import STOP_WORD_FIELDS, StopWordTable, make_table, stop_word_columns
+from gristmill.data_pipeline.signals.word_order import WORD_ORDER_FIELDS, word_order_columns
 from gristmill.foundation.config import Config
+
+# Counts of listed words and phrases in a text; C4 drops a page with one of them.
+#
+# A phrase matches case-insensitively, any white space for white space, if no letter, digit or `_` directly precedes
+# or follows it: `ass` does not match in `class`. There is no such condition on a side where the phrase has a
+# character of a script written without spaces (Han, kana, Thai ...) or a character that is not part of a word.
+
+_WORD = re.compile(r"\w+")
+
+
+class BadWords:
+    """A compiled list of phrases. A text is split into words once, whatever the length of the list."""
+
+    def __init__(self, phrases: Iterable[str]):
+        lowered = sorted({" ".join(phrase.lower().split()) for phrase in phrases})
+        self._single: set[str] = set()
+        self._by_first: dict[str, list[re.Pattern[str]]] = {}
+        self._anywhere: list[re.Pattern[str]] = []
+        for phrase in lowered:
+            first = _WORD.match(phrase)
+            if first is None or _is_free(phrase[0]) or _is_free(phrase[first.end() - 1]):
+                self._anywhere.append(_pattern(phrase))
+            elif first.end() == len(phrase):
+                self._single.add(phrase)
+            else:
+                self._by_first.setdefault(first[0], []).append(_pattern(phrase))
+
+    def count(self, text: str) -> int:
+        """Number of matches; two phrases that start at the same position count twice.
+
+        ["red", "red mill"]: "Red mill, red door" -> 3."""
+        lowered = text.lower()
+        found = sum(1 for pattern in self._anywhere for _ in pattern.finditer(lowered))
+        single, by_first = self._single, self._by_first
+        if not by_first:
+            return found + sum(word in single for word in _WORD.findall(lowered))
+        for match in _WORD.finditer(lowered):
+            word = match[0]
+            found += word in single
+            for pattern in by_first.get(word, ()):
+                found += pattern.match(lowered, match.start()) is not None
+        return found
+
+
+def _pattern(phrase: str) -> re.Pattern[str]:
+    body = r"\s+".join(map(re.escape, phrase.split(" ")))
+    before = "" if _is_free(phrase[0]) else r"(?<!\w)"
+    after = "" if _is_free(phrase[-1]) else r"(?!\w)"
+    return re.compile(before + body + after)
+
+
+def _is_free(character: str) -> bool:
+    """Whether no word boundary is needed at this character: it is not a word character, or its script has no spaces."""
+    return not re.match(r"\w", character) or bool(character_table()[ord(character)] & IDEOGRAPH)
+
+
+# Matching of URLs against a list of blocked hosts and URL prefixes.
+#
+# An entry without a slash is a host: it blocks the host and every host below it (`example.com` blocks
+# `www.example.com`, not `badexample.com`). An entry with a slash is a URL prefix (`example.com/forum/` blocks
+# everything below that folder, on that host only). The scheme, `user@`, the port and the case of the host are
+# ignored.
+
+
+class BlockedUrls:
+    def __init__(self, entries: Iterable[str]):
+        self._hosts: set[str] = set()
+        self._prefixes: dict[str, list[str]] = {}
+        for entry in entries:
+            host, path = split_url(entry)
+            if path:
+                self._prefixes.setdefault(host, []).append(path)
+            else:
+                self._hosts.add(host)
+
+    def blocks(self, url: str) -> bool:
+        """Whether the URL is on the list; False for an empty URL."""
+        host, path = split_url(url)
+        if not host:
+            return False
+        if any(path.startswith(prefix) for prefix in self._prefixes.get(host, ())):
+            return True
+        labels = host.split(".")
+        return any(".".join(labels[first:]) in self._hosts for first in range(len(labels)))
+
 
 BAD_WORDS = pa.field("num_bad_words", pa.int64())  # matches of entries of lists.badwords
 ZLIB_RATIO = pa.field("zlib_ratio", pa.float64())  # bytes of the text compressed by zlib over its bytes
@@ -100,3 +187,39 @@ def _blocked_urls(pinned: PinnedList) -> BlockedUrls:
 OPTIONAL_SIGNALS = (
     "num_language_stop_words", "main_language_share", BAD_WORDS.name, BLOCKED_URL.name, ZLIB_RATIO.name,
 )  # fmt: skip
+
+
+# Signals of the language profile: the profile of each text, its stop words, and the order of its words.
+
+PROFILE_FIELD = pa.field("profile", pa.string())  # LANGUAGE_Script of the profile, see filters/profiles.py
+PROFILE_FIELDS = [SCRIPT_FIELD, PROFILE_FIELD, *STOP_WORD_FIELDS, *WORD_ORDER_FIELDS]
+
+
+def profile_columns(texts: TextBuffer, detected: pa.RecordBatch, pinned: PinnedProfiles) -> list[pa.Array]:
+    """The columns PROFILE_FIELDS. Word order is measured for all profiles but English, which uses the published
+    filters."""
+    profiles, table = _profiles(pinned)
+    languages = detected.column("detected_language").to_pylist()
+    scores = detected.column("language_score").to_pylist()
+    scripts = text_scripts(texts)
+    keys = [profiles.choose(*row) for row in zip(languages, scores, scripts, strict=True)]
+    return [
+        pa.array(scripts, pa.string()),
+        pa.array(keys, pa.string()),
+        *stop_word_columns(texts, keys, table),
+        *word_order_columns(texts, [key != ENGLISH for key in keys]),
+    ]
+
+
+@lru_cache(maxsize=2)
+def _profiles(pinned: PinnedProfiles) -> tuple[Profiles, StopWordTable]:
+    """Cached per process."""
+    profiles = load_profiles(ProfilesConfig(path=pinned.path, min_score=pinned.min_score))
+    return profiles, profile_table(profiles)
+
+
+def profile_table(profiles: Profiles) -> StopWordTable:
+    """Stop words that our word splitting can match, of the profiles with at least one."""
+    lists = {key: profile.matched_words for key, profile in profiles.by_key.items()}
+    lowered = frozenset(key for key, profile in profiles.by_key.items() if profile.stop_words_lowered)
+    return make_table({key: words for key, words in lists.items() if words}, lowered)

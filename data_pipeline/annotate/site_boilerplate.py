@@ -15,13 +15,12 @@ from gristmill.data_pipeline.extraction.blocks_config import SiteBoilerplateConf
 from gristmill.data_pipeline.extraction.html_extraction import NotExtracted, main_blocks
 from gristmill.data_pipeline.extraction.repeated_blocks import block_keys, host_key
 from gristmill.data_pipeline.extraction.weights import weights_digest
-from gristmill.data_pipeline.readers.document import Record
+from gristmill.data_pipeline.readers.document import Record, split_url
 from gristmill.data_pipeline.readers.read import FileRange, read_pages
 from gristmill.data_pipeline.readers.source import SourceConfig
-from gristmill.data_pipeline.readers.urls import split_url
-from gristmill.foundation.canonical_json import fingerprint
-from gristmill.foundation.checksum_files import is_sealed, seal_of, sealed_path
-from gristmill.foundation.engine.engine import Engine
+from gristmill.foundation.checksums import is_sealed, seal_of, sealed_path
+from gristmill.foundation.fingerprint import fingerprint
+from gristmill.foundation.runtime.tasks.engine import Engine
 
 SITE_VERSION = 1  # raised whenever the code changes what the files of this pass hold
 # Rows that a task holds before it writes them, and that a range of block keys has on average: 24 MB, some 100 MB while

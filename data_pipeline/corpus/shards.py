@@ -1,5 +1,6 @@
 """Shards of the curated corpus: documents and, row for row, their signals."""
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -11,15 +12,17 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from gristmill.data_pipeline.annotate.optional_signals import OptionalSignals
+from gristmill.data_pipeline.corpus.splits import SPLITS
 from gristmill.data_pipeline.filters.apply import KEPT, Results
 from gristmill.data_pipeline.filters.lines import EDIT_COUNTS
 from gristmill.data_pipeline.filters.pii import PiiConfig, may_hold_pii, replace_pii
 from gristmill.data_pipeline.ledger.document_file import utf8_of
-from gristmill.data_pipeline.ledger.parquet_rows import RowGroups, RowRange, row_groups, row_groups_of_range
+from gristmill.data_pipeline.ledger.parquet_rows import RowGroups, RowRange, WeightRuns, row_groups, row_groups_of_range
+from gristmill.data_pipeline.ledger.removal_step import SourceState
 from gristmill.data_pipeline.readers.document import DOCUMENT_SCHEMA
 from gristmill.data_pipeline.signals.language import LANGUAGE_FIELDS
 from gristmill.data_pipeline.signals.names import SIGNAL_FIELDS, edit_fields
-from gristmill.foundation.checksum_files import is_sealed, sealed_path
+from gristmill.foundation.checksums import is_sealed, sealed_path
 
 # A row group holds at most this many rows; one of documents also at most so many bytes of text (a longer text is alone
 # in its group). The stage index reads a row group of up to 4 MB (indexed/documents.py) at once, a larger one in parts.
@@ -213,3 +216,63 @@ def _write_documents(table: pa.Table, shard: ShardFormat, documents: pq.ParquetW
     batch = pa.table([columns[name] for name in DOCUMENT_SCHEMA.names], schema=DOCUMENT_SCHEMA)
     documents.write_table(batch, row_group_size=ROW_GROUP_ROWS)
     return table
+
+
+# Which kept documents of a source stand in which shard, found file by file: nothing is held of a document.
+
+# A source of 16 MB and more has several shards, so that several workers can write them.
+TARGET_SHARDS, MIN_SHARD_BYTES = 8, 16_000_000
+
+
+@dataclass(frozen=True)
+class ShardPlan:
+    """starts: of each training shard the first of the source's kept documents that its task reads, and the end.
+    kept: by file, how many documents are kept. held_out: (shard, split) -> documents of that split among those.
+    held_out_runs: by split but training, (start, stop) of each shard's documents among those of the split."""
+
+    starts: list[int]
+    kept: list[int]
+    held_out: Counter[tuple[int, int]]
+    held_out_runs: Mapping[int, list[tuple[int, int]]]
+
+    @property
+    def shards(self) -> range:
+        return range(len(self.starts) - 1)
+
+
+def plan_shards(state: SourceState, shard_bytes: int) -> ShardPlan:
+    """A shard's task reads from its first training document up to that of the next shard; of a shard all are written
+    but those of other splits."""
+    runs = [WeightRuns(limit) for limit in _limits(state, shard_bytes)]
+    starts, kept_by_file, held_out = [0], [], Counter[tuple[int, int]]()
+    kept = trained = 0
+    for splits, sizes in kept_documents(state):
+        training = np.flatnonzero(splits == 0)
+        for split, of_split in enumerate(runs):
+            of_split.add(sizes[training if split == 0 else splits == split])
+        inside = [start - trained for start in runs[0].starts[len(starts) :] if start < trained + len(training)]
+        starts.extend((kept + training[inside]).tolist())
+        others = np.flatnonzero(splits)
+        shard_of = np.searchsorted(starts, kept + others, side="right") - 1
+        held_out.update(zip(shard_of.tolist(), splits[others].tolist(), strict=True))
+        kept_by_file.append(len(splits))
+        kept, trained = kept + len(splits), trained + len(training)
+    bounds = {split: of_split.bounds() for split, of_split in enumerate(runs) if split}
+    return ShardPlan([*starts, kept], kept_by_file, held_out, bounds)
+
+
+def _limits(state: SourceState, shard_bytes: int) -> list[int]:
+    """By split, the bytes of a shard: as many workers as there are shards can write them."""
+    totals = [0] * len(SPLITS)
+    for splits, sizes in kept_documents(state):
+        for split in range(len(SPLITS)):
+            totals[split] += int(sizes[splits == split].sum(dtype=np.int64))
+    return [min(shard_bytes, max(total // TARGET_SHARDS, MIN_SHARD_BYTES)) for total in totals]
+
+
+def kept_documents(state: SourceState) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """By file, (split codes int8, bytes uint32) of the kept rows."""
+    for results in state.filter_results:
+        loaded = results.load()
+        mask = loaded.failed_rule == KEPT
+        yield loaded.splits[mask], loaded.bytes[mask]

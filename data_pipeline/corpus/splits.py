@@ -6,7 +6,7 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from gristmill.foundation.config import Config
-from gristmill.foundation.splitmix64 import INCREMENT, mix_array
+from gristmill.foundation.fingerprint import INCREMENT, mix_array
 
 SPLITS = ("train", "validation", "test")
 

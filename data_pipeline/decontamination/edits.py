@@ -7,13 +7,22 @@ text and at least `min_information` nats, less EDIT_COST for each word that is e
 independent words, exp(-34) is one false copy in 10^14 places and texts; 5 million words and 17,000 texts are 10^11."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from gristmill.data_pipeline.decontamination.benchmark import Example
-from gristmill.data_pipeline.decontamination.config import DecontaminateConfig
-from gristmill.data_pipeline.decontamination.index import bit_filter, slot_table
+from gristmill.data_pipeline.decontamination.config import DecontaminateConfig, Example
+from gristmill.data_pipeline.decontamination.index import (
+    NgramIndex,
+    Words,
+    bit_filter,
+    build_index,
+    information,
+    slot_table,
+    words_of,
+)
 from gristmill.data_pipeline.decontamination.kernels import (
     SEED_WORDS,
     SLACK,
@@ -25,7 +34,7 @@ from gristmill.data_pipeline.decontamination.kernels import (
     seed_hash,
     verify_seeds,
 )
-from gristmill.data_pipeline.decontamination.words import Words, information
+from gristmill.data_pipeline.ledger.document_file import load_array, save_array
 
 EDIT_COST = 1.0  # nats
 # A seed must have this much information, and is followed up by itself from SURE on. On the 29,008 clean documents of
@@ -155,3 +164,55 @@ def copy_of(index: EditIndex, text: int, document: np.ndarray, word: int) -> tup
     row = np.empty(size), np.empty(size, np.int64), np.empty(size, np.int64), np.empty(size, np.uint64)
     score, first, last, found, _ = align(hashes, nats, document, low, high, EDIT_COST, *row)
     return (int(first), int(last), int(found)) if score >= index.texts.wanted[text] else None
+
+
+# The indexes of the benchmark texts: made once, saved, and loaded by every worker that searches documents.
+
+
+@dataclass(frozen=True)
+class Indexes:
+    ngrams: NgramIndex
+    edits: EditIndex
+
+    @property
+    def searched(self) -> np.ndarray:
+        """bool[texts]: which texts are searched for in any way."""
+        return (self.ngrams.ngrams_of > 0) | self.edits.edited | self.edits.short
+
+
+def build_indexes(examples: Sequence[Example], config: DecontaminateConfig) -> Indexes:
+    words = words_of([example.text for example in examples])
+    return Indexes(build_index(words, config.ngram, config.min_ngram), build_edits(examples, words, config))
+
+
+def save_indexes(indexes: Indexes, folder: Path) -> None:
+    """One .npy file an array in the folder; those that stand there are kept."""
+    for name, value in _arrays(indexes).items():
+        path = folder / f"index-{name}.npy"
+        if not path.exists():
+            save_array(path, np.asarray(value))
+
+
+def load_indexes(folder: Path) -> Indexes:
+    ngrams: Any = {field.name: _loaded(folder, field.name) for field in fields(NgramIndex)}
+    seeds: Any = [_loaded(folder, f"seeds-{name}") for name in SeedTable._fields]
+    texts: Any = [_loaded(folder, f"texts-{name}") for name in SearchedTexts._fields]
+    flags: Any = [_loaded(folder, f"edits-{name}") for name in ("edited", "short")]
+    return Indexes(NgramIndex(**ngrams), EditIndex(SeedTable(*seeds), SearchedTexts(*texts), *flags))
+
+
+def _arrays(indexes: Indexes) -> dict[str, Any]:
+    edits = indexes.edits
+    return {
+        **{field.name: getattr(indexes.ngrams, field.name) for field in fields(NgramIndex)},
+        **{f"seeds-{name}": value for name, value in edits.seeds._asdict().items()},
+        **{f"texts-{name}": value for name, value in edits.texts._asdict().items()},
+        "edits-edited": edits.edited,
+        "edits-short": edits.short,
+    }
+
+
+def _loaded(folder: Path, name: str) -> Any:
+    """The array; a number where it is one."""
+    value = load_array(folder / f"index-{name}.npy")
+    return value if value.ndim else int(value)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from gristmill.data_pipeline.dedup.kernels import filter_bits
-from gristmill.foundation.cached_njit import cached_njit
+from gristmill.foundation.runtime.kernels.cached_njit import cached_njit
 
 # Second and third word of a seed, counted from its first: `abc`, `ab.d`, `a.cd`. One word may so have been
 # substituted between them; and since all three are looked up in all three, one inserted or deleted.

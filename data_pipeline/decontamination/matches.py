@@ -2,15 +2,16 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import xxhash
 
-from gristmill.data_pipeline.decontamination.benchmark import Example
-from gristmill.data_pipeline.decontamination.edits import copy_of
-from gristmill.data_pipeline.decontamination.index import NgramIndex
-from gristmill.data_pipeline.decontamination.indexes import Indexes
-from gristmill.data_pipeline.decontamination.words import words_of
+from gristmill.data_pipeline.decontamination.config import Example
+from gristmill.data_pipeline.decontamination.edits import Indexes, copy_of
+from gristmill.data_pipeline.decontamination.index import NgramIndex, words_of
+from gristmill.data_pipeline.ledger.evidence import complement, removed_span_row
 
 # Ways a benchmark text stands in a document, strongest first. verbatim: all its n-grams; short: a question too short
 # for an n-gram, whole, and an answer behind it; edited: most of its words in their order; partial: an n-gram and less.
@@ -94,3 +95,155 @@ def match_row(doc_id: str, text: str, match: TextMatch, spans: np.ndarray, examp
     example = examples[match.text]
     names = (example.benchmark, example.example, example.field, match.kind)
     return (doc_id, *names, match.text, match.matched, match.of, text[start : start + 4 * EXCERPT_MARGIN])
+
+
+# Cutting matches out of a document, with the sentences around them.
+
+SENTENCE_ENDS = ".!?"
+
+
+def cut_spans(text: str, matches: list[tuple[int, int]], margin: int) -> list[tuple[int, int]]:
+    """Disjoint ascending (start, stop) characters to cut: each match, `margin` to both sides, out to a sentence end.
+
+    The sentence end before stays, the one after goes: "A. B c d. E", match (5, 6), margin 0 -> [(2, 9)]."""
+    found: list[tuple[int, int]] = []
+    for start, stop in sorted(matches):
+        left = max(text.rfind(end, 0, max(start - margin, 0)) for end in SENTENCE_ENDS) + 1
+        behind = [text.find(end, min(stop + margin, len(text))) for end in SENTENCE_ENDS]
+        right = min((place + 1 for place in behind if place >= 0), default=len(text))
+        if found and left <= found[-1][1]:
+            left, right = found[-1][0], max(right, found.pop()[1])
+        found.append((left, right))
+    return found
+
+
+def pieces(text: str, removed: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """(start, stop) of what is left between the removed spans, without white space at its ends.
+
+    " ab", cut (2, 3) -> [(1, 2)]: the blank before a is nobody's."""
+    found = []
+    for start, stop in complement(removed, len(text)):
+        piece = text[start:stop]
+        start, stop = start + len(piece) - len(piece.lstrip()), start + len(piece.rstrip())
+        if start < stop:
+            found.append((start, stop))
+    return found
+
+
+# The edit of one document in which benchmark texts were found: split, dropped or annotated.
+
+# One row a contaminated document. outcome: split, dropped or annotated; characters: removed from it. rule:
+# what dropped it, with its value and threshold (drop: benchmark texts found; max_pieces: pieces; min_piece_characters:
+# characters of the longest). row: in the file's file.
+HITS = pa.schema(
+    [
+        ("doc_id", pa.string()),
+        ("outcome", pa.string()),
+        ("pieces", pa.int64()),
+        ("characters", pa.int64()),
+        ("rule", pa.string()),
+        ("value", pa.float64()),
+        ("threshold", pa.float64()),
+        ("row", pa.int64()),
+    ]
+)
+DROPPING_RULES = ("drop", "max_pieces", "min_piece_characters")
+PIECES = pa.schema([("doc_id", pa.string()), ("parent_id", pa.string()), ("piece", pa.int64()), ("text", pa.string())])
+
+
+@dataclass(frozen=True)
+class DocumentEdit:
+    """The edit of one contaminated document: a row of HITS without `row`, rows of PIECES and of REMOVED_SPANS."""
+
+    hit: tuple
+    pieces: list[tuple]
+    removed_spans: list[dict[str, Any]]
+
+
+def edit_document(doc_id, text, matches: Sequence[TextMatch], spans, examples, config) -> DocumentEdit:
+    if config.policy == "annotate":
+        return DocumentEdit((doc_id, "annotated", 1, 0, None, None, None), [], [])
+    if config.policy == "drop":
+        return _dropped(doc_id, text, "drop", len(matches), 1)
+    owner_of = {(first, last): match.text for match in reversed(matches) for first, last in match.words}
+    words = sorted(owner_of)
+    places = [(int(spans[0, first]), int(spans[1, last - 1])) for first, last in words]
+    found = pieces(text, cut_spans(text, places, config.margin))
+    kept = [(start, stop) for start, stop in found if stop - start >= config.min_piece_characters]
+    if not kept:
+        longest = max((stop - start for start, stop in found), default=0)
+        return _dropped(doc_id, text, "min_piece_characters", longest, config.min_piece_characters)
+    if len(kept) > config.max_pieces:
+        return _dropped(doc_id, text, "max_pieces", len(kept), config.max_pieces)
+    rows = [(piece_id(doc_id, n), doc_id, n, text[start:stop]) for n, (start, stop) in enumerate(kept)]
+    removed = complement(kept, len(text))
+    owners = [examples[owner_of[place]] for place in words]
+    removed_spans = [_removed_span(doc_id, text, span, places, owners) for span in removed]
+    characters = sum(stop - start for start, stop in removed)
+    return DocumentEdit((doc_id, "split", len(kept), characters, None, None, None), rows, removed_spans)
+
+
+def _dropped(doc_id: str, text: str, rule: str, value: float, threshold: float) -> DocumentEdit:
+    return DocumentEdit((doc_id, "dropped", 0, len(text), f"decontaminate.{rule}", value, threshold), [], [])
+
+
+def _removed_span(doc_id, text, span, places, owners) -> dict[str, Any]:
+    """A row of REMOVED_SPANS with the first match in the span; a span of white space at the ends has no match."""
+    start, stop = span
+    inside = [n for n, (first, last) in enumerate(places) if start <= first and last <= stop]
+    row = removed_span_row(doc_id, "decontaminate.split", text, start, stop)
+    if inside:
+        row |= {"benchmark": owners[inside[0]].benchmark, "example": owners[inside[0]].example}
+    return row
+
+
+def piece_id(doc_id: str, piece: int) -> str:
+    """The 32 hex digits of a piece: a 128-bit hash of its parent's and its number."""
+    return xxhash.xxh3_128_hexdigest(f"{doc_id}/{piece}".encode())
+
+
+# Which questions of which benchmark were found in the corpus, one by one: what evaluation reads.
+
+
+def found_questions(matches: pa.Table, hits: pa.Table) -> list[dict[str, Any]]:
+    """One entry a benchmark record of which a text was found, ordered by benchmark and example (numbers as numbers).
+
+    {"benchmark": "rivers", "example": "7", "kind": "verbatim", "fields": {"question": "verbatim"},
+     "documents": [{"doc_id": "00..1", "kind": "verbatim", "outcome": "split"}]}
+    kind: the strongest of the record (of a field, of a document); outcome: as in HITS."""
+    outcomes = dict(zip(hits.column("doc_id").to_pylist(), hits.column("outcome").to_pylist(), strict=True))
+    found: dict[tuple[str, str], dict[str, Any]] = {}
+    for row in matches.to_pylist():
+        key = row["benchmark"], row["example"]
+        entry = found.setdefault(key, {"kind": row["kind"], "fields": {}, "documents": {}})
+        entry["kind"] = _stronger(entry["kind"], row["kind"])
+        for held, name in ((entry["fields"], row["field"]), (entry["documents"], row["doc_id"])):
+            held[name] = _stronger(held.get(name, row["kind"]), row["kind"])
+    return [
+        {
+            "benchmark": benchmark,
+            "example": example,
+            "kind": entry["kind"],
+            "fields": dict(sorted(entry["fields"].items())),
+            "documents": [
+                {"doc_id": doc_id, "kind": kind, "outcome": outcomes[doc_id]}
+                for doc_id, kind in sorted(entry["documents"].items())
+            ],
+        }
+        for (benchmark, example), entry in sorted(found.items(), key=lambda item: _in_order(*item[0]))
+    ]
+
+
+def question_order(examples: Sequence[Example]) -> np.ndarray:
+    """int64[texts]: the place of each text's record in the order of `found_questions`."""
+    keys = [(one.benchmark, one.example) for one in examples]
+    place = {key: number for number, key in enumerate(sorted(set(keys), key=lambda key: _in_order(*key)))}
+    return np.array([place[key] for key in keys], np.int64)
+
+
+def _stronger(one: str, other: str) -> str:
+    return min(one, other, key=KINDS.index)
+
+
+def _in_order(benchmark: str, example: str) -> tuple[str, int, str]:
+    return benchmark, int(example) if example.isdecimal() else -1, example

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from gristmill.data_pipeline.decontamination.benchmark import Example, missing_fields
+from gristmill.data_pipeline.decontamination.config import Example, missing_fields
+from gristmill.data_pipeline.decontamination.edits import Indexes
 from gristmill.data_pipeline.decontamination.index import NgramIndex
-from gristmill.data_pipeline.decontamination.indexes import Indexes
 from gristmill.data_pipeline.decontamination.matches import EXCERPT_MARGIN, KINDS
 
 SHOWN = 5

@@ -12,43 +12,50 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from gristmill.data_pipeline.decontamination.benchmark import Example, read_benchmark
-from gristmill.data_pipeline.decontamination.common_phrases import (
+from gristmill.data_pipeline.decontamination.config import DecontaminateConfig, Example, read_benchmark
+from gristmill.data_pipeline.decontamination.edits import build_indexes, load_indexes, save_indexes, search_edits
+from gristmill.data_pipeline.decontamination.index import (
     PHRASE,
     Found,
     common_ngrams,
     common_phrases,
     phrase_counts,
     phrase_ranges,
+    search,
     without_common,
+    words_of_bytes,
 )
-from gristmill.data_pipeline.decontamination.config import DecontaminateConfig
-from gristmill.data_pipeline.decontamination.document_edit import (
+from gristmill.data_pipeline.decontamination.matches import (
     DROPPING_RULES,
     HITS,
+    MATCHES,
     PIECES,
     DocumentEdit,
+    counting_ngrams,
+    document_matches,
     edit_document,
+    found_questions,
+    match_row,
+    question_order,
 )
-from gristmill.data_pipeline.decontamination.edits import search_edits
-from gristmill.data_pipeline.decontamination.index import search
-from gristmill.data_pipeline.decontamination.indexes import build_indexes, load_indexes, save_indexes
-from gristmill.data_pipeline.decontamination.matches import MATCHES, counting_ngrams, document_matches, match_row
-from gristmill.data_pipeline.decontamination.questions import found_questions, question_order
 from gristmill.data_pipeline.decontamination.report import ContaminationReport
-from gristmill.data_pipeline.decontamination.words import words_of_bytes
-from gristmill.data_pipeline.dedup.arrays import document_file_identity, load_array, open_workspace, save_array
 from gristmill.data_pipeline.dedup.folding import word_spans
-from gristmill.data_pipeline.ledger.document_file import DocumentFile, utf8_of
-from gristmill.data_pipeline.ledger.evidence import EvidenceFiles
+from gristmill.data_pipeline.ledger.document_file import (
+    DocumentFile,
+    document_file_identity,
+    load_array,
+    open_workspace,
+    save_array,
+    utf8_of,
+)
+from gristmill.data_pipeline.ledger.evidence import REMOVED_SPANS, EvidenceFiles
 from gristmill.data_pipeline.ledger.removal_step import StoredRemovals, removed_dtype, write_removed
-from gristmill.data_pipeline.ledger.removed_spans import REMOVED_SPANS
-from gristmill.foundation.canonical_json import canonical_json
-from gristmill.foundation.checksum_files import sealed_path
-from gristmill.foundation.engine.engine import Engine
-from gristmill.foundation.engine.local import LocalEngine
+from gristmill.foundation.checksums import sealed_path
 from gristmill.foundation.errors import RecipeError
-from gristmill.foundation.shuffle import Shuffle, ranges_for
+from gristmill.foundation.fingerprint import canonical_json
+from gristmill.foundation.runtime.tasks.engine import Engine
+from gristmill.foundation.runtime.tasks.local import LocalEngine
+from gristmill.foundation.runtime.tasks.shuffle import Shuffle, ranges_for
 
 MATCHES_OF_TASK = 1_000_000  # 1 kB each as Python objects
 PHRASE_BYTES = 1000  # of a document file, for the number of ranges: a guess that decides memory alone
@@ -58,7 +65,7 @@ PHRASE_BYTES = 1000  # of a document file, for the number of ranges: a guess tha
 class Decontamination:
     """prefixes: by document file, how the paths of its matches, hits, removed spans and pieces begin; None: it has no
     contaminated document. removals: the dropped documents. report: `report.py`. question_files: the lines of
-    `questions.py`, file after file. Tables are read by the properties, into memory."""
+    `decontamination/matches.py`, file after file. Tables are read by the properties, into memory."""
 
     prefixes: tuple[Path | None, ...]
     removals: StoredRemovals

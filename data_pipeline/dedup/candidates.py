@@ -14,14 +14,13 @@ from pathlib import Path
 import numpy as np
 import xxhash
 
-from gristmill.data_pipeline.dedup.lsh import band_keys, buckets, find_roots, key_order, union_pairs
-from gristmill.data_pipeline.dedup.shingles import Unit
+from gristmill.data_pipeline.dedup.minhash import Unit, band_keys, buckets, find_roots, key_order, union_pairs
 from gristmill.data_pipeline.dedup.signatures import SignatureStore, StorePart
 from gristmill.data_pipeline.ledger.document_file import packed_ids, unpacked_ids
-from gristmill.foundation.engine.engine import Engine
-from gristmill.foundation.engine.local import LocalEngine
 from gristmill.foundation.errors import InputError
-from gristmill.foundation.shuffle import Shuffle, range_of_keys, ranges_for
+from gristmill.foundation.runtime.tasks.engine import Engine
+from gristmill.foundation.runtime.tasks.local import LocalEngine
+from gristmill.foundation.runtime.tasks.shuffle import Shuffle, range_of_keys, ranges_for
 
 # Documents whose band keys are computed at a time: 32 MB of signatures of 128 hashes.
 BLOCK_DOCUMENTS = 65536

@@ -11,9 +11,9 @@ from typing import Literal
 
 import numpy as np
 
-from gristmill.data_pipeline.signals.code_points import NUM_CODE_POINTS, category_letters, first_code_points
-from gristmill.foundation.cached_njit import cached_njit
-from gristmill.foundation.kept_values import kept_array
+from gristmill.data_pipeline.signals.characters import NUM_CODE_POINTS, category_letters, first_code_points
+from gristmill.foundation.runtime.kernels.cached_njit import cached_njit
+from gristmill.foundation.runtime.kernels.kernel_files import kept_array
 
 Fold = Literal["word", "character", "space"]
 

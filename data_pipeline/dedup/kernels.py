@@ -3,7 +3,7 @@
 import numpy as np
 
 from gristmill.data_pipeline.signals.intrinsics import load64, trailing_zeros
-from gristmill.foundation.cached_njit import cached_njit
+from gristmill.foundation.runtime.kernels.cached_njit import cached_njit
 
 START = np.uint64(0x243F6A8885A308D3)  # pi
 MULTIPLY_GROUP = np.uint64(0xB7E151628AED2A6B)  # e

@@ -8,30 +8,24 @@ from typing import Any, Literal, Self
 import pyarrow as pa
 from pydantic import Field, model_validator
 
-from gristmill.data_pipeline.dedup.arrays import document_file_identity, open_workspace
-from gristmill.data_pipeline.dedup.candidate_sets import write_candidate_sets
-from gristmill.data_pipeline.dedup.candidates import (
-    Banding,
-    StoredDocuments,
-    write_groups,
-    write_keys,
-    write_links,
-)
-from gristmill.data_pipeline.dedup.duplicates import DUPLICATE, table_of
-from gristmill.data_pipeline.dedup.shingles import Unit
+from gristmill.data_pipeline.dedup.candidates import Banding, StoredDocuments, write_groups, write_keys, write_links
+from gristmill.data_pipeline.dedup.exact import DUPLICATE, table_of
+from gristmill.data_pipeline.dedup.minhash import Unit
 from gristmill.data_pipeline.dedup.signatures import (
+    STORE_FOLDER,
     SignatureScheme,
     SignatureStore,
+    find_store,
     open_store,
     same_scheme,
     sign_corpus,
 )
-from gristmill.data_pipeline.dedup.verification import verify_batches
-from gristmill.data_pipeline.ledger.document_file import DocumentFile
+from gristmill.data_pipeline.dedup.verify_candidates import verify_batches, write_candidate_sets
+from gristmill.data_pipeline.ledger.document_file import DocumentFile, document_file_identity, open_workspace
 from gristmill.foundation.config import Config
-from gristmill.foundation.engine.engine import Engine
 from gristmill.foundation.errors import InputError
-from gristmill.foundation.shuffle import Shuffle
+from gristmill.foundation.runtime.tasks.engine import Engine
+from gristmill.foundation.runtime.tasks.shuffle import Shuffle
 
 MAX_HASHES = 4096
 
@@ -158,3 +152,32 @@ def _identity(document_files: Sequence[DocumentFile], sides: Sequence[DocumentFi
         "document_files": [document_file_identity(each) for each in document_files],
         "protected": [document_file_identity(each) for each in sides],
     }
+
+
+# Corpora that keep their signatures, and are protected from later ones by them.
+
+
+def corpus_document_files(corpus: Path) -> list[DocumentFile]:
+    """The files of a curated corpus, documents/SPLIT/SOURCE-NUMBER.parquet.
+
+    Raises InputError if there are none."""
+    paths = sorted((corpus / "documents").glob("*/*.parquet"))
+    if not paths:
+        raise InputError(f"{corpus}: no documents/*/*.parquet; name the folder that `gristmill curate` filled")
+    return [DocumentFile(path, path.stem.rpartition("-")[0], priority=1) for path in paths]
+
+
+def keep_signatures(corpus: Path, scheme: SignatureScheme, engine: Engine) -> SignatureStore:
+    """The folder `signatures` of a curated corpus: a store of all documents that stand in it."""
+    return sign_corpus(corpus_document_files(corpus), scheme, engine, corpus / STORE_FOLDER, is_kept=True)
+
+
+def protected_corpora(config: NearDedupConfig | None) -> list[Protected]:
+    """The corpora that the config protects. Raises InputError for one without a store, or of another scheme."""
+    found = []
+    for folder in config.protected if config is not None else ():
+        store = open_store(find_store(folder))
+        assert config is not None
+        same_scheme(config.scheme, store.scheme, store.folder)
+        found.append(Protected(store.folder, store.document_files()))
+    return found

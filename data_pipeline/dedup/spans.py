@@ -14,14 +14,19 @@ import pyarrow as pa
 import xxhash
 from pydantic import Field
 
-from gristmill.data_pipeline.dedup.arrays import document_file_identity, open_workspace
 from gristmill.data_pipeline.dedup.folding import fold_text
-from gristmill.data_pipeline.dedup.lsh import key_order, repeated_keys
-from gristmill.data_pipeline.ledger.document_file import DocumentFile, packed_ids, unpacked_ids
+from gristmill.data_pipeline.dedup.minhash import key_order, repeated_keys
+from gristmill.data_pipeline.ledger.document_file import (
+    DocumentFile,
+    document_file_identity,
+    open_workspace,
+    packed_ids,
+    unpacked_ids,
+)
 from gristmill.foundation.config import Config
-from gristmill.foundation.engine.engine import Engine
-from gristmill.foundation.engine.local import LocalEngine
-from gristmill.foundation.shuffle import Shuffle, range_of_keys, ranges_for
+from gristmill.foundation.runtime.tasks.engine import Engine
+from gristmill.foundation.runtime.tasks.local import LocalEngine
+from gristmill.foundation.runtime.tasks.shuffle import Shuffle, range_of_keys, ranges_for
 
 # start, stop: characters of the document's text. count: places of that text in the corpus. kept_in: the document
 # with the first one.

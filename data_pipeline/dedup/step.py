@@ -5,15 +5,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gristmill.data_pipeline.dedup.duplicates import reassign_copies
-from gristmill.data_pipeline.dedup.exact import ExactDedupConfig, find_exact_duplicates
+from gristmill.data_pipeline.dedup.exact import ExactDedupConfig, find_exact_duplicates, reassign_copies
 from gristmill.data_pipeline.dedup.near import NearDedupConfig, Protected, find_near_duplicates
 from gristmill.data_pipeline.ledger.document_file import DocumentFile
-from gristmill.data_pipeline.ledger.removal_step import Removals, StoredRemovals
-from gristmill.data_pipeline.ledger.source_state import SourceState, kept_document_files
-from gristmill.foundation.canonical_json import fingerprint
-from gristmill.foundation.engine.engine import Engine
-from gristmill.foundation.shuffle import Shuffle
+from gristmill.data_pipeline.ledger.removal_step import Removals, SourceState, StoredRemovals, kept_document_files
+from gristmill.foundation.fingerprint import fingerprint
+from gristmill.foundation.runtime.tasks.engine import Engine
+from gristmill.foundation.runtime.tasks.shuffle import Shuffle
 
 
 @dataclass(frozen=True)

@@ -17,23 +17,26 @@ import numpy as np
 import pyarrow as pa
 from pydantic import Field
 
-from gristmill.data_pipeline.dedup.arrays import document_file_identity, load_array, open_workspace, save_array
 from gristmill.data_pipeline.ledger.document_file import (
     DocumentFile,
+    document_file_identity,
     keep_order,
+    load_array,
     num_rows_of,
+    open_workspace,
     packed_ids,
+    save_array,
     sortable_ids,
     unpacked_ids,
     utf8_of,
 )
-from gristmill.foundation.cached_njit import cached_njit
 from gristmill.foundation.config import Config
 from gristmill.foundation.deferred_module import DeferredModule
-from gristmill.foundation.engine.engine import Engine
-from gristmill.foundation.engine.local import LocalEngine
 from gristmill.foundation.errors import InputError
-from gristmill.foundation.shuffle import Shuffle, range_of_keys, ranges_for
+from gristmill.foundation.runtime.kernels.cached_njit import cached_njit
+from gristmill.foundation.runtime.tasks.engine import Engine
+from gristmill.foundation.runtime.tasks.local import LocalEngine
+from gristmill.foundation.runtime.tasks.shuffle import Shuffle, range_of_keys, ranges_for
 
 pydivsufsort = DeferredModule("pydivsufsort")
 

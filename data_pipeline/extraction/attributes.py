@@ -1,11 +1,140 @@
 """Attributes of one start tag: class and id tokens as hashes with learned weights, and a few known values."""
 
+import html.entities
+
 import numpy as np
 
-from gristmill.data_pipeline.extraction.entities import FNV_OFFSET, FNV_PRIME, MASK_32, name_hash
-from gristmill.data_pipeline.extraction.find_byte import find_byte
-from gristmill.data_pipeline.extraction.tags import name_key
-from gristmill.foundation.cached_njit import cached_njit
+from gristmill.data_pipeline.extraction.tags import TAG_IDS, TAG_KINDS, name_key
+from gristmill.data_pipeline.signals.intrinsics import bytes_within, trailing_zeros
+from gristmill.foundation.runtime.kernels.cached_njit import cached_njit
+
+# Character references of HTML: lookup table of the named ones, decoding of numeric ones (HTML, 13.2.5.72 to 80).
+
+HASH_BITS = 13  # 2,231 names
+MAX_NAME_BYTES = 33  # CounterClockwiseContourIntegral;
+FNV_OFFSET, FNV_PRIME, MASK_32 = 2166136261, 16777619, 0xFFFFFFFF
+SEMICOLON = 59
+
+
+def name_hash(name: bytes) -> int:
+    """FNV-1a, 32 bits."""
+    value = FNV_OFFSET
+    for byte in name:
+        value = ((value ^ byte) * FNV_PRIME) & MASK_32
+    return value
+
+
+def _tables() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(slots int64[8192, 4]: hash or -1, start, length of the name, length of the text; names; texts uint8[n, 8])."""
+    size = 1 << HASH_BITS
+    slots = np.full((size, 4), -1, np.int64)
+    names, texts = bytearray(), np.zeros((size, 8), np.uint8)
+    for name, text in sorted(html.entities.html5.items()):
+        key, plain = name.encode(), text.encode()
+        value = name_hash(key)
+        at = value & (size - 1)
+        while slots[at, 0] >= 0:
+            at = (at + 1) & (size - 1)
+        slots[at] = value, len(names), len(key), len(plain)
+        texts[at, : len(plain)] = list(plain)
+        names += key
+    return slots, np.frombuffer(bytes(names), np.uint8), texts
+
+
+SLOTS, NAMES, TEXTS = _tables()
+# Numbers 128 to 159 mean the characters of windows-1252.
+_CP1252 = np.array(
+    [ord(bytes([byte]).decode("cp1252", "ignore") or chr(byte)) for byte in range(128, 160)], dtype=np.int64
+)
+
+
+@cached_njit(nogil=True)
+def decode_reference(source, at, end, out, where):
+    """Decode the reference at source[at] == '&' into out[where:]. Returns (bytes read, bytes written); (0, 0) if it is
+    none: the '&' is text then."""
+    if at + 1 >= end:
+        return 0, 0
+    if source[at + 1] == 35:  # '#'
+        return _number(source, at, end, out, where)
+    value = np.int64(FNV_OFFSET)
+    best, written, k = 0, 0, at + 1
+    while k < end and k - at <= MAX_NAME_BYTES:
+        byte = np.int64(source[k])
+        letter = (65 <= byte <= 90) or (97 <= byte <= 122) or (48 <= byte <= 57)
+        if not letter and byte != SEMICOLON:
+            break
+        value = ((value ^ byte) * FNV_PRIME) & MASK_32
+        slot = _find(value, source, at + 1, k + 1 - at - 1)
+        if slot >= 0:
+            best, written = k + 1 - at, SLOTS[slot, 3]
+            for j in range(written):
+                out[where + j] = TEXTS[slot, j]
+        k += 1
+        if byte == SEMICOLON:
+            break
+    return best, written
+
+
+@cached_njit(nogil=True)
+def _find(value, source, start, length):
+    at = value & ((1 << HASH_BITS) - 1)
+    while SLOTS[at, 0] >= 0:
+        if SLOTS[at, 0] == value and SLOTS[at, 2] == length:
+            same = True
+            for j in range(length):
+                if NAMES[SLOTS[at, 1] + j] != source[start + j]:
+                    same = False
+                    break
+            if same:
+                return at
+        at = (at + 1) & ((1 << HASH_BITS) - 1)
+    return -1
+
+
+@cached_njit(nogil=True)
+def _number(source, at, end, out, where):
+    k, code, digits = at + 2, np.int64(0), 0
+    is_hex = k < end and (source[k] | 32) == 120
+    if is_hex:
+        k += 1
+    while k < end:
+        byte = np.int64(source[k])
+        if 48 <= byte <= 57:
+            digit = byte - 48
+        elif is_hex and 97 <= (byte | 32) <= 102:
+            digit = (byte | 32) - 87
+        else:
+            break
+        code = min(code * (16 if is_hex else 10) + digit, 0x110000)
+        digits += 1
+        k += 1
+    if digits == 0:
+        return 0, 0
+    if k < end and source[k] == SEMICOLON:
+        k += 1
+    if 128 <= code < 160:
+        code = _CP1252[code - 128]
+    if code == 0 or code > 0x10FFFF or 0xD800 <= code < 0xE000:
+        code = 0xFFFD
+    return k - at, put_character(code, out, where)
+
+
+@cached_njit(nogil=True)
+def put_character(code, out, where):
+    """Write the character in UTF-8; returns its bytes."""
+    if code < 0x80:
+        out[where] = code
+        return 1
+    if code < 0x800:
+        out[where], out[where + 1] = 0xC0 | (code >> 6), 0x80 | (code & 63)
+        return 2
+    if code < 0x10000:
+        out[where], out[where + 1], out[where + 2] = 0xE0 | (code >> 12), 0x80 | ((code >> 6) & 63), 0x80 | (code & 63)
+        return 3
+    out[where], out[where + 1] = 0xF0 | (code >> 18), 0x80 | ((code >> 12) & 63)
+    out[where + 2], out[where + 3] = 0x80 | ((code >> 6) & 63), 0x80 | (code & 63)
+    return 4
+
 
 TOKEN_BITS = 14  # of the table of token weights
 
@@ -15,7 +144,7 @@ NUM_FOUND = 7
 # ... and weights of the tokens.
 MIN_WEIGHT, MAX_WEIGHT, SUM_WEIGHT = range(3)
 
-# Flags that attributes set on an element; elements inherit them (page_arrays.py adds those of tags).
+# Flags that attributes set on an element; elements inherit them (extraction/attributes.py adds those of tags).
 IS_MAIN, IS_NAVIGATION, IS_HIDDEN, IS_ARTICLE_BODY, IS_COMMENT, IS_ARTICLE = (1 << bit for bit in range(6))
 
 CLASS, ID, ROLE, ITEMPROP, ITEMTYPE = map(name_key, ("class", "id", "role", "itemprop", "itemtype"))
@@ -200,3 +329,56 @@ def _is_display_none(html, at, end):
             if j + 4 <= end and html[j] | 32 == 110 and html[j + 3] | 32 == 101:
                 return True
     return False
+
+
+# Search of a byte, 64 at a time.
+
+PADDING = 64  # zero bytes behind the page, so that looking ahead needs no check
+
+
+@cached_njit(nogil=True)
+def find_byte(source, at, end, byte):
+    """The position of the first `byte` from `at` on; `end` if there is none. source: uint8[end + PADDING]."""
+    while at < end:
+        mask = bytes_within(source, at, np.uint8(byte), np.uint8(1))
+        if mask != 0:
+            return min(at + np.int64(trailing_zeros(mask)), end)
+        at += 64
+    return end
+
+
+# Columns of the arrays that hold a tokenized page.
+
+# Columns of elements, int32[E, 6].
+PARENT, TAG, ELEMENT_FLAGS, DEPTH, PATH_HASH, NUM_CHILDREN = range(6)
+# Columns of the elements' token weights, float32[E, 6]: of the element, and over it and its ancestors.
+OWN_MIN, OWN_MAX, OWN_SUM, PATH_MIN, PATH_MAX, PATH_SUM = range(6)
+# Columns of blocks, int32[B, 11]. START, END: bytes of the text buffer. SOURCE: byte of the page where the block ends.
+ELEMENT, START, END, LINK_BYTES, LINKS, BOLD_BYTES, BREAKS, IMAGES, CONTROLS, INLINE_FLAGS, SOURCE = range(11)
+
+# Columns of links, int32[L, 3]: the block the link is in, and the bytes of the page that hold its address.
+LINK_BLOCK, ADDRESS_START, ADDRESS_END = range(3)
+
+# Flags of elements beside those of attributes.py: of the element's tag and its ancestors'.
+FLAG_BIT = 8
+FLAG_TAGS = (
+    ("nav", IS_NAVIGATION), ("main", IS_MAIN), ("article", IS_ARTICLE), ("header", 1 << 8), ("footer", 1 << 9),
+    ("aside", 1 << 10), ("form", 1 << 11), ("ul", 1 << 12), ("ol", 1 << 12), ("table", 1 << 13), ("li", 1 << 14),
+    ("figure", 1 << 15), ("blockquote", 1 << 16), ("section", 1 << 17), ("dl", 1 << 18), ("pre", 1 << 19),
+    ("p", 1 << 20), ("button", 1 << 21), ("details", 1 << 22), ("listing", 1 << 19), ("figcaption", 1 << 23),
+    ("h1", 1 << 24), ("h2", 1 << 25), ("h3", 1 << 25), ("h4", 1 << 25), ("h5", 1 << 25), ("h6", 1 << 25),
+)  # fmt: skip
+IN_LIST, IN_TABLE, IN_CODE = 1 << 12, 1 << 13, 1 << 19
+NUM_FLAGS = 26
+TAG_FLAGS = np.zeros(len(TAG_KINDS), np.int64)
+for _name, _flag in FLAG_TAGS:
+    TAG_FLAGS[TAG_IDS[_name]] |= _flag
+
+# State of a page's pass.
+(
+    OUT, BLOCK_START, SPACE, LINK_FROM, BOLD_FROM, S_LINK_BYTES, S_LINKS, S_BOLD_BYTES, S_BREAKS, S_IMAGES, S_CONTROLS,
+    BREAKS_IN_A_ROW, CURRENT, OVERFLOW, NUM_BLOCKS, NUM_ELEMENTS, NUM_PAIRS, TITLE_START, TITLE_END, SEEN_BODY, AT,
+    S_INLINE_FLAGS, NUM_LINKS,
+) = range(23)  # fmt: skip
+NUM_STATES = 23
+NO_SPACE, ONE_SPACE, LINE_END = 0, 1, 2

@@ -8,21 +8,21 @@ from typing import Any, NamedTuple
 import numpy as np
 import orjson
 
-from gristmill.data_pipeline.extraction.attributes import IS_COMMENT
-from gristmill.data_pipeline.extraction.blocks_config import BlocksConfig
-from gristmill.data_pipeline.extraction.metadata import page_metadata
-from gristmill.data_pipeline.extraction.page import Page, Workspace, classify, read_page
-from gristmill.data_pipeline.extraction.page_arrays import (
+from gristmill.data_pipeline.extraction.attributes import (
     ELEMENT,
     ELEMENT_FLAGS,
     END,
     IN_CODE,
     IN_TABLE,
+    IS_COMMENT,
     LINK_BYTES,
     PARENT,
     START,
     TAG,
 )
+from gristmill.data_pipeline.extraction.blocks_config import BlocksConfig
+from gristmill.data_pipeline.extraction.metadata import page_metadata
+from gristmill.data_pipeline.extraction.page import Page, Workspace, classify, read_page
 from gristmill.data_pipeline.extraction.repeated_blocks import HostBlocks
 from gristmill.data_pipeline.extraction.tags import CELL, ITEM, TAG_IDS, TAG_KINDS
 from gristmill.data_pipeline.extraction.weights import Weights

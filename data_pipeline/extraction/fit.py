@@ -1,19 +1,23 @@
 """Fit the extractor's weights from labelled pages: token weights, then the two stages of trees, each on values of folds
 that did not fit them. LightGBM is deterministic here: one thread, fixed seeds."""
 
+import gzip
 import hashlib
-from collections.abc import Sequence
+import json
+import re
+import zlib
+from collections.abc import Iterator, Sequence
+from html import unescape
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import courlan
 import lightgbm
 import numpy as np
 import trafilatura
 
-from gristmill.data_pipeline.extraction.attributes import TOKEN_BITS
-from gristmill.data_pipeline.extraction.html_extraction import NotExtracted, extract
-from gristmill.data_pipeline.extraction.labelled_pages import FOLDS, LabelledPage, fold_of, labelled_pages
-from gristmill.data_pipeline.extraction.labels import BODY_WEIGHT, block_labels
+from gristmill.data_pipeline.extraction.attributes import ELEMENT, END, PARENT, START, TOKEN_BITS
+from gristmill.data_pipeline.extraction.html_extraction import NotExtracted, decode_html, extract
 from gristmill.data_pipeline.extraction.page import (
     MIN_FIRST,
     NO_TOKENS,
@@ -23,11 +27,95 @@ from gristmill.data_pipeline.extraction.page import (
     read_page,
     second_rows,
 )
-from gristmill.data_pipeline.extraction.page_arrays import ELEMENT, END, PARENT, START
-from gristmill.data_pipeline.extraction.trees import Trees, pack, predict_rows
-from gristmill.data_pipeline.extraction.weights import Weights, save_weights
+from gristmill.data_pipeline.extraction.weights import Trees, Weights, pack, predict_rows, save_weights
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.progress import Reporter
+
+# Labelled pages for fitting the extractor, read from folders of three layouts.
+#
+# - `ground-truth.json` with `{address: {file, with: [...], without: [...]}}`: chunks of text that belong to the main
+# text and chunks that do not (trafilatura's evaluation). - `ground-truth.json` with `{id: {articleBody, url}}`, pages
+# in `html/<id>.html.gz` (article-extraction-benchmark). - `expected.json.gz` with `{name: HTML of the main text}`,
+# pages in `<name>.html.gz` (Readability's test pages). - any other folder: its `.html`, `.htm` and `.gz` files,
+# labelled by trafilatura alone.
+
+FOLDS = 5
+_ADDRESS = re.compile(
+    rb"""(?:rel=["']?canonical["']?[^>]{0,300}href|["']og:url["'][^>]{0,300}content)=["']?(https?://[^"'>\s]+)"""
+)
+_TAG = re.compile(r"<[^<>]*>")
+
+
+class LabelledPage(NamedTuple):
+    """html: UTF-8. wanted, unwanted: chunks of text inside and outside of the main text. body: the whole main text."""
+
+    name: str
+    site: str
+    html: bytes
+    wanted: tuple[str, ...] = ()
+    unwanted: tuple[str, ...] = ()
+    body: str | None = None
+
+
+def site_of(address: str) -> str:
+    """The registered domain of an address; of an archived page that of the page; else the address itself.
+
+    24 addresses of trafilatura's pages are `hard::` and a file's name: each is a site of its own."""
+    return courlan.extract_domain(address[max(0, address.rfind("http")) :]) or address
+
+
+def fold_of(site: str) -> int:
+    """Pages of one site have one template, so they are in one fold."""
+    return zlib.crc32(site.encode()) % FOLDS
+
+
+def labelled_pages(folder: Path) -> list[LabelledPage]:
+    """Raises InputError if the folder has no pages or its labels do not fit its files."""
+    try:
+        pages = list(_pages(folder))
+    except (OSError, EOFError, zlib.error, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InputError(
+            f"{folder}: its labels cannot be read ({type(error).__name__}: {error}); the layouts are described in "
+            "docs/extraction.md"
+        ) from error
+    if not pages:
+        raise InputError(f"{folder}: no pages; give a folder with ground-truth.json, expected.json.gz or .html files")
+    return pages
+
+
+def _pages(folder: Path) -> Iterator[LabelledPage]:
+    if (folder / "ground-truth.json").is_file():
+        for name, truth in json.loads((folder / "ground-truth.json").read_bytes()).items():
+            if "articleBody" in truth:
+                html = _utf8(folder / "html" / f"{Path(name).name}.html.gz")
+                yield LabelledPage(name, site_of(truth["url"]), html, body=truth["articleBody"])
+            else:
+                html = _utf8(folder / Path(truth["file"]).name)
+                yield LabelledPage(name, site_of(name), html, tuple(truth["with"]), tuple(truth["without"]))
+    elif (folder / "expected.json.gz").is_file():
+        for name, expected in json.loads(gzip.decompress((folder / "expected.json.gz").read_bytes())).items():
+            html = _utf8(folder / f"{Path(name).name}.html.gz")
+            yield LabelledPage(name, _site_in(html) or name, html, body=_plain(expected))
+    else:
+        for path in sorted(folder.rglob("*")):
+            if path.name.endswith((".html", ".htm", ".html.gz", ".htm.gz")):
+                html = _utf8(path)
+                yield LabelledPage(path.name, _site_in(html) or path.name, html)
+
+
+def _utf8(path: Path) -> bytes:
+    raw = path.read_bytes()
+    return decode_html(gzip.decompress(raw) if path.suffix == ".gz" else raw, None).text.encode("utf-8", "replace")
+
+
+def _site_in(html: bytes) -> str | None:
+    found = _ADDRESS.search(html)
+    return site_of(found[1].decode("utf-8", "replace")) if found else None
+
+
+def _plain(html: str) -> str:
+    return unescape(_TAG.sub("\n", html))
+
 
 MIN_SITES = 3  # with a token; rarer ones get no weight
 PRIOR_SITES = 4.0  # sites of average content that a token's own are mixed with
@@ -200,3 +288,67 @@ def train(rows: np.ndarray, labels: np.ndarray, weights: np.ndarray, num_trees: 
     weights = np.where(common, weights * NEGATIVE_SAMPLING, weights)
     data = lightgbm.Dataset(rows[drawn], labels[drawn].astype(np.float32), weight=weights[drawn], params=SETTINGS)
     return pack(lightgbm.train(SETTINGS, data, num_trees).dump_model())
+
+
+# Labels and weights of a page's text blocks: gold chunks and bodies first, else what trafilatura extracts.
+
+# Ideographs, kana and hangul syllables are words of their own.
+WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7a3]|[^\W_\u3040-\u30ff\u3400-\u9fff\uac00-\ud7a3]+")
+NGRAM = 4
+GOLD_WEIGHT, BODY_WEIGHT, TEACHER_WEIGHT, SHORT_WEIGHT = 8.0, 2.0, 1.0, 0.3
+
+
+def words(text: str) -> list[str]:
+    return WORD.findall(text.lower())
+
+
+def block_labels(page: LabelledPage, texts: Sequence[str], teacher: str) -> tuple[np.ndarray, np.ndarray]:
+    """(labels bool[B], weights float32[B]) of the blocks' texts. teacher: what trafilatura extracts from the page."""
+    if page.body is not None:
+        return labels_of_body(texts, page.body, BODY_WEIGHT)
+    labels, weights = labels_of_body(texts, teacher, TEACHER_WEIGHT)
+    for chunk in page.unwanted:
+        for k in blocks_of(chunk, texts):
+            labels[k], weights[k] = False, GOLD_WEIGHT
+    for chunk in page.wanted:
+        found = blocks_of(chunk, texts)
+        kept = [k for k in found if labels[k]] or found
+        labels[kept], weights[kept] = True, GOLD_WEIGHT
+    return labels, weights
+
+
+def labels_of_body(texts: Sequence[str], body: str, weight: float) -> tuple[np.ndarray, np.ndarray]:
+    """A block is main text if at least half of its word 4-grams are in the body; one of fewer than four words, if its
+    words are a line of the body (or, with little weight, anywhere in it)."""
+    of_body = words(body)
+    grams = [set(zip(*(of_body[k:] for k in range(size)), strict=False)) for size in range(1, NGRAM + 1)]
+    lines = {tuple(words(line)) for line in body.split("\n")}
+    labels, weights = np.zeros(len(texts), np.bool_), np.full(len(texts), weight, np.float32)
+    for k, text in enumerate(texts):
+        held = words(text)
+        if not held:
+            weights[k] = 0
+        elif len(held) >= NGRAM:
+            found = [gram in grams[-1] for gram in zip(*(held[j:] for j in range(NGRAM)), strict=False)]
+            labels[k] = 2 * sum(found) >= len(found)
+        elif tuple(held) in lines:
+            labels[k] = True
+        elif tuple(held) in grams[len(held) - 1]:
+            labels[k], weights[k] = True, weight * SHORT_WEIGHT
+    return labels, weights
+
+
+def blocks_of(chunk: str, texts: Sequence[str]) -> list[int]:
+    """The blocks that hold a part of an occurrence of the chunk, white space normalized."""
+    normal = [" ".join(text.split()) for text in texts]
+    wanted = " ".join(chunk.split())
+    if not wanted:
+        return []
+    starts = np.cumsum([0, *(len(text) + 1 for text in normal)])
+    found: list[int] = []
+    page, at = " ".join(normal), -1
+    while (at := page.find(wanted, at + 1)) >= 0:
+        first = int(np.searchsorted(starts, at, side="right")) - 1
+        last = int(np.searchsorted(starts, at + len(wanted) - 1, side="right")) - 1
+        found += range(first, last + 1)
+    return sorted(set(found))

@@ -4,17 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gristmill.data_pipeline.extraction.attributes import TOKEN_BITS
-from gristmill.data_pipeline.extraction.find_byte import PADDING
-from gristmill.data_pipeline.extraction.first_stage import (
-    GROUP_SLOTS,
-    NUM_FIRST,
-    NUM_GROUP_SUMS,
-    candidate_ranges,
-    first_features,
-    group_by_path,
-)
-from gristmill.data_pipeline.extraction.page_arrays import (
+from gristmill.data_pipeline.extraction.attributes import (
     END,
     NUM_BLOCKS,
     NUM_ELEMENTS,
@@ -22,15 +12,27 @@ from gristmill.data_pipeline.extraction.page_arrays import (
     NUM_PAIRS,
     NUM_STATES,
     OUT,
+    PADDING,
     START,
     TITLE_END,
     TITLE_START,
+    TOKEN_BITS,
+)
+from gristmill.data_pipeline.extraction.block_features import (
+    GROUP_SLOTS,
+    NUM_FIRST,
+    NUM_GROUP_SUMS,
+    NUM_SECOND,
+    candidate_ranges,
+    first_features,
+    group_by_path,
+    second_features,
+    sum_probabilities,
 )
 from gristmill.data_pipeline.extraction.page_stats import NUM_COUNTS, NUM_PAGE, NUM_SUMS, count_text, sum_elements
-from gristmill.data_pipeline.extraction.second_stage import NUM_SECOND, second_features, sum_probabilities
 from gristmill.data_pipeline.extraction.tokenizer import tokenize
-from gristmill.data_pipeline.extraction.trees import Trees, predict
-from gristmill.foundation.cached_njit import cached_njit
+from gristmill.data_pipeline.extraction.weights import Trees, predict
+from gristmill.foundation.runtime.kernels.cached_njit import cached_njit
 
 NO_TOKENS = np.zeros(1 << TOKEN_BITS, np.float32)  # token weights of a page whose tokens do not count
 NO_PAIRS = np.zeros((0, 2), np.int32)
@@ -39,7 +41,7 @@ MIN_FIRST = 0.02  # blocks below it in the first stage skip the second
 
 
 class Page(NamedTuple):
-    """blocks, elements, counts, ...: the columns of page_arrays.py, page_stats.py and first_stage.py."""
+    """blocks, elements, counts, ...: the columns of attributes.py, page_stats.py and block_features.py."""
 
     text: np.ndarray
     elements: np.ndarray

@@ -3,7 +3,7 @@ two elements that most probably contain the main text."""
 
 import numpy as np
 
-from gristmill.data_pipeline.extraction.page_arrays import (
+from gristmill.data_pipeline.extraction.attributes import (
     DEPTH,
     ELEMENT,
     ELEMENT_FLAGS,
@@ -14,7 +14,7 @@ from gristmill.data_pipeline.extraction.page_arrays import (
     TAG,
 )
 from gristmill.data_pipeline.extraction.tags import HEADING, TAG_IDS, TAG_KINDS
-from gristmill.foundation.cached_njit import cached_njit
+from gristmill.foundation.runtime.kernels.cached_njit import cached_njit
 
 # Columns of counts, int32[B, 11]: of the block's text.
 (

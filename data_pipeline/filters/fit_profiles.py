@@ -10,15 +10,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gristmill.data_pipeline.filters.presets import PRESETS, PROFILE_RULES
+from gristmill.data_pipeline.filters.presets import PRESETS, PROFILE_RULES, Rule
 from gristmill.data_pipeline.filters.profiles import UNKNOWN, Profile
-from gristmill.data_pipeline.filters.rule import Rule
-from gristmill.data_pipeline.signals.buffer import TextBuffer
+from gristmill.data_pipeline.signals.bits import TextBuffer
 from gristmill.data_pipeline.signals.characters import IDEOGRAPH, WORD, character_table
+from gristmill.data_pipeline.signals.kernel import measure_buffer
 from gristmill.data_pipeline.signals.reference import split_words
 from gristmill.data_pipeline.signals.scripts import NO_LETTERS
 from gristmill.data_pipeline.signals.stop_words import make_table, stop_word_columns
-from gristmill.data_pipeline.signals.table import measure_buffer
 from gristmill.data_pipeline.signals.word_order import word_order_columns
 
 FITTED = ("gopher_quality", "gopher_repetition", "fineweb_quality")

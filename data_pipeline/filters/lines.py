@@ -12,8 +12,8 @@ from typing import NamedTuple
 import numpy as np
 
 from gristmill.data_pipeline.filters import c4_kernel, refinedweb_kernel
-from gristmill.data_pipeline.filters.kept_lines import EditedTexts
-from gristmill.data_pipeline.signals.buffer import PADDING, TextArrays, TextBuffer, joined
+from gristmill.data_pipeline.filters.c4_kernel import EditedTexts
+from gristmill.data_pipeline.signals.bits import PADDING, TextArrays, TextBuffer, joined
 from gristmill.data_pipeline.signals.characters import character_table
 
 Options = Mapping[str, float | None]

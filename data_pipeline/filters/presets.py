@@ -3,7 +3,47 @@
 Two of them also edit texts (filters/lines.py); their line options are here too. Filters before them in a recipe apply
 to the text before the edit, filters after them to the edited text."""
 
-from gristmill.data_pipeline.filters.rule import Rule
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, Self
+
+import numpy as np
+from pydantic import Field, model_validator
+
+from gristmill.foundation.config import Config
+from gristmill.foundation.errors import did_you_mean
+
+# One rule of a filter: a signal, a comparison, a threshold and the source of the threshold.
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A document passes if `signal` is at least (">=") or at most ("<=") the threshold; ">" and "<" exclude it.
+
+    filter: the preset the rule belongs to. name: of the threshold in a recipe. source: of its number."""
+
+    filter: str
+    name: str
+    signal: str
+    keep: Literal[">=", "<=", ">", "<"]
+    threshold: float
+    source: str
+
+    @property
+    def label(self) -> str:
+        """gopher_quality.min_words: the rule's name in the ledger and the report."""
+        return f"{self.filter}.{self.name}"
+
+    def at(self, threshold: float) -> "Rule":
+        return replace(self, threshold=threshold)
+
+    def passes(self, values_N: np.ndarray, thresholds_N: np.ndarray | None = None) -> np.ndarray:
+        """bool[N]. A missing value (NaN) passes.
+
+        thresholds_N: by document, from its language profile; NaN (the rule is off there) passes too."""
+        compare = {">=": np.less, "<=": np.greater, ">": np.less_equal, "<": np.greater_equal}[self.keep]
+        return ~compare(values_N.astype(np.float64), self.threshold if thresholds_N is None else thresholds_N)
+
 
 GOPHER = "Gopher (Rae et al. 2021, arXiv 2112.11446), appendix A.1.1"
 GOPHER_REPETITION = "Gopher (Rae et al. 2021, arXiv 2112.11446), table A1"
@@ -139,3 +179,84 @@ LINE_OPTIONS: dict[str, dict[str, float]] = {
         "line_boilerplate_words": 10,
     },
 }
+
+
+# Config of one filter in a recipe: a preset and the thresholds that the recipe overrides.
+
+
+class FilterChoice(Config):
+    """In a recipe: `gopher_quality`, or `{gopher_quality: {min_words: 20, min_stop_words: null}}`; null disables the
+    rule."""
+
+    preset: str
+    thresholds: dict[str, float | None] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def is_known(self) -> Self:
+        if self.preset not in PRESETS:
+            raise ValueError(f"no filter {self.preset!r}; {_hint(self.preset, PRESETS)}")
+        known = [*PRESETS[self.preset], *PROFILE_RULES.get(self.preset, ())]
+        names = [rule.name for rule in known] + list(LINE_OPTIONS.get(self.preset, ()))
+        for name in self.thresholds:
+            if name not in names:
+                raise ValueError(f"filter {self.preset} has no threshold {name!r}; {_hint(name, names)}")
+        return self
+
+    def rules(self) -> tuple[Rule, ...]:
+        """The preset's rules in their published order, with the recipe's thresholds."""
+        chosen = []
+        for rule in PRESETS[self.preset]:
+            threshold = self.thresholds.get(rule.name, rule.threshold)
+            if threshold is not None:
+                chosen.append(rule.at(threshold))
+        return tuple(chosen)
+
+    def profile_rules(self) -> tuple[Rule, ...]:
+        """The rules that only a language profile or the recipe enables.
+
+        The recipe's min_stop_words applies to the stop words of every language."""
+        overrides = dict(self.thresholds)
+        if "min_stop_words" in overrides:
+            overrides.setdefault("min_language_stop_words", overrides["min_stop_words"])
+        rules = PROFILE_RULES.get(self.preset, ())
+        wanted = [(rule, overrides.get(rule.name, rule.threshold)) for rule in rules]
+        return tuple(rule.at(threshold) for rule, threshold in wanted if threshold is not None)
+
+    def is_fixed(self, rule: Rule) -> bool:
+        """Whether the recipe sets the rule's threshold, which then applies to every language."""
+        twin = rule.name == "min_language_stop_words" and "min_stop_words" in self.thresholds
+        return rule.name in self.thresholds or twin
+
+    def line_options(self) -> dict[str, float | None] | None:
+        """Options of the filter's line edits; None if it edits nothing."""
+        if self.preset not in LINE_OPTIONS:
+            return None
+        return {name: self.thresholds.get(name, value) for name, value in LINE_OPTIONS[self.preset].items()}
+
+
+def parse_choices(value: object) -> object:
+    """Expand the recipe's short forms to FilterChoice fields; other values are passed to pydantic's validation."""
+    if not isinstance(value, list | tuple):
+        return value
+    return tuple(_parse(item) for item in value)
+
+
+def _parse(item: object) -> Any:
+    if isinstance(item, str):
+        return {"preset": item}
+    if isinstance(item, dict) and len(item) == 1 and "preset" not in item:
+        [(preset, thresholds)] = item.items()
+        return {"preset": preset, "thresholds": thresholds or {}}
+    return item
+
+
+def _hint(word: str, known: Iterable[str]) -> str:
+    return did_you_mean(word, known, otherwise=f"known names are {', '.join(sorted(known))}")
+
+
+def check_choices(choices: Sequence[FilterChoice]) -> None:
+    """Raises ValueError if a filter is named twice: its columns and rules would have duplicate names."""
+    names = [choice.preset for choice in choices]
+    doubled = sorted({name for name in names if names.count(name) > 1})
+    if doubled:
+        raise ValueError(f"filter {doubled[0]!r} is named twice; merge its thresholds into one entry")

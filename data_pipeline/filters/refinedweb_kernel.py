@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gristmill.data_pipeline.filters.kept_lines import close_text, copy_bytes, has_words, holds_bytes, phrase, phrase_at
+from gristmill.data_pipeline.filters.c4_kernel import close_text, copy_bytes, has_words, holds_bytes, phrase, phrase_at
 from gristmill.data_pipeline.signals.bits import (
     BLOCK,
     NEWLINE,
@@ -23,7 +23,7 @@ from gristmill.data_pipeline.signals.bits import (
 )
 from gristmill.data_pipeline.signals.characters import ALPHA, DIGIT, SPACE, UPPER, WORD
 from gristmill.data_pipeline.signals.intrinsics import bytes_within, letters_within, ones, pointer
-from gristmill.foundation.cached_njit import cached_njit
+from gristmill.foundation.runtime.kernels.cached_njit import cached_njit
 
 # Places in the counts, as in filters/lines.py's REFINEDWEB_COUNTS.
 LINES, UPPERCASE, DIGITS, COUNTER, FEW_WORDS, BOILERPLATE = range(6)

@@ -9,9 +9,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from gristmill.data_pipeline.filters.apply import PROFILE, FilterTask, failures, signal_values
-from gristmill.foundation.engine.engine import Engine
-from gristmill.foundation.errors import RecipeError
-from gristmill.foundation.nearest_name import did_you_mean
+from gristmill.foundation.errors import RecipeError, did_you_mean
+from gristmill.foundation.runtime.tasks.engine import Engine
 
 MAX_THRESHOLDS = 1000
 _SWEEP = re.compile(r"(?P<rule>[\w.]+)=(?P<low>[^:]+):(?P<high>[^:]+):(?P<count>\d+)")

@@ -1,14 +1,21 @@
 """dataset.json: what a folder of indexed sources holds, and how a trainer must read it."""
 
 import json
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from pydantic import Field
 
-from gristmill.foundation.canonical_json import canonical_json
+from gristmill.data_pipeline.indexed.format import bin_path, block_mark, idx_path
+from gristmill.data_pipeline.indexed.reader import IndexedReader
+from gristmill.foundation.checksums import file_state, is_settled, one_at_a_time, read_cached, write_cached
 from gristmill.foundation.config import Config
 from gristmill.foundation.errors import InputError
-from gristmill.foundation.files import write_atomic
+from gristmill.foundation.files import file_digest, write_atomic
+from gristmill.foundation.fingerprint import canonical_json
+from gristmill.foundation.manifest import CACHE_FOLDER, MANIFEST_NAME, read_manifest
 
 DATASET_NAME = "dataset.json"
 
@@ -74,3 +81,129 @@ def read_dataset(folder: Path) -> Dataset:
 def source_prefix(folder: Path, split: str, name: str) -> Path:
     """Where a source's .bin and .idx stand: FOLDER/train/books."""
     return folder / split / name
+
+
+# Opens a source of an index folder only after its files were checked, once for all restarts and ranks.
+#
+# Checked are the digests that the manifest of the folder gives (or, in a folder without a manifest, the token ids)
+# and every entry of the .idx. What passed is remembered in cache/checked/SPLIT/SOURCE.json with size, times and inode
+# of both files, and any change of these is checked again.
+
+RULES = 1  # raised when the checks become stricter, so that files are checked again
+SAID_FROM_BYTES = 1_000_000_000  # files of which the user hears that they are being read
+
+
+@dataclass(frozen=True)
+class CheckedSource:
+    """identity: JSON value that is equal as long as the .idx holds the same bytes."""
+
+    reader: IndexedReader
+    identity: Any
+
+
+def manifest_digests(folder: Path) -> dict[str, str] | None:
+    """sha256 by path of the files of an index folder, None if it has no manifest (files of others, or by hand).
+
+    Raises InputError if dataset.json is not the one of the manifest."""
+    if not (folder / MANIFEST_NAME).is_file():
+        return None
+    digests = {output.path: output.sha256 for output in read_manifest(folder).outputs}
+    path = folder / DATASET_NAME
+    if digests.get(DATASET_NAME) != file_digest(path):
+        raise InputError(f"{path}: {_altered(folder)}")
+    return digests
+
+
+def open_checked(
+    folder: Path,
+    split: str,
+    source: IndexedSource,
+    dataset: Dataset,
+    digests: dict[str, str] | None,
+    say: Callable[[str], None],
+) -> CheckedSource:
+    """Raises InputError, naming file and entry, if anything is wrong with the source's files."""
+    prefix = source_prefix(folder, split, source.name)
+    checked = checked_state(folder, split, source.name, dataset.vocab_size, digests)
+    reader = IndexedReader(prefix, tables_checked=True)
+    counts = source.splits[split]
+    if (reader.num_tokens, reader.num_documents, str(reader.dtype)) != (counts.tokens, counts.documents, dataset.dtype):
+        raise InputError(
+            f"{prefix}: {reader.num_documents} documents, {reader.num_tokens} tokens of {reader.dtype}, dataset.json "
+            f"says {counts.documents}, {counts.tokens} of {dataset.dtype}; run `gristmill index` again"
+        )
+    record = record_path(folder, split, source.name)
+    if read_cached(record) != checked:
+        with one_at_a_time(folder):
+            if read_cached(record) != checked:  # another rank may have checked meanwhile
+                _check(folder, prefix, source.name, dataset.vocab_size, digests, say)
+                if all(is_settled(state) for state in checked["files"].values()):
+                    write_cached(record, checked)
+    if checked != checked_state(folder, split, source.name, dataset.vocab_size, digests):
+        raise InputError(
+            f"{prefix}: its files changed while they were opened; wait for what writes them, and try again"
+        )
+    return CheckedSource(reader, checked["files"][idx_path(prefix).name])
+
+
+def checked_state(
+    folder: Path, split: str, source: str, vocab_size: int, digests: dict[str, str] | None
+) -> dict[str, Any]:
+    """What is remembered of a source's files once they were checked: it changes when they do."""
+    files = _states(folder, source_prefix(folder, split, source), digests)
+    return {"rules": RULES, "vocab_size": vocab_size, "files": files}
+
+
+def record_path(folder: Path, split: str, source: str) -> Path:
+    return folder / CACHE_FOLDER / "checked" / split / f"{source}.json"
+
+
+def _states(folder: Path, prefix: Path, digests: dict[str, str] | None) -> dict[str, Any]:
+    """Of both files, by name: state and, where the manifest gives one, the digest it must have."""
+    return {path.name: _state(folder, path, digests) for path in (bin_path(prefix), idx_path(prefix))}
+
+
+def _state(folder: Path, path: Path, digests: dict[str, str] | None) -> dict[str, Any]:
+    try:
+        mark = block_mark(path)  # of a file that is downloaded as it is read, and so changes
+        state = file_state(mark if mark.is_file() else path)
+    except OSError as error:
+        raise InputError(
+            f"{path}: no such file, or it cannot be read ({error.strerror}); run `gristmill index` again"
+        ) from error
+    return {**state, "sha256": digests.get(_relative(folder, path)) if digests else None}
+
+
+def _check(
+    folder: Path,
+    prefix: Path,
+    source: str,
+    vocab_size: int,
+    digests: dict[str, str] | None,
+    say: Callable[[str], None],
+) -> None:
+    """Tables first: a damage that can be named is named. Ids are within the vocabulary where digests are right, for the
+    index stage refuses others."""
+    num_bytes = bin_path(prefix).stat().st_size + idx_path(prefix).stat().st_size
+    if num_bytes >= SAID_FROM_BYTES:
+        say(f"{prefix}: checking {num_bytes / 1e9:.1f} GB, once; later starts remember it")
+    reader = IndexedReader(prefix)
+    if digests is None:
+        reader.check_ids(vocab_size, source)
+        return
+    is_partial = block_mark(bin_path(prefix)).is_file()  # its digest would need all of it
+    for path in (idx_path(prefix),) if is_partial else (idx_path(prefix), bin_path(prefix)):
+        if digests.get(_relative(folder, path)) != file_digest(path):
+            reader.check_ids(vocab_size, source)
+            raise InputError(f"{path}: {_altered(folder)}")
+
+
+def _relative(folder: Path, path: Path) -> str:
+    return path.relative_to(folder).as_posix()
+
+
+def _altered(folder: Path) -> str:
+    return (
+        f"its sha256 is not the one in {folder / MANIFEST_NAME}, so it was altered after `gristmill index` wrote it; "
+        f"`gristmill verify {folder}` lists all such files: restore them, or remove the folder and index again"
+    )

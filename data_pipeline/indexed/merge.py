@@ -7,10 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
-from gristmill.data_pipeline.indexed.format import bin_path
+from gristmill.data_pipeline.indexed.format import IndexedWriter, bin_path, indexed_writer
 from gristmill.data_pipeline.indexed.permutation import Permutation
 from gristmill.data_pipeline.indexed.reader import IndexedReader
-from gristmill.data_pipeline.indexed.writer import IndexedWriter, indexed_writer
 from gristmill.foundation.errors import InputError
 
 # Documents gathered before they are written: a few MB at a time.

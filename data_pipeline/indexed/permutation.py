@@ -10,8 +10,8 @@ import math
 
 import numpy as np
 
-from gristmill.foundation.cached_njit import cached_njit
-from gristmill.foundation.splitmix64 import INCREMENT, MULTIPLIER_1, MULTIPLIER_2, mix
+from gristmill.foundation.fingerprint import INCREMENT, MULTIPLIER_1, MULTIPLIER_2, mix
+from gristmill.foundation.runtime.kernels.cached_njit import cached_njit
 
 # Luby and Rackoff need 4 rounds for large domains; small ones (a few documents) mix well from 6 on.
 ROUNDS = 6

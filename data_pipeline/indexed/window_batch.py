@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gristmill.foundation.cached_njit import cached_njit
+from gristmill.foundation.runtime.kernels.cached_njit import cached_njit
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from gristmill.data_pipeline.ledger.evidence import (
 )
 from gristmill.data_pipeline.ledger.parquet_rows import RowRange, row_groups, row_range_groups
 from gristmill.data_pipeline.ledger.removal_step import Removals, RemovalStep
-from gristmill.foundation.checksum_files import is_sealed, sealed_path
+from gristmill.foundation.checksums import is_sealed, sealed_path
 
 FAILURE = pa.struct([("rule", pa.string()), ("value", pa.float64()), ("threshold", pa.float64())])
 LEDGER_SCHEMA = pa.schema(

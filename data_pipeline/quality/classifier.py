@@ -12,10 +12,10 @@ import orjson
 from safetensors.numpy import load_file, save
 
 from gristmill.data_pipeline.quality.config import MIN_DOCUMENTS, QualityConfig
-from gristmill.foundation.canonical_json import canonical_json, fingerprint
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.files import write_atomic
-from gristmill.foundation.task_files import fetch_folder
+from gristmill.foundation.fingerprint import canonical_json, fingerprint
+from gristmill.foundation.runtime.tasks.task_files import fetch_folder
 
 SCORE_STEPS = 1_000_000  # scores are rounded to 6 digits
 WEIGHTS_NAME, METADATA_NAME = "quality.safetensors", "quality.json"

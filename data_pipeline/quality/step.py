@@ -25,12 +25,11 @@ from gristmill.data_pipeline.quality.classifier import (
 )
 from gristmill.data_pipeline.quality.config import QualityConfig
 from gristmill.data_pipeline.readers.source import SourceConfig
-from gristmill.foundation.canonical_json import fingerprint
-from gristmill.foundation.checksum_files import is_sealed, seal, sealed_path
-from gristmill.foundation.engine.engine import Engine
-from gristmill.foundation.errors import RecipeError
-from gristmill.foundation.nearest_name import did_you_mean
-from gristmill.foundation.shuffle import Shuffle
+from gristmill.foundation.checksums import is_sealed, seal, sealed_path
+from gristmill.foundation.errors import RecipeError, did_you_mean
+from gristmill.foundation.fingerprint import fingerprint
+from gristmill.foundation.runtime.tasks.engine import Engine
+from gristmill.foundation.runtime.tasks.shuffle import Shuffle
 
 SCORED_ROWS = 1024  # texts of a batch, in memory as Python strings
 COUNT = np.dtype([("score", "<u4"), ("times", "<i8")])  # score: in SCORE_STEPS

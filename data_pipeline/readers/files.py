@@ -1,13 +1,23 @@
 """Raw files on this machine or behind an fsspec URL: globs, sizes and opening."""
 
+import fnmatch
 import glob
+import hashlib
+import io
 import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import BinaryIO, cast
+from urllib.parse import unquote, urlsplit
 
-from gristmill.data_pipeline.readers.local_files import local_files, local_path
-from gristmill.foundation.addresses import address_size, is_address, matching_addresses, open_address
+import numpy as np
+import xxhash
+
 from gristmill.foundation.errors import InputError
+from gristmill.foundation.lock import RawFile
+from gristmill.foundation.runtime.store.addresses import address_size, is_address, matching_addresses, open_address
 
 
 def shown_path(location: str) -> str:
@@ -85,3 +95,274 @@ def _fixed_folder(pattern: str) -> str:
 
 def _reason(error: Exception) -> str:
     return getattr(error, "strerror", None) or str(error) or type(error).__name__
+
+
+# Local files by glob; each is found once, since `**` enters no folder twice even where links form loops.
+
+
+def local_path(pattern: str) -> str:
+    """Expand `~/data` and `file:///data` to local paths; other patterns stay unchanged.
+
+    Raises InputError for a file URL of another host or without an absolute path."""
+    if not pattern.startswith("file:"):
+        return os.path.expanduser(pattern)
+    parts = urlsplit(pattern)
+    if parts.netloc not in ("", "localhost") or not parts.path.startswith("/"):
+        raise InputError(f"{pattern}: a file URL is file:/// and an absolute path; write the path alone")
+    return unquote(parts.path)
+
+
+def local_files(pattern: str) -> list[str]:
+    """Paths of the files that match a glob or lie below a folder, sorted. Hidden files are excluded.
+
+    The path of an existing file or folder is no glob, also if it contains brackets: "data [2024]". A link to a folder
+    that was already visited is not followed, so loops of links end."""
+    if os.path.isfile(pattern):
+        return [pattern]
+    if os.path.isdir(pattern):
+        return sorted("/".join([pattern.rstrip("/"), *below]) for below in _files_below(pattern))
+    parts = pattern.split("/")
+    if "**" not in parts:
+        return sorted(path for path in glob.glob(pattern) if os.path.isfile(path))
+    first = parts.index("**")
+    start, rest = "/".join(parts[:first]), [part for part, _ in groupby(parts[first:])]
+    folders = glob.glob(start) if glob.has_magic(start) else [start or ("." if first == 0 else "/")]
+    found = set()
+    for folder in folders:
+        prefix = [] if first == 0 else [folder.rstrip("/")]
+        found |= {"/".join([*prefix, *below]) for below in _files_below(folder) if _matches(below, rest)}
+    return sorted(found)
+
+
+def _files_below(folder: str) -> Iterator[list[str]]:
+    """Path components of every file below a folder, relative to it: data -> [["a.txt"], ["x", "b.txt"]]."""
+    entered = {_identity(folder)}
+    for here, folders, names in os.walk(folder, followlinks=True):
+        inside = []
+        for name in sorted(folders, key=lambda name: (os.path.islink(os.path.join(here, name)), name)):
+            identity = _identity(os.path.join(here, name))
+            if not name.startswith(".") and identity not in entered:
+                entered.add(identity)
+                inside.append(name)
+        folders[:] = inside
+        parts = [] if here == folder else os.path.relpath(here, folder).split("/")
+        yield from ([*parts, name] for name in names if _is_shown(here, name))
+
+
+def _is_shown(folder: str, name: str) -> bool:
+    return not name.startswith(".") and os.path.isfile(os.path.join(folder, name))
+
+
+def _identity(folder: str) -> tuple[int, int]:
+    try:
+        status = os.stat(folder)
+    except OSError:  # removed since it was listed, or not readable: os.walk skips it too
+        return (-1, -1)
+    return status.st_dev, status.st_ino
+
+
+def _matches(parts: Sequence[str], pattern: Sequence[str]) -> bool:
+    """["x", "a.txt"] matches ["**", "*.txt"]: `**` stands for any number of folders, and at the end for everything."""
+    if not pattern or not parts:
+        return not parts and not pattern
+    if pattern[0] == "**":
+        return len(pattern) == 1 or any(_matches(parts[skip:], pattern[1:]) for skip in range(len(parts)))
+    return fnmatch.fnmatchcase(parts[0], pattern[0]) and _matches(parts[1:], pattern[1:])
+
+
+# Detection of binary files by their signatures, such as a picture in a folder that is read as JSONL.
+
+# File signatures, from the formats' own documents (PNG: W3C; JPEG: ITU-T T.81; ZIP: PKWARE APPNOTE; ...).
+SIGNATURES = (
+    (0, b"\x89PNG\r\n\x1a\n", "a PNG picture"),
+    (0, b"\xff\xd8\xff", "a JPEG picture"),
+    (0, b"GIF8", "a GIF picture"),
+    (0, b"II*\x00", "a TIFF picture"),
+    (0, b"MM\x00*", "a TIFF picture"),
+    (0, b"RIFF", "a RIFF file (WebP, WAV or AVI)"),
+    (0, b"OggS", "an Ogg file"),
+    (0, b"ID3", "an MP3 file"),
+    (4, b"ftyp", "an MP4 or HEIC file"),
+    (0, b"%PDF-", "a PDF document"),
+    (0, b"PK\x03\x04", "a ZIP archive (or an Office document)"),
+    (0, b"7z\xbc\xaf\x27\x1c", "a 7z archive"),
+    (0, b"\x7fELF", "a program"),
+    (0, b"SQLite format 3\x00", "an SQLite database"),
+    (0, b"\x89HDF\r\n\x1a\n", "an HDF5 file"),
+    (0, b"\x93NUMPY", "a NumPy array"),
+    (0, b"ARROW1", "an Arrow file"),
+    (0, b"PAR1", "a Parquet file"),
+)
+LOOKED_AT_BYTES = 16
+PARQUET = "a Parquet file"
+SUFFIXES = {"text": "txt", "markdown": "md"}  # where the suffix is not the format's name
+
+
+def foreign_kind(head: bytes, format_: str) -> str | None:
+    """The kind of a binary file by its first bytes; None if the format can read it or the signature is unknown."""
+    for offset, signature, kind in SIGNATURES:
+        if head[offset : offset + len(signature)] == signature:
+            return None if (kind == PARQUET and format_ == "parquet") else kind
+    return None
+
+
+def check_kinds(source: str, format_: str, locations: list[str]) -> None:
+    """Raises InputError that names the first local file of another kind and the number of such files."""
+    found = []
+    for location in locations:
+        if not is_address(location):
+            with open_raw(location) as file:
+                kind = foreign_kind(file.read(LOOKED_AT_BYTES), format_)
+            if kind is not None:
+                found.append((location, kind))
+    if found:
+        location, kind = found[0]
+        others = f" (and {len(found) - 1} files more are of such kinds)" if len(found) > 1 else ""
+        raise InputError(
+            f"source {source}: {location} is {kind}, which format {format_} does not read{others}; name the files by a "
+            f"glob such as **/*.{SUFFIXES.get(format_, format_)}, or move it away"
+        )
+
+
+# Raw files that are verified against the lock while they are read: a file that changes during the run stops it.
+#
+# A file read from start to end is hashed as it is read and compared at its end (HashedFile). A file read by ranges,
+# by several workers, is first read once: its SHA-256 is compared with the lock, and each block of 1 MiB gets an XXH3
+# digest, which is compared before the block is used (VerifiedFile). The XXH3 digests are a small part of the cost of
+# SHA-256.
+
+BLOCK_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, eq=False)
+class BlockDigests:
+    """digests: uint64[ceil(num_bytes / BLOCK_BYTES)], XXH3 of each block of the file."""
+
+    num_bytes: int
+    digests: np.ndarray
+
+
+class HashedFile(io.RawIOBase):
+    """A file read from start to end; `finish` reads the rest and compares the digest with the lock.
+
+    A seek to the start first finishes and compares the pass so far, then starts another."""
+
+    def __init__(self, raw: BinaryIO, file: RawFile, location: str):
+        super().__init__()
+        self._raw, self._file, self._location = raw, file, location
+        self._hasher = hashlib.sha256()
+
+    def read(self, size: int = -1) -> bytes:
+        try:
+            block = self._raw.read(size)
+        except OSError as error:
+            raise unreadable(self._location, error) from error
+        self._hasher.update(block)
+        return block
+
+    def readable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        if offset or whence != io.SEEK_SET:
+            raise io.UnsupportedOperation("a file that is hashed must be read from its start")
+        self.finish()
+        self._hasher = hashlib.sha256()
+        return self._raw.seek(0)
+
+    def finish(self) -> None:
+        """Raises InputError if the file is not the one in the lock."""
+        while self.read(BLOCK_BYTES):
+            pass
+        check_digest(self._hasher.hexdigest(), self._file, self._location)
+
+
+class VerifiedFile(io.RawIOBase):
+    """A file with random access. Raises InputError instead of returning a byte that differs from the locked file.
+
+    error: the InputError raised, since libraries that read through this object may raise another in its place."""
+
+    def __init__(self, raw: BinaryIO, blocks: BlockDigests, location: str):
+        super().__init__()
+        self._raw, self._blocks, self._location = raw, blocks, location
+        self._at = 0
+        self._index, self._block = -1, b""
+        self.error: InputError | None = None
+
+    def read(self, size: int = -1) -> bytes:
+        end = self._blocks.num_bytes if size < 0 else min(self._at + size, self._blocks.num_bytes)
+        pieces = []
+        while self._at < end:
+            index, start = divmod(self._at, BLOCK_BYTES)
+            pieces.append(self._verified(index)[start : start + end - self._at])
+            self._at += len(pieces[-1])
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._blocks.num_bytes}[whence]
+        self._at = max(base + offset, 0)
+        return self._at
+
+    def finish(self) -> None:
+        """Raise the InputError that a library may have caught."""
+        if self.error is not None:
+            raise self.error
+
+    def _verified(self, index: int) -> bytes:
+        if index == self._index:
+            return self._block
+        try:
+            self._raw.seek(index * BLOCK_BYTES)
+            block = self._raw.read(BLOCK_BYTES)
+        except OSError as error:
+            self.error = unreadable(self._location, error)
+            raise self.error from error
+        if xxhash.xxh3_64_intdigest(block) != self._blocks.digests[index]:
+            self.error = changed(self._location)
+            raise self.error
+        self._index, self._block = index, block
+        return block
+
+
+def digest_blocks(raw: BinaryIO, file: RawFile, location: str) -> BlockDigests:
+    """The digests of the file's blocks. Raises InputError if the file is not the one in the lock."""
+    whole, digests, num_bytes = HashedFile(raw, file, location), [], 0
+    while block := _full_block(whole):
+        digests.append(xxhash.xxh3_64_intdigest(block))
+        num_bytes += len(block)
+    whole.finish()
+    return BlockDigests(num_bytes, np.array(digests, np.uint64))
+
+
+def _full_block(file: HashedFile) -> bytes:
+    """BLOCK_BYTES bytes, fewer at the end: one read of a remote file may return fewer."""
+    block = file.read(BLOCK_BYTES)
+    while 0 < len(block) < BLOCK_BYTES and (more := file.read(BLOCK_BYTES - len(block))):
+        block += more
+    return block
+
+
+def check_digest(found: str, file: RawFile, location: str) -> None:
+    if found != file.sha256:
+        raise changed(location, f": its SHA-256 is {found[:16]}... and the lock says {file.sha256[:16]}...")
+
+
+def changed(location: str, detail: str = "") -> InputError:
+    return InputError(
+        f"{shown_path(location)}: the file changed during the run{detail}; nothing read from it is used. Restore it, "
+        "or run again with --update-lock to use its new content"
+    )
+
+
+def unreadable(location: str, error: OSError) -> InputError:
+    reason = error.strerror or str(error) or type(error).__name__
+    return InputError(f"{shown_path(location)}: cannot be read ({reason}); check the disk or the connection")

@@ -6,10 +6,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from gristmill.data_pipeline.readers.document import Record, Unreadable, first_line, too_large
-from gristmill.data_pipeline.readers.fields import FieldMap
+from gristmill.data_pipeline.readers.document import FieldMap, Record, Unreadable, first_line, too_large
+from gristmill.data_pipeline.readers.files import check_digest
 from gristmill.data_pipeline.readers.source import SourceConfig
-from gristmill.data_pipeline.readers.verified_files import check_digest
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.files import file_digest
 from gristmill.foundation.lock import RawFile

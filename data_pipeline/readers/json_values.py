@@ -6,7 +6,7 @@ import numpy as np
 
 from gristmill.data_pipeline.signals.bits import BLOCK, ZERO, below, encode, first_bit
 from gristmill.data_pipeline.signals.intrinsics import bytes_within, copy_block
-from gristmill.foundation.cached_njit import cached_njit
+from gristmill.foundation.runtime.kernels.cached_njit import cached_njit
 
 PLAIN, NULL, UNCERTAIN = range(3)  # kinds of values: orjson writes them as they stand; null; to be parsed by orjson
 

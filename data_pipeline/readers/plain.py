@@ -8,8 +8,14 @@ from typing import BinaryIO, NamedTuple
 
 from gristmill.data_pipeline.readers.compression import LINE_END_BYTES, Damaged, TooLong, blocks, whole_lines
 from gristmill.data_pipeline.readers.document import Record, Unreadable, excerpt, too_large
-from gristmill.data_pipeline.readers.encodings import BYTE_ORDER_MARK, WIDE_ENCODING, in_utf8, transcoded
-from gristmill.data_pipeline.readers.json_repair import SURROGATES, without_surrogates
+from gristmill.data_pipeline.readers.encodings import (
+    BYTE_ORDER_MARK,
+    SURROGATES,
+    WIDE_ENCODING,
+    in_utf8,
+    transcoded,
+    without_surrogates,
+)
 from gristmill.data_pipeline.readers.source import SourceConfig
 
 _BLANK_LINE = re.compile(rb"[ \t]*\r?\n")

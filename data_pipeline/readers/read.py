@@ -6,22 +6,17 @@ from dataclasses import dataclass, field
 from typing import Any, BinaryIO
 
 from gristmill.data_pipeline.extraction.repeated_blocks import HostBlocks, RepeatedBlocks
-from gristmill.data_pipeline.readers.arc import read_arc
 from gristmill.data_pipeline.readers.compression import FRAME_HEADER_BYTES, SUFFIXES, Damaged, blocks, content_bytes
-from gristmill.data_pipeline.readers.document import Record, Unreadable, excerpt, too_large
-from gristmill.data_pipeline.readers.files import open_raw
+from gristmill.data_pipeline.readers.document import Record, Unreadable, excerpt, split_url, too_large
+from gristmill.data_pipeline.readers.files import BlockDigests, HashedFile, VerifiedFile, digest_blocks, open_raw
 from gristmill.data_pipeline.readers.hub import read_dataset
-from gristmill.data_pipeline.readers.json_columns import read_json_columns
-from gristmill.data_pipeline.readers.jsonl import line_starts, read_jsonl
-from gristmill.data_pipeline.readers.parquet import read_parquet, row_groups
-from gristmill.data_pipeline.readers.parquet_columns import read_parquet_columns
+from gristmill.data_pipeline.readers.jsonl import line_starts, read_json_columns, read_jsonl
+from gristmill.data_pipeline.readers.parquet import read_parquet, read_parquet_columns, row_groups
 from gristmill.data_pipeline.readers.plain import read_plain
 from gristmill.data_pipeline.readers.python_docs import read_python_docs
 from gristmill.data_pipeline.readers.record_columns import RecordBuilder, RecordColumns
 from gristmill.data_pipeline.readers.source import SourceConfig
-from gristmill.data_pipeline.readers.urls import split_url
-from gristmill.data_pipeline.readers.verified_files import BlockDigests, HashedFile, VerifiedFile, digest_blocks
-from gristmill.data_pipeline.readers.warc import read_warc
+from gristmill.data_pipeline.readers.warc import read_arc, read_warc
 from gristmill.foundation.deferred_module import DeferredModule
 from gristmill.foundation.lock import RawFile
 

@@ -6,9 +6,8 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from gristmill.data_pipeline.readers.document import Record, Unreadable
-from gristmill.data_pipeline.readers.fields import metadata_json
-from gristmill.data_pipeline.signals.buffer import PADDING, TextBuffer, add_newlines
+from gristmill.data_pipeline.readers.document import Record, Unreadable, metadata_json
+from gristmill.data_pipeline.signals.bits import PADDING, TextBuffer, add_newlines
 from gristmill.foundation.lock import RawFile
 
 BATCH_RECORDS = 1024

@@ -4,16 +4,14 @@ import hashlib
 import os
 from collections.abc import Sequence
 
-from gristmill.data_pipeline.readers.file_kinds import check_kinds
-from gristmill.data_pipeline.readers.files import matching, open_raw, raw_size, shown_path
+from gristmill.data_pipeline.readers.files import check_kinds, matching, open_raw, raw_size, shown_path, unreadable
 from gristmill.data_pipeline.readers.hub import dataset_digest
-from gristmill.data_pipeline.readers.python_files import python_files
+from gristmill.data_pipeline.readers.python_docs import python_files
 from gristmill.data_pipeline.readers.source import SourceConfig
-from gristmill.data_pipeline.readers.verified_files import unreadable
-from gristmill.foundation.addresses import is_address
-from gristmill.foundation.engine.engine import Engine
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.lock import LockedSource, RawFile, in_canonical_order
+from gristmill.foundation.runtime.store.addresses import is_address
+from gristmill.foundation.runtime.tasks.engine import Engine
 
 # Files are digested in groups of about this many bytes; workers are started for more than one group only.
 GROUP_BYTES = 64_000_000

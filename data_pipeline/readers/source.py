@@ -5,11 +5,11 @@ from typing import Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from gristmill.data_pipeline.extraction.blocks_config import BlocksConfig
-from gristmill.data_pipeline.filters.choice import FilterChoice, check_choices, parse_choices
-from gristmill.data_pipeline.signals.lid_codes import require_language_code
-from gristmill.foundation.addresses import without_credentials
+from gristmill.data_pipeline.filters.presets import FilterChoice, check_choices, parse_choices
+from gristmill.data_pipeline.signals.scripts import require_language_code
 from gristmill.foundation.config import Config
-from gristmill.foundation.nearest_name import did_you_mean
+from gristmill.foundation.errors import did_you_mean
+from gristmill.foundation.runtime.store.addresses import without_credentials
 
 # A document's text is rarely over 5 MB (a long book; Common Crawl truncates pages at 5 MiB); much longer ones are dumps
 # or crawler traps. With escapes and other fields, a line of JSON is a few times its text. Cost: docs/curation.md.

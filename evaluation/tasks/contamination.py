@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from gristmill.data_pipeline.corpus.writer import DECONTAMINATION_FOLDER, QUESTIONS_NAME, REPORT_JSON
-from gristmill.evaluation.results.not_evaluated import evaluated, scores
-from gristmill.evaluation.results.standard_errors import standard_error
+from gristmill.evaluation.results.statistics import evaluated, scores, standard_error
 from gristmill.evaluation.results.table import ScoreRow, rows_of
 from gristmill.evaluation.tasks.benchmark_texts import OURS
 from gristmill.evaluation.tasks.harness import Results

@@ -2,12 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 
-from gristmill.evaluation.config import EvaluateConfig
-from gristmill.evaluation.generation.generate import generate
-from gristmill.evaluation.generation.request import GenerationSettings
-from gristmill.evaluation.models.causal_lm import CausalLM
-from gristmill.evaluation.models.model_tokenizer import ModelTokenizer
-from gristmill.evaluation.scoring.language_model import TextTokenizer
+from gristmill.evaluation.convert.model_tokenizer import ModelTokenizer
+from gristmill.evaluation.inference.causal_lm import CausalLM
+from gristmill.evaluation.inference.config import EvaluateConfig
+from gristmill.evaluation.inference.generate.prompts import generate
+from gristmill.evaluation.inference.generate.request import GenerationSettings
+from gristmill.evaluation.scoring.lm_eval_adapter import TextTokenizer
 from gristmill.evaluation.tasks.corpus_tasks import HeldOutDocument
 from gristmill.foundation.config import Config
 

@@ -1,18 +1,22 @@
 """Tasks from the held-out documents of a corpus: bits per byte by source, and cloze, the choice of the next line."""
 
+import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
+from babel import Locale, UnknownLocaleError
+from babel.core import get_global
+from datasets import Dataset
 
 from gristmill.data_pipeline.indexed.language_shares import language_tag
-from gristmill.data_pipeline.signals.buffer import TextBuffer
-from gristmill.data_pipeline.signals.scripts import text_scripts
-from gristmill.evaluation.tasks.language_names import likely_script
+from gristmill.data_pipeline.signals.bits import TextBuffer
+from gristmill.data_pipeline.signals.scripts import ALIASES, text_scripts
 from gristmill.foundation.errors import InputError
 
 DOCUMENT_BYTES = 16_384  # maximum of one document, so that a few long ones do not dominate a source
@@ -199,3 +203,96 @@ def require_questions(questions: Sequence[ClozeQuestion], curate: Path) -> None:
             f"{LINE_BYTES[1]} bytes after {CONTEXT_LINES} others in two documents of one source; use more data, or "
             "remove cloze from evaluate.tasks"
         )
+
+
+# lm-eval configs of the two held-out tasks. Each config contains its documents: nothing is read or downloaded.
+
+BITS_PER_BYTE = "bits_per_byte"
+CLOZE = "cloze"
+HELD_OUT_TASKS = (BITS_PER_BYTE, CLOZE)
+
+
+def bits_per_byte_task(group: str, texts: Sequence[HeldOutDocument]) -> dict[str, Any]:
+    """The rolling log-likelihood of the texts of one source or language."""
+    return {
+        "task": f"{BITS_PER_BYTE}_{group}",
+        "task_alias": f"{BITS_PER_BYTE} {group}",
+        "custom_dataset": documents_of([asdict(text) for text in texts]),
+        "output_type": "loglikelihood_rolling",
+        "test_split": "test",
+        "doc_to_text": "",
+        "doc_to_target": "text",
+        "metric_list": [
+            {"metric": BITS_PER_BYTE, "aggregation": BITS_PER_BYTE, "higher_is_better": False},
+        ],
+        "num_fewshot": 0,
+        "metadata": {"version": 1.0, "source": f"held-out documents of {group}", "prompt": "end of document"},
+    }
+
+
+def cloze_task(questions: Sequence[ClozeQuestion]) -> dict[str, Any]:
+    """Multiple choice of the next line. The line break before it is part of the answer.
+
+    acc_mutual_info takes the line that the context makes likelier by the greatest factor, so that a line does not win
+    by being common (Brown et al. 2020, arXiv 2005.14165, section 2.4); acc takes the likeliest."""
+    choices = len(questions[0].choices)
+    listed = [{**asdict(question), "choices": list(question.choices)} for question in questions]
+    return {
+        "task": CLOZE,
+        "custom_dataset": documents_of(listed),
+        "output_type": "multiple_choice",
+        "test_split": "test",
+        "doc_to_text": "context",
+        "doc_to_choice": "choices",
+        "doc_to_target": "gold",
+        "target_delimiter": "\n",
+        "metric_list": [
+            {"metric": "acc_mutual_info", "aggregation": "mean", "higher_is_better": True},
+            {"metric": "acc", "aggregation": "mean", "higher_is_better": True},
+        ],
+        "num_fewshot": 0,
+        "metadata": {
+            "version": 1.0,
+            "source": "held-out documents; wrong lines from other documents of the same source",
+            "prompt": "the lines before it",
+            "chance": 1 / choices,
+        },
+    }
+
+
+def documents_of(records: Sequence[Mapping[str, Any]]) -> Callable[..., dict[str, Dataset]]:
+    """lm-eval's `custom_dataset` with these records as its test split."""
+
+    def load(**kwargs: Any) -> dict[str, Dataset]:
+        return {"test": Dataset.from_list(list(records))}
+
+    return load
+
+
+# Names of languages and scripts in tasks and tables.
+
+LANGUAGE_AND_SCRIPT = re.compile(r"bits_per_byte_(?P<language>.+)_(?P<script>[A-Z][a-z]{3})")
+SCRIPT = re.compile("[A-Z][a-z]{3}")
+
+
+def task_alias(task: str) -> str:
+    """The name in tables: bits_per_byte_ar_Arab -> "bits_per_byte ar_Arab"."""
+    return task.replace("bits_per_byte_", "bits_per_byte ", 1)
+
+
+def likely_script(language: str) -> str | None:
+    """The script in which a language is usually written (CLDR), by the names of signals/scripts.py: ko -> "Hang"."""
+    found = get_global("likely_subtags").get(re.split("[_-]", language)[0])
+    script = found.split("_")[1] if found is not None and found.count("_") == 2 else None
+    return ALIASES.get(script, script) if script is not None else None
+
+
+def english_name(tag: str) -> str:
+    """ar_Arab -> "Arabic", pt_BR -> "Portuguese (Brazil)"; the tag itself where the language is not known."""
+    parts = [part for part in re.split("[_-]", tag) if not SCRIPT.fullmatch(part)]
+    for length in range(min(2, len(parts)), 0, -1):
+        try:
+            return str(Locale.parse("_".join(parts[:length])).get_display_name("en"))
+        except (UnknownLocaleError, ValueError):
+            continue
+    return tag

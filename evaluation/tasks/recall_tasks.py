@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from gristmill.evaluation.config import RECALL_TASKS, EvaluateConfig
-from gristmill.evaluation.tasks.corpus_task_configs import documents_of
+from gristmill.evaluation.inference.config import RECALL_TASKS, EvaluateConfig
+from gristmill.evaluation.tasks.corpus_tasks import documents_of
 from gristmill.foundation.errors import RecipeError
 
 MIN_LENGTH = 128  # tokens, of the lengths that are chosen

@@ -6,15 +6,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gristmill.data_pipeline.indexed.dataset import read_dataset
+from gristmill.data_pipeline.indexed.language_shares import held_out_notes, tokens_by_language
+from gristmill.evaluation.tasks.corpus_tasks import english_name
 from gristmill.foundation.manifest import read_manifest
-from gristmill.pipelines.config import Recipe
-from gristmill.pipelines.report.blend import blend_blocks
-from gristmill.pipelines.report.blocks import Block, Excerpt, Figure, Heading, Paragraph, Table
+from gristmill.pipelines.recipes.config import Recipe
 from gristmill.pipelines.report.curation import curation_blocks
-from gristmill.pipelines.report.evaluation_curve import evaluation_blocks
+from gristmill.pipelines.report.evaluation import evaluation_blocks, language_blocks
 from gristmill.pipelines.report.figures import curves
-from gristmill.pipelines.report.languages import language_blocks
-from gristmill.pipelines.report.tokenizer import tokenizer_blocks
+from gristmill.pipelines.report.render import Block, Excerpt, Figure, Heading, Paragraph, Table
+from gristmill.pipelines.stages.training_data import form_of, open_form
+from gristmill.tokenizers.languages import LANGUAGES_NAME
 
 SMOOTHING_SHARE = 0.02  # share of the run's steps over which the plotted loss is averaged
 
@@ -157,3 +159,72 @@ def is_plain(value: Any) -> bool:
 
 def shown(value: Any) -> str:
     return value if isinstance(value, str) else number(value) if isinstance(value, int) else f"{value:.4f}"
+
+
+# The report's section on the blend: the recipe's weights compared with the samples that training drew.
+
+UNITS = {"windows": "windows", "sentence_pairs": "pairs"}
+
+
+def blend_blocks(recipe: Recipe, index: Path, train: Path) -> list[Block]:
+    """Shares, tokens and epochs of each source; nothing where the objective reads records of its own."""
+    model, settings = recipe.training()
+    form = form_of(settings.objective)
+    if form == "own":
+        return []
+    lines = [json.loads(line) for line in (train / "metrics.jsonl").read_text("utf-8").splitlines()]
+    trained = max(line["tokens"] for line in lines if "tokens" in line)
+    drawn = open_form(form, index, "train", recipe).drawn(trained // model.sequence_length)
+    dataset = read_dataset(index)
+    weights = {source.name: source.weight for source in dataset.sources}
+    total_weight, total_drawn = sum(weights.values()), sum(draw.samples for draw in drawn)
+    rows = tuple(
+        (
+            draw.source,
+            f"{100 * weights[draw.source] / total_weight:.1f} %",
+            f"{100 * draw.samples / total_drawn:.1f} %",
+            f"{draw.samples:,}",
+            f"{draw.samples * model.sequence_length:,}",
+            f"{draw.epochs:.2f}",
+        )
+        for draw in drawn
+    )
+    columns = ("source", "planned", "drawn", UNITS[form], "tokens", "epochs")
+    caption = "Shares of the training tokens." if form == "windows" else "Shares of the pairs; tokens with padding."
+    notes = [Paragraph(f"{note[0].upper()}{note[1:]}.") for note in held_out_notes(tokens_by_language(dataset))]
+    return [Heading("Blend"), Table(columns, rows, 5, caption), *notes]
+
+
+# The report's section on the tokenizer's languages, from languages.json of the stage `tokenizer`.
+
+
+def tokenizer_blocks(folder: Path) -> list[Block]:
+    """Empty if the recipe does not train the tokenizer by language."""
+    path = folder / LANGUAGES_NAME
+    if not path.is_file():
+        return []
+    content = json.loads(path.read_bytes())
+    rows = tuple(
+        (
+            f"{english_name(group['group'])} ({group['group']})",
+            f"{group['documents']:,}",
+            f"{group['bytes_per_token']:.2f}",
+            f"{group['fertility']:.2f}",
+            "" if group["parity"] is None else f"{group['parity']:.2f}",
+            f"{group['byte_fallback']:.2%}",
+            f"{group['pieces']:,}",
+        )
+        for group in content["languages"]
+    )
+    columns = ("language", "documents", "bytes per token", "tokens per word", "parity", "single bytes", "pieces used")
+    whole = sum(content["vocabulary"].values())
+    budget = tuple((name, f"{count:,}", f"{count / whole:.1%}") for name, count in content["vocabulary"].items())
+    return [
+        Heading("Tokenizer"),
+        Paragraph(
+            f"Parity is the number of tokens over that of the same text in {english_name(content['reference'])}, "
+            "where the corpus has translations. Single bytes are tokens for a byte of a character without a piece."
+        ),
+        Table(columns, rows, 6),
+        Table(("script of the letters", "pieces", "share"), budget, 2, "The vocabulary."),
+    ]

@@ -5,18 +5,18 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from gristmill.data_pipeline.corpus.summary import document_totals
+from gristmill.data_pipeline.corpus.counts import document_totals
 from gristmill.data_pipeline.corpus.writer import QUARANTINE_NAME
 from gristmill.data_pipeline.curate_config import used_profiles
-from gristmill.data_pipeline.decontamination.benchmark import Example, benchmark_digests, numbered_examples
+from gristmill.data_pipeline.decontamination.config import Example, benchmark_digests, numbered_examples
 from gristmill.data_pipeline.dedup.signatures import find_store, store_digest
+from gristmill.data_pipeline.filters.apply import heavy_removals
 from gristmill.data_pipeline.filters.profiles import load_profiles
-from gristmill.data_pipeline.filters.removal_by_language import heavy_removals
 from gristmill.data_pipeline.run_curation import CurationInputs, curate
-from gristmill.data_pipeline.signals.language_model import model_digest
+from gristmill.data_pipeline.signals.language import model_digest
 from gristmill.foundation.deferred_module import DeferredModule
-from gristmill.pipelines.config import Recipe, identity
-from gristmill.pipelines.stage import Stage, StageContext
+from gristmill.pipelines.recipes.config import Recipe, identity
+from gristmill.pipelines.stages.stage import Stage, StageContext
 
 extraction_weights = DeferredModule("gristmill.data_pipeline.extraction.weights")  # for HTML alone
 # Paths and training weights do not affect the corpus.
@@ -136,6 +136,6 @@ STAGE: Stage = Stage(
 )
 
 if __name__ == "__main__":
-    from gristmill.pipelines.cli import stage_script
+    from gristmill.pipelines.cli.main import stage_script
 
     stage_script("curate")

@@ -3,10 +3,9 @@
 from pathlib import Path
 from typing import Any
 
-from gristmill.pipelines.config import Recipe, identity
-from gristmill.pipelines.stage import Stage, StageContext
-from gristmill.pipelines.task_identity import task_identity
-from gristmill.pipelines.training_data import objective_on_test_split
+from gristmill.pipelines.recipes.config import Recipe, identity
+from gristmill.pipelines.stages.stage import Stage, StageContext, task_identity
+from gristmill.pipelines.stages.training_data import objective_on_test_split
 from gristmill.training.objectives.names import SCORED_BY_TASKS
 
 MAX_SAMPLES = 1000  # of an objective on the corpus; evaluate.limit may lower it
@@ -20,8 +19,8 @@ def config(recipe: Recipe) -> dict[str, Any]:
 def run(context: StageContext) -> dict[str, Any]:
     """Writes results.json, samples/, table.md and generations.json; the metadata is the scores by task."""
     # Imported here: torch and lm-eval take seconds to load, and `gristmill plan` and other stages do not need them.
+    from gristmill.evaluation.inference.workdir import CheckpointPaths, HeldOutCorpus, find_checkpoint
     from gristmill.evaluation.run import EvaluationPaths, evaluate_folder
-    from gristmill.evaluation.workdir import CheckpointPaths, HeldOutCorpus, find_checkpoint
     from gristmill.training.processes import RankInfo, local_device
 
     checkpoint = find_checkpoint(context.inputs["train"])
@@ -47,7 +46,7 @@ def run(context: StageContext) -> dict[str, Any]:
 def _evaluate_objective(context: StageContext, checkpoint: Path) -> dict[str, Any]:
     """Scores the model on the test samples of its own objective: tasks ask a model for the next token."""
     from gristmill.evaluation.objective_scores import evaluate_objective, write_objective_scores  # as above
-    from gristmill.training.checkpoint import load_model
+    from gristmill.training.checkpoint.checkpoint import load_model
     from gristmill.training.processes import RankInfo, local_device
 
     objective, limit = objective_on_test_split(context), context.recipe.evaluate.limit
@@ -75,6 +74,6 @@ STAGE: Stage = Stage(
 )
 
 if __name__ == "__main__":
-    from gristmill.pipelines.cli import stage_script
+    from gristmill.pipelines.cli.main import stage_script
 
     stage_script("evaluate")

@@ -4,12 +4,12 @@ from dataclasses import asdict
 from typing import Any
 
 from gristmill.data_pipeline.corpus.splits import SPLITS
+from gristmill.data_pipeline.indexed.config import epochs_by_source, repeat_warnings
 from gristmill.data_pipeline.indexed.dataset import Dataset
-from gristmill.data_pipeline.indexed.epochs import epochs_by_source, repeat_warnings
 from gristmill.data_pipeline.indexed.language_shares import RunLength, held_out_notes, tokens_by_language
 from gristmill.foundation.deferred_module import DeferredModule
-from gristmill.pipelines.config import Recipe
-from gristmill.pipelines.stage import Stage, StageContext
+from gristmill.pipelines.recipes.config import Recipe
+from gristmill.pipelines.stages.stage import Stage, StageContext
 
 # The command imports every stage; this part is imported by a run of this one.
 indexing = DeferredModule("gristmill.tokenizers.index_corpus")
@@ -79,6 +79,6 @@ STAGE: Stage = Stage(
 )
 
 if __name__ == "__main__":
-    from gristmill.pipelines.cli import stage_script
+    from gristmill.pipelines.cli.main import stage_script
 
     stage_script("index")

@@ -5,15 +5,15 @@ from typing import Any
 from gristmill.foundation.deferred_module import DeferredModule
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.files import write_atomic
-from gristmill.pipelines.config import Recipe, identity
-from gristmill.pipelines.stage import Stage, StageContext
+from gristmill.pipelines.recipes.config import Recipe, identity
+from gristmill.pipelines.stages.stage import Stage, StageContext
 from gristmill.tokenizers.adversarial import adversarial_strings
 
 # The command imports every stage; these parts are imported by a run of this one.
 export = DeferredModule("gristmill.tokenizers.export")
 pretrained = DeferredModule("gristmill.tokenizers.pretrained")
-sample = DeferredModule("gristmill.tokenizers.sample")
-languages = DeferredModule("gristmill.pipelines.tokenizer_languages")
+sample = DeferredModule("gristmill.tokenizers.training_sample")
+languages = DeferredModule("gristmill.tokenizers.languages")
 loading = DeferredModule("gristmill.tokenizers.tokenizer")
 training = DeferredModule("gristmill.tokenizers.train")
 
@@ -110,6 +110,6 @@ STAGE: Stage = Stage(
 )
 
 if __name__ == "__main__":
-    from gristmill.pipelines.cli import stage_script
+    from gristmill.pipelines.cli.main import stage_script
 
     stage_script("tokenizer")

@@ -7,15 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from gristmill.data_pipeline.indexed.dataset import Dataset, read_dataset
-from gristmill.foundation.canonical_json import fingerprint
 from gristmill.foundation.deferred_module import DeferredModule
 from gristmill.foundation.errors import InputError
+from gristmill.foundation.fingerprint import fingerprint
 from gristmill.foundation.manifest import MANIFEST_NAME
-from gristmill.pipelines.config import Recipe, identity
-from gristmill.pipelines.stage import Stage, StageContext
-from gristmill.pipelines.task_identity import task_identity
-from gristmill.pipelines.training_data import form_of, open_held_out, open_split, vocabulary, words
-from gristmill.training.layout_config import LayoutConfig
+from gristmill.pipelines.recipes.config import Recipe, identity
+from gristmill.pipelines.stages.stage import Stage, StageContext, task_identity
+from gristmill.pipelines.stages.training_data import form_of, open_held_out, open_split, vocabulary, words
+from gristmill.training.config.layout import LayoutConfig
 from gristmill.training.objectives.names import OWN_DATA, objective_identity, records_digests
 
 # The command imports every stage; this part is imported by a run of this one.
@@ -78,11 +77,11 @@ def run(context: StageContext) -> dict[str, Any]:
     steps, tokens, losses, parameters and the last scores."""
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # silences the start and stop messages of torch's profiler
     # Imported here: torch takes seconds to load, and `gristmill plan` and other stages do not need it.
-    from gristmill.evaluation.models.huggingface import copy_tokenizer
+    from gristmill.evaluation.convert.huggingface import copy_tokenizer
     from gristmill.training.auto_tp.transformers_folder import open_causal_folder
-    from gristmill.training.checkpoint import TRANSFORMERS
-    from gristmill.training.host_allocator import keep_freed_memory, return_freed_memory
-    from gristmill.training.memory_check import (
+    from gristmill.training.checkpoint.checkpoint import TRANSFORMERS
+    from gristmill.training.planner.layout_checks import check_layout
+    from gristmill.training.planner.memory_check import (
         check_disk,
         check_host_memory,
         check_memory,
@@ -90,8 +89,14 @@ def run(context: StageContext) -> dict[str, Any]:
         memory_statement,
         stated_memory,
     )
-    from gristmill.training.parallel.layout import check_layout
-    from gristmill.training.processes import RankInfo, device_bytes, init_distributed, local_device
+    from gristmill.training.processes import (
+        RankInfo,
+        device_bytes,
+        init_distributed,
+        keep_freed_memory,
+        local_device,
+        return_freed_memory,
+    )
     from gristmill.training.run import Run, RunConfig
 
     recipe = context.recipe
@@ -133,9 +138,9 @@ def live_evaluation(context: StageContext, data: Any, layout: LayoutConfig, mesh
     """The callback that evaluates the model on train.evaluation's tasks during training.
 
     Raises InputError or RecipeError before the first step if the tasks cannot be evaluated."""
-    from gristmill.evaluation.config import EvaluateConfig
-    from gristmill.evaluation.during_training import LiveModel, LiveSources, check_live, evaluate_live  # as above
-    from gristmill.evaluation.workdir import HeldOutCorpus
+    from gristmill.evaluation.in_training import LiveModel, LiveSources, check_live, evaluate_live  # as above
+    from gristmill.evaluation.inference.config import EvaluateConfig
+    from gristmill.evaluation.inference.workdir import HeldOutCorpus
 
     recipe = context.recipe
     evaluation = recipe.training().train.evaluation
@@ -159,7 +164,7 @@ def live_evaluation(context: StageContext, data: Any, layout: LayoutConfig, mesh
 
 def open_data(context: StageContext) -> Any:
     """The training samples, and the validation samples if there are tokens for at least one."""
-    from gristmill.training.training_data import TrainingData
+    from gristmill.training.metrics import TrainingData
 
     recipe, known = context.recipe, words(context)
     model, train = recipe.training()
@@ -202,6 +207,6 @@ STAGE: Stage = Stage(
 )
 
 if __name__ == "__main__":
-    from gristmill.pipelines.cli import stage_script
+    from gristmill.pipelines.cli.main import stage_script
 
     stage_script("train")

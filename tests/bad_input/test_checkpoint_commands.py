@@ -7,9 +7,9 @@ import pytest
 import torch
 from bad_input import Case, each
 
-from gristmill.training.checkpoint import CheckpointContent, SavedModelConfig, save, step_folder
+from gristmill.training.checkpoint.checkpoint import CheckpointContent, SavedModelConfig, save, step_folder
+from gristmill.training.config.model import ModelConfig
 from gristmill.training.model.transformer import Transformer
-from gristmill.training.model_config import ModelConfig
 from gristmill.training.parallel.mesh import single_process
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from bad_input import small
 
-from gristmill.pipelines.config import Recipe
+from gristmill.pipelines.recipes.config import Recipe
 
 AREAS = sorted(path for path in Path(__file__).parent.glob("test_*.py") if path != Path(__file__))
 FEWEST_CASES = 300
@@ -33,7 +33,7 @@ def test_the_table_is_large():
 
 
 def test_the_small_recipe_is_right_so_that_what_is_refused_is_the_change(tmp_path):
-    from gristmill.pipelines.recipe_file import load_recipe
+    from gristmill.pipelines.recipes.recipe_file import load_recipe
 
     path = tmp_path / "small.yaml"
     path.write_text(small("seed: 7"))

@@ -8,8 +8,8 @@ from support.longest_sequence import longest
 from support.offload_strategies import StepTimes, compared
 from support.training_step import if_it_fits
 
-from gristmill.training import measure_hardware
-from gristmill.training.model_config import ModelConfig
+from gristmill.training.calibrate import hardware
+from gristmill.training.config.model import ModelConfig
 from gristmill.training.planner.hardware import load_hardware
 
 CPU = torch.device("cpu")
@@ -102,7 +102,7 @@ def test_figures_of_strategies_by_hand():
 
 @pytest.mark.slow
 def test_the_whole_program_gives_every_figure(monkeypatch):
-    monkeypatch.setattr(measure_hardware, "CPU_SHAPES", ((64, 64, 64), (128, 128, 128), (256, 64, 256)))
+    monkeypatch.setattr(hardware, "CPU_SHAPES", ((64, 64, 64), (128, 128, 128), (256, 64, 256)))
     for module in (longest_sequence, offload_strategies):
         monkeypatch.setattr(module, "VOCABULARY", 64)
     monkeypatch.setattr(longest_sequence, "WIDTHS", (256, 128))

@@ -5,8 +5,8 @@ import torch
 from support.mixer_recall import PHONEBOOK, RECALL, models
 from support.mixer_timings import MovingAverage, crossing, decoders
 
-from gristmill.training.costs.model_shape import shape_of
-from gristmill.training.costs.parameters import parameter_count
+from gristmill.training.planner.costs.model_shape import shape_of
+from gristmill.training.planner.costs.parameters import parameter_count
 
 
 def test_a_crossing_by_hand() -> None:

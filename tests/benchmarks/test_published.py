@@ -7,8 +7,7 @@ from published.h100 import LLM_C_RUN
 from published.held_out import HELD_OUT, TOLERANCES
 from published.megatron import CALIBRATION
 
-from gristmill.training.planner.hardware import load_hardware
-from gristmill.training.planner.rates import FITTED
+from gristmill.training.planner.hardware import FITTED, load_hardware
 from gristmill.training.planner.search import THROUGHPUT_ERROR
 
 

@@ -15,16 +15,15 @@ from typing import Any
 
 import pytest
 
-from gristmill.data_pipeline.annotate.bad_words import BadWords
 from gristmill.data_pipeline.annotate.normalize import NormalizeConfig, normalize_texts
+from gristmill.data_pipeline.annotate.optional_signals import BadWords
 from gristmill.data_pipeline.extraction.html_extraction import NotExtracted, extract
-from gristmill.data_pipeline.filters.choice import FilterChoice
 from gristmill.data_pipeline.filters.lines import edit_c4, edit_refinedweb
 from gristmill.data_pipeline.filters.pii import PII_KINDS, PiiConfig, count_pii, pii_domain, pii_pattern, replace_pii
+from gristmill.data_pipeline.filters.presets import FilterChoice
 from gristmill.data_pipeline.readers.python_docs import prose
-from gristmill.data_pipeline.signals.buffer import TextBuffer
-from gristmill.data_pipeline.signals.language import LanguageConfig, detect
-from gristmill.data_pipeline.signals.paragraph_languages import split_paragraphs
+from gristmill.data_pipeline.signals.bits import TextBuffer
+from gristmill.data_pipeline.signals.language import LanguageConfig, detect, split_paragraphs
 from gristmill.data_pipeline.signals.reference import abbreviation_pattern
 
 ROOT = Path(__file__).parents[2]
@@ -36,13 +35,13 @@ BOUND_SECONDS = 60.0
 NOT_TEXT = {
     "data_pipeline/corpus/document_history.py": "a document id",
     "data_pipeline/readers/hub.py": "a revision",
-    "data_pipeline/readers/local_files.py": "a path",
+    "data_pipeline/readers/files.py": "a path",
     "foundation/strict_yaml.py": "a recipe's numbers",
     "tokenizers/pretrained.py": "a tokenizer's name in a recipe",
-    "evaluation/models/huggingface.py": "a library's error message",
+    "evaluation/convert/huggingface.py": "a library's error message",
     "data_pipeline/filters/threshold_sweep.py": "a sweep's range",
-    "evaluation/results/write.py": "a task's name",
-    "evaluation/tasks/language_names.py": "a language's tag",
+    "evaluation/results/table.py": "a task's name",
+    "evaluation/tasks/corpus_tasks.py": "a language's tag",
     "tokenizers/train.py": "a message of SentencePiece",
 }
 # Expressions that are only asked whether a text begins with them (match) or is one (fullmatch).
@@ -110,7 +109,7 @@ def calls_of_re(path: Path) -> list[ast.Call]:
 BUILT_LATER = {
     "data_pipeline/filters/pii.py": 1,  # separators of one phone number
     "data_pipeline/annotate/scan_tables.py": 1,  # all characters of a category
-    "data_pipeline/annotate/bad_words.py": 2,  # a phrase of the list; one character
+    "data_pipeline/annotate/optional_signals.py": 2,  # a phrase of the list; one character
     "evaluation/tasks/harness.py": 1,  # the address in an object's repr
 }
 

@@ -11,8 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from gristmill.data_pipeline.annotate.annotate import AnnotateTask
+from gristmill.data_pipeline.corpus.counts import COUNTS_NAME
 from gristmill.data_pipeline.corpus.document_history import why
-from gristmill.data_pipeline.corpus.summary import COUNTS_NAME
 from gristmill.data_pipeline.corpus.writer import QUARANTINE_NAME
 from gristmill.data_pipeline.readers.source import SourceConfig
 from gristmill.foundation.errors import InputError

@@ -9,17 +9,23 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from gristmill.training.checkpoint import CheckpointContent, SavedModelConfig, save, saved_tensors, step_folder
-from gristmill.training.config import TrainConfig
+from gristmill.training.checkpoint.checkpoint import (
+    CheckpointContent,
+    SavedModelConfig,
+    save,
+    saved_tensors,
+    step_folder,
+)
+from gristmill.training.config.layout import LayoutConfig
+from gristmill.training.config.model import ModelConfig
+from gristmill.training.config.train import TrainConfig
 from gristmill.training.engine.local_model import build_local_model
-from gristmill.training.layout_config import LayoutConfig
-from gristmill.training.model.initialization import fill, shard_like
-from gristmill.training.model.kv_slots import SlotRows
-from gristmill.training.model.router import saved_buffers
+from gristmill.training.model.decoding_cache import SlotRows
+from gristmill.training.model.init import fill, shard_like
+from gristmill.training.model.moe.router import saved_buffers
 from gristmill.training.model.transformer import ComputeOptions, Transformer
-from gristmill.training.model_config import ModelConfig
 from gristmill.training.parallel.mesh import build_mesh, single_process
-from gristmill.training.testing.forked_pool import ForkedPool
+from tests.support.forked_pool import ForkedPool
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 # B rows, T tokens, D width, H heads, K head width, V vocabulary

@@ -3,16 +3,15 @@
 import pytest
 from lm_eval.api.instance import Instance
 
-from gristmill.evaluation.config import EvaluateConfig
-from gristmill.evaluation.models.export import export_checkpoint, import_checkpoint
-from gristmill.evaluation.models.huggingface import write_huggingface
-from gristmill.evaluation.models.load import load_for_evaluation
-from gristmill.evaluation.scoring.language_model import LanguageModel
-from gristmill.evaluation.tasks.corpus_task_configs import bits_per_byte_task
-from gristmill.evaluation.tasks.corpus_tasks import HeldOutDocument
+from gristmill.evaluation.convert.huggingface import write_huggingface
+from gristmill.evaluation.import_export import export_checkpoint, import_checkpoint
+from gristmill.evaluation.inference.config import EvaluateConfig
+from gristmill.evaluation.inference.load import load_for_evaluation
+from gristmill.evaluation.inference.workdir import CheckpointPaths
+from gristmill.evaluation.scoring.lm_eval_adapter import LanguageModel
+from gristmill.evaluation.tasks.corpus_tasks import HeldOutDocument, bits_per_byte_task
 from gristmill.evaluation.tasks.harness import run_tasks
 from gristmill.evaluation.tasks.task_index import TaskSources
-from gristmill.evaluation.workdir import CheckpointPaths
 from gristmill.foundation.progress import Reporter
 from tests.support.bos_models import KINDS, write_model
 

@@ -6,8 +6,8 @@ import sys
 import pytest
 import torch
 
-from gristmill.pipelines.cli import main
-from gristmill.training.checkpoint import load_model
+from gristmill.pipelines.cli.main import main
+from gristmill.training.checkpoint.checkpoint import load_model
 
 TASK = ("--tasks", "gristmill_hans")
 

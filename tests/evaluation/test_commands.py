@@ -5,9 +5,9 @@ import json
 import pytest
 
 from gristmill.evaluation.commands import ModelParallel, evaluate_checkpoint, evaluate_series
-from gristmill.evaluation.config import EvaluateConfig
+from gristmill.evaluation.inference.config import EvaluateConfig
+from gristmill.evaluation.inference.workdir import CheckpointPaths, HeldOutCorpus
 from gristmill.evaluation.run import EvaluationPaths, evaluate_folder
-from gristmill.evaluation.workdir import CheckpointPaths, HeldOutCorpus
 from gristmill.foundation.errors import InputError, RecipeError
 from gristmill.foundation.progress import Reporter
 from gristmill.training.processes import RankInfo

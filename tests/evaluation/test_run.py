@@ -8,11 +8,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from gristmill.data_pipeline.indexed.writer import indexed_writer
-from gristmill.evaluation.config import EvaluateConfig
+from gristmill.data_pipeline.indexed.format import indexed_writer
+from gristmill.evaluation.inference.config import EvaluateConfig
+from gristmill.evaluation.inference.workdir import CheckpointPaths, HeldOutCorpus
 from gristmill.evaluation.results.statistics import unigram_bits_per_byte
 from gristmill.evaluation.run import EvaluationPaths, evaluate_folder
-from gristmill.evaluation.workdir import CheckpointPaths, HeldOutCorpus
 from gristmill.foundation.errors import InputError, RecipeError
 from gristmill.foundation.progress import Reporter
 from gristmill.tokenizers.tokenizer import load_tokenizer

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from gristmill.foundation.errors import InputError
-from gristmill.foundation.known_digests import KnownDigests
-from gristmill.training.checkpoint import load_model, newest_complete, read_model_config, step_folder
+from gristmill.foundation.files import KnownDigests
+from gristmill.training.checkpoint.checkpoint import load_model, newest_complete, read_model_config, step_folder
 from gristmill.training.parallel.mesh import single_process
 from tests.support.mutations import mutate
 from tests.support.recording_reporter import RecordingReporter

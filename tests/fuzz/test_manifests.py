@@ -9,17 +9,15 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from gristmill.data_pipeline.corpus.document_history import why
-from gristmill.data_pipeline.corpus.sql import open_corpus
-from gristmill.data_pipeline.corpus.summary import COUNTS_NAME
+from gristmill.data_pipeline.corpus.counts import COUNTS_NAME
+from gristmill.data_pipeline.corpus.document_history import open_corpus, why
 from gristmill.data_pipeline.readers.source import SourceConfig
 from gristmill.foundation import files
-from gristmill.foundation.checked_outputs import check_outputs
-from gristmill.foundation.checksum_files import is_sealed, seal_of, sealed_path
+from gristmill.foundation.checksums import check_outputs, is_sealed, seal_of, sealed_path
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.lock import Lock, LockedSource, read_lock, write_lock
 from gristmill.foundation.manifest import StageIdentity, read_manifest, write_manifest
-from gristmill.pipelines.lease import LEASE_NAME, lease
+from gristmill.pipelines.remote import LEASE_NAME, lease
 from gristmill.pipelines.verify import verify
 from tests.support.corpora import prose, run_curate, write_jsonl
 from tests.support.mutations import mutate

@@ -14,26 +14,25 @@ import pytest
 import torch
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata
 
-from gristmill.foundation.engine.parcel import Parcel, packed, unpacked
-from gristmill.foundation.engine.task_folder import TaskFolder
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.manifest import StageIdentity, read_manifest, write_manifest
-from gristmill.training import checkpoint
-from gristmill.training.checkpoint import load_model, step_folder
-from gristmill.training.restricted_pickle import load_restricted
+from gristmill.foundation.runtime.tasks.slurm import TaskFolder
+from gristmill.foundation.runtime.tasks.transport import Parcel, packed, unpacked
+from gristmill.training.checkpoint import checkpoint
+from gristmill.training.checkpoint.checkpoint import load_model, step_folder
+from gristmill.training.checkpoint.restricted_pickle import load_restricted
 from tests.support.training_runs import BATCH, MODEL, new_run
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("foundation", "data_pipeline", "tokenizers", "training", "evaluation", "pipelines")
 # Where a class may be looked up by name, each with the reason.
 READERS = {
-    "training/restricted_pickle.py": "the list of torch's classes",
-    "foundation/engine/parcel.py": "the list of what tasks are made of, in folders that only the user writes to",
-    "foundation/cached_njit.py": "the user's own folder of compiled kernels, private by its permissions",
-    "foundation/compiled_kernel.py": "likewise",
-    "foundation/kernel_cache.py": "likewise",
-    "foundation/kernel_entry.py": "constants inside a compiled kernel of that folder",
-    "training/testing/forked_pool.py": "a pipe between a process and its own fork",
+    "training/checkpoint/restricted_pickle.py": "the list of torch's classes",
+    "foundation/runtime/tasks/transport.py": "what tasks are made of, in folders only the user writes to",
+    "foundation/runtime/kernels/cached_njit.py": "the user's own folder of compiled kernels",
+    "foundation/runtime/kernels/compiled_kernel.py": "likewise",
+    "foundation/runtime/kernels/machine_code.py": "constants inside a compiled kernel of that folder",
+    "tests/support/forked_pool.py": "a pipe between a process and its own fork",
 }
 
 
@@ -140,7 +139,7 @@ def test_a_task_runs_nothing_that_it_names_itself(tmp_path: Path, kind: str) -> 
 @pytest.mark.parametrize("name", ["pickle", "_message_class", "os.system", "Path"])
 def test_a_task_names_only_what_a_module_of_ours_defines(name: str) -> None:
     """Not what it imports: gristmill.foundation.files knows `shutil`, whose functions remove folders."""
-    module = "gristmill.foundation.engine.parcel" if name != "Path" else "gristmill.foundation.files"
+    module = "gristmill.foundation.runtime.tasks.transport" if name != "Path" else "gristmill.foundation.files"
     content = f"c{module}\n{name}\n.".encode()
     if name == "_message_class":
         assert callable(unpacked(Parcel((len(content),), content)))

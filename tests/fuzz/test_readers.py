@@ -16,8 +16,7 @@ import zstandard
 from mutations import mutate, mutations
 from record_rows import rows_of_columns, rows_one_by_one
 
-from gristmill.data_pipeline.readers.document import Record, Unreadable
-from gristmill.data_pipeline.readers.fields import metadata_json
+from gristmill.data_pipeline.readers.document import Record, Unreadable, metadata_json
 from gristmill.data_pipeline.readers.read import FileRange, file_ranges, read_range
 from gristmill.data_pipeline.readers.source import SourceConfig
 from gristmill.foundation.errors import InputError

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from gristmill.foundation.errors import RecipeError
-from gristmill.pipelines.recipe_file import find_recipe, load_recipe, recipe_names
+from gristmill.pipelines.recipes.recipe_file import find_recipe, load_recipe, recipe_names
 from tests.support.mutations import mutate
 
 SEED = 20_260_601

@@ -10,10 +10,10 @@ import psutil
 import pytest
 from kills import Run, files_of, number_of_kills, seed_of, write_corpus
 
-from gristmill.foundation.engine.node import Place, versions_here
-from gristmill.foundation.engine.ray import RayEngine
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.progress import Reporter
+from gristmill.foundation.runtime.tasks.node import Place, versions_here
+from gristmill.foundation.runtime.tasks.ray import RayEngine
 from tests.support.ray_cluster import add_node, ray_cluster
 
 pytest.importorskip("ray", reason="the extra `cluster` is not installed")
@@ -90,7 +90,9 @@ def test_a_task_that_never_fits_in_memory_ends_with_its_name(tmp_path, monkeypat
     """Ray by itself would run it again without end. Here its limit is what the machine uses anyway."""
     limits = {"memory_usage_threshold": 0.001, "memory_monitor_refresh_ms": 50}
     place = Place(os.getcwd(), versions_here())
-    monkeypatch.setattr("gristmill.foundation.engine.ray.checked_place", lambda *_: place)  # it would be killed too
+    monkeypatch.setattr(
+        "gristmill.foundation.runtime.tasks.ray.checked_place", lambda *_: place
+    )  # it would be killed too
     with ray_cluster(nodes=1, _system_config=limits) as cluster:
         engine = RayEngine(cluster.address, Reporter.silent(), tmp_path)
         with pytest.raises(InputError, match=r"^dozing: task 1 of 1 was lost 4 times, last because its node ran"):

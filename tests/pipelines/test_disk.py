@@ -8,8 +8,8 @@ import sys
 import pytest
 import torch
 
-from gristmill.evaluation.models.huggingface import write_safetensors
-from gristmill.foundation.disk_errors import disk_trouble
+from gristmill.evaluation.convert.huggingface import write_safetensors
+from gristmill.foundation.errors import disk_trouble
 
 FULL = """
 mount -t tmpfs -o size=256k tmpfs {folder}
@@ -24,15 +24,15 @@ SCRIPT = """
 import sys
 from pathlib import Path
 import numpy as np, pyarrow as pa, pyarrow.parquet as pq
-from gristmill.foundation.engine.local import LocalEngine
+from gristmill.foundation.runtime.tasks.local import LocalEngine
 from gristmill.foundation.progress import Reporter
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.files import atomic_path, write_atomic
 from gristmill.foundation.lock import Lock
 from gristmill.pipelines.runner import Runner
-from gristmill.pipelines.stage import Stage
-from gristmill.pipelines.config import Recipe
-from gristmill.pipelines import application, cli
+from gristmill.pipelines.stages.stage import Stage
+from gristmill.pipelines.recipes.config import Recipe
+from gristmill.pipelines.cli import commands as application, main as cli
 
 recipe = Recipe.model_validate({
     "name": "r", "sources": [{"name": "s", "format": "text", "paths": ["x"]}],

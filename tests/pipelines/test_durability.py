@@ -8,17 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from gristmill.foundation import file_state_cache
-from gristmill.foundation.checked_outputs import check_outputs
+from gristmill.foundation import checksums
+from gristmill.foundation.checksums import check_outputs, file_state, is_settled
 from gristmill.foundation.errors import InputError
-from gristmill.foundation.file_state_cache import file_state, is_settled
 from gristmill.foundation.files import write_atomic
 from gristmill.foundation.lock import Lock
 from gristmill.foundation.manifest import read_manifest
 from gristmill.foundation.progress import Reporter
-from gristmill.pipelines.config import Recipe
+from gristmill.pipelines.recipes.config import Recipe
 from gristmill.pipelines.runner import Runner
-from gristmill.pipelines.stage import Stage
+from gristmill.pipelines.stages.stage import Stage
 from gristmill.pipelines.verify import verify
 
 RECIPE = Recipe.model_validate(
@@ -175,7 +174,7 @@ def test_a_file_of_the_future_is_never_taken_for_settled(tmp_path, monkeypatch):
     path = tmp_path / "file"
     path.write_bytes(b"1")
     now = time.time_ns()
-    monkeypatch.setattr(file_state_cache.time, "time_ns", lambda: now - 3600 * 10**9)
+    monkeypatch.setattr(checksums.time, "time_ns", lambda: now - 3600 * 10**9)
     assert not is_settled(file_state(path))
-    monkeypatch.setattr(file_state_cache.time, "time_ns", lambda: now + 3600 * 10**9)
+    monkeypatch.setattr(checksums.time, "time_ns", lambda: now + 3600 * 10**9)
     assert is_settled(file_state(path))

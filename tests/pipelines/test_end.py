@@ -7,7 +7,7 @@ import pytest
 
 PROGRAM = """
 import atexit, sys, threading, time
-from gristmill.pipelines import cli
+from gristmill.pipelines.cli import main as cli
 
 def end():
     time.sleep(0.2)

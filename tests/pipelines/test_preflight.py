@@ -85,7 +85,7 @@ def test_a_stage_that_is_complete_is_not_looked_at_again(call, write, tmp_path):
 
 
 def loaded(tmp_path):
-    from gristmill.pipelines.recipe_file import load_recipe
+    from gristmill.pipelines.recipes.recipe_file import load_recipe
 
     return load_recipe(str(tmp_path / "small.yaml"))
 

@@ -5,7 +5,7 @@ import pytest
 import yaml
 
 from gristmill.data_pipeline.readers.source import SourceConfig
-from gristmill.pipelines.recipe_file import RECIPES as FOLDER
+from gristmill.pipelines.recipes.recipe_file import RECIPES as FOLDER
 
 RECIPES = ("c4", "dclm", "fineweb", "gopher", "refinedweb")
 

@@ -1,13 +1,13 @@
 import pytest
 from bad_input import Case
 
-from gristmill.foundation.engine.local import LocalEngine
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.progress import Reporter
-from gristmill.pipelines.config import Recipe
-from gristmill.pipelines.lease import lease
+from gristmill.foundation.runtime.tasks.local import LocalEngine
 from gristmill.pipelines.raw_files import pin
-from gristmill.pipelines.recipe_file import load_recipe
+from gristmill.pipelines.recipes.config import Recipe
+from gristmill.pipelines.recipes.recipe_file import load_recipe
+from gristmill.pipelines.remote import lease
 
 
 @pytest.fixture

@@ -9,17 +9,17 @@ import sys
 
 import pytest
 
-from gristmill.foundation.engine.local import LocalEngine
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.files import write_atomic
 from gristmill.foundation.lock import Lock, LockedSource, RawFile
 from gristmill.foundation.manifest import read_manifest
 from gristmill.foundation.progress import Reporter
-from gristmill.pipelines.config import Recipe
-from gristmill.pipelines.lease import lease
-from gristmill.pipelines.reproduce import reproduce
+from gristmill.foundation.runtime.tasks.local import LocalEngine
+from gristmill.pipelines.recipes.config import Recipe
+from gristmill.pipelines.remote import lease
 from gristmill.pipelines.runner import Runner
-from gristmill.pipelines.stage import Stage
+from gristmill.pipelines.stages.stage import Stage
+from gristmill.pipelines.verify import reproduce
 
 RECIPE = Recipe.model_validate(
     {
@@ -240,7 +240,7 @@ def test_a_kill_between_the_two_renames_loses_nothing(mill):
 def test_a_second_writer_is_refused_with_the_process_id_of_the_first(mill):
     with lease(mill.workdir):
         script = (
-            "import sys; from pathlib import Path; from gristmill.pipelines.lease import lease\n"
+            "import sys; from pathlib import Path; from gristmill.pipelines.remote import lease\n"
             "try:\n    with lease(Path(sys.argv[1])): pass\nexcept Exception as error: print(error)"
         )
         said = subprocess.run(

@@ -6,15 +6,17 @@ import pytest
 
 from gristmill.foundation.errors import InputError, RecipeError
 from gristmill.foundation.progress import Reporter
-from gristmill.pipelines.proxy_model_config import ProxyConfig
 from gristmill.pipelines.tokenizer_comparison import (
     TokenizerComparison,
     compare_tokenizers,
     group_rows,
+    interval,
+    ranking_by_group,
+    ranking_rows,
     read_texts,
     rows,
 )
-from gristmill.pipelines.tokenizer_ranking import interval, ranking_by_group, ranking_rows
+from gristmill.tokenizers.config import ProxyConfig
 from gristmill.tokenizers.report import TokenizerReport
 
 PROXY = ProxyConfig(

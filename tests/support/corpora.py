@@ -9,11 +9,11 @@ from gristmill.data_pipeline.curate_config import CurateConfig
 from gristmill.data_pipeline.readers.resolve import resolve
 from gristmill.data_pipeline.readers.source import SourceConfig
 from gristmill.data_pipeline.run_curation import CurationInputs, curate
-from gristmill.foundation.engine.engine import Engine
-from gristmill.foundation.engine.local import LocalEngine
 from gristmill.foundation.files import file_digest
 from gristmill.foundation.lock import Lock
 from gristmill.foundation.progress import Reporter
+from gristmill.foundation.runtime.tasks.engine import Engine
+from gristmill.foundation.runtime.tasks.local import LocalEngine
 
 VOCABULARY = """the of and to that have with be water stone river miller wheel grain flour sack cart road market
 morning winter summer bread oven fire baker child song door window roof house field plough horse rain cloud wind"""

@@ -6,9 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gristmill.evaluation.models.causal_lm import CausalLM
-from gristmill.evaluation.models.local_causal_lm import LocalCausalLM
-from gristmill.training.model.kv_slots import SlotRows
+from gristmill.evaluation.inference.causal_lm import CausalLM
+from gristmill.evaluation.inference.local_causal_lm import LocalCausalLM
+from gristmill.training.model.decoding_cache import SlotRows
 from gristmill.training.model.transformer import Transformer
 
 

@@ -49,7 +49,7 @@ def run(folder: Path) -> Path:
     for number in range(100, 130):
         (folder / "prose" / f"{number}.txt").write_text(prose(number, 300))
     (folder / "golden.yaml").write_text(RECIPE)
-    command = [sys.executable, "-m", "gristmill.pipelines.cli", "run", "golden.yaml", "--workdir", "work"]
+    command = [sys.executable, "-m", "gristmill.pipelines.cli.main", "run", "golden.yaml", "--workdir", "work"]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     done = subprocess.run([*command, "--workers", "1"], cwd=folder, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

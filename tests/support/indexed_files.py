@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from gristmill.data_pipeline.indexed.writer import indexed_writer
+from gristmill.data_pipeline.indexed.format import indexed_writer
 
 
 def write_documents(

@@ -17,14 +17,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from gristmill.foundation.engine.local import LocalEngine
 from gristmill.foundation.manifest import differences, read_manifest
 from gristmill.foundation.progress import Reporter
+from gristmill.foundation.runtime.tasks.local import LocalEngine
 from gristmill.pipelines.raw_files import pin
-from gristmill.pipelines.recipe_file import validate
-from gristmill.pipelines.reproduce import reproduce
+from gristmill.pipelines.recipes.recipe_file import validate
 from gristmill.pipelines.runner import Runner
-from gristmill.pipelines.stage import Stage, StageContext
+from gristmill.pipelines.stages.stage import Stage, StageContext
+from gristmill.pipelines.verify import reproduce
 from tests.support.training_runs import BATCH, MODEL, digests, new_run
 
 KILLED = 9

@@ -1,7 +1,7 @@
 """Parameters and FLOPs counted on the modules: the reference for training/costs."""
 
+from gristmill.training.config.model import ModelConfig
 from gristmill.training.model.transformer import Transformer
-from gristmill.training.model_config import ModelConfig
 
 
 def count_parameters(config: ModelConfig, vocab_size: int) -> int:

@@ -9,18 +9,18 @@ from typing import Any
 import torch
 import transformers
 
-from gristmill.evaluation.models.conversion.families import FAMILIES, family_for
-from gristmill.evaluation.models.conversion.family import Family
-from gristmill.evaluation.models.huggingface import WEIGHTS_NAME, write_huggingface
-from gristmill.evaluation.models.local_causal_lm import LocalCausalLM
-from gristmill.evaluation.models.open_source import open_source
-from gristmill.evaluation.models.weight_source import WeightSource
-from gristmill.training.costs.model_shape import shape_of
-from gristmill.training.model.initialization import fill, initialise
+from gristmill.evaluation.convert.hf.architecture import Family
+from gristmill.evaluation.convert.hf.architectures import FAMILIES, family_for
+from gristmill.evaluation.convert.huggingface import WEIGHTS_NAME, write_huggingface
+from gristmill.evaluation.convert.weight_source import WeightSource
+from gristmill.evaluation.import_export import open_source
+from gristmill.evaluation.inference.local_causal_lm import LocalCausalLM
+from gristmill.training.model.init import fill, initialise
 from gristmill.training.model.transformer import Transformer
-from gristmill.training.planner.legality import tensor_illegal_reason
-from tests.evaluation.models import test_megatron_345m, test_megatron_core, test_megatron_deepspeed
-from tests.evaluation.models.test_bert_tasks import TASKS, fine_tuned
+from gristmill.training.planner.costs.model_shape import shape_of
+from gristmill.training.planner.request import tensor_illegal_reason
+from tests.evaluation.convert import test_megatron_345m, test_megatron_core, test_megatron_lm
+from tests.evaluation.convert.test_bert_tasks import TASKS, fine_tuned
 from tests.support.decoding import read_in_pieces
 from tests.support.huggingface_models import CONFIGS, HYBRIDS, MIXTURES, random_model
 from tests.training.model.test_bert import ORDERS, drawn_model
@@ -55,9 +55,7 @@ def write_megatron_core(folder: Path) -> None:
 MEGATRON: dict[str, Callable[[Path], None]] = {
     "megatron-gpt2-345m": write_megatron_345m,
     "megatron-bert-345m": write_megatron_bert,
-    "BLOOM of Megatron-DeepSpeed": lambda folder: test_megatron_deepspeed.write(
-        folder, test_megatron_deepspeed.bloom(), 2
-    ),
+    "BLOOM of Megatron-DeepSpeed": lambda folder: test_megatron_lm.write(folder, test_megatron_lm.bloom(), 2),
     "GPTModel of Megatron-Core": write_megatron_core,
 }
 

@@ -15,21 +15,20 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
-from gristmill.training.batches import Batches, SampleSource
-from gristmill.training.config import TrainConfig
-from gristmill.training.engine.causal_loss import causal_loss, causal_samples
-from gristmill.training.engine.forward_backward import side_losses_scaled_by
+from gristmill.training.calibrate.layers import causal_loss, causal_samples
+from gristmill.training.config.model import ModelConfig
+from gristmill.training.config.train import TrainConfig
 from gristmill.training.engine.local_model import build_local_model
-from gristmill.training.model.ring_attention import visible_tokens
-from gristmill.training.model_config import ModelConfig
+from gristmill.training.engine.passes import side_losses_scaled_by
+from gristmill.training.model.attention.ring import visible_tokens
+from gristmill.training.objectives.batches import Batches, SampleSource
 from gristmill.training.objectives.objective import LossFunction, stack_samples
-from gristmill.training.optim.build import build_optimizer
+from gristmill.training.optim.optimizer import build_optimizer
 from gristmill.training.parallel.collectives import gather_tokens, sum_over_ranks
 from gristmill.training.parallel.context import Passing, exchange_tokens
-from gristmill.training.parallel.layout import check_layout
-from gristmill.training.parallel.local import stored_like
-from gristmill.training.parallel.mesh import Mesh, build_mesh, single_process
+from gristmill.training.parallel.mesh import Mesh, build_mesh, single_process, stored_like
 from gristmill.training.parallel.tensor import Sharding
+from gristmill.training.planner.layout_checks import check_layout
 from gristmill.training.run import RunConfig, build_forward_backward
 from gristmill.training.trainer import Trainer
 from tests.support.synthetic_pairs import masked_loss
@@ -411,24 +410,24 @@ MUTATIONS: dict[str | None, Any] = {
     "gradients averaged over data ranks": patched(
         ("engine.fsdp.FSDPModule.set_gradient_divide_factor", lambda self, factor: None)
     ),
-    "a replicated norm counted twice": patched(("optim.norm.copies", lambda parameter: 1)),
+    "a replicated norm counted twice": patched(("engine.gradients.copies", lambda parameter: 1)),
     "tied gradients not summed": patched(("engine.local_model.LocalModel.sum_tied_gradients", lambda self: None)),
     "valid tokens counted on this rank only": patched(
         ("trainer.sum_over_world", lambda values, mesh: torch.tensor([float(value) for value in values]).double())
     ),
-    "tokens come back in another order": patched(("parallel.expert_parallel.inverse", lambda order_N: order_N)),
+    "tokens come back in another order": patched(("model.moe.dispatch.inverse", lambda order_N: order_N)),
     "counts of this rank only": patched(
-        ("engine.expert_balance.ExpertBalance.take_counts", lambda self: [one.step_counts for one in self.routers])
+        ("trainer.ExpertBalance.take_counts", lambda self: [one.step_counts for one in self.routers])
     ),
     "a router's gradient of this rank's tokens only": patched(
-        ("model.router.Sharding", SimpleNamespace(SPLIT_TOKENS=Sharding.REPLICATED))
+        ("model.moe.router.Sharding", SimpleNamespace(SPLIT_TOKENS=Sharding.REPLICATED))
     ),
-    "load of this rank's tokens only": patched(("model.router.over_tensor_ranks", lambda counts, tensor: counts)),
-    "capacity of this rank's tokens only": patched(("model.router.Router._of_all_tokens", only_own_choices)),
+    "load of this rank's tokens only": patched(("model.moe.router.over_tensor_ranks", lambda counts, tensor: counts)),
+    "capacity of this rank's tokens only": patched(("model.moe.router.Router._of_all_tokens", only_own_choices)),
     "side losses without their factor": patched(
-        ("engine.forward_backward.side_losses_scaled_by", lambda factor, stages: side_losses_scaled_by(1.0, stages))
+        ("engine.passes.side_losses_scaled_by", lambda factor, stages: side_losses_scaled_by(1.0, stages))
     ),
-    "the outputs' bias added by every share": patched(("parallel.expert_parallel.ExpertAxis.first_share", True)),
+    "the outputs' bias added by every share": patched(("model.moe.dispatch.ExpertAxis.first_share", True)),
     "gradients of all tokens summed over the ranks": patched(
         ("parallel.tensor.all_tokens", lambda x, rank, group: gather_tokens(x, group))
     ),
@@ -439,36 +438,39 @@ MUTATIONS: dict[str | None, Any] = {
         )
     ),
     "no state passed from run to run": patched(
-        ("model.segments.Segments.state_before", lambda segments, kept_RX, added_RX: torch.zeros_like(added_RX))
+        (
+            "model.attention.metadata.Segments.state_before",
+            lambda segments, kept_RX, added_RX: torch.zeros_like(added_RX),
+        )
     ),
     "no tokens from the runs before": patched(
-        ("model.segments.Segments.before", lambda segments, x, count: x.new_zeros(len(x), count, x.shape[2]))
+        ("model.attention.metadata.Segments.before", lambda segments, x, count: x.new_zeros(len(x), count, x.shape[2]))
     ),
     "own channels of the wrong rank": patched(
         ("parallel.tensor.TensorAxis.own_channels", lambda axis, x_BTD: x_BTD.chunk(axis.size, dim=-1)[0])
     ),
-    "blocks merged without their log-sum-exp": patched(("model.ring_attention.merge", plain_mean)),
+    "blocks merged without their log-sum-exp": patched(("model.attention.ring.merge", plain_mean)),
     "tokens numbered as if not zig-zag": patched(("parallel.context.TokenShares.own", as_if_contiguous)),
     "gradients of keys and values left where they are": patched(
-        ("model.ring_attention.pass_on", lambda sent, axis, tag: Passing(sent, sent, []))
+        ("model.attention.ring.pass_on", lambda sent, axis, tag: Passing(sent, sent, []))
     ),
-    "documents seen by each other": patched(("model.context_metadata.visible_tokens", without_documents)),
+    "documents seen by each other": patched(("model.attention.ring.visible_tokens", without_documents)),
     "sums of this rank's tokens only": patched(("parallel.context.TokenShares.sum", lambda shares, x: x)),
     "heads come back in another order": patched(
-        ("model.attention.exchange_tokens", lambda x, axis: exchange_tokens(x, axis).roll(x.shape[2], dims=2))
+        ("model.attention.attention.exchange_tokens", lambda x, axis: exchange_tokens(x, axis).roll(x.shape[2], dims=2))
     ),
     "an output's gradient counted by every rank": patched(("parallel.tensor.count_once", lambda x, ranks: x)),
-    "tokens cut anywhere": patched(("memory.activation_swap.CUT_TOKENS", 1)),
+    "tokens cut anywhere": patched(("parallel.offload.swap.CUT_TOKENS", 1)),
     "tokens cut anywhere, of another shard": patched(
-        ("memory.activation_swap.CUT_TOKENS", 1),
+        ("parallel.offload.swap.CUT_TOKENS", 1),
         (
-            "memory.activation_swap._last",
+            "parallel.offload.swap._last",
             lambda saved, cut, shards: saved.order.restored(saved.copy.values())[:, cut * shards :].contiguous(),
         ),
     ),
     "a swapped layer recomputed from its first tokens": patched(
         (
-            "memory.activation_swap._last",
+            "parallel.offload.swap._last",
             lambda saved, cut, shards: (
                 saved.order.restored(saved.copy.values())
                 .unflatten(1, (shards, -1))
@@ -479,9 +481,9 @@ MUTATIONS: dict[str | None, Any] = {
             ),
         )
     ),
-    "weights of the step before": patched(("memory.weight_stream.WeightStream.release", lambda self: None)),
+    "weights of the step before": patched(("parallel.offload.weight_stream.WeightStream.release", lambda self: None)),
     "gradients in host memory not clipped": patched(
         ("engine.gradients.HostGradients.clip", lambda self, norm, max_norm: self.optimizer.to_host.finish())
     ),
-    "logits normalised by this rank's sum": patched(("loss.over_ranks", lambda x, tensor, operation: x)),
+    "logits normalised by this rank's sum": patched(("model.loss.over_ranks", lambda x, tensor, operation: x)),
 }

@@ -8,8 +8,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from gristmill.data_pipeline.ledger.document_file import DocumentFile
-from gristmill.foundation.engine.local import LocalEngine
 from gristmill.foundation.progress import Reporter
+from gristmill.foundation.runtime.tasks.local import LocalEngine
 
 
 def engine(workers: int = 1) -> LocalEngine:

@@ -25,8 +25,8 @@ from gristmill.data_pipeline.annotate.normalize import NormalizeConfig
 from gristmill.data_pipeline.readers.record_columns import BATCH_BYTES
 from gristmill.data_pipeline.readers.resolve import resolve
 from gristmill.data_pipeline.readers.source import SourceConfig
-from gristmill.foundation.engine.local import LocalEngine
 from gristmill.foundation.progress import Reporter
+from gristmill.foundation.runtime.tasks.local import LocalEngine
 
 WORDS = "the mill stands by the river "
 PAGE = "<html><head><title>Mill</title></head><body>"

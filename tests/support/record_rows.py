@@ -2,8 +2,7 @@
 
 from collections.abc import Sequence
 
-from gristmill.data_pipeline.readers.document import Record
-from gristmill.data_pipeline.readers.fields import metadata_json
+from gristmill.data_pipeline.readers.document import Record, metadata_json
 from gristmill.data_pipeline.readers.read import FileRange, read_columns, read_range
 from gristmill.data_pipeline.readers.source import SourceConfig
 

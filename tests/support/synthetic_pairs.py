@@ -3,7 +3,7 @@
 import numpy as np
 
 from gristmill.data_pipeline.indexed.sentence_pairs import Pair
-from gristmill.training.model_config import ModelConfig
+from gristmill.training.config.model import ModelConfig
 from gristmill.training.objectives.check import checked_loss
 from gristmill.training.objectives.masked import SPECIAL_TOKENS, Masked, MaskedOptions
 from gristmill.training.objectives.objective import LossFunction, ObjectiveInputs

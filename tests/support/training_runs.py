@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 
 from gristmill.foundation.progress import Reporter
-from gristmill.training.config import TrainConfig
-from gristmill.training.model_config import ModelConfig
+from gristmill.training.config.model import ModelConfig
+from gristmill.training.config.train import TrainConfig
+from gristmill.training.metrics import TrainingData
 from gristmill.training.objectives.objective import stack_samples
 from gristmill.training.parallel.mesh import single_process
 from gristmill.training.run import Run, RunConfig
-from gristmill.training.training_data import TrainingData
 
 MODEL = ModelConfig(layers=4, width=32, heads=4, kv_heads=2, sequence_length=16)
 STEPS, BATCH = 12, 4

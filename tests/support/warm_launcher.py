@@ -10,7 +10,7 @@ import sys
 import traceback
 from multiprocessing import resource_tracker, util
 
-from gristmill.pipelines.cli import main as gristmill
+from gristmill.pipelines.cli.main import main as gristmill
 
 
 def main() -> None:
@@ -54,10 +54,10 @@ LOADED = (  # before the first fork: what the stages load when they run
     "sklearn.linear_model",
     "torch.distributed.checkpoint",
     "gristmill.evaluation.run",
-    "gristmill.pipelines.commands.checkpoint",
-    "gristmill.pipelines.commands.stages",
-    "gristmill.pipelines.commands.tokenizer",
-    "gristmill.pipelines.commands.verification",
+    "gristmill.pipelines.cli.checkpoint",
+    "gristmill.pipelines.cli.stages",
+    "gristmill.pipelines.cli.data",
+    "gristmill.pipelines.cli.stages",
     "gristmill.training.run",
 )
 

@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 
 from gristmill.tokenizers import segments
 from gristmill.tokenizers.adversarial import adversarial_strings
-from gristmill.tokenizers.segment_boundaries import adjacent_bytes
-from gristmill.tokenizers.segments import SegmentEncoder
+from gristmill.tokenizers.segments import SegmentEncoder, adjacent_bytes
 from gristmill.tokenizers.tokenizer import load_bulk_tokenizer, load_tokenizer
 
 

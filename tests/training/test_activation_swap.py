@@ -7,22 +7,20 @@ import pytest
 import torch
 
 from gristmill.foundation.errors import RecipeError
-from gristmill.training.batches import Batches
-from gristmill.training.config import TrainConfig
-from gristmill.training.costs.model_shape import shape_of
+from gristmill.training.config.mixers.mamba2 import Mamba2
+from gristmill.training.config.model import ModelConfig
+from gristmill.training.config.train import TrainConfig
 from gristmill.training.engine.local_model import build_local_model
-from gristmill.training.memory import activation_swap
-from gristmill.training.memory.activation_swap import SwappedLayer, first_tokens
-from gristmill.training.memory.swap_streams import InHostMemory
-from gristmill.training.mixers.mamba2 import Mamba2
-from gristmill.training.model_config import ModelConfig
-from gristmill.training.parallel.layout import check_layout
+from gristmill.training.objectives.batches import Batches
 from gristmill.training.parallel.mesh import single_process
+from gristmill.training.parallel.offload import swap as activation_swap
+from gristmill.training.parallel.offload.swap import InHostMemory, SwappedLayer, first_tokens
 from gristmill.training.planner.activations import ElementSizes
+from gristmill.training.planner.costs.model_shape import shape_of
 from gristmill.training.planner.framework import GRISTMILL
-from gristmill.training.planner.layout import from_config
+from gristmill.training.planner.layout import RankLayers, from_config
+from gristmill.training.planner.layout_checks import check_layout
 from gristmill.training.planner.memory import MemoryModel
-from gristmill.training.planner.rank_layers import RankLayers
 from gristmill.training.run import RunConfig, build_forward_backward
 from tests.support.parity import Case, Outcome, alone, outcome
 

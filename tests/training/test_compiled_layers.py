@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch._dynamo.utils import counters
 
-from gristmill.training.config import TrainConfig
-from gristmill.training.engine.causal_loss import causal_loss
+from gristmill.training.calibrate.layers import causal_loss
+from gristmill.training.config.model import ModelConfig
+from gristmill.training.config.train import TrainConfig
 from gristmill.training.engine.local_model import build_local_model
-from gristmill.training.model_config import ModelConfig
 from gristmill.training.parallel.linear import HAS_ONEDNN, linear
 from gristmill.training.parallel.mesh import single_process
 from gristmill.training.run import RunConfig, build_forward_backward

@@ -13,14 +13,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from gristmill.foundation.errors import InputError, RecipeError
-from gristmill.training.batches import Batches
-from gristmill.training.config import TrainConfig
-from gristmill.training.engine.causal_loss import causal_loss, causal_samples
+from gristmill.training.calibrate.layers import causal_loss, causal_samples
+from gristmill.training.config.model import ModelConfig
+from gristmill.training.config.train import TrainConfig
 from gristmill.training.engine.cuda_graphs import GraphedAccumulation, check_cuda_graphs
-from gristmill.training.engine.forward_backward import GradientAccumulation
 from gristmill.training.engine.local_model import build_local_model
-from gristmill.training.model_config import ModelConfig
-from gristmill.training.optim.build import build_optimizer
+from gristmill.training.engine.passes import GradientAccumulation
+from gristmill.training.objectives.batches import Batches
+from gristmill.training.optim.optimizer import build_optimizer
 from gristmill.training.parallel.mesh import single_process
 from gristmill.training.trainer import Trainer
 from tests.support.parity import Uneven

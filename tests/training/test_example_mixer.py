@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from gristmill.training.costs.model_shape import shape_of
-from gristmill.training.costs.parameters import parameter_count
-from gristmill.training.model_config import ModelConfig
+from gristmill.training.config.model import ModelConfig
 from gristmill.training.parallel.mesh import single_process
+from gristmill.training.planner.costs.model_shape import shape_of
+from gristmill.training.planner.costs.parameters import parameter_count
 from tests.support.model_counts import count_parameters
 from tests.support.parity import MODELS, Case, Outcome, mesh_of_group, outcome, relative, worst
 
@@ -32,7 +32,7 @@ def folder(tmp_path: Path) -> str:
 
 def with_mixer(folder: str, layout: dict[str, Any]) -> Outcome:
     """The outcome of a layout, with the folder's mixers beside ours."""
-    package = importlib.import_module("gristmill.training.mixers")
+    package = importlib.import_module("gristmill.training.config.mixers")
     before, MODELS["running_mean"] = package.__path__, {"mixer": "running_mean", "layers": 4}
     package.__path__ = [*before, folder]
     try:

@@ -6,14 +6,14 @@ from typing import Any
 import pytest
 
 from gristmill.foundation.errors import RecipeError
-from gristmill.pipelines.config import identity
-from gristmill.training.checkpoint import SavedModelConfig
-from gristmill.training.config import TrainConfig
-from gristmill.training.costs.stage_splitting import split_model
-from gristmill.training.init_from import architecture
-from gristmill.training.layout_config import LayoutConfig
-from gristmill.training.model_config import ModelConfig
-from gristmill.training.parallel.layout import check_layout
+from gristmill.pipelines.recipes.config import identity
+from gristmill.training.checkpoint.checkpoint import SavedModelConfig
+from gristmill.training.checkpoint.init_from import architecture
+from gristmill.training.config.layout import LayoutConfig
+from gristmill.training.config.model import ModelConfig
+from gristmill.training.config.train import TrainConfig
+from gristmill.training.planner.costs.stage_splitting import split_model
+from gristmill.training.planner.layout_checks import check_layout
 
 SIZE: dict[str, Any] = {"layers": 4, "width": 64, "heads": 4, "sequence_length": 32}
 MAMBA2 = {"head_width": 16, "groups": 4}

@@ -6,16 +6,15 @@ from typing import Any
 import pytest
 import torch
 
-from gristmill.evaluation.generation.generate import generate
-from gristmill.evaluation.generation.request import GenerationSettings
-from gristmill.evaluation.models.local_causal_lm import LocalCausalLM
-from gristmill.evaluation.models.quantization import quantize
-from gristmill.evaluation.scoring.loglikelihood import score
-from gristmill.evaluation.scoring.packing import Request
-from gristmill.training.checkpoint import load_model, step_folder
-from gristmill.training.config import TrainConfig
+from gristmill.evaluation.inference.generate.prompts import generate
+from gristmill.evaluation.inference.generate.request import GenerationSettings
+from gristmill.evaluation.inference.local_causal_lm import LocalCausalLM
+from gristmill.evaluation.inference.quantize import quantize
+from gristmill.evaluation.scoring.loglikelihood import Request, score
+from gristmill.training.checkpoint.checkpoint import load_model, step_folder
+from gristmill.training.config.model import ModelConfig
+from gristmill.training.config.train import TrainConfig
 from gristmill.training.model.transformer import Transformer
-from gristmill.training.model_config import ModelConfig
 from gristmill.training.parallel.mesh import build_mesh
 from tests.support.training_runs import BATCH, MODEL, new_run
 

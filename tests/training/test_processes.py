@@ -1,13 +1,31 @@
 """Refused connections: all ranks try again together, then report them."""
 
+import math
+import platform
+import subprocess
+import sys
 import threading
+import time
 
 import pytest
+import torch
 import torch.distributed as dist
 
 from gristmill.foundation.errors import InputError
 from gristmill.training import processes
-from gristmill.training.processes import CONNECTION_ATTEMPTS, RankInfo, connect
+from gristmill.training.config.train import GuardConfig
+from gristmill.training.parallel.mesh import single_process
+from gristmill.training.processes import (
+    CONNECTION_ATTEMPTS,
+    MIN_HISTORY,
+    Guard,
+    RankInfo,
+    Watchdog,
+    check_same_recipe,
+    connect,
+    first_failure_named,
+)
+from tests.support.forked_pool import RankFailed
 
 REFUSED = "Gloo connectFullMesh failed with connect [127.0.1.1]:35123: Connection refused\nmore"
 
@@ -75,3 +93,150 @@ def test_a_rank_that_never_answers_is_an_error_and_no_hang(monkeypatch) -> None:
     monkeypatch.setattr(processes.dist, "init_process_group", lambda *_, **__: None)
     with pytest.raises(InputError, match="another rank did not report whether it connected"):
         connect("gloo", store, 0, 2, processes.timedelta(seconds=5))
+
+
+# Steps that the guard skips, for losses and norms with known mean and deviation.
+
+
+def guard_with_history(**config: float) -> Guard:
+    """Losses alternate between 1 and 3 (mean 2, deviation 1), norms between 10 and 30 (mean 20, deviation 10)."""
+    guard = Guard(GuardConfig(**config))
+    for step in range(1, MIN_HISTORY + 1):
+        assert guard.skip_reason(step, 1.0 + 2 * (step % 2), 10.0 + 20 * (step % 2)) is None
+    return guard
+
+
+@pytest.mark.parametrize(
+    ("loss", "norm", "reason"),
+    [
+        (4.9, 49.0, None),
+        (5.1, 20.0, "loss 5.1 is 3.0 standard deviations above the mean of the last 16 steps"),
+        (2.0, 51.0, "gradient norm 51 is 3.0 standard deviations above the mean of the last 16 steps"),
+        (-99.0, 0.0, None),  # only values above the mean are outliers
+        (math.nan, 20.0, "loss nan, gradient norm 20.0: not finite"),
+    ],
+)
+def test_outliers_are_above_mean_plus_sigmas_deviations(loss: float, norm: float, reason: str | None) -> None:
+    assert guard_with_history(sigmas=3).skip_reason(17, loss, norm) == reason
+
+
+def test_without_sigmas_only_values_that_are_not_finite_are_skipped() -> None:
+    guard = guard_with_history()
+    assert guard.skip_reason(17, 1e9, 1e9) is None
+    assert guard.skip_reason(18, 1.0, math.inf) is not None
+
+
+def test_a_short_history_has_no_outliers() -> None:
+    guard = Guard(GuardConfig(sigmas=3))
+    for step in range(1, MIN_HISTORY):
+        assert guard.skip_reason(step, 1.0, 1.0) is None
+    assert guard.skip_reason(MIN_HISTORY, 100.0, 1.0) is None
+
+
+def test_skipped_steps_do_not_enter_the_history_and_the_window_slides() -> None:
+    guard = guard_with_history(sigmas=3, window=16)
+    assert guard.skip_reason(17, 100.0, 20.0) is not None
+    assert 100.0 not in guard.losses and len(guard.losses) == 16
+    guard.skip_reason(18, 2.5, 20.0)
+    assert guard.losses[-1] == 2.5 and len(guard.losses) == 16
+
+
+def test_consecutive_skips_are_counted_anew_after_a_step_that_is_taken() -> None:
+    guard = Guard(GuardConfig(max_consecutive_skips=2))
+    for step, loss in ((1, math.inf), (2, math.inf), (3, 1.0), (4, math.inf), (5, math.inf)):
+        guard.skip_reason(step, loss, 1.0)
+    assert guard.skipped == [1, 2, 4, 5]
+    with pytest.raises(InputError, match=r"step 6: .*3 steps in a row were skipped \(train.guard.max_consecutive"):
+        guard.skip_reason(6, math.inf, 1.0)
+
+
+def test_the_state_restores_the_decisions() -> None:
+    guard, again = guard_with_history(sigmas=3), Guard(GuardConfig(sigmas=3))
+    again.restore(guard.state())
+    assert again.skip_reason(17, 5.1, 20.0) == guard.skip_reason(17, 5.1, 20.0) is not None
+
+
+# Memory of freed tensors is kept for the next step.
+
+SCRIPT = """
+import resource, sys
+import torch
+from gristmill.training.processes import keep_freed_memory
+
+if sys.argv[1] == "keep":
+    assert keep_freed_memory()
+
+def allocate(rounds):
+    for _ in range(rounds):
+        torch.ones(64 << 20, dtype=torch.uint8)
+
+allocate(10)  # until the heap has a place of this size and alignment
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+allocate(10)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+def page_faults(choice: str) -> int:
+    done = subprocess.run([sys.executable, "-c", SCRIPT, choice], capture_output=True, text=True, check=True)
+    return int(done.stdout)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the C library is not glibc")
+def test_a_tensor_as_large_as_a_freed_one_takes_its_memory():
+    assert page_faults("keep") * 10 < page_faults("return")
+
+
+# The watchdog names hangs and failures.
+
+
+def test_a_process_that_hangs_says_where(capfd) -> None:
+    ended = threading.Event()
+    with Watchdog(single_process(), 0.2, ended.set) as watchdog:
+        watchdog.at("step 17, data")
+        assert ended.wait(10)
+    said = capfd.readouterr().err
+    assert "rank 0 (pipeline 0, data 0, context 0, tensor 0) hangs: step 17, data" in said
+    assert "test_a_process_that_hangs_says_where" in said  # the stack
+
+
+def test_a_process_that_moves_is_left_alone() -> None:
+    ended = threading.Event()
+    with Watchdog(single_process(), 0.5, ended.set) as watchdog:
+        for step in range(10):
+            watchdog.at(f"step {step}")
+            time.sleep(0.1)
+    assert not ended.is_set()
+
+
+def one_rank_raises() -> str:
+    rank = dist.get_rank()
+    store = dist.distributed_c10d._get_default_store()
+    try:
+        with first_failure_named(rank, store):
+            if rank == 1:
+                raise ValueError("shard 7 is torn")
+            dist.all_reduce(torch.zeros(1))
+            return "no failure"
+    except (InputError, ValueError) as error:
+        if rank == 1:
+            dist.destroy_process_group()
+        return f"{type(error).__name__}: {error}"
+
+
+def test_the_cause_reaches_every_rank(pool) -> None:
+    said = pool.run(3, one_rank_raises, timeout_seconds=20)
+    assert said[1] == "ValueError: shard 7 is torn"
+    for rank in (0, 2):
+        assert said[rank] == f"InputError: rank {rank} stopped, because rank 1 failed: ValueError: shard 7 is torn"
+
+
+def compare_recipes() -> None:
+    rank = dist.get_rank()
+    check_same_recipe("aaaa" if rank < 2 else "bbbb", RankInfo(rank, rank, 3))
+
+
+def test_different_recipes_are_refused(pool) -> None:
+    with pytest.raises(RankFailed, match=r"RecipeError: ranks \[2\] were given another recipe than rank 0"):
+        pool.run(3, compare_recipes)

@@ -17,17 +17,16 @@ import torch
 
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.progress import Reporter
-from gristmill.training.checkpoint import load_model, step_folder
-from gristmill.training.config import CheckpointConfig
+from gristmill.training.checkpoint.checkpoint import load_model, step_folder
+from gristmill.training.checkpoint.init_from import check_init_from
+from gristmill.training.checkpoint.save import kept_steps
+from gristmill.training.config.model import ModelConfig
+from gristmill.training.config.train import CheckpointConfig
 from gristmill.training.engine.local_model import LocalModel
-from gristmill.training.init_from import check_init_from
-from gristmill.training.metrics import read_metrics
-from gristmill.training.model_config import ModelConfig
+from gristmill.training.metrics import TrainingData, read_metrics
 from gristmill.training.parallel.mesh import build_mesh, single_process
 from gristmill.training.processes import RankInfo, init_distributed
 from gristmill.training.run import Run, RunConfig
-from gristmill.training.saver import kept_steps
-from gristmill.training.training_data import TrainingData
 from tests.support.training_runs import BATCH, MODEL, STEPS, Counting, digests, new_run, train_config
 
 ROOT = Path(__file__).parents[2]
@@ -102,7 +101,7 @@ def test_state_in_host_memory_writes_the_same_bytes(undisturbed: Path, tmp_path:
 
 def test_a_skipped_step_leaves_state_in_host_memory_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The loss scale begins so high that fp16 overflows; gradients clipped; micro-batches of one sample."""
-    monkeypatch.setattr("gristmill.training.optim.loss_scale.INITIAL_SCALE", 2.0**24)
+    monkeypatch.setattr("gristmill.training.optim.optimizer.INITIAL_SCALE", 2.0**24)
     folders = [tmp_path / "device", tmp_path / "host"]
     for folder, offload in zip(folders, ({}, STATE_IN_HOST_MEMORY), strict=True):
         optimizer = {"learning_rate": 1e-2, "clip_norm": 0.1}
@@ -220,7 +219,7 @@ def test_a_full_or_read_only_disk_leaves_nothing_that_looks_whole(
     def failing(*_: Any) -> None:
         raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr("gristmill.training.checkpoint._Writer.write_data", failing)
+    monkeypatch.setattr("gristmill.training.checkpoint.checkpoint._Writer.write_data", failing)
     with pytest.raises(OSError, match=os.strerror(number)) as caught:
         new_run(tmp_path, checkpoint={"every": 3, "asynchronous": asynchronous}).train()
     assert caught.value.errno == number

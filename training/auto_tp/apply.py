@@ -1,18 +1,21 @@
 """Applies a tensor-parallel plan to a model with DTensor."""
 
 from collections import defaultdict
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
+import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_module, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves, tree_map
 
-from gristmill.training.auto_tp.fused import FusedLinear
-from gristmill.training.auto_tp.operators import is_transposed
 from gristmill.training.auto_tp.plan import LayerPlan, Role, TensorPlan
-from gristmill.training.auto_tp.region import as_whole
+from gristmill.training.auto_tp.trace import is_transposed
 
 Site = tuple[nn.Module, str]
 
@@ -95,3 +98,167 @@ def _share_again(sites: list[Site]) -> None:
     for module, name in sites:
         if sharded:
             module.register_parameter(name, sharded[0])
+
+
+# A fused linear layer (query, key and value in one) as one parameter for each piece, each sharded by itself.
+
+PIECE = "piece_"
+
+
+class FusedLinear(nn.Module):
+    """x W^T + b for each piece of the outputs. Parameters are piece_0_weight, piece_0_bias, ..., and weights keep the
+    orientation of the layer that they come from. grid: None for plain parameters, which have the same names, so that a
+    checkpoint fits every layout."""
+
+    def __init__(self, layer: nn.Module, plan: LayerPlan, grid: DeviceMesh | None):
+        super().__init__()
+        self.grid, self.pieces = grid, plan.pieces
+        self.transposed = is_transposed(layer)
+        dim = 1 if self.transposed else 0
+        weights = layer.weight.detach().split(plan.pieces, dim=dim)
+        biases = layer.bias.detach().split(plan.pieces) if layer.bias is not None else [None] * len(weights)
+        for index, (weight, bias, sharded) in enumerate(zip(weights, biases, plan.sharded_pieces, strict=True)):
+            self._store(f"{PIECE}{index}_weight", weight, Shard(dim) if sharded else Replicate())
+            if bias is not None:
+                self._store(f"{PIECE}{index}_bias", bias, Shard(0) if sharded else Replicate())
+
+    def _store(self, name: str, whole: Tensor, placement: Any) -> None:
+        stored = whole.clone()
+        if self.grid is not None:
+            stored = distribute_tensor(stored, self.grid, [placement], src_data_rank=None)
+        self.register_parameter(name, nn.Parameter(stored))
+
+    @property
+    def weight(self) -> Tensor:
+        """The fused weight, for code that takes it from the layer, as Mamba's does."""
+        pieces = [getattr(self, f"{PIECE}{index}_weight") for index in range(len(self.pieces))]
+        return torch.cat(pieces, dim=1 if self.transposed else 0)
+
+    @property
+    def bias(self) -> Tensor | None:
+        pieces = [getattr(self, f"{PIECE}{index}_bias", None) for index in range(len(self.pieces))]
+        return None if pieces[0] is None else torch.cat(pieces)
+
+    def forward(self, x: Tensor) -> "FusedOutput":
+        x = x if self.grid is None else as_whole(x, self.grid)
+        return FusedOutput([self._piece(x, index) for index in range(len(self.pieces))])
+
+    def _piece(self, x: Tensor, index: int) -> Tensor:
+        weight = getattr(self, f"{PIECE}{index}_weight")
+        return F.linear(x, weight.T if self.transposed else weight, getattr(self, f"{PIECE}{index}_bias", None))
+
+
+class FusedOutput:
+    """The pieces of a fused layer's result, for the operation that cuts it; the trace has seen no other use of it."""
+
+    def __init__(self, pieces: list[Tensor]):
+        self.parts = pieces
+
+    def split(self, *sizes: Any, **named: Any) -> tuple[Tensor, ...]:
+        return tuple(self.parts)
+
+    chunk = tensor_split = split_with_sizes = split
+
+    def __getitem__(self, index: Any) -> Tensor:
+        """x[..., first:end]."""
+        first = 0
+        width = sum(each.shape[-1] for each in self.parts)
+        bounds = index[-1].indices(width)[:2]
+        for each in self.parts:
+            if bounds == (first, first + each.shape[-1]):
+                return each
+            first += each.shape[-1]
+        raise IndexError(f"{bounds} are not the bounds of a piece of the fused layer's result")
+
+    def __iter__(self) -> Iterator[Tensor]:
+        raise TypeError("the result of a fused layer is cut into its pieces, not iterated over")
+
+    @property
+    def shape(self) -> torch.Size:
+        first = self.parts[0].shape
+        return torch.Size([*first[:-1], sum(each.shape[-1] for each in self.parts)])
+
+
+def whole_parameters(model: nn.Module, value: Callable[[Tensor], Tensor | None]) -> Iterator[tuple[str, Tensor | None]]:
+    """Names of the model before it was sharded, and value of each parameter, gathered from all ranks; collective. The
+    pieces of fused layers are joined. Names that share a parameter have one tensor."""
+    known: dict[int, Tensor | None] = {}
+    for path, module in model.named_modules():
+        prefix = f"{path}." if path else ""
+        if isinstance(module, FusedLinear):
+            for leaf, dim in (("weight", 1 if module.transposed else 0), ("bias", 0)):
+                names = [f"{PIECE}{index}_{leaf}" for index in range(len(module.pieces))]
+                if hasattr(module, names[0]):
+                    parts = [_gathered(value(getattr(module, name))) for name in names]
+                    yield f"{prefix}{leaf}", None if parts[0] is None else torch.cat(parts, dim=dim)
+            continue
+        for leaf, parameter in module.named_parameters(recurse=False):
+            if id(parameter) not in known:
+                known[id(parameter)] = _gathered(value(parameter))
+            yield f"{prefix}{leaf}", known[id(parameter)]
+
+
+def _gathered(tensor: Tensor | None) -> Tensor | None:
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+# What runs between a layer sharded by outputs and the next one sharded by inputs, on DTensors.
+
+# B samples, H heads, T tokens, K head width; Ht = this tensor rank's share
+
+WHOLE = "_auto_tp_whole"  # attribute of a tensor: itself as a DTensor
+
+
+def as_whole(x: Tensor, grid: DeviceMesh) -> DTensor:
+    """A tensor that is whole and equal on all ranks as a DTensor; the same one in every call, so that the gradients of
+    all its uses are summed on this rank before they are summed over the ranks."""
+    found: DTensor | None = getattr(x, WHOLE, None)
+    if found is None or (torch.is_grad_enabled() and x.requires_grad and not found.requires_grad):
+        found = DTensor.from_local(x, grid, [Replicate()], run_check=False)
+        if not isinstance(x, torch.nn.Parameter):
+            setattr(x, WHOLE, found)
+    return found
+
+
+class ShardedRegion(TorchFunctionMode):
+    """While it is active, operations on DTensors take plain tensors (masks, rotary tables, norm weights) as whole ones,
+    and attention runs on each rank's heads without DTensor, whose rules do not cover all kernels."""
+
+    def __init__(self, grid: DeviceMesh):
+        super().__init__()
+        self.grid = grid
+
+    def __torch_function__(self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if not any(isinstance(leaf, DTensor) for leaf in tree_leaves((args, kwargs))):
+            return func(*args, **kwargs)
+        if func is F.scaled_dot_product_attention:
+            return self._attention(*args, **kwargs)
+        if func is torch.cat:  # transformers' caches begin with empty tensors of one dimension
+            args = [each for each in args[0] if each.ndim > 1 or each.numel()], *args[1:]
+        args, kwargs = tree_map(self._whole, (args, kwargs))
+        return func(*args, **kwargs)
+
+    def _whole(self, leaf: Any) -> Any:
+        if isinstance(leaf, Tensor) and not isinstance(leaf, DTensor) and leaf.ndim:
+            return as_whole(leaf, self.grid)
+        return leaf
+
+    def _attention(
+        self, q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, attn_mask: Tensor | None = None, *rest: Any, **named: Any
+    ) -> DTensor:
+        heads = q_BHTK.shape[1]
+        q_BHtTK, k_BHtTK, v_BHtTK = (self._own_heads(each, heads) for each in (q_BHTK, k_BHTK, v_BHTK))
+        if attn_mask is not None and attn_mask.ndim == 4 and attn_mask.shape[1] > 1:
+            attn_mask = self._own_heads(attn_mask, heads)
+        elif isinstance(attn_mask, DTensor):
+            attn_mask = attn_mask.full_tensor()
+        y_BHtTK = F.scaled_dot_product_attention(q_BHtTK, k_BHtTK, v_BHtTK, attn_mask, *rest, **named)
+        return DTensor.from_local(y_BHtTK, self.grid, [Shard(1)], run_check=False)
+
+    def _own_heads(self, x_BHTK: Tensor, heads: int) -> Tensor:
+        """This rank's share of the heads. Key/value heads that are too few to split are repeated first."""
+        whole = x_BHTK if isinstance(x_BHTK, DTensor) else as_whole(x_BHTK, self.grid)
+        if whole.shape[1] != heads and not whole.placements[0].is_shard(1):
+            whole = whole.repeat_interleave(heads // whole.shape[1], dim=1)
+        return whole.redistribute(placements=[Shard(1)]).to_local()

@@ -14,8 +14,6 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from gristmill.training.auto_tp.operators import is_transparent, is_transposed
-
 # Attributes that traced tensors carry: the names of linear layers; and the columns (layer, first, end) of a layer's
 # output that the last dimension holds.
 ORIGINS = "_auto_tp_origins"
@@ -234,3 +232,32 @@ def _pieces(call: LinearCall) -> tuple[int, ...]:
     slices = sorted(call.slices)
     joined = [0, *(end for _, end in slices)] == [*(begin for begin, _ in slices), call.outputs]
     return tuple(end - begin for begin, end in slices) if slices and joined and not call.used_whole else ()
+
+
+# Operations whose sharding DTensor knows, between a layer sharded by outputs and one sharded by inputs.
+
+ELEMENTWISE = (
+    "add sub mul div neg pow exp log sqrt rsqrt sigmoid silu gelu relu relu_ leaky_relu tanh softplus mish hardtanh "
+    "square dropout to type type_as float half bfloat16 double contiguous clone detach where masked_fill clamp clip "
+    "clamp_ minimum maximum __add__ __radd__ __iadd__ __sub__ __rsub__ __mul__ __rmul__ __imul__ __truediv__ __pow__ "
+    "__neg__ abs erf cos sin quick_gelu"
+)
+VIEW_OPERATORS = (
+    "view reshape transpose permute unsqueeze squeeze expand flatten unflatten chunk split split_with_sizes "
+    "__getitem__ cat stack repeat_interleave expand_as view_as T mT movedim swapaxes"
+)
+PRODUCTS = "matmul __matmul__ bmm baddbmm softmax scaled_dot_product_attention einsum"
+NORMS = "mean var sum layer_norm rms_norm norm"
+
+TRANSPARENT = frozenset(" ".join((ELEMENTWISE, VIEW_OPERATORS, PRODUCTS, NORMS)).split())
+
+
+def is_transparent(name: str) -> bool:
+    """Whether the operation's result is sharded as its argument is."""
+    return name in TRANSPARENT
+
+
+def is_transposed(module: nn.Module) -> bool:
+    """Whether it is transformers' Conv1D: a linear layer whose weight is [inputs, outputs]. transformers is an extra,
+    so it is known by its name."""
+    return type(module).__name__ == "Conv1D" and hasattr(module, "nf") and hasattr(module, "weight")

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gristmill.foundation.canonical_json import fingerprint
 from gristmill.foundation.errors import InputError, RecipeError
 from gristmill.foundation.files import file_digest
+from gristmill.foundation.fingerprint import fingerprint
 from gristmill.training.auto_tp.plan import Tables, TensorPlan, plan_tensor_parallel
 from gristmill.training.auto_tp.trace import Trace, trace
 

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from gristmill.foundation.errors import InputError, RecipeError
-from gristmill.training.engine.forward_backward import (
+from gristmill.training.engine.local_model import LocalModel
+from gristmill.training.engine.passes import (
     Batch,
     Factors,
     GradientAccumulation,
@@ -18,7 +19,6 @@ from gristmill.training.engine.forward_backward import (
     side_losses_scaled_by,
     split,
 )
-from gristmill.training.engine.local_model import LocalModel
 
 WARM_UPS = 3  # passes before the capture, in which libraries take their workspaces and masks are made (torch's advice)
 MAX_SHAPES = 4  # of micro-batches: each has a graph, whose memory is kept

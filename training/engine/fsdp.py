@@ -16,15 +16,14 @@ from torch.distributed.fsdp import (
 from torch.distributed.fsdp._fully_shard._fsdp_api import ReduceScatter
 from torch.distributed.tensor import Shard
 
-from gristmill.training.costs.parameters import expert_shard_dim
-from gristmill.training.layout_config import LayoutConfig
-from gristmill.training.mixer import Mixer
-from gristmill.training.mixer_registry import NO_MIXER
+from gristmill.training.config.layout import LayoutConfig
+from gristmill.training.config.mixer import NO_MIXER, Mixer
 from gristmill.training.model.layer import Layer
-from gristmill.training.model.mixture import MixtureOfExperts
+from gristmill.training.model.moe.mixture import MixtureOfExperts
 from gristmill.training.model.transformer import Transformer
 from gristmill.training.parallel.collectives import reduce_scatter
 from gristmill.training.parallel.mesh import Mesh
+from gristmill.training.planner.costs.parameters import expert_shard_dim
 
 
 def _shard_mixture(mixture: MixtureOfExperts, mesh: Mesh, policy: MixedPrecisionPolicy, reshard: bool) -> None:

@@ -1,17 +1,16 @@
 """One layer: a mixer over tokens, then an MLP, each on the residual stream."""
 
+import importlib
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from gristmill.training.layer_config import LayerConfig
-from gristmill.training.model.attention_metadata import AttentionMetadata
-from gristmill.training.model.build_mixer import build_mixer
-from gristmill.training.model.mixture import MixtureOfExperts
-from gristmill.training.model.mlp import MLPS
-from gristmill.training.model.norm import Norm
-from gristmill.training.model_config import ModelConfig
+from gristmill.training.config.layers import LayerConfig
+from gristmill.training.config.model import ModelConfig
+from gristmill.training.model.attention.metadata import AttentionMetadata
+from gristmill.training.model.modules import MLPS, Norm
+from gristmill.training.model.moe.mixture import MixtureOfExperts
 from gristmill.training.parallel.activation_checkpointing import ActivationCheckpointing
 from gristmill.training.parallel.tensor import TensorAxis
 
@@ -118,3 +117,19 @@ class Layer(nn.Module):
         if self.scale != 1:
             change_BTD = change_BTD * self.scale
         return norm(x_BTD + change_BTD) if self.norm_order == "post" else x_BTD + change_BTD
+
+
+# Builds the torch module of a layer's mixer.
+
+
+def build_mixer(config: ModelConfig, layer: LayerConfig, tensor: TensorAxis) -> nn.Module:
+    """The module that the layer's mixer names, whose parameters must be those that it declares."""
+    mixer = config.mixer_named(layer.mixer, layer)
+    file, name = mixer.module.split(":")
+    built = getattr(importlib.import_module(file), name)(config, mixer, tensor)
+    found = {path: tuple(parameter.shape) for path, parameter in built.named_parameters()}
+    declared = {parameter.name: parameter.shape for parameter in mixer.parameters(config.width)}
+    if found != declared:
+        differ = sorted(set(found.items()) ^ set(declared.items()))
+        raise TypeError(f"mixer {layer.mixer} declares other parameters than its module {mixer.module} has: {differ}")
+    return built

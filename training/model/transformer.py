@@ -7,12 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gristmill.training.costs.stage_splitting import StageSpec
-from gristmill.training.layout_config import SWAPS, LayoutConfig
-from gristmill.training.memory.swap_streams import SwapStreams
-from gristmill.training.model.attention_metadata import (
+from gristmill.training.config.layout import SWAPS, LayoutConfig
+from gristmill.training.config.model import ModelConfig
+from gristmill.training.model.attention.block_masks import block_masks
+from gristmill.training.model.attention.metadata import (
     AttentionMetadata,
     Mask,
+    RoutingMetadata,
     alibi_masks,
     alibi_slopes,
     causal_masks,
@@ -20,22 +21,16 @@ from gristmill.training.model.attention_metadata import (
     documents_of_chains,
     explicit_masks,
 )
-from gristmill.training.model.block_masks import block_masks
-from gristmill.training.model.context_metadata import context_metadata, ring_plans
-from gristmill.training.model.dropout import Dropout
-from gristmill.training.model.head import Head
-from gristmill.training.model.kv_slots import SlotRows
+from gristmill.training.model.attention.ring import context_metadata, ring_plans
+from gristmill.training.model.decoding_cache import SlotRows
+from gristmill.training.model.heads import Head, ModelOutput, NamedOutputs, TeacherStage
 from gristmill.training.model.layer import Layer
-from gristmill.training.model.named_outputs import NamedOutputs
-from gristmill.training.model.norm import Norm
-from gristmill.training.model.output import ModelOutput, TeacherStage
-from gristmill.training.model.rotary import rotary_angles
-from gristmill.training.model.routing_metadata import RoutingMetadata
-from gristmill.training.model.token_table import TokenTable
-from gristmill.training.model_config import ModelConfig
+from gristmill.training.model.modules import Dropout, Norm, TokenTable, rotary_angles
 from gristmill.training.parallel.activation_checkpointing import activation_checkpointing
 from gristmill.training.parallel.mesh import Mesh, single_process
+from gristmill.training.parallel.offload.swap import SwapStreams
 from gristmill.training.parallel.tensor import TensorAxis, VocabularyEmbedding
+from gristmill.training.planner.costs.stage_splitting import StageSpec
 
 # B batch, T tokens, D width, V vocabulary; Vt = this tensor rank's share of it
 
@@ -59,7 +54,7 @@ OutputFunction = Callable[[ModelOutput, Fields], Any]
 
 class Transformer(nn.Module):
     """Parameters have one name on every layout: layers are keyed by their number in the whole model, and modules of
-    other stages are None. They are on the meta device until `initialization.py` or a checkpoint fills them."""
+    other stages are None. They are on the meta device until `model/init.py` or a checkpoint fills them."""
 
     def __init__(
         self,
@@ -78,8 +73,8 @@ class Transformer(nn.Module):
         self.tensor = TensorAxis(
             mesh or single_process(), layout.sequence_parallel, options.float8, layout.async_tensor_parallel
         )
-        self.side_loss_factor: float | Tensor | None = None  # set during training passes (forward_backward.py)
-        self.output: OutputFunction | None = None  # set during training and evaluation passes (forward_backward.py)
+        self.side_loss_factor: float | Tensor | None = None  # set during training passes (engine/passes.py)
+        self.output: OutputFunction | None = None  # set during training and evaluation passes (engine/passes.py)
         self.teacher: TeacherStage | None = None
         self.embedding = self.positions = self.segments = self.embedding_norm = None
         self.final_norm = self.head = self.outputs = None

@@ -3,10 +3,12 @@
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+from pydantic import Field
 from torch import Tensor
 
-from gristmill.training.model.output import ModelOutput
-from gristmill.training.objectives.objective import Batch, Objective, Term, token_terms
+from gristmill.foundation.config import Config
+from gristmill.training.model.heads import ModelOutput
+from gristmill.training.objectives.objective import Batch, Objective, Term, no_sum, token_terms
 
 
 class Causal(Objective):
@@ -27,3 +29,25 @@ class Causal(Objective):
 
     def predict(self, model: ModelOutput, batch: Batch) -> Mapping[str, Tensor]:
         return {"targets": model.best_tokens()}
+
+
+# Distillation: causal language modelling, and the divergence from a frozen teacher (train.teacher).
+
+
+class DistillationOptions(Config):
+    """weight x temperature^2 x KL(teacher || student) is added to the loss of each token."""
+
+    weight: float = Field(1.0, gt=0, description="factor on the divergence")
+    temperature: float = Field(1.0, gt=0, description="logits of both models are divided by this")
+
+
+class Distillation(Causal):
+    """As Mixture-of-Students does (arXiv 2201.05596, section 4.4)."""
+
+    Options = DistillationOptions
+
+    def loss(self, model: ModelOutput, batch: Batch) -> Sequence[Term]:
+        divergence = no_sum(batch)
+        if model.has_teacher:
+            divergence = model.divergence_from_teacher(batch["weights"], self.options.temperature)
+        return [*super().loss(model, batch), Term("divergence", divergence, "weights", self.options.weight)]

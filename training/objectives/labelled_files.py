@@ -8,9 +8,9 @@ import numpy as np
 from pydantic import Field
 
 from gristmill.data_pipeline.indexed.permutation import Permutation, key_of
-from gristmill.foundation.canonical_json import fingerprint
 from gristmill.foundation.config import Config
 from gristmill.foundation.errors import InputError
+from gristmill.foundation.fingerprint import fingerprint
 from gristmill.training.objectives.names import RECORD_FILES
 from gristmill.training.objectives.objective import Objective, ObjectiveInputs
 from gristmill.training.objectives.record_files import Located, read_records, records_digest

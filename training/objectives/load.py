@@ -12,15 +12,11 @@ from pydantic import ValidationError
 
 from gristmill.foundation.config import Config
 from gristmill.foundation.errors import RecipeError
-from gristmill.training.objective_errors import defined_at, errors_named, wrong
-from gristmill.training.objectives.causal import Causal
-from gristmill.training.objectives.classification import Classification
-from gristmill.training.objectives.distillation import Distillation
+from gristmill.training.objectives.causal import Causal, Distillation
+from gristmill.training.objectives.classification import Classification, MultipleChoice, SourceClassification
 from gristmill.training.objectives.masked import Masked
-from gristmill.training.objectives.multiple_choice import MultipleChoice
 from gristmill.training.objectives.names import parse_user_objective, read_source
-from gristmill.training.objectives.objective import Objective, ObjectiveInputs
-from gristmill.training.objectives.source_classification import SourceClassification
+from gristmill.training.objectives.objective import Objective, ObjectiveInputs, defined_at, errors_named, wrong
 from gristmill.training.objectives.span_corruption import SpanCorruption
 from gristmill.training.objectives.span_extraction import SpanExtraction
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from gristmill.foundation.config import Config
 from gristmill.foundation.errors import RecipeError
-from gristmill.training.model.output import ModelOutput
+from gristmill.training.model.heads import ModelOutput
 from gristmill.training.objectives.objective import Batch, Objective, ObjectiveInputs, Term, token_terms
 
 PURPOSE = 0x7370616E  # "span"

@@ -15,7 +15,7 @@ from pydantic import Field
 from torch import Tensor
 
 from gristmill.foundation.errors import InputError, RecipeError
-from gristmill.training.model.output import ModelOutput
+from gristmill.training.model.heads import ModelOutput
 from gristmill.training.objectives.labelled_files import LabelledFiles, LabelledFilesOptions, text_of
 from gristmill.training.objectives.objective import Batch, ObjectiveInputs, Term
 

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim.adamw import adamw
 
-from gristmill.training.model.roles import rate_factor, roles_of
-from gristmill.training.model_config import ModelConfig
-from gristmill.training.optimizer_config import OptimizerConfig
-from gristmill.training.parallel.local import local, stored_like
+from gristmill.training.config.model import ModelConfig
+from gristmill.training.config.train import OptimizerConfig
+from gristmill.training.model.init import rate_factor, roles_of
+from gristmill.training.parallel.mesh import local, stored_like
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,8 @@ from typing import Any
 import torch
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
-from gristmill.training.layout_config import SWAPS, LayoutConfig, Recompute
-from gristmill.training.memory.activation_swap import SwappedLayer
-from gristmill.training.memory.swap_streams import SwapStreams
+from gristmill.training.config.layout import SWAPS, LayoutConfig, Recompute
+from gristmill.training.parallel.offload.swap import SwappedLayer, SwapStreams
 
 # Saved under recompute: operators: results of matmuls and attention; all other operators are cheap to recompute.
 # Collectives are not listed: torch refuses to keep the result of an in-place one.

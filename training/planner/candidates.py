@@ -5,12 +5,11 @@ from dataclasses import replace
 from math import gcd
 from typing import get_args
 
-from gristmill.training.divisors import divisors
-from gristmill.training.layout_config import STAGES_PER_RANK, ContextMethod, Schedule
+from gristmill.training.config.layers import divisors
+from gristmill.training.config.layout import STAGES_PER_RANK, ContextMethod, Schedule
 from gristmill.training.planner.framework import Framework
 from gristmill.training.planner.layout import Layout
-from gristmill.training.planner.legality import context_illegal_reason, tensor_illegal_reason
-from gristmill.training.planner.plan_request import FixedChoices, PlanRequest
+from gristmill.training.planner.request import FixedChoices, PlanRequest, context_illegal_reason, tensor_illegal_reason
 
 MICRO_BATCHES = (1, 2, 4, 8, 16, 32)
 MAX_STAGES_PER_RANK = 8

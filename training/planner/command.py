@@ -8,18 +8,16 @@ from pathlib import Path
 import yaml
 
 from gristmill.foundation.errors import RecipeError
-from gristmill.training.config import TrainConfig
-from gristmill.training.costs.model_shape import ModelShape, shape_of
-from gristmill.training.model_config import ModelConfig
-from gristmill.training.offload_config import ON_DEVICE, OffloadConfig
-from gristmill.training.parallel.layout import micro_batch_size, objections
-from gristmill.training.planner.explain import compare
+from gristmill.training.config.layout import ON_DEVICE, OffloadConfig
+from gristmill.training.config.model import ModelConfig
+from gristmill.training.config.train import TrainConfig
+from gristmill.training.planner.costs.model_shape import ModelShape, shape_of
 from gristmill.training.planner.framework import FRAMEWORKS
 from gristmill.training.planner.hardware import GIB, load_hardware
 from gristmill.training.planner.layout import Layout, from_config
-from gristmill.training.planner.legality import illegal_reason
-from gristmill.training.planner.plan_request import MEMORY_MARGIN, FixedChoices, PlanRequest
-from gristmill.training.planner.plot import default_gpu_counts, plot_throughput, throughput_by_gpus
+from gristmill.training.planner.layout_checks import micro_batch_size, objections
+from gristmill.training.planner.report import compare, default_gpu_counts, plot_throughput, throughput_by_gpus
+from gristmill.training.planner.request import MEMORY_MARGIN, FixedChoices, PlanRequest, illegal_reason
 from gristmill.training.planner.search import Forecast, Planner, SearchResult, nothing_fits, search_with_offload
 
 

@@ -9,7 +9,7 @@ from typing import Literal
 from pydantic import Field
 
 from gristmill.foundation.config import Config
-from gristmill.training.layout_config import Recompute, Schedule
+from gristmill.training.config.layout import Recompute, Schedule
 
 
 class Framework(Config):

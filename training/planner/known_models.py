@@ -5,11 +5,10 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from gristmill.foundation.errors import RecipeError
-from gristmill.foundation.nearest_name import nearest_name
+from gristmill.foundation.errors import RecipeError, nearest_name
 from gristmill.foundation.strict_yaml import read_yaml
-from gristmill.training.costs.model_shape import ModelShape, gpt, shape_of
-from gristmill.training.model_config import ModelConfig
+from gristmill.training.config.model import ModelConfig
+from gristmill.training.planner.costs.model_shape import ModelShape, gpt, shape_of
 
 # (layers, width, heads) of arXiv 2104.04473, table 1; its vocabulary is 51200 and its sequence length 2048.
 _GPT = {

@@ -1,10 +1,20 @@
 """A layout as the planner evaluates it: every choice that costs memory or time; conversion from and to a recipe."""
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
-from gristmill.training.costs.parameters import ExpertSharding
-from gristmill.training.layout_config import STAGES_PER_RANK, SWAPS, ContextMethod, LayoutConfig, Recompute, Schedule
+from gristmill.training.config.layout import STAGES_PER_RANK, SWAPS, ContextMethod, LayoutConfig, Recompute, Schedule
+from gristmill.training.planner.costs.model_shape import ModelShape
+from gristmill.training.planner.costs.parameters import (
+    ExpertSharding,
+    block_weights,
+    embedding_weights,
+    head_weights,
+    rank_count,
+)
+from gristmill.training.planner.costs.stage_splitting import StageSpec, rank_of_stage
 
 
 @dataclass(frozen=True)
@@ -157,3 +167,137 @@ def from_config(config: LayoutConfig, micro_batch: int) -> Layout:
         swapped_tokens=config.swapped_tokens,
         unswapped_layers=config.unswapped_layers,
     )
+
+
+# Bubble of a pipeline schedule, and the number of micro-batches whose activations are in memory at its peak.
+#
+# p ranks, m micro-batches, v stages a rank. Sources: GPipe (arXiv 1811.06965), 1F1B and interleaved (arXiv
+# 2104.04473, section 2.2), zero bubble (arXiv 2401.10241, table 1 and section 5), DualPipe (arXiv 2412.19437, table
+# 2).
+
+
+def bubble_share(schedule: Schedule, pipeline: int, virtual: int, microbatches: int) -> float:
+    """Idle time over ideal time, for a backward pass of two forward passes, each of its halves one.
+
+    1F1B, p = 4, m = 8: 3/8. Interleaved with v = 2: 3/16. zbv: 1/16."""
+    if pipeline == 1:
+        return 0.0
+    return bubble_seconds(schedule, pipeline, virtual, 1.0, 2.0, microbatches) / (3.0 * microbatches)
+
+
+def bubble_seconds(
+    schedule: Schedule, pipeline: int, virtual: int, forward: float, backward: float, microbatches: int
+) -> float:
+    """Idle seconds of a rank in one step. forward and backward: of one micro-batch through all the rank's stages.
+
+    gpipe and 1f1b (p-1)(F+B); interleaved that over v. zbv fills all but the first wave's way down the V, (p-1) half
+    passes, from m = 2p on, and twice that at m = p (by simulation of torch's order). DualPipeV (p-1)(F + 2B - 3W) / 2,
+    with B whole and W its weights' half."""
+    if pipeline == 1:
+        return 0.0
+    hops, weights = pipeline - 1, min(forward, backward / 2)
+    if schedule == "zbv":
+        short = max(0.0, (2 * pipeline - microbatches) / pipeline)
+        return hops / 2 * max(forward, backward - weights) * (1 + short)
+    if schedule == "dualpipev":
+        return hops / 2 * max(0.0, forward + 2 * backward - 3 * weights)
+    return hops * (forward + backward) / virtual
+
+
+def live_chunks(schedule: Schedule, pipeline: int, virtual: int, microbatches: int, rank: int) -> int:
+    """Maximum number of stage-sized activations in memory on a pipeline rank (a rank's whole work is `virtual` of
+    them).
+
+    gpipe: all m. 1f1b: p - rank. Interleaved: 2 (p - rank - 1) + (v-1) p + 1, which on rank 0 is the
+    p v + p - 1 of arXiv 2205.05198, section 4.2.3: 1 + (p-1)/(p v) of the model. zbv and dualpipev: 2p, as 1f1b."""
+    total = microbatches * virtual
+    if pipeline == 1:
+        return 1
+    if schedule == "gpipe":
+        return total
+    if schedule == "1f1b":
+        return min(total, pipeline - rank)
+    if schedule == "interleaved":
+        return min(total, 2 * (pipeline - rank - 1) + (virtual - 1) * pipeline + 1)
+    return min(total, 2 * pipeline + (schedule == "dualpipev"))
+
+
+def min_microbatches(schedule: Schedule, pipeline: int, virtual: int) -> int:
+    """Minimum number of micro-batches: one for each rank, for dualpipev two."""
+    if pipeline == 1:
+        return 1
+    return 2 * pipeline if schedule == "dualpipev" else pipeline
+
+
+def microbatches_fit(schedule: Schedule, pipeline: int, microbatches: int) -> bool:
+    """Interleaved runs in rounds of p micro-batches (arXiv 2104.04473, section 2.2.2)."""
+    return schedule != "interleaved" or microbatches % pipeline == 0
+
+
+# The layers of each pipeline rank, counted by kind: what the cost of a rank depends on.
+
+
+class RankLayers(NamedTuple):
+    """kinds: how many layers of each kind in `ModelShape.distinct`; embeds, scores: has the embedding, the head."""
+
+    kinds: tuple[int, ...]
+    embeds: bool
+    scores: bool
+
+
+def layers_by_rank(kinds: Sequence[int], stages: Sequence[StageSpec], layout: Layout) -> list[RankLayers]:
+    """For each pipeline rank. kinds: of each layer of the model, as `ModelShape.kinds`."""
+    stages_by_rank: list[list[StageSpec]] = [[] for _ in range(layout.pipeline)]
+    for index, stage in enumerate(stages):
+        stages_by_rank[rank_of_stage(index, layout.pipeline, layout.schedule)].append(stage)
+    return [_count_layers(kinds, of_rank) for of_rank in stages_by_rank]
+
+
+def _count_layers(kinds: Sequence[int], stages: Sequence[StageSpec]) -> RankLayers:
+    counts = Counter(kind for stage in stages for kind in kinds[stage.first : stage.last])
+    return RankLayers(
+        tuple(counts[kind] for kind in range(max(kinds) + 1)),
+        any(stage.embeds for stage in stages),
+        any(stage.scores for stage in stages),
+    )
+
+
+# Parameters that a rank holds, before the data axis shards them.
+
+
+class RankParameters:
+    """Counts on tensor rank 0 of a pipeline rank. They are cached, so that a search is fast."""
+
+    def __init__(self, shape: ModelShape) -> None:
+        self.shape = shape
+        self._counts: dict[tuple[int, RankLayers], int] = {}
+
+    def all(self, layout: Layout, rank_layers: RankLayers) -> int:
+        return self.dense(layout.tensor, rank_layers) + self.experts(layout, rank_layers)
+
+    def experts(self, layout: Layout, rank_layers: RankLayers) -> int:
+        """Those of experts."""
+        if not self.shape.has_experts:
+            return 0
+        sharding = layout.expert_sharding
+        return sum(
+            count * sharding.count(block_weights(block))
+            for block, count in zip(self.shape.distinct, rank_layers.kinds, strict=True)
+            if block.experts
+        )
+
+    def dense(self, tensor: int, rank_layers: RankLayers) -> int:
+        """Those of all else."""
+        key = (tensor, rank_layers)
+        if key not in self._counts:
+            shape, kv_heads = self.shape, self.shape.model.num_kv_heads
+            total = sum(
+                count * rank_count(block_weights(block), tensor, 0, kv_heads)
+                for block, count in zip(shape.distinct, rank_layers.kinds, strict=True)
+            )
+            if rank_layers.embeds:
+                total += rank_count(embedding_weights(shape), tensor, 0, kv_heads)
+            if rank_layers.scores:
+                total += rank_count(head_weights(shape, not (shape.tied and rank_layers.embeds)), tensor, 0, kv_heads)
+            self._counts[key] = total
+        return self._counts[key]

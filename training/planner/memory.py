@@ -2,8 +2,19 @@
 
 from dataclasses import dataclass, replace
 
-from gristmill.training.costs.model_shape import ModelShape
-from gristmill.training.costs.parameters import (
+from gristmill.training.config.layout import ON_DEVICE, SWAPS, OffloadConfig
+from gristmill.training.planner.activations import (
+    ROUNDING_BUFFERS,
+    ElementSizes,
+    SwapBytes,
+    boundary_bytes,
+    ends_bytes,
+    layer_bytes,
+    logits_bytes,
+    swap_bytes,
+)
+from gristmill.training.planner.costs.model_shape import ModelShape
+from gristmill.training.planner.costs.parameters import (
     ExpertSharding,
     Weight,
     block_weights,
@@ -12,31 +23,17 @@ from gristmill.training.costs.parameters import (
     head_weights,
     sharded_count,
 )
-from gristmill.training.layout_config import SWAPS
-from gristmill.training.offload_config import ON_DEVICE, OffloadConfig
-from gristmill.training.planner.activations import (
-    ROUNDING_BUFFERS,
-    ElementSizes,
-    boundary_bytes,
-    ends_bytes,
-    layer_bytes,
-    logits_bytes,
-    swap_bytes,
-)
 from gristmill.training.planner.framework import Framework
 from gristmill.training.planner.hardware import GIB
-from gristmill.training.planner.layout import Layout
-from gristmill.training.planner.rank_layers import RankLayers
-from gristmill.training.planner.schedule import live_chunks
-from gristmill.training.planner.token_swap import SwapBytes
+from gristmill.training.planner.layout import Layout, RankLayers, live_chunks
 
 BF16_CUDA = ElementSizes()
 # CUDA context, NCCL's channels and cuBLAS workspaces: about 1.5 GiB on A100 and H100 before a model is loaded.
 CUDA_CONTEXT_BYTES = 1.5 * GIB
-LAYERS_HELD = 2  # of streamed weights, on the device at once (training/memory/weight_stream.py)
+LAYERS_HELD = 2  # of streamed weights, on the device at once (training/parallel/offload/weight_stream.py)
 CHUNK_ELEMENTS = (
     1 << 20
-)  # of a gradient of earlier micro-batches that is read at once (training/memory/tensor_store.py)
+)  # of a gradient of earlier micro-batches that is read at once (training/parallel/offload/weight_stream.py)
 # Share of what comes and goes that the caching allocator loses to gaps.
 FRAGMENTATION = 0.05
 

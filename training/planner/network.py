@@ -1,17 +1,210 @@
-"""Seconds of collectives and sends over the links that a group of ranks shares; volumes in bytes on each rank.
+"""Bytes that each rank sends in one step, for each axis.
 
-Ring algorithms (Patarasuk and Yuan 2009; nccl-tests' performance notes): with n ranks and S bytes, an all-gather or a
-reduce-scatter moves S (n-1)/n through each rank's link, an all-reduce twice that.
-"""
+Ring volumes: with n ranks a gather or a scatter of S bytes sends S (n-1)/n, an all-reduce twice that."""
 
 from dataclasses import dataclass
 from functools import lru_cache
-from math import gcd, log2
+from math import gcd, lcm, log2
 from typing import NamedTuple
 
 import numpy as np
 
-from gristmill.training.planner.rates import Rates
+from gristmill.training.config.layout import SWAPS
+from gristmill.training.planner.costs.model_shape import Block, ModelShape
+from gristmill.training.planner.framework import Framework
+from gristmill.training.planner.hardware import Rates
+from gristmill.training.planner.layout import Layout
+
+
+@dataclass(frozen=True)
+class Volumes:
+    """tensor and context: of a rank that holds `layers` layers, with or without the ends. pipeline: of one that has a
+    stage before and after each of its own. reduce and gather: of gradients and weights over the data axis."""
+
+    tensor: float
+    context: float
+    pipeline: float
+    reduce: float
+    gather: float
+    expert: float = 0.0
+
+
+def tensor_volume(
+    shape: ModelShape,
+    layout: Layout,
+    samples: int,
+    framework: Framework,
+    layers: int,
+    compute_bytes: int = 2,
+) -> float:
+    """Of the layers: two all-reduces a layer each way (arXiv 1909.08053, figure 4), or a gather and a scatter for each
+    under sequence parallelism, and what recomputation sends again."""
+    all_reduce = 2 * gather_volume(_tokens(shape, layout, samples) * shape.width * compute_bytes, layout.tensor)
+    return (4 + _sent_again(layout, framework)) * all_reduce * layers * _share_with_mlp(shape)
+
+
+def _share_with_mlp(shape: ModelShape) -> float:
+    """All-reduces of the model's average layer over those of a layer with attention and an MLP: a mixture without an
+    MLP beside its experts has half, and so has a mixer or an MLP alone."""
+    return (
+        sum(block.has_mixer + ((not block.experts and block.has_mlp) or bool(block.hidden)) for block in shape.blocks)
+        / len(shape.blocks)
+        / 2
+    )
+
+
+def ends_tensor_volume(shape: ModelShape, layout: Layout, samples: int, compute_bytes: int = 2) -> float:
+    """Of the embedding and the head: rows of the embedding are summed (under sequence parallelism gathered again in the
+    backward pass), hidden states enter the head, and of the logits three fp32 numbers a token are exchanged: the
+    maximum, the sum of exponentials, the target's."""
+    tokens = _tokens(shape, layout, samples)
+    all_reduce = 2 * gather_volume(tokens * shape.width * compute_bytes, layout.tensor)
+    return 2 * all_reduce + 2 * gather_volume(3 * 4 * tokens, layout.tensor)
+
+
+def _tokens(shape: ModelShape, layout: Layout, samples: int) -> int:
+    """Tokens of a step on one data and context rank."""
+    return samples // layout.data * shape.sequence_length // layout.context
+
+
+def _sent_again(layout: Layout, framework: Framework) -> float:
+    """All-reduces of a layer; a gather or a scatter is half of one. Megatron repeats a layer's whole forward pass,
+    or only its core, which sends nothing; torch omits the last sum or scatter, whose result is not needed."""
+    if layout.recompute == "none":
+        return 0.0
+    if layout.recompute in SWAPS:  # attention and what it sends are kept
+        return 1 - layout.token_share
+    if framework.selective == "core":
+        return 2.0 if layout.recompute == "full" else 0.0
+    half = 0.5 if layout.sequence_parallel else 0.0
+    return half if layout.recompute == "attention" else 1.0 + half
+
+
+def context_volume(shape: ModelShape, layout: Layout, samples: int, layers: int, compute_bytes: int = 2) -> float:
+    """Of the mixer of the model's average layer. The ring: a rank's keys and values go to all others forward and again
+    backward, and their gradients in the dtype of statistics all around. all_to_all: queries, keys, values and results
+    each way. Other mixers pass states and the last tokens of their runs. A recomputed mixer sends its forward pass
+    again."""
+    if layout.context == 1:
+        return 0.0
+    passes, statistics_bytes, total = 1 if layout.recompute in ("none", *SWAPS) else 2, max(4, compute_bytes), 0.0
+    for kind, block in enumerate(shape.distinct):
+        forward, backward = context_numbers(block, layout, _tokens(shape, layout, samples), samples // layout.data)
+        numbers = passes * forward.compute + backward.compute
+        statistics = passes * forward.statistics + backward.statistics
+        total += shape.kinds.count(kind) * (numbers * compute_bytes + statistics * statistics_bytes)
+    return layers / len(shape.blocks) * total
+
+
+@dataclass(frozen=True)
+class ContextNumbers:
+    """Numbers that a rank sends to others in one pass of a layer: in the dtype of the computation and in that of
+    statistics."""
+
+    compute: float
+    statistics: float = 0.0
+
+
+def context_numbers(block: Block, layout: Layout, tokens: int, rows: int) -> tuple[ContextNumbers, ContextNumbers]:
+    """(forward, backward) of one layer. tokens, of so many samples: on this context rank."""
+    if block.mixer is None:
+        return ContextNumbers(0.0), ContextNumbers(0.0)
+    if not block.heads:
+        runs = rows * (2 if layout.context_method == "ring" else 1) * (layout.context - 1)
+        compute, statistics = block.mixer.context_numbers(block.width, layout.tensor)
+        passed = ContextNumbers(runs * compute, runs * statistics)
+        return passed, passed
+    context, heads = layout.context, block.heads // layout.tensor
+    kv_heads = block.kv_heads // gcd(block.kv_heads, layout.tensor)
+    if layout.context_method == "ring":
+        key_value = 2 * tokens * kv_heads * block.head_dim
+        return ContextNumbers((context - 1) * key_value), ContextNumbers((context - 1) * key_value, context * key_value)
+    copied = lcm(kv_heads, context)
+    sent = gather_volume(tokens * block.head_dim * 2 * (heads + copied), context)
+    return ContextNumbers(sent), ContextNumbers(sent)
+
+
+def expert_volume(shape: ModelShape, layout: Layout, samples: int, layers: int, compute_bytes: int = 2) -> float:
+    """Four all-to-alls a layer of each token's top_k copies, and two more where the forward pass is computed again; on
+    balanced load, over the model's average layer."""
+    copies = sum(block.top_k for block in shape.blocks) / len(shape.blocks) * layout.expert_tensor
+    sent = _tokens(shape, layout, samples) / layout.tensor * copies * shape.width * compute_bytes
+    exchanges = 6 if layout.recompute in ("full", "operators") else 4
+    return exchanges * gather_volume(sent, layout.expert_ranks) * layers
+
+
+def pipeline_volume(
+    shape: ModelShape, layout: Layout, samples: int, framework: Framework, compute_bytes: int = 2
+) -> float:
+    """b s h forward and as much backward for each stage; over t where each tensor rank sends its slice (arXiv
+    2104.04473, section 4.1)."""
+    if layout.pipeline == 1:
+        return 0.0
+    whole = samples // layout.data * shape.sequence_length // layout.context * shape.width * compute_bytes
+    slices = layout.tensor if layout.sequence_parallel or framework.scatter_gather else 1
+    return 2 * layout.virtual * whole / slices
+
+
+def data_volumes(
+    parameters: int, layout: Layout, samples: int, framework: Framework, ends: int = 0
+) -> tuple[float, float]:
+    """(gradients, weights) of a rank whose stages hold so many parameters, `ends` of them not in layers.
+
+    fsdp: gradients are scattered over the shard ranks and all-reduced over the copies, once a step or with each
+    micro-batch; weights are gathered once with a pipeline, else in each forward pass; resharded (ZeRO-3), in each
+    forward pass, and the layers' in each backward pass too."""
+    ranks = layout.data * layout.context
+    reduced, weights = parameters * framework.reduce_bytes, parameters * framework.weight_bytes
+    if framework.data_parallel == "replicate":
+        return 2 * gather_volume(reduced, ranks), 0.0
+    if framework.data_parallel == "optimizer_shard":
+        return gather_volume(reduced, ranks), gather_volume(weights, ranks)
+    shard = layout.shard * layout.context
+    reduce = gather_volume(reduced, shard) + 2 * gather_volume(reduced / shard, layout.replicate)
+    reduce *= layout.microbatches(samples) if layout.reduce_each else 1
+    times = layout.microbatches(samples) if layout.pipeline == 1 or layout.reshard else 1
+    again = weights - ends * framework.weight_bytes if layout.reshard else 0.0
+    return reduce, times * gather_volume(weights + again, shard)
+
+
+def expert_data_volumes(experts: int, layout: Layout, samples: int, framework: Framework) -> tuple[float, float]:
+    """The same for the parameters of experts on one rank, which are shared with other ranks than the rest."""
+    shard, copies = layout.expert_sharding.shard, layout.expert_replicate
+    reduced, weights = experts * framework.reduce_bytes, experts * framework.weight_bytes
+    if framework.data_parallel == "replicate":
+        return 2 * gather_volume(reduced, shard * copies), 0.0
+    if framework.data_parallel == "optimizer_shard":
+        return gather_volume(reduced, shard * copies), gather_volume(weights, shard * copies)
+    passes = 2 if layout.reshard else 1
+    times = layout.microbatches(samples) * passes if layout.pipeline == 1 or layout.reshard else 1
+    reduce = gather_volume(reduced, shard) + 2 * gather_volume(reduced / shard, copies)
+    reduce *= layout.microbatches(samples) if layout.reduce_each else 1
+    return reduce, times * gather_volume(weights, shard)
+
+
+def volumes(
+    shape: ModelShape, layout: Layout, samples: int, framework: Framework, parameters: int, layers: int
+) -> Volumes:
+    """Bytes on every axis, for a rank with `layers` layers and `parameters` parameters (before the data axis shards
+    them)."""
+    reduce, gather = data_volumes(parameters, layout, samples, framework)
+    tensor = tensor_volume(shape, layout, samples, framework, layers)
+    if layout.pipeline == 1:
+        tensor += ends_tensor_volume(shape, layout, samples)
+    return Volumes(
+        tensor=tensor,
+        context=context_volume(shape, layout, samples, layers),
+        pipeline=pipeline_volume(shape, layout, samples, framework),
+        reduce=reduce,
+        gather=gather,
+        expert=expert_volume(shape, layout, samples, layers),
+    )
+
+
+# Seconds of collectives and sends over the links that a group of ranks shares; volumes in bytes on each rank.
+#
+# Ring algorithms (Patarasuk and Yuan 2009; nccl-tests' performance notes): with n ranks and S bytes, an all-gather or
+# a reduce-scatter moves S (n-1)/n through each rank's link, an all-reduce twice that.
 
 
 class GroupLink(NamedTuple):

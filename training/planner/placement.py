@@ -12,10 +12,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gristmill.training.planner.hardware import Cluster, Hardware, Link
+from gristmill.training.planner.hardware import Cluster, Hardware, Link, Rates
 from gristmill.training.planner.layout import Layout
 from gristmill.training.planner.network import AxisLinks, GroupLink, between_nodes, min_members
-from gristmill.training.planner.rates import Rates
 from gristmill.training.planner.step_time import default_links
 
 # The axes of the mesh from the outermost to the innermost, whose ranks are neighbours.

@@ -1,18 +1,200 @@
-"""A plan as JSON, and as tables for a terminal."""
+"""Explain the choice of the best layout: sentences with figures, and the published rule where one applies."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
+from pathlib import Path
 from typing import Any
 
 from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from gristmill.training.costs.parameters import parameter_count
-from gristmill.training.planner.explain import explain
+from gristmill.foundation.errors import RecipeError
+from gristmill.training.config.layout import SWAPS
+from gristmill.training.planner.costs.parameters import parameter_count
 from gristmill.training.planner.hardware import GIB
-from gristmill.training.planner.plan_request import PlanRequest
-from gristmill.training.planner.search import Forecast, Planner, SearchResult
-from gristmill.training.planner.volumes import expert_data_volumes, volumes
+from gristmill.training.planner.layout import Layout, bubble_share
+from gristmill.training.planner.network import expert_data_volumes, volumes
+from gristmill.training.planner.placement import stays_in_nodes
+from gristmill.training.planner.request import PlanRequest
+from gristmill.training.planner.search import Forecast, Planner, SearchResult, search
+
+PAPER = "arXiv 2104.04473"
+
+
+def explain(plan: SearchResult) -> list[str]:
+    """One sentence for each choice of the best layout."""
+    best = plan.best
+    sentences = [_summary(plan, best), _memory(plan, best), *_offload(plan, best)]
+    sentences += [s for s in (_tensor(plan, best), _pipeline(plan, best), _data(plan, best)) if s]
+    sentences += [s for s in (_micro_batch(plan, best), _recompute(plan, best), _clusters(plan, best)) if s]
+    return sentences
+
+
+def compare(plan: SearchResult, own: Forecast) -> str:
+    """Compare a recipe's own layout with the best."""
+    best, limit = plan.best, plan.request.usable_bytes / GIB
+    need = own.memory.total / GIB
+    text = f"the recipe's layout ({own.layout.name()}): {own.tokens_per_second:,.0f} tokens/s, {need:.1f} GiB"
+    if need > limit:
+        return f"{text}, which does not fit the usable {limit:.1f} GiB; the best that fits: {best.layout.name()}"
+    if own.tokens_per_second >= best.tokens_per_second:
+        return f"{text}: nothing faster was found"
+    return f"{text}: {_slower(own, best)} than the best, {best.layout.name()}"
+
+
+def _summary(plan: SearchResult, best: Forecast) -> str:
+    time = best.time
+    parts = {
+        "matmuls": time.matmul,
+        "attention": time.attention,
+        "memory-bound work": time.memory,
+        "recomputation": time.recompute,
+        "tensor collectives": time.tensor,
+        "the exchange of tokens with experts": time.expert,
+        "sends between stages": time.pipeline,
+        "the bubble": time.bubble,
+        "exposed data-parallel traffic": time.data,
+        "the optimizer": time.optimizer,
+        "contention of collectives with compute": time.contention,
+    }
+    largest = sorted(parts.items(), key=lambda item: -item[1])[:4]
+    shares = ", ".join(f"{name} {seconds / time.total:.0%}" for name, seconds in largest if seconds > 0)
+    return f"{best.layout.name()}: a step takes {_seconds(time.total)} ({shares}); MFU {best.mfu:.1%}."
+
+
+def _memory(plan: SearchResult, best: Forecast) -> str:
+    memory, limit = best.memory, plan.request.hardware.device.memory_gib
+    state = (memory.parameters + memory.gradients + memory.optimizer) / GIB
+    ranks = [one.total / GIB for one in Planner(plan.request).memory_by_rank(best.layout, best.split_points)]
+    min_text = f" Pipeline rank {ranks.index(min(ranks))} needs the least, {min(ranks):.1f}." if len(ranks) > 1 else ""
+    return (
+        f"The rank with the most memory needs {memory.total / GIB:.1f} of {limit:.1f} GiB "
+        f"({plan.request.memory_margin:.0%} are kept free): {state:.1f} of parameters, gradients and optimizer, "
+        f"{memory.activations / GIB:.1f} of activations, "
+        f"{memory.buffers / GIB:.1f} of buffers.{min_text}"
+    )
+
+
+def _offload(plan: SearchResult, best: Forecast) -> list[str]:
+    offload, host = plan.request.offload, best.memory.host / GIB
+    if offload.streams_weights:
+        place = f"on disk ({best.memory.disk / GIB:.1f} GiB)" if offload.parameters == "disk" else "in host memory"
+        return [f"The layers' weights, gradients and optimizer state are {place}; host memory holds {host:.1f} GiB."]
+    if offload.active:
+        return [f"The optimizer's state is in host memory, which holds {host:.1f} GiB of a GPU's share."]
+    return []
+
+
+def _tensor(plan: SearchResult, best: Forecast) -> str:
+    size, node = best.layout.tensor, plan.request.hardware.node_gpus
+    if size == 1:
+        other = _rival(plan, best, lambda one: one.tensor)
+        return f"No tensor axis: the best with tensor {other.layout.tensor} is {_slower(other, best)}." if other else ""
+    if stays_in_nodes(best.layout, best.placement, "tensor", node):
+        where = f"stays within a node of {node} ({PAPER}, takeaway 1)"
+    else:
+        where = f"crosses nodes of {node}, unlike takeaway 1 of {PAPER}: the memory it saves is worth more time here"
+    share = best.time.tensor / best.time.total
+    return (
+        f"Tensor {size} {where}; its collectives take {share:.1%} of the step. {_against(plan, best, 'tensor', size)}"
+    )
+
+
+def _pipeline(plan: SearchResult, best: Forecast) -> str:
+    layout = best.layout
+    if layout.pipeline == 1:
+        other = _rival(plan, best, lambda one: one.pipeline)
+        return f"No pipeline: with {other.layout.pipeline} stages it is {_slower(other, best)}." if other else ""
+    microbatches = layout.microbatches(plan.request.samples)
+    bubble = bubble_share(layout.schedule, layout.pipeline, layout.virtual, microbatches)
+    text = (
+        f"Pipeline {layout.pipeline} crosses nodes: only b s h bytes are sent between stages; {microbatches} "
+        f"micro-batches leave a bubble of {bubble:.1%} of the work"
+    )
+    if layout.schedule == "interleaved":
+        text += f", (p-1)/(v m) = {layout.pipeline - 1}/({layout.virtual} x {microbatches}) ({PAPER}, section 2.2.2)"
+    return f"{text}. {_against(plan, best, 'pipeline', layout.pipeline)}"
+
+
+def _data(plan: SearchResult, best: Forecast) -> str:
+    layout = best.layout
+    if layout.data == 1:
+        return ""
+    text = f"Data {layout.data} uses the remaining GPUs as the outermost axis ({PAPER}, takeaway 2)"
+    if plan.request.framework.data_parallel == "fsdp":
+        how = "replicated state" if layout.shard == 1 else f"state sharded over {layout.shard} ranks"
+        text += f", with {how}"
+    hidden = best.time.data_hidden / max(1e-12, best.time.data_hidden + best.time.data)
+    return (
+        f"{text}; {hidden:.0%} of its communication overlaps with compute, "
+        f"{_seconds(best.time.data)} per step does not."
+    )
+
+
+def _micro_batch(plan: SearchResult, best: Forecast) -> str:
+    rivals = _by(plan, lambda one: one.micro_batch)
+    rivals.pop(best.layout.micro_batch, None)
+    if not rivals:
+        return f"Micro-batch {best.layout.micro_batch} is the only one that fits."
+    listed = ", ".join(f"{size}: {_slower(one, best)}" for size, one in sorted(rivals.items()))
+    return f"Micro-batch {best.layout.micro_batch} is best ({PAPER}, takeaway 3); {listed}."
+
+
+def _recompute(plan: SearchResult, best: Forecast) -> str:
+    mode = best.layout.recompute
+    if mode in SWAPS:
+        planner = Planner(plan.request)
+        return planner.swap_plan(best.layout).sentence()
+    if mode == "none":
+        return "Nothing is recomputed: all activations fit."
+    without = replace(best.layout, recompute="none")
+    need = Planner(plan.request).memory(without, best.split_points).total / GIB
+    cost = best.time.recompute / best.time.total
+    return f"Recomputation ({mode}) costs {cost:.0%} of the step; without any, the layout would need {need:.0f} GiB."
+
+
+def _clusters(plan: SearchResult, best: Forecast) -> str:
+    if not best.placement.crossing:
+        return ""
+    naive = Planner(plan.request).forecast(best.layout, best.memory, naive=True)
+    text = f"Only the {best.placement.crossing[0]} axis crosses between clusters (Holmes, arXiv 2312.03549)"
+    if best.split_points:
+        text += f"; layers are split at {list(best.split_points)} for the clusters' different speeds"
+    return f"{text}; with a rank order that ignores clusters a step would take {_seconds(naive.time.total)}."
+
+
+def _by(plan: SearchResult, choice: Callable[[Layout], object]) -> dict[object, Forecast]:
+    """Fastest forecast for each value of a choice."""
+    found: dict[object, Forecast] = {}
+    for one in plan.ranked:
+        found.setdefault(choice(one.layout), one)
+    return found
+
+
+def _rival(plan: SearchResult, best: Forecast, choice: Callable[[Layout], object]) -> Forecast | None:
+    return next((one for one in plan.ranked if choice(one.layout) != choice(best.layout)), None)
+
+
+def _against(plan: SearchResult, best: Forecast, axis: str, size: int) -> str:
+    rivals = _by(plan, lambda one: getattr(one, axis))
+    sizes = [s for s in (size // 2, size * 2) if s]
+    sentences = [
+        f"{axis} {s} is {_slower(rivals[s], best)}" if s in rivals else f"with {axis} {s} no layout is legal and fits"
+        for s in sizes
+    ]
+    return "; ".join(sentences).capitalize() + "."
+
+
+def _slower(one: Forecast, best: Forecast) -> str:
+    return f"{1 - one.tokens_per_second / best.tokens_per_second:.1%} slower"
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1e3:.1f} ms"
+
+
+# A plan as JSON, and as tables for a terminal.
 
 # Reasons shown in the table; the JSON has all.
 SHOWN_FAILURES = 8
@@ -160,3 +342,59 @@ def failures(plan: SearchResult) -> Table:
     if rest:
         table.add_row(str(sum(f.count for f in rest)), f"{len(rest)} more reasons, all in --json", "")
     return table
+
+
+# Plot of throughput against the number of GPUs, with the best layout for each number.
+
+
+def default_gpu_counts(gpus: int, node: int) -> list[int]:
+    """Numbers of GPUs from one node up, doubling, up to gpus. 3072 of 8 -> 8, 16, ..., 2048, 3072."""
+    counts, count = [], min(node, gpus)
+    while count < gpus:
+        counts.append(count)
+        count *= 2
+    return [*counts, gpus]
+
+
+def throughput_by_gpus(request: PlanRequest, counts: Sequence[int]) -> list[tuple[int, Forecast | None]]:
+    """(GPUs, best layout or None where nothing fits) for each number of GPUs, with the same batch."""
+    curve: list[tuple[int, Forecast | None]] = []
+    for count in counts:
+        plan = search(replace(request, gpus=count))
+        curve.append((count, plan.ranked[0] if plan.ranked else None))
+    return curve
+
+
+def plot_throughput(request: PlanRequest, curve: Sequence[tuple[int, Forecast | None]], path: Path) -> None:
+    """Writes an image (png, svg or pdf, by the path's ending)."""
+    # matplotlib is slow to load and used here only.
+    from matplotlib.figure import Figure
+
+    points = [(count, best) for count, best in curve if best is not None]
+    if not points:
+        raise RecipeError("the model fits on none of the numbers of GPUs, so there is nothing to plot")
+    figure = Figure(figsize=(9, 6))
+    axes = figure.subplots()
+    axes.plot([c for c, _ in points], [b.tokens_per_second for _, b in points], marker="o")
+    first = points[0]
+    axes.plot(
+        [c for c, _ in points],
+        [first[1].tokens_per_second * c / first[0] for c, _ in points],
+        linestyle=":",
+        label="linear from the first",
+    )
+    for count, best in points:
+        axes.annotate(
+            _short(best), (count, best.tokens_per_second), textcoords="offset points", xytext=(6, -12), fontsize=7
+        )
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    axes.set_xlabel(f"GPUs ({request.hardware.name})")
+    axes.set_ylabel("tokens per second")
+    axes.legend()
+    figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
+
+
+def _short(best: Forecast) -> str:
+    layout = best.layout
+    return f"t{layout.tensor} p{layout.pipeline} d{layout.data} b{layout.micro_batch}\n{best.mfu:.0%} MFU"

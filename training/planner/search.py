@@ -6,23 +6,24 @@ from dataclasses import dataclass, replace
 from math import ceil
 
 from gristmill.foundation.errors import RecipeError
-from gristmill.training.costs.flops import step_flops
-from gristmill.training.costs.model_shape import ModelShape
-from gristmill.training.costs.parameters import parameter_count
-from gristmill.training.costs.stage_splitting import balance_by_speed, rank_of_stage
-from gristmill.training.layout_config import SWAPS
-from gristmill.training.offload_config import ON_DEVICE, OffloadConfig
-from gristmill.training.planner.activations import ElementSizes
+from gristmill.training.config.layout import ON_DEVICE, SWAPS, OffloadConfig
+from gristmill.training.planner.activations import ElementSizes, SwapPlan, solve_share
 from gristmill.training.planner.candidates import open_layouts
-from gristmill.training.planner.hardware import GIB
+from gristmill.training.planner.costs.model_shape import ModelShape, step_flops
+from gristmill.training.planner.costs.parameters import parameter_count
+from gristmill.training.planner.costs.stage_splitting import balance_by_speed, rank_of_stage
+from gristmill.training.planner.hardware import GIB, Rates
 from gristmill.training.planner.layout import Layout
-from gristmill.training.planner.legality import SPLIT_BACKWARD, illegal_reason, token_swap_illegal_reason
 from gristmill.training.planner.memory import Memory, MemoryModel
 from gristmill.training.planner.placement import Placement, naive_links, place
-from gristmill.training.planner.plan_request import PlanRequest, check
-from gristmill.training.planner.rates import Rates
+from gristmill.training.planner.request import (
+    SPLIT_BACKWARD,
+    PlanRequest,
+    check,
+    illegal_reason,
+    token_swap_illegal_reason,
+)
 from gristmill.training.planner.step_time import StepModel, StepTime
-from gristmill.training.planner.token_swap import SwapPlan, solve_share
 
 # A layout that needs so many times the usable memory under the strongest recomputation is not tried under others.
 MAX_OVERSUBSCRIPTION = 1.5

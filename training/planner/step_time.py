@@ -5,16 +5,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import log2
 
-from gristmill.training.costs.model_shape import Block, ModelShape
-from gristmill.training.costs.stage_splitting import split_by_cost, split_evenly, stages_at
-from gristmill.training.layout_config import SWAPS
-from gristmill.training.offload_config import ON_DEVICE, OffloadConfig
+from gristmill.training.config.layout import ON_DEVICE, SWAPS, OffloadConfig
 from gristmill.training.planner.activations import ElementSizes, swap_bytes
-from gristmill.training.planner.block_time import BlockTimes, TimeParts, block_times, embedding_times, head_times
+from gristmill.training.planner.block_time import (
+    BlockTimes,
+    TimeParts,
+    block_times,
+    embedding_times,
+    head_times,
+    orthogonal_seconds,
+)
+from gristmill.training.planner.costs.host_update import host_rates, offloaded_update
+from gristmill.training.planner.costs.model_shape import Block, ModelShape
+from gristmill.training.planner.costs.stage_splitting import split_by_cost, split_evenly, stages_at
 from gristmill.training.planner.framework import Framework
-from gristmill.training.planner.host import host_rates, offloaded_update
-from gristmill.training.planner.layout import Layout
-from gristmill.training.planner.muon_time import orthogonal_seconds
+from gristmill.training.planner.hardware import Rates
+from gristmill.training.planner.layout import Layout, RankLayers, RankParameters, bubble_seconds, layers_by_rank
 from gristmill.training.planner.network import (
     AxisLinks,
     GroupLink,
@@ -23,10 +29,6 @@ from gristmill.training.planner.network import (
     group_link,
     send_seconds,
 )
-from gristmill.training.planner.rank_layers import RankLayers, layers_by_rank
-from gristmill.training.planner.rank_parameters import RankParameters
-from gristmill.training.planner.rates import Rates
-from gristmill.training.planner.schedule import bubble_seconds
 
 # Share of a GPU that a collective takes from the compute it overlaps with: 20 of 132 multiprocessors (DeepSeek-V3,
 # arXiv 2412.19437, section 3.2.2).

@@ -13,10 +13,9 @@ from ftfy.badness import is_bad
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gristmill.data_pipeline.annotate.normalize import REPAIRS, NormalizeConfig, normalize_texts
+from gristmill.data_pipeline.annotate.normalize import REPAIRS, NormalizeConfig, normalize_texts, scan_texts
 from gristmill.data_pipeline.annotate.scan_tables import BAD, UNCOMPOSED
-from gristmill.data_pipeline.annotate.text_scan import scan_texts
-from gristmill.data_pipeline.signals.buffer import TextBuffer
+from gristmill.data_pipeline.signals.bits import TextBuffer
 
 # What the short ways could miss: line ends, controls, marks that compose or must be sorted, Hangul's parts, white space
 # of every kind, characters of every alternative of ftfy's expression.

@@ -1,21 +1,25 @@
 """Signals that a recipe asks for, from recipe to ledger: lists, paragraphs' languages, personal data to drop."""
 
 import random
+import re
 import zlib
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from gristmill.data_pipeline.annotate.list_file import lock_lists
+from gristmill.data_pipeline.annotate.optional_signals import BadWords, BlockedUrls
 from gristmill.data_pipeline.curate_config import CurateConfig
 from gristmill.data_pipeline.readers.resolve import resolve
 from gristmill.data_pipeline.readers.source import SourceConfig
 from gristmill.data_pipeline.run_curation import CurationInputs, curate
-from gristmill.foundation.engine.local import LocalEngine
 from gristmill.foundation.errors import InputError, RecipeError
 from gristmill.foundation.lock import Lock
 from gristmill.foundation.progress import Reporter
+from gristmill.foundation.runtime.tasks.local import LocalEngine
 from tests.support.corpora import prose, tree_digests, write_jsonl
 
 GERMAN = "Der Fluss treibt die Mühle, und der Müller mahlt das Korn für das ganze Dorf.\n" * 12
@@ -148,3 +152,60 @@ def test_a_list_that_is_not_there_or_empty(tmp_path):
         run(tmp_path, [prose(1)], lists={"badwords": (str(tmp_path / "none.txt"),)})
     with pytest.raises(InputError, match=r"badwords\.txt: the list is empty; write one entry per line"):
         run(tmp_path, [prose(1)], lists=listed(tmp_path, "badwords", "# nothing\n\n"))
+
+
+@pytest.mark.parametrize(
+    ("phrases", "text", "count"),
+    [
+        (["darn"], "Darn it, DARN! darned", 2),
+        (["ass"], "class, ass_, bass ass", 1),
+        (["red mill"], "a Red\n mill, redmill, red mills", 1),
+        (["red", "red mill"], "Red mill, red door", 3),
+        (["f*ck", "a$$"], "F*ck! a$$ff*ck a$$", 3),  # a phrase that ends in no word character is free there
+        (["磨坊"], "红磨坊在河边", 1),
+        (["müller"], "MÜLLER Müllerin", 1),
+        (["darn"], "", 0),
+    ],
+)
+def test_worked_examples(phrases, text, count):
+    assert BadWords(phrases).count(text) == count
+
+
+PHRASES = ["a", "a b", "b-c", "*a", "c_", "坊", "坊a"]
+
+
+@given(st.text(alphabet="abcA_* -\n坊é", max_size=40), st.sets(st.sampled_from(PHRASES), min_size=1))
+def test_it_finds_what_c4_finds(text, phrases):
+    """C4's own expression, (?:\\W|^)(words)(?:\\W|$), for phrases of word characters in scripts with spaces."""
+    plain = sorted(phrase for phrase in phrases if re.fullmatch(r"[a-z_ -]+", phrase))
+    if plain:
+        wanted = re.compile(rf"(?:\W|^)({'|'.join(map(re.escape, plain))})(?:\W|$)")
+        spaced = " ".join(text.split())
+        assert (BadWords(plain).count(spaced) > 0) == (wanted.search(spaced.lower()) is not None)
+    assert BadWords(phrases).count(text) == sum(BadWords([phrase]).count(text) for phrase in phrases)
+
+
+LIST = BlockedUrls(["example.com", "Forum.org/bad/", "https://mill.net/a?x"])
+
+
+@pytest.mark.parametrize(
+    ("url", "blocked"),
+    [
+        ("http://example.com", True),
+        ("https://WWW.Example.com:8080/any?x#y", True),
+        ("http://me@example.com/", True),
+        ("example.com./a", True),
+        ("http://badexample.com/", False),
+        ("http://example.com.evil.net/", False),
+        ("http://forum.org/bad/thread", True),
+        ("http://forum.org/Bad/", False),
+        ("http://www.forum.org/bad/", False),
+        ("http://forum.org/good", False),
+        ("http://mill.net/a?x=1", True),
+        ("http://mill.net/a", False),
+        ("http://other.net/?u=example.com", False),
+        ("", False),
+    ],
+)
+def test_hosts_with_all_below_them_and_begins_of_addresses(url, blocked):
+    assert LIST.blocks(url) is blocked

@@ -17,15 +17,13 @@ from gristmill.data_pipeline.corpus.counts import (
     source_counts,
 )
 from gristmill.data_pipeline.filters.apply import KEPT, QUARANTINED, REMOVED_LATER, FilterResults, Rules
-from gristmill.data_pipeline.filters.rule import Rule
-from gristmill.data_pipeline.ledger.evidence import PIECE, EvidenceFiles
-from gristmill.data_pipeline.ledger.removal_step import RemovalStep
-from gristmill.data_pipeline.ledger.removed_spans import removed_span_row, sorted_spans
-from gristmill.data_pipeline.ledger.source_state import SourceState
+from gristmill.data_pipeline.filters.presets import Rule
+from gristmill.data_pipeline.ledger.evidence import PIECE, EvidenceFiles, removed_span_row, sorted_spans
+from gristmill.data_pipeline.ledger.removal_step import RemovalStep, SourceState
 from gristmill.data_pipeline.readers.source import SourceConfig
-from gristmill.foundation.engine.local import LocalEngine
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.progress import Reporter
+from gristmill.foundation.runtime.tasks.local import LocalEngine
 
 IDS = [letter * 32 for letter in "abcdef"]
 WORDS = Rule("gopher", "min_words", "num_words", ">=", 50, "a paper")

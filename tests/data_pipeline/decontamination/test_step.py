@@ -9,13 +9,16 @@ from hypothesis import strategies as st
 from planted import engine, padded, write_part
 from pydantic import ValidationError
 
-from gristmill.data_pipeline.decontamination.benchmark import numbered_examples, read_benchmark
-from gristmill.data_pipeline.decontamination.config import BenchmarkConfig, DecontaminateConfig
-from gristmill.data_pipeline.decontamination.document_edit import piece_id
-from gristmill.data_pipeline.decontamination.index import build_index, search
+from gristmill.data_pipeline.decontamination.config import (
+    BenchmarkConfig,
+    DecontaminateConfig,
+    numbered_examples,
+    read_benchmark,
+)
+from gristmill.data_pipeline.decontamination.index import build_index, search, words_of
+from gristmill.data_pipeline.decontamination.matches import piece_id
 from gristmill.data_pipeline.decontamination.report import report_markdown
 from gristmill.data_pipeline.decontamination.step import decontaminate
-from gristmill.data_pipeline.decontamination.words import words_of
 from gristmill.data_pipeline.dedup.folding import fold_text
 from gristmill.foundation.errors import InputError, RecipeError
 

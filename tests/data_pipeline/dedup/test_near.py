@@ -17,11 +17,11 @@ from pydantic import ValidationError
 
 from gristmill.data_pipeline.dedup import near
 from gristmill.data_pipeline.dedup.folding import fold_text
+from gristmill.data_pipeline.dedup.minhash import shingles_of
 from gristmill.data_pipeline.dedup.near import NearDedupConfig, Protected, near_duplicates
-from gristmill.data_pipeline.dedup.shingles import shingles_of
 from gristmill.data_pipeline.ledger.document_file import DocumentFile
 from gristmill.foundation.errors import InputError
-from gristmill.foundation.shuffle import Shuffle
+from gristmill.foundation.runtime.tasks.shuffle import Shuffle
 
 # 32 bands of one row find every pair of similarity 0.5 but one in 2**32: all that is left is exact.
 SURE = NearDedupConfig(ngram=2, bands=32, rows=1, threshold=0.5)
@@ -177,7 +177,7 @@ import sys
 from pathlib import Path
 from gristmill.data_pipeline.dedup import near
 from gristmill.data_pipeline.ledger.document_file import DocumentFile
-from gristmill.foundation.engine.local import LocalEngine
+from gristmill.foundation.runtime.tasks.local import LocalEngine
 from gristmill.foundation.progress import Reporter
 
 def megabytes(field):
@@ -257,9 +257,9 @@ import sys, time
 from pathlib import Path
 from gristmill.data_pipeline.dedup import near
 from gristmill.data_pipeline.ledger.document_file import DocumentFile
-from gristmill.foundation.engine.local import LocalEngine
+from gristmill.foundation.runtime.tasks.local import LocalEngine
 from gristmill.foundation.progress import Reporter
-from gristmill.foundation.shuffle import Shuffle
+from gristmill.foundation.runtime.tasks.shuffle import Shuffle
 
 plain = Shuffle.write
 def slowly(self, part, records, bounds):

@@ -10,8 +10,8 @@ import zstandard
 from planted import edited, engine, found, padded, write_part
 
 from gristmill.data_pipeline.dedup.folding import fold_text
+from gristmill.data_pipeline.dedup.minhash import shingles_of
 from gristmill.data_pipeline.dedup.near import NearDedupConfig, near_duplicates
-from gristmill.data_pipeline.dedup.shingles import shingles_of
 
 
 def exact_jaccard(left: str, right: str, ngram: int = 5) -> float:

@@ -8,10 +8,16 @@ from datasketch import MinHash, MinHashLSH, MinHashLSHForest
 from planted import engine, padded, write_part
 
 from gristmill.data_pipeline.dedup.folding import fold_text
-from gristmill.data_pipeline.dedup.protected import keep_signatures
-from gristmill.data_pipeline.dedup.shingles import ShingleHash, shingles_of
-from gristmill.data_pipeline.dedup.signatures import SignatureScheme, find_store, merge_stores, open_store, sign_corpus
-from gristmill.data_pipeline.dedup.similar import similar
+from gristmill.data_pipeline.dedup.minhash import ShingleHash, shingles_of
+from gristmill.data_pipeline.dedup.near import keep_signatures
+from gristmill.data_pipeline.dedup.signatures import (
+    SignatureScheme,
+    find_store,
+    merge_stores,
+    open_store,
+    sign_corpus,
+    similar,
+)
 from gristmill.foundation.errors import InputError
 
 TEXTS = {

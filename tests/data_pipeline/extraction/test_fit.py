@@ -5,12 +5,19 @@ import numpy as np
 import pytest
 
 from gristmill.data_pipeline.extraction.blocks_config import BlocksConfig
+from gristmill.data_pipeline.extraction.fit import (
+    LabelledPage,
+    block_labels,
+    blocks_of,
+    fold_of,
+    labelled_pages,
+    labels_of_body,
+    site_of,
+)
 from gristmill.data_pipeline.extraction.html_extraction import extract
-from gristmill.data_pipeline.extraction.labelled_pages import LabelledPage, fold_of, labelled_pages, site_of
-from gristmill.data_pipeline.extraction.labels import block_labels, blocks_of, labels_of_body
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.progress import Reporter
-from gristmill.pipelines.cli import main
+from gristmill.pipelines.cli.main import main
 
 BLOCKS = ["Home", "The mill stands by the river", "and the wheel turns all day", "Read also: the dam", "By Ann"]
 

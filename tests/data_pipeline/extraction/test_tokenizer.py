@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gristmill.data_pipeline.extraction.element_tree import MAX_DEPTH
+from gristmill.data_pipeline.extraction.attributes import DEPTH, ELEMENT, LINK_BYTES, LINKS, PARENT, TAG
 from gristmill.data_pipeline.extraction.page import NO_TOKENS, Page, Workspace, block_texts, read_page
-from gristmill.data_pipeline.extraction.page_arrays import DEPTH, ELEMENT, LINK_BYTES, LINKS, PARENT, TAG
 from gristmill.data_pipeline.extraction.tags import TAGS
+from gristmill.data_pipeline.extraction.tokenizer import MAX_DEPTH
 
 NAMES = ["", *TAGS]
 

@@ -2,7 +2,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gristmill.data_pipeline.filters.choice import FilterChoice
 from gristmill.data_pipeline.filters.lines import (
     C4_COUNTS,
     REFINEDWEB_COUNTS,
@@ -11,8 +10,9 @@ from gristmill.data_pipeline.filters.lines import (
     edit_refinedweb,
     edit_refinedweb_texts,
 )
-from gristmill.data_pipeline.signals.buffer import TextBuffer
-from gristmill.data_pipeline.signals.table import measure_edited
+from gristmill.data_pipeline.filters.presets import FilterChoice
+from gristmill.data_pipeline.signals.bits import TextBuffer
+from gristmill.data_pipeline.signals.kernel import measure_edited
 
 C4 = FilterChoice(preset="c4").line_options()
 REFINEDWEB = FilterChoice(preset="refinedweb_lines").line_options()

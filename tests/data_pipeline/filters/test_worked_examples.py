@@ -5,19 +5,15 @@ Each entry is a rule, then the texts just below, at and just above its number, w
 import numpy as np
 import pytest
 
-from gristmill.data_pipeline.annotate.bad_words import BadWords
-from gristmill.data_pipeline.annotate.blocked_urls import BlockedUrls
-from gristmill.data_pipeline.annotate.optional_signals import zlib_ratio
-from gristmill.data_pipeline.filters.choice import FilterChoice
+from gristmill.data_pipeline.annotate.optional_signals import BadWords, BlockedUrls, zlib_ratio
 from gristmill.data_pipeline.filters.lines import edit_c4, edit_refinedweb
-from gristmill.data_pipeline.filters.presets import PRESETS
-from gristmill.data_pipeline.filters.rule import Rule
+from gristmill.data_pipeline.filters.presets import PRESETS, FilterChoice, Rule
 from gristmill.data_pipeline.readers.source import SourceConfig
-from gristmill.data_pipeline.signals.buffer import TextBuffer
+from gristmill.data_pipeline.signals.bits import TextBuffer
+from gristmill.data_pipeline.signals.kernel import measure
+from gristmill.data_pipeline.signals.language import ParagraphLanguageConfig, paragraph_language_columns
 from gristmill.data_pipeline.signals.names import SIGNALS
-from gristmill.data_pipeline.signals.paragraph_languages import ParagraphLanguageConfig, paragraph_language_columns
 from gristmill.data_pipeline.signals.stop_words import stop_word_columns
-from gristmill.data_pipeline.signals.table import measure
 from tests.support.corpora import prose, run_curate, write_jsonl
 
 RULES = {rule.label: rule for rules in PRESETS.values() for rule in rules}

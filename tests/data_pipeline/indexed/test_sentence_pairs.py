@@ -5,11 +5,15 @@ import pytest
 
 from gristmill.data_pipeline.indexed.config import IndexConfig
 from gristmill.data_pipeline.indexed.dataset import Dataset, IndexedSource
+from gristmill.data_pipeline.indexed.format import indexed_writer
 from gristmill.data_pipeline.indexed.merge import merge
 from gristmill.data_pipeline.indexed.reader import IndexedReader
-from gristmill.data_pipeline.indexed.sentence_pairs import SentencePairs, trimmed_lengths
-from gristmill.data_pipeline.indexed.sentence_runs import require_sentences, sentence_runs
-from gristmill.data_pipeline.indexed.writer import indexed_writer
+from gristmill.data_pipeline.indexed.sentence_pairs import (
+    SentencePairs,
+    require_sentences,
+    sentence_runs,
+    trimmed_lengths,
+)
 from gristmill.foundation.errors import InputError
 
 END = 1

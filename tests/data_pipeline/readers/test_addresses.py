@@ -14,8 +14,8 @@ import zstandard
 
 from gristmill.data_pipeline.readers.files import matching, open_raw, raw_size
 from gristmill.data_pipeline.readers.source import SourceConfig
-from gristmill.foundation import addresses
 from gristmill.foundation.errors import InputError
+from gristmill.foundation.runtime.store import addresses
 from tests.support.corpora import prose, run_curate, tree_digests
 from tests.support.s3_server import KEY, SECRET, s3_server
 

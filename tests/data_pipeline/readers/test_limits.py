@@ -9,10 +9,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from gristmill.data_pipeline.readers.byte_stream import ByteStream, Malformed
-from gristmill.data_pipeline.readers.compression import TooLong, blocks, whole_lines
+from gristmill.data_pipeline.readers.compression import ByteStream, Malformed, TooLong, blocks, whole_lines
 from gristmill.data_pipeline.readers.document import Record, Unreadable
-from gristmill.data_pipeline.readers.page_sizes import column_chunks, page_sizes
+from gristmill.data_pipeline.readers.parquet import column_chunks, page_sizes
 from gristmill.data_pipeline.readers.read import FileRange, read_range
 from gristmill.data_pipeline.readers.source import SourceConfig
 from gristmill.foundation.files import file_digest

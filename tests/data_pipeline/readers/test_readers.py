@@ -18,9 +18,9 @@ from gristmill.data_pipeline.readers.python_docs import prose
 from gristmill.data_pipeline.readers.read import file_ranges, read_range
 from gristmill.data_pipeline.readers.resolve import located_files, resolve
 from gristmill.data_pipeline.readers.source import SourceConfig
-from gristmill.foundation.engine.local import LocalEngine
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.progress import Reporter
+from gristmill.foundation.runtime.tasks.local import LocalEngine
 
 LINES = b"".join(b'{"text": "line %d"}\n' % k for k in range(1000))
 PACKED = {

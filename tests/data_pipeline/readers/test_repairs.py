@@ -6,9 +6,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from gristmill.data_pipeline.readers.document import Record, Unreadable
-from gristmill.data_pipeline.readers.fields import metadata_json
-from gristmill.data_pipeline.readers.json_repair import repaired
+from gristmill.data_pipeline.readers.document import Record, Unreadable, metadata_json
+from gristmill.data_pipeline.readers.encodings import repaired
 from gristmill.data_pipeline.readers.read import file_ranges, read_range
 from gristmill.data_pipeline.readers.source import SourceConfig
 from gristmill.foundation.files import file_digest

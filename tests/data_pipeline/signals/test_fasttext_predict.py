@@ -13,14 +13,12 @@ from fasttext_file import write_random_model
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gristmill.data_pipeline.signals.buffer import TextBuffer
-from gristmill.data_pipeline.signals.fasttext_file import read_fasttext
-from gristmill.data_pipeline.signals.fasttext_model import prepare
+from gristmill.data_pipeline.signals.bits import TextBuffer
+from gristmill.data_pipeline.signals.fasttext_model import prepare, read_fasttext
 from gristmill.data_pipeline.signals.fasttext_predict import NO_LABEL, predict
 from gristmill.data_pipeline.signals.fasttext_sums import token_cache
-from gristmill.data_pipeline.signals.language import LanguageConfig, detect, head
-from gristmill.data_pipeline.signals.language_codes import label_code
-from gristmill.data_pipeline.signals.language_model import BUNDLED, load_model, model_path
+from gristmill.data_pipeline.signals.language import BUNDLED, LanguageConfig, detect, head, load_model, model_path
+from gristmill.data_pipeline.signals.scripts import label_code
 from gristmill.foundation.errors import InputError
 
 # What fastText does not read as a word: the line's end, labels, NUL; white space of Unicode, which it does not know.

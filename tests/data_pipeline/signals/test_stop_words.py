@@ -1,13 +1,14 @@
 """Function words by language: counted by hand, against plain Python on any text, and lists against jusText's."""
 
+import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from gristmill.data_pipeline.signals.buffer import TextBuffer
+from gristmill.data_pipeline.signals.bits import TextBuffer
 from gristmill.data_pipeline.signals.characters import IDEOGRAPH, WORD, character_table
 from gristmill.data_pipeline.signals.reference import split_words
-from gristmill.data_pipeline.signals.stop_words import stop_word_columns, stop_words
+from gristmill.data_pipeline.signals.stop_words import lowered, stop_word_columns, stop_words
 
 JUSTEXT_NAMES = {
     "ar": "Arabic", "bg": "Bulgarian", "ca": "Catalan", "cs": "Czech", "da": "Danish", "de": "German", "el": "Greek",
@@ -73,3 +74,23 @@ def test_the_lists_are_what_they_say():
             known = {word.lower() for word in justext.get_stoplist(JUSTEXT_NAMES[language])}
             assert set(words) <= known, language
     assert set(stop_words()) - set(JUSTEXT_NAMES) == {"ja", "zh"}
+
+
+# Lower case against str.lower.
+
+text = st.text(st.characters(exclude_categories=["Cs"]) | st.sampled_from("ABCXYZ@[`{ÀİΣςßȺᏰⰀꙀ𐐀ǅ"))
+
+
+@given(st.lists(st.tuples(text, st.booleans()), max_size=5))
+@example([("ΟΔΥΣΣΕΥΣ. " * 9, True), ("A" * 63 + "É", True), ("B" * 64 + "ÀA" * 60, True), ("C" * 130, False)])
+@example([("Ⱥ" * 200, True)])
+def test_every_text_is_that_of_python(pairs):
+    wanted = [one.lower() if want else "" for one, want in pairs]
+    found = lowered(TextBuffer.of([one for one, _ in pairs]), np.array([want for _, want in pairs], bool))
+    assert found.texts() == wanted
+
+
+def test_every_code_point_is_that_of_python():
+    codes = [chr(code) for code in range(0x110000) if not 0xD800 <= code < 0xE000]
+    texts = ["".join(codes[start : start + 999]) for start in range(0, len(codes), 999)]
+    assert lowered(TextBuffer.of(texts), np.ones(len(texts), bool)).texts() == [text.lower() for text in texts]

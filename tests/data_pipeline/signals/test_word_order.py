@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from gristmill.data_pipeline.signals.buffer import TextBuffer
+from gristmill.data_pipeline.signals.bits import TextBuffer
 from gristmill.data_pipeline.signals.scripts import text_script, text_scripts
 from gristmill.data_pipeline.signals.word_order import (
     FULL_TOKENS,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gristmill.evaluation.results.not_evaluated import MARK
+from gristmill.evaluation.results.statistics import MARK
 from gristmill.evaluation.results.table import ScoreRow, against_chance, html, markdown, rows_of
 
 ROW = ScoreRow("<b>quiz</b> | one", 0, 100, "acc", 0.5, 0.05, True, 0.25)

@@ -5,15 +5,17 @@ import math
 
 import huggingface_hub.constants
 import pytest
+from datasets import Dataset
+from lm_eval.api.instance import Instance
+from lm_eval.tasks import TaskManager
 from lm_eval.utils import make_table
 
-from gristmill.evaluation.config import EvaluateConfig
-from gristmill.evaluation.results.table import markdown, score_rows
-from gristmill.evaluation.results.write import write_results
-from gristmill.evaluation.scoring.language_model import LanguageModel
-from gristmill.evaluation.tasks.corpus_task_configs import bits_per_byte_task, cloze_task
-from gristmill.evaluation.tasks.corpus_tasks import ClozeQuestion, HeldOutDocument
-from gristmill.evaluation.tasks.harness import run_tasks
+from gristmill.evaluation.inference.config import EvaluateConfig
+from gristmill.evaluation.results.table import markdown, score_rows, write_results
+from gristmill.evaluation.scoring.lm_eval_adapter import LanguageModel
+from gristmill.evaluation.tasks.corpus_tasks import ClozeQuestion, HeldOutDocument, bits_per_byte_task, cloze_task
+from gristmill.evaluation.tasks.harness import run_tasks, set_shots
+from gristmill.evaluation.tasks.task_index import TaskSources
 from gristmill.foundation.errors import InputError, RecipeError
 from gristmill.foundation.progress import Reporter
 
@@ -151,3 +153,148 @@ def test_a_task_in_lm_evals_own_words_reads_local_files(model, tmp_path, monkeyp
 def test_a_name_of_lm_evals_own_says_how_it_is_reached(model):
     with pytest.raises(RecipeError, match="use --download for lm-eval's own tasks"):
         run_tasks(model, ["mmlu"], EvaluateConfig())
+
+
+# Few-shot examples: their number, their split, and the errors.
+
+
+def note_and_prompts(task, shots: int) -> tuple[str | None, list[str]]:
+    note = set_shots(task, shots)
+    task.build_all_requests(rank=0, world_size=1)
+    return note, [str(instance.args[0]) for instance in task.instances]
+
+
+def quiz(documents: dict[str, int], **settings):
+    """A task over numbered questions. documents: number of questions of each split."""
+    config = {
+        "task": "quiz",
+        "custom_dataset": lambda **stated: {
+            split: Dataset.from_list([{"q": f"{split} {number}", "a": "yes"} for number in range(count)])
+            for split, count in documents.items()
+        },
+        "output_type": "loglikelihood",
+        "doc_to_text": "q",
+        "doc_to_target": "a",
+        "metric_list": [{"metric": "acc", "aggregation": "mean", "higher_is_better": True}],
+        **settings,
+    }
+    return TaskManager(include_path=None, include_defaults=False).load([config])["tasks"]["quiz"]
+
+
+@pytest.mark.parametrize(
+    ("documents", "settings", "source"),
+    [
+        ({"test": 3, "train": 4}, {"test_split": "test", "training_split": "train", "fewshot_split": "test"}, "train"),
+        ({"test": 3, "val": 4}, {"test_split": "test", "validation_split": "val", "fewshot_split": "test"}, "val"),
+        ({"test": 3, "train": 0, "val": 4}, {"test_split": "test", "training_split": "train",
+                                             "validation_split": "val"}, "val"),
+        ({"val": 3, "train": 4}, {"validation_split": "val", "training_split": "train",
+                                  "fewshot_split": "val"}, "train"),
+        ({"test": 3, "dev": 4}, {"test_split": "test", "fewshot_split": "dev"}, "dev"),
+    ],
+)  # fmt: skip
+def test_examples_come_from_another_split_if_one_exists(documents, settings, source):
+    note, prompts = note_and_prompts(quiz(documents, **settings), 2)
+    assert note is None
+    for prompt in prompts:
+        assert [part.split()[0] for part in prompt.split("\n\n")] == [source, source, next(iter(documents))]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"test_split": "only"},
+        {"test_split": "only", "fewshot_split": "only"},
+        {"validation_split": "only"},
+        {"validation_split": "only", "fewshot_split": "only"},  # here lm-eval uses a question as its own example
+    ],
+)
+def test_without_another_split_no_question_is_its_own_example(settings):
+    note, prompts = note_and_prompts(quiz({"only": 4}, **settings), 3)
+    assert note == (
+        "quiz: few-shot examples are other questions of the evaluated split, since there is no train or validation "
+        "split; no question is its own example"
+    )
+    assert [sorted(set(prompt.replace(" yes", "").split("\n\n"))) for prompt in prompts] == [
+        [f"only {number}" for number in range(4)]
+    ] * 4
+
+
+def test_too_few_examples_are_an_error():
+    for settings, count in (({"test_split": "only"}, 3), ({"test_split": "only", "training_split": "train"}, 2)):
+        with pytest.raises(RecipeError, match=f"has {count} few-shot examples, 4 are requested"):
+            set_shots(quiz({"only": 4, "train": 2}, **settings), 4)
+
+
+@pytest.mark.parametrize(
+    ("stated", "asked", "used"),
+    [(None, None, 0), (None, 2, 2), (1, None, 1), (1, 2, 2), (1, 0, 0), (0, None, 0), (0, 2, 0)],
+)
+def test_the_number_of_examples(stated, asked, used):
+    """--shots replaces the task's own number, but a task that states 0 has none: its prompt is not made for them."""
+    settings = {} if stated is None else {"num_fewshot": stated}
+    _, prompts = note_and_prompts(
+        quiz({"only": 4, "train": 3}, test_split="only", training_split="train", **settings), asked
+    )
+    assert [prompt.count("train") for prompt in prompts] == [used] * 4
+
+
+def test_a_task_over_whole_texts_has_no_examples():
+    rolling = {"output_type": "loglikelihood_rolling", "doc_to_text": "", "doc_to_target": "q"}
+    rolling["metric_list"] = [{"metric": "byte_perplexity"}]
+    with pytest.raises(RecipeError, match="task quiz scores whole texts, which have no few-shot examples"):
+        set_shots(quiz({"only": 4}, test_split="only", **rolling), 1)
+
+
+def test_the_same_examples_every_time():
+    first, second = (
+        note_and_prompts(quiz({"test": 3, "train": 9}, test_split="test", training_split="train"), 2) for _ in range(2)
+    )
+    assert first == second
+
+
+# Bits per byte of right answers, of choices, of continuations and of generated text.
+
+METRIC = "answer_bits_per_byte"
+GENERATES = """\
+task: sums
+dataset_path: json
+dataset_kwargs: {data_files: {test: {folder}/sums.jsonl}}
+output_type: generate_until
+test_split: test
+doc_to_text: "{{question}} ="
+doc_to_target: "{{answer}}"
+generation_kwargs: {until: ["\\n"], max_gen_toks: 4, do_sample: false}
+metric_list:
+  - {metric: exact_match, aggregation: mean, higher_is_better: true}
+"""
+
+
+def bits_of(model: LanguageModel, pairs: list[tuple[str, str]]) -> float:
+    """pairs: context, answer with its delimiter."""
+    scored = model.loglikelihood([Instance("loglikelihood", {}, pair, 0) for pair in pairs])
+    size = sum(len(answer.strip().encode()) for _, answer in pairs)
+    return -sum(logprob for logprob, _ in scored) / math.log(2) / size
+
+
+def test_of_choices(model):
+    results = run_tasks(model, [cloze_task(QUESTIONS)], EvaluateConfig())
+    arguments = [sample["arguments"] for sample in results.samples["cloze"]]
+    expected = bits_of(model, [tuple(arguments[0][0]), tuple(arguments[1][1])])
+    found = results.summary["results"]["cloze"]
+    assert found[f"{METRIC},none"] == pytest.approx(expected)
+    assert found[f"{METRIC}_stderr,none"] > 0
+    assert results.summary["higher_is_better"]["cloze"][METRIC] is False
+
+
+def test_of_generated_text(model, tmp_path):
+    """The prompts are those that were generated from; an answer too long for the model is left out."""
+    records = [{"question": "1 + 1", "answer": "two"}, {"question": "2 + 2", "answer": "four"},
+               {"question": "all", "answer": "x" * 300}]  # fmt: skip
+    (tmp_path / "sums.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    (tmp_path / "sums.yaml").write_text(GENERATES.replace("{folder}", str(tmp_path)))
+    results = run_tasks(model, [str(tmp_path / "sums.yaml")], EvaluateConfig(), TaskSources(tmp_path))
+    found = results.summary["results"]["sums"]
+    assert found[f"{METRIC},none"] == pytest.approx(bits_of(model, [("1 + 1 =", " two"), ("2 + 2 =", " four")]))
+    assert [METRIC in sample for sample in results.samples["sums"]] == [True, True, False]
+    assert found["sample_len"] == 3 and found["exact_match,none"] == 0.0

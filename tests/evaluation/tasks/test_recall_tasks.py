@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from gristmill.evaluation.config import EvaluateConfig
+from gristmill.evaluation.inference.config import EvaluateConfig
 from gristmill.evaluation.tasks.recall_tasks import recall_lengths, recall_questions, recall_tasks
 from gristmill.foundation.errors import RecipeError
 

@@ -5,8 +5,7 @@ import xml.etree.ElementTree as ET
 import pytest
 
 from gristmill.pipelines.report.curation import quarantine_blocks, repair_blocks
-from gristmill.pipelines.report.flow import BAND, Flow, flow_svg
-from gristmill.pipelines.report.steps import flow_of, rule_order
+from gristmill.pipelines.report.flow import BAND, Flow, flow_of, flow_svg, rule_order
 
 COUNTS = {
     "rules": {"a": [{"rule": "text.min_chars"}, {"rule": "gopher_quality.min_words"}, {"rule": "c4.min_sentences"}]},

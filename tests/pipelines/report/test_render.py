@@ -7,10 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gristmill.pipelines.report.blocks import Excerpt, Figure, Heading, Paragraph, Table
 from gristmill.pipelines.report.figures import curves
-from gristmill.pipelines.report.html import to_html
-from gristmill.pipelines.report.markdown import to_markdown
+from gristmill.pipelines.report.render import Excerpt, Figure, Heading, Paragraph, Table, to_html, to_markdown
 
 EVIL = "</pre><script>alert(1)</script> `````\n| x | <img src=http://x.example/y onerror=z>"
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from gristmill.foundation.errors import InputError
-from gristmill.pipelines.recipe_file import load_recipe
+from gristmill.pipelines.recipes.recipe_file import load_recipe
 from gristmill.pipelines.stages.evaluate import config
 from gristmill.pipelines.stages.train import config as train_config
 

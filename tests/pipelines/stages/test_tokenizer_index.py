@@ -19,14 +19,14 @@ from gristmill.data_pipeline.indexed.dataset import read_dataset
 from gristmill.data_pipeline.indexed.permutation import Permutation, key_of
 from gristmill.data_pipeline.indexed.reader import IndexedReader
 from gristmill.data_pipeline.indexed.samples import open_samples
-from gristmill.foundation.engine.local import LocalEngine
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.lock import Lock
 from gristmill.foundation.manifest import StageIdentity, output_files, write_manifest
 from gristmill.foundation.progress import Reporter
-from gristmill.pipelines.config import Recipe
-from gristmill.pipelines.stage import StageContext
+from gristmill.foundation.runtime.tasks.local import LocalEngine
+from gristmill.pipelines.recipes.config import Recipe
 from gristmill.pipelines.stages import index, tokenizer
+from gristmill.pipelines.stages.stage import StageContext
 from gristmill.pipelines.stages.train import open_data
 from gristmill.tokenizers import index_corpus
 from gristmill.tokenizers.tokenizer import load_tokenizer

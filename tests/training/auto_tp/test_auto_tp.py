@@ -12,20 +12,16 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 
-from gristmill.training.auto_tp.apply import apply_plan
-from gristmill.training.auto_tp.causal_model import parallelize
-from gristmill.training.auto_tp.cost import CollectiveCounter, collectives, described, hand_plan_collectives
-from gristmill.training.auto_tp.fused import whole_parameters
-from gristmill.training.auto_tp.local_model import local_model
-from gristmill.training.auto_tp.plan import Role
-from gristmill.training.auto_tp.region import ShardedRegion
+from gristmill.training.auto_tp.apply import ShardedRegion, apply_plan, whole_parameters
+from gristmill.training.auto_tp.model import local_model, parallelize
+from gristmill.training.auto_tp.plan import CollectiveCounter, Role, collectives, described, hand_plan_collectives
 from gristmill.training.auto_tp.transformers_folder import plan_for
-from gristmill.training.engine.causal_loss import causal_loss
-from gristmill.training.engine.forward_backward import GradientAccumulation
-from gristmill.training.layout_config import LayoutConfig
-from gristmill.training.optim.norm import global_norm
+from gristmill.training.calibrate.layers import causal_loss
+from gristmill.training.config.layout import LayoutConfig
+from gristmill.training.engine.gradients import global_norm
+from gristmill.training.engine.local_model import PRECISIONS
+from gristmill.training.engine.passes import GradientAccumulation
 from gristmill.training.parallel.mesh import build_mesh, single_process
-from gristmill.training.parallel.precision import PRECISIONS
 from tests.support.transformers_models import FAMILIES, tiny_model
 
 NAMED_IN_ISSUE = ("llama", "gpt2", "gptj", "opt", "t5", "qwen3", "gemma", "bert", "mamba")

@@ -10,13 +10,12 @@ import transformers
 from gristmill.foundation.errors import InputError, RecipeError
 from gristmill.foundation.progress import Reporter
 from gristmill.training.auto_tp.transformers_folder import open_causal_folder, open_folder
-from gristmill.training.checkpoint import TRANSFORMERS
-from gristmill.training.layout_config import LayoutConfig
-from gristmill.training.metrics import METRICS_NAME, read_metrics
-from gristmill.training.model_config import ModelConfig
+from gristmill.training.checkpoint.checkpoint import TRANSFORMERS
+from gristmill.training.config.layout import LayoutConfig
+from gristmill.training.config.model import ModelConfig
+from gristmill.training.metrics import METRICS_NAME, TrainingData, read_metrics
 from gristmill.training.parallel.mesh import build_mesh, single_process
 from gristmill.training.run import Run, RunConfig
-from gristmill.training.training_data import TrainingData
 from tests.support.training_runs import Counting, train_config
 from tests.support.transformers_models import tiny_model
 

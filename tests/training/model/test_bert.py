@@ -7,12 +7,12 @@ import torch
 from torch import Tensor
 from transformers import BertConfig, BertForPreTraining, MegatronBertConfig, MegatronBertForPreTraining
 
-from gristmill.evaluation.models.conversion.bert import BERT, MEGATRON_BERT, ORIGINAL, REARRANGED
-from gristmill.evaluation.models.conversion.families import family_for, family_named
-from gristmill.training.model.initialization import initialise
-from gristmill.training.model.output import ModelOutput
+from gristmill.evaluation.convert.hf.architectures import family_for, family_named
+from gristmill.evaluation.convert.hf.bert import BERT, MEGATRON_BERT, ORIGINAL, REARRANGED
+from gristmill.training.config.model import ModelConfig
+from gristmill.training.model.heads import ModelOutput
+from gristmill.training.model.init import initialise
 from gristmill.training.model.transformer import ComputeOptions, Transformer
-from gristmill.training.model_config import ModelConfig
 
 VOCAB, TOKENS, SAMPLES = 61, 24, 3
 SHAPE = {"layers": 3, "width": 32, "heads": 4, "sequence_length": TOKENS, "segments": 2, "norm_epsilon": 1e-12}

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 from transformers import Mamba2Config, Mamba2ForCausalLM, NemotronHConfig, NemotronHForCausalLM
 
-from gristmill.training.model.initialization import fill
+from gristmill.training.config.model import ModelConfig
+from gristmill.training.model.init import fill
 from gristmill.training.model.transformer import Transformer
-from gristmill.training.model_config import ModelConfig
 from tests.support.huggingface_shapes import NEMOTRON_H_SHAPE
 
 VOCAB, TOKENS = 61, 12

@@ -5,15 +5,15 @@ import torch
 from torch.nn import functional as F
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
-from gristmill.evaluation.models.local_causal_lm import LocalCausalLM
-from gristmill.training.engine.causal_loss import causal_loss
-from gristmill.training.model.attention import attend
-from gristmill.training.model.attention_metadata import causal_masks
-from gristmill.training.model.block_masks import block_masks
-from gristmill.training.model.dropout import Dropout
-from gristmill.training.model.initialization import initialise
+from gristmill.evaluation.inference.local_causal_lm import LocalCausalLM
+from gristmill.training.calibrate.layers import causal_loss
+from gristmill.training.config.model import ModelConfig
+from gristmill.training.model.attention.attention import attend
+from gristmill.training.model.attention.block_masks import block_masks
+from gristmill.training.model.attention.metadata import causal_masks
+from gristmill.training.model.init import initialise
+from gristmill.training.model.modules import Dropout
 from gristmill.training.model.transformer import ComputeOptions, Transformer
-from gristmill.training.model_config import ModelConfig
 from tests.support.decoding import read_in_pieces
 
 VOCAB, CONTEXT = 61, 24
@@ -164,7 +164,7 @@ def test_first_values_depend_on_seed_and_name_alone() -> None:
 
 @pytest.mark.parametrize(("softcap", "z_loss"), [(None, 0.0), (3.0, 0.0), (None, 0.1), (3.0, 0.1)])
 def test_losses_are_cross_entropy_with_its_gradient(monkeypatch, softcap: float | None, z_loss: float) -> None:
-    monkeypatch.setattr("gristmill.training.costs.logit_chunks.CHUNK_LOGITS", 5 * VOCAB)  # many chunks
+    monkeypatch.setattr("gristmill.training.planner.costs.parameters.CHUNK_LOGITS", 5 * VOCAB)  # many chunks
     model = Transformer(
         ModelConfig(**LLAMA, logit_softcap=softcap), VOCAB, options=ComputeOptions(torch.float64, z_loss=z_loss)
     )

@@ -8,13 +8,12 @@ import pytest
 import torch
 
 from gristmill.foundation.progress import Reporter
-from gristmill.training.checkpoint import load_model, step_folder
-from gristmill.training.layout_config import LayoutConfig
-from gristmill.training.metrics import METRICS_NAME, read_metrics
-from gristmill.training.model_config import ModelConfig
+from gristmill.training.checkpoint.checkpoint import load_model, step_folder
+from gristmill.training.config.layout import LayoutConfig
+from gristmill.training.config.model import ModelConfig
+from gristmill.training.metrics import METRICS_NAME, TrainingData, read_metrics
 from gristmill.training.parallel.mesh import build_mesh, single_process
 from gristmill.training.run import Run, RunConfig
-from gristmill.training.training_data import TrainingData
 from tests.support.parity import BERT
 from tests.support.recording_reporter import RecordingReporter
 from tests.support.synthetic_pairs import PIECES, SyntheticPairs

@@ -10,7 +10,7 @@ import torch
 
 from gristmill.evaluation.objective_scores import evaluate_objective, f1, write_objective_scores
 from gristmill.foundation.errors import InputError
-from gristmill.training.model.initialization import initialise
+from gristmill.training.model.init import initialise
 from gristmill.training.model.transformer import Transformer
 from gristmill.training.objectives.check import checked_loss
 from gristmill.training.objectives.load import make_objective

@@ -6,12 +6,11 @@ import numpy as np
 import pytest
 
 from gristmill.foundation.errors import RecipeError
-from gristmill.training.model_config import ModelConfig
+from gristmill.training.config.model import ModelConfig
 from gristmill.training.objectives.check import checked_loss
 from gristmill.training.objectives.load import make_objective
-from gristmill.training.objectives.masked import Masked, MaskedOptions
+from gristmill.training.objectives.masked import Masked, MaskedOptions, choose_masked, word_starts, words_of
 from gristmill.training.objectives.objective import ObjectiveInputs, TermSpec
-from gristmill.training.objectives.word_masks import choose_masked, word_starts, words_of
 from tests.support.parity import MODELS
 from tests.support.synthetic_pairs import PIECES, VOCAB, SyntheticPairs, masked_inputs
 

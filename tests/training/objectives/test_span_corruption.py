@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from gristmill.foundation.errors import RecipeError
-from gristmill.training.model_config import ModelConfig
+from gristmill.training.config.model import ModelConfig
 from gristmill.training.objectives.check import checked_loss
 from gristmill.training.objectives.load import make_objective
 from gristmill.training.objectives.objective import ObjectiveInputs, TermSpec

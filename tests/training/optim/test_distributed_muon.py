@@ -13,16 +13,14 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.debug import CommDebugMode
 
-from gristmill.training.memory.host_copies import host_zeros_like
-from gristmill.training.model_config import ModelConfig
-from gristmill.training.optim import matrix_exchange, muon
-from gristmill.training.optim.matrix_exchange import balanced
-from gristmill.training.optim.muon import Muon, orthogonal
-from gristmill.training.optim.offload import OffloadedOptimizer
-from gristmill.training.optim.subgroups import split_into_subgroups
-from gristmill.training.optimizer_config import OptimizerConfig
-from gristmill.training.parallel.local import local
-from gristmill.training.testing.forked_pool import ForkedPool
+from gristmill.training.config.model import ModelConfig
+from gristmill.training.config.train import OptimizerConfig
+from gristmill.training.optim import muon
+from gristmill.training.optim.muon import Muon, balanced, orthogonal
+from gristmill.training.optim.offload import OffloadedOptimizer, split_into_subgroups
+from gristmill.training.parallel.mesh import local
+from gristmill.training.parallel.offload.swap import host_zeros_like
+from tests.support.forked_pool import ForkedPool
 
 MODEL = ModelConfig(layers=2, width=8, heads=2, moe={"experts": 3, "top_k": 1, "hidden": 4})
 # 4 rows over 3 ranks are 2, 2 and none; experts are matrices of their own
@@ -93,7 +91,7 @@ def on_mesh(name: str, offloaded: bool = False) -> tuple[dict[str, Tensor], int,
     recorder = mock.Mock(wraps=dist, all_to_all_single=all_to_all)
     with (
         mock.patch.object(muon, "orthogonal", counted),
-        mock.patch.object(matrix_exchange, "dist", recorder),
+        mock.patch.object(muon, "dist", recorder),
         CommDebugMode() as others,
     ):
         found = two_steps(parameters, optimizer, spread)

@@ -7,25 +7,25 @@ import pytest
 import torch
 from torch import nn
 
-from gristmill.training.costs.host_update import (
+from gristmill.training.config.layout import OffloadConfig
+from gristmill.training.config.model import ModelConfig
+from gristmill.training.config.train import OptimizerConfig
+from gristmill.training.optim.adamw import AdamW
+from gristmill.training.optim.muon import Muon
+from gristmill.training.optim.offload import PIECE_ELEMENTS, OffloadedOptimizer, split_into_subgroups
+from gristmill.training.planner.costs.host_update import (
     OURS,
     PAPER,
     CopiedBytes,
     HostRates,
+    Work,
     best_stride,
+    end_times,
     equal_stride,
     on_device,
     operations,
     update_seconds,
 )
-from gristmill.training.costs.stream_clocks import Work, end_times
-from gristmill.training.model_config import ModelConfig
-from gristmill.training.offload_config import OffloadConfig
-from gristmill.training.optim.adamw import AdamW
-from gristmill.training.optim.muon import Muon
-from gristmill.training.optim.offload import OffloadedOptimizer
-from gristmill.training.optim.subgroups import PIECE_ELEMENTS, split_into_subgroups
-from gristmill.training.optimizer_config import OptimizerConfig
 
 MODEL = ModelConfig(layers=2, width=64, heads=2)
 SHAPES = {

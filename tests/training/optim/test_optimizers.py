@@ -4,11 +4,11 @@ import pytest
 import torch
 from torch import nn
 
-from gristmill.training.model_config import ModelConfig
+from gristmill.training.config.model import ModelConfig
+from gristmill.training.config.train import OptimizerConfig
+from gristmill.training.engine.gradients import clip, global_norm
 from gristmill.training.optim.adamw import AdamW, Operands
 from gristmill.training.optim.muon import orthogonal, rounds
-from gristmill.training.optim.norm import clip, global_norm
-from gristmill.training.optimizer_config import OptimizerConfig
 from gristmill.training.parallel.mesh import single_process
 
 MODEL = ModelConfig(layers=2, width=8, heads=2)

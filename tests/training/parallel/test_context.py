@@ -8,16 +8,18 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
-from gristmill.training.model.context_metadata import ring_shares, work_imbalance
-from gristmill.training.model.fused_tile import fused_tile, fused_tile_gradients
-from gristmill.training.model.ring_attention import (
+from gristmill.training.model.attention.ring import (
     Scoring,
     TileResult,
     attend_tile,
+    fused_tile,
+    fused_tile_gradients,
     merge,
     ring_plan,
+    ring_shares,
     tile_gradients,
     visible_tokens,
+    work_imbalance,
 )
 from gristmill.training.parallel.context import (
     around_the_ring,

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from gristmill.training.checkpoint import step_folder
-from gristmill.training.layout_config import LayoutConfig
+from gristmill.training.checkpoint.checkpoint import step_folder
+from gristmill.training.config.layout import LayoutConfig
 from gristmill.training.metrics import METRICS_NAME, read_metrics
 from gristmill.training.parallel.mesh import build_mesh
 from tests.support.training_runs import MODEL, new_run

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from gristmill.training.layout_config import LayoutConfig
-from gristmill.training.model.initialization import fill, shard_like
-from gristmill.training.model.mixture import MixtureOfExperts
-from gristmill.training.model_config import ModelConfig
-from gristmill.training.parallel.expert_parallel import inverse
+from gristmill.training.config.layout import LayoutConfig
+from gristmill.training.config.model import ModelConfig
+from gristmill.training.model.init import fill, shard_like
+from gristmill.training.model.moe.dispatch import inverse
+from gristmill.training.model.moe.mixture import MixtureOfExperts
 from gristmill.training.parallel.mesh import Mesh, build_mesh, single_process
 from gristmill.training.parallel.tensor import TensorAxis
 

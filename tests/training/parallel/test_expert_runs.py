@@ -9,14 +9,14 @@ import pytest
 import torch
 
 from gristmill.foundation.errors import RecipeError
-from gristmill.training.checkpoint import step_folder
-from gristmill.training.config import TrainConfig
-from gristmill.training.layout_config import LayoutConfig
+from gristmill.training.checkpoint.checkpoint import step_folder
+from gristmill.training.config.layout import LayoutConfig
+from gristmill.training.config.model import ModelConfig
+from gristmill.training.config.train import TrainConfig
 from gristmill.training.metrics import METRICS_NAME, read_metrics
-from gristmill.training.model_config import ModelConfig
-from gristmill.training.parallel.layout import objections
 from gristmill.training.parallel.mesh import build_mesh
 from gristmill.training.planner.command import resolve_layout
+from gristmill.training.planner.layout_checks import objections
 from tests.support.training_runs import MODEL, new_run
 
 EXPERTS = ModelConfig(

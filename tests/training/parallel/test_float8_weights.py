@@ -11,19 +11,19 @@ from torch import Tensor
 from torch.distributed.fsdp._fully_shard import _fsdp_param_group
 from torch.distributed.fsdp._fully_shard._fsdp_collectives import foreach_all_gather
 
-from gristmill.evaluation.during_training import _unsharded_over_data
-from gristmill.training.batches import Batches
-from gristmill.training.config import TrainConfig
+from gristmill.evaluation.in_training import _unsharded_over_data
+from gristmill.training.calibrate.layers import causal_loss, causal_samples
+from gristmill.training.config.model import ModelConfig
+from gristmill.training.config.train import TrainConfig
 from gristmill.training.engine import local_model
-from gristmill.training.engine.causal_loss import causal_loss, causal_samples
 from gristmill.training.engine.local_model import build_local_model
-from gristmill.training.model_config import ModelConfig
-from gristmill.training.optim.build import build_optimizer
-from gristmill.training.parallel import float8
+from gristmill.training.objectives.batches import Batches
+from gristmill.training.optim.optimizer import build_optimizer
+from gristmill.training.parallel import linear
 from gristmill.training.parallel.mesh import Mesh, build_mesh, single_process
 from gristmill.training.run import RunConfig, build_forward_backward
-from gristmill.training.testing.forked_pool import ForkedPool
 from gristmill.training.trainer import Trainer
+from tests.support.forked_pool import ForkedPool
 from tests.support.parity import Uneven, whole
 
 MODEL = ModelConfig(layers=2, width=32, heads=2, kv_heads=1, hidden=48, sequence_length=16, biases="qkv")
@@ -63,10 +63,10 @@ def trained(layout: dict[str, Any], every_pass: bool = False) -> tuple[list[floa
         return result
 
     activations: set[int] = set()
-    plain, plain_cast = float8._scaled, float8._cast
+    plain, plain_cast = linear._scaled, linear._cast
     with ExitStack() as patches:
-        patches.enter_context(mock.patch.object(float8, "_scaled", scaled))
-        patches.enter_context(mock.patch.object(float8, "_cast", cast))
+        patches.enter_context(mock.patch.object(linear, "_scaled", scaled))
+        patches.enter_context(mock.patch.object(linear, "_cast", cast))
         patches.enter_context(mock.patch.object(_fsdp_param_group, "foreach_all_gather", gather))
         if every_pass:
             patches.enter_context(mock.patch.object(local_model, "Float8Weights", lambda *_: SimpleNamespace()))
@@ -132,7 +132,7 @@ def test_an_evaluation_takes_all_bits(layout: dict[str, Any], pool: ForkedPool) 
 
 def test_other_readers_see_the_weight() -> None:
     weight = torch.randn(16, 32, generator=torch.Generator().manual_seed(0)).bfloat16()
-    gathered = float8.Float8Weight(float8.float8_copy(weight), torch.bfloat16)
+    gathered = linear.Float8Weight(linear.float8_copy(weight), torch.bfloat16)
     assert gathered.dtype == torch.bfloat16 and gathered.shape == weight.shape
     torch.testing.assert_close(gathered + 0, weight, rtol=2**-4, atol=2**-9)
-    assert isinstance(gathered.detach().view(32, 16), float8.Float8Weight)
+    assert isinstance(gathered.detach().view(32, 16), linear.Float8Weight)

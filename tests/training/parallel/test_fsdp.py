@@ -10,13 +10,13 @@ from torch.distributed.fsdp._fully_shard import _fsdp_param_group
 from torch.distributed.fsdp._fully_shard._fsdp_collectives import foreach_all_gather, foreach_reduce
 from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 
-from gristmill.training.config import TrainConfig
-from gristmill.training.engine.causal_loss import causal_loss
+from gristmill.training.calibrate.layers import causal_loss
+from gristmill.training.config.model import ModelConfig
+from gristmill.training.config.train import TrainConfig
 from gristmill.training.engine.local_model import build_local_model
-from gristmill.training.model_config import ModelConfig
 from gristmill.training.parallel.mesh import build_mesh
 from gristmill.training.run import RunConfig, build_forward_backward
-from gristmill.training.testing.forked_pool import ForkedPool
+from tests.support.forked_pool import ForkedPool
 
 MODEL = ModelConfig(layers=2, width=16, heads=2, sequence_length=8)
 

@@ -7,7 +7,7 @@ from unittest import mock
 import pytest
 import torch
 
-from gristmill.training.model.mamba2 import Mamba2Mixer, Scan
+from gristmill.training.model.ssm.mamba2 import Mamba2Mixer, Scan
 from tests.support.parity import Case, by_size, differences, mesh_of_group, outcome
 
 PP2 = {"pipeline": 2, "micro_batch": 4}

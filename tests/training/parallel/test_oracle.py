@@ -17,11 +17,11 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-from gristmill.training.layout_config import LayoutConfig
-from gristmill.training.model.attention_metadata import AttentionMetadata
-from gristmill.training.model.initialization import fill, shard_like
+from gristmill.training.config.layout import LayoutConfig
+from gristmill.training.config.model import ModelConfig
+from gristmill.training.model.attention.metadata import AttentionMetadata
+from gristmill.training.model.init import fill, shard_like
 from gristmill.training.model.layer import Layer
-from gristmill.training.model_config import ModelConfig
 from gristmill.training.parallel.activation_checkpointing import ActivationCheckpointing
 from gristmill.training.parallel.mesh import build_mesh
 from gristmill.training.parallel.tensor import TensorAxis

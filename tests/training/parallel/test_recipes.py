@@ -9,12 +9,11 @@ import torch.distributed as dist
 from model_counts import count_parameters
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from gristmill.pipelines.recipe_file import load_recipe
+from gristmill.pipelines.recipes.recipe_file import load_recipe
+from gristmill.training.engine.gradients import copies
 from gristmill.training.engine.local_model import LocalModel, build_local_model
-from gristmill.training.optim.norm import copies
-from gristmill.training.parallel.layout import check_layout
-from gristmill.training.parallel.local import local
-from gristmill.training.parallel.mesh import build_mesh
+from gristmill.training.parallel.mesh import build_mesh, local
+from gristmill.training.planner.layout_checks import check_layout
 
 PARAMETERS = {  # as published, to three digits
     "gpt2_124m": 124e6,

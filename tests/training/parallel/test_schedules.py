@@ -2,7 +2,7 @@
 
 import pytest
 
-from gristmill.training.testing.schedule_simulation import actions, play
+from tests.support.schedule_simulation import actions, play
 
 # p ranks, m micro-batches, v stages a rank. A forward pass of a stage takes 1 / v, a backward pass 2 / v.
 SHAPES = [(2, 4), (4, 8), (4, 16), (8, 16)]

@@ -8,12 +8,11 @@ import torch
 import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from gristmill.training.config import TrainConfig
+from gristmill.training.config.layout import LayoutConfig
+from gristmill.training.config.model import ModelConfig
+from gristmill.training.config.train import TrainConfig
 from gristmill.training.engine.local_model import LocalModel, build_local_model
-from gristmill.training.layout_config import LayoutConfig
-from gristmill.training.model_config import ModelConfig
-from gristmill.training.parallel.local import local
-from gristmill.training.parallel.mesh import build_mesh
+from gristmill.training.parallel.mesh import build_mesh, local
 from gristmill.training.planner.hardware import Hardware, load_hardware
 
 

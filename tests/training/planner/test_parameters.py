@@ -5,8 +5,10 @@ from math import prod
 import pytest
 from model_counts import count_parameters
 
-from gristmill.training.costs.model_shape import gpt, shape_of
-from gristmill.training.costs.parameters import (
+from gristmill.training.config.layout import LayoutConfig
+from gristmill.training.config.model import ModelConfig
+from gristmill.training.planner.costs.model_shape import gpt, shape_of
+from gristmill.training.planner.costs.parameters import (
     Weight,
     active_parameters,
     chunk_length,
@@ -14,13 +16,11 @@ from gristmill.training.costs.parameters import (
     parameter_count,
     sharded_count,
 )
-from gristmill.training.layout_config import LayoutConfig
-from gristmill.training.model_config import ModelConfig
 from gristmill.training.planner.framework import GRISTMILL
+from gristmill.training.planner.hardware import FITTED, Rates
 from gristmill.training.planner.known_models import named_shape
 from gristmill.training.planner.layout import from_config
 from gristmill.training.planner.memory import MemoryModel
-from gristmill.training.planner.rates import FITTED, Rates
 from gristmill.training.planner.step_time import StepModel
 
 LLAMA = {"layers": 6, "width": 64, "heads": 8, "kv_heads": 2, "sequence_length": 32}

@@ -5,15 +5,15 @@ from math import prod
 import pytest
 from model_counts import count_parameters, matmul_flops_per_token
 
-from gristmill.pipelines.recipe_file import load_recipe
-from gristmill.training.costs import flops
-from gristmill.training.costs.model_shape import shape_of
-from gristmill.training.costs.parameters import parameter_count, sharded_count
-from gristmill.training.parallel.layout import micro_batch_size
+from gristmill.pipelines.recipes.recipe_file import load_recipe
+from gristmill.training.planner.costs import model_shape
+from gristmill.training.planner.costs.model_shape import shape_of
+from gristmill.training.planner.costs.parameters import parameter_count, sharded_count
 from gristmill.training.planner.framework import GRISTMILL
+from gristmill.training.planner.hardware import FITTED, Rates
 from gristmill.training.planner.layout import from_config
+from gristmill.training.planner.layout_checks import micro_batch_size
 from gristmill.training.planner.memory import MemoryModel
-from gristmill.training.planner.rates import FITTED, Rates
 from gristmill.training.planner.step_time import StepModel
 
 EXPERTS = ("dsmoe_1.3b_128e", "prmoe_31b", "mos_27b", "qwen3_30b_a3b")
@@ -40,9 +40,11 @@ def test_parameters_and_flops_are_the_engines(name):
     shape = shape_of(model, vocab)
     assert parameter_count(shape) == count_parameters(model, vocab)
     attention = (
-        3 * sum(flops.attention_flops(block, model.sequence_length) for block in shape.blocks) / model.sequence_length
+        3
+        * sum(model_shape.attention_flops(block, model.sequence_length) for block in shape.blocks)
+        / model.sequence_length
     )
-    assert flops.flops_per_token(shape) == matmul_flops_per_token(model, vocab) + attention
+    assert model_shape.flops_per_token(shape) == matmul_flops_per_token(model, vocab) + attention
 
 
 @pytest.mark.parametrize("name", RECIPES)

@@ -5,14 +5,11 @@ from dataclasses import replace
 import pytest
 
 from gristmill.foundation.errors import RecipeError
-from gristmill.pipelines.recipe_file import load_recipe
-from gristmill.training.config import TrainConfig
-from gristmill.training.costs.model_shape import shape_of
-from gristmill.training.divisors import divisors
-from gristmill.training.layout_config import LayoutConfig
-from gristmill.training.model_config import ModelConfig
-from gristmill.training.offload_config import OffloadConfig
-from gristmill.training.parallel.layout import objections
+from gristmill.pipelines.recipes.recipe_file import load_recipe
+from gristmill.training.config.layers import divisors
+from gristmill.training.config.layout import LayoutConfig, OffloadConfig
+from gristmill.training.config.model import ModelConfig
+from gristmill.training.config.train import TrainConfig
 from gristmill.training.planner.command import (
     PlanOptions,
     compare_recipe,
@@ -21,14 +18,14 @@ from gristmill.training.planner.command import (
     recipe_text,
     resolve_layout,
 )
-from gristmill.training.planner.explain import explain
+from gristmill.training.planner.costs.model_shape import shape_of
 from gristmill.training.planner.framework import FRAMEWORKS
 from gristmill.training.planner.hardware import GIB, load_hardware
 from gristmill.training.planner.known_models import load_shape, named_shape
 from gristmill.training.planner.layout import Layout, from_config
-from gristmill.training.planner.legality import illegal_reason
-from gristmill.training.planner.plan_request import FixedChoices, PlanRequest
-from gristmill.training.planner.report import to_json
+from gristmill.training.planner.layout_checks import objections
+from gristmill.training.planner.report import explain, to_json
+from gristmill.training.planner.request import FixedChoices, PlanRequest, illegal_reason
 from gristmill.training.planner.search import Planner, min_gpus, nothing_fits, search, search_with_offload
 
 SMALL = ModelConfig(layers=8, width=1024, heads=8, kv_heads=4, sequence_length=1024)

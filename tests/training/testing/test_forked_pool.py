@@ -7,7 +7,7 @@ import threading
 import pytest
 import torch.distributed as dist
 
-from gristmill.training.testing.forked_pool import ForkedPool, RankFailed
+from tests.support.forked_pool import ForkedPool, RankFailed
 
 
 def rank_1_waits_for_nothing() -> None:

@@ -1,0 +1,376 @@
+"""Features of text blocks for the first stage of trees.
+
+FIRST_FEATURES names them in the order in which the kernels write them. float32; a ratio is 0 where its denominator is
+0."""
+
+import numpy as np
+
+from gristmill.data_pipeline.extraction.attributes import (
+    BOLD_BYTES,
+    BREAKS,
+    CONTROLS,
+    DEPTH,
+    ELEMENT,
+    ELEMENT_FLAGS,
+    END,
+    IMAGES,
+    INLINE_FLAGS,
+    IS_ARTICLE,
+    IS_ARTICLE_BODY,
+    IS_MAIN,
+    LINK_BYTES,
+    LINKS,
+    NUM_CHILDREN,
+    NUM_FLAGS,
+    OWN_SUM,
+    PARENT,
+    PATH_HASH,
+    SOURCE,
+    START,
+    TAG,
+)
+from gristmill.data_pipeline.extraction.page_stats import (
+    BLOCKS,
+    BYTES,
+    CHARS,
+    COMMAS,
+    DIGITS,
+    FIRST_KIND,
+    LAST_KIND,
+    LCA_READABLE,
+    LIKELY_BYTES,
+    LINKED,
+    LONG_BYTES,
+    P_BLOCKS,
+    P_BYTES,
+    P_ELEMENTS,
+    P_FIRST_HEADING,
+    P_FLAGS,
+    P_LARGEST,
+    P_LINKED,
+    P_LONG_BLOCKS,
+    P_LONG_BYTES,
+    P_PARAGRAPHS,
+    P_READABLE_BEST,
+    P_READABLE_SCORE,
+    READABLE,
+    REPEATS,
+    SENTENCE_ENDS,
+    STOPS,
+    SYMBOLS,
+    TITLE_WORDS,
+    UPPERS,
+    WORDS,
+)
+from gristmill.foundation.runtime.kernels.cached_njit import cached_njit
+
+OWN = (
+    "chars", "words", "link_share", "links", "sentence_ends", "commas", "digit_share", "upper_share", "symbols",
+    "last_kind", "first_kind", "title_words", "title_share", "repeats", "bold_share", "breaks", "images", "controls",
+    "inline_flags", "chars_per_word", "bytes_per_char", "words_per_sentence",
+)  # fmt: skip
+NEIGHBOUR = ("chars", "link_share", "sentence_ends", "tag", "same_parent", "depth")
+NEIGHBOURS = (-3, -2, -1, 1, 2, 3)
+CONTAINER = ("bytes", "link_share", "blocks", "stops_per_kb", "share", "prose_share", "readable", "tag", "children")
+PAGE = (
+    "blocks", "bytes", "link_share", "prose_share", "prose_blocks", "paragraphs", "elements", "readable_score",
+    "has_article", "has_main", "has_article_body", "prose_per_block",
+)  # fmt: skip
+FIRST_FEATURES = (
+    *(f"own_{name}" for name in OWN),
+    *(f"block{offset:+d}_{name}" for offset in NEIGHBOURS for name in NEIGHBOUR),
+    "tag", "depth", *(f"flag_{bit}" for bit in range(NUM_FLAGS)),
+    "weight_own_min", "weight_own_max", "weight_own_sum", "weight_path_min", "weight_path_max", "weight_path_sum",
+    *(f"{place}_{name}" for place in ("element", "parent", "grandparent", "great_grandparent") for name in CONTAINER),
+    "weight_parent_sum", "weight_grandparent_sum",
+    *(f"{candidate}_{name}" for candidate in ("readable", "largest")
+      for name in ("common_depth", "above", "below", "share", "blocks_before", "blocks_after")),
+    *(f"page_{name}" for name in PAGE),
+    "position", "position_in_bytes", "position_in_source", "blocks_from_heading", "index", "blocks_to_end",
+    "path_blocks", "path_bytes_per_block", "path_link_share", "path_stops_per_block", "path_share",
+)  # fmt: skip
+NUM_FIRST = len(FIRST_FEATURES)
+GROUP_SLOTS = 4096
+# Columns of groups, float32[4096, 5]: over the blocks whose elements have one path. G_LIKELY: second stage.
+G_BLOCKS, G_BYTES, G_LINKED, G_STOPS, G_LIKELY = range(5)
+NUM_GROUP_SUMS = 5
+
+
+@cached_njit(nogil=True, forceinline=True)
+def ratio(part, whole):
+    return part / whole if whole > 0 else 0.0
+
+
+@cached_njit(nogil=True)
+def group_by_path(elements, blocks, num_blocks, counts, groups):
+    """Fill groups, by the hash of the elements' path (tags, classes and ids up to the root); paths of one slot are
+    counted together."""
+    groups[:] = 0
+    for k in range(num_blocks):
+        slot = elements[blocks[k, ELEMENT], PATH_HASH] & (GROUP_SLOTS - 1)
+        groups[slot, G_BLOCKS] += 1
+        groups[slot, G_BYTES] += blocks[k, END] - blocks[k, START]
+        groups[slot, G_LINKED] += blocks[k, LINK_BYTES]
+        groups[slot, G_STOPS] += counts[k, SENTENCE_ENDS]
+
+
+@cached_njit(nogil=True)
+def candidate_ranges(elements, blocks, num_blocks, sums, page, ranges):
+    """ranges int32[2, 2]: first and last block inside each candidate."""
+    for which in range(2):
+        chosen = np.int64(page[P_READABLE_BEST] if which == 0 else page[P_LARGEST])
+        column, depth = LCA_READABLE + which, elements[chosen, DEPTH]
+        ranges[which, 0], ranges[which, 1] = num_blocks, -1
+        for k in range(num_blocks):
+            if sums[blocks[k, ELEMENT], column] == depth:
+                ranges[which, 0] = min(ranges[which, 0], k)
+                ranges[which, 1] = k
+
+
+@cached_njit(nogil=True)
+def first_features(first, last, elements, weights, blocks, counts, sums, groups, ranges, page, source_bytes, rows):
+    """Fill rows[0 : last - first] (float32[N, NUM_FIRST]) for blocks first to last."""
+    for k in range(first, last):
+        row = rows[k - first]
+        at = _own(k, blocks, counts, row)
+        at = _neighbours(k, np.int64(page[P_BLOCKS]), elements, blocks, counts, row, at)
+        at = _element(blocks[k, ELEMENT], elements, weights, row, at)
+        at = _containers(blocks[k, ELEMENT], elements, sums, row, at)
+        at = _candidates(k, blocks[k, ELEMENT], elements, weights, sums, ranges, page, row, at)
+        at = _page(page, row, at)
+        at = _position(k, blocks, page, source_bytes, row, at)
+        _group(blocks[k, ELEMENT], elements, groups, page, row, at)
+
+
+@cached_njit(nogil=True)
+def _own(k, blocks, counts, row):
+    size, chars, words = blocks[k, END] - blocks[k, START], counts[k, CHARS], counts[k, WORDS]
+    row[0] = chars
+    row[1] = words
+    row[2] = ratio(blocks[k, LINK_BYTES], size)
+    row[3] = blocks[k, LINKS]
+    row[4] = counts[k, SENTENCE_ENDS]
+    row[5] = counts[k, COMMAS]
+    row[6] = ratio(counts[k, DIGITS], chars)
+    row[7] = ratio(counts[k, UPPERS], chars)
+    row[8] = counts[k, SYMBOLS]
+    row[9] = counts[k, LAST_KIND]
+    row[10] = counts[k, FIRST_KIND]
+    row[11] = counts[k, TITLE_WORDS]
+    row[12] = ratio(counts[k, TITLE_WORDS], words)
+    row[13] = counts[k, REPEATS]
+    row[14] = ratio(blocks[k, BOLD_BYTES], size)
+    row[15] = blocks[k, BREAKS]
+    row[16] = blocks[k, IMAGES]
+    row[17] = blocks[k, CONTROLS]
+    row[18] = blocks[k, INLINE_FLAGS]
+    row[19] = ratio(chars, words)
+    row[20] = ratio(size, chars)
+    row[21] = ratio(words, counts[k, SENTENCE_ENDS] + 1)
+    return 22
+
+
+@cached_njit(nogil=True)
+def _neighbours(k, num_blocks, elements, blocks, counts, row, at):
+    parent = elements[blocks[k, ELEMENT], PARENT]
+    for offset in NEIGHBOURS:
+        j = k + offset
+        if 0 <= j < num_blocks:
+            e = blocks[j, ELEMENT]
+            row[at] = counts[j, CHARS]
+            row[at + 1] = ratio(blocks[j, LINK_BYTES], blocks[j, END] - blocks[j, START])
+            row[at + 2] = counts[j, SENTENCE_ENDS]
+            row[at + 3] = elements[e, TAG]
+            row[at + 4] = 1 if elements[e, PARENT] == parent else 0
+            row[at + 5] = elements[e, DEPTH] - elements[blocks[k, ELEMENT], DEPTH]
+        else:
+            row[at : at + 6] = -1
+        at += 6
+    return at
+
+
+@cached_njit(nogil=True)
+def _element(e, elements, weights, row, at):
+    row[at] = elements[e, TAG]
+    row[at + 1] = elements[e, DEPTH]
+    at += 2
+    flags = elements[e, ELEMENT_FLAGS]
+    for bit in range(NUM_FLAGS):
+        row[at + bit] = (flags >> bit) & 1
+    at += NUM_FLAGS
+    for column in range(6):
+        row[at + column] = weights[e, column]
+    return at + 6
+
+
+@cached_njit(nogil=True)
+def _containers(e, elements, sums, row, at):
+    for _ in range(4):
+        size = sums[e, BYTES]
+        row[at] = size
+        row[at + 1] = ratio(sums[e, LINKED], size)
+        row[at + 2] = sums[e, BLOCKS]
+        row[at + 3] = ratio(1000 * sums[e, STOPS], size)
+        row[at + 4] = ratio(size, sums[0, BYTES])
+        row[at + 5] = ratio(sums[e, LONG_BYTES], sums[0, LONG_BYTES])
+        row[at + 6] = sums[e, READABLE]
+        row[at + 7] = elements[e, TAG]
+        row[at + 8] = elements[e, NUM_CHILDREN]
+        at += 9
+        e = elements[e, PARENT]
+    return at
+
+
+@cached_njit(nogil=True)
+def _candidates(k, e, elements, weights, sums, ranges, page, row, at):
+    parent = elements[e, PARENT]
+    row[at] = weights[parent, OWN_SUM]
+    row[at + 1] = weights[elements[parent, PARENT], OWN_SUM]
+    at += 2
+    for which in range(2):
+        chosen = np.int64(page[P_READABLE_BEST] if which == 0 else page[P_LARGEST])
+        common = sums[e, LCA_READABLE + which]
+        row[at] = common
+        row[at + 1] = elements[chosen, DEPTH] - common
+        row[at + 2] = elements[e, DEPTH] - common
+        row[at + 3] = ratio(sums[chosen, BYTES], page[P_BYTES])
+        row[at + 4] = k - ranges[which, 0]
+        row[at + 5] = ranges[which, 1] - k
+        at += 6
+    return at
+
+
+@cached_njit(nogil=True)
+def _page(page, row, at):
+    flags = np.int64(page[P_FLAGS])
+    row[at] = page[P_BLOCKS]
+    row[at + 1] = page[P_BYTES]
+    row[at + 2] = ratio(page[P_LINKED], page[P_BYTES])
+    row[at + 3] = ratio(page[P_LONG_BYTES], page[P_BYTES])
+    row[at + 4] = page[P_LONG_BLOCKS]
+    row[at + 5] = page[P_PARAGRAPHS]
+    row[at + 6] = page[P_ELEMENTS]
+    row[at + 7] = page[P_READABLE_SCORE]
+    row[at + 8] = 1 if flags & IS_ARTICLE else 0
+    row[at + 9] = 1 if flags & IS_MAIN else 0
+    row[at + 10] = 1 if flags & IS_ARTICLE_BODY else 0
+    row[at + 11] = ratio(page[P_LONG_BYTES], page[P_LONG_BLOCKS])
+    return at + 12
+
+
+@cached_njit(nogil=True)
+def _position(k, blocks, page, source_bytes, row, at):
+    row[at] = ratio(k, page[P_BLOCKS])
+    row[at + 1] = ratio(blocks[k, START], page[P_BYTES])
+    row[at + 2] = ratio(blocks[k, SOURCE], source_bytes)
+    row[at + 3] = k - page[P_FIRST_HEADING] if page[P_FIRST_HEADING] >= 0 else -1000
+    row[at + 4] = k
+    row[at + 5] = page[P_BLOCKS] - 1 - k
+    return at + 6
+
+
+@cached_njit(nogil=True)
+def _group(e, elements, groups, page, row, at):
+    slot = elements[e, PATH_HASH] & (GROUP_SLOTS - 1)
+    row[at] = groups[slot, G_BLOCKS]
+    row[at + 1] = ratio(groups[slot, G_BYTES], groups[slot, G_BLOCKS])
+    row[at + 2] = ratio(groups[slot, G_LINKED], groups[slot, G_BYTES])
+    row[at + 3] = ratio(groups[slot, G_STOPS], groups[slot, G_BLOCKS])
+    row[at + 4] = ratio(groups[slot, G_BYTES], page[P_BYTES])
+    return at + 5
+
+
+# Features of text blocks for the second stage of trees: those of the first stage, then what the first stage says of
+# the block's surroundings. SECOND_FEATURES names them in the order in which the kernels write them.
+
+SECOND_FEATURES = (
+    *FIRST_FEATURES,
+    *(f"probability{offset:+d}" for offset in range(-4, 5)),
+    *(f"{place}_probability" for place in ("element", "parent", "grandparent", "readable", "largest", "path", "page")),
+    "blocks_since_likely",
+    "blocks_to_likely",
+    "bytes_since_likely",
+    "bytes_to_likely",
+    "likely_before",
+    "likely_after",
+    "run_blocks",
+    "run_bytes",
+    "place_in_run",
+    "likely_bytes",
+    "largest_probability",
+)
+NUM_SECOND = len(SECOND_FEATURES)
+LIKELY = 0.5
+# Columns of runs, float32[B, 8].
+SINCE, TO, BYTES_SINCE, BYTES_TO, BEFORE, RUN_BLOCKS, RUN_BYTES, PLACE = range(8)
+
+
+@cached_njit(nogil=True)
+def sum_probabilities(p, elements, num_elements, blocks, num_blocks, sums, groups, runs):
+    """Fill LIKELY_BYTES of sums and groups (probability times bytes, by element and by path) and the runs of likely
+    blocks; returns (bytes of likely blocks, largest probability). p: float32[B], of the first stage."""
+    sums[:num_elements, LIKELY_BYTES] = 0
+    groups[:, G_LIKELY] = 0
+    for k in range(num_blocks):
+        e, size = blocks[k, ELEMENT], blocks[k, END] - blocks[k, START]
+        sums[e, LIKELY_BYTES] += p[k] * size
+        groups[elements[e, PATH_HASH] & (GROUP_SLOTS - 1), G_LIKELY] += p[k] * size
+    for e in range(num_elements - 1, 0, -1):
+        sums[elements[e, PARENT], LIKELY_BYTES] += sums[e, LIKELY_BYTES]
+    since, size_since, before, highest = 1000, 0, 0.0, 0.0
+    for k in range(num_blocks):
+        size = blocks[k, END] - blocks[k, START]
+        runs[k, SINCE], runs[k, BYTES_SINCE], runs[k, BEFORE] = since, size_since, before
+        likely = p[k] >= LIKELY
+        since, size_since = (0, 0) if likely else (min(since + 1, 1000), size_since + size)
+        before += size if likely else 0
+        joined = likely and k > 0 and p[k - 1] >= LIKELY
+        runs[k, PLACE] = (runs[k - 1, PLACE] + 1 if joined else 1) if likely else 0
+        runs[k, RUN_BYTES] = (runs[k - 1, RUN_BYTES] + size if joined else size) if likely else 0
+        highest = max(highest, p[k])
+    to, size_to = 1000, 0
+    for k in range(num_blocks - 1, -1, -1):
+        runs[k, TO], runs[k, BYTES_TO] = to, size_to
+        likely = p[k] >= LIKELY
+        joined = likely and k + 1 < num_blocks and p[k + 1] >= LIKELY
+        runs[k, RUN_BLOCKS] = runs[k + 1, RUN_BLOCKS] if joined else runs[k, PLACE]
+        runs[k, RUN_BYTES] = runs[k + 1, RUN_BYTES] if joined else runs[k, RUN_BYTES]
+        to, size_to = (0, 0) if likely else (min(to + 1, 1000), size_to + blocks[k, END] - blocks[k, START])
+    return before, highest
+
+
+@cached_njit(nogil=True)
+def _likely_share(sums, e):
+    return ratio(sums[e, LIKELY_BYTES], sums[e, BYTES])
+
+
+@cached_njit(nogil=True)
+def second_features(k, p, totals, elements, blocks, sums, groups, runs, page, row):
+    """Add the second stage's features behind the NUM_FIRST that are in the row. totals: of sum_probabilities."""
+    at, num_blocks = NUM_FIRST, np.int64(page[P_BLOCKS])
+    for offset in range(-4, 5):
+        j = k + offset
+        row[at] = p[j] if 0 <= j < num_blocks else -1
+        at += 1
+    e = blocks[k, ELEMENT]
+    parent = elements[e, PARENT]
+    row[at] = _likely_share(sums, e)
+    row[at + 1] = _likely_share(sums, parent)
+    row[at + 2] = _likely_share(sums, elements[parent, PARENT])
+    row[at + 3] = _likely_share(sums, np.int64(page[P_READABLE_BEST]))
+    row[at + 4] = _likely_share(sums, np.int64(page[P_LARGEST]))
+    at += 5
+    slot = elements[e, PATH_HASH] & (GROUP_SLOTS - 1)
+    row[at] = ratio(groups[slot, G_LIKELY], groups[slot, G_BYTES])
+    row[at + 1] = ratio(sums[0, LIKELY_BYTES], sums[0, BYTES])
+    row[at + 2] = runs[k, SINCE]
+    row[at + 3] = runs[k, TO]
+    row[at + 4] = runs[k, BYTES_SINCE]
+    row[at + 5] = runs[k, BYTES_TO]
+    row[at + 6] = ratio(runs[k, BEFORE], totals[0])
+    row[at + 7] = totals[0] - runs[k, BEFORE]
+    row[at + 8] = runs[k, RUN_BLOCKS]
+    row[at + 9] = runs[k, RUN_BYTES]
+    row[at + 10] = runs[k, PLACE]
+    row[at + 11] = totals[0]
+    row[at + 12] = totals[1]

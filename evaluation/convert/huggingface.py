@@ -1,0 +1,342 @@
+"""Hugging Face model folders: write a checkpoint as one, and read one as a model.
+
+Weights are safetensors, never pickles, and no code of the folder is run. transformers itself is not needed."""
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import ValidationError
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from gristmill.evaluation.convert.hf.architecture import NO_WEIGHTS, Family, UnsupportedConfig
+from gristmill.evaluation.convert.hf.architectures import FAMILIES, family_for, family_named
+from gristmill.evaluation.convert.model_tokenizer import TextBounds
+from gristmill.evaluation.convert.weight_source import WeightSource, converted_source
+from gristmill.foundation.errors import InputError
+from gristmill.foundation.files import atomic_path, write_atomic
+from gristmill.training.checkpoint.checkpoint import SavedModelConfig
+from gristmill.training.config.model import ModelConfig
+from gristmill.training.model.init import fill, parameter_dtype
+from gristmill.training.model.moe.router import saved_buffers
+from gristmill.training.model.transformer import ComputeOptions, Transformer
+
+CONFIG_NAME = "config.json"
+SHARD_BYTES = 5_000_000_000  # the default shard size of transformers
+GENERATION_NAME = "generation_config.json"
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "tokenizer.model",
+    "special_tokens_map.json",
+    "chat_template.jinja",
+)
+
+
+def write_huggingface(
+    folder: Path,
+    model: Transformer,
+    end_of_document: int | TextBounds,
+    tokenizer: Path | None = None,
+    labels: Sequence[str] = (),
+    family: Family | None = None,
+) -> str:
+    """Writes config.json, weights and the tokenizer's files; returns the architecture's name. Same model, same bytes.
+
+    end_of_document: the token, or all bounds of the model's texts. labels: names of the classes, of a
+    classification. family: None is the first that supports the model.
+    Raises InputError if no architecture of transformers represents the model."""
+    config = model.config
+    family = family or family_for(config)
+    named = {**dict(model.named_parameters()), **saved_buffers(model)}
+    tensors = {name: value.detach().cpu() for name, value in named.items()}
+    _write_weights(folder, family.to_theirs(config, tensors))
+    bounds = TextBounds((end_of_document,)) if isinstance(end_of_document, int) else end_of_document
+    ends = bounds.ends[0] if len(bounds.ends) == 1 else [*bounds.ends]
+    fields = {
+        "architectures": [family.architecture],
+        "model_type": family.model_type,
+        "vocab_size": model.vocab_size,
+        "bos_token_id": bounds.bos,
+        "pad_token_id": None,  # some architectures have a default outside of a small vocabulary
+        "eos_token_id": ends,
+        "dtype": str(model.dtype).removeprefix("torch."),
+        **family.write(config),
+    }
+    generation = {"bos_token_id": bounds.bos, "eos_token_id": ends}
+    if len(bounds.ends) > 1:
+        write_atomic(folder / GENERATION_NAME, json.dumps(generation, indent=2, sort_keys=True).encode() + b"\n")
+    if labels:
+        fields["id2label"] = {str(number): label for number, label in enumerate(labels)}
+        fields["label2id"] = {label: number for number, label in enumerate(labels)}
+    write_atomic(folder / CONFIG_NAME, json.dumps(fields, indent=2, sort_keys=True).encode() + b"\n")
+    if tokenizer is not None:
+        copy_tokenizer(tokenizer, folder)
+    return family.architecture
+
+
+def copy_tokenizer(source: Path, target: Path) -> None:
+    """Raises InputError if there is neither tokenizer.json nor tokenizer.model."""
+    if not any((source / name).is_file() for name in ("tokenizer.json", "tokenizer.model")):
+        raise InputError(f"{source / TOKENIZER_FILES[0]}: absent; name the folder of the stage `tokenizer`")
+    target.mkdir(parents=True, exist_ok=True)
+    for name in TOKENIZER_FILES:
+        if (source / name).is_file():
+            shutil.copyfile(source / name, target / name)
+
+
+def is_huggingface(folder: Path) -> bool:
+    return (folder / CONFIG_NAME).is_file()
+
+
+def own_source(folder: Path) -> WeightSource | UnsupportedConfig:
+    """The model of a Hugging Face folder, or why gristmill's own model cannot be it. Raises InputError where the folder
+    is damaged."""
+    if not has_family(folder):
+        return UnsupportedConfig("gristmill has no table of its weights")
+    try:
+        return open_huggingface(folder)
+    except UnsupportedConfig as error:
+        return error
+
+
+def has_family(folder: Path) -> bool:
+    """Whether gristmill's own model has the architecture of the folder."""
+    fields = _read_config(folder)
+    architectures = fields.get("architectures") or []
+    return any(
+        family.model_type == fields.get("model_type") and (not architectures or family.architecture in architectures)
+        for family in FAMILIES
+    )
+
+
+def open_huggingface(folder: Path) -> WeightSource:
+    """The model of a Hugging Face folder. Raises InputError naming what is absent, unsupported or damaged."""
+    fields = _read_config(folder)
+    family = _family_of(folder, fields)
+    try:
+        config = ModelConfig(**family.read(fields))
+        vocab_size, end_of_document = int(fields["vocab_size"]), next(iter(_ends(folder / CONFIG_NAME)), 0)
+        if vocab_size < 1:
+            raise ValueError(f"vocab_size is {vocab_size}")
+    except KeyError as error:
+        raise InputError(
+            f"{folder / CONFIG_NAME}: has no field {error}; it is not a config of {family.architecture}"
+        ) from error
+    except ValidationError as error:
+        found = error.errors()[0]
+        problem = f"{'.'.join(map(str, found['loc']))}: {found['msg']}".removeprefix(": ")
+        raise InputError(
+            f"{folder / CONFIG_NAME}: not a valid model config ({problem}); fetch the file again"
+        ) from error
+    except (TypeError, ValueError, ArithmeticError, AttributeError) as error:
+        raise InputError(f"{folder / CONFIG_NAME}: not a valid model config ({error}); fetch the file again") from error
+    weights = SafetensorsFolder(folder)
+    return converted_source(
+        folder, family, config, (vocab_size, end_of_document), (weights, weights.meta, weights.files)
+    )
+
+
+def read_huggingface(
+    folder: Path, device: str | torch.device = "cpu", dtype: torch.dtype = torch.float32
+) -> tuple[Transformer, SavedModelConfig]:
+    """The model of a Hugging Face folder and its config. Raises InputError naming what is absent or unsupported."""
+    return read_source(open_huggingface(folder), device, dtype)
+
+
+def read_source(
+    source: WeightSource, device: str | torch.device = "cpu", dtype: torch.dtype = torch.float32
+) -> tuple[Transformer, SavedModelConfig]:
+    """The model with its weights, and its config."""
+    config, vocab_size = source.config, source.vocab_size
+    model = Transformer(config, vocab_size, options=ComputeOptions(dtype))
+    buffers = saved_buffers(model)
+    tensors: dict[str, Tensor] = {}
+    for name, value in source.stream():
+        if name in buffers:
+            buffers[name].copy_(value)
+        else:
+            tensors[name] = value.to(device, parameter_dtype(name, config, dtype))
+    fill(model, lambda name, _: tensors[name])
+    saved_config = SavedModelConfig.of(config, vocab_size, source.end_of_document)
+    return model.eval().requires_grad_(False), saved_config
+
+
+def _family_of(folder: Path, fields: Mapping[str, Any]) -> Family:
+    architectures = fields.get("architectures") or [""]
+    if not isinstance(architectures, list):
+        raise InputError(f"{folder / CONFIG_NAME}: architectures is no list; fetch the file again")
+    return family_named(fields.get("model_type", ""), architectures[0])
+
+
+def ends_of_document(folder: Path) -> tuple[int, ...]:
+    """The tokens that config.json and generation_config.json say end a text; none, one or several."""
+    return tuple(dict.fromkeys([*_ends(folder / CONFIG_NAME), *generation_ends(folder)]))
+
+
+def generation_ends(folder: Path) -> tuple[int, ...]:
+    """The tokens at which transformers stops to generate: those of generation_config.json, else of config.json."""
+    if not is_huggingface(folder):
+        return ()
+    generation = folder / GENERATION_NAME
+    return (_ends(generation) if generation.is_file() else ()) or _ends(folder / CONFIG_NAME)
+
+
+def _ends(path: Path) -> tuple[int, ...]:
+    end = _read_json(path).get("eos_token_id")
+    ends = end if isinstance(end, list) else [] if end is None else [end]
+    if not all(type(token) is int for token in ends):
+        problem = f"eos_token_id is {str(end)[:80]}, not a token id or a list of them"
+        raise InputError(f"{path}: not a valid model config ({problem}); fetch the file again")
+    return tuple(ends)
+
+
+def _read_config(folder: Path) -> dict[str, Any]:
+    path = folder / CONFIG_NAME
+    if folder.is_file():
+        raise InputError(
+            f"{folder}: is a file; name the folder that holds {CONFIG_NAME}, safetensors and the tokenizer"
+        )
+    return _read_json(path)
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        fields = json.loads(path.read_bytes())
+    except FileNotFoundError as error:
+        raise InputError(f"{path}: absent; a Hugging Face folder holds {CONFIG_NAME} and safetensors") from error
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path}: not JSON ({error}); fetch the file again") from error
+    if not isinstance(fields, dict):
+        raise InputError(f"{path}: is not a JSON object; fetch the file again")
+    return fields
+
+
+def _write_weights(folder: Path, tensors: Mapping[str, Tensor]) -> None:
+    shards = list(_shards(tensors))
+    for stale in folder.glob("*.safetensors*"):
+        stale.unlink()
+    if len(shards) == 1:
+        write_safetensors(folder / WEIGHTS_NAME, shards[0])
+        return
+    weight_map = {}
+    for number, shard in enumerate(shards, start=1):
+        name = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
+        write_safetensors(folder / name, shard)
+        weight_map.update(dict.fromkeys(shard, name))
+    total = sum(tensor.nbytes for tensor in tensors.values())
+    index = {"metadata": {"total_size": total}, "weight_map": weight_map}
+    write_atomic(folder / INDEX_NAME, json.dumps(index, indent=2, sort_keys=True).encode() + b"\n")
+
+
+def write_safetensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    with atomic_path(path) as temporary:
+        temporary.touch()
+        mode = temporary.stat().st_mode  # as the umask says; safetensors lets only the owner read
+        try:
+            save_file(dict(tensors), temporary, metadata={"format": "pt"})
+        except SafetensorError as error:  # for a full disk its text ends with "(os error 28)"
+            if (number := re.search(r"os error (\d+)", str(error))) is None:
+                raise
+            code = int(number[1])
+            raise OSError(code, os.strerror(code), str(path)) from error
+        temporary.chmod(mode)
+
+
+def _shards(tensors: Mapping[str, Tensor]) -> Iterable[dict[str, Tensor]]:
+    shard: dict[str, Tensor] = {}
+    size = 0
+    for name, tensor in sorted(tensors.items()):
+        if shard and size + tensor.nbytes > SHARD_BYTES:
+            yield shard
+            shard, size = {}, 0
+        shard[name] = tensor
+        size += tensor.nbytes
+    yield shard
+
+
+# The weights of a Hugging Face folder: names, shapes and types are read first, a tensor when it is asked for.
+
+WEIGHTS_NAME = "model.safetensors"
+INDEX_NAME = "model.safetensors.index.json"
+DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+
+
+class SafetensorsFolder(Mapping[str, Tensor]):
+    """Tensors by name. Each access maps the file anew, so that pages of tensors that are no longer held are given
+    back. Raises InputError if a file is absent or damaged, or files and index differ."""
+
+    def __init__(self, folder: Path):
+        names_by_file = _weight_files(folder)
+        self.files = tuple(sorted(names_by_file))
+        self._file_of: dict[str, Path] = {}
+        self.meta: dict[str, Tensor] = {}  # of the same shapes and types, without values
+        for path in self.files:
+            held = dict(_header(path))
+            for name, tensor in held.items():
+                if name in self._file_of:
+                    raise InputError(f"{path}: holds {name}, as {self._file_of[name].name} does; fetch the files again")
+                self._file_of[name], self.meta[name] = path, tensor
+            for name in sorted(names_by_file[path] - held.keys()):
+                raise InputError(f"{path}: lacks {name}, which {INDEX_NAME} says it holds; fetch both again")
+
+    def __getitem__(self, name: str) -> Tensor:
+        path = self._file_of[name]
+        try:
+            with safe_open(path, "pt") as file:
+                return file.get_tensor(name)
+        except (SafetensorError, OSError) as error:
+            raise InputError(f"{path}: {name} cannot be read ({error}); fetch the file again") from error
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._file_of)
+
+    def __len__(self) -> int:
+        return len(self._file_of)
+
+
+def _header(path: Path) -> Iterator[tuple[str, Tensor]]:
+    """(name, tensor without values) of a file."""
+    try:
+        with safe_open(path, "pt") as file:
+            slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 (no mapping)
+            found = {name: (part.get_shape(), part.get_dtype()) for name, part in slices.items()}
+    except (SafetensorError, OSError) as error:
+        raise InputError(f"{path}: not readable as safetensors ({error}); fetch the file again") from error
+    for name, (shape, dtype) in found.items():
+        if dtype not in DTYPES and not name.endswith(NO_WEIGHTS):
+            raise InputError(
+                f"{path}: {name} has the type {dtype}; gristmill reads weights in {', '.join(DTYPES)}: turn quantised "
+                "ones into one of these first"
+            )
+        yield name, torch.empty(shape, dtype=DTYPES.get(dtype, torch.uint8), device="meta")
+
+
+def _weight_files(folder: Path) -> dict[Path, set[str]]:
+    """The names that the index says each file holds; none where there is no index."""
+    if (folder / INDEX_NAME).is_file():
+        try:
+            files: dict[Path, set[str]] = {}
+            for name, file in json.loads((folder / INDEX_NAME).read_bytes())["weight_map"].items():
+                files.setdefault(folder / Path(file).name, set()).add(name)
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise InputError(
+                f"{folder / INDEX_NAME}: not a weight index ({type(error).__name__}: {error}); fetch the file again"
+            ) from error
+        for path in files:
+            if not path.is_file():
+                raise InputError(f"{path}: absent, but {INDEX_NAME} names it; fetch the file")
+        return files
+    if (folder / WEIGHTS_NAME).is_file():
+        return {folder / WEIGHTS_NAME: set()}
+    raise InputError(
+        f"{folder}: neither {WEIGHTS_NAME} nor {INDEX_NAME}; pickled weights (.bin, .pt) can run code and are not "
+        "read: turn them into safetensors where you trust them"
+    )

@@ -1,0 +1,409 @@
+"""Continuous batching: requests join a running batch when a slot is free and leave it when they end.
+
+A step reads the prompts of requests that join, in passes of their own, then one token of every sequence."""
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gristmill.evaluation.inference.causal_lm import CausalLM, DecodingCache
+from gristmill.evaluation.inference.generate.request import (
+    Generation,
+    GenerationRequest,
+    RequestResult,
+    TextStream,
+    TokenLogprob,
+)
+from gristmill.evaluation.inference.generate.sequence import Decoder, RunningSequence, log_softmax, top_logprobs
+from gristmill.training.model.decoding_cache import SlotRows
+
+# Slots of a decoding cache: which sequence is in which, and which tokens are kept for later prompts.
+
+MIN_SHARED_TOKENS = 16  # a shorter common prefix is read again: copying it saves less than a pass of its own costs
+
+
+@dataclass
+class Slot:
+    """tokens: of the sequence; the keys and values of the first `cached` are in the cache. used: number of the last
+    use, for the choice of the slot to overwrite."""
+
+    tokens: np.ndarray
+    cached: int = 0
+    used: int = 0
+
+
+class Slots:
+    """The slots 0 to running - 1 are the running batch, in the order of `Slot`s; those behind keep the tokens of
+    sequences that have ended, so that a prompt with the same beginning need not be read again."""
+
+    def __init__(self, cache: DecodingCache, count: int, keeps_prefixes: bool):
+        self.cache, self.keeps_prefixes = cache, keeps_prefixes
+        self.running = 0
+        self._slots = [Slot(np.empty(0, dtype=np.int64)) for _ in range(count)]
+        self._uses = 0
+
+    @property
+    def free(self) -> int:
+        return len(self._slots) - self.running
+
+    def __getitem__(self, index: int) -> Slot:
+        return self._slots[index]
+
+    def longest_prefix(self, prompt: np.ndarray) -> tuple[int, int]:
+        """(slot, tokens) of the longest beginning of a prompt that is in the cache; its last token is always read.
+        Below MIN_SHARED_TOKENS it is (0, 0)."""
+        if not self.keeps_prefixes:
+            return 0, 0
+        found = [min(common_prefix(prompt, slot.tokens[: slot.cached]), len(prompt) - 1) for slot in self._slots]
+        best = int(np.argmax(found))
+        return (best, found[best]) if found[best] >= MIN_SHARED_TOKENS else (0, 0)
+
+    def claim(self, tokens: np.ndarray, shared_with: int, shared: int) -> int:
+        """Takes the next slot of the running batch for a sequence, with the first `shared` tokens of another slot."""
+        own = self.running
+        kept = min(range(own, len(self._slots)), key=lambda index: (self._slots[index].used, -index))
+        if shared and kept == shared_with:
+            kept = own
+        if kept != own and self._slots[own].cached:  # what is kept in the slot goes to the one used longest ago
+            self.cache.copy(own, kept, self._slots[own].cached)
+            self._slots[kept] = self._slots[own]
+            shared_with = kept if shared_with == own else shared_with
+        if shared and shared_with != own:
+            self.cache.copy(shared_with, own, shared)
+        self._slots[own] = Slot(tokens, shared, self._next_use())
+        self.running += 1
+        return own
+
+    def clear(self, slot: int) -> None:
+        """Forgets a slot whose keys and values may not be finite."""
+        self.cache.clear(slot)
+        self._slots[slot].cached = 0
+
+    def release(self, ended: list[int]) -> list[int]:
+        """Takes slots out of the running batch; returns, for each slot that goes on, where it was."""
+        order = list(range(self.running))
+        for slot in sorted(ended, reverse=True):
+            last = self.running - 1
+            if slot != last:
+                self.cache.swap(slot, last, max(self._slots[slot].cached, self._slots[last].cached))
+                self._slots[slot], self._slots[last] = self._slots[last], self._slots[slot]
+                order[slot] = order[last]
+            self._slots[last].used = self._next_use()
+            if not self.keeps_prefixes:
+                self._slots[last].cached = 0
+            self.running = last
+        order = order[: self.running]
+        self.cache.select(order)
+        return order
+
+    def _next_use(self) -> int:
+        self._uses += 1
+        return self._uses
+
+
+def common_prefix(first: np.ndarray, second: np.ndarray) -> int:
+    """Number of equal tokens at the beginning."""
+    length = min(len(first), len(second))
+    differ = np.flatnonzero(first[:length] != second[:length])
+    return int(differ[0]) if len(differ) else length
+
+
+# How many sequences run at a time, and what a pass over prompts reads.
+
+
+@dataclass(frozen=True)
+class BatchLimits:
+    """sequences: of the running batch. prompt_tokens: of one pass over prompts; a longer prompt is a pass of its own.
+    cache_bytes: of keys and values on this rank; None: no limit."""
+
+    sequences: int
+    prompt_tokens: int = 2048
+    cache_bytes: int | None = None
+
+    def slots(self, causal_lm: CausalLM) -> int:
+        """Sequences that fit the cache at the model's sequence length, at least one."""
+        each = causal_lm.slot_token_bytes() * causal_lm.sequence_length
+        if self.cache_bytes is None or not each:
+            return self.sequences
+        return max(1, min(self.sequences, self.cache_bytes // each))
+
+
+def default_limits(causal_lm: CausalLM, sequences: int | None = None) -> BatchLimits:
+    """For the model's device: 32 sequences and 4 GiB of cache on a CPU, 256 and half of the free memory on a GPU."""
+    if causal_lm.device.type == "cpu":
+        return BatchLimits(sequences or 32, cache_bytes=4 << 30)
+    free_bytes, _ = torch.cuda.mem_get_info(causal_lm.device)
+    return BatchLimits(sequences or 256, prompt_tokens=16_384, cache_bytes=free_bytes // 2)
+
+
+# B rows, T tokens, D width, V vocabulary, N positions
+
+MIN_FILL = 0.8  # of a pass over several prompts that are padded to one length
+SMALL_PASS_TOKENS = 256  # up to here padding costs less than another reading of the weights
+LOGIT_CELLS = 1 << 22  # logits of a prompt that are computed at a time
+
+
+@dataclass
+class _Job:
+    number: int
+    request: GenerationRequest
+    sequences: list[RunningSequence]
+
+    def result(self) -> RequestResult:
+        error = next((sequence.error for sequence in self.sequences if sequence.error is not None), None)
+        if error is not None:
+            return RequestResult(self.number, error=error)
+        ranked, count = self.sequences, self.request.settings.count
+        if len(ranked) > count:
+            ranked = sorted(ranked, key=lambda sequence: -sequence.mean_logprob)[:count]
+        generations: tuple[Generation, ...] = tuple(sequence.generation() for sequence in ranked)
+        return RequestResult(self.number, generations, self.sequences[0].prompt_logprobs)
+
+
+@dataclass(frozen=True)
+class _Joining:
+    """A sequence whose prompt is read next, and the slot that has its first `shared` tokens."""
+
+    sequence: RunningSequence
+    prompt: np.ndarray
+    shared_with: int
+    shared: int
+
+    @property
+    def tokens(self) -> int:
+        return len(self.prompt) - self.shared
+
+
+class ContinuousBatch:
+    """One thread calls its methods. Of a sharded model, every rank makes the same calls in the same order."""
+
+    def __init__(self, causal_lm: CausalLM, decoder: Decoder, limits: BatchLimits):
+        self.causal_lm, self.decoder, self.limits = causal_lm, decoder, limits
+        count = limits.slots(causal_lm)
+        self._slots = Slots(causal_lm.new_cache(count), count, keeps_prefixes=causal_lm.reads_trees)
+        self._running: list[RunningSequence] = []  # by slot
+        self._waiting: deque[RunningSequence] = deque()
+        self._jobs: dict[int, _Job] = {}
+        self._job_of: dict[RunningSequence, _Job] = {}
+        self._added = 0
+        self.read_tokens = 0  # that passes computed: less than was asked where prefixes are shared
+
+    @property
+    def is_idle(self) -> bool:
+        return not self._jobs
+
+    def running_numbers(self) -> set[int]:
+        """Requests that have begun: a prompt of theirs was read, or was to be read when a step failed."""
+        waiting = set(self._waiting)
+        return {job.number for job in self._jobs.values() if not waiting.issuperset(job.sequences)}
+
+    def add(self, request: GenerationRequest, stream: TextStream | None = None) -> int:
+        """Queues a request; returns its number. Raises InputError if its prompt does not fit the model.
+
+        stream is called with (number of the candidate, new text) as soon as no later token can change the text."""
+        request.check(self.causal_lm.sequence_length, self.causal_lm.vocab_size)
+        number, self._added = self._added, self._added + 1
+        sequences = [
+            RunningSequence(
+                request, candidate, self.decoder, self.causal_lm.sequence_length, _stream_of(stream, candidate)
+            )
+            for candidate in range(request.settings.candidates)
+        ]
+        job = self._jobs[number] = _Job(number, request, sequences)
+        self._job_of |= dict.fromkeys(sequences, job)
+        self._waiting += sequences
+        return number
+
+    @torch.inference_mode()
+    def cancel(self, number: int) -> None:
+        """Takes a request out of the batch. One that has ended already is not an error."""
+        job = self._jobs.pop(number, None)
+        if job is None:
+            return
+        for sequence in job.sequences:
+            del self._job_of[sequence]
+            if sequence in self._waiting:
+                self._waiting.remove(sequence)
+        self._release([slot for slot, sequence in enumerate(self._running) if sequence in job.sequences])
+
+    @torch.inference_mode()
+    def step(self) -> list[RequestResult]:
+        """Reads prompts that join and one token of every running sequence; returns the requests that ended."""
+        ended: list[RunningSequence] = []
+        while self._waiting and self._slots.free:
+            self._read_prompts(self._next_to_join())
+            ended += self._end_done()
+        if self._running:
+            self._decode()
+            ended += self._end_done()
+        return self._results(ended)
+
+    def _decode(self) -> None:
+        count, device = len(self._running), self.causal_lm.device
+        cached_B = np.array([self._slots[slot].cached for slot in range(count)])
+        tokens_BT = np.array([[self._slots[slot].tokens[cached]] for slot, cached in enumerate(cached_B)])
+        rows = SlotRows.of_batch(torch.from_numpy(cached_B[:, None]), device)
+        hidden_BTD = self._read(torch.from_numpy(tokens_BT).to(device), rows)
+        for slot in range(count):
+            self._slots[slot].cached += 1
+        _choose(self._running, self._logits(hidden_BTD[:, -1])[:, : self.causal_lm.vocab_size])
+
+    def _next_to_join(self) -> list[_Joining]:
+        """The first request that waits, and others whose prompts are read in the same pass at little cost: of about the
+        same length, and not continuing a prompt of this pass."""
+        waiting = [self._waiting[index] for index in range(min(self._slots.free, len(self._waiting)))]
+        first, *others = (self._joining(sequence) for sequence in waiting)
+        chosen, different, tokens = [first], {first.prompt.tobytes()}, [first.tokens]
+        for joining in others:
+            if joining.prompt.tobytes() in different and joining.shared == 0 and first.shared == 0:
+                chosen.append(joining)
+                continue
+            padded = max(*tokens, joining.tokens) * (len(tokens) + 1)
+            is_full = padded > max(self.limits.prompt_tokens, SMALL_PASS_TOKENS)
+            wastes = padded > SMALL_PASS_TOKENS and (sum(tokens) + joining.tokens) < MIN_FILL * padded
+            if is_full or wastes or (joining.shared > 0) != (first.shared > 0) or self._shares(joining, chosen):
+                continue
+            chosen.append(joining)
+            different.add(joining.prompt.tobytes())
+            tokens.append(joining.tokens)
+        taken = {id(joining.sequence) for joining in chosen}
+        self._waiting = deque(sequence for sequence in self._waiting if id(sequence) not in taken)
+        return chosen
+
+    def _joining(self, sequence: RunningSequence) -> _Joining:
+        prompt = sequence.tokens[: sequence.prompt_length]
+        slot, shared = (0, 0) if sequence.settings.prompt_logprobs else self._slots.longest_prefix(prompt)
+        return _Joining(sequence, prompt, slot, shared)
+
+    def _shares(self, joining: _Joining, chosen: Iterable[_Joining]) -> bool:
+        """Whether it is better to wait until the prompts of this pass are in the cache."""
+        if not self._slots.keeps_prefixes or joining.sequence.settings.prompt_logprobs:
+            return False
+        longest = max(common_prefix(joining.prompt, other.prompt) for other in chosen)
+        return longest >= max(MIN_SHARED_TOKENS, 2 * joining.shared)
+
+    def _read_prompts(self, chosen: list[_Joining]) -> None:
+        """One pass over the prompts, each distinct one once; every sequence gets its first token."""
+        places: dict[bytes, int] = {}
+        row_of = [places.setdefault(joining.prompt.tobytes(), len(places)) for joining in chosen]
+        first_of = [row_of.index(row) for row in range(len(places))]
+        slots = []
+        for joining in chosen:
+            slots.append(self._claim(joining))
+        last_only = not any(joining.sequence.settings.prompt_logprobs for joining in chosen)
+        hidden_BTD = self._pass(
+            [chosen[index] for index in first_of], [slots[index] for index in first_of], slots[0], last_only
+        )
+        for index, (row, slot) in enumerate(zip(row_of, slots, strict=True)):
+            source = slots[first_of[row]]
+            if source != slot:
+                self._slots.cache.copy(source, slot, len(chosen[index].prompt))
+            self._slots[slot].cached = len(chosen[index].prompt)
+        if len(places) < len(chosen):
+            self._slots.cache.select([*range(slots[0]), *(slots[0] + row for row in row_of)])
+        self._score_prompts(chosen, row_of, hidden_BTD)
+        logits_BV = self._logits(hidden_BTD[:, -1])[row_of, : self.causal_lm.vocab_size]
+        _choose([joining.sequence for joining in chosen], logits_BV)
+
+    def _claim(self, joining: _Joining) -> int:
+        shared_with, shared = joining.shared_with, joining.shared
+        if shared:  # the slots before may have moved it
+            shared_with, shared = self._slots.longest_prefix(joining.prompt)
+        slot = self._slots.claim(joining.sequence.tokens, shared_with, shared)
+        self._running.append(joining.sequence)
+        return slot
+
+    def _pass(self, distinct: list[_Joining], slots: list[int], first: int, last_only: bool) -> Tensor:
+        """Hidden states [B, T, D] of the prompts without what they share, padded on the left; or at least the last."""
+        device = self.causal_lm.device
+        starts = [self._slots[slot].cached for slot in slots]
+        width = max(len(joining.prompt) - start for joining, start in zip(distinct, starts, strict=True))
+        tokens_BT = np.zeros((len(distinct), width), dtype=np.int64)
+        positions_BT = np.full((len(distinct), width), -1, dtype=np.int64)
+        for row, (joining, start) in enumerate(zip(distinct, starts, strict=True)):
+            own = len(joining.prompt) - start
+            tokens_BT[row, width - own :] = joining.prompt[start:]
+            positions_BT[row, width - own :] = np.arange(start, len(joining.prompt))
+        rows = SlotRows(
+            torch.tensor(slots, device=device),
+            torch.from_numpy(positions_BT).to(device),
+            max(len(joining.prompt) for joining in distinct),
+            fresh=not any(starts),
+            padded=bool((positions_BT < 0).any()),
+            in_order=first == 0 and slots == list(range(len(slots))),
+            last_only=last_only,
+        )
+        return self._read(torch.from_numpy(tokens_BT).to(device), rows)
+
+    def _read(self, tokens_BT: Tensor, rows: SlotRows) -> Tensor:
+        self.read_tokens += tokens_BT.numel()
+        return self.causal_lm.read(tokens_BT, rows, self._slots.cache)
+
+    def _logits(self, hidden_BD: Tensor) -> np.ndarray:
+        logits_BV = self.causal_lm.head(hidden_BD)
+        exact_BV = logits_BV if logits_BV.dtype == torch.float64 else logits_BV.float()
+        found: np.ndarray = exact_BV.cpu().numpy()
+        return found
+
+    def _score_prompts(self, chosen: list[_Joining], row_of: list[int], hidden_BTD: Tensor) -> None:
+        """Log-probabilities of the tokens of prompts, where asked for."""
+        found: dict[tuple[int, int], tuple[TokenLogprob, ...]] = {}
+        for joining, row in zip(chosen, row_of, strict=True):
+            settings = joining.sequence.settings
+            if not settings.prompt_logprobs:
+                continue
+            key = row, settings.logprobs or 0
+            if key not in found:
+                hidden_TD = hidden_BTD[row, hidden_BTD.shape[1] - len(joining.prompt) : -1]
+                found[key] = (
+                    TokenLogprob(int(joining.prompt[0]), None),
+                    *self._token_logprobs(hidden_TD, joining.prompt[1:], key[1]),
+                )
+            joining.sequence.prompt_logprobs = found[key]
+
+    def _token_logprobs(self, hidden_ND: Tensor, tokens_N: np.ndarray, top: int) -> list[TokenLogprob]:
+        found: list[TokenLogprob] = []
+        size = max(1, LOGIT_CELLS // self.causal_lm.vocab_size)
+        for first in range(0, len(tokens_N), size):
+            logits_NV = self._logits(hidden_ND[first : first + size])
+            for logits_V, token in zip(logits_NV, tokens_N[first : first + size].tolist(), strict=True):
+                logprobs_V = log_softmax(logits_V)[: self.causal_lm.vocab_size]
+                found.append(TokenLogprob(token, float(logprobs_V[token]), top_logprobs(logprobs_V, top)))
+        return found
+
+    def _end_done(self) -> list[RunningSequence]:
+        ended = [slot for slot, sequence in enumerate(self._running) if sequence.done]
+        sequences = [self._running[slot] for slot in ended]
+        for slot in ended:
+            if self._running[slot].error is not None:
+                self._slots.clear(slot)
+        self._release(ended)
+        return sequences
+
+    def _release(self, slots: list[int]) -> None:
+        if slots:
+            self._running = [self._running[slot] for slot in self._slots.release(slots)]
+
+    def _results(self, ended: Iterable[RunningSequence]) -> list[RequestResult]:
+        results = []
+        for sequence in ended:
+            job = self._job_of.get(sequence)
+            if job is None or not (sequence.error or all(other.done for other in job.sequences)):
+                continue
+            results.append(job.result())
+            self.cancel(job.number)
+        return results
+
+
+def _choose(sequences: Iterable[RunningSequence], logits_BV: np.ndarray) -> None:
+    for sequence, logits_V, argmax in zip(sequences, logits_BV, logits_BV.argmax(axis=1).tolist(), strict=True):
+        if not sequence.done:
+            sequence.choose(logits_V, argmax)
+
+
+def _stream_of(stream: TextStream | None, candidate: int) -> Callable[[str], None] | None:
+    return None if stream is None else lambda text: stream(candidate, text)

@@ -1,0 +1,119 @@
+"""The training Transformer at inference: any positions, any mask, a KV cache."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gristmill.training.model.attention.attention import CoreAttention
+from gristmill.training.model.attention.metadata import AttentionMetadata
+from gristmill.training.model.decoding_cache import KVSlots, SlotRows, join_rows, take_rows
+from gristmill.training.model.layer import Layer
+from gristmill.training.model.transformer import Transformer
+
+# The decoding cache of a model: KV slots of its attention layers, states of the running batch of its other mixers.
+
+
+class SlotCache:
+    """mixers: of this rank's layers, None for a layer without one."""
+
+    def __init__(self, mixers: Sequence[nn.Module | None], slots: int):
+        self._layers = [KVSlots(slots) if isinstance(mixer, CoreAttention) else None for mixer in mixers]
+        self._stateful = [mixer is not None and not isinstance(mixer, CoreAttention) for mixer in mixers]
+        self._states: list[Any] = [None] * len(mixers)
+
+    def copy(self, source: int, target: int, tokens: int) -> None:
+        for layer in self._layers:
+            if layer is not None:
+                layer.copy(source, target, tokens)
+
+    def clear(self, slot: int) -> None:
+        for layer in self._layers:
+            if layer is not None:
+                layer.clear(slot)
+
+    def swap(self, first: int, second: int, tokens: int) -> None:
+        for layer in self._layers:
+            if layer is not None:
+                layer.swap(first, second, tokens)
+
+    def select(self, rows: Sequence[int]) -> None:
+        for index, state in enumerate(self._states):
+            if state is not None:
+                self._states[index] = take_rows(state, torch.as_tensor(rows, dtype=torch.long)) if rows else None
+
+    def states(self, rows: SlotRows) -> tuple[Any, ...]:
+        """What each layer's mixer is given in a pass over these rows."""
+        return tuple(
+            layer.at(rows) if layer is not None else (None if rows.fresh else state)
+            for layer, state in zip(self._layers, self._states, strict=True)
+        )
+
+    def keep(self, states: Sequence[Any], rows: SlotRows) -> None:
+        """Takes over what the mixers returned: new rows are appended to the running batch."""
+        for index, (is_stateful, state) in enumerate(zip(self._stateful, states, strict=True)):
+            if is_stateful:
+                before = self._states[index]
+                self._states[index] = join_rows([before, state]) if rows.fresh and before is not None else state
+
+
+# B rows, T tokens, D width, V vocabulary, N selected positions
+
+
+class LocalCausalLM:
+    """The model in one process, in eval mode and without gradients. vocab_size: of the tokenizer, where the model's
+    table has rows of padding behind it; None: the model's."""
+
+    def __init__(self, model: Transformer, sequence_length: int, vocab_size: int | None = None):
+        self.model = model.eval().requires_grad_(False)
+        self.sequence_length = sequence_length
+        self.vocab_size = vocab_size or model.vocab_size
+        self.device = model.head.weight.device
+        self.reads_trees = not model.config.stateful_mixers
+
+    def hidden(
+        self,
+        tokens_BT: Tensor,
+        positions_BT: Tensor | None = None,
+        visible_BTT: Tensor | None = None,
+        wanted_N: Tensor | None = None,
+    ) -> Tensor:
+        if positions_BT is None or visible_BTT is None:
+            metadata = self.model.attention_metadata(tokens_BT, flex=False)
+        else:
+            metadata = self.model.masked_attention_metadata(positions_BT, visible_BTT)
+        if wanted_N is None:
+            return self._hidden_states(tokens_BT, metadata, None)[0]
+        hidden_1ND, _ = self._hidden_states(tokens_BT, replace(metadata, wanted_N=wanted_N), None)
+        return hidden_1ND[0]
+
+    def head(self, hidden_ND: Tensor) -> Tensor:
+        return self.model.head(hidden_ND.unsqueeze(0))[0]
+
+    def new_cache(self, slots: int) -> SlotCache:
+        return SlotCache([layer.mixer for layer in self._layers()], slots)
+
+    def slot_token_bytes(self) -> int:
+        mixers = (layer.mixer for layer in self._layers())
+        numbers = sum(mixer.cached_numbers for mixer in mixers if isinstance(mixer, CoreAttention))
+        return numbers * torch.empty(0, dtype=self.model.dtype).element_size()
+
+    def read(self, tokens_BT: Tensor, rows: SlotRows, cache: SlotCache) -> Tensor:
+        metadata = self.model.slot_attention_metadata(rows)
+        if rows.last_only:
+            every_N = torch.arange(tokens_BT.numel(), device=self.device)
+            metadata = replace(metadata, wanted_N=every_N.view_as(tokens_BT)[:, -1])
+        hidden_BTD, states = self._hidden_states(tokens_BT, metadata, cache.states(rows))
+        cache.keep(states, rows)
+        return hidden_BTD.transpose(0, 1) if rows.last_only else hidden_BTD
+
+    def _layers(self) -> Iterable[Layer]:
+        """The layers of this rank, in the order of their states."""
+        return self.model.layers.values()
+
+    def _hidden_states(
+        self, tokens_BT: Tensor, metadata: AttentionMetadata, caches: tuple[Any, ...] | None
+    ) -> tuple[Tensor, tuple[Any, ...]]:
+        return self.model.hidden_states(tokens_BT, metadata, caches)

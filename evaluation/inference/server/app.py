@@ -1,0 +1,302 @@
+"""The OpenAI-compatible HTTP application of one model."""
+
+import asyncio
+import hmac
+import json
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from pydantic import ValidationError
+from starlette.applications import Starlette
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from gristmill.evaluation.convert.model_tokenizer import ModelTokenizer
+from gristmill.evaluation.inference.generate.prompts import describe
+from gristmill.evaluation.inference.generate.request import GenerationRequest, RequestResult
+from gristmill.evaluation.inference.server.engine import Engine, ServerBusyError, Ticket
+from gristmill.evaluation.inference.server.openai_api import (
+    ApiRequest,
+    ChatRequest,
+    ChatTemplate,
+    CompletionRequest,
+    Replies,
+    error_body,
+)
+from gristmill.foundation.errors import InputError
+from gristmill.foundation.runtime.startup import without_garbage_collection
+
+MAX_BODY_BYTES = 16 << 20
+POLL_SECONDS = 0.25  # between looks at whether the client is still there
+CLIENT_GONE = 499  # nginx's status for a client that closed the connection
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    """name: by which requests name it. token: that requests must carry; None: no one needs one."""
+
+    name: str
+    engine: Engine
+    codec: ModelTokenizer
+    template: ChatTemplate
+    token: str | None = None
+
+    @property
+    def sequence_length(self) -> int:
+        return self.engine.sequence_length
+
+    def encode_prompt(self, prompt: str | list[int]) -> list[int]:
+        """A text begins as in `gristmill generate`; ids are taken as they are."""
+        return self.codec.encode_prompt(prompt) if isinstance(prompt, str) else prompt
+
+    def encode_chat(self, text: str) -> list[int]:
+        """The ids of a conversation. A template writes BOS itself, as in transformers."""
+        ids = self.encode_with_symbols(text, self.template.symbols)
+        if self.template.writes_symbols and not self.codec.bounds.starts_documents:
+            return ids or [self.codec.prefix_token]
+        return [*self.codec.prompt_prefix, *ids]
+
+    def encode_with_symbols(self, text: str, symbols: Sequence[str]) -> list[int]:
+        """The ids of a text whose control symbols stand for themselves."""
+        for symbol in symbols:
+            number = self.codec.id_of(symbol)
+            if number is not None and symbol in text:
+                before, after = (self.encode_with_symbols(part, symbols) for part in text.split(symbol, 1))
+                return [*before, number, *after]
+        return list(self.codec.encode(text)) if text else []
+
+
+@dataclass(frozen=True)
+class _Call:
+    """One checked request: its prompts, what each is continued with, and the text before the completions.
+
+    begin_tokens: special tokens that were put before each text."""
+
+    fields: ApiRequest
+    requests: list[GenerationRequest]
+    echoes: list[str]
+    replies: Replies
+    begin_tokens: int = 0
+
+
+class HttpError(Exception):
+    def __init__(self, status: int, message: str, code: str | None = None):
+        super().__init__(message)
+        self.status, self.code = status, code
+
+
+def make_app(model: ServedModel) -> Starlette:
+    routes = [
+        Route("/health", partial(_health, model)),
+        Route("/v1/models", _handler(model, _models)),
+        Route("/v1/completions", _handler(model, _completions), methods=["POST"]),
+        Route("/v1/chat/completions", _handler(model, _chat), methods=["POST"]),
+        Route("/tokenizer_info", _handler(model, _tokenizer_info)),
+        Route("/tokenize", _handler(model, _tokenize), methods=["POST"]),
+        Route("/detokenize", _handler(model, _detokenize), methods=["POST"]),
+    ]
+    return Starlette(routes=routes)
+
+
+def _handler(model: ServedModel, answer: Callable[[ServedModel, Request], Any]) -> Callable[[Request], Any]:
+    """An endpoint whose errors are those of the API, behind the token."""
+
+    async def handle(request: Request) -> Response:
+        given = request.headers.get("authorization", "")
+        if model.token is not None and not hmac.compare_digest(given.encode(), f"Bearer {model.token}".encode()):
+            body = error_body(
+                "the token is absent or wrong; send `Authorization: Bearer TOKEN`", "authentication_error"
+            )
+            return JSONResponse(body, 401, {"WWW-Authenticate": "Bearer"})
+        try:
+            answered: Response = await answer(model, request)
+            return answered
+        except HttpError as error:
+            return JSONResponse(error_body(str(error), code=error.code), error.status)
+        except InputError as error:
+            return JSONResponse(error_body(str(error)), 400)
+        except ServerBusyError as error:
+            return JSONResponse(error_body(str(error), "server_busy"), 429, {"Retry-After": "1"})
+        except ClientDisconnect:
+            return Response(status_code=CLIENT_GONE)
+
+    return handle
+
+
+async def _health(model: ServedModel, request: Request) -> Response:
+    """Needs no token. 503 once generation has ended."""
+    status = "ok" if model.engine.is_running else "stopped"
+    return JSONResponse({"status": status, "requests": model.engine.requests}, 200 if status == "ok" else 503)
+
+
+async def _models(model: ServedModel, request: Request) -> Response:
+    one = {"id": model.name, "object": "model", "created": 0, "owned_by": "gristmill"}
+    return JSONResponse({"object": "list", "data": [{**one, "max_model_len": model.sequence_length}]})
+
+
+async def _body(request: Request) -> Any:
+    """The request's JSON. Raises HttpError for one that is too large or none."""
+    content = b""
+    async for part in request.stream():
+        content += part
+        if len(content) > MAX_BODY_BYTES:
+            raise HttpError(413, f"the body is larger than {MAX_BODY_BYTES} bytes; send less at once")
+    try:
+        with without_garbage_collection():  # at the recursion limit the finalizers of other objects would fail
+            return json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise HttpError(400, f"the body is not JSON ({str(error)[:100]}); send a JSON object") from error
+
+
+def _checked(model: ServedModel, kind: type[Any], body: Any) -> Any:
+    try:
+        fields = kind.model_validate(body)
+    except ValidationError as error:
+        raise HttpError(400, describe(error, kind)) from error
+    if fields.model not in (None, model.name):
+        raise HttpError(404, f"no model {fields.model!r}; this server has {model.name!r}", "model_not_found")
+    return fields
+
+
+async def _completions(model: ServedModel, request: Request) -> Response:
+    fields: CompletionRequest = _checked(model, CompletionRequest, await _body(request))
+    settings = fields.generation_settings()
+    prompts = [model.encode_prompt(prompt) for prompt in fields.prompts]
+    requests = [GenerationRequest(tuple(prompt), settings, index) for index, prompt in enumerate(prompts)]
+    echoes = [""] * len(prompts)
+    if fields.echo:
+        echoes = [prompt if isinstance(prompt, str) else model.codec.decode(prompt) for prompt in fields.prompts]
+    replies, begin_tokens = Replies(model.codec, model.name, False), len(model.codec.prompt_prefix)
+    return await _answered(model, request, _Call(fields, requests, echoes, replies, begin_tokens))
+
+
+async def _chat(model: ServedModel, request: Request) -> Response:
+    fields: ChatRequest = _checked(model, ChatRequest, await _body(request))
+    messages = [{"role": message.role, "content": message.text} for message in fields.messages]
+    text = model.template.render(messages)
+    prompt = model.encode_chat(text)
+    if len(prompt) >= model.sequence_length:
+        raise HttpError(
+            400, f"the messages have {len(prompt)} tokens; the model takes {model.sequence_length - 1}: shorten them"
+        )
+    settings = fields.generation_settings(model.sequence_length - len(prompt), model.template.stops)
+    requests = [GenerationRequest(tuple(prompt), settings)]
+    return await _answered(model, request, _Call(fields, requests, [""], Replies(model.codec, model.name, True)))
+
+
+async def _answered(model: ServedModel, request: Request, call: _Call) -> Response:
+    if call.fields.stream:
+        events: asyncio.Queue[tuple[int, Any]] = asyncio.Queue()
+        tickets = _submit(model, call, lambda index, event: events.put_nowait((index, event)), streams=True)
+        return StreamingResponse(_stream(model, call, tickets, events), media_type="text/event-stream")
+    futures = [asyncio.get_running_loop().create_future() for _ in call.requests]
+
+    def finish(index: int, result: Any) -> None:
+        if not futures[index].done():
+            futures[index].set_result(result)
+
+    tickets = _submit(model, call, finish, streams=False)
+    waiting = asyncio.gather(*futures)
+    try:
+        while not (await asyncio.wait({waiting}, timeout=POLL_SECONDS))[0]:
+            if await request.is_disconnected():
+                return Response(status_code=CLIENT_GONE)
+    finally:
+        model.engine.cancel(tickets)
+    results: list[RequestResult] = waiting.result()
+    error = next((result.error for result in results if result.error is not None), None)
+    if error is not None:
+        return JSONResponse(error_body(str(error), "server_error"), 500)
+    prompts = [each.prompt for each in call.requests]
+    return JSONResponse(call.replies.whole(_without_begin(call, results), prompts, call.echoes))
+
+
+def _without_begin(call: _Call, results: Sequence[RequestResult]) -> list[RequestResult]:
+    """Results without the log-probabilities of the special tokens that were put before a text."""
+    texts = isinstance(call.fields, CompletionRequest) and isinstance(call.fields.prompts[0], str)
+    begin = call.begin_tokens if texts else 0
+    return [RequestResult(each.number, each.generations, each.prompt_logprobs[begin:]) for each in results]
+
+
+def _submit(model: ServedModel, call: _Call, deliver: Callable[[int, Any], None], streams: bool) -> list[Ticket]:
+    """Submits the requests; deliver is called in the event loop with (prompt, piece or result)."""
+    loop = asyncio.get_running_loop()
+
+    def hand_over(index: int, event: Any) -> None:
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(deliver, index, event)
+
+    def piece(index: int, candidate: int, text: str) -> None:
+        hand_over(index, (candidate, text))
+
+    tickets = [
+        Ticket(request, partial(piece, index) if streams else None, partial(hand_over, index))
+        for index, request in enumerate(call.requests)
+    ]
+    model.engine.submit(tickets)
+    return tickets
+
+
+async def _stream(
+    model: ServedModel, call: _Call, tickets: list[Ticket], events: "asyncio.Queue[tuple[int, Any]]"
+) -> AsyncIterator[str]:
+    """Server-sent events. A client that goes away ends this generator, and its requests leave the batch."""
+    count = call.fields.n
+    results: dict[int, RequestResult] = {}
+    begun: set[int] = set()
+    try:
+        for index, echo in enumerate(call.echoes):
+            for choice in range(index * count, (index + 1) * count):
+                if echo:
+                    yield _event(call.replies.piece(choice, echo, first=True))
+        while len(results) < len(tickets):
+            index, event = await events.get()
+            if isinstance(event, tuple):
+                choice = index * count + event[0]
+                yield _event(call.replies.piece(choice, event[1], first=choice not in begun))
+                begun.add(choice)
+                continue
+            if event.error is not None:
+                yield _event(error_body(str(event.error), "server_error"))
+                return
+            (results[index],) = _without_begin(call, [event])
+            for number, generation in enumerate(event.generations):
+                yield _event(call.replies.end(index * count + number, generation, results[index].prompt_logprobs))
+        if call.fields.stream_options is not None and call.fields.stream_options.include_usage:
+            prompts = [each.prompt for each in call.requests]
+            yield _event(call.replies.stream_usage([results[index] for index in range(len(tickets))], prompts))
+        yield "data: [DONE]\n\n"
+    finally:
+        model.engine.cancel(tickets)
+
+
+def _event(content: Any) -> str:
+    return f"data: {json.dumps(content, ensure_ascii=False)}\n\n"
+
+
+async def _tokenizer_info(model: ServedModel, request: Request) -> Response:
+    """What lm-eval's remote tokenizer asks for."""
+    end, begin = (model.codec.pieces[token] for token in (model.codec.end_of_document, model.codec.prefix_token))
+    return JSONResponse({"eos_token": end, "bos_token": begin, "pad_token": end, "vocab_size": model.codec.vocab_size})
+
+
+async def _tokenize(model: ServedModel, request: Request) -> Response:
+    body = await _body(request)
+    text = body.get("prompt") if isinstance(body, dict) else None
+    if not isinstance(text, str):
+        raise HttpError(400, "prompt is no text; send {'prompt': TEXT}")
+    symbols = [model.codec.pieces[token] for token in (model.codec.end_of_document, model.codec.prefix_token)]
+    tokens = model.encode_with_symbols(text, symbols)
+    return JSONResponse({"tokens": tokens, "count": len(tokens), "max_model_len": model.sequence_length})
+
+
+async def _detokenize(model: ServedModel, request: Request) -> Response:
+    body = await _body(request)
+    tokens = body.get("tokens") if isinstance(body, dict) else None
+    size = model.codec.vocab_size
+    if not isinstance(tokens, list) or not all(type(token) is int and 0 <= token < size for token in tokens):
+        raise HttpError(400, f"tokens is no list of ids from 0 to {size - 1}; send {{'tokens': [...]}}")
+    return JSONResponse({"prompt": model.codec.decode(tokens)})

@@ -1,0 +1,239 @@
+"""The thread that runs the continuous batch of a server."""
+
+import logging
+import signal
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch.distributed as dist
+
+from gristmill.evaluation.inference.generate.batch import ContinuousBatch
+from gristmill.evaluation.inference.generate.request import GenerationRequest, RequestResult, TextStream
+from gristmill.foundation.errors import InputError
+from gristmill.training.parallel.mesh import Axis
+
+# A server whose model is sharded: the first rank's engine announces each of its turns, and the others do the same.
+#
+# A batch gives the same results for the same calls in the same order, so the ranks exchange the calls alone.
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What one pass of the engine's loop does before its step. added: new requests, in order. cancelled: numbers of
+    requests in the batch. idle: no step follows. stops: it is the last."""
+
+    added: tuple[GenerationRequest, ...] = ()
+    cancelled: tuple[int, ...] = ()
+    idle: bool = False
+    stops: bool = False
+
+
+Announce = Callable[[Turn], None]
+
+
+def announcer(ranks: Axis) -> Announce | None:
+    """How the first rank tells the others of a turn; None if there are no others."""
+    if ranks.size == 1:
+        return None
+    return lambda turn: dist.broadcast_object_list([turn], src=0, group=ranks.group)
+
+
+def follow(make_batch: Callable[[], ContinuousBatch], ranks: Axis) -> None:
+    """Does what the first rank announces, until it stops. Signals are the first rank's to answer."""
+    batch = make_batch()
+    with _signals_ignored():
+        while not (turn := _heard(ranks)).stops:
+            for request in turn.added:
+                batch.add(request)
+            for number in turn.cancelled:
+                batch.cancel(number)
+            if not turn.idle:
+                batch.step()
+
+
+def _heard(ranks: Axis) -> Turn:
+    found: list[Turn] = [Turn()]
+    dist.broadcast_object_list(found, src=0, group=ranks.group)
+    return found[0]
+
+
+@contextmanager
+def _signals_ignored() -> Iterator[None]:
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+logger = logging.getLogger(__name__)
+
+IDLE_SECONDS = 60.0  # between announcements without work, which keep the other ranks from giving up
+
+
+class ServerBusyError(Exception):
+    """More requests wait than the server takes."""
+
+
+class RankLostError(Exception):
+    """Another rank of the model no longer answers, or its step failed."""
+
+
+@dataclass(eq=False)
+class Ticket:
+    """A submitted request. done is called once, in the engine's thread."""
+
+    request: GenerationRequest
+    stream: TextStream | None
+    done: Callable[[RequestResult], None]
+    number: int = -1  # in the batch
+
+
+class Engine:
+    """submit and cancel may be called by any thread; the batch is used by the engine's own alone.
+
+    announce: tells the other ranks of a sharded model of each turn; None without others. A rank that is lost ends the
+    engine, and `failure` says so."""
+
+    def __init__(self, make_batch: Callable[[], ContinuousBatch], max_requests: int, announce: Announce | None = None):
+        self._make_batch, self.max_requests, self._announce = make_batch, max_requests, announce
+        self._batch = make_batch()
+        self._open: dict[int, Ticket] = {}  # by number in the batch
+        self._new: deque[Ticket] = deque()
+        self._cancelled: deque[Ticket] = deque()
+        self._changed = threading.Condition()
+        self._stopped = False
+        self.failure: RankLostError | None = None
+        self._thread = threading.Thread(target=self._run, name="generation", daemon=True)
+        self._on_failure: Callable[[], None] = lambda: None
+
+    def start(self, on_failure: Callable[[], None] = lambda: None) -> None:
+        """on_failure: called in the engine's thread when it ends because a rank was lost."""
+        self._on_failure = on_failure
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ends the thread after the step that runs; requests that have not ended get an error."""
+        with self._changed:
+            self._stopped = True
+            self._changed.notify()
+        self._thread.join()
+
+    @property
+    def sequence_length(self) -> int:
+        return self._batch.causal_lm.sequence_length
+
+    @property
+    def requests(self) -> int:
+        """Requests that run or wait."""
+        return len(self._open) + len(self._new)
+
+    @property
+    def is_running(self) -> bool:
+        return self._thread.is_alive()
+
+    def submit(self, tickets: list[Ticket]) -> None:
+        """Queues the requests of one call together. Raises InputError if a prompt does not fit, ServerBusyError if too
+        many requests wait, or the engine has ended."""
+        for ticket in tickets:
+            ticket.request.check(self._batch.causal_lm.sequence_length, self._batch.causal_lm.vocab_size)
+        with self._changed:
+            if self._stopped:
+                raise ServerBusyError("the server is stopping; ask another")
+            if self.requests + len(tickets) > self.max_requests:
+                raise ServerBusyError(
+                    f"{self.requests} requests run or wait, at most {self.max_requests} may: try later"
+                )
+            self._new += tickets
+            self._changed.notify()
+
+    def cancel(self, tickets: list[Ticket]) -> None:
+        with self._changed:
+            self._cancelled += tickets
+            self._changed.notify()
+
+    def _run(self) -> None:
+        reason = "the server is stopping; ask another"
+        try:
+            while self._turn():
+                pass
+        except RankLostError as error:
+            logger.error("%s", error)
+            self.failure, reason = error, f"{error}; the server is stopping"
+            self._on_failure()
+        with self._changed:
+            self._stopped = True
+            tickets = [*self._open.values(), *self._new]
+            self._new.clear()
+        for ticket in tickets:
+            ticket.done(RequestResult(ticket.number, error=InputError(reason)))
+
+    def _turn(self) -> bool:
+        """Takes what was submitted and cancelled, and does a step; False once the engine is told to stop."""
+        with self._changed:
+            if not (self._stopped or self._new or self._cancelled or self._open):
+                self._changed.wait(IDLE_SECONDS)
+            stopped, new, cancelled = self._stopped, list(self._new), list(self._cancelled)
+            if not stopped:
+                self._new.clear()
+            self._cancelled.clear()
+        new = [ticket for ticket in new if ticket not in cancelled]
+        # Another batch gives its numbers anew, so a number alone does not name a ticket.
+        ended = [ticket.number for ticket in cancelled if self._open.get(ticket.number) is ticket]
+        idle = not (self._open or new)
+        if stopped:
+            self._tell(Turn(stops=True))
+            return False
+        self._add(new)
+        self._tell(Turn(tuple(ticket.request for ticket in new), tuple(ended), idle))
+        for number in ended:
+            del self._open[number]
+            self._batch.cancel(number)
+        if not idle:
+            self._step()
+        return True
+
+    def _tell(self, turn: Turn) -> None:
+        """Raises RankLostError if another rank does not answer."""
+        if self._announce is None:
+            return
+        try:
+            self._announce(turn)
+        except Exception as error:
+            raise _lost(error) from error
+
+    def _add(self, tickets: Iterable[Ticket]) -> None:
+        for ticket in tickets:
+            ticket.number = self._batch.add(ticket.request, ticket.stream)
+            self._open[ticket.number] = ticket
+
+    def _step(self) -> None:
+        try:
+            results = self._batch.step()
+        except Exception as error:  # of the model or the device: requests that wait are not lost
+            if self._announce is not None:  # the others stand at another place of the step
+                raise _lost(error) from error
+            logger.exception("a step of generation failed")
+            self._recover(error)
+            return
+        for result in results:
+            self._open.pop(result.number).done(result)
+
+    def _recover(self, error: Exception) -> None:
+        """Ends the requests of the running batch with an error; those that have not begun go to a new batch."""
+        running = self._batch.running_numbers()
+        tickets, self._open = self._open, {}
+        self._batch = self._make_batch()
+        for number, ticket in tickets.items():
+            if number in running:
+                message = f"generation failed in this batch ({type(error).__name__}: {error}); send the request again"
+                ticket.done(RequestResult(number, error=InputError(message)))
+        self._add([ticket for number, ticket in tickets.items() if number not in running])
+
+
+def _lost(error: Exception) -> RankLostError:
+    return RankLostError(f"another process of the model was lost ({type(error).__name__}: {str(error)[:200]})")

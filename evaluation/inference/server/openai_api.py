@@ -1,0 +1,340 @@
+"""Bodies of the OpenAI API's requests, checked: /v1/completions and /v1/chat/completions.
+
+Fields that gristmill does not implement are accepted with the value that changes nothing, and refused with another."""
+
+import json
+import secrets
+import time
+import uuid
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, Literal, Protocol, Self
+
+from jinja2 import TemplateError
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from pydantic import Field, model_validator
+
+from gristmill.evaluation.inference.config import SamplingConfig
+from gristmill.evaluation.inference.generate.request import (
+    MAX_TOP_LOGPROBS,
+    Generation,
+    GenerationSettings,
+    RequestOptions,
+    RequestResult,
+    TokenLogprob,
+)
+from gristmill.foundation.config import Config
+from gristmill.foundation.errors import InputError
+
+MAX_PROMPTS = 1024
+COMPLETION_TOKENS = 16  # OpenAI's default for completions; chat answers go on to the end of the context
+NEUTRAL: dict[str, tuple[object, ...]] = {
+    "presence_penalty": (None, 0),
+    "frequency_penalty": (None, 0),
+    "logit_bias": (None, {}),
+    "suffix": (None, ""),
+    "tools": (None, []),
+    "tool_choice": (None, "none", "auto"),
+    "response_format": (None, {"type": "text"}),
+}
+
+
+class StreamOptions(Config):
+    include_usage: bool = False
+
+
+class ApiRequest(RequestOptions):
+    """The fields that both endpoints have. temperature is 1 by default, as in OpenAI's API. user, store, metadata:
+    taken and not used."""
+
+    model: str | None = None
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    user: str | None = None
+    store: bool | None = None
+    metadata: Any = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def unsupported_fields_change_nothing(cls, fields: Any) -> Any:
+        if not isinstance(fields, dict):
+            raise ValueError("the body is not a JSON object; send one with a prompt or messages")
+        for name, neutral in NEUTRAL.items():
+            if name in fields and fields[name] not in neutral:
+                raise ValueError(f"{name} is not supported; leave it out")
+        return {name: value for name, value in fields.items() if name not in NEUTRAL}
+
+    @model_validator(mode="after")
+    def streams_what_it_returns(self) -> Self:
+        if self.stream and self.best_of is not None and self.best_of > self.n:
+            raise ValueError("best_of chooses at the end, so it cannot be streamed; leave stream or best_of out")
+        return self
+
+    def default_settings(self, new_tokens: int) -> GenerationSettings:
+        """A seed is drawn where none is given."""
+        return GenerationSettings(new_tokens, SamplingConfig(temperature=1.0, seed=secrets.randbits(62)))
+
+
+class CompletionRequest(ApiRequest):
+    """prompt: texts or token ids, one or several. echo: the text begins with the prompt."""
+
+    prompt: str | list[str] | list[int] | list[list[int]]
+    echo: bool = False
+
+    @property
+    def prompts(self) -> list[str | list[int]]:
+        if isinstance(self.prompt, str):
+            return [self.prompt]
+        if self.prompt and isinstance(self.prompt[0], int):
+            return [[int(token) for token in self.prompt if isinstance(token, int)]]
+        return [each for each in self.prompt if not isinstance(each, int)]
+
+    @model_validator(mode="after")
+    def has_some_prompts(self) -> Self:
+        if not 0 < len(self.prompts) <= MAX_PROMPTS:
+            raise ValueError(f"prompt has {len(self.prompts)} prompts; give 1 to {MAX_PROMPTS}")
+        return self
+
+    def generation_settings(self) -> GenerationSettings:
+        wants_prompt = self.echo and self.logprobs is not None
+        return self.settings(self.default_settings(COMPLETION_TOKENS), wants_prompt)
+
+
+class TextPart(Config):
+    type: Literal["text"]
+    text: str
+
+
+class Message(Config):
+    """content: a text, or parts of type text."""
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | list[TextPart]
+    name: str | None = None
+
+    @property
+    def text(self) -> str:
+        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+
+
+class ChatRequest(ApiRequest):
+    messages: list[Message] = Field(min_length=1, max_length=4096)
+    max_completion_tokens: int | None = Field(None, ge=1, le=2**31)
+    top_logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
+
+    @model_validator(mode="before")
+    @classmethod
+    def logprobs_is_a_switch(cls, fields: Any) -> Any:
+        """In chat logprobs is true or false, and top_logprobs the number."""
+        if isinstance(fields, dict) and fields.get("logprobs") is not None:
+            if not isinstance(fields["logprobs"], bool):
+                raise ValueError("logprobs is true or false in chat; give the number as top_logprobs")
+            count = fields.get("top_logprobs") or 0
+            return {**fields, "logprobs": count if fields["logprobs"] else None}
+        return fields
+
+    def generation_settings(self, room: int, stops: tuple[str, ...]) -> GenerationSettings:
+        """room: tokens that the context has left. stops: of the chat template."""
+        settings = self.settings(self.default_settings(self.max_completion_tokens or room))
+        return GenerationSettings(**{**vars(settings), "stops": settings.stops + stops})
+
+
+# Replies of the OpenAI API: completions, chat completions and their streamed chunks.
+
+
+class Vocabulary(Protocol):
+    pieces: tuple[str, ...]
+
+    def decode(self, ids: Sequence[int]) -> str: ...
+
+
+class Replies:
+    """The replies to one HTTP request, which have one id and one time."""
+
+    def __init__(self, vocabulary: Vocabulary, model: str, chat: bool):
+        self.vocabulary, self.model, self.chat = vocabulary, model, chat
+        self.id = f"{'chatcmpl' if chat else 'cmpl'}-{uuid.uuid4().hex[:24]}"
+        self.created = int(time.time())
+
+    def whole(self, results: Sequence[RequestResult], prompts: Sequence[Sequence[int]], echoes: Sequence[str]) -> Any:
+        """echoes: the text before each prompt's completions; empty without echo."""
+        choices = []
+        for result, echo in zip(results, echoes, strict=True):
+            for generation in result.generations:
+                choices.append(self._choice(len(choices), generation, echo, result.prompt_logprobs))
+        name = "chat.completion" if self.chat else "text_completion"
+        return self._reply(name, choices) | {"usage": usage(results, prompts)}
+
+    def piece(self, index: int, text: str, first: bool) -> Any:
+        """A streamed piece of the choice with this index."""
+        delta = {"role": "assistant", "content": text} if first else {"content": text}
+        content = {"delta": delta} if self.chat else {"text": text}
+        return self._chunk([{"index": index, **content, "logprobs": None, "finish_reason": None}])
+
+    def end(self, index: int, generation: Generation, prompt_logprobs: Sequence[TokenLogprob] = ()) -> Any:
+        """The last chunk of a choice: its finish reason, and the log-probabilities of all its tokens."""
+        choice = self._choice(index, generation, "", prompt_logprobs)
+        choice |= {"delta": {}} if self.chat else {"text": ""}
+        choice.pop("message", None)
+        return self._chunk([choice])
+
+    def stream_usage(self, results: Sequence[RequestResult], prompts: Sequence[Sequence[int]]) -> Any:
+        return self._chunk([]) | {"usage": usage(results, prompts)}
+
+    def _chunk(self, choices: list[Any]) -> Any:
+        return self._reply("chat.completion.chunk" if self.chat else "text_completion", choices)
+
+    def _reply(self, name: str, choices: list[Any]) -> Any:
+        return {"id": self.id, "object": name, "created": self.created, "model": self.model, "choices": choices}
+
+    def _choice(
+        self, index: int, generation: Generation, echo: str, prompt_logprobs: Sequence[TokenLogprob]
+    ) -> dict[str, Any]:
+        tokens = [*prompt_logprobs, *generation.logprobs]
+        logprobs = None
+        if tokens:
+            logprobs = self._chat_logprobs(tokens) if self.chat else self._completion_logprobs(tokens)
+        text = echo + generation.text
+        content: dict[str, Any] = {"message": {"role": "assistant", "content": text}} if self.chat else {"text": text}
+        return {"index": index, **content, "logprobs": logprobs, "finish_reason": finish_reason(generation)}
+
+    def _completion_logprobs(self, tokens: Iterable[TokenLogprob]) -> Any:
+        """Of tokens with equal texts, such as halves of characters, top_logprobs has the likelier one."""
+        found: dict[str, list[Any]] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
+        offset = 0
+        for each in tokens:
+            text = self._text(each.token)
+            top = None
+            if each.logprob is not None:
+                top = {}
+                for token, logprob in sorted([*each.top, (each.token, each.logprob)], key=lambda pair: -pair[1]):
+                    top.setdefault(self._text(token), logprob)
+            for name, value in zip(found, (text, each.logprob, top, offset), strict=True):
+                found[name].append(value)
+            offset += len(text)
+        return found
+
+    def _chat_logprobs(self, tokens: Iterable[TokenLogprob]) -> Any:
+        def described(token: int, logprob: float | None) -> dict[str, Any]:
+            text = self._text(token)
+            return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
+
+        return {
+            "content": [
+                {**described(each.token, each.logprob), "top_logprobs": [described(*pair) for pair in each.top]}
+                for each in tokens
+            ]
+        }
+
+    def _text(self, token: int) -> str:
+        """The text of a token, or the name of a control symbol, which has none."""
+        if token >= len(self.vocabulary.pieces):
+            return ""
+        return self.vocabulary.decode([token]) or self.vocabulary.pieces[token]
+
+
+def finish_reason(generation: Generation) -> str:
+    return "length" if generation.ended == "length" else "stop"
+
+
+def usage(results: Sequence[RequestResult], prompts: Sequence[Sequence[int]]) -> dict[str, int]:
+    """Token counts; a prompt counts once, whatever is drawn from it."""
+    prompt_tokens = sum(map(len, prompts))
+    new_tokens = sum(len(generation.tokens) for result in results for generation in result.generations)
+    return {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": new_tokens,
+        "total_tokens": prompt_tokens + new_tokens,
+    }
+
+
+def error_body(message: str, kind: str = "invalid_request_error", code: str | None = None) -> dict[str, Any]:
+    return {"error": {"message": message, "type": kind, "param": None, "code": code}}
+
+
+# Text of a conversation by the model's chat template.
+
+# A pretrained model has no template of its own: a dialogue as documents have them.
+PLAIN = "{% for message in messages %}{{ message.role }}: {{ message.content }}\n\n{% endfor %}assistant:"
+PLAIN_STOPS = ("\n\nuser:", "\n\nsystem:")
+
+
+class ChatTemplate:
+    """A Jinja template in the form of transformers, run in a sandbox. stops: strings that end an answer.
+    bounds: the texts of BOS and of the end of a document. writes_symbols: the
+    template, not the tokenizer, writes BOS."""
+
+    def __init__(
+        self,
+        source: str,
+        stops: tuple[str, ...] = (),
+        symbols: Sequence[str] = (),
+        bounds: tuple[str, str] = ("", ""),
+    ):
+        self.stops, self.symbols = stops, tuple(sorted(symbols, key=len, reverse=True))
+        self.bos_token, self.eos_token = bounds
+        self.writes_symbols = not stops
+        environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+        environment.globals["raise_exception"] = _refuse
+        try:
+            self._template = environment.from_string(source)
+        except TemplateError as error:
+            raise InputError(f"the chat template is not valid Jinja ({error}); correct it") from error
+
+    def render(self, messages: Sequence[dict[str, str]]) -> str:
+        """Raises InputError if the template refuses the messages."""
+        try:
+            return self._template.render(
+                messages=list(messages),
+                add_generation_prompt=True,
+                bos_token=self.bos_token,
+                eos_token=self.eos_token,
+            )
+        except (TemplateError, TypeError, ValueError) as error:
+            raise InputError(f"the chat template refuses these messages: {error}") from error
+
+
+def _refuse(message: str) -> None:
+    raise TemplateError(message)
+
+
+def chat_template(tokenizer: Path, given: Path | None, bounds: tuple[str, str] = ("", "")) -> ChatTemplate:
+    """The given file, else the one of the tokenizer's folder, else PLAIN. Raises InputError for a file that is none."""
+    symbols = _symbols(tokenizer / "tokenizer.json")
+    if given is not None:
+        return ChatTemplate(_text(given), symbols=symbols, bounds=bounds)
+    if (tokenizer / "chat_template.jinja").is_file():
+        return ChatTemplate(_text(tokenizer / "chat_template.jinja"), symbols=symbols, bounds=bounds)
+    settings = tokenizer / "tokenizer_config.json"
+    source = json.loads(_text(settings)).get("chat_template") if settings.is_file() else None
+    if isinstance(source, list):
+        source = _default_template(settings, source)
+    if isinstance(source, str):
+        return ChatTemplate(source, symbols=symbols, bounds=bounds)
+    return ChatTemplate(PLAIN, PLAIN_STOPS)
+
+
+def _default_template(settings: Path, named: list[Any]) -> str:
+    """The template `default` of a list of {name, template}. Raises InputError if there is none."""
+    templates = {each.get("name"): each.get("template") for each in named if isinstance(each, dict)}
+    source = templates.get("default")
+    if not isinstance(source, str):
+        raise InputError(
+            f"{settings}: chat_template is a list without a template `default` (it has {sorted(map(str, templates))}); "
+            "give one with --chat-template FILE"
+        )
+    return source
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{path}: cannot be read as text ({error}); name a file of UTF-8 text") from error
+
+
+def _symbols(path: Path) -> list[str]:
+    """Control symbols of a tokenizer.json, which a template writes as text."""
+    if not path.is_file():
+        return []
+    return [str(token["content"]) for token in json.loads(_text(path)).get("added_tokens", [])]

@@ -1,0 +1,124 @@
+"""Start the server: the port first, then the model, then the application."""
+
+import signal
+import socket
+from contextlib import ExitStack
+from dataclasses import dataclass
+from ipaddress import ip_address
+from pathlib import Path
+
+import uvicorn
+
+from gristmill.evaluation.inference.config import EvaluateConfig
+from gristmill.evaluation.inference.generate.batch import ContinuousBatch, default_limits
+from gristmill.evaluation.inference.load import NO_OTHER_RANKS, LoadedModel, Ranks, one_model_on_ranks
+from gristmill.evaluation.inference.server.app import ServedModel, make_app
+from gristmill.evaluation.inference.server.engine import Engine, announcer, follow
+from gristmill.evaluation.inference.server.openai_api import chat_template
+from gristmill.evaluation.inference.workdir import CheckpointPaths
+from gristmill.foundation.errors import InputError, RecipeError
+from gristmill.foundation.progress import Reporter
+
+
+@dataclass(frozen=True)
+class ServerOptions:
+    """token: that requests must carry. name: of the model in requests; None: the checkpoint's. sequences: of the
+    running batch; None: by device. max_requests: that run or wait; more are refused with status 429. stop_seconds:
+    that requests have to end after the server was told to stop."""
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    token: str | None = None
+    name: str | None = None
+    template: Path | None = None
+    sequences: int | None = None
+    max_requests: int = 1024
+    stop_seconds: int = 30
+
+    def check(self) -> None:
+        """Raises RecipeError for a host that others reach without a token."""
+        if self.token is None and not _is_loopback(self.host):
+            raise RecipeError(
+                f"--host {self.host} is reached by other machines; set a token in GRISTMILL_API_TOKEN, or serve on "
+                "127.0.0.1"
+            )
+        if self.token is not None and not (self.token.isascii() and self.token.split() == [self.token]):
+            raise RecipeError("the token is empty or has spaces or letters beyond ASCII; choose another")
+
+
+def serve(
+    source: CheckpointPaths,
+    config: EvaluateConfig,
+    options: ServerOptions,
+    reporter: Reporter,
+    ranks: Ranks = NO_OTHER_RANKS,
+) -> None:
+    """Serves until SIGTERM or Ctrl-C; then no request is accepted, and those that run may end. The first of several
+    ranks listens, and the others do what it tells them.
+
+    Raises InputError or RecipeError before the model is loaded where the port or the token cannot be used, and
+    InputError when another rank is lost."""
+    options.check()
+    with ExitStack() as stack:
+        is_first = ranks.rank.rank == 0
+        listener = stack.enter_context(bound(options.host, options.port)) if is_first else None
+        loaded, mesh = stack.enter_context(one_model_on_ranks(source, config, ranks))
+        if listener is None:
+            follow(lambda: new_batch(loaded, options.sequences), mesh.world)
+            return
+        _, tokenizer = source.resolve()
+        template = chat_template(tokenizer, options.template, loaded.codec.bounding_symbols)
+        engine = Engine(lambda: new_batch(loaded, options.sequences), options.max_requests, announcer(mesh.world))
+        model = ServedModel(options.name or loaded.name, engine, loaded.codec, template, options.token)
+        host, port = listener.getsockname()[:2]
+        for note in filter(None, (loaded.note, loaded.memory_note)):
+            reporter.say(note)
+        reporter.say(f"serving {model.name} at http://{host}:{port}/v1")
+        run(model, listener, options.stop_seconds)
+
+
+def new_batch(loaded: LoadedModel, sequences: int | None) -> ContinuousBatch:
+    return ContinuousBatch(loaded.causal_lm, loaded.codec, default_limits(loaded.causal_lm, sequences))
+
+
+def run(model: ServedModel, listener: socket.socket, stop_seconds: int) -> None:
+    """Runs the application on a bound socket until a signal stops it; returns afterwards."""
+    settings = uvicorn.Config(
+        make_app(model),
+        log_level="warning",
+        timeout_graceful_shutdown=stop_seconds,
+        lifespan="off",
+        server_header=False,
+    )
+    server = uvicorn.Server(settings)
+    # uvicorn raises the signal that stopped it again at the end, for whoever handled it before.
+    before = {number: signal.signal(number, lambda *_: None) for number in (signal.SIGTERM, signal.SIGINT)}
+    model.engine.start(lambda: setattr(server, "should_exit", True))
+    try:
+        server.run(sockets=[listener])
+    finally:
+        model.engine.stop()
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    if model.engine.failure is not None:
+        raise InputError(f"the server stopped: {model.engine.failure}; start it again")
+
+
+def bound(host: str, port: int) -> socket.socket:
+    """A socket bound to the address. Raises InputError if that cannot be, such as for a port in use."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listener = socket.socket(family, kind, protocol)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen()
+    except (OSError, OverflowError) as error:
+        raise InputError(f"{host}:{port}: cannot listen here ({error}); choose another --port or --host") from error
+    return listener
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return host == "localhost" or ip_address(host).is_loopback
+    except ValueError:
+        return False

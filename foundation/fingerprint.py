@@ -1,0 +1,110 @@
+"""Canonical JSON and fingerprints: equal values give equal bytes on every machine."""
+
+import hashlib
+import json
+import math
+from typing import Any
+
+import numpy as np
+
+DIGEST_FIELD = "digest"  # in manifests and locks, which hold the digests of other files
+
+
+def canonical_json(value: Any) -> bytes:
+    """Sorted keys, no spaces, UTF-8. {"b": 1, "a": [True]} -> b'{"a":[true],"b":1}'.
+
+    Raises TypeError on values without a unique form (a set, a path, an object, a key that is not a string) and
+    ValueError on NaN and infinities; str(x) of such values could give different fingerprints on different machines."""
+    _check(value, "value")
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
+
+
+def fingerprint(value: Any) -> str:
+    """32 hex digits of the SHA-256 of the canonical JSON."""
+    return hashlib.sha256(canonical_json(value)).hexdigest()[:32]
+
+
+def digested_json(value: dict[str, Any]) -> bytes:
+    """Canonical JSON and a line end, with a field `digest` added: the SHA-256 of the canonical JSON of the others."""
+    return canonical_json(value | {DIGEST_FIELD: _digest(value)}) + b"\n"
+
+
+def read_digested_json(content: bytes) -> dict[str, Any]:
+    """The value that `digested_json` wrote. Raises ValueError if any byte was changed."""
+    try:
+        found = json.loads(content)
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error
+    if not isinstance(found, dict) or DIGEST_FIELD not in found:
+        raise ValueError(f"it has no field `{DIGEST_FIELD}`, so changes cannot be detected")
+    value = {name: inner for name, inner in found.items() if name != DIGEST_FIELD}
+    try:
+        written = digested_json(value)
+    except (ValueError, TypeError, RecursionError) as error:
+        raise ValueError(f"altered after it was written ({error})") from error
+    if written != content:
+        raise ValueError("altered after it was written: its digest differs")
+    return value
+
+
+def _digest(value: dict[str, Any]) -> str:
+    return hashlib.sha256(canonical_json(value)).hexdigest()
+
+
+def differing_fields(old: Any, new: Any, path: str = "") -> list[str]:
+    """The fields in which two JSON values differ, named by path: "curate.near_dedup.rows: 8 -> 4"."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        found = []
+        for key in sorted(old.keys() | new.keys()):
+            inner = f"{path}.{key}" if path else key
+            found += differing_fields(old.get(key), new.get(key), inner)
+        return found
+    if isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
+        found = []
+        for index, (left, right) in enumerate(zip(old, new, strict=True)):
+            found += differing_fields(left, right, f"{path}.{index}")
+        return found
+    return [] if old == new else [f"{path}: {_brief(old)} -> {_brief(new)}"]
+
+
+def _brief(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _check(value: Any, where: str) -> None:
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            if not isinstance(key, str):
+                raise TypeError(f"{where}: the key {key!r} is not a string")
+            _check(inner, f"{where}.{key}")
+    elif isinstance(value, list | tuple):
+        for index, inner in enumerate(value):
+            _check(inner, f"{where}[{index}]")
+    elif isinstance(value, float):
+        if not math.isfinite(value):
+            raise ValueError(f"{where}: {value} has no JSON form")
+    elif value is not None and not isinstance(value, str | int | bool):
+        raise TypeError(f"{where}: {type(value).__name__} has no canonical JSON form")
+
+
+# SplitMix64's increment and finalizer (Steele, Lea and Flood 2014): mixes 64-bit words for hashes and permutations.
+
+INCREMENT = 0x9E3779B97F4A7C15
+_MASK = (1 << 64) - 1
+MULTIPLIER_1 = 0xBF58476D1CE4E5B9
+MULTIPLIER_2 = 0x94D049BB133111EB
+
+
+def mix(word: int) -> int:
+    """The finalizer: every bit of the result depends on every bit of the word. 0 <= word < 2**64."""
+    word = ((word ^ (word >> 30)) * MULTIPLIER_1) & _MASK
+    word = ((word ^ (word >> 27)) * MULTIPLIER_2) & _MASK
+    return word ^ (word >> 31)
+
+
+def mix_array(words: np.ndarray) -> np.ndarray:
+    """`mix` of every element of a uint64 array; the shape stays the same."""
+    words = (words ^ (words >> np.uint64(30))) * np.uint64(MULTIPLIER_1)
+    words = (words ^ (words >> np.uint64(27))) * np.uint64(MULTIPLIER_2)
+    return words ^ (words >> np.uint64(31))

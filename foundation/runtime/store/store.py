@@ -1,0 +1,259 @@
+"""A folder in an object store, behind an fsspec address: whole objects only.
+
+An object appears whole or not at all, since every upload is of a finished local file or of bytes in memory: a stream
+into a store would publish a truncated object if its writer failed. There is no rename; `put_new` is the only way to
+decide between two writers, so a store without it is refused."""
+
+import hashlib
+import os
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orjson
+
+from gristmill.foundation.deferred_module import DeferredModule
+from gristmill.foundation.errors import InputError, RecipeError
+from gristmill.foundation.files import atomic_path, write_atomic
+from gristmill.foundation.runtime.store import addresses
+from gristmill.foundation.runtime.store.addresses import as_os_errors, filesystem_of, without_credentials
+
+fsspec = DeferredModule("fsspec")
+asyn = DeferredModule("fsspec.asyn")
+BLOCK_BYTES = 8_000_000
+
+
+class Store:
+    """Objects by name below one address. Every trouble of the store is an InputError that names the address."""
+
+    def __init__(self, address: str):
+        try:
+            self.address = without_credentials(address.rstrip("/"))
+        except ValueError as error:
+            raise RecipeError(f"--workdir: {error}") from error
+        protocol = self.address.partition("://")[0]
+        if protocol not in fsspec.available_protocols():
+            raise RecipeError(
+                f"--workdir: {self.address}: {protocol}:// is no file system; use s3://, gs:// or a folder"
+            )
+        with self._errors():
+            self._files, self._root = filesystem_of(self.address)
+
+    def read(self, name: str) -> bytes | None:
+        """The object, None if there is none."""
+        with self._errors():
+            try:
+                self._files.invalidate_cache()
+                return self._files.cat_file(self._path(name))
+            except FileNotFoundError:
+                return None
+
+    def read_range(self, name: str, start: int, stop: int) -> bytes:
+        with self._errors():
+            return self._files.cat_file(self._path(name), start=start, end=stop)
+
+    def list(self, prefix: str = "") -> dict[str, int]:
+        """The names below the prefix, each with its bytes."""
+        with self._errors():
+            self._files.invalidate_cache()
+            found = self._files.find(self._path(prefix) if prefix else self._root, detail=True)
+        # s3fs answers with the folder itself if its first object appears while it looks
+        files = {path: entry for path, entry in found.items() if entry["type"] == "file"}
+        return {path.removeprefix(self._root).lstrip("/"): int(entry["size"]) for path, entry in files.items()}
+
+    def put(self, name: str, path: Path) -> None:
+        """Upload a whole file."""
+        with self._errors():
+            self._files.put_file(str(path), self._path(name))
+
+    def put_bytes(self, name: str, content: bytes) -> None:
+        with self._errors():
+            self._pipe(name, content, "overwrite")
+
+    def put_new(self, name: str, content: bytes) -> bool:
+        """Whether the object was created; False if there was one, which stays as it is."""
+        with self._errors():
+            try:
+                self._pipe(name, content, "create")
+            except FileExistsError:
+                return False
+            except (NotImplementedError, TypeError) as error:
+                raise InputError(
+                    f"{self.address}: the store cannot create an object only if there is none ({error}), so it cannot "
+                    "take a work folder; use s3, gs or another store with conditional writes"
+                ) from error
+            return True
+
+    def delete(self, name: str) -> None:
+        with self._errors():
+            self._files.rm_file(self._path(name))
+
+    def download(self, name: str, path: Path, expected: tuple[int, str]) -> None:
+        """The object as a local file, whole or not at all. expected: its bytes and SHA-256.
+
+        Raises InputError if the object is another one."""
+        hasher, size = hashlib.sha256(), 0
+        with atomic_path(path) as temporary, self._errors(), temporary.open("wb") as file:
+            with self._files.open(self._path(name), "rb", block_size=BLOCK_BYTES, cache_type="readahead") as remote:
+                while piece := remote.read(BLOCK_BYTES):
+                    hasher.update(piece)
+                    file.write(piece)
+                    size += len(piece)
+            if (size, hasher.hexdigest()) != expected:
+                raise InputError(
+                    f"{self.address}/{name}: {size} bytes with sha256 {hasher.hexdigest()[:16]}..., its manifest says "
+                    f"{expected[0]} bytes with {expected[1][:16]}...; run the stage that writes it again"
+                )
+
+    def check_writable(self) -> None:
+        """Raises InputError if the store cannot be written to or cannot decide between two writers."""
+        name = f".probe-{uuid.uuid4().hex}"
+        self.list("lease")  # a store that is silent, or a bucket that is not there, is found by a reading call
+        created = [self.put_new(name, b""), self.put_new(name, b"")]
+        self.delete(name)
+        if created != [True, False]:
+            raise InputError(
+                f"{self.address}: the store ignores If-None-Match, so two writers could not see each other; use one "
+                "with conditional writes (S3, GCS, R2, MinIO)"
+            )
+
+    def _pipe(self, name: str, content: bytes, mode: str) -> None:
+        """Ends after READ_SECONDS: aiohttp waits for the store's "100 Continue" for ever."""
+        if self._files.async_impl:
+            call = self._files._pipe_file
+            asyn.sync(self._files.loop, call, self._path(name), content, mode=mode, timeout=addresses.READ_SECONDS)
+        else:
+            self._files.pipe_file(self._path(name), content, mode=mode)
+
+    def _path(self, name: str) -> str:
+        return f"{self._root}/{name}"
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        wrong: InputError | None = None
+        try:
+            with as_os_errors():
+                try:
+                    yield
+                except InputError as error:
+                    wrong = error
+        except ImportError as error:
+            raise RecipeError(
+                f"{self.address}: its package is missing ({error}); install it: pip install 'gristmill[cluster]' -c "
+                "constraints.txt (s3), gcsfs (gs)"
+            ) from error
+        except OSError as error:
+            said: Any = str(error).strip() or type(error).__name__
+            raise InputError(
+                f"{self.address}: {said}; check that the bucket exists, that it may be written to, and the "
+                "credentials in the environment"
+            ) from error
+        if wrong is not None:
+            raise wrong
+
+
+# Large files of an object store as sparse local files: what is read is downloaded, block by block, and stays.
+
+DOWNLOAD_BLOCK_BYTES = 4 << 20
+
+
+class BlockFile:
+    """A file whose missing blocks are downloaded. path: of the sparse file. mark: JSON that names the object; beside it
+    is one byte a block, which is 1 once the block is there. Several processes may read at once."""
+
+    def __init__(self, path: Path, mark: Path):
+        self.path, self.mark = path, mark
+        try:
+            content = orjson.loads(mark.read_bytes())
+            self._address, self._name, self.num_bytes = content["address"], content["object"], content["bytes"]
+            self._block_bytes = content["block_bytes"]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise InputError(f"{mark}: not readable ({error}); remove {path} and {mark.parent}") from error
+
+    @classmethod
+    def create(cls, path: Path, mark: Path, source: tuple[Store, str], num_bytes: int) -> "BlockFile":
+        """source: store and name of the object. The mark is written last."""
+        blocks = -(-num_bytes // DOWNLOAD_BLOCK_BYTES)
+        for place, size in ((path, num_bytes), (_map_path(mark), blocks)):
+            place.parent.mkdir(parents=True, exist_ok=True)
+            with place.open("wb") as file:
+                file.truncate(size)
+        content = {
+            "address": source[0].address,
+            "object": source[1],
+            "bytes": num_bytes,
+            "block_bytes": DOWNLOAD_BLOCK_BYTES,
+        }
+        write_atomic(mark, orjson.dumps(content))
+        return cls(path, mark)
+
+    @cached_property
+    def _store(self) -> Store:
+        return Store(self._address)
+
+    @cached_property
+    def _present(self) -> np.ndarray:
+        return np.memmap(_map_path(self.mark), np.uint8, "r+") if self.num_bytes else np.empty(0, np.uint8)
+
+    @cached_property
+    def content(self) -> np.ndarray:
+        """uint8[num_bytes]: of what is not there yet zeros; call `load` first."""
+        return np.memmap(self.path, np.uint8, "r") if self.num_bytes else np.empty(0, np.uint8)
+
+    def load(self, start: int, stop: int) -> None:
+        """The bytes start..stop - 1 are there. Raises InputError if the store does not give them."""
+        first, last = start // self._block_bytes, -(-stop // self._block_bytes)
+        missing = first + np.flatnonzero(self._present[first:last] == 0) if stop > start else []
+        if not len(missing):
+            return
+        with _opened(self.path) as descriptor:
+            for block in np.asarray(missing).tolist():
+                begin = block * self._block_bytes
+                end = min(begin + self._block_bytes, self.num_bytes)
+                content = self._store.read_range(self._name, begin, end)
+                if len(content) != end - begin:
+                    raise InputError(f"{self._address}/{self._name}: shorter than its manifest says; verify it")
+                os.pwrite(descriptor, content, begin)
+                os.fdatasync(descriptor)
+                self._present[block] = 1
+
+
+class BlockArray:
+    """One-dimensional array in a BlockFile; slices are NumPy arrays, whose blocks are downloaded."""
+
+    def __init__(self, file: BlockFile, dtype: np.dtype):
+        self._file, self.dtype = file, dtype
+
+    def __len__(self) -> int:
+        return self._file.num_bytes // self.dtype.itemsize
+
+    def __getitem__(self, key: Any) -> Any:
+        first, last, _ = key.indices(len(self)) if isinstance(key, slice) else (int(key), int(key) + 1, 1)
+        self._file.load(first * self.dtype.itemsize, max(last, first) * self.dtype.itemsize)
+        return self._file.content.view(self.dtype)[key]
+
+    def with_ranges(self, firsts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+        """The whole array; these ranges of it are there."""
+        for first, length in zip(firsts.tolist(), lengths.tolist(), strict=True):
+            self._file.load(first * self.dtype.itemsize, (first + length) * self.dtype.itemsize)
+        return np.asarray(self._file.content.view(self.dtype))
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return np.asarray(self[:], dtype)
+
+
+def _map_path(mark: Path) -> Path:
+    return mark.with_suffix(".blocks")
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[int]:
+    descriptor = os.open(path, os.O_WRONLY)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,288 @@
+"""The commands for checkpoints: `evaluate --checkpoint`, `generate`, `export`, `import` and `compare`.
+
+Importing torch and lm-eval takes seconds, so each command imports what it needs when called."""
+
+import os
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from gristmill.evaluation.inference.config import EvaluateConfig, SamplingConfig
+from gristmill.foundation.errors import InputError, RecipeError
+from gristmill.foundation.progress import Reporter
+from gristmill.pipelines.cli.options import with_option_groups
+from gristmill.pipelines.recipes.recipe_file import validate_config
+from gristmill.pipelines.remote import fetched, local_folder
+
+if TYPE_CHECKING:
+    from gristmill.evaluation.inference.generate.request import GenerationSettings
+    from gristmill.evaluation.inference.load import Ranks
+    from gristmill.evaluation.inference.workdir import CheckpointPaths
+
+CheckpointOption = Annotated[
+    Path, typer.Option(metavar="DIR", help="A checkpoint, a run (its newest checkpoint), or a Hugging Face folder.")
+]
+TokenizerOption = Annotated[
+    Path | None, typer.Option(metavar="DIR", help="Tokenizer folder (default: the one of the checkpoint's run).")
+]
+
+
+OffloadOption = Annotated[
+    str,
+    typer.Option(help="none, host or disk: where the weights of the layers lie; each comes in as it computes."),
+]
+
+
+@dataclass(frozen=True)
+class EvaluatedModel:
+    """Options of the model of `gristmill evaluate --checkpoint`."""
+
+    checkpoint: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", parser=local_folder, help="Evaluate this checkpoint or address without a recipe."),
+    ] = None
+    tokenizer: TokenizerOption = None
+    every: Annotated[
+        int | None, typer.Option(min=1, help="Evaluate every n-th step's checkpoint of a run; draws a curve.")
+    ] = None
+    precision: Annotated[str, typer.Option(help="fp32 or bf16.")] = "fp32"
+    weights: Annotated[
+        str, typer.Option(help="as_trained, int8, int4 or smoothquant (reports the change in scores).")
+    ] = "as_trained"
+    offload_parameters: OffloadOption = "none"
+    batch_tokens: Annotated[int | None, typer.Option(min=1, help="Tokens per forward pass (default: by device).")] = (
+        None
+    )
+    tensor: Annotated[int, typer.Option(min=1, help="Under torchrun: tensor-parallel ranks.")] = 1
+    pipeline: Annotated[int, typer.Option(min=1, help="Under torchrun: pipeline stages.")] = 1
+    expert: Annotated[int, typer.Option(min=1, help="Under torchrun: ranks the experts are divided over.")] = 1
+
+
+@dataclass(frozen=True)
+class TaskOptions:
+    """Options of the tasks of `gristmill evaluate --checkpoint`."""
+
+    tasks: Annotated[str, typer.Option(help="lm-eval task names or YAML files, comma-separated.")] = ""
+    shots: Annotated[int | None, typer.Option(min=0, help="Few-shot examples per question.")] = None
+    limit: Annotated[int | None, typer.Option(min=1, help="Maximum number of documents per task.")] = None
+    data: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder of the tasks' data files.")] = None
+    corpus: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", parser=local_folder, help="Work folder (or its address), for the held-out tasks."),
+    ] = None
+    download: Annotated[bool, typer.Option("--download", help="Allow lm-eval's tasks to download data.")] = False
+    include_path: Annotated[Path | None, typer.Option(metavar="DIR", help="A folder of task files (YAML).")] = None
+
+
+def evaluation_config(model: EvaluatedModel, tasks: TaskOptions) -> EvaluateConfig:
+    """Raises RecipeError for a wrong option."""
+    names = [name.strip() for name in tasks.tasks.split(",")]
+    if not all(names):
+        raise RecipeError("--tasks needs names separated by single commas, such as --tasks piqa,wic")
+    files = data_folder(tasks.data)
+    return validate_config(
+        EvaluateConfig,
+        {
+            "tasks": names,
+            "shots": tasks.shots,
+            "limit": tasks.limit,
+            "data": None if files is None else str(files),
+            "precision": model.precision,
+            "weights": model.weights,
+            "offload_parameters": model.offload_parameters,
+            "batch_tokens": model.batch_tokens,
+            "samples": 0,
+        },
+    )
+
+
+def evaluate_checkpoint(model: EvaluatedModel, tasks: TaskOptions, output: Path | None) -> None:
+    """Evaluates a checkpoint, or a series of a run, and prints the table. Raises InputError or RecipeError."""
+    from gristmill.evaluation.commands import evaluate_checkpoint as evaluate_one
+    from gristmill.evaluation.commands import evaluate_series
+    from gristmill.evaluation.inference.load import ModelParallel
+    from gristmill.evaluation.inference.workdir import CheckpointPaths, Workdir
+    from gristmill.evaluation.run import EvaluationPaths
+    from gristmill.training.processes import RankInfo
+
+    assert model.checkpoint is not None
+    config = evaluation_config(model, tasks)
+    folder, reporter = output or Path("work/evaluate"), Reporter.to_terminal()
+    data = None if config.data is None else Path(config.data)
+    held_out = None if tasks.corpus is None else Workdir(fetched(tasks.corpus)).held_out_corpus()
+    if tasks.corpus is not None and held_out is None:
+        raise InputError(f"{tasks.corpus}: the stages curate and index are not complete here; name a run's work folder")
+    paths = EvaluationPaths(folder, data, held_out, folder / "cache", tasks.download, tasks.include_path)
+    source = CheckpointPaths(fetched(model.checkpoint), model.tokenizer)
+    if model.every is not None:
+        evaluate_series(source, paths, config, reporter, model.every)
+        print(f"{folder / 'curve.svg'}, {folder / 'curve.json'}")
+        return
+    rank = RankInfo.from_environment()
+    evaluate_one(source, paths, config, reporter, rank, ModelParallel(model.tensor, model.pipeline, model.expert))
+    if rank.rank == 0:
+        print((folder / "table.md").read_text("utf-8"))
+
+
+def data_folder(given: Path | None) -> Path | None:
+    """The folder of the tasks' data files: the option, else GRISTMILL_SHARED_DATA, else None."""
+    named = os.environ.get("GRISTMILL_SHARED_DATA")
+    return given or (Path(named) if named else None)
+
+
+@dataclass(frozen=True)
+class SamplingOptions:
+    """Options of `gristmill generate` by the names of SamplingConfig."""
+
+    temperature: Annotated[float, typer.Option(min=0.0, help="0 is greedy decoding.")] = 0.0
+    top_k: Annotated[int | None, typer.Option(min=1)] = None
+    top_p: Annotated[float | None, typer.Option(min=0.0, max=1.0)] = None
+    min_p: Annotated[
+        float | None, typer.Option(min=0.0, max=1.0, help="Smallest share of the likeliest token's probability.")
+    ] = None
+    repetition_penalty: Annotated[float, typer.Option(min=0.0)] = 1.0
+    seed: Annotated[int, typer.Option(help="Of the random draws.")] = 0
+
+
+@dataclass(frozen=True)
+class PromptFileOptions:
+    """Options of `gristmill generate` for a file of prompts."""
+
+    prompts: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="JSON lines with a prompt each; results go to --output.")
+    ] = None
+    output: Annotated[Path | None, typer.Option(metavar="FILE", help="A new file of JSON lines, of --prompts.")] = None
+    sequences: Annotated[
+        int | None, typer.Option(min=1, help="Sequences that run at once, of --prompts (default: by device).")
+    ] = None
+
+
+@dataclass(frozen=True)
+class EndOptions:
+    """Options of `gristmill generate` on the end of a continuation."""
+
+    tokens: Annotated[int, typer.Option(min=1, help="Maximum number of new tokens.")] = 128
+    stop: Annotated[list[str] | None, typer.Option(help="Stop before this text; may be given several times.")] = None
+
+
+@dataclass(frozen=True)
+class GeneratingModel:
+    """Options of the model of `gristmill generate` and `gristmill serve`."""
+
+    tokenizer: TokenizerOption = None
+    tensor: Annotated[int, typer.Option(min=1, help="Under torchrun: tensor-parallel ranks.")] = 1
+    pipeline: Annotated[int, typer.Option(min=1, help="Under torchrun: pipeline stages.")] = 1
+    expert: Annotated[int, typer.Option(min=1, help="Under torchrun: ranks the experts are divided over.")] = 1
+    offload_parameters: OffloadOption = "none"
+
+
+@with_option_groups
+def generate(
+    checkpoint: CheckpointOption,
+    model: GeneratingModel,
+    sampling: SamplingOptions,
+    end: EndOptions,
+    file: PromptFileOptions,
+    prompt: Annotated[str | None, typer.Option(help="The prompt text.")] = None,
+) -> None:
+    """Generate text from a prompt, streamed to the terminal, or from a file of prompts."""
+    from gristmill.evaluation.commands import generate_text
+    from gristmill.evaluation.inference.generate.request import GenerationSettings
+    from gristmill.evaluation.inference.load import ModelParallel, Ranks
+    from gristmill.evaluation.inference.workdir import CheckpointPaths
+    from gristmill.training.processes import RankInfo
+
+    offload = validate_config(EvaluateConfig, {"offload_parameters": model.offload_parameters}).offload_parameters
+    parallel = ModelParallel(model.tensor, model.pipeline, model.expert)
+    ranks = Ranks(RankInfo.from_environment(), parallel, offload)
+    source = CheckpointPaths(checkpoint, model.tokenizer)
+    config = validate_config(SamplingConfig, asdict(sampling))
+    generation = GenerationSettings(end.tokens, config, tuple(end.stop or ()))
+    if prompt is None or file.prompts is not None:
+        _generate_to_file(source, file, generation, ranks, both=prompt is not None)
+        return
+    if file.output is not None:
+        raise RecipeError("--output is for --prompts; the text of --prompt is printed")
+    if not prompt:
+        raise RecipeError("--prompt is empty; give some text to continue")
+    begun = False
+
+    def show(_: int, text: str) -> None:
+        nonlocal begun
+        sys.stdout.write(text if begun else prompt + text)
+        sys.stdout.flush()
+        begun = True
+
+    generate_text(source, [prompt], generation, show, ranks)
+    if ranks.rank.rank == 0:
+        sys.stdout.write("\n" if begun else f"{prompt}\n")
+
+
+def _generate_to_file(
+    source: "CheckpointPaths", file: PromptFileOptions, settings: "GenerationSettings", ranks: "Ranks", both: bool
+) -> None:
+    from gristmill.evaluation.commands import generate_to_file
+    from gristmill.evaluation.inference.generate.prompts import PromptFile
+
+    if file.prompts is None or both:
+        raise RecipeError("give --prompt TEXT, or --prompts FILE with --output FILE")
+    if file.output is None:
+        raise RecipeError("--prompts needs --output FILE, a new file for the results")
+    files = PromptFile(file.prompts, file.output)
+    errors = generate_to_file(source, files, settings, Reporter.to_terminal(), file.sequences, ranks)
+    if ranks.rank.rank:
+        return
+    if errors:
+        raise InputError(
+            f"{file.prompts}: {errors} records have errors, which stand in {file.output} in the field error; "
+            "all other records are done"
+        )
+    print(file.output)
+
+
+def export(
+    checkpoint: CheckpointOption,
+    output: Annotated[Path, typer.Option(metavar="DIR", help="A new folder for config, safetensors and tokenizer.")],
+    tokenizer: TokenizerOption = None,
+    precision: Annotated[
+        str | None, typer.Option(help="fp32, bf16 or fp16 (default: that of the imported folder, else fp32).")
+    ] = None,
+    scores: Annotated[Path | None, typer.Option(metavar="DIR", help="Evaluation results for the model card.")] = None,
+    architecture: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME", help="Such as Phi3ForCausalLM; by default what was imported, or the first that fits."
+        ),
+    ] = None,
+) -> None:
+    """Export a checkpoint to a Hugging Face transformers folder, with a model card that records its provenance."""
+    from gristmill.evaluation.import_export import DTYPES, export_checkpoint, require_empty
+
+    if precision is not None and precision not in DTYPES:
+        raise RecipeError(f"--precision {precision}: choose one of {', '.join(DTYPES)}")
+    require_empty(output)
+    print(f"{output}: {export_checkpoint(checkpoint, output, tokenizer, precision, scores, architecture)}")
+
+
+def import_(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A Hugging Face folder, or a Megatron checkpoint.")],
+    output: Annotated[Path, typer.Option(metavar="DIR", help="A new folder for the checkpoint and tokenizer.")],
+) -> None:
+    """Convert a Hugging Face or Megatron checkpoint to one for evaluation or training. Downloads nothing."""
+    from gristmill.evaluation.import_export import import_checkpoint, require_empty
+
+    require_empty(output)
+    print(import_checkpoint(folder, output))
+
+
+def compare(
+    first: Annotated[Path, typer.Argument(metavar="FIRST", help="A results folder.")],
+    second: Annotated[Path, typer.Argument(metavar="SECOND", help="Another one, with the same tasks.")],
+) -> None:
+    """Compare two models' evaluation results on the same questions, with a paired significance test."""
+    from gristmill.evaluation.results.compare import compare_folders, comparison_markdown
+
+    print(comparison_markdown(compare_folders(first, second)))

@@ -1,0 +1,111 @@
+"""Every command of gristmill and the file that defines it; a command's file is imported when the command is used.
+
+`gristmill curate` so loads neither the planner nor the tokenizers, and worker processes, which import the command's
+script again, load almost nothing."""
+
+import importlib
+from collections.abc import Iterator, MutableMapping
+from typing import Any
+
+import typer
+from typer.core import TyperGroup
+
+# Command -> file of pipelines/cli, and the function or typer app in it; in the order of the help page.
+COMMANDS = {
+    "run": "stages:run",
+    "curate": "stages:curate",
+    "index": "stages:index",
+    "report": "stages:report",
+    "train": "stages:train",
+    "evaluate": "stages:evaluate",
+    "plan": "stages:plan",
+    "check": "stages:check",
+    "verify": "stages:verify",
+    "reproduce": "stages:reproduce",
+    "why": "corpus:why",
+    "decide": "corpus:decide",
+    "explore": "corpus:explore",
+    "generate": "checkpoint:generate",
+    "serve": "serve:serve",
+    "export": "checkpoint:export",
+    "compare": "checkpoint:compare",
+    "layout": "layout:layout",
+    "calibrate": "layout:calibrate",
+    "import": "checkpoint:import_",
+    "similar": "corpus:similar_command",
+    "schema": "stages:schema",
+    "data": "data:data_app",
+    "signatures": "corpus:signatures_app",
+    "profiles": "fit:profiles_app",
+    "extractor": "fit:extractor_app",
+    "tokenizer": "data:tokenizer_app",
+    "work": "work:work",
+}
+
+
+class Commands(MutableMapping[str, Any]):
+    """Name -> click command. A command is imported when it is looked up; the names alone import nothing."""
+
+    def __init__(self) -> None:
+        self._targets: dict[str, Any] = dict(COMMANDS)
+
+    def __getitem__(self, name: str) -> Any:
+        target = self._targets[name]
+        if isinstance(target, str):
+            target = self._targets[name] = _import_command(name, target)
+        return target
+
+    def __setitem__(self, name: str, command: Any) -> None:
+        self._targets[name] = command
+
+    def __delitem__(self, name: str) -> None:
+        del self._targets[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._targets)
+
+    def __len__(self) -> int:
+        return len(self._targets)
+
+
+class CommandGroup(TyperGroup):
+    """The group of all commands, for typer.Typer(cls=...)."""
+
+    def __init__(self, **settings: Any):
+        super().__init__(**settings)
+        self.commands = Commands()
+
+
+def _import_command(name: str, target: str) -> Any:
+    """("why", "corpus:why") -> the click command of the function `why` in pipelines/cli/corpus.py."""
+    file, _, attribute = target.partition(":")
+    found = getattr(importlib.import_module(f"gristmill.pipelines.cli.{file}"), attribute)
+    app = typer.Typer(add_completion=False, rich_markup_mode=None)
+    app.callback()(_no_options)
+    if isinstance(found, typer.Typer):
+        app.add_typer(found, name=name)
+    else:
+        app.command(name)(found)
+    group: Any = typer.main.get_command(app)
+    return group.commands[name]
+
+
+def _no_options() -> None:
+    """Makes typer build a group also of a single command."""
+
+
+# The typer application of all commands.
+
+app = typer.Typer(
+    cls=CommandGroup,
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    help="Pretraining pipeline: from raw text to an evaluated model.",
+)
+
+
+@app.callback()
+def _refuse_options() -> None:
+    """The commands alone have options."""

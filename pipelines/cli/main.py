@@ -1,0 +1,110 @@
+"""The command line: runs a command of cli/commands.py and turns its errors into exit codes and messages."""
+
+import atexit
+import importlib
+import os
+import sys
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+
+from gristmill.foundation import interrupts
+from gristmill.foundation.deferred_module import DeferredModule
+from gristmill.foundation.errors import InputError, RecipeError, disk_trouble
+from gristmill.foundation.runtime.startup import delay_collections
+
+# Worker processes import this file with the command's script, and run no command.
+application = DeferredModule("gristmill.pipelines.cli.commands")
+console = DeferredModule("gristmill.pipelines.cli.console")
+
+OPENBLAS_THREADS = "OPENBLAS_NUM_THREADS"
+INTERRUPTED = "interrupted; finished work is kept, run the same command to resume"
+
+
+def console_script() -> None:
+    """The program `gristmill`: main, then the end of the process without freeing every object, which takes 0.2 s."""
+    delay_collections()
+    try:
+        main()
+    except SystemExit as error:
+        if error.code is not None and not isinstance(error.code, int):
+            raise
+        _leave(error.code or 0)
+        raise
+    _leave(0)
+
+
+def _leave(code: int) -> None:
+    """Does what Python does before it frees its objects, and ends the process. Returns where the end is left to Python:
+    for torch, which ends its own threads and processes, and where standard output is closed."""
+    if "torch" in sys.modules:
+        return
+    for thread in threading.enumerate():
+        if not thread.daemon and thread is not threading.current_thread():
+            thread.join()
+    with suppress(OSError, ValueError):
+        atexit._run_exitfuncs()  # type: ignore[attr-defined] # as multiprocessing does in its children
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Exit codes: 0 success, 1 failure, 2 invalid command or recipe. User errors show no traceback."""
+    interrupts.install()
+    # pydantic looks for plugins in every installed package, 0.05 s a process; gristmill uses none.
+    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
+    # pyarrow's allocator returns freed memory after 10 ms, which a task gets back soon: a twentieth of curation's time.
+    # A second, in ms; after each step all of it is returned (runtime/startup.py).
+    os.environ.setdefault("MIMALLOC_PURGE_DELAY", "1000")
+    _import_numpy_without_threads()
+    try:
+        application.app(args=arguments)
+    except RecipeError as error:
+        _exit(error, 2)
+    except InputError as error:
+        _exit(error, 1)
+    except OSError as error:
+        if (message := disk_trouble(error)) is None:
+            raise
+        _exit(message, 1)
+    except MemoryError:
+        _exit("out of memory; finished work is kept: run the same command with fewer --workers", 1)
+    except SystemExit as error:
+        if (interrupt := _keyboard_interrupt(error)) is None:
+            raise
+        _exit(str(interrupt) or INTERRUPTED, 130)
+
+
+def _import_numpy_without_threads() -> None:
+    """NumPy's OpenBLAS starts a thread for every further core when it is imported. A process with threads does not fork
+    its workers (tasks/local.py), and workers that are started anew take 0.7 s. The variable is for this import alone:
+    torch may use OpenBLAS too."""
+    if OPENBLAS_THREADS in os.environ:
+        return
+    os.environ[OPENBLAS_THREADS] = "1"
+    try:
+        importlib.import_module("numpy")
+    finally:
+        del os.environ[OPENBLAS_THREADS]
+
+
+def _keyboard_interrupt(error: BaseException | None) -> KeyboardInterrupt | None:
+    """The KeyboardInterrupt behind typer's SystemExit, if any; training's has a message about what was saved."""
+    while error is not None and not isinstance(error, KeyboardInterrupt):
+        error = error.__cause__ or error.__context__
+    return error
+
+
+def _exit(error: object, code: int) -> None:
+    console.print_error(error)
+    sys.exit(code)
+
+
+def stage_script(name: str) -> None:
+    """Entry point of `python -m gristmill.pipelines.stages.NAME RECIPE`."""
+    main([name, *sys.argv[1:]])
+
+
+if __name__ == "__main__":
+    console_script()

@@ -1,0 +1,225 @@
+"""Typer commands with grouped options: a parameter that is a dataclass becomes one option for each of its fields."""
+
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, fields, is_dataclass
+from functools import wraps
+from inspect import Parameter, Signature, signature
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_type_hints
+
+import typer
+
+from gristmill.foundation.deferred_module import DeferredModule
+from gristmill.foundation.errors import RecipeError
+from gristmill.foundation.manifest import MANIFEST_NAME
+from gristmill.foundation.progress import Reporter
+from gristmill.foundation.runtime.startup import keep_loaded, rank_and_world_size
+from gristmill.foundation.runtime.store.addresses import is_address
+from gristmill.foundation.runtime.tasks.engine import Engine
+from gristmill.foundation.runtime.tasks.local import LocalEngine, may_fork
+from gristmill.pipelines.preflight import check_workdir, require_ready
+from gristmill.pipelines.raw_files import local_bytes, pin
+from gristmill.pipelines.recipes.config import Recipe
+from gristmill.pipelines.recipes.recipe_file import load_recipe
+from gristmill.pipelines.remote import Publisher, RemoteLease, RemoteWork, lease, mirror_of
+from gristmill.pipelines.runner import Processes, Runner
+from gristmill.pipelines.stage_list import runnable_stages, stages_of, stages_up_to
+from gristmill.pipelines.stages.stage import Stage
+
+
+def with_option_groups(command: Callable[..., None]) -> Callable[..., None]:
+    """The command with its dataclass parameters expanded; it still gets them as values. Fields need defaults.
+
+    Annotations and defaults of the fields are those of the options, as in a plain Typer command."""
+    groups: dict[str, Any] = {}
+    options: list[Parameter] = []
+    for parameter in signature(command).parameters.values():
+        annotation = get_type_hints(command, include_extras=True)[parameter.name]
+        if is_dataclass(annotation):
+            groups[parameter.name] = annotation
+            options += _options(annotation)
+        else:
+            options.append(parameter.replace(kind=Parameter.KEYWORD_ONLY, annotation=annotation))
+
+    @wraps(command)
+    def expanded(**values: Any) -> None:
+        grouped = {
+            name: group(**{field.name: values.pop(field.name) for field in fields(group)})
+            for name, group in groups.items()
+        }
+        command(**values, **grouped)
+
+    expanded.__signature__ = Signature(options)  # type: ignore[attr-defined]
+    expanded.__annotations__ = {option.name: option.annotation for option in options}
+    return expanded
+
+
+def _options(group: Any) -> list[Parameter]:
+    annotations = get_type_hints(group, include_extras=True)
+    return [
+        Parameter(field.name, Parameter.KEYWORD_ONLY, default=field.default, annotation=annotations[field.name])
+        for field in fields(group)
+    ]
+
+
+# The options that choose where the work of a command runs; they do not affect its output.
+
+slurm_engine = DeferredModule("gristmill.foundation.runtime.tasks.slurm")  # for --engine slurm alone
+ray_engine = DeferredModule("gristmill.foundation.runtime.tasks.ray")  # for --engine ray alone
+
+WorkersOption = Annotated[
+    int,
+    typer.Option(
+        min=1, max=1024, help="Worker processes (slurm: array elements) at once; they do not affect the output."
+    ),
+]
+EngineOption = Annotated[
+    Literal["local", "ray", "slurm"],
+    typer.Option(
+        help="Where curation and indexing run: on this machine, on a Ray cluster or as Slurm array jobs; the bytes are "
+        "the same."
+    ),
+]
+AddressOption = Annotated[
+    str | None, typer.Option(metavar="HOST:PORT", help="The Ray cluster (default: auto, the one of this machine).")
+]
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """Options of a command that runs tasks."""
+
+    workers: WorkersOption = 2
+    engine: EngineOption = "local"
+    address: AddressOption = None
+
+    def open(self, reporter: Reporter, work_folder: Path | None = None) -> Engine:
+        """The engine. Raises RecipeError or InputError if a cluster cannot be used; see RayEngine."""
+        folder = work_folder or Path("work")
+        remote = RemoteWork.behind(folder) if self.engine != "local" else None
+        store = "" if remote is None else remote.store.address
+        if self.engine == "ray":
+            return ray_engine.RayEngine(self.address or "auto", reporter, folder, store=store)
+        if self.engine == "slurm" and self.address is None:
+            return slurm_engine.SlurmEngine(self.workers, reporter, folder, store=store)
+        if self.address is not None:
+            raise RecipeError(f"--address {self.address} belongs to --engine ray; add that, or leave the address out")
+        return LocalEngine(self.workers, reporter)
+
+
+# Options shared by the commands that run stages, and the functions that build a Runner from them.
+
+RecipeArgument = Annotated[
+    str, typer.Argument(metavar="RECIPE", help="A recipe file, or the name of a bundled recipe.")
+]
+
+
+def parse_workdir(text: str) -> Path:
+    if not text.strip():
+        raise RecipeError("--workdir is empty; name a folder, or leave it out for work/NAME")
+    if "\0" in text:
+        raise RecipeError("--workdir contains a NUL character, which no path can; remove it")
+    if is_address(text):
+        return mirror_of(text)
+    try:
+        return Path(text).expanduser()
+    except RuntimeError:
+        raise RecipeError(f"--workdir {text}: {Path(text).parts[0]}: no such user; write the whole path") from None
+
+
+WorkdirOption = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="DIR", parser=parse_workdir, help="Work folder for all stages, or s3://BUCKET/RUN (default: work/NAME)."
+    ),
+]
+SetOption = Annotated[list[str] | None, typer.Option("--set", help="Override a field: train.layout.tensor=2")]
+MIN_PARALLEL_BYTES = 4_000_000  # of raw files; less is curated in about the time in which workers start without fork
+UpdateLockOption = Annotated[bool, typer.Option("--update-lock", help="Accept raw files that changed.")]
+
+
+@dataclass(frozen=True)
+class StageOptions(EngineOptions):
+    """Options of a command that runs a stage of a recipe."""
+
+    workdir: WorkdirOption = None
+    set_: SetOption = None
+
+
+def workdir_of(recipe: Recipe, workdir: Path | None) -> Path:
+    return workdir or Path("work") / recipe.name
+
+
+def make_runner(
+    recipe: Recipe,
+    stages: Sequence[Stage],
+    options: StageOptions,
+    update_lock: bool = False,
+    only: str | None = None,
+) -> Runner:
+    """A Runner for the stages, of which `only` one may run.
+
+    Raises RecipeError or InputError for everything that can be checked before work starts."""
+    folder = workdir_of(recipe, options.workdir)
+    rank, world_size = rank_and_world_size()
+    reporter = Reporter.to_terminal() if rank == 0 else Reporter.silent()
+    if rank == 0:
+        check_workdir(folder)
+        require_ready(recipe, [one for one in stages if only in (None, one.name)], folder, world_size, reporter)
+    keep_loaded()
+    publisher = _publisher(folder, reporter) if rank == 0 else None
+    try:
+        engine = options.open(reporter, folder) if rank == 0 else LocalEngine(1, reporter)
+        if rank == 0:
+            _start_workers(engine, recipe, folder, [one for one in stages if only in (None, one.name)])
+        with lease(folder) if rank == 0 else nullcontext():
+            lock = pin(recipe, folder, engine, update=update_lock, write=rank == 0)
+    except BaseException:
+        if publisher is not None:
+            publisher.close()
+        raise
+    return Runner(recipe, folder, stages, lock, reporter, Processes(engine, rank, publisher))
+
+
+def _publisher(folder: Path, reporter: Reporter) -> Publisher | None:
+    """Of a mirror, which is filled: what publishes its stages, with the store's lease. None for other folders.
+
+    Raises InputError if the store cannot be written to or another process writes there."""
+    remote = RemoteWork.behind(folder)
+    if remote is None:
+        return None
+    remote.store.check_writable()
+    publisher = Publisher(remote, RemoteLease(remote.store, reporter.say), reporter.say)
+    try:
+        remote.fetch(in_blocks=True)
+    except BaseException:
+        publisher.close()
+        raise
+    return publisher
+
+
+def _start_workers(engine: Engine, recipe: Recipe, folder: Path, stages: Sequence[Stage]) -> None:
+    """Start the workers of the first stage that is not complete while its raw files are looked up, unless they would
+    take longer to start than to curate these files."""
+    waiting = [one for one in stages if not (folder / one.name / MANIFEST_NAME).is_file()]
+    if waiting and waiting[0].worker_modules and (may_fork() or local_bytes(recipe) >= MIN_PARALLEL_BYTES):
+        engine.start(waiting[0].worker_modules)
+
+
+def run_stage(
+    name: str,
+    reference: str,
+    options: StageOptions,
+    update_lock: bool = False,
+) -> None:
+    """Runs one stage of a recipe; its inputs must be complete."""
+    recipe = load_recipe(reference, options.set_ or [])
+    stages = stages_up_to(recipe, stages_of(recipe), name)
+    make_runner(recipe, stages, options, update_lock, name).run(only=name)
+
+
+def selected_stages(recipe: Recipe, to: str | None) -> tuple[Sequence[Stage], str]:
+    """(the stages up to --to, else all that the recipe has sections for; why the others are skipped, or "")."""
+    stages = stages_of(recipe)
+    return runnable_stages(recipe, stages) if to is None else (stages_up_to(recipe, stages, to), "")

@@ -1,0 +1,203 @@
+"""The commands that run, plan and check the stages of a recipe."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from gristmill.foundation.deferred_module import DeferredModule
+from gristmill.foundation.errors import InputError, RecipeError
+from gristmill.foundation.manifest import MANIFEST_NAME, read_manifest
+from gristmill.foundation.progress import Reporter
+from gristmill.foundation.runtime.startup import torchrun_variable
+from gristmill.foundation.runtime.store.addresses import is_address
+from gristmill.foundation.runtime.tasks.local import LocalEngine
+from gristmill.pipelines.cli.checkpoint import EvaluatedModel, TaskOptions, evaluate_checkpoint
+from gristmill.pipelines.cli.console import print_block
+from gristmill.pipelines.cli.options import (
+    EngineOptions,
+    RecipeArgument,
+    SetOption,
+    StageOptions,
+    UpdateLockOption,
+    WorkdirOption,
+    make_runner,
+    run_stage,
+    selected_stages,
+    with_option_groups,
+    workdir_of,
+)
+from gristmill.pipelines.preflight import check_workdir, preflight, raise_all
+from gristmill.pipelines.raw_files import pin
+from gristmill.pipelines.recipes.recipe_file import load_recipe, validate
+from gristmill.pipelines.recipes.schema import recipe_schema
+from gristmill.pipelines.runner import Runner
+from gristmill.pipelines.stage_list import stages_of
+from gristmill.pipelines.verify import manifest_folder, plan_folder, verify_address
+from gristmill.pipelines.verify import reproduce as reproduce_stage
+from gristmill.pipelines.verify import verify as verify_folder
+from gristmill.training.config.layers import MAX_PROCESSES
+
+rich_table = DeferredModule("rich.table")  # for `plan` alone
+
+
+@with_option_groups
+def run(
+    recipe: RecipeArgument,
+    stage: StageOptions,
+    to: Annotated[str | None, typer.Option(help="Stop after this stage.")] = None,
+    update_lock: UpdateLockOption = False,
+) -> None:
+    """Run all stages that are not complete, in order."""
+    loaded = load_recipe(recipe, stage.set_ or [])
+    stages, skip_reason = selected_stages(loaded, to)
+    runner = make_runner(loaded, stages, stage, update_lock)
+    if skip_reason:
+        runner.reporter.say(skip_reason)
+    runner.run()
+    done = [stage.name for stage in stages]
+    if "evaluate" in done and runner.rank == 0:
+        table = runner.workdir / "evaluate" / "table.md"
+        print(table.read_text("utf-8"))
+    if "report" in done and runner.rank == 0:
+        print(f"report: {runner.workdir / 'report' / 'report.html'}")
+
+
+def stage_command(name: str) -> Callable[..., None]:
+    """The command that runs only this stage."""
+
+    def command(recipe: RecipeArgument, stage: StageOptions, update_lock: UpdateLockOption = False) -> None:
+        run_stage(name, recipe, stage, update_lock)
+
+    command.__doc__ = f"Run only the stage {name}; its input stages must be complete."
+    return with_option_groups(command)
+
+
+curate, index, report = stage_command("curate"), stage_command("index"), stage_command("report")
+
+
+@with_option_groups
+def train(
+    recipe: RecipeArgument,
+    stage: StageOptions,
+    profile: Annotated[
+        str, typer.Option(metavar="STEPS", help="Write Chrome traces of these steps to train/logs: 10,11")
+    ] = "",
+) -> None:
+    """Run only the stage train; its input stages must be complete."""
+    steps = [f"train.monitoring.profile_steps=[{profile}]"] if profile else []
+    run_stage("train", recipe, replace(stage, set_=[*(stage.set_ or []), *steps]))
+
+
+@with_option_groups
+def evaluate(
+    stage: StageOptions,
+    model: EvaluatedModel,
+    tasks: TaskOptions,
+    recipe: Annotated[str | None, typer.Argument(metavar="[RECIPE]", help="Run its stage evaluate.")] = None,
+    output: Annotated[Path | None, typer.Option(metavar="DIR", help="Results (default: work/evaluate).")] = None,
+) -> None:
+    """Run only the stage evaluate of a recipe, or evaluate a checkpoint without a recipe."""
+    if (recipe is None) == (model.checkpoint is None):
+        raise RecipeError("give a RECIPE, or --checkpoint DIR with --tasks a,b")
+    if recipe is not None:
+        run_stage("evaluate", recipe, stage)
+        return
+    evaluate_checkpoint(model, tasks, output)
+
+
+def plan(recipe: RecipeArgument, workdir: WorkdirOption = None, set_: SetOption = None) -> None:
+    """Show which stages would run or be skipped, and why. Writes nothing."""
+    loaded = load_recipe(recipe, set_ or [])
+    stages, skip_reason = selected_stages(loaded, None)
+    reporter = Reporter.to_terminal()
+    table = rich_table.Table("stage", "action", "reason", "fingerprint")
+    with plan_folder(workdir_of(loaded, workdir)) as folder:
+        lock = pin(loaded, folder, LocalEngine(1, reporter), write=False)
+        for planned in Runner(loaded, folder, stages, lock, reporter).plan():
+            table.add_row(planned.stage.name, planned.action, "\n".join(planned.reasons), planned.fingerprint[:12])
+    print_block(table)
+    if skip_reason:
+        print(skip_reason)
+
+
+def check(
+    recipe: RecipeArgument,
+    workdir: WorkdirOption = None,
+    set_: SetOption = None,
+    to: Annotated[str | None, typer.Option(help="The last stage to check.")] = None,
+    processes: Annotated[
+        int | None,
+        typer.Option(min=1, max=MAX_PROCESSES, help="World size under torchrun (default: the layout's)."),
+    ] = None,
+) -> None:
+    """Report all errors in a recipe that can be found before any work. Writes nothing; `run` checks the same."""
+    loaded = load_recipe(recipe, set_ or [])
+    stages, skip_reason = selected_stages(loaded, to)
+    layout_size = 1 if loaded.train is None or loaded.train.layout.auto else loaded.train.layout.world_size
+    world_size = processes or torchrun_variable("WORLD_SIZE", 0) or layout_size
+    check_workdir(workdir_of(loaded, workdir))
+    findings = preflight(loaded, stages, world_size)
+    for finding in findings:
+        if finding.error is None:
+            print(f"warning: {finding.text}")
+    raise_all(findings)
+    print(f"recipe {loaded.name}: no errors found; checked {', '.join(stage.name for stage in stages)}")
+    if world_size > 1 and "train" in [stage.name for stage in stages]:
+        print(f"train needs {world_size} processes: torchrun --nproc-per-node N, with {world_size} over all nodes")
+    if skip_reason:
+        print(skip_reason)
+
+
+# The commands that compare a work folder with its manifests: `verify` and `reproduce`.
+
+
+def verify(
+    folder: Annotated[
+        str, typer.Argument(metavar="DIR", help="A stage's folder or a work folder, or the address of one.")
+    ],
+) -> None:
+    """Compare files, fingerprints and links with the manifests. Exit code 1 if any differ."""
+    found = verify_address(folder) if is_address(folder) else verify_folder(Path(folder))
+    for line in found.lines:
+        print(line)
+    if found.wrong:
+        raise InputError("\n".join(found.wrong))
+
+
+@with_option_groups
+def reproduce(
+    manifest: Annotated[
+        str, typer.Argument(metavar="MANIFEST", help="A stage's manifest.json or its folder, or the address of one.")
+    ],
+    engine: EngineOptions,
+    workdir: Annotated[
+        Path | None, typer.Option(help="Where to rebuild it (default: work/reproduce-FINGERPRINT).")
+    ] = None,
+) -> None:
+    """Rebuild a stage from its manifest and report whether every byte is identical."""
+    with manifest_folder(manifest) as folder:
+        _reproduce(folder, engine, workdir)
+
+
+def _reproduce(folder: Path, engine: EngineOptions, workdir: Path | None) -> None:
+    original = read_manifest(folder)
+    stages = stages_of(validate(original.origin["recipe"], str(folder / MANIFEST_NAME)))
+    target = workdir or Path("work") / f"reproduce-{original.fingerprint[:12]}"
+    result = reproduce_stage(folder, target, stages, engine.open(Reporter.to_terminal(), target))
+    for line in result.libraries:
+        print(f"library {line}")
+    if result.differences:
+        raise InputError("differs:\n" + "\n".join(result.differences))
+    print(f"identical: {result.files} files")
+
+
+# The command `schema`.
+
+
+def schema() -> None:
+    """Print the JSON schema of recipes, for editors."""
+    print(json.dumps(recipe_schema(), indent=2))

@@ -1,0 +1,228 @@
+"""Loads recipe files: YAML, command-line overrides, errors that name the line and the fix."""
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, TypeVar, get_args
+
+from pydantic import BaseModel, ValidationError
+
+from gristmill.foundation.errors import RecipeError, nearest_name
+from gristmill.foundation.strict_yaml import SURROGATE, YamlDocument, read_yaml
+from gristmill.pipelines.recipes.config import Recipe
+
+ConfigClass = TypeVar("ConfigClass", bound=BaseModel)
+RECIPES = Path(__file__).parent
+
+
+def recipe_names() -> list[str]:
+    return sorted(path.stem for path in RECIPES.glob("*.yaml"))
+
+
+def find_recipe(reference: str) -> Path:
+    """The path of a recipe file, or of a bundled recipe by name. Raises RecipeError with the nearest name."""
+    path = Path(reference)
+    if path.suffix in (".yaml", ".yml") or path.parent != Path("."):
+        if path.is_file():
+            return path
+        raise RecipeError(f"{reference}: no such recipe file")
+    bundled = RECIPES / f"{reference}.yaml"
+    if bundled.is_file():
+        return bundled
+    near = did_you_mean(reference, recipe_names())
+    raise RecipeError(f"no recipe {reference!r}{near}; give a .yaml file or one of {', '.join(recipe_names())}")
+
+
+def load_recipe(reference: str, overrides: Sequence[str] = ()) -> Recipe:
+    """The validated recipe with its overrides. Raises RecipeError naming the file, line, field and fix."""
+    path = find_recipe(reference)
+    try:
+        document = read_yaml(path.read_bytes(), str(path))
+    except OSError as error:
+        raise RecipeError(f"{path}: cannot be read ({error.strerror}); check its permissions") from error
+    if not isinstance(document.value, dict):
+        found = "empty" if document.value is None else f"a {type(document.value).__name__}"
+        raise RecipeError(f"{path}: a recipe is a mapping of fields (name: ..., sources: ...), but this is {found}")
+    for override in overrides:
+        _apply(document, override)
+    return validate(document.value, str(path), document)
+
+
+def validate(content: dict[str, Any], origin: str, document: YamlDocument | None = None) -> Recipe:
+    try:
+        return Recipe.model_validate(content)
+    except ValidationError as error:
+        raise RecipeError("\n".join(explain_errors(error, Recipe, content, origin, document))) from error
+
+
+def validate_config(model: type[ConfigClass], fields: dict[str, Any]) -> ConfigClass:
+    """A config from command options. Raises RecipeError naming the option."""
+    try:
+        return model.model_validate(fields)
+    except ValidationError as error:
+        raise RecipeError("; ".join(explain_errors(error, model, fields))) from error
+
+
+def _apply(document: YamlDocument, override: str) -> None:
+    """`train.layout.tensor=2` or `sources.0.paths=[a.txt]`: the value is read as YAML."""
+    dotted, equals, text = override.partition("=")
+    if not equals or not dotted:
+        raise RecipeError(f"--set {override}: write field=value, such as --set train.tokens=8M")
+    value = read_yaml(text, f"--set {override}", name_lines=False).value
+    *parents, last = dotted.split(".")
+    target: Any = document.value
+    location: list[str | int] = []
+    for key in parents:
+        location.append(_index_or_name(target, key, override))
+        if isinstance(target, list):
+            target = target[int(key)]
+        else:
+            inner = target.get(key)
+            target[key] = inner = {} if inner is None else inner
+            target = inner
+        if not isinstance(target, dict | list):
+            raise RecipeError(f"--set {override}: {key!r} is a plain value and has no fields")
+    location.append(_index_or_name(target, last, override))
+    target[location[-1]] = value
+    document.replaced[tuple(location)] = f"--set {override}"
+
+
+def _index_or_name(target: dict[str, Any] | list[Any], key: str, override: str) -> int | str:
+    if isinstance(target, dict):
+        return key
+    if not re.fullmatch("[0-9]{1,9}", key) or int(key) >= len(target):
+        raise RecipeError(f"--set {override}: {key!r} must be a position from 0 to {len(target) - 1}")
+    return int(key)
+
+
+# Formats pydantic errors: file, line, field, what is wrong and how to fix it.
+
+MAX_SHOWN = 80  # characters of a value that a message repeats
+Location = tuple[int | str, ...]
+
+
+def explain_errors(
+    error: ValidationError,
+    model: type[BaseModel],
+    content: Any,
+    origin: str = "",
+    document: YamlDocument | None = None,
+) -> list[str]:
+    """One line an error: 'demo.yaml:12: train.tokenss: unknown field, did you mean 'tokens'?'
+
+    A value that matches no branch of a union gives one line; a list whose entries are wrong is not also reported as
+    too short."""
+    by_field: dict[Location, list[Any]] = {}
+    for item in error.errors():
+        by_field.setdefault(_field(item["loc"], content, item["type"]), []).append(item)
+    lines = []
+    for location, items in by_field.items():
+        inside = any(other[: len(location)] == location for other in by_field if other != location)
+        if inside and all(item["type"] in ("too_short", "tuple_type", "list_type") for item in items):
+            continue
+        if inside and _is_union(items, location):
+            continue
+        position = document.where(location, origin) if document else origin
+        where = f"{position}: " if position else ""
+        field = ".".join(str(part) for part in location)
+        message = " ".join(_visible(_explain(items, location, model)).split("\n"))
+        lines.append(f"{where}{_visible(field)}: {message}" if field else f"{where}{message}")
+    return lines
+
+
+def _field(location: Location, content: Any, kind: str) -> Location:
+    """The location without the names that pydantic inserts for branches of a union.
+
+    For a missing field the last part is kept although the content does not hold it."""
+    found: Location = ()
+    for number, part in enumerate(location):
+        is_last = number + 1 == len(location)
+        if (isinstance(content, dict) and part in content) or _has_position(content, part):
+            content = content[part]
+        elif part == "thresholds" and isinstance(content, dict) and len(content) == 1:
+            [(part, content)] = content.items()  # a filter's short form: {gopher_quality: {min_words: 20}}
+        elif not (kind == "missing" and is_last):
+            continue
+        found = (*found, part)
+    return found
+
+
+def _has_position(content: Any, part: int | str) -> bool:
+    return isinstance(content, list | tuple) and isinstance(part, int) and part < len(content)
+
+
+def _is_union(items: Sequence[Any], location: Location) -> bool:
+    return any(len(item["loc"]) > len(location) for item in items)
+
+
+def _explain(items: Sequence[Any], location: Location, model: type[BaseModel]) -> str:
+    item = items[0]
+    if item["type"] == "extra_forbidden":
+        known = fields_at(model, location[:-1])
+        return f"unknown field{did_you_mean(str(location[-1]), known)}; known here: {', '.join(known)}"
+    if item["type"] == "missing":
+        return "missing; it has no default, so write it"
+    messages = dict.fromkeys(_message(each) for each in items)
+    shown = ""
+    if item["type"] != "value_error":
+        given = _given(item.get("input"))
+        shown = f" (given: {given})" if given else ""
+    return ", or ".join([next(iter(messages)), *_rest(messages)]) + shown
+
+
+def _rest(messages: dict[str, None]) -> Iterator[str]:
+    for message in list(messages)[1:]:
+        yield message.removeprefix("Input should be ")
+
+
+def _message(item: Any) -> str:
+    """pydantic's message in YAML terms."""
+    if item["type"] == "finite_number":
+        return "must be a finite number, not infinity or NaN"
+    if item["type"] == "int_parsing" and re.fullmatch(r"[0-9.]+ ?[A-Za-z]+", str(item.get("input"))):
+        return "Input should be a valid integer; sizes are written 4M, 16k, 0.5B (powers of ten) or 512Ki"
+    message = re.sub(" or instance of [A-Za-z]+", "", item["msg"].removeprefix("Value error, "))
+    if item["type"] == "literal_error":
+        message += did_you_mean(str(item.get("input")), re.findall("'([^']*)'", message))
+    return message.replace("a valid tuple", "a list").replace("a valid dictionary", "a mapping of fields")
+
+
+def _given(value: Any) -> str:
+    """The value as written in the file; empty if it is long."""
+    try:
+        text = json.dumps(value, default=str, ensure_ascii=False)
+    except (ValueError, RecursionError):
+        return ""
+    return text if len(text) <= MAX_SHOWN else ""
+
+
+def _visible(text: str) -> str:
+    return SURROGATE.sub(lambda found: f"\\u{ord(found.group()):04x}", text)
+
+
+def did_you_mean(wrong: str, known: Sequence[str]) -> str:
+    near = nearest_name(wrong, known, cutoff=0.5)
+    return f", did you mean {near!r}?" if near else ""
+
+
+def fields_at(model: type[BaseModel], location: Location) -> list[str]:
+    """The field names of the config at a location: ("train", "layout") -> those of LayoutConfig."""
+    here = [model]
+    for part in location:
+        if isinstance(part, int):
+            continue
+        inner = [
+            found
+            for candidate in here
+            if part in candidate.model_fields
+            for found in _models_in(candidate.model_fields[part].annotation)
+        ]
+        here = inner or here
+    return sorted({name for candidate in here for name in candidate.model_fields})
+
+
+def _models_in(annotation: Any) -> list[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [model for argument in get_args(annotation) for model in _models_in(argument)]

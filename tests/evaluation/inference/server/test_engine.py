@@ -1,0 +1,88 @@
+"""An engine whose model is sharded gives the completions of one process, and ends when a rank is lost."""
+
+import threading
+
+import pytest
+import torch
+
+from gristmill.evaluation.inference.config import EvaluateConfig, SamplingConfig
+from gristmill.evaluation.inference.generate.batch import BatchLimits, ContinuousBatch
+from gristmill.evaluation.inference.generate.request import GenerationRequest, GenerationSettings
+from gristmill.evaluation.inference.load import load_for_evaluation, load_for_evaluation_sharded
+from gristmill.evaluation.inference.server.engine import Engine, ServerBusyError, Ticket, announcer, follow
+from gristmill.evaluation.inference.workdir import CheckpointPaths
+from gristmill.training.config.layout import LayoutConfig
+from gristmill.training.parallel.mesh import build_mesh
+
+REQUESTS = [  # more than the two slots, so that some wait; one is drawn, and one is cancelled
+    GenerationRequest((256, 1, 2, 3), GenerationSettings(9), 0),
+    GenerationRequest((256, 9), GenerationSettings(200), 1),
+    GenerationRequest((256, 4, 5), GenerationSettings(12, SamplingConfig(temperature=1.0, seed=5)), 2),
+    GenerationRequest((256,), GenerationSettings(3), 3),
+]
+CANCELLED = 1
+
+
+def new_batch(loaded):
+    return ContinuousBatch(loaded.causal_lm, loaded.codec, BatchLimits(2, 64))
+
+
+def completed(engine):
+    """The tokens of each request that was not cancelled."""
+    found, ended = {}, threading.Semaphore(0)
+
+    def done_of(index):
+        def done(result):
+            found[index] = [list(each.tokens) for each in result.generations]
+            ended.release()
+
+        return done
+
+    tickets = [Ticket(request, None, done_of(index)) for index, request in enumerate(REQUESTS)]
+    engine.start()
+    engine.submit(tickets[:2])
+    engine.cancel([tickets[CANCELLED]])
+    engine.submit(tickets[2:])
+    for _ in range(len(REQUESTS) - 1):
+        assert ended.acquire(timeout=60)
+    engine.stop()
+    return found
+
+
+def served_on_ranks(checkpoint, tokenizer_folder, layout):
+    mesh = build_mesh(layout, 2, torch.device("cpu"))
+    source = CheckpointPaths(checkpoint, tokenizer_folder)
+    loaded = load_for_evaluation_sharded(source, EvaluateConfig(), layout, mesh)
+    if mesh.is_first:
+        return completed(Engine(lambda: new_batch(loaded), 8, announcer(mesh.world)))
+    follow(lambda: new_batch(loaded), mesh.world)
+    return None
+
+
+@pytest.mark.parametrize("axis", ["tensor", "pipeline"])
+def test_ranks_complete_as_one_process(axis, random_checkpoint, tokenizer_folder, pool):
+    checkpoint = random_checkpoint()
+    layout = LayoutConfig(**{axis: 2}, sequence_parallel=False)
+    found = pool.run(2, served_on_ranks, checkpoint, tokenizer_folder, layout)
+    loaded = load_for_evaluation(CheckpointPaths(checkpoint, tokenizer_folder), EvaluateConfig())
+    expected = completed(Engine(lambda: new_batch(loaded), 8))
+    expected.pop(CANCELLED, None)
+    found[0].pop(CANCELLED, None)
+    assert found == [expected, None] and len(expected) == len(REQUESTS) - 1
+
+
+def test_a_lost_rank_ends_the_engine_and_its_requests(random_checkpoint, tokenizer_folder):
+    loaded = load_for_evaluation(CheckpointPaths(random_checkpoint(), tokenizer_folder), EvaluateConfig())
+
+    def announce(turn):
+        if turn.added:
+            raise RuntimeError("Connection closed by peer")
+
+    engine, results, failed = Engine(lambda: new_batch(loaded), 8, announce), [], threading.Event()
+    engine.start(failed.set)
+    engine.submit([Ticket(REQUESTS[0], None, results.append)])
+    assert failed.wait(60)
+    engine.stop()
+    assert "another process of the model was lost" in str(results[0].error) and "closed by peer" in str(engine.failure)
+    with pytest.raises(ServerBusyError, match="stopping"):
+        engine.submit([Ticket(REQUESTS[0], None, results.append)])

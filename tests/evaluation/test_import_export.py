@@ -1,0 +1,138 @@
+"""Exported models give transformers' logits and greedy texts; imported ones give ours."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from gristmill.evaluation.commands import generate_text
+from gristmill.evaluation.convert.huggingface import copy_tokenizer, write_huggingface
+from gristmill.evaluation.import_export import export_checkpoint, import_checkpoint
+from gristmill.evaluation.inference.config import EvaluateConfig
+from gristmill.evaluation.inference.generate.request import GenerationSettings
+from gristmill.evaluation.inference.load import load_for_evaluation
+from gristmill.evaluation.inference.server.openai_api import chat_template
+from gristmill.evaluation.inference.workdir import CheckpointPaths
+from gristmill.foundation.errors import InputError
+from gristmill.foundation.manifest import StageIdentity, write_manifest
+from gristmill.tokenizers.tokenizer import load_tokenizer
+from gristmill.training.checkpoint.checkpoint import load_model
+from tests.support.bos_models import write_model
+from tests.support.huggingface_shapes import LLAMA_SHAPE
+
+transformers = pytest.importorskip("transformers")
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "bloom"])
+def test_out_and_in_again_is_the_same_model(tmp_path, random_checkpoint, tokenizer_folder, family):
+    checkpoint = random_checkpoint(family)
+    export_checkpoint(checkpoint, tmp_path / "out")
+    imported = import_checkpoint(tmp_path / "out", tmp_path / "in")
+    before = load_for_evaluation(CheckpointPaths(checkpoint), EvaluateConfig())
+    after = load_for_evaluation(CheckpointPaths(imported), EvaluateConfig())
+    tokens = torch.randint(0, 257, (2, 30), generator=torch.Generator().manual_seed(0))
+    assert torch.equal(before.causal_lm.model(tokens), after.causal_lm.model(tokens))
+    assert before.codec.fingerprint == after.codec.fingerprint
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "bloom"])
+def test_a_checkpoint_of_pool_leaves_and_comes_back(tmp_path, checkpoint_of_layout, tokenizer_folder, family):
+    """Saved on 2 data x 2 tensor x 2 pipeline ranks, the vocabulary cut unevenly; through transformers and in again."""
+    checkpoint = checkpoint_of_layout(family, data=2, tensor=2, pipeline=2)
+    export_checkpoint(checkpoint, tmp_path / "out")
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval()
+    ours, _ = load_model(checkpoint)
+    tokens = torch.randint(0, 257, (2, 40), generator=torch.Generator().manual_seed(0))
+    with torch.inference_mode():
+        expected = theirs(tokens).logits
+        assert torch.allclose(ours(tokens), expected, atol=1e-5)
+        theirs.save_pretrained(tmp_path / "theirs")
+        copy_tokenizer(tokenizer_folder, tmp_path / "theirs")
+        imported, _ = load_model(import_checkpoint(tmp_path / "theirs", tmp_path / "in"))
+        assert torch.allclose(imported(tokens), expected, atol=1e-5)
+
+
+def test_a_padded_table_is_imported_and_evaluated(tmp_path, random_checkpoint, tokenizer_folder):
+    write_huggingface(tmp_path / "out", load_model(random_checkpoint(vocab_size=320))[0], 256, tokenizer_folder)
+    imported = import_checkpoint(tmp_path / "out", tmp_path / "in")
+    causal_lm = load_for_evaluation(CheckpointPaths(imported), EvaluateConfig()).causal_lm
+    assert (causal_lm.vocab_size, causal_lm.model.vocab_size) == (257, 320)
+
+
+def test_the_card_tells_the_provenance(tmp_path, random_checkpoint, tokenizer_folder):
+    checkpoint = random_checkpoint("llama", name="train/checkpoints")
+    for stage, metadata in (("curate", {"documents": 12}), ("train", {"loss": 2.5})):
+        (tmp_path / stage).mkdir(exist_ok=True)
+        identity = StageIdentity(stage, 1, {}, {"raw:books": "abc"})
+        write_manifest(tmp_path / stage, identity, metadata, {"recipe": {"name": "mill"}})
+    (tmp_path / "evaluate").mkdir()
+    (tmp_path / "evaluate" / "table.md").write_text("| task | score |\n")
+    assert export_checkpoint(checkpoint, tmp_path / "out") == "LlamaForCausalLM"
+    card = (tmp_path / "out" / "README.md").read_text()
+    for told in ("# mill", "raw:books abc", '"documents": 12', '"loss": 2.5', "| task | score |"):
+        assert told in card
+    export_checkpoint(checkpoint, tmp_path / "again")
+    for path in sorted((tmp_path / "out").iterdir()):
+        assert path.read_bytes() == (tmp_path / "again" / path.name).read_bytes()
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "bloom"])
+def test_greedy_generation_is_that_of_transformers(tmp_path, random_checkpoint, tokenizer_folder, family):
+    checkpoint = random_checkpoint(family)
+    export_checkpoint(checkpoint, tmp_path / "out")
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    prompts = ["The mill", "x", "Grain goes in and flour", ""]
+    found = generate_text(CheckpointPaths(checkpoint), prompts, GenerationSettings(24))
+    codec = load_tokenizer(tokenizer_folder)
+    for prompt, result in zip(prompts, found, strict=True):
+        ids = torch.tensor([[256, *codec.encode(prompt)]])
+        expected = theirs.generate(ids, max_new_tokens=24, do_sample=False, pad_token_id=256)[0, ids.shape[1] :]
+        assert list(result.tokens) == [token for token in expected.tolist() if token != 256]
+
+
+def test_a_prompt_that_does_not_fit_is_named(random_checkpoint, tokenizer_folder):
+    with pytest.raises(InputError, match="has 201 tokens, the model takes 127; shorten it"):
+        generate_text(CheckpointPaths(random_checkpoint()), ["y" * 200], GenerationSettings(4))
+
+
+def test_an_imported_model_leaves_as_what_it_was(tmp_path, tokenizer_folder):
+    """Phi-3 is a Llama in other tensors."""
+    config = transformers.Phi3Config(**LLAMA_SHAPE | {"vocab_size": 257, "eos_token_id": 256})
+    transformers.Phi3ForCausalLM(config).save_pretrained(tmp_path / "theirs")
+    copy_tokenizer(tokenizer_folder, tmp_path / "theirs")
+    imported = import_checkpoint(tmp_path / "theirs", tmp_path / "in")
+    assert export_checkpoint(imported, tmp_path / "back") == "Phi3ForCausalLM"
+    weights = (tmp_path / "theirs" / "model.safetensors").read_bytes()
+    assert (tmp_path / "back" / "model.safetensors").read_bytes() == weights
+    assert export_checkpoint(imported, tmp_path / "llama", architecture="LlamaForCausalLM") == "LlamaForCausalLM"
+    with pytest.raises(InputError, match="GPT2LMHeadModel has no positions='rope'"):
+        export_checkpoint(imported, tmp_path / "gpt2", architecture="GPT2LMHeadModel")
+    with pytest.raises(InputError, match="no architecture 'Phi3'; did you mean Phi3ForCausalLM"):
+        export_checkpoint(imported, tmp_path / "wrong", architecture="Phi3")
+
+
+def test_import_keeps_precision_padding_ends_and_template(tmp_path: Path) -> None:
+    """bfloat16, 2,385 rows of padding, three end tokens of generation_config.json, chat_template.jinja."""
+    folder = write_model(tmp_path / "model", "llama", vocab_size=258 + 2385)
+    tensors = {name: value.bfloat16() for name, value in load_file(folder / "model.safetensors").items()}
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "generation_config.json").write_text('{"eos_token_id": [257, 10, 65]}')
+    (folder / "chat_template.jinja").write_text("{{ bos_token }}{{ messages[0].content }}")
+    imported = import_checkpoint(folder, tmp_path / "in")
+    assert load_for_evaluation(CheckpointPaths(imported), EvaluateConfig()).codec.ends == (257, 10, 65)
+    assert sum(path.stat().st_size for path in imported.rglob("*.distcp")) < 1.5 * sum(
+        value.nbytes for value in tensors.values()
+    )
+    export_checkpoint(imported, tmp_path / "out")
+    exported = load_file(tmp_path / "out/model.safetensors")
+    assert exported.keys() == tensors.keys()
+    assert all(torch.equal(exported[name], tensors[name]) for name in tensors)
+    assert exported["model.norm.weight"].dtype == torch.bfloat16
+    assert json.loads((tmp_path / "out/generation_config.json").read_text())["eos_token_id"] == [257, 10, 65]
+    config = json.loads((tmp_path / "out/config.json").read_text())
+    assert (config["bos_token_id"], config["eos_token_id"]) == (256, [257, 10, 65])
+    for place in (tmp_path / "in/tokenizer", tmp_path / "out"):
+        template = chat_template(place, None, ("<s>", "</s>"))
+        assert template.render([{"role": "user", "content": "Hi"}]) == "<s>Hi"

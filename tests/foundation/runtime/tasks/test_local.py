@@ -1,0 +1,317 @@
+import errno
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from rich.console import Console
+
+from gristmill.foundation.errors import InputError
+from gristmill.foundation.progress import Reporter
+from gristmill.foundation.runtime.startup import are_huge_pages_allowed
+from gristmill.foundation.runtime.tasks.local import LocalEngine, may_fork
+
+ROOT = Path(__file__).parents[4]
+
+
+def square(number):
+    return number * number
+
+
+def refuse_three(number):
+    if number == 3:
+        raise InputError("record 3 is broken")
+    return number
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_results_come_in_the_order_of_the_tasks(workers):
+    assert LocalEngine(workers, Reporter.silent()).map(square, [3, 1, 2], "squares") == [9, 1, 4]
+
+
+def huge_pages_allowed(_):
+    return are_huge_pages_allowed()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux has transparent huge pages")
+@pytest.mark.parametrize("workers", [1, 2])
+def test_tasks_run_without_huge_pages_and_the_driver_gets_them_back(workers):
+    before = are_huge_pages_allowed()
+    assert LocalEngine(workers, Reporter.silent()).map(huge_pages_allowed, [1, 2], "asking") == [False, False]
+    assert are_huge_pages_allowed() == before
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_the_error_of_a_task_is_raised_here(workers):
+    with pytest.raises(InputError, match="record 3 is broken"):
+        LocalEngine(workers, Reporter.silent()).map(refuse_three, [1, 2, 3, 4], "refusing")
+
+
+def die_at_three(number):
+    if number == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return number
+
+
+def large(seconds):
+    """64 MB, a thousand times what a pipe holds: handing it over takes a while."""
+    time.sleep(seconds)
+    return bytes(64_000_000)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def children_before():
+    """Processes that other tests' fixtures have started."""
+    BEFORE.update(child.pid for child in psutil.Process().children())
+
+
+BEFORE: set[int] = set()
+
+
+def workers_of(pid):
+    """Worker processes that live, the oldest first."""
+    children = [p for p in psutil.Process(pid).children() if p.status() != psutil.STATUS_ZOMBIE]
+    workers = [p for p in children if p.pid not in BEFORE and "resource_tracker" not in " ".join(p.cmdline())]
+    return sorted(workers, key=lambda p: p.pid)
+
+
+def test_a_killed_worker_is_one_sentence_that_names_the_task():
+    with pytest.raises(
+        InputError, match=r"^dying: a worker process was killed; most often .*memory.*, at task 3 of 4, "
+    ):
+        LocalEngine(2, Reporter.silent()).map(die_at_path, [Path(f"{n}.txt") for n in (1, 2, 3, 4)], "dying")
+
+
+def die_at_path(path):
+    return die_at_three(int(path.stem))
+
+
+def test_the_engine_goes_on_after_a_worker_was_killed():
+    engine = LocalEngine(2, Reporter.silent())
+    with pytest.raises(InputError, match="fewer --workers than 2"):
+        engine.map(die_at_three, [3, 4], "dying")
+    assert workers_of(os.getpid()) == []
+    assert engine.map(square, [3, 1, 2], "squares") == [9, 1, 4]
+
+
+@pytest.mark.parametrize(
+    ("moment", "is_early"), [(0.0, False), (0.1, True), (0.12, False), (0.14, True), (0.16, False), (0.2, True)]
+)
+def test_a_worker_killed_while_it_hands_over_a_result_never_hangs_the_driver(moment, is_early):
+    """All through one pipe, the driver would wait for the rest of that result for ever."""
+    engine = LocalEngine(2, Reporter.silent())
+    if is_early:
+        engine.start([])
+    engine.map(square, [1, 2], "workers start")
+    victim = workers_of(os.getpid())[-1]
+    killer = threading.Timer(moment, victim.kill)
+    killer.start()
+    try:
+        results = engine.map(large, [0.1] * 4, "large results")
+        assert [len(result) for result in results] == [64_000_000] * 4
+    except InputError as error:
+        assert "killed" in str(error)
+    killer.join()
+    engine.close()
+
+
+def test_a_stopped_worker_goes_on():
+    engine = LocalEngine(2, Reporter.silent())
+    engine.map(square, [1, 2], "workers start")
+    stopped = workers_of(os.getpid())[-1]
+    stopped.suspend()
+    threading.Timer(0.3, stopped.resume).start()
+    assert engine.map(square, range(20), "squares") == [n * n for n in range(20)]
+    engine.close()
+
+
+def imported_and_process(name):
+    time.sleep(0.3)  # so that both workers get a task
+    return name in sys.modules, os.getpid()
+
+
+def test_workers_that_are_started_early_import_their_modules_and_run_the_tasks():
+    engine = LocalEngine(2, Reporter.silent())
+    engine.start(["absent_module_of_nobody", "nturl2path"])
+    started = {worker.pid for worker in workers_of(os.getpid())}
+    results = engine.map(imported_and_process, ["nturl2path"] * 4, "modules")
+    engine.close()
+    assert {process for _, process in results} == started and len(started) == 2
+    assert all(imported for imported, _ in results)
+
+
+def sockets_of(process):
+    links = [os.readlink(path) for path in Path(f"/proc/{process}/fd").iterdir() if path.is_symlink()]
+    return {link for link in links if link.startswith("socket:")}
+
+
+def open_sockets(seconds):
+    time.sleep(seconds)  # so that each worker gets a task
+    return os.getpid(), sockets_of(os.getpid())
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="workers are forks on Linux alone")
+def test_a_worker_that_is_a_fork_holds_no_pipe_of_another():
+    """Else the others would not notice that the driver died."""
+    before = sockets_of(os.getpid())
+    engines = [LocalEngine(2, Reporter.silent()) for _ in range(2)]
+    for engine in engines:
+        engine.start([])
+    sockets = {process: found for e in engines for process, found in e.map(open_sockets, [0.3] * 2, "pipes")}
+    for engine in engines:
+        engine.close()
+    own = [found - before for found in sockets.values()]
+    assert len(own) == 4 and all(len(one) == 1 for one in own) and len(set.union(*own)) == 4
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="workers are forks on Linux alone")
+def test_early_workers_have_what_the_driver_imported():
+    """In a process of its own: this one has threads, so its workers are no forks."""
+    script = (
+        "import sys\n"
+        "from gristmill.foundation.runtime.tasks.local import LocalEngine\n"
+        "from gristmill.foundation.progress import Reporter\n"
+        "from tests.foundation.runtime.tasks.test_local import imported_and_process\n"
+        "engine = LocalEngine(2, Reporter.silent())\n"
+        "sys.modules['made_up_by_this_test'] = sys\n"
+        "engine.start([])\n"
+        "del sys.modules['made_up_by_this_test']\n"
+        "results = engine.map(imported_and_process, ['made_up_by_this_test'] * 2, 'modules')\n"
+        "engine.close()\n"
+        "print([found for found, _ in results])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True)
+    assert done.stdout == "[True, True]\n", done.stderr
+
+
+def test_a_process_with_threads_is_not_forked():
+    end = threading.Event()
+    thread = threading.Thread(target=end.wait)
+    thread.start()
+    assert not may_fork()
+    end.set()
+    thread.join()
+
+
+def return_a_function(number):
+    return lambda: number
+
+
+def test_a_result_that_cannot_be_handed_over_is_an_error():
+    with pytest.raises(TypeError, match="cannot be pickled"):
+        LocalEngine(2, Reporter.silent()).map(return_a_function, [1, 2], "functions")
+
+
+def full_disk(number):
+    raise OSError(errno.ENOSPC, "No space left on device", f"{number}.parquet")
+
+
+def test_the_number_of_an_operating_system_error_survives():
+    with pytest.raises(OSError) as caught:
+        LocalEngine(2, Reporter.silent()).map(full_disk, [1, 2], "writing")
+    assert (caught.value.errno, caught.value.filename) in {(errno.ENOSPC, f"{n}.parquet") for n in (1, 2)}
+
+
+@pytest.mark.parametrize("start", ["", "engine.start([])"])
+def test_ctrl_c_leaves_no_worker_behind_and_no_tracebacks_of_theirs(tmp_path, start):
+    path = tmp_path / "parent.py"
+    path.write_text(SCRIPT.format(start=start))
+    parent = subprocess.Popen(
+        [sys.executable, str(path)], env=os.environ | {"PYTHONPATH": ""}, stderr=subprocess.PIPE, start_new_session=True
+    )
+    workers = wait_for(lambda: len(found := workers_of(parent.pid)) == 2 and found)
+    time.sleep(0.5)  # they have begun to work, or are about to: either is right
+    os.killpg(parent.pid, signal.SIGINT)
+    said = parent.communicate(timeout=60)[1].decode()
+    assert parent.returncode != 0
+    assert not any(worker.is_running() for worker in workers)
+    assert said.count("Traceback") == 1  # the driver's own KeyboardInterrupt
+
+
+SCRIPT = """
+import sys, time
+from gristmill.foundation.runtime.tasks.local import LocalEngine
+from gristmill.foundation.progress import Reporter
+if __name__ == "__main__":
+    engine = LocalEngine(2, Reporter.silent())
+    {start}
+    engine.map(time.sleep, [60, 60], "sleeping")
+"""
+
+
+@pytest.mark.parametrize("start", ["", "engine.start([])"])
+def test_workers_end_when_their_parent_is_killed(tmp_path, start):
+    path = tmp_path / "parent.py"
+    path.write_text(SCRIPT.format(start=start))
+    parent = subprocess.Popen([sys.executable, str(path)], env=os.environ | {"PYTHONPATH": ""})
+    workers = wait_for(lambda: workers_of(parent.pid))
+    parent.kill()
+    parent.wait()
+    wait_for(lambda: not any(worker.is_running() for worker in workers))
+
+
+def wait_for(condition, seconds=30):
+    deadline = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.1)
+    return found
+
+
+def test_a_log_that_is_no_terminal_gets_plain_lines(tmp_path):
+    path = tmp_path / "log"
+    with path.open("w") as file, Reporter(Console(file=file)).meter("reading", 2, "documents") as meter:
+        meter.advance(2, "note")
+    assert path.read_text().startswith("reading: 2 documents in")
+    assert "\x1b" not in path.read_text()
+
+
+CALLBACK = """
+import ctypes, os, signal, sys, time
+from gristmill.foundation.runtime.tasks.local import LocalEngine
+from gristmill.foundation.errors import InputError
+from gristmill.foundation.progress import Reporter
+
+def work(number):
+    if number:
+        time.sleep(1)
+        os.kill(os.getpid(), signal.SIGKILL)
+    callback = ctypes.CFUNCTYPE(None)(lambda: time.sleep(60))
+    ctypes.CFUNCTYPE(None)(ctypes.cast(callback, ctypes.c_void_p).value)()
+    time.sleep(60)
+
+if __name__ == "__main__":
+    try:
+        LocalEngine(2, Reporter.silent()).map(work, [0, 1], "working")
+    except InputError:
+        sys.exit(7)
+"""
+
+
+def test_a_worker_that_is_ended_in_a_callback_of_a_library_prints_no_traceback(tmp_path):
+    path = tmp_path / "parent.py"
+    path.write_text(CALLBACK)
+    done = subprocess.run(
+        [sys.executable, str(path)], env=os.environ | {"PYTHONPATH": ""}, capture_output=True, timeout=90
+    )
+    assert (done.returncode, done.stderr.decode()) == (7, "")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux forks workers")
+def test_the_program_can_fork_its_workers_however_many_cores_it_has():
+    script = (
+        "import contextlib, importlib\n"
+        "from gristmill.pipelines.cli import main as cli\n"
+        "with contextlib.suppress(SystemExit), contextlib.redirect_stdout(None):\n"
+        "    cli.main(['--help'])\n"
+        "importlib.import_module('gristmill.data_pipeline.run_curation')\n"
+        "from gristmill.foundation.runtime.tasks.local import may_fork\n"
+        "print(may_fork())\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True)
+    assert done.stdout == "True\n", done.stdout + done.stderr

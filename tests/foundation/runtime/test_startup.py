@@ -1,0 +1,73 @@
+"""pyarrow does without pandas until somebody asks for it."""
+
+import importlib
+import json
+import subprocess
+import sys
+
+import pytest
+
+from gristmill.foundation.runtime.startup import hidden_modules
+
+PROGRAM = """
+import sys
+import pyarrow
+from gristmill.foundation.runtime.startup import do_without_pandas
+
+do_without_pandas()
+table = pyarrow.table({"a": pyarrow.array([1, 2])})
+print("pandas" in sys.modules, table.to_pandas()["a"].sum(), "pandas" in sys.modules)
+"""
+
+
+def test_pandas_is_imported_only_for_to_pandas():
+    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", "3", "True"]
+
+
+# A process of its own: in one that has run other tests, the arrays would fill memory that is already held.
+SCRIPT = """
+import json, numpy, psutil, pyarrow
+from gristmill.foundation.runtime.startup import release_unused_memory
+
+def resident():
+    return psutil.Process().memory_info().rss
+
+before = resident()
+held = [pyarrow.array(numpy.full(4096, number)).cast(pyarrow.string()) for number in range(2000)]
+used = resident()
+last = held[-1]
+del held
+release_unused_memory()
+print(json.dumps({"before": before, "used": used, "after": resident(), "last": last[0].as_py()}))
+"""
+
+
+def test_what_was_freed_goes_back_to_the_system():
+    memory = json.loads(subprocess.run([sys.executable, "-c", SCRIPT], check=True, capture_output=True).stdout)
+    assert memory["used"] > memory["before"] + 50_000_000
+    assert memory["after"] < memory["used"] - 50_000_000
+    assert memory["last"] == "1999"
+
+
+# Hidden modules cannot be imported inside the block, and can afterwards.
+
+
+@pytest.fixture
+def module_on_disk(tmp_path, monkeypatch):
+    (tmp_path / "hidden_example.py").write_text("VALUE = 3\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    yield "hidden_example"
+    sys.modules.pop("hidden_example", None)
+
+
+def test_a_hidden_module_is_not_found_until_the_block_ends(module_on_disk):
+    with hidden_modules(module_on_disk), pytest.raises(ModuleNotFoundError, match="hidden_example"):
+        importlib.import_module(module_on_disk)
+    assert importlib.import_module(module_on_disk).VALUE == 3
+
+
+def test_an_imported_module_stays(module_on_disk):
+    loaded = importlib.import_module(module_on_disk)
+    with hidden_modules(module_on_disk):
+        assert importlib.import_module(module_on_disk) is loaded

@@ -1,0 +1,79 @@
+"""The chunked cross entropy by hand, on full and on sharded vocabularies."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from gristmill.training.config.layout import LayoutConfig
+from gristmill.training.model.loss import Scoring, losses, token_chunks, upcast
+from gristmill.training.parallel.mesh import build_mesh, single_process
+from gristmill.training.parallel.tensor import TensorAxis
+
+# With width 1, hidden state 1 and the head's rows log(1), log(2), log(5), the probabilities are 1/8, 2/8 and 5/8.
+HEAD = torch.tensor([[1.0], [2.0], [5.0]], dtype=torch.float64).log()
+HIDDEN = torch.ones(1, 2, 1, dtype=torch.float64)
+TARGETS = torch.tensor([[2, 0]])
+
+
+def scoring(tensor: TensorAxis | None = None, **fields: Any) -> Scoring:
+    return Scoring(tensor or TensorAxis(single_process(), sequence_parallel=False), vocab_size=3, **fields)
+
+
+def test_loss_of_three_known_probabilities() -> None:
+    found = losses(scoring(), HIDDEN, HEAD, TARGETS, torch.ones(1, 2))
+    assert found.tolist()[0] == pytest.approx([math.log(8 / 5) + math.log(8), 0])
+
+
+def test_weights_count_tokens_in_part_or_not_at_all() -> None:
+    found = losses(scoring(), HIDDEN, HEAD, TARGETS, torch.tensor([[0.5, 0.0]]))
+    assert found.tolist()[0] == pytest.approx([math.log(8 / 5) / 2, 0])
+
+
+def test_z_loss_is_a_column_of_its_own() -> None:
+    nll, z_loss = losses(scoring(z_loss=0.1), HIDDEN, HEAD, TARGETS, torch.ones(1, 2)).tolist()[0]
+    assert nll == pytest.approx(math.log(8 / 5) + math.log(8))
+    assert z_loss == pytest.approx(2 * 0.1 * math.log(8) ** 2)  # Z = 1 + 2 + 5 at both tokens
+
+
+def test_scale_and_softcap_shape_the_logits() -> None:
+    raw = torch.tensor([-4.0, 0.0, 4.0])
+    assert scoring(scale=0.5).shaped(raw).tolist() == [-2, 0, 2]
+    assert scoring(softcap=2.0).shaped(raw).tolist() == pytest.approx([-2 * math.tanh(2), 0, 2 * math.tanh(2)])
+
+
+def test_gradient_is_probability_minus_one_at_the_target() -> None:
+    head = HEAD.clone().requires_grad_()
+    losses(scoring(), HIDDEN[:, :1], head, TARGETS[:, :1], torch.ones(1, 1)).sum(dim=0)[0].backward()
+    assert head.grad.flatten().tolist() == pytest.approx([1 / 8, 2 / 8, 5 / 8 - 1])
+
+
+def test_chunks_cover_all_tokens_with_sizes_that_differ_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gristmill.training.planner.costs.parameters.CHUNK_LOGITS", 12)  # 4 rows of a vocabulary of 3
+    assert token_chunks(10, HEAD) == [slice(0, 3), slice(3, 6), slice(6, 10)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_statistics_are_float32_or_better(dtype: torch.dtype) -> None:
+    assert upcast(torch.ones(1, dtype=dtype)).dtype == torch.float32
+    assert upcast(torch.ones(1, dtype=torch.float64)).dtype == torch.float64
+
+
+def loss_of_this_rank() -> tuple[Tensor, Tensor]:
+    """(losses, gradient of this rank's rows of the head): rank 0 holds ids 0 and 1, rank 1 id 2."""
+    mesh = build_mesh(LayoutConfig(tensor=2), 2, torch.device("cpu"))
+    tensor = TensorAxis(mesh, sequence_parallel=False)
+    head = (HEAD[:2] if mesh.tensor.rank == 0 else HEAD[2:]).clone().requires_grad_()
+    found = losses(scoring(tensor), HIDDEN, head, TARGETS, torch.ones(1, 2))
+    found[:, 0].sum().backward()
+    return found.detach(), head.grad
+
+
+def test_a_sharded_vocabulary_gives_the_same_loss_and_gradient(pool: Any) -> None:
+    ranks = pool.run(2, loss_of_this_rank)
+    for found, _ in ranks:
+        assert found.tolist()[0] == pytest.approx([math.log(8 / 5) + math.log(8), 0])
+    gradient = [value for _, gradient in ranks for value in gradient.flatten().tolist()]
+    assert gradient == pytest.approx([2 / 8 - 1, 4 / 8, 10 / 8 - 1])  # targets 2 and 0

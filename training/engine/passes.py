@@ -1,0 +1,296 @@
+"""Forward and backward passes over the micro-batches of one step; gradient accumulation without a pipeline."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.pipelining import PipelineStage
+from torch.distributed.pipelining._backward import stage_backward, stage_backward_input, stage_backward_weight
+from torch.distributed.pipelining.schedules import (
+    PipelineScheduleMulti,
+    PipelineScheduleSingle,
+    Schedule1F1B,
+    ScheduleDualPipeV,
+    ScheduleGPipe,
+    ScheduleInterleaved1F1B,
+    ScheduleZBVZeroBubble,
+)
+
+from gristmill.training.config.layout import LayoutConfig
+from gristmill.training.model.heads import ModelOutput
+from gristmill.training.model.loss import upcast_dtype
+from gristmill.training.model.transformer import OutputFunction, Transformer
+from gristmill.training.parallel.mesh import Mesh
+from gristmill.training.planner.costs.stage_splitting import stages_of_rank
+
+Batch = Mapping[str, Tensor]  # fields by name, each [samples of this data rank, ...]
+Factors = Sequence[float] | Tensor  # of the terms of the loss
+
+# b samples of this data rank
+
+
+def no_callback(phase: str) -> None:
+    """Ignores phases."""
+
+
+class Loss(Protocol):
+    """The loss at the end of the model: float[b, terms]; the engine adds the terms, each with its factor."""
+
+    @property
+    def terms(self) -> Sequence[Any]: ...
+
+    def __call__(self, model: ModelOutput, batch: Batch) -> Tensor: ...
+
+
+class ForwardBackward(Protocol):
+    """Results are those of the last stage, where it is on this process, and None elsewhere.
+
+    train: leaves the gradients of the sum of factor x loss over terms and samples, summed over the data ranks; returns
+    the losses float[b, terms]. begin is called with "forward" and "backward" as they begin (with a pipeline also
+    "pipeline": messages and waiting for other stages). evaluate: what `output` makes of the model's output, a tensor
+    or tensors by name, each [b, ...]; by default the losses. loss: None for a model that is not trained, which gives
+    its hidden states."""
+
+    loss: "Loss | None"
+
+    def train(self, batch: Batch, factors: Factors, begin: Callable[[str], None] = no_callback) -> Tensor | None: ...
+
+    def evaluate(self, batch: Batch, output: OutputFunction | None = None) -> Any: ...
+
+
+class GradientAccumulation:
+    """Runs micro-batches one after another; gradients are reduced over the data ranks once, with the last one, or with
+    each where no rank has memory for those of the whole model (`reduces_each`)."""
+
+    def __init__(self, model: Transformer, micro_batch: int, loss: Loss | None, reduces_each: bool = False):
+        self.model, self.micro_batch, self.loss, self.reduces_each = model, micro_batch, loss, reduces_each
+        self.before_backward: Callable[[bool], None] = lambda last: None  # told whether the pass completes gradients
+
+    def train(self, batch: Batch, factors: Factors, begin: Callable[[str], None] = no_callback) -> Tensor:
+        micro_batches = list(split(batch, self.micro_batch))
+        losses = []
+        with side_losses_scaled_by(factors[0], [self.model]), output_of([self.model], self.loss):
+            for index, micro in enumerate(micro_batches):
+                self._sum_over_ranks(index == len(micro_batches) - 1)
+                begin("forward")
+                losses_bn = self.model(micro["tokens"], **micro)
+                begin("backward")
+                self.before_backward(index == len(micro_batches) - 1)
+                scaled_sum(losses_bn, factors).backward()
+                losses.append(losses_bn.detach())
+        return torch.cat(losses)
+
+    @torch.no_grad()
+    def evaluate(self, batch: Batch, output: OutputFunction | None = None) -> Any:
+        with output_of([self.model], output or self.loss):
+            return joined([self.model(micro["tokens"], **micro) for micro in split(batch, self.micro_batch)])
+
+    def _sum_over_ranks(self, last: bool) -> None:
+        if isinstance(self.model, FSDPModule):
+            self.model.set_requires_gradient_sync(last or self.reduces_each)
+            self.model.set_is_last_backward(last)
+
+
+@contextmanager
+def side_losses_scaled_by(factor: float | Tensor, stages: Iterable[Transformer]) -> Iterator[None]:
+    """While this runs, passes are training passes: experts add their own losses, times factor, to the gradients."""
+    stages = list(stages)
+    for stage in stages:
+        stage.side_loss_factor = factor
+    try:
+        yield
+    finally:
+        for stage in stages:
+            stage.side_loss_factor = None
+
+
+@contextmanager
+def output_of(stages: Iterable[Transformer], output: OutputFunction | None) -> Iterator[None]:
+    """While this runs, the last stage returns `output` of the model's output."""
+    stages = list(stages)
+    for stage in stages:
+        stage.output = output if stage.stage.scores and stage.head is not None else None
+    try:
+        yield
+    finally:
+        for stage in stages:
+            stage.output = None
+
+
+def scaled_sum(losses_bn: Tensor, factors: Factors) -> Tensor:
+    """The sum of factor x loss over terms and samples."""
+    factors_n = torch.as_tensor(factors, dtype=losses_bn.dtype, device=losses_bn.device)
+    return (losses_bn.sum(dim=0) * factors_n).sum()
+
+
+def joined(results: Sequence[Any]) -> Any:
+    """The results of micro-batches, tensors or tensors by name, as that of the batch."""
+    if isinstance(results[0], Mapping):
+        return {name: torch.cat([each[name] for each in results]) for name in results[0]}
+    return torch.cat(list(results))
+
+
+def split(batch: Batch, micro_batch: int) -> Iterator[dict[str, Tensor]]:
+    """Micro-batches in order; the last holds what is left."""
+    for start in range(0, len(batch["tokens"]), micro_batch):
+        yield {name: values[start : start + micro_batch] for name, values in batch.items()}
+
+
+# Pipeline parallelism: runs the micro-batches of a step through the stages with one of torch's schedules.
+
+SINGLE = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
+MULTIPLE = {"interleaved": ScheduleInterleaved1F1B, "zbv": ScheduleZBVZeroBubble, "dualpipev": ScheduleDualPipeV}
+
+
+class _PhaseCallback:
+    """Phase callback of the current step."""
+
+    begin: Callable[[str], None] = staticmethod(no_callback)
+
+
+class _Stage(PipelineStage):
+    """A pipeline stage that reports the begin and end of its forward and backward passes, and keeps FSDP's weights and
+    gradients as the layout says: torch's own keeps both to the end of the step."""
+
+    def __init__(self, phase_callback: _PhaseCallback, layout: LayoutConfig, *arguments: Any, **named: Any):
+        super().__init__(*arguments, **named)
+        self._phase, self._layout = phase_callback, layout
+
+    def backward_maybe_with_nosync(
+        self, backward_type: str, bwd_kwargs: dict[str, Any], last_backward: bool = False
+    ) -> Any:
+        model, layout = self.submod, self._layout
+        if not isinstance(model, FSDPModule) or not (layout.reshards or layout.reduce_each_micro_batch):
+            return super().backward_maybe_with_nosync(backward_type, bwd_kwargs, last_backward)
+        # The first half of a split pass has no gradients of weights; the second runs no hooks of FSDP.
+        model.set_is_last_backward(False)
+        model.set_reshard_after_backward(layout.reshards)
+        model.set_requires_gradient_sync(layout.reduce_each_micro_batch and backward_type != "input")
+        if backward_type == "input":
+            return stage_backward_input(
+                bwd_kwargs["stage_output"], bwd_kwargs["output_grads"], bwd_kwargs["input_values"], model.parameters()
+            )
+        if backward_type == "weight":
+            found = stage_backward_weight(model.parameters(), bwd_kwargs["param_groups"])
+            for state in fully_shard.state(model)._state_ctx.all_states:
+                for group in state._fsdp_param_groups:
+                    group.post_backward()
+            return found, None
+        found = stage_backward(bwd_kwargs["stage_output"], bwd_kwargs["output_grads"], bwd_kwargs["input_values"])
+        return found, None
+
+    def forward_one_chunk(self, *arguments: Any, **named: Any) -> Any:
+        return self._within("forward", super().forward_one_chunk, arguments, named)
+
+    def backward_one_chunk(self, *arguments: Any, **named: Any) -> Any:
+        return self._within("backward", super().backward_one_chunk, arguments, named)
+
+    def backward_weight_one_chunk(self, *arguments: Any, **named: Any) -> Any:
+        return self._within("backward", super().backward_weight_one_chunk, arguments, named)
+
+    def _within(self, phase: str, work: Callable[..., Any], arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        self._phase.begin(phase)
+        result = work(*arguments, **named)
+        self._phase.begin("pipeline")
+        return result
+
+
+class PipelineSchedule:
+    """What crosses a stage boundary is this context rank's tokens, and of them this tensor rank's share under sequence
+    parallelism (the saving of arXiv 2104.04473, section 4.1, without its gather).
+
+    torch fixes the shapes of a schedule when it is built, so each batch shape has its own schedule. Evaluation runs the
+    stages in order without a schedule, for any number of samples."""
+
+    def __init__(
+        self,
+        stages: Mapping[int, Transformer],
+        layout: LayoutConfig,
+        mesh: Mesh,
+        micro_batch: int,
+        loss: Loss | None,
+    ):
+        self.stages, self.layout, self.mesh, self.micro_batch, self.loss = stages, layout, mesh, micro_batch, loss
+        self._last = layout.num_stages - 1
+        self._rank_of = {stage: rank for rank in range(layout.pipeline) for stage in stages_of_rank(layout, rank)}
+        self._phase = _PhaseCallback()
+        self._schedules: dict[torch.Size, PipelineScheduleSingle | PipelineScheduleMulti] = {}
+
+    def train(self, batch: Batch, factors: Factors, begin: Callable[[str], None] = no_callback) -> Tensor | None:
+        self._phase.begin = begin
+        begin("pipeline")
+        tokens = batch["tokens"]
+        if tokens.shape not in self._schedules:
+            self._schedules[tokens.shape] = self._schedule(tokens.shape)
+        schedule = self._schedules[tokens.shape]
+        first = (tokens,) if 0 in self.stages else ()
+        target = tokens if self._last in self.stages else None  # torch wants one; the loss has its own
+        stages = self.stages.values()
+        with side_losses_scaled_by(factors[0], stages), output_of(stages, self.loss):
+            losses = schedule.step(*first, target=target, loss_kwargs={"factors": factors}, **batch)
+        return None if losses is None else losses.detach()
+
+    @torch.no_grad()
+    def evaluate(self, batch: Batch, output: OutputFunction | None = None) -> Any:
+        with output_of(self.stages.values(), output or self.loss):
+            results = [self._evaluate_micro(micro) for micro in split(batch, self.micro_batch)]
+        return joined(results) if self._last in self.stages else None
+
+    def _evaluate_micro(self, micro: Batch) -> Any:
+        tokens = x = micro["tokens"]
+        for stage in sorted(self.stages):
+            if stage > 0 and stage - 1 not in self.stages:
+                x = self._boundary(tokens.shape)
+                dist.recv(x, group=self.mesh.pipeline.group, group_src=self._rank_of[stage - 1])
+            x = self.stages[stage](x, **micro)
+            if stage < self._last and stage + 1 not in self.stages:
+                dist.send(x, group=self.mesh.pipeline.group, group_dst=self._rank_of[stage + 1])
+        return x if self._last in self.stages else None
+
+    def _schedule(self, shape: torch.Size) -> PipelineScheduleSingle | PipelineScheduleMulti:
+        """shape: of the tokens, [samples, T] or [samples, rows, T]."""
+        stages = [self._stage(number, shape[1:]) for number in sorted(self.stages)]
+        micro_batches = shape[0] // self.micro_batch
+        if self.layout.schedule in SINGLE:
+            single = SINGLE[self.layout.schedule]
+            return single(stages[0], micro_batches, loss_fn=_loss, scale_grads=False)
+        multiple = MULTIPLE[self.layout.schedule]
+        return multiple(stages, micro_batches, loss_fn=_loss, scale_grads=False)
+
+    def _stage(self, number: int, sample: torch.Size) -> PipelineStage:
+        """A stage with given input and output shapes; torch would otherwise infer them with an extra forward pass on
+        uninitialised memory."""
+        part = self.stages[number]
+        shape = torch.Size([self.micro_batch, *sample])
+        hidden = self._boundary(shape).requires_grad_()
+        first = torch.empty(shape, dtype=torch.int64, device=self.mesh.device)
+        terms = 1 if self.loss is None else len(self.loss.terms)
+        losses = torch.empty(
+            self.micro_batch, terms, dtype=upcast_dtype(hidden), device=self.mesh.device, requires_grad=True
+        )
+        return _Stage(
+            self._phase,
+            self.layout,
+            part,
+            number,
+            self.layout.num_stages,
+            self.mesh.device,
+            input_args=first if number == 0 else hidden,
+            output_args=losses if number == self._last else hidden,
+            group=self.mesh.pipeline.group,
+        )
+
+    def _boundary(self, shape: torch.Size) -> Tensor:
+        """What crosses for tokens of this shape."""
+        part = next(iter(self.stages.values()))
+        share = shape[-1] // self.layout.context
+        share = share // part.tensor.size if part.tensor.shards_tokens else share
+        return torch.empty(shape[:-1].numel(), share, part.config.width, dtype=part.dtype, device=self.mesh.device)
+
+
+def _loss(losses_bn: Tensor, _: Tensor, factors: Factors) -> Tensor:
+    return scaled_sum(losses_bn, factors)

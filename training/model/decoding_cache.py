@@ -1,0 +1,236 @@
+"""Slot KV caches of continuous batching: each sequence has a slot, and every layer its keys and values of all slots."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+# B rows, T tokens, S columns looked at, N slots, G key/value heads, C capacity in tokens, K head width
+
+MIN_COLUMNS = 256  # the capacity of a new cache; it doubles when a sequence is longer
+
+
+@dataclass(frozen=True)
+class SlotRows:
+    """Which tokens a forward pass reads, and where their keys and values go.
+
+    slots_B: int64, the slot of each row. positions_BT: int64, of each token in its sequence, -1 for padding, which is
+    on the left; the token of position p is written to column p of its slot. span: columns read, 1 + the largest
+    position. fresh: no row has tokens in the cache yet. padded: there is padding. in_order: slots_B is 0, 1, 2, ...
+    last_only: of each row the last token's hidden state is wanted, of none other."""
+
+    slots_B: Tensor
+    positions_BT: Tensor
+    span: int
+    fresh: bool
+    padded: bool
+    in_order: bool
+    last_only: bool = False
+
+    @staticmethod
+    def of_batch(positions_BT: Tensor, device: torch.device) -> "SlotRows":
+        """Of the first slots. positions_BT: in host memory."""
+        padding_BT = positions_BT < 0
+        first_B = positions_BT.masked_fill(padding_BT, positions_BT.max()).amin(dim=1)
+        return SlotRows(
+            torch.arange(len(positions_BT), device=device),
+            positions_BT.to(device),
+            span=int(positions_BT.max()) + 1,
+            fresh=not first_B.any(),
+            padded=bool(padding_BT.any()),
+            in_order=True,
+        )
+
+    @property
+    def reads_itself_only(self) -> bool:
+        """Plainly causal attention among the tokens of the pass."""
+        return self.fresh and not self.padded
+
+
+@dataclass(frozen=True)
+class CachedKeys:
+    """Keys and values that the tokens of a pass attend to."""
+
+    key_BGSK: Tensor
+    value_BGSK: Tensor
+
+
+class KVSlots:
+    """Keys and values of one layer. Column C is scratch: padding is written there. All numbers are finite, also those
+    that no token may see: zero times infinity would reach the sum."""
+
+    def __init__(self, slots: int):
+        self.slots = slots
+        self.key_NGCK: Tensor | None = None
+        self.value_NGCK: Tensor | None = None
+
+    def at(self, rows: SlotRows) -> "SlotView":
+        return SlotView(self, rows)
+
+    def copy(self, source: int, target: int, tokens: int) -> None:
+        """Copies the first columns of one slot to another."""
+        for memory in (self.key_NGCK, self.value_NGCK):
+            if memory is not None and tokens:
+                memory[target, :, :tokens] = memory[source, :, :tokens]
+
+    def clear(self, slot: int) -> None:
+        for memory in (self.key_NGCK, self.value_NGCK):
+            if memory is not None:
+                memory[slot] = 0
+
+    def swap(self, first: int, second: int, tokens: int) -> None:
+        """Exchanges the first columns of two slots."""
+        for memory in (self.key_NGCK, self.value_NGCK):
+            if memory is not None and tokens:
+                kept = memory[first, :, :tokens].clone()
+                memory[first, :, :tokens] = memory[second, :, :tokens]
+                memory[second, :, :tokens] = kept
+
+    def write(self, rows: SlotRows, key_BTGK: Tensor, value_BTGK: Tensor) -> None:
+        self.key_NGCK = self._with_columns(self.key_NGCK, key_BTGK, rows.span)
+        self.value_NGCK = self._with_columns(self.value_NGCK, value_BTGK, rows.span)
+        columns_BT = rows.positions_BT
+        if rows.padded:
+            columns_BT = columns_BT.masked_fill(columns_BT < 0, self.key_NGCK.shape[2] - 1)
+        places = rows.slots_B.unsqueeze(1), slice(None), columns_BT
+        self.key_NGCK[places] = key_BTGK
+        self.value_NGCK[places] = value_BTGK
+
+    def read(self, rows: SlotRows) -> CachedKeys:
+        """Columns 0 to span - 1 of the rows' slots, without a copy where the slots are in order."""
+        assert self.key_NGCK is not None and self.value_NGCK is not None
+        if rows.in_order:
+            count = len(rows.slots_B)
+            return CachedKeys(self.key_NGCK[:count, :, : rows.span], self.value_NGCK[:count, :, : rows.span])
+        return CachedKeys(self.key_NGCK[rows.slots_B, :, : rows.span], self.value_NGCK[rows.slots_B, :, : rows.span])
+
+    def _with_columns(self, memory_NGCK: Tensor | None, new_BTGK: Tensor, columns: int) -> Tensor:
+        """The memory with at least so many columns and the scratch column."""
+        if memory_NGCK is not None and memory_NGCK.shape[2] > columns:
+            return memory_NGCK
+        capacity = MIN_COLUMNS
+        while capacity < columns:
+            capacity *= 2
+        groups, width = new_BTGK.shape[2:]
+        grown_NGCK = new_BTGK.new_zeros(self.slots, groups, capacity + 1, width)
+        if memory_NGCK is not None:
+            grown_NGCK[:, :, : memory_NGCK.shape[2]] = memory_NGCK
+        return grown_NGCK
+
+
+@dataclass(frozen=True)
+class SlotView:
+    """The slots of one layer as the decoding state of a forward pass."""
+
+    memory: KVSlots
+    rows: SlotRows
+
+    def append(self, key_BTGK: Tensor, value_BTGK: Tensor) -> CachedKeys:
+        """Writes the new tokens; returns what they attend to."""
+        self.memory.write(self.rows, key_BTGK, value_BTGK)
+        if self.rows.reads_itself_only:
+            return CachedKeys(key_BTGK.transpose(1, 2), value_BTGK.transpose(1, 2))
+        return self.memory.read(self.rows)
+
+
+# Rows of decoding states: take some, join those of several batches. For every mixer but attention.
+
+
+def take_rows(state: Any, rows: Tensor) -> Any:
+    """The state of the given batch rows, in that order. A state is a tensor whose first dimension are the rows, a ring
+    buffer, or a tuple or dataclass of them. Raises TypeError for another."""
+    if isinstance(state, Tensor):
+        return state[rows]
+    if isinstance(state, RingBuffer):
+        return state.take(rows)
+    return _of_parts(state, [take_rows(part, rows) for part in _parts(state)])
+
+
+def join_rows(states: Sequence[Any]) -> Any:
+    """One state with the rows of all, in order. Raises TypeError as `take_rows` does."""
+    if isinstance(states[0], Tensor):
+        return torch.cat(list(states))
+    if isinstance(states[0], RingBuffer):
+        return RingBuffer.of(torch.cat([each.in_order() for each in states]))
+    parts = zip(*(_parts(state) for state in states), strict=True)
+    return _of_parts(states[0], [join_rows(each) for each in parts])
+
+
+def _parts(state: Any) -> list[Any]:
+    if is_dataclass(state):
+        return [getattr(state, field.name) for field in fields(state)]
+    if isinstance(state, tuple):
+        return list(state)
+    raise TypeError(
+        f"a decoding state of type {type(state).__name__} has no rows; make it a tensor, a tuple or a dataclass of them"
+    )
+
+
+def _of_parts(like: Any, parts: list[Any]) -> Any:
+    return tuple(parts) if type(like) is tuple else type(like)(*parts)
+
+
+# Ring buffers of decoding: the last inputs of a layer, in memory that neither grows nor moves.
+
+# B rows, L columns kept, C channels
+
+
+class _Slots:
+    """Column t is in slot t % L; `columns` were written so far."""
+
+    def __init__(self, slots_BLC: Tensor, columns: int):
+        self.slots_BLC, self.columns = slots_BLC, columns
+
+
+@dataclass(frozen=True)
+class RingBuffer:
+    """The last L columns before column `end`. A new column takes the place of the oldest, so only the newest buffer can
+    be read: raises RuntimeError for one that was appended to already; `take` copies it before."""
+
+    memory: _Slots
+    end: int
+
+    @staticmethod
+    def of(last_BLC: Tensor) -> "RingBuffer":
+        """last_BLC: the columns, oldest first. Copied."""
+        length = last_BLC.shape[1]
+        return RingBuffer(_Slots(last_BLC.detach().clone(memory_format=torch.contiguous_format), length), length)
+
+    @property
+    def length(self) -> int:
+        return self.memory.slots_BLC.shape[1]
+
+    def at(self, back: Sequence[int]) -> Tensor:
+        """[B, len(back), C]: the columns so many places before `end`, 1 to L; 1 is the newest."""
+        slots_BLC = self._slots()
+        places = [(self.end - each) % self.length for each in back]
+        return slots_BLC[:, places]
+
+    def in_order(self) -> Tensor:
+        """[B, L, C], oldest first. A copy."""
+        slots_BLC = self._slots()
+        return slots_BLC.roll(-(self.end % self.length), dims=1) if self.length else slots_BLC
+
+    def append(self, column_BC: Tensor) -> "RingBuffer":
+        slots_BLC = self._slots()
+        if self.length:
+            slots_BLC[:, self.end % self.length] = column_BC
+        self.memory.columns = self.end + 1
+        return RingBuffer(self.memory, self.end + 1)
+
+    def slots(self) -> tuple[Tensor, Tensor]:
+        """([B, L, C] as they lie, int64[L]: how many places before `end` each is, the newest 1)."""
+        slots_BLC = self._slots()
+        places_L = torch.arange(self.length, device=slots_BLC.device)
+        return slots_BLC, (self.end - 1 - places_L) % self.length + 1
+
+    def take(self, rows: Tensor) -> "RingBuffer":
+        """The buffer of the given batch rows, in that order. A copy."""
+        return RingBuffer(_Slots(self._slots()[rows], self.end), self.end)
+
+    def _slots(self) -> Tensor:
+        if self.memory.columns != self.end:
+            raise RuntimeError("this decoding state was continued already; keep a copy of it (take) to continue twice")
+        return self.memory.slots_BLC

@@ -1,0 +1,397 @@
+"""Copies between the device and host memory beside the computation. On a CPU "the device" is the same memory, and every
+copy is made at once."""
+
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
+from torch.multiprocessing.reductions import StorageWeakRef
+
+
+def host_zeros_like(tensor: Tensor) -> Tensor:
+    """Zeros in host memory; pinned beside a CUDA device, so that copies run beside the computation."""
+    return torch.zeros(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=tensor.is_cuda)
+
+
+class HostCopies:
+    """Copies in one direction, on a stream of their own. Sources are held until their copy has ended, so that their
+    memory is not given to other tensors before (the caching allocator knows the stream that made them only)."""
+
+    def __init__(self, device: torch.device):
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._held: deque[tuple[torch.cuda.Event, Tensor]] = deque()
+
+    def copy(self, target: Tensor, source: Tensor) -> torch.cuda.Event | None:
+        """Copies after all that the current stream was given so far; returns the event of its end."""
+        if self._stream is None:
+            target.copy_(source)
+            return None
+        self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
+        with torch.cuda.stream(self._stream):
+            target.copy_(source, non_blocking=True)
+            event = self._stream.record_event()
+        self._held.append((event, source))
+        self.release()
+        return event
+
+    def release(self) -> None:
+        """Gives up the sources whose copies have ended."""
+        while self._held and self._held[0][0].query():
+            self._held.popleft()
+
+    def record(self, event: torch.cuda.Event) -> None:
+        """The event happens once all copies so far have ended."""
+        if self._stream is not None:
+            event.record(self._stream)
+
+    def finish(self) -> None:
+        """Blocks until all copies have ended."""
+        if self._stream is not None:
+            self._stream.synchronize()
+            self._held.clear()
+
+    def join(self) -> None:
+        """Work given to the current stream from here on waits for all copies so far."""
+        if self._stream is not None:
+            torch.cuda.current_stream(self._stream.device).wait_stream(self._stream)
+
+
+# Copies of activations to host memory and back: the streams that a model's layers share, and one tensor's copy.
+
+ROUNDING_BUFFERS = 2  # layers whose activations may be on the device at once
+
+
+class Prefetched(Protocol):
+    """A layer in one pass, whose activations are in host memory."""
+
+    def prefetch(self) -> None: ...
+
+
+class InHostMemory:
+    """A tensor's copy, in the order of the memory, and the events of its copies."""
+
+    def __init__(self, values: Tensor, swap: "SwapStreams"):
+        self.swap, self.device = swap, values.device
+        self.host = torch.empty(values.shape, dtype=values.dtype, device="cpu", pin_memory=values.is_cuda)
+        self._stored = swap.to_host.copy(self.host, values)
+        self._back: tuple[Tensor, torch.cuda.Event | None] | None = None
+
+    def prefetch(self) -> None:
+        """Begins the copy to the device, for a backward pass that is near."""
+        if self._back is None and self.device.type == "cuda":
+            self._back = self._fetched()
+
+    def values(self) -> Tensor:
+        """On the device; on a CPU the copy itself."""
+        if self.device.type == "cpu":
+            return self.host
+        target, arrived = self._back or self._fetched()
+        self._back = None
+        if arrived is not None:
+            torch.cuda.current_stream(self.device).wait_event(arrived)
+        return target
+
+    def _fetched(self) -> tuple[Tensor, torch.cuda.Event | None]:
+        if self._stored is not None:
+            torch.cuda.current_stream(self.device).wait_event(self._stored)
+        target = torch.empty(self.host.shape, dtype=self.host.dtype, device=self.device)
+        return target, self.swap.to_device.copy(target, self.host)
+
+
+class SwapStreams:
+    """Shared by the layers of one model: the streams, and the layers whose activations are in host memory. A layer
+    begins once the copies of the layer but one before it have ended; in the backward pass each layer begins the copies
+    of the one before it."""
+
+    def __init__(self, device: torch.device):
+        self.to_host, self.to_device = HostCopies(device), HostCopies(device)
+        self.device = device
+        self.layers: list[Prefetched] = []
+        self._ends: list[torch.cuda.Event] = []
+
+    def begin(self, layer: "Prefetched") -> None:
+        if self.device.type == "cuda":
+            if len(self._ends) >= ROUNDING_BUFFERS:
+                # This thread waits, not only the stream: it runs ahead, and memory is free once it has seen the end.
+                self._ends.pop(0).synchronize()
+                self.to_host.release()
+            self.layers.append(layer)
+
+    def end(self) -> None:
+        if self.device.type == "cuda":
+            event = torch.cuda.Event()
+            self.to_host.record(event)
+            self._ends.append(event)
+
+    def backward_begins(self, layer: "Prefetched") -> None:
+        if layer in self.layers:
+            place = self.layers.index(layer)
+            if place:
+                self.layers[place - 1].prefetch()
+            del self.layers[place]
+
+
+# Activations of a layer in host memory between its forward and its backward pass, whole or of a share of the tokens
+# (MEMO, SIGMOD 2025): the layer's input and the attention's output always, of the rest the first tokens; those of the
+# other tokens are recomputed. All but attention is computed token by token, so attention itself is never recomputed;
+# nor are convolutions and scans of other mixers, and routed experts, whose load and capacity are of all tokens.
+
+# B batch, T tokens, R of them that are recomputed
+
+# The cut is a multiple of this, so that the blocks of a matmul over the tokens that are left begin where they begin
+# over all of them.
+CUT_TOKENS = 8
+
+
+@dataclass(frozen=True)
+class _Order:
+    """How a tensor lies in memory: its dimensions from the outermost, and its shape in that order."""
+
+    dims: tuple[int, ...]
+    shape: tuple[int, ...]
+
+    @staticmethod
+    def of(tensor: Tensor) -> "_Order":
+        dims = tuple(sorted(range(tensor.dim()), key=lambda dim: -tensor.stride(dim)))
+        return _Order(dims, tuple(tensor.shape[dim] for dim in dims))
+
+    def in_memory(self, tensor: Tensor) -> Tensor:
+        return tensor.permute(self.dims).contiguous()
+
+    def restored(self, flat: Tensor) -> Tensor:
+        inverse = [self.dims.index(dim) for dim in range(len(self.dims))]
+        return flat.view(self.shape).permute(inverse)
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """Of a saved tensor the first tokens are in host memory; number: of the saved tensor in the recomputation."""
+
+    number: int | str
+    first: InHostMemory | None
+    order: _Order
+    shards: int
+
+
+@dataclass(frozen=True)
+class _Whole:
+    copy: InHostMemory
+    order: _Order
+
+
+@dataclass(frozen=True)
+class _Mixing:
+    """Names of what is mixed, by its place in memory. shards: of the tokens, in each of them."""
+
+    names: dict[tuple[Any, ...], str]
+    shards: int
+
+
+class SwappedLayer:
+    """One layer in one pass. compute: a method of the layer. share: of the tokens; 1 recomputes nothing.
+
+    metadata: of the pass; it gives that of the last tokens (`of_tokens`), and calls `around_mixing` where what is
+    computed is not of single tokens. Tensors that the metadata holds, parameters and small tensors stay on the device.
+
+    Under sequence parallelism the input is one tensor rank's shard of the tokens, and what is gathered has `shards` of
+    them: the first tokens are then those of each shard, so that every rank recomputes the tokens that it gathers."""
+
+    def __init__(self, compute: Callable[..., Any], x_BTD: Tensor, metadata: Any, share: float, swap: SwapStreams):
+        self.compute, self.metadata, self.swap = compute, metadata, swap
+        self.batch, self.tokens = x_BTD.shape[:2]
+        self.shards = metadata.positions_BT.shape[1] // self.tokens
+        self.cut = first_tokens(share, self.tokens)
+        self.needs_gradient = x_BTD.requires_grad
+        layer: nn.Module = getattr(compute, "_torchdynamo_orig_callable", compute).__self__  # type: ignore[attr-defined]
+        self._kept = {_key(tensor)[0] for tensor in metadata.tensors()} | _places(layer.parameters())
+        # Parts of the layer whose weights FSDP gathers when they are called, after this.
+        self._gathered_later = [part for part in layer.modules() if isinstance(part, FSDPModule) and part is not layer]
+        self._copies: dict[tuple[Any, ...], tuple[StorageWeakRef, InHostMemory]] = {}
+        self._whole: dict[int, StorageWeakRef] = {}  # storages that are always in host memory
+        # Places in memory of what is mixed (queries, keys and values, which may share a storage), while it is.
+        self._mixing: _Mixing | None = None
+        self._mixed: list[tuple[_Whole, int]] = []  # results, always in host memory, with their shards
+        self._mixings = self._saved = 0
+        self._again: dict[int | str, Tensor] | None = None
+        self._began_backward = False
+        self._input = None
+        if self.cut < self.tokens:
+            self._input = self._always(x_BTD)
+
+    def __call__(self, x_BTD: Tensor, state: Any) -> Any:
+        self.swap.begin(self)
+        with saved_tensors_hooks(self._pack, self._unpack):
+            # Only where tokens are computed again must it be known what is mixed; compiled layers do not take that.
+            metadata = self.metadata if self.cut == self.tokens else replace(self.metadata, around_mixing=self._mix)
+            output = self.compute(x_BTD, metadata, state)
+        self.swap.end()
+        return output
+
+    def prefetch(self) -> None:
+        for _, copy in self._copies.values():
+            copy.prefetch()
+
+    def _mix(self, function: Callable[..., Tensor], *streams: Tensor) -> Tensor:
+        """function(*streams) of tensors [B, T, ...], such as queries, keys and values; what it saves besides those is
+        kept whole."""
+        names = self._names(streams)
+        shards = streams[0].shape[1] // self.tokens
+        self._mixing = _Mixing({_key(part): name for part, name in zip(streams, names, strict=True)}, shards)
+        mixed = function(*streams)
+        self._mixing = None
+        if self.cut < self.tokens:
+            self._mixed.append((self._always(mixed), shards))
+        return mixed
+
+    def _names(self, streams: Sequence[Tensor]) -> list[str]:
+        """Of what is mixed next: the same in the recomputation."""
+        self._mixings += 1
+        return [f"{self._mixings}.{index}" for index in range(len(streams))]
+
+    def _always(self, tensor: Tensor) -> _Whole:
+        self._whole[_key(tensor)[0]] = StorageWeakRef(tensor.untyped_storage())
+        return self._stored(tensor.detach())
+
+    def _pack(self, tensor: Tensor) -> Tensor | _Rows | _Whole:
+        number: int | str = self._saved
+        self._saved += self._mixing is None
+        storage = _key(tensor)[0]
+        if tensor.numel() < self.tokens or self._is_kept(storage):
+            return tensor
+        order = _Order.of(tensor)
+        if self._mixing is not None:
+            name = self._mixing.names.get(_key(tensor))
+            if name is None or self.cut == self.tokens:
+                return self._stored(tensor)
+            number, shards = name, self._mixing.shards
+        elif self.cut == self.tokens or self._is_whole(storage) or not self._is_by_token(order):
+            return self._stored(tensor)
+        else:
+            shards = self._shards_of(order)
+        first = None
+        if self.cut:
+            first = self._copied(
+                tensor, "first", lambda values: self._by_token(values, shards)[:, :, : self.cut].contiguous(), order
+            )
+        return _Rows(number, first, order, shards)
+
+    def _is_kept(self, storage: int) -> bool:
+        return storage in self._kept or any(storage in _places(part.parameters()) for part in self._gathered_later)
+
+    def _is_whole(self, storage: int) -> bool:
+        """The address of a storage that was freed may be another one's by now."""
+        return storage in self._whole and _is_at(self._whole[storage], storage)
+
+    def _stored(self, tensor: Tensor) -> _Whole:
+        order = _Order.of(tensor)
+        return _Whole(self._copied(tensor, "whole", lambda values: values.view(-1), order), order)
+
+    def _copied(self, tensor: Tensor, part: str, take: Callable[[Tensor], Tensor], order: _Order) -> InHostMemory:
+        """Views of the same values are copied once, while they are alive."""
+        key = part, *_key(tensor)
+        held = self._copies.get(key)
+        if held is None or not _is_at(held[0], key[1]):
+            copy = InHostMemory(take(order.in_memory(tensor.detach())), self.swap)
+            held = self._copies[key] = StorageWeakRef(tensor.untyped_storage()), copy
+        return held[1]
+
+    def _unpack(self, saved: Tensor | _Rows | _Whole) -> Tensor:
+        if isinstance(saved, Tensor):
+            return saved
+        if not self._began_backward:
+            self._began_backward = True
+            self.swap.backward_begins(self)
+        if isinstance(saved, _Whole):
+            return saved.order.restored(saved.copy.values())
+        last = self._recomputed(saved.number)
+        if last.numel() == _product(saved.order.shape):  # not of tokens after all, but for its size
+            return saved.order.restored(last)
+        parts = [] if saved.first is None else [saved.first.values()]
+        whole = torch.cat([*parts, last.view(self.batch, saved.shards, self.tokens - self.cut, -1)], dim=2)
+        return saved.order.restored(whole)
+
+    def _recomputed(self, number: int | str) -> Tensor:
+        """The last tokens of a saved tensor, in the order of the memory. The layer is computed once more over them,
+        with the attention's output in place of attention."""
+        if self._again is None:
+            self._again = self._recompute()
+        return self._again[number]
+
+    def _recompute(self) -> dict[int | str, Tensor]:
+        assert self._input is not None
+        again: dict[int | str, Tensor] = {}
+        mixed, self._mixings = iter(self._mixed), 0
+
+        def pack(tensor: Tensor) -> Tensor:
+            number = sum(isinstance(key, int) for key in again)
+            again[number] = _Order.of(tensor).in_memory(tensor.detach())
+            return tensor
+
+        def mix(_: Callable[..., Tensor], *streams: Tensor) -> Tensor:
+            for part, name in zip(streams, self._names(streams), strict=True):
+                again[name] = _Order.of(part).in_memory(part.detach())
+            saved, shards = next(mixed)
+            return _last(saved, self.cut, shards).requires_grad_(streams[0].requires_grad)
+
+        metadata = replace(self.metadata.of_tokens(self.cut, self.shards), around_mixing=mix)
+        x_BRD = _last(self._input, self.cut, 1).requires_grad_(self.needs_gradient)
+        with torch.enable_grad(), saved_tensors_hooks(pack, lambda tensor: tensor):
+            self.compute(x_BRD, metadata, None)
+        return again
+
+    def _is_by_token(self, order: _Order) -> bool:
+        return self._tokens_of(order) in (self.tokens, self.shards * self.tokens)
+
+    def _tokens_of(self, order: _Order) -> int:
+        """Of a sample, in a tensor [B, T, ...] or [B x T, ...]; 0 in others."""
+        if order.shape[:1] == (self.batch,) and len(order.shape) > 1:
+            return order.shape[1]
+        return order.shape[0] // self.batch if order.shape and order.shape[0] % self.batch == 0 else 0
+
+    def _shards_of(self, order: _Order) -> int:
+        return self._tokens_of(order) // self.tokens
+
+    def _by_token(self, values: Tensor, shards: int) -> Tensor:
+        return values.reshape(self.batch, shards, self.tokens, -1)
+
+
+def first_tokens(share: float, tokens: int) -> int:
+    """Tokens of a share: a multiple of 8 where that leaves some on both sides."""
+    cut = round(share * tokens)
+    return cut if cut in (0, tokens) else round(cut / CUT_TOKENS) * CUT_TOKENS
+
+
+def _last(saved: _Whole, cut: int, shards: int) -> Tensor:
+    """The tokens behind the first `cut` of each shard."""
+    whole = saved.order.restored(saved.copy.values())
+    return whole.unflatten(1, (shards, -1))[:, :, cut:].flatten(1, 2).contiguous()
+
+
+def _places(parameters: Iterable[nn.Parameter]) -> set[int]:
+    """Addresses of their storages, of DTensors of this rank's part."""
+    shards = (parameter.detach() for parameter in parameters)
+    return {_key(shard.to_local() if isinstance(shard, DTensor) else shard)[0] for shard in shards}
+
+
+def _is_at(reference: StorageWeakRef, address: int) -> bool:
+    """Whether the storage is alive with its memory there: that of a weight that FSDP gathered outlives its memory."""
+    storage = torch.UntypedStorage._new_with_weak_ptr(reference.cdata)
+    return storage is not None and storage.data_ptr() == address
+
+
+def _key(tensor: Tensor) -> tuple[Any, ...]:
+    storage = tensor.untyped_storage().data_ptr()
+    return storage, tensor.storage_offset(), tensor.numel(), tensor.dtype, tensor._version
+
+
+def _product(shape: Iterable[int]) -> int:
+    result = 1
+    for size in shape:
+        result *= size
+    return result

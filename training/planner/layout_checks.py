@@ -1,0 +1,309 @@
+"""Checks that a layout is valid for a model and a batch, before a process group is made.
+
+torch checks almost none of this. Every problem is reported with the nearest valid value."""
+
+import math
+from collections.abc import Iterator
+
+from gristmill.foundation.errors import RecipeError
+from gristmill.training.config.layers import divisors
+from gristmill.training.config.layout import SWAPS, LayoutConfig
+from gristmill.training.config.model import ModelConfig
+from gristmill.training.config.train import TrainConfig
+
+
+def check_layout(model: ModelConfig, train: TrainConfig, vocab_size: int, world_size: int) -> None:
+    """Raises RecipeError with all problems of the layout."""
+    reasons = list(objections(model, train, vocab_size, world_size))
+    if reasons:
+        raise RecipeError("this layout cannot be right:\n" + "\n".join(f"- {reason}" for reason in reasons))
+
+
+def objections(model: ModelConfig, train: TrainConfig, vocab_size: int, world_size: int) -> Iterator[str]:
+    layout = train.layout
+    yield from _world(layout, world_size)
+    yield from _tensor(model, layout, vocab_size)
+    yield from _context(model, train)
+    yield from _pipeline(model, layout)
+    yield from _experts(model, train)
+    yield from _mixers(model, train)
+    yield from _batches(model, train)
+    if train.float8:
+        yield from _float8(model, train)
+    yield from _swap(model, train)
+    yield from _overlap(model, train)
+    if train.cuda_graphs:
+        yield from _graphs(model, train)
+    if layout.offload.streams_weights:
+        yield from _streamed(model, train)
+
+
+def micro_batch_size(model: ModelConfig, train: TrainConfig) -> int:
+    """The layout's micro-batch, or the engine's choice: the most samples up to 8192 tokens on a rank that divide every
+    batch evenly and leave a pipeline its micro-batches."""
+    layout = train.layout
+    if layout.micro_batch:
+        return layout.micro_batch
+    shares = [samples // layout.data for samples in batch_sizes(model, train)]
+    fitting = [
+        size
+        for size in divisors(math.gcd(*shares) or 1)
+        if size * model.sequence_length <= 8192 * layout.context and min(shares) // size >= min_micro_batches(layout)
+    ]
+    return max(fitting, default=1)
+
+
+def min_micro_batches(layout: LayoutConfig) -> int:
+    """A pipeline needs a micro-batch for each rank (dualpipev: for each stage) to be in flight."""
+    if layout.pipeline == 1:
+        return 1
+    return layout.num_stages if layout.schedule == "dualpipev" else layout.pipeline
+
+
+def batch_sizes(model: ModelConfig, train: TrainConfig) -> list[int]:
+    """Samples of every batch size the run passes through."""
+    sizes = {train.batch_tokens}
+    if train.batch_ramp is not None:
+        sizes |= set(range(train.batch_ramp.start_tokens, train.batch_tokens, train.batch_ramp.increment_tokens))
+    return sorted(size // model.sequence_length for size in sizes)
+
+
+def _world(layout: LayoutConfig, world_size: int) -> Iterator[str]:
+    if layout.world_size != world_size:
+        rest = layout.world_size // layout.data
+        fix = f"set data: {world_size // rest}" if world_size % rest == 0 else f"tensor x pipeline x context is {rest}"
+        yield (
+            f"data {layout.data} x tensor {layout.tensor} x pipeline {layout.pipeline} x context {layout.context} = "
+            f"{layout.world_size} processes, but {world_size} run; start {layout.world_size} (torchrun "
+            f"--nproc-per-node {layout.world_size}), or {fix}"
+        )
+
+
+def _tensor(model: ModelConfig, layout: LayoutConfig, vocab_size: int) -> Iterator[str]:
+    size = layout.tensor
+    if size == 1 or model.transformers is not None:  # a plan by rules replicates what does not split
+        return
+    sizes = divisors(model.heads if model.has_attention else model.width)
+    legal = [number for number in sizes if not list(_uneven(model, number, vocab_size, layout))]
+    for reason in _uneven(model, size, vocab_size, layout):
+        yield f"tensor {size}: {reason}; legal for this model: {legal}"
+
+
+def _uneven(model: ModelConfig, size: int, vocab_size: int, layout: LayoutConfig) -> Iterator[str]:
+    for name in model.used_mixers:
+        problem = model.mixer_named(name).tensor_problem(model.width, size)
+        if problem is not None:
+            yield problem
+    for hidden in sorted({layer.hidden for layer in model.layer_list}):
+        if hidden % size:
+            yield f"the hidden width {hidden} does not split evenly"
+    if (size - 1) * math.ceil(vocab_size / size) >= vocab_size:
+        yield f"a vocabulary of {vocab_size} leaves the last rank without a row"
+    tokens = model.sequence_length // layout.context
+    if layout.sequence_parallel and tokens % size:
+        name = "sequence_length" if layout.context == 1 else "a context rank's share of the sequence,"
+        yield f"{name} {tokens} does not split evenly; set sequence_parallel: false"
+
+
+def _context(model: ModelConfig, train: TrainConfig) -> Iterator[str]:
+    layout = train.layout
+    size = layout.context
+    if size == 1:
+        return
+    if train.compile:
+        yield f"compile is not built for context {size} yet; set compile: false"
+    if model.sequence_length % (unit := context_unit(layout)):
+        nearest = max(1, round(model.sequence_length / unit)) * unit
+        legal = [number for number in divisors(model.sequence_length) if context_splits(model, layout, number)]
+        parts = "2 blocks for each rank of the ring" if layout.context_method == "ring" else "a share for each rank"
+        yield (
+            f"context {size}: sequence_length {model.sequence_length} does not split into {parts}; set "
+            f"sequence_length: {nearest}, or context to one of {legal}"
+        )
+    heads = model.heads // layout.tensor
+    if layout.context_method == "all_to_all" and heads % size:
+        legal = [number for number in divisors(heads) if context_splits(model, layout, number)]
+        yield (
+            f"context {size} with context_method all_to_all: {heads} heads of a tensor rank do not split evenly; set "
+            f"context to one of {legal}, or context_method: ring"
+        )
+
+
+def context_unit(layout: LayoutConfig) -> int:
+    """Samples split into so many equal parts: the ring hands out two blocks to each rank."""
+    return layout.context * (2 if layout.context_method == "ring" else 1)
+
+
+def context_splits(model: ModelConfig, layout: LayoutConfig, context: int) -> bool:
+    """Whether the sample splits over so many context ranks."""
+    return context == 1 or model.sequence_length % context_unit(layout.model_copy(update={"context": context})) == 0
+
+
+def _pipeline(model: ModelConfig, layout: LayoutConfig) -> Iterator[str]:
+    if layout.pipeline == 1:
+        return
+    if layout.num_stages > model.layers:
+        yield (
+            f"{layout.num_stages} stages but {model.layers} layers; use at most "
+            f"{model.layers // layout.stages_per_rank} pipeline ranks with {layout.stages_per_rank} stages each"
+        )
+    splits = model.pattern_splits
+    if splits is not None and layout.split_points is None and len(splits) + 1 != layout.num_stages:
+        yield (
+            f"model.pattern has {len(splits) + 1} stages and the layout {layout.num_stages}; leave | out of the "
+            "pattern, or set train.layout.split_points"
+        )
+    if layout.split_points and (layout.split_points[0] < 1 or layout.split_points[-1] >= model.layers):
+        yield f"split_points {list(layout.split_points)} must lie between 1 and {model.layers - 1}"
+
+
+def _mixers(model: ModelConfig, train: TrainConfig) -> Iterator[str]:
+    for name in model.stateful_mixers:
+        for field, wanted in (("compile", train.compile), ("float8", train.float8)):
+            if wanted:
+                yield f"{field} is not built for the mixer {name} yet; set {field}: false"
+
+
+def _swap(model: ModelConfig, train: TrainConfig) -> Iterator[str]:
+    mode = train.layout.recompute
+    if mode not in SWAPS:
+        return
+    if mode != "tokens":
+        return
+    if train.compile:
+        yield (
+            "recompute: tokens computes a layer again around its attention, which is not built for compiled layers; "
+            "set recompute: swap, or compile: false"
+        )
+    for name in model.used_mixers:
+        if not model.mixer_named(name).marks_mixing:
+            yield (
+                f"recompute: tokens computes some tokens of a layer again, and the mixer {name} does not say what it "
+                "computes of all tokens together (Mixer.marks_mixing); set recompute: swap or full"
+            )
+    if train.float8:
+        yield "recompute: tokens changes the scale that float8 finds over the tokens; set float8: false"
+
+
+def _overlap(model: ModelConfig, train: TrainConfig) -> Iterator[str]:
+    if not train.layout.async_tensor_parallel:
+        return
+    if model.transformers is not None:
+        yield "async_tensor_parallel is not built for a model of transformers; leave it out"
+    if train.compile:
+        yield "async_tensor_parallel is not built for compiled layers; set compile: false, or leave it out"
+    if train.float8:
+        yield "async_tensor_parallel multiplies some tokens at a time, and float8 scales all at once; leave one out"
+
+
+def _graphs(model: ModelConfig, train: TrainConfig) -> Iterator[str]:
+    """What moves memory from step to step, or asks the device for a number within a pass."""
+    layout, fix = train.layout, "set cuda_graphs: false"
+    if layout.world_size > 1:
+        yield f"cuda_graphs is not built for {layout.world_size} processes, whose weights FSDP gathers anew; {fix}"
+    if layout.offload.active or layout.offload.streams_weights or layout.recompute in SWAPS:
+        yield f"cuda_graphs is not built for memory on the host (offload, recompute: {layout.recompute}); {fix}"
+    if model.has_experts:
+        yield f"cuda_graphs is not built for experts, whose numbers of tokens the host reads; {fix}"
+    if model.transformers is not None:
+        yield f"cuda_graphs is not built for a model of transformers; {fix}"
+    for name in model.stateful_mixers:
+        yield f"cuda_graphs is not built for the mixer {name} yet; {fix}"
+
+
+def _streamed(model: ModelConfig, train: TrainConfig) -> Iterator[str]:
+    """What cannot run where the layers' weights are in host memory or on disk."""
+    layout, name = train.layout, f"offload.parameters: {train.layout.offload.parameters}"
+    if layout.pipeline > 1:
+        yield (
+            f"{name} brings in the layers in the order of one pass, and pipeline {layout.pipeline} runs several at a "
+            "time; use data, tensor or context ranks, or offload.parameters: none"
+        )
+    if model.transformers is not None:
+        yield f"{name} is not built for a model of transformers; set offload.parameters: none"
+    if train.compile:
+        yield f"{name} is not built for compiled layers; set compile: false"
+    if train.float8:
+        yield f"{name} is not built for float8; set float8: false"
+    if train.upcycle is not None:
+        yield f"{name} is not built for upcycling; begin the run without it and resume it with it"
+    if train.checkpoint.asynchronous and layout.offload.parameters == "disk":
+        yield f"{name}: an asynchronous checkpoint copies all state into memory; set checkpoint.asynchronous: false"
+    casts = train.precision in ("bf16", "fp16") and layout.world_size == 1
+    if casts and (layout.recompute not in ("full", "operators") or layout.recompute_every > 1):
+        yield (
+            f"{name}: in one process each layer would keep the {train.precision} copy of its weights until its "
+            "backward pass; set recompute: full, or precision: fp32"
+        )
+
+
+def _experts(model: ModelConfig, train: TrainConfig) -> Iterator[str]:
+    layout, mixtures = train.layout, [layer for layer in model.layer_list if layer.experts]
+    if not mixtures:
+        if layout.expert_ranks > 1:
+            yield (
+                f"expert {layout.expert} x expert_tensor {layout.expert_tensor}: the model has no experts; set both to "
+                "1, or give the model some (model.moe)"
+            )
+        return
+    shared = math.gcd(*(layer.experts for layer in mixtures))
+    if shared % layout.expert:
+        counts = sorted({layer.experts for layer in mixtures})
+        yield f"expert {layout.expert}: layers with {counts} experts do not split evenly; try one of {divisors(shared)}"
+    widths = math.gcd(*(layer.expert_hidden for layer in mixtures))
+    if widths % layout.expert_tensor:
+        yield f"expert_tensor {layout.expert_tensor}: the experts' width does not split evenly; try {divisors(widths)}"
+    if layout.recompute == "operators" and layout.world_size > 1:
+        yield "recompute: operators does not work with experts that FSDP shards; set recompute: full"
+    for name, wanted in (("compile", train.compile), ("float8", train.float8)):
+        if wanted:
+            yield f"{name} is not built for experts yet; set {name}: false"
+
+
+def _batches(model: ModelConfig, train: TrainConfig) -> Iterator[str]:
+    layout = train.layout
+    sizes = [train.batch_tokens]
+    if train.batch_ramp is not None:
+        sizes += [train.batch_ramp.start_tokens, train.batch_ramp.increment_tokens]
+    for tokens in sizes:
+        if tokens % (model.sequence_length * layout.data):
+            unit = model.sequence_length * layout.data
+            nearest = max(unit, round(tokens / unit) * unit)
+            yield (
+                f"a batch of {tokens} tokens is not a whole number of samples of {model.sequence_length} tokens on "
+                f"each of {layout.data} data ranks; try {nearest}"
+            )
+            return
+    size = micro_batch_size(model, train)
+    for samples in batch_sizes(model, train):
+        share = samples // layout.data
+        if share % size:
+            yield f"{share} samples a data rank do not split into micro-batches of {size}; try one of {divisors(share)}"
+        elif share // size < min_micro_batches(layout):
+            yield (
+                f"schedule {layout.schedule} needs {min_micro_batches(layout)} micro-batches or more, a data rank "
+                f"has {share // size}; lower micro_batch, raise batch_tokens, or use fewer pipeline ranks"
+            )
+        elif layout.pipeline > 1 and layout.schedule == "interleaved" and share // size % layout.pipeline:
+            yield (
+                f"interleaved runs rounds of {layout.pipeline} micro-batches, {share // size} are no whole number of "
+                "rounds; change micro_batch or batch_tokens"
+            )
+
+
+def _float8(model: ModelConfig, train: TrainConfig) -> Iterator[str]:
+    """torch's 8-bit matmuls need sizes that are multiples of 16, also of a rank's shards."""
+    tensor = train.layout.tensor
+    sizes = {
+        "width": model.width,
+        "heads x head width on a tensor rank": model.heads * model.head_dim // tensor,
+        "key/value heads x head width on a tensor rank": max(1, model.num_kv_heads // tensor) * model.head_dim,
+        "tokens of a micro-batch on a rank": micro_batch_size(model, train)
+        * model.sequence_length
+        // train.layout.context,
+    }
+    for layer in model.layer_list:
+        sizes["hidden width on a tensor rank"] = layer.hidden // tensor
+    for name, size in sizes.items():
+        if size % 16:
+            yield f"float8 wants {name} ({size}) to be a multiple of 16; change it, or set float8: false"
