@@ -79,6 +79,7 @@ def bin_path(prefix: Path) -> Path:
 def block_mark(path: Path) -> Path:
     """The mark of a .bin of an index folder that is a BlockFile: index/train/books.bin ->
     index/cache/blocks/train/books.bin.json."""
+    path = path.absolute()  # a bare name in its own folder has one parent only
     return path.parents[1] / CACHE_FOLDER / "blocks" / path.parent.name / f"{path.name}.json"
 
 

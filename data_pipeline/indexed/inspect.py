@@ -93,7 +93,7 @@ def lines(found: Inspection) -> list[str]:
 
 def _vocab_size_of(prefix: Path) -> int | None:
     """That of the index folder the file lies in (FOLDER/train/books), None if it lies in none."""
-    folder = prefix.parent.parent
+    folder = prefix.absolute().parent.parent
     return read_dataset(folder).vocab_size if (folder / DATASET_NAME).is_file() else None
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from scipy.stats import binom
 
 from gristmill.evaluation.results.curves import DETECTABLE_ERRORS
 from gristmill.evaluation.results.statistics import BITS, LN2, MARK, ratio_error
@@ -15,13 +16,15 @@ from gristmill.foundation.checksums import check_outputs, reading
 from gristmill.foundation.errors import InputError
 
 DRAWS = 2000  # 50 draws lie outside each end of a 95 % interval
-HEADINGS = ("task", "n", "metric", "first", "second", "difference", "95 % interval", "detectable", "verdict")
+LEVEL = 0.05  # two-sided, as the interval
+HEADINGS = ("task", "n", "metric", "first", "second", "difference", "95 % interval", "exact p", "detectable", "verdict")
 
 
 @dataclass(frozen=True)
 class Comparison:
     """Difference second - first, and its 95 % bootstrap interval (low, high). detectable: the smallest difference that
-    so many questions show with a power of 80 %, from the standard error of the paired differences."""
+    so many questions show with a power of 80 %, from the standard error of the paired differences. p: of McNemar's
+    exact test, for answers that are right or wrong; None for other scores."""
 
     task: str
     metric: str
@@ -32,6 +35,7 @@ class Comparison:
     high: float
     detectable: float
     higher_is_better: bool
+    p: float | None = None
 
     @property
     def difference(self) -> float:
@@ -39,8 +43,9 @@ class Comparison:
 
     @property
     def verdict(self) -> str:
-        """One model is better only if the interval excludes zero."""
-        if self.low <= 0 <= self.high:
+        """One model is better only if the interval excludes zero; of right and wrong answers, if the exact test says so
+        too: few discordant questions give the bootstrap an interval that excludes zero by chance alone."""
+        if self.low <= 0 <= self.high or (self.p is not None and self.p >= LEVEL):
             return "no difference shown"
         return "second is better" if (self.difference > 0) == self.higher_is_better else "first is better"
 
@@ -109,9 +114,21 @@ def _compare_task(
                 high,
                 DETECTABLE_ERRORS * ratio_error(list(bits[:, 1] - bits[:, 0]), list(sizes)),
                 higher_is_better.get(metric, True),
+                mcnemar(bits[:, 0], bits[:, 1]) if is_right_or_wrong(bits) and metric not in BITS else None,
             )
         )
     return found
+
+
+def is_right_or_wrong(scores_N2: np.ndarray) -> bool:
+    return bool(np.isin(scores_N2, (0.0, 1.0)).all())
+
+
+def mcnemar(first_N: np.ndarray, second_N: np.ndarray) -> float:
+    """Two-sided p-value of McNemar's exact test (1947; the binomial test on the discordant questions): 4 questions that
+    one model alone answers and none the other -> 2 * 0.5**4 = 0.125. 1.0 without discordant questions."""
+    gained, lost = int((second_N > first_N).sum()), int((second_N < first_N).sum())
+    return min(1.0, 2 * float(binom.cdf(min(gained, lost), gained + lost, 0.5))) if gained + lost else 1.0
 
 
 def paired_interval(differences: np.ndarray, sizes: np.ndarray, seed: int, draws: int = DRAWS) -> tuple[float, float]:
@@ -138,6 +155,7 @@ def comparison_markdown(found: Sequence[Comparison]) -> str:
             f"{each.second:.4f}",
             f"{each.difference:+.4f}",
             f"{each.low:+.4f} to {each.high:+.4f}",
+            "" if each.p is None else f"{each.p:.3g}",
             "" if math.isnan(each.detectable) else f"{each.detectable:.4f}",
             each.verdict,
         )

@@ -40,7 +40,7 @@ def curve_svg(points: Sequence[Mapping[str, Any]]) -> str:
 
 # How much a score varies between checkpoints, and the smallest difference between two runs that would show.
 
-LAST = 5  # checkpoints
+LAST = 5  # checkpoints at most, of the second half of the curve: before it a score rises, and a trend is no noise
 POWER = 0.8  # with which the smallest detectable difference is found, by a two-sided test at 5 %
 DETECTABLE_ERRORS = NormalDist().inv_cdf(0.975) + NormalDist().inv_cdf(POWER)  # 2.80 standard errors
 HEADINGS = ("task", "metric", "score", "± s.e.", "noise", "checkpoints", "detectable")
@@ -48,8 +48,8 @@ HEADINGS = ("task", "metric", "score", "± s.e.", "noise", "checkpoints", "detec
 
 @dataclass(frozen=True)
 class ScoreNoise:
-    """score, error: of the last checkpoint. noise: standard deviation of the scores of the last `checkpoints`; None
-    for fewer than three (Signal and Noise, arXiv 2508.13144, section 2).
+    """score, error: of the last checkpoint. noise: standard deviation of the scores of the last `checkpoints`, never
+    more than half of the curve; None for fewer than three (Signal and Noise, arXiv 2508.13144, section 2).
 
     The questions are the same at every checkpoint, so their standard error is not part of the noise."""
 
@@ -74,7 +74,7 @@ def score_noise(points: Sequence[Mapping[str, Any]], last: int = LAST) -> list[S
         series.setdefault((point["task"], point["metric"]), []).append(point)
     found = []
     for (task, metric), every in series.items():
-        scores = [point["score"] for point in every[-last:]]
+        scores = [point["score"] for point in every[-max(1, min(last, len(every) // 2)) :]]
         noise = stdev(scores) if len(scores) > 2 else None
         found.append(ScoreNoise(task, metric, scores[-1], every[-1]["error"], noise, len(scores)))
     return found

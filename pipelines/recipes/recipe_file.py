@@ -9,11 +9,13 @@ from typing import Any, TypeVar, get_args
 from pydantic import BaseModel, ValidationError
 
 from gristmill.foundation.errors import RecipeError, nearest_name
+from gristmill.foundation.runtime.store.addresses import without_credentials
 from gristmill.foundation.strict_yaml import SURROGATE, YamlDocument, read_yaml
 from gristmill.pipelines.recipes.config import Recipe
 
 ConfigClass = TypeVar("ConfigClass", bound=BaseModel)
 RECIPES = Path(__file__).parent
+Location = tuple[int | str, ...]
 
 
 def recipe_names() -> list[str]:
@@ -46,7 +48,29 @@ def load_recipe(reference: str, overrides: Sequence[str] = ()) -> Recipe:
         raise RecipeError(f"{path}: a recipe is a mapping of fields (name: ..., sources: ...), but this is {found}")
     for override in overrides:
         _apply(document, override)
+    _refuse_credentials(document, str(path))
     return validate(document.value, str(path), document)
+
+
+def _refuse_credentials(document: YamlDocument, origin: str) -> None:
+    """Raises RecipeError naming the field of an address with credentials, whichever field it is: the recipe goes whole
+    into manifests, logs, reports and trackers."""
+    waiting: list[tuple[Location, Any]] = [((), document.value)]
+    while waiting:
+        location, value = waiting.pop()
+        if isinstance(value, dict):
+            waiting += [((*location, key), member) for key, member in value.items()]
+        elif isinstance(value, list):
+            waiting += [((*location, number), member) for number, member in enumerate(value)]
+        elif isinstance(value, str):
+            try:
+                without_credentials(value)
+            except ValueError as error:
+                is_option = any(
+                    location[:depth] in document.replaced for depth in range(len(location) + 1)
+                )  # whose place is the option itself, with the credential
+                place = "--set" if is_option else document.where(location, origin)
+                raise RecipeError(f"{place}: {'.'.join(map(str, location))}: {error}") from None
 
 
 def validate(content: dict[str, Any], origin: str, document: YamlDocument | None = None) -> Recipe:
@@ -99,7 +123,6 @@ def _index_or_name(target: dict[str, Any] | list[Any], key: str, override: str) 
 # Formats pydantic errors: file, line, field, what is wrong and how to fix it.
 
 MAX_SHOWN = 80  # characters of a value that a message repeats
-Location = tuple[int | str, ...]
 
 
 def explain_errors(

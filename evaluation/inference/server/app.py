@@ -3,6 +3,7 @@
 import asyncio
 import hmac
 import json
+import re
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -30,6 +31,8 @@ from gristmill.foundation.errors import InputError
 from gristmill.foundation.runtime.startup import without_garbage_collection
 
 MAX_BODY_BYTES = 16 << 20
+BODY_SECONDS = 30.0
+LOOPBACK_NAMES = frozenset(["localhost", "127.0.0.1", "[::1]"])
 POLL_SECONDS = 0.25  # between looks at whether the client is still there
 CLIENT_GONE = 499  # nginx's status for a client that closed the connection
 
@@ -61,12 +64,13 @@ class ServedModel:
 
     def encode_with_symbols(self, text: str, symbols: Sequence[str]) -> list[int]:
         """The ids of a text whose control symbols stand for themselves."""
-        for symbol in symbols:
-            number = self.codec.id_of(symbol)
-            if number is not None and symbol in text:
-                before, after = (self.encode_with_symbols(part, symbols) for part in text.split(symbol, 1))
-                return [*before, number, *after]
-        return list(self.codec.encode(text)) if text else []
+        numbers = {symbol: number for symbol in symbols if (number := self.codec.id_of(symbol)) is not None and symbol}
+        if not numbers:
+            return list(self.codec.encode(text)) if text else []
+        ids: list[int] = []
+        for part in re.split(f"({'|'.join(map(re.escape, sorted(numbers, key=len, reverse=True)))})", text):
+            ids += [numbers[part]] if part in numbers else self.codec.encode(part) if part else []
+        return ids
 
 
 @dataclass(frozen=True)
@@ -88,7 +92,8 @@ class HttpError(Exception):
         self.status, self.code = status, code
 
 
-def make_app(model: ServedModel) -> Starlette:
+def make_app(model: ServedModel, body_seconds: float = BODY_SECONDS) -> Starlette:
+    """body_seconds: in which the body of a request has to arrive."""
     routes = [
         Route("/health", partial(_health, model)),
         Route("/v1/models", _handler(model, _models)),
@@ -98,7 +103,9 @@ def make_app(model: ServedModel) -> Starlette:
         Route("/tokenize", _handler(model, _tokenize), methods=["POST"]),
         Route("/detokenize", _handler(model, _detokenize), methods=["POST"]),
     ]
-    return Starlette(routes=routes)
+    app = Starlette(routes=routes)
+    app.state.body_seconds = body_seconds
+    return app
 
 
 def _handler(model: ServedModel, answer: Callable[[ServedModel, Request], Any]) -> Callable[[Request], Any]:
@@ -112,6 +119,7 @@ def _handler(model: ServedModel, answer: Callable[[ServedModel, Request], Any]) 
             )
             return JSONResponse(body, 401, {"WWW-Authenticate": "Bearer"})
         try:
+            _refuse_other_sites(model, request)
             answered: Response = await answer(model, request)
             return answered
         except HttpError as error:
@@ -126,6 +134,28 @@ def _handler(model: ServedModel, answer: Callable[[ServedModel, Request], Any]) 
     return handle
 
 
+def _refuse_other_sites(model: ServedModel, request: Request) -> None:
+    """Raises HttpError for what a page of another site makes a browser send.
+
+    Without a token the server listens on loopback only, so every name in `Host` that is no loopback name is one that a
+    page let point here (DNS rebinding). A body that is no JSON is what a form may send without the browser asking."""
+    headers = request.headers
+    if model.token is None:
+        for name in ("host", "origin"):
+            value = headers.get(name, "localhost").rpartition("//")[2]
+            host = value if value.endswith("]") else re.sub(r":[0-9]*$", "", value)
+            if host.lower() not in LOOPBACK_NAMES:
+                raise HttpError(
+                    403,
+                    f"the header {name} names {value[:100]!r}; use localhost, or set a token in GRISTMILL_API_TOKEN",
+                )
+        if headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
+            raise HttpError(403, "a page of another site sent this; set a token in GRISTMILL_API_TOKEN")
+    kind = headers.get("content-type", "").partition(";")[0].strip().lower()
+    if request.method == "POST" and kind != "application/json":
+        raise HttpError(415, f"the content type is {kind[:100]!r}; send `Content-Type: application/json`")
+
+
 async def _health(model: ServedModel, request: Request) -> Response:
     """Needs no token. 503 once generation has ended."""
     status = "ok" if model.engine.is_running else "stopped"
@@ -138,12 +168,17 @@ async def _models(model: ServedModel, request: Request) -> Response:
 
 
 async def _body(request: Request) -> Any:
-    """The request's JSON. Raises HttpError for one that is too large or none."""
-    content = b""
-    async for part in request.stream():
-        content += part
-        if len(content) > MAX_BODY_BYTES:
-            raise HttpError(413, f"the body is larger than {MAX_BODY_BYTES} bytes; send less at once")
+    """The request's JSON. Raises HttpError for one that is too large, too slow or none."""
+    content = bytearray()
+    try:
+        async with asyncio.timeout(request.app.state.body_seconds):
+            async for part in request.stream():
+                content += part
+                if len(content) > MAX_BODY_BYTES:
+                    raise HttpError(413, f"the body is larger than {MAX_BODY_BYTES} bytes; send less at once")
+    except TimeoutError:
+        seconds = request.app.state.body_seconds
+        raise HttpError(408, f"the body did not arrive within {seconds:g} seconds; send it again") from None
     try:
         with without_garbage_collection():  # at the recursion limit the finalizers of other objects would fail
             return json.loads(content)
@@ -164,7 +199,7 @@ def _checked(model: ServedModel, kind: type[Any], body: Any) -> Any:
 async def _completions(model: ServedModel, request: Request) -> Response:
     fields: CompletionRequest = _checked(model, CompletionRequest, await _body(request))
     settings = fields.generation_settings()
-    prompts = [model.encode_prompt(prompt) for prompt in fields.prompts]
+    prompts = await asyncio.to_thread(lambda: [model.encode_prompt(prompt) for prompt in fields.prompts])
     requests = [GenerationRequest(tuple(prompt), settings, index) for index, prompt in enumerate(prompts)]
     echoes = [""] * len(prompts)
     if fields.echo:
@@ -177,7 +212,7 @@ async def _chat(model: ServedModel, request: Request) -> Response:
     fields: ChatRequest = _checked(model, ChatRequest, await _body(request))
     messages = [{"role": message.role, "content": message.text} for message in fields.messages]
     text = model.template.render(messages)
-    prompt = model.encode_chat(text)
+    prompt = await asyncio.to_thread(model.encode_chat, text)
     if len(prompt) >= model.sequence_length:
         raise HttpError(
             400, f"the messages have {len(prompt)} tokens; the model takes {model.sequence_length - 1}: shorten them"
@@ -289,7 +324,7 @@ async def _tokenize(model: ServedModel, request: Request) -> Response:
     if not isinstance(text, str):
         raise HttpError(400, "prompt is no text; send {'prompt': TEXT}")
     symbols = [model.codec.pieces[token] for token in (model.codec.end_of_document, model.codec.prefix_token)]
-    tokens = model.encode_with_symbols(text, symbols)
+    tokens = await asyncio.to_thread(model.encode_with_symbols, text, symbols)
     return JSONResponse({"tokens": tokens, "count": len(tokens), "max_model_len": model.sequence_length})
 
 
@@ -299,4 +334,4 @@ async def _detokenize(model: ServedModel, request: Request) -> Response:
     size = model.codec.vocab_size
     if not isinstance(tokens, list) or not all(type(token) is int and 0 <= token < size for token in tokens):
         raise HttpError(400, f"tokens is no list of ids from 0 to {size - 1}; send {{'tokens': [...]}}")
-    return JSONResponse({"prompt": model.codec.decode(tokens)})
+    return JSONResponse({"prompt": await asyncio.to_thread(model.codec.decode, tokens)})

@@ -5,10 +5,11 @@ recipe and its manifest are published."""
 
 import glob
 import io
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import unquote
 
 from gristmill.foundation.deferred_module import DeferredModule
 
@@ -16,15 +17,12 @@ fsspec = DeferredModule("fsspec")  # 0.1 s, for addresses alone
 aiohttp = DeferredModule("aiohttp")
 
 CONNECT_SECONDS, READ_SECONDS, ATTEMPTS = 5, 30, 2
-SECRET_PARAMETERS = {
-    "access_token",
-    "sig",
-    "signature",
-    "token",
-    "x-amz-credential",
-    "x-amz-signature",
-    "x-goog-signature",
-}
+# Names of parameters whose values are secrets: by a part of the name (`x-amz-signature`, `accessToken`), or all of it.
+_SECRET_PART = re.compile(
+    "token|secret|passw|pwd|signature|credential|api[-_.]?key|access[-_.]?key|account[-_.]?key|auth|session", re.I
+)
+_SECRET_NAMES = frozenset(["key", "pass", "sas", "sig", "jwt"])
+_PARAMETER = re.compile(r"[?&#;]([^=&#;?]+)=")
 
 
 def is_address(location: str) -> bool:
@@ -33,19 +31,31 @@ def is_address(location: str) -> bool:
 
 
 def without_credentials(address: str) -> str:
-    """The address itself. Raises ValueError, which does not repeat them, if it holds credentials."""
-    if not is_address(address):
-        return address
-    parts = urlsplit(address)
-    names = {name.lower() for name, _ in parse_qsl(parts.query, keep_blank_values=True)}
-    if ("@" in parts.netloc and parts.scheme != "hf") or names & SECRET_PARAMETERS:
-        host = parts.netloc.rpartition("@")[2]
+    """The address itself. Raises ValueError, which does not repeat them, if a link of it holds credentials: before the
+    host (`https://user:SECRET@host`), or as a parameter of the query or the fragment (`?api_key=SECRET`).
+
+    A chained address (`simplecache::https://host/file`, `zip://member::s3://bucket/key`) is looked at link by link."""
+    for link in address.split("::"):
+        scheme, separator, rest = link.partition("://")
+        if not separator:
+            continue
+        host = re.split("[/?#]", rest, maxsplit=1)[0]
+        parameters = [unquote(name) for name in _PARAMETER.findall(rest)]
+        secret = next((name for name in parameters if _is_secret(name)), None)
+        if secret is None and ("@" not in host or scheme == "hf"):
+            continue
+        host = host.rpartition("@")[2]
+        part = f"the parameter {secret!r}" if secret is not None else "a user before its host"
         raise ValueError(
-            f"the address {parts.scheme}://...{host}{parts.path} holds credentials, and recipes are published in "
-            "manifests; remove them and give access by the environment (AWS_ACCESS_KEY_ID, AWS_PROFILE, HF_TOKEN, "
+            f"the address {scheme}://...{host} holds credentials ({part}), and recipes are published "
+            "in manifests; remove them and give access by the environment (AWS_ACCESS_KEY_ID, AWS_PROFILE, HF_TOKEN, "
             "GOOGLE_APPLICATION_CREDENTIALS) or a role"
         )
     return address
+
+
+def _is_secret(name: str) -> bool:
+    return bool(_SECRET_PART.search(name)) or name.lower() in _SECRET_NAMES
 
 
 def open_address(location: str) -> io.RawIOBase:

@@ -4,8 +4,15 @@ import json
 
 import numpy as np
 import pytest
+from scipy.stats import binomtest
 
-from gristmill.evaluation.results.compare import compare_folders, comparison_markdown, paired_interval
+from gristmill.evaluation.results.compare import (
+    _compare_task,
+    compare_folders,
+    comparison_markdown,
+    mcnemar,
+    paired_interval,
+)
 from gristmill.foundation.errors import InputError
 
 
@@ -73,3 +80,21 @@ def test_questions_that_one_model_skipped_are_excluded(tmp_path):
     (first / "samples" / "quiz.jsonl").write_text("\n".join(lines))
     (found,) = compare_folders(first, second)
     assert (found.count, found.first, found.second) == (2, 0.5, 1.0)
+
+
+@pytest.mark.parametrize("gained, lost", [(4, 0), (0, 4), (5, 0), (6, 0), (9, 1), (20, 8), (0, 0), (31, 29)])
+def test_mcnemar_is_the_binomial_test_of_the_discordant_questions(gained, lost):
+    first = np.array([0.0] * gained + [1.0] * lost + [1.0] * 50 + [0.0] * 46)
+    second = np.array([1.0] * gained + [0.0] * lost + [1.0] * 50 + [0.0] * 46)
+    expected = binomtest(gained, gained + lost).pvalue if gained + lost else 1.0
+    assert mcnemar(first, second) == pytest.approx(expected, rel=1e-12)
+
+
+def test_four_of_a_hundred_discordant_questions_show_nothing(tmp_path):
+    """The bootstrap's interval excludes zero: almost every draw has one of the four. The exact test gives .125."""
+    right = [1.0] * 50 + [0.0] * 46
+    pairs = [({"metrics": ["acc"], "acc": a}, {"metrics": ["acc"], "acc": b})
+             for a, b in zip([0.0] * 4 + right, [1.0] * 4 + right, strict=True)]  # fmt: skip
+    (comparison,) = _compare_task("quiz", pairs, {"acc": True}, seed=0)
+    assert comparison.low > 0 and comparison.p == pytest.approx(0.125)
+    assert comparison.verdict == "no difference shown"

@@ -30,6 +30,18 @@ def test_datasets_are_shown_merged_cut_and_appended(tmp_path):
     assert content == {"b": [[5, 6], [1, 2, 3], [4]], "c": [[1, 2, 3], [4], [5, 6]], "d": [[4], [5, 6]]}
 
 
+def test_a_bare_name_in_its_own_folder_is_a_prefix(tmp_path, monkeypatch):
+    write_documents(tmp_path / "a", [[1, 2, 3], [4]], np.uint16)
+    write_documents(tmp_path / "b", [[5, 6]], np.uint16)
+    monkeypatch.chdir(tmp_path)
+    assert "2 documents, 2 sequences, 4 tokens" in run("inspect", "a")
+    run("merge", "a", "b", "--output", "c")
+    run("append", "b", "a")
+    run("slice", "c", "--output", "d", "--first", 1, "--last", 3)
+    content = {name: [d.tolist() for d in IndexedReader(tmp_path / name).documents()] for name in "bcd"}
+    assert content == {"b": [[5, 6], [1, 2, 3], [4]], "c": [[1, 2, 3], [4], [5, 6]], "d": [[4], [5, 6]]}
+
+
 def test_compare_prints_both_tables(tmp_path, small_corpus):
     path = tmp_path / "texts.jsonl"
     with path.open("w") as file:

@@ -1,5 +1,6 @@
 """The HTTP server with the openai client, lm-eval's local-completions and plain requests."""
 
+import http.client
 import json
 import multiprocessing
 import os
@@ -46,6 +47,7 @@ openai = pytest.importorskip("openai", reason="openai is not installed")
 uvicorn = pytest.importorskip("uvicorn")
 
 TOKEN = "a-long-token"
+JSON_BODY = {"Content-Type": "application/json"}
 
 
 @pytest.fixture
@@ -54,11 +56,11 @@ def loaded(random_checkpoint, tokenizer_folder):
 
 
 @contextmanager
-def running(loaded, max_requests=64, sequences=4, token=TOKEN, make_batch=None):
+def running(loaded, max_requests=64, sequences=4, token=TOKEN, make_batch=None, body_seconds=60.0):
     """Serves in a thread; yields the address and the engine."""
     engine = Engine(make_batch or (lambda: new_batch(loaded, sequences)), max_requests)
     model = ServedModel("mill", engine, loaded.codec, ChatTemplate(PLAIN, PLAIN_STOPS), token)
-    server = uvicorn.Server(uvicorn.Config(make_app(model), log_level="warning", lifespan="off"))
+    server = uvicorn.Server(uvicorn.Config(make_app(model, body_seconds), log_level="warning", lifespan="off"))
     listener = bound("127.0.0.1", 0)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     engine.start()
@@ -88,7 +90,7 @@ def client(server):
 def asked(address, path, body=None, token=TOKEN, raw=None):
     """(status, JSON) of a plain request."""
     data = raw if raw is not None else None if body is None else json.dumps(body).encode()
-    headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+    headers = {"Content-Type": "application/json"} | ({} if token is None else {"Authorization": f"Bearer {token}"})
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
         with opener.open(urllib.request.Request(address + path, data, headers), timeout=60) as reply:
@@ -227,6 +229,46 @@ def test_bad_requests_get_an_error_that_says_what_to_do(server):
     assert asked(server[0], "/health", token=None) == (200, {"status": "ok", "requests": 0})
 
 
+OTHER_SITES = {
+    "a name that points here": ({"Host": "rebound.example:80"}, 403),
+    "a page of another site": ({"Origin": "https://page.example"}, 403),
+    "a name that begins like ours": ({"Origin": "http://localhost.page.example"}, 403),
+    "a cross-site fetch": ({"Sec-Fetch-Site": "cross-site"}, 403),
+    "a form": ({"Content-Type": "text/plain"}, 415),
+    "our own page": (
+        {"Host": "localhost:8000", "Origin": "http://127.0.0.1:8000", "Sec-Fetch-Site": "same-origin"},
+        200,
+    ),
+    "an address of version 6": ({"Host": "[::1]:8000"}, 200),
+}
+
+
+@pytest.mark.parametrize("headers, status", OTHER_SITES.values(), ids=OTHER_SITES)
+def test_pages_of_other_sites_are_refused_without_a_token(loaded, headers, status):
+    """DNS rebinding: the page's own name points to 127.0.0.1, so the browser sends its name as the host."""
+    with running(loaded, token=None) as (address, _):
+        connection = http.client.HTTPConnection(address.removeprefix("http://"), timeout=60)
+        body = json.dumps({"prompt": "The mill", "max_tokens": 1})
+        connection.request("POST", "/v1/completions", body, JSON_BODY | headers)
+        assert connection.getresponse().status == status
+
+
+def test_a_body_that_does_not_arrive_ends(loaded):
+    with running(loaded, body_seconds=0.2) as (address, _):
+        host, port = address.removeprefix("http://").split(":")
+        with socket.create_connection((host, int(port)), timeout=60) as connection:
+            head = f"POST /tokenize HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {TOKEN}\r\n"
+            connection.sendall(f"{head}Content-Type: application/json\r\nContent-Length: 9\r\n\r\n{{".encode())
+            assert connection.recv(100).startswith(b"HTTP/1.1 408")
+
+
+def test_many_control_symbols_are_tokenized(server, loaded):
+    """A text of 5,000 ends: one id each, whatever Python's limit of recursion."""
+    end = loaded.codec.end_of_document
+    status, reply = asked(server[0], "/tokenize", {"prompt": loaded.codec.pieces[end] * 5000})
+    assert (status, reply["tokens"]) == (200, [end] * 5000)
+
+
 def test_a_client_that_goes_away_leaves_the_batch(loaded):
     steps = threading.Semaphore(0)
 
@@ -247,6 +289,7 @@ def test_a_client_that_goes_away_leaves_the_batch(loaded):
             host, port = address.removeprefix("http://").split(":")
             with socket.create_connection((host, int(port))) as connection:
                 head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {TOKEN}\r\n"
+                head += "Content-Type: application/json\r\n"
                 connection.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
                 wait_until(lambda: engine.requests == 1)
             for _ in range(600):
@@ -312,7 +355,7 @@ def test_it_stops_when_the_running_requests_have_ended(tmp_path, random_checkpoi
     wait_until(lambda: is_up(address))
     body = json.dumps({"prompt": "The mill", "max_tokens": 110, "stream": True, "seed": 1}).encode()
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    with opener.open(urllib.request.Request(f"{address}/v1/completions", body), timeout=60) as reply:
+    with opener.open(urllib.request.Request(f"{address}/v1/completions", body, JSON_BODY), timeout=60) as reply:
         reply.readline()
         os.kill(process.pid, signal.SIGTERM)
         assert reply.read().endswith(b"data: [DONE]\n\n")
