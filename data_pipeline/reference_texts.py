@@ -1,42 +1,66 @@
 """Reading of reference texts for `gristmill profiles fit`, and writing of the fitted profiles."""
 
-from collections import defaultdict
+import unicodedata
+from collections import Counter, defaultdict
 from collections.abc import Collection, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import orjson
 
 from gristmill.data_pipeline.filters.profiles import Profile
 from gristmill.data_pipeline.readers.compression import Damaged, blocks
 from gristmill.data_pipeline.signals.bits import TextBuffer
+from gristmill.data_pipeline.signals.language import (
+    LanguageConfig,
+    detect_buffer,
+)
 from gristmill.data_pipeline.signals.scripts import language_code, text_scripts
 from gristmill.foundation.errors import InputError, RecipeError
 from gristmill.foundation.files import write_atomic
 
 UNDETERMINED = ("", "und", "mul", "zxx")
+SURE = 0.5  # score of the language model from which a document is one of its label
+
+
+class ReferenceTexts(NamedTuple):
+    """texts: by (language, script), composed (NFC) as curation does. mislabelled: documents that were left out, by
+    label: the language model gives them less than half the score of their label that another document of it has. The
+    Universal Declaration has Welche beside French under `fr`, and Chimwiini beside Swahili under `sw`."""
+
+    texts: dict[tuple[str, str], list[str]]
+    mislabelled: Counter[str]
 
 
 def read_reference(
     paths: Sequence[Path], text_field: str, language_field: str, languages: Collection[str] = ()
-) -> dict[tuple[str, str], list[str]]:
-    """Read JSONL files, compressed or not, as (language, script) -> texts. languages: only these; empty for all.
+) -> ReferenceTexts:
+    """Reads JSONL files, compressed or not. languages: only these; empty for all.
 
     Raises InputError for a file that cannot be read or lacks a field, RecipeError if no English text is left."""
-    found: dict[tuple[str, str], list[str]] = defaultdict(list)
+    found: dict[tuple[str, str], list[tuple[float, str]]] = defaultdict(list)
+    mislabelled: Counter[str] = Counter()
     wanted = {language_code(name) for name in languages} | ({"en"} if languages else set())
     for path in paths:
-        pairs = _records(path, text_field, language_field)
-        scripts = text_scripts(TextBuffer.of([text for text, _ in pairs]))
-        for (text, tag), script in zip(pairs, scripts, strict=True):
+        pairs = [(unicodedata.normalize("NFC", text), tag) for text, tag in _records(path, text_field, language_field)]
+        texts = TextBuffer.of([text for text, _ in pairs])
+        scripts, detected = text_scripts(texts), detect_buffer(texts, LanguageConfig()).to_pylist()
+        for (text, tag), script, row in zip(pairs, scripts, detected, strict=True):
             language = language_code(tag.replace("_", "-").partition("-")[0])
             if language not in UNDETERMINED and (not wanted or language in wanted):
-                found[language, script].append(text)
+                found[language, script].append((row["language_score"] * (row["detected_language"] == language), text))
+    texts_of: dict[tuple[str, str], list[str]] = {}
+    for (language, script), scored in found.items():
+        best = max(score for score, _ in scored)
+        kept = [text for score, text in scored if best < SURE or score >= best / 2]
+        texts_of[language, script] = kept
+        mislabelled[language] += len(scored) - len(kept)
     if ("en", "Latn") not in found:
         raise RecipeError(
             f"no English text among {sum(map(len, found.values()))} records; thresholds are matched to English ones: "
             f"give a corpus with English texts, or set the field of the language with --language-field"
         )
-    return dict(found)
+    return ReferenceTexts(texts_of, +mislabelled)
 
 
 def write_profiles(profiles: Sequence[Profile], folder: Path, header: str) -> None:

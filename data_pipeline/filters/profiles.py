@@ -6,16 +6,17 @@ keeps the published thresholds."""
 
 import hashlib
 import math
+import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
 from gristmill.data_pipeline.filters.presets import PRESETS, PROFILE_RULES
-from gristmill.data_pipeline.signals.scripts import NO_LETTERS, language_code, script_code
+from gristmill.data_pipeline.signals.scripts import LATIN, NO_LETTERS, language_code, script_code
 from gristmill.data_pipeline.signals.stop_words import matched_words
 from gristmill.foundation.config import Config
 from gristmill.foundation.errors import RecipeError
@@ -49,6 +50,12 @@ class Profile(Config):
     def matched_words(self) -> tuple[str, ...]:
         """The stop words that our word splitting can match; a rule that needs more of them is off."""
         return matched_words(self.stop_words)
+
+    @field_validator("stop_words")
+    @classmethod
+    def composed(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        """Words in NFC, as curation writes texts: a decomposed word would match none."""
+        return tuple(dict.fromkeys(unicodedata.normalize("NFC", word) for word in value))
 
     @model_validator(mode="after")
     def names_known_rules(self) -> "Profile":
@@ -94,12 +101,26 @@ class Profiles:
     min_score: float
 
     def choose(self, language: str, score: float, script: str) -> str:
-        """The key of the profile of a text. (de, 0.9, Latn) -> de_Latn; (de, 0.3, Latn) -> und_Latn."""
+        """The key of the profile of a text. (de, 0.9, Latn) -> de_Latn; (de, 0.3, Latn) -> und_Latn.
+
+        A detected language without a profile in Latin letters keeps its own: a Chinese page with much code is
+        (zh, 0.9, Latn) by its letters -> zh_Hani."""
         wanted = f"{language}_{script}"
-        if score >= self.min_score and wanted in self.by_key:
-            return wanted
+        if score >= self.min_score:
+            if wanted in self.by_key:
+                return wanted
+            if language in self._other_scripts and script == LATIN:
+                return self._other_scripts[language]
         fallback = f"{UNKNOWN}_{script}"
         return fallback if fallback in self.by_key else f"{UNKNOWN}_{NO_LETTERS}"
+
+    @cached_property
+    def _other_scripts(self) -> dict[str, str]:
+        """Language -> its first profile, of languages that have no profile in Latin letters."""
+        by_language: dict[str, list[str]] = {}
+        for key, profile in sorted(self.by_key.items()):
+            by_language.setdefault(profile.language, []).append(key)
+        return {language: keys[0] for language, keys in by_language.items() if f"{language}_{LATIN}" not in keys}
 
     @property
     def digest(self) -> str:

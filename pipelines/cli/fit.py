@@ -77,7 +77,7 @@ def fit_profiles_command(
     selected = [name for name in languages.split(",") if name]
     if detectable:
         selected = [name for name in model_languages(BUNDLED) if not selected or name in selected]
-    texts = read_reference(corpus, fields.text_field, fields.language_field, selected)
+    texts, mislabelled = read_reference(corpus, fields.text_field, fields.language_field, selected)
     origin = source or ", ".join(path.name for path in corpus)
     profiles = fit_profiles(texts, origin)
     write_profiles(
@@ -86,3 +86,7 @@ def fit_profiles_command(
     print(
         f"{output}: {len(profiles)} profiles from {sum(map(len, texts.values()))} documents in {len(texts)} languages"
     )
+    for language, documents in sorted(mislabelled.items()):
+        print(
+            f"left out: {documents} labelled {language}, which another text of that label shows to be another language"
+        )

@@ -82,6 +82,8 @@ def test_the_profile_is_that_of_the_language_or_of_its_script():
     assert profiles.choose("de", 0.65, "Latn") == "de_Latn"
     assert profiles.choose("de", 0.64, "Latn") == "und_Latn"
     assert profiles.choose("de", 0.99, "Cyrl") == "und_Cyrl"
+    assert profiles.choose("zh", 0.99, "Latn") == "zh_Hani"  # a Chinese page with more code than text
+    assert profiles.choose("zh", 0.3, "Latn") == "und_Latn"
     assert profiles.choose("iu", 0.99, "Cans") == profiles.choose("", 0.0, "Zyyy") == "und_Zyyy"
 
 
