@@ -168,6 +168,9 @@ MODELS: dict[str, dict[str, Any]] = {
             "balance_loss": 0.1,
         },
     },
+    "random_drops": EXPERTS
+    | {"moe": {"experts": 4, "top_k": 2, "hidden": 8, "capacity_factor": 0.5, "drop": "random"}},
+    "last_drops": EXPERTS | {"moe": {"experts": 4, "top_k": 2, "hidden": 8, "capacity_factor": 0.3}},
 }
 
 

@@ -93,18 +93,23 @@ class MoeConfig(Config):
     bias_update_rate: float = Field(
         0.0, ge=0, description="step of the bias that balances experts without a loss (arXiv 2408.15664: 1e-3); 0: none"
     )
-    balance_loss: float = Field(0.0, ge=0, description="weight of the load-balancing loss")
+    balance_loss: float = Field(0.0, ge=0, le=100, description="weight of the load-balancing loss")
     balance_over: Literal["sequence", "batch"] = Field(
         "sequence", description="the tokens whose load the balancing loss looks at"
     )
-    router_z_loss: float = Field(0.0, ge=0, description="weight of log(Z)^2 of the router (ST-MoE, arXiv 2202.08906)")
+    router_z_loss: float = Field(
+        0.0, ge=0, le=100, description="weight of log(Z)^2 of the router (ST-MoE, arXiv 2202.08906)"
+    )
     capacity_factor: float | None = Field(
         None,
         gt=0,
-        description="an expert takes at most this x top_k x tokens / experts tokens of a sample in training; null: all",
+        description="in training an expert takes at most this x top_k x sequence_length / experts tokens of a "
+        "document; null: all",
     )
     drop: Literal["random", "last"] = Field(
-        "random", description="which tokens go above the capacity: random ones, or the last of the sample"
+        "last",
+        description="which tokens go above the capacity: the last of the document, or random ones, with which later "
+        "tokens of a document change the results of earlier ones",
     )
 
     @model_validator(mode="after")

@@ -166,7 +166,7 @@ class ModelFields(Config):
     initialisation: Literal["scaled", "normal", "mup"] = Field(
         "scaled", description="scaled: output layers by 1 / sqrt(2 layers), as Megatron; mup: arXiv 2203.03466, table 8"
     )
-    init_std: float = Field(0.02, gt=0)
+    init_std: float = Field(0.02, gt=0, le=1)
     mup_base_width: int = Field(256, ge=1, description="the width at which muP equals the standard form")
     moe: MoeConfig | None = Field(None, description="mixture-of-experts layers; null: all layers have a plain MLP")
 

@@ -19,13 +19,20 @@ class OptimizerConfig(Config):
     applied to vectors."""
 
     name: Literal["adamw", "muon"] = "adamw"
-    learning_rate: float = Field(1e-3, gt=0)
+    learning_rate: float = Field(1e-3, gt=0, le=10)
     betas: tuple[float, float] = (0.9, 0.95)
-    epsilon: float = Field(1e-8, gt=0)
-    weight_decay: float = Field(0.1, ge=0)
+    epsilon: float = Field(1e-8, gt=0, le=1)
+    weight_decay: float = Field(0.1, ge=0, le=10)
     clip_norm: float | None = Field(1.0, gt=0, description="maximum global gradient norm; null: no clipping")
-    muon_learning_rate: float = Field(0.02, gt=0)
+    muon_learning_rate: float = Field(0.02, gt=0, le=10)
     muon_momentum: float = Field(0.95, ge=0, lt=1)
+
+    @field_validator("betas")
+    @classmethod
+    def betas_are_decay_rates(cls, value: tuple[float, float]) -> tuple[float, float]:
+        if not all(0 <= beta < 1 for beta in value):
+            raise ValueError(f"betas {list(value)} are the decay rates of running means; set both from 0 to below 1")
+        return value
 
 
 class ScheduleConfig(Config):
@@ -40,6 +47,20 @@ class ScheduleConfig(Config):
     final_ratio: float = Field(0.1, ge=0, le=1)
     decay_share: float = Field(0.2, gt=0, le=1, description="wsd: the last share of the run, in which the rate falls")
     decay_shape: Literal["linear", "cosine", "one_minus_sqrt", "exponential"] = "one_minus_sqrt"
+
+    @model_validator(mode="after")
+    def phases_fit(self) -> Self:
+        if self.shape == "inverse_sqrt" and not self.warmup_share:
+            raise ValueError(
+                "inverse_sqrt falls from the peak as sqrt(warm-up / tokens), so it needs a warm-up; set warmup_share "
+                "above 0"
+            )
+        if self.shape == "wsd" and self.warmup_share + self.decay_share > 1 + 1e-9:
+            raise ValueError(
+                f"wsd: warmup_share {self.warmup_share:g} and decay_share {self.decay_share:g} overlap; lower one, so "
+                "that their sum is at most 1"
+            )
+        return self
 
 
 class RampConfig(Config):
@@ -135,7 +156,7 @@ class TrainConfig(Config):
     batch_tokens: int = Field(ge=1, le=MAX_BATCH_TOKENS)
     batch_ramp: RampConfig | None = None
     precision: Literal["bf16", "fp32", "fp16", "fp64"] = "bf16"
-    z_loss: float = Field(0.0, ge=0, description="weight of log(Z)^2 (PaLM, arXiv 2204.02311, section 5: 1e-4)")
+    z_loss: float = Field(0.0, ge=0, le=1, description="weight of log(Z)^2 (PaLM, arXiv 2204.02311, section 5: 1e-4)")
     optimizer: OptimizerConfig = OptimizerConfig()
     schedule: ScheduleConfig = ScheduleConfig()
     validation: ValidationConfig = ValidationConfig()

@@ -124,7 +124,8 @@ class Transformer(nn.Module):
         if self.side_loss_factor is not None and self.config.has_experts:
             samples_B = rows.get("samples", torch.arange(len(x), device=x.device))
             weights_BT = batch["weights"].flatten(0, -2)
-            routing = RoutingMetadata(samples_B, weights_BT, self.side_loss_factor, self.options.seed, metadata.shares)
+            factor, seed = self.side_loss_factor, self.options.seed
+            routing = RoutingMetadata(samples_B, weights_BT, factor, seed, metadata.shares, rows.get("documents"))
             metadata = replace(metadata, routing=routing)
         hidden_BTD, _ = self.hidden_states(x, metadata, segments_BT=segments_BT)
         if self.output is not None:

@@ -1,11 +1,11 @@
 """Masked language modelling with sentence order prediction: BERT (arXiv 1810.04805) as Megatron-LM trains it."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch.nn.functional as F
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor
 
 from gristmill.foundation.config import Config
@@ -30,6 +30,15 @@ class MaskedOptions(Config):
     separator: str = "[SEP]"
     mask: str = "[MASK]"
     padding: str = "[PAD]"
+
+    @model_validator(mode="after")
+    def shares_leave_none_over(self) -> Self:
+        if self.random_share + self.keep_share > 1 + 1e-9:
+            raise ValueError(
+                f"random_share {self.random_share:g} and keep_share {self.keep_share:g} are more than all masked "
+                "tokens; lower one, so that their sum is at most 1"
+            )
+        return self
 
 
 class Masked(Objective):
@@ -129,7 +138,8 @@ def words_of(begins: np.ndarray, special: np.ndarray) -> np.ndarray:
 
 
 def choose_masked(words: np.ndarray, budget: int, max_ngram: int, generator: np.random.Generator) -> np.ndarray:
-    """Positions of the masked tokens, sorted; at most `budget`, and fewer only where no whole word fits any more.
+    """Positions of the masked tokens, sorted; at most `budget`, and fewer only where no whole word fits any more. Where
+    every word is longer than the budget, one of the shortest is masked, so that a text with a word has a mask.
 
     Words are visited in random order, each as the first of n words with p(n) proportional to 1 / n up to max_ngram
     (SpanBERT's and Megatron-LM's rule); n is lowered until the n-gram fits, and a word is masked once."""
@@ -137,7 +147,8 @@ def choose_masked(words: np.ndarray, budget: int, max_ngram: int, generator: np.
     sizes = generator.choice(max_ngram, size=len(words), p=chances / chances.sum()) + 1
     taken = np.zeros(len(words), dtype=bool)
     left = budget
-    for first in generator.permutation(len(words)).tolist():
+    order = generator.permutation(len(words))
+    for first in order.tolist():
         if left == 0:
             break
         for size in range(min(int(sizes[first]), len(words) - first), 0, -1):
@@ -147,5 +158,8 @@ def choose_masked(words: np.ndarray, budget: int, max_ngram: int, generator: np.
                 taken[first : first + size] = True
                 left -= tokens
                 break
+    if budget and len(words) and not taken.any():
+        lengths = words[order, 1] - words[order, 0]
+        taken[order[int(lengths.argmin())]] = True
     masked = [np.arange(start, stop) for start, stop in words[taken].tolist()]
     return np.concatenate(masked) if masked else np.zeros(0, dtype=np.int64)

@@ -44,6 +44,19 @@ def test_masks_are_whole_words_within_the_budget() -> None:
         assert sum(map(len, taken)) == len(places)
 
 
+def test_a_text_of_long_words_has_one_mask() -> None:
+    """Two short sentences whose words all have more pieces than may be masked: one of the shortest words is masked."""
+    words = np.array([[1, 4], [4, 6], [7, 9]])
+    drawn = {tuple(choose_masked(words, 1, 3, np.random.default_rng(seed)).tolist()) for seed in range(50)}
+    assert drawn == {(4, 5), (7, 8)}
+    assert choose_masked(words[:0], 1, 3, np.random.default_rng(0)).tolist() == []
+
+
+def test_shares_of_masked_tokens_are_at_most_all() -> None:
+    with pytest.raises(ValueError, match="lower one"):
+        MaskedOptions(random_share=0.6, keep_share=0.5)
+
+
 def test_a_sample_by_hand() -> None:
     """Eight tokens, as docs/objectives.md has them."""
 

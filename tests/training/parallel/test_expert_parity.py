@@ -33,7 +33,13 @@ GRID = [
     Case({"data": 2, "tensor": 2, "expert": 4}, "experts"),
     Case({"data": 2, "tensor": 2, "expert": 2, "expert_tensor": 2}, "experts"),
     Case({"data": 2, "expert_tensor": 2}, "pr_moe"),
+    # capacity within documents, whose tokens tensor and context ranks share
+    Case(EP2, "last_drops", documents=True),
+    Case({"tensor": 2, "expert": 2}, "last_drops", documents=True),
+    Case({"context": 2}, "last_drops", documents=True),
+    Case({"context": 2}, "random_drops", documents=True),
     # pipelines
+    Case(PP2, "last_drops", documents=True),
     Case(EP2 | PP2 | {"schedule": "zbv"}, "experts_deep"),
     Case(PP2 | {"schedule": "dualpipev", "tensor": 2, "expert": 2}, "experts_deep"),
     # recomputation
@@ -49,6 +55,8 @@ RARE = [
     Case(PP2 | {"data": 2, "tensor": 2, "expert": 4, "schedule": "zbv"}, "experts_deep"),
     Case(EP2 | PP2, "experts_deep"),
     Case({"data": 8, "micro_batch": 1, "expert": 4}, "pr_moe"),
+    Case({"context": 2, "tensor": 2}, "last_drops", documents=True),
+    Case({"tensor": 2, "sequence_parallel": False}, "random_drops", documents=True),
     Case({"data": 4, "replicate": 4, "expert": 2}, "experts"),
     Case(EP2 | PP2 | {"schedule": "zbv", "recompute": "full"}, "experts_deep"),
     Case(PP2 | {"data": 2, "tensor": 2, "expert": 2}, "experts_deep"),

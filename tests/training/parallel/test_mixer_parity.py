@@ -31,6 +31,10 @@ GRID = [
     Case({"context": 2}, "latent", documents=True),
     # activations of some tokens in host memory, the others recomputed around convolutions, scans and attention
     Case({"tensor": 2, "micro_batch": 8, "sequence_parallel": False} | SOME_TOKENS, "three_mixers"),
+    # by operator: a pipeline stage keeps whole weights, tensor ranks gather tokens, a group of one shards nothing
+    Case(PP2 | {"recompute": "operators"}, "hybrid", documents=True),
+    Case({"tensor": 2, "micro_batch": 8, "recompute": "operators"}, "hybrid", documents=True),
+    Case({"data": 2, "replicate": 2, "recompute": "operators"}, "hybrid"),
 ]
 # further pairs of the same parts, by hand (-m slow)
 RARE = [

@@ -26,13 +26,15 @@ from gristmill.training.parallel.context import TokenShares
 class RoutingMetadata:
     """samples_B: the samples' numbers, from which dropped tokens are drawn. weights_BT: of the tokens in the loss; side
     losses are averaged with the same weights. factor: what the sum of all losses is multiplied by before the backward
-    pass. seed: of the run. shares: the tokens of each context rank, None without a context axis."""
+    pass. seed: of the run. shares: the tokens of each context rank, None without a context axis. documents_BT: int64 of
+    all tokens of a sample, equal for the tokens of a document, which are neighbours; None: one document a sample."""
 
     samples_B: Tensor
     weights_BT: Tensor
     factor: float | Tensor
     seed: int
     shares: TokenShares | None = None
+    documents_BT: Tensor | None = None
 
 
 # The tokens of a context rank as runs of consecutive tokens, for mixers that read the tokens before theirs.

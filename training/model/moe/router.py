@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
@@ -135,16 +136,24 @@ class Router(nn.Module):
         return counts_BE.unflatten(0, (places.samples, self.experts))[places.sample_N].double() / mean
 
     def _within_capacity(self, experts_NK: Tensor, places: TokenPlaces, metadata: RoutingMetadata) -> Tensor:
-        """Which choices their experts take, bool[N, K]. Each expert takes a bounded number of a sample's tokens; ranks
-        that have parts of one sample tell each other their choices."""
+        """Which choices their experts take, bool[N, K]. Each expert takes a bounded number of a document's tokens, the
+        bound being a share of the sample's length, so no token of another document counts, and with drop: last none
+        behind the token itself. Ranks that have parts of one sample tell each other their choices."""
         alone = self.tensor.size == 1 and places.shares is None
         all_NK = experts_NK if alone else self._of_all_tokens(experts_NK, places)
         kept_NK = within_capacity(
-            all_NK.unflatten(0, (places.samples, places.tokens)),
+            self._of_documents(all_NK.unflatten(0, (places.samples, places.tokens)), metadata.documents_BT),
             capacity(self.config.capacity_factor or 1.0, self.top_k, places.tokens, self.experts),
             self._priorities(places, metadata),
         ).flatten(0, 1)
         return kept_NK if alone else kept_NK[places.index_N]
+
+    def _of_documents(self, experts_BTK: Tensor, documents_BT: Tensor | None) -> Tensor:
+        """Numbers for the pairs of a document of the sample and an expert, int64[B, T, K]."""
+        if documents_BT is None:
+            return experts_BTK
+        starts_BT = F.pad(documents_BT[:, 1:] != documents_BT[:, :-1], (1, 0))
+        return experts_BTK + (starts_BT.cumsum(dim=1) * self.experts).unsqueeze(-1)
 
     def _of_all_tokens(self, experts_NK: Tensor, places: TokenPlaces) -> Tensor:
         """The choices of all tokens of the tensor and context ranks, in the order of the batch."""
@@ -230,15 +239,17 @@ def over_tensor_ranks(counts: Tensor, tensor: TensorAxis) -> Tensor:
 
 
 def capacity(factor: float, top_k: int, tokens: int, experts: int) -> int:
-    """Tokens of one sample that an expert takes: factor x top_k x tokens / experts, rounded up. 1.0, 1, 10, 4 -> 3."""
+    """Tokens of one document that an expert takes, in samples of `tokens`: factor x top_k x tokens / experts,
+    rounded up. 1.0, 1, 10, 4 -> 3."""
     return -int(-(factor * top_k * tokens) // experts)
 
 
-def within_capacity(experts_BTK: Tensor, limit: int, priority_BT: Tensor) -> Tensor:
-    """bool[B, T, K]: whether a choice is among the `limit` of highest priority that its expert has in the sample."""
-    _, tokens, top_k = experts_BTK.shape
+def within_capacity(cells_BTK: Tensor, limit: int, priority_BT: Tensor) -> Tensor:
+    """bool[B, T, K]: whether a choice is among the `limit` of highest priority with the same number in the sample; a
+    number stands for an expert, or for an expert and a document."""
+    _, tokens, top_k = cells_BTK.shape
     by_priority_BT = torch.argsort(priority_BT, dim=1, descending=True, stable=True)
-    ordered_BTK = experts_BTK.gather(1, by_priority_BT.unsqueeze(-1).expand(-1, -1, top_k))
+    ordered_BTK = cells_BTK.gather(1, by_priority_BT.unsqueeze(-1).expand(-1, -1, top_k))
     flat_BM = ordered_BTK.flatten(1)
     by_expert_BM = torch.argsort(flat_BM, dim=1, stable=True)
     sorted_BM = flat_BM.gather(1, by_expert_BM)

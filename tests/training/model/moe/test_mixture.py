@@ -158,7 +158,7 @@ def test_capacity_by_hand() -> None:
 
 
 def test_dropped_tokens_have_no_result_and_are_drawn_by_sample() -> None:
-    config = model_config(experts=2, top_k=1, capacity_factor=0.5, normalize_gates=False)
+    config = model_config(experts=2, top_k=1, capacity_factor=0.5, normalize_gates=False, drop="random")
     mixture, x = mixture_of(config), tokens_like()
     samples = torch.tensor([4, 7, 9])
     y, counts = mixture(x, RoutingMetadata(samples, torch.ones(SAMPLES, TOKENS), 1.0, seed=5))
