@@ -61,7 +61,7 @@ GOPHER_QUALITY_RULES = (
     Rule("gopher_quality", "ellipsis_word_ratio", "ellipsis_word_ratio", "<=", 0.1, GOPHER),
     Rule("gopher_quality", "bullet_line_ratio", "bullet_line_ratio", "<=", 0.9, GOPHER),
     Rule("gopher_quality", "ellipsis_line_ratio", "ellipsis_line_ratio", "<=", 0.3, GOPHER),
-    Rule("gopher_quality", "alpha_word_ratio", "alpha_word_ratio", ">=", 0.8, GOPHER),
+    Rule("gopher_quality", "alpha_word_ratio", "alpha_plain_word_ratio", ">=", 0.8, GOPHER),
     Rule("gopher_quality", "min_stop_words", "num_stop_words", ">=", 2, GOPHER),
 )
 
@@ -161,6 +161,11 @@ PRESETS: dict[str, tuple[Rule, ...]] = {
     "mgpt_zlib": MGPT_ZLIB_RULES,
 }
 
+# Options that choose what a rule measures. count_punctuation: 1 counts runs of punctuation as words, as datatrove's
+# filters/gopher_quality_filter.py and the published corpora made with it do; the default does not, because tables, code
+# and quotes in clean text are rich in punctuation (docs/curation.md, "Words and punctuation").
+OPTIONS: dict[str, tuple[str, ...]] = {"gopher_quality": ("count_punctuation",)}
+
 # Line options of the filters that edit. 1 enables a rule without a number; null in a recipe disables a rule.
 LINE_OPTIONS: dict[str, dict[str, float]] = {
     "c4": {
@@ -196,7 +201,8 @@ class FilterChoice(Config):
         if self.preset not in PRESETS:
             raise ValueError(f"no filter {self.preset!r}; {_hint(self.preset, PRESETS)}")
         known = [*PRESETS[self.preset], *PROFILE_RULES.get(self.preset, ())]
-        names = [rule.name for rule in known] + list(LINE_OPTIONS.get(self.preset, ()))
+        options = [*OPTIONS.get(self.preset, ()), *LINE_OPTIONS.get(self.preset, ())]
+        names = [rule.name for rule in known] + options
         for name in self.thresholds:
             if name not in names:
                 raise ValueError(f"filter {self.preset} has no threshold {name!r}; {_hint(name, names)}")
@@ -207,6 +213,8 @@ class FilterChoice(Config):
         chosen = []
         for rule in PRESETS[self.preset]:
             threshold = self.thresholds.get(rule.name, rule.threshold)
+            if rule.signal == "alpha_plain_word_ratio" and self.thresholds.get("count_punctuation"):
+                rule = replace(rule, signal="alpha_word_ratio")
             if threshold is not None:
                 chosen.append(rule.at(threshold))
         return tuple(chosen)

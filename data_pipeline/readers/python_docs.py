@@ -4,6 +4,7 @@ import ast
 import importlib.metadata
 import os
 import re
+import sys
 import sysconfig
 import warnings
 from collections.abc import Iterator
@@ -172,5 +173,9 @@ def _is_licence(name: str) -> bool:
 
 
 def _site_folders() -> list[str]:
+    """Where packages are installed: the interpreter's own folders first, then those that a `.pth` file added, such as
+    the site-packages of the environment below this one."""
     paths = sysconfig.get_paths()
-    return sorted({paths["purelib"], paths["platlib"]})
+    own = sorted({paths["purelib"], paths["platlib"]})
+    added = [path for path in sys.path if Path(path).name in ("site-packages", "dist-packages")]
+    return [*dict.fromkeys([*own, *added])]

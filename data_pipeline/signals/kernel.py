@@ -212,6 +212,7 @@ def _put_ratios(words, lines, chars, row):
     row[22] = _ratio(lines[SHORT_LINES], lines[FULL_LINES])
     row[23] = _ratio(lines[DUP_LINE_CHARS], num_chars - words[NEWLINES] if lines[FULL_LINES] else 0)
     row[24] = _ratio(words[NEWLINES], num_words)
+    row[25] = _ratio(words[ALPHA_WORDS], words[PLAIN])
 
 
 @cached_njit(nogil=True, forceinline=True)

@@ -23,7 +23,7 @@ RATIOS = (
     "ellipsis_word_ratio",
     "bullet_line_ratio",
     "ellipsis_line_ratio",
-    "alpha_word_ratio",
+    "alpha_word_ratio",  # words with a letter over all words, those of punctuation too
     "upper_char_ratio",
     "digit_char_ratio",
     "dup_line_ratio",
@@ -43,6 +43,7 @@ RATIOS = (
     "short_line_ratio",
     "repeated_line_char_ratio",
     "newline_word_ratio",
+    "alpha_plain_word_ratio",  # words with a letter over plain words
 )
 SIGNALS = COUNTS + RATIOS
 SIGNAL_FIELDS = [pa.field(name, pa.int64()) for name in COUNTS] + [pa.field(name, pa.float64()) for name in RATIOS]

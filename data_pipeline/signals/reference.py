@@ -135,6 +135,13 @@ def _word_signals(text: str, words: Sequence[str]) -> dict[str, float]:
     }
 
 
+def _alpha_plain_word_ratio(words: Sequence[str]) -> float:
+    """Share of words with a letter among those that are not punctuation alone: "a ( 1 )" -> 1 of 2."""
+    table_C = character_table()
+    plain = [word for word in words if not all(table_C[ord(c)] & PUNCTUATION for c in word)]
+    return _ratio(sum(any(table_C[ord(c)] & ALPHA for c in word) for word in words), len(plain))
+
+
 def _line_signals(text: str) -> dict[str, float]:
     lines = split_lines(text)
     return {
@@ -215,6 +222,7 @@ def _fineweb(text: str, words: Sequence[str]) -> dict[str, float]:
         "short_line_ratio": _ratio(sum(len(line) <= SHORT_LINE_CHARS for line in lines), len(lines)),
         "repeated_line_char_ratio": _ratio(_duplicates(lines)[1], without_newlines if lines else 0),
         "newline_word_ratio": _ratio(text.count("\n"), len(words)),
+        "alpha_plain_word_ratio": _alpha_plain_word_ratio(words),
     }
 
 

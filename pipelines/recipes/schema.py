@@ -7,7 +7,7 @@ from typing import Any, get_args
 
 from pydantic import BaseModel
 
-from gristmill.data_pipeline.filters.presets import LINE_OPTIONS, PRESETS
+from gristmill.data_pipeline.filters.presets import LINE_OPTIONS, OPTIONS, PRESETS
 from gristmill.foundation.strict_yaml import SIZE
 from gristmill.pipelines.recipes.config import Recipe
 
@@ -97,7 +97,7 @@ def _short_filters() -> list[dict[str, Any]]:
     number_or_null = {"anyOf": [{"type": "number"}, SIZE_SCHEMA, {"type": "null"}]}
     shorts: list[dict[str, Any]] = [{"enum": sorted(PRESETS), "description": "a filter with published thresholds"}]
     for preset, rules in PRESETS.items():
-        names = [rule.name for rule in rules] + list(LINE_OPTIONS.get(preset, ()))
+        names = [rule.name for rule in rules] + [*OPTIONS.get(preset, ()), *LINE_OPTIONS.get(preset, ())]
         thresholds = {
             name: number_or_null | {"description": f"threshold of {preset}.{name}; null disables it"} for name in names
         }

@@ -117,7 +117,7 @@ def quarantined(context: StageContext) -> list[str]:
 
 STAGE: Stage = Stage(
     name="curate",
-    code_version=16,
+    code_version=17,
     inputs=(),
     config=config,
     run=run,

@@ -1,12 +1,17 @@
 """The published curation recipes, run from the command line on shared pages."""
 
+import re
+from pathlib import Path
+
 import pyarrow.parquet as pq
 import pytest
 import yaml
 
 from gristmill.data_pipeline.readers.source import SourceConfig
 from gristmill.pipelines.recipes.recipe_file import RECIPES as FOLDER
+from gristmill.pipelines.recipes.recipe_file import load_recipe
 
+ROOT = Path(__file__).parents[2]
 RECIPES = ("c4", "dclm", "fineweb", "gopher", "refinedweb")
 
 
@@ -45,3 +50,20 @@ def test_a_published_recipe_names_its_extractor():
     for name in RECIPES:
         for source in yaml.safe_load((FOLDER / f"{name}.yaml").read_text())["sources"]:
             assert SourceConfig.model_validate(source).has_html == ("extractor" in source), name
+
+
+NUMBERS = re.findall(
+    r"^\| `(\w+)` \| `(\w+)\.(\w+)` \| ([\d.]+) \|", (ROOT / "docs" / "curation.md").read_text("utf-8"), re.M
+)
+
+
+@pytest.mark.parametrize("recipe, section, field, number", NUMBERS)
+def test_the_page_names_the_numbers_of_the_recipes(recipe, section, field, number):
+    curate = load_recipe(recipe).curate
+    filters = {choice.preset: choice.thresholds for choice in curate.filters}
+    value = filters[section][field] if section in filters else getattr(getattr(curate, section), field)
+    assert float(value) == float(number)
+
+
+def test_every_recipe_of_a_published_corpus_is_in_the_table():
+    assert {row[0] for row in NUMBERS} == {"c4", "gopher", "fineweb", "refinedweb", "dclm"} and len(NUMBERS) > 20

@@ -142,7 +142,7 @@ def test_decisions_with_fineweb2s_table_are_those_of_its_filters(shared_data, tm
     for held in table.values():
         fields = {name: value for name, value in held.items() if name not in ("language", "script")}
         (tmp_path / f"{held['language']}_{held['script']}.yml").write_text(yaml.safe_dump(fields))
-    filters = ["gopher_repetition", "fineweb_quality", "gopher_quality"]
+    filters = ["gopher_repetition", "fineweb_quality", {"gopher_quality": {"count_punctuation": 1}}]
     decisions = filter_decisions["decide"](texts, CurateConfig(filters=filters, profiles=str(tmp_path)))
     asked = 0
     for text, key, ours in zip(texts, decisions.profiles, decisions.kept, strict=True):
