@@ -99,6 +99,10 @@ class Tokenizer:
         return prefix, middle, suffix
 
 
+# Ids of published tokenizers are dense but for reserved ones; a list of all ids up to the highest is held in memory.
+MAX_ID_RATIO, MIN_VOCABULARY = 8, 1024
+
+
 def load_tokenizer(folder: Path) -> Tokenizer:
     """The tokenizer of a `tokenizer` folder: its .model if it has one, else its tokenizer.json.
 
@@ -198,6 +202,12 @@ def _from_json(path: Path, choose: ChooseJson) -> Tokenizer:
     except Exception as error:  # the package raises plain Exception, and UnicodeDecodeError comes from us
         raise InputError(f"{path}: not a tokenizer.json that Hugging Face's tokenizers reads ({error})") from error
     vocabulary = tokenizer.get_vocab(with_added_tokens=True)
+    highest = max(vocabulary.values(), default=-1)
+    if highest >= MAX_ID_RATIO * max(len(vocabulary), MIN_VOCABULARY):
+        raise InputError(
+            f"{path}: the id {highest} is far beyond its {len(vocabulary)} pieces, so one of its numbers is damaged; "
+            "fetch the file again"
+        )
     pieces = [""] * (max(vocabulary.values()) + 1)
     for piece, number in vocabulary.items():
         pieces[number] = piece

@@ -4,7 +4,6 @@ import hashlib
 import io
 import json
 import math
-import zipfile
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from pathlib import Path
@@ -186,7 +185,7 @@ def _loaded(path: Path, modified: int) -> Weights:
             stages = [Trees(*(file[f"{stage}_{name}"] for name in Trees._fields)) for stage in STAGES]
             weights = Weights(file["token_weights"].astype(np.float32), stages[0], stages[1], described["provenance"])
             features = described["features"]
-    except (zipfile.BadZipFile, ValueError, KeyError, EOFError) as error:
+    except Exception as error:  # zipfile, zlib, numpy and json have many kinds for damaged, encrypted and cut files
         raise InputError(f"{path}: not a weights file ({error}); `gristmill extractor fit` writes one") from error
     if features != features_digest() or len(weights.token_weights) != 1 << TOKEN_BITS:
         raise InputError(f"{path}: fitted for other features; fit it again with `gristmill extractor fit`")

@@ -2,6 +2,7 @@
 
 Source: fastText 0.9.2, dictionary.cc (words, n-grams and their hashes), loss.cc (the tree of the labels)."""
 
+import os
 import struct
 from io import BufferedReader
 from pathlib import Path
@@ -22,6 +23,7 @@ HIERARCHICAL_SOFTMAX, NEGATIVE_SAMPLING, SOFTMAX, ONE_VS_ALL = 1, 2, 3, 4
 SUPERVISED = 3
 MAX_ENTRY_BYTES = 1 << 20
 CENTROIDS = 256
+MAX_NGRAM = 64  # characters or words of an n-gram; fastText's defaults are 6 and 1
 
 
 class FastTextFile(NamedTuple):
@@ -81,8 +83,14 @@ def read_fasttext(path: Path) -> FastTextFile:
 
 
 def _check(found: FastTextFile) -> None:
-    """Every index that a prediction reads is inside its matrix."""
+    """Every index that a prediction reads is inside its matrix, and every loop over n-grams is short."""
     rows, width = found.input_rows.shape
+    if not (0 <= found.min_chars <= MAX_NGRAM and 0 <= found.max_chars <= MAX_NGRAM):
+        raise ValueError(f"n-grams of {found.min_chars} to {found.max_chars} characters")
+    if not 1 <= found.word_ngrams <= MAX_NGRAM:
+        raise ValueError(f"n-grams of {found.word_ngrams} words")
+    if (found.max_chars > 0 or found.word_ngrams > 1) and found.buckets < 1:
+        raise ValueError(f"{found.buckets} buckets, and n-grams that need one")
     needed = len(found.words) + (found.buckets if found.max_chars > 0 or found.word_ngrams > 1 else 0)
     lowest = 0
     if found.kept_buckets is not None:
@@ -152,7 +160,9 @@ def _read(file: BinaryIO, layout: str) -> tuple:
 
 
 def _bytes(file: BinaryIO, size: int) -> bytes:
-    found = file.read(size) if size >= 0 else b""
+    """Raises ValueError where the file has no `size` more bytes, without asking for the memory of a damaged number."""
+    has_them = 0 <= size <= os.fstat(file.fileno()).st_size - file.tell()
+    found = file.read(size) if has_them else b""
     if len(found) != size:
         raise ValueError("the file ends too early")
     return found

@@ -2,7 +2,8 @@
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
 from importlib.util import find_spec
 from itertools import islice
@@ -80,7 +81,8 @@ class LanguageModel(NamedTuple):
 def load_model(model: str) -> LanguageModel:
     """Read the model, once per process. Raises InputError for a damaged file."""
     file = _read(model)
-    return LanguageModel(prepare(file), _codes(file))
+    with _damage_named(model_path(model)):
+        return LanguageModel(prepare(file), _codes(file))
 
 
 @lru_cache(maxsize=2)
@@ -93,8 +95,15 @@ def model_languages(model: str) -> tuple[str, ...]:
 
 def _read(model: str) -> FastTextFile:
     path = model_path(model)
-    try:
+    with _damage_named(path):
         return _read_bundled(path) if model == BUNDLED else read_fasttext(path)
+
+
+@contextmanager
+def _damage_named(path: Path) -> Iterator[None]:
+    """Raises InputError naming the file for what a damaged one makes of reading it."""
+    try:
+        yield
     except (ValueError, MemoryError, OverflowError) as error:
         raise InputError(f"{path}: the fastText model cannot be loaded ({error}); download the model again") from error
 
