@@ -181,6 +181,8 @@ def _from_model(path: Path, choose: Choose) -> Tokenizer:
     if end < 0:
         raise InputError(f"{path}: has no end-of-sentence piece to end documents with; train it with one")
     pieces = [piece.piece for piece in sentencepiece_model_pb2.ModelProto.FromString(content).pieces]
+    if not all(isinstance(piece, str) for piece in pieces):  # protobuf gives bytes for what is no UTF-8
+        raise InputError(f"{path}: a piece is not UTF-8, so the file is damaged; fetch it again")
     fingerprint = hashlib.sha256(content).hexdigest()[:32]
     return Tokenizer(choose(path, processor, pieces), processor, pieces, end, fingerprint)
 

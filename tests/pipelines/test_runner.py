@@ -122,6 +122,19 @@ def test_after_a_failure_the_stage_is_incomplete_and_the_next_run_resumes_it(mil
     assert mill.run() == "bc"
 
 
+def test_a_resumed_stage_finds_the_files_that_it_had_finished(mill):
+    """What only the interrupted run wrote is in the complete stage, under the same inode: it was not made again."""
+    mill.fail["b"], mill.leaves = InputError("b is broken"), "finished"
+    with pytest.raises(InputError, match="b is broken"):
+        mill.run()
+    (incomplete,) = mill.workdir.glob(".b-*")
+    before = (incomplete / "finished").stat().st_ino
+    mill.fail.clear()
+    mill.leaves = ""
+    mill.run()
+    assert (mill.workdir / "b" / "finished").stat().st_ino == before
+
+
 def test_a_full_disk_is_reported_and_leaves_the_stage_incomplete(mill):
     mill.fail["b"] = OSError(errno.ENOSPC, "No space left on device")
     with pytest.raises(InputError, match=r"b: .*/work: the disk is full; free some space"):

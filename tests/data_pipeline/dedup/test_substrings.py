@@ -57,6 +57,15 @@ def test_agrees_with_plain_python(texts: list[str], min_bytes: int):
     assert found == repeated_bytes(texts, min_bytes)
 
 
+@given(st.lists(st.text("ab", max_size=40), max_size=6), st.integers(3, 8))
+def test_spans_of_a_document_are_disjoint(texts: list[str], min_bytes: int):
+    """Ascending, and none touches the next: what two spans share would be removed twice and counted twice."""
+    ends: dict[int, int] = {}
+    for document, start, stop, _ in sorted(repeats_of(grouped(texts), min_bytes)):
+        assert ends.get(document, -1) < start < stop
+        ends[document] = stop
+
+
 def test_spans_end_on_whole_characters():
     texts = ["ä" * 6, "xä" + "ä" * 6]
     for document, start, stop, _ in repeats_of(grouped(texts), 5):

@@ -2,6 +2,7 @@ import random
 
 import numpy as np
 import pyarrow.parquet as pq
+import pytest
 
 from gristmill.data_pipeline.filters.pii import (
     PII_KINDS,
@@ -39,6 +40,27 @@ def test_phone_numbers_are_replaced_when_asked_for():
     for other in ("2024-11-20", "1234567890", "3.14159", "0.5-1.5", "10 000 000"):
         assert replace_pii(f"on {other} we", ALL)[1] == 0
     assert replace_pii("call 212-555-0199", PiiConfig())[1] == 0
+
+
+@pytest.mark.parametrize(
+    "number, digits",
+    [
+        ("+49 30 1234", 8),
+        ("+49 301 1234", 9),
+        ("+49 301 12 345", 10),
+        ("+49 301 12 34 56", 11),
+        ("+49 30 1234 5678", 12),
+        ("+49 3012 1234 567", 13),
+        ("+49 3012 1234 5678", 14),
+        ("+493 3012 1234 5678", 15),
+        ("+49 3012 1234 5678 90", 16),
+        ("+493 3012 1234 5678 90", 17),
+    ],
+)
+def test_phone_numbers_have_10_to_15_digits(number, digits):
+    """E.164 allows 15."""
+    assert sum(map(str.isdigit, number)) == digits
+    assert count_pii(f"call {number} now", "phone") == int(10 <= digits <= 15)
 
 
 def test_doing_it_twice_changes_nothing():

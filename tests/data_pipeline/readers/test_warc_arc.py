@@ -55,6 +55,14 @@ def test_an_address_may_hold_spaces_and_a_page_may_lack_headers():
     assert isinstance(found[0], Record) and (found[0].url, found[0].html) == ("http://a.b/two words", PAGE)
 
 
+def test_the_offset_of_a_damaged_record_is_where_it_begins():
+    page = record(HTTP)
+    found = read(first() + page + b"no header at all\n" + page)
+    (damaged,) = [entry for entry in found if isinstance(entry, Unreadable)]
+    assert (damaged.kind, damaged.number, damaged.offset) == ("no_arc", 2, len(first() + page))
+    assert [type(entry) for entry in found] == [Record, Unreadable, Record]
+
+
 def test_what_is_no_page_is_counted():
     missing = HTTP.replace(b"200 OK", b"404 Not Found")
     assert kinds(first() + record(b"x", kind="image/png") + record(missing)) == ["not_html", "not_found"]

@@ -121,6 +121,19 @@ def test_other_names_are_no_checkpoints(run_folder: Path) -> None:
     assert steps_in(root) == [2, 4, 6]
 
 
+def test_a_file_too_many_makes_a_checkpoint_incomplete(run_folder: Path) -> None:
+    """A checkpoint holds what its manifest names and nothing else: DCP would read a stray file of another run as its
+    part. A run goes on from the checkpoint before."""
+    newest = step_folder(run_folder / "checkpoints", 6)
+    assert verified(newest)
+    (newest / "__1_0.distcp").write_bytes(b"of another run")
+    with pytest.raises(InputError, match=r"__1_0\.distcp"):
+        verified(newest)
+    run = new_run(run_folder, checkpoint={"every": 2}, **SIX_STEPS)
+    run._resume()
+    assert run.trainer.progress.step == 4
+
+
 def test_prune_removes_the_others(run_folder: Path) -> None:
     prune(run_folder / "checkpoints", {4})
     assert [path.name for path in (run_folder / "checkpoints").iterdir()] == ["step-00000004"]

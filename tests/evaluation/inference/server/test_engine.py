@@ -49,6 +49,59 @@ def completed(engine):
     return found
 
 
+def completed_after_a_late_cancellation(engine):
+    """As completed, but the cancelled request runs when it is cancelled, so every rank has to let it go."""
+    found, ended, begun = {}, threading.Semaphore(0), threading.Event()
+
+    def done_of(index):
+        def done(result):
+            found[index] = [list(each.tokens) for each in result.generations]
+            ended.release()
+
+        return done
+
+    streams = [(lambda *_: begun.set()) if index == CANCELLED else None for index in range(len(REQUESTS))]
+    tickets = [Ticket(request, streams[index], done_of(index)) for index, request in enumerate(REQUESTS)]
+    engine.start()
+    engine.submit(tickets[:2])
+    assert begun.wait(60)
+    engine.cancel([tickets[CANCELLED]])
+    engine.submit(tickets[2:])
+    for _ in range(len(REQUESTS) - 1):
+        assert ended.acquire(timeout=60)
+    engine.stop()
+    found.pop(CANCELLED, None)
+    return found
+
+
+def cancelled_on_ranks(checkpoint, tokenizer_folder, layout):
+    """(what rank 0 completed, requests that a rank's own batch lets go)."""
+    mesh = build_mesh(layout, 2, torch.device("cpu"))
+    source = CheckpointPaths(checkpoint, tokenizer_folder)
+    loaded = load_for_evaluation_sharded(source, EvaluateConfig(), layout, mesh)
+    let_go = []
+
+    def watched_batch():
+        batch = new_batch(loaded)
+        cancel = batch.cancel
+        batch.cancel = lambda number: (let_go.append(number), cancel(number))
+        return batch
+
+    if mesh.is_first:
+        return completed_after_a_late_cancellation(Engine(watched_batch, 8, announcer(mesh.world))), let_go
+    follow(watched_batch, mesh.world)
+    return None, let_go
+
+
+def test_a_request_cancelled_while_it_runs_leaves_the_batch_of_every_rank(random_checkpoint, tokenizer_folder, pool):
+    checkpoint = random_checkpoint()
+    layout = LayoutConfig(tensor=2, sequence_parallel=False)
+    (completed_0, let_go_0), (_, let_go_1) = pool.run(2, cancelled_on_ranks, checkpoint, tokenizer_folder, layout)
+    assert let_go_0 == let_go_1 and let_go_0[0] == CANCELLED  # the others leave as they end
+    loaded = load_for_evaluation(CheckpointPaths(checkpoint, tokenizer_folder), EvaluateConfig())
+    assert completed_0 == completed_after_a_late_cancellation(Engine(lambda: new_batch(loaded), 8))
+
+
 def served_on_ranks(checkpoint, tokenizer_folder, layout):
     mesh = build_mesh(layout, 2, torch.device("cpu"))
     source = CheckpointPaths(checkpoint, tokenizer_folder)
