@@ -7,10 +7,19 @@ from typing import Any, BinaryIO
 
 from gristmill.data_pipeline.extraction.repeated_blocks import HostBlocks, RepeatedBlocks
 from gristmill.data_pipeline.readers.compression import FRAME_HEADER_BYTES, SUFFIXES, Damaged, blocks, content_bytes
+from gristmill.data_pipeline.readers.delimited import read_delimited
 from gristmill.data_pipeline.readers.document import Record, Unreadable, excerpt, split_url, too_large
-from gristmill.data_pipeline.readers.files import BlockDigests, HashedFile, VerifiedFile, digest_blocks, open_raw
+from gristmill.data_pipeline.readers.files import (
+    BlockDigests,
+    HashedFile,
+    VerifiedFile,
+    digest_blocks,
+    open_raw,
+    raw_size,
+)
 from gristmill.data_pipeline.readers.hub import read_dataset
 from gristmill.data_pipeline.readers.jsonl import line_starts, read_json_columns, read_jsonl
+from gristmill.data_pipeline.readers.mailbox import read_mailbox
 from gristmill.data_pipeline.readers.parquet import read_parquet, read_parquet_columns, row_groups
 from gristmill.data_pipeline.readers.plain import read_plain
 from gristmill.data_pipeline.readers.python_docs import read_python_docs
@@ -84,6 +93,17 @@ def read_range(
     Raises InputError, at the latest after the last record, if the file is not the one in the lock; the records read
     until then must not be used."""
     return _extracted_records(file_range, source, repeated) if source.has_html else read_pages(file_range, source)
+
+
+def records_of(location: str, source: SourceConfig) -> Iterator[Record | Unreadable]:
+    """As `read_range`, of a file that no lock pins: for a look at its first records."""
+    unpinned = FileRange(RawFile(name=location, bytes=raw_size(location), sha256=""), location)
+    with open_raw(location) as raw:
+        for record in _opened_records(raw, unpinned, source):
+            if isinstance(record, Unreadable) or record.html is None:
+                yield record
+            else:
+                yield _extracted(record, source, None)
 
 
 def read_columns(
@@ -180,6 +200,10 @@ def _opened_records(file: Any, file_range: FileRange, source: SourceConfig) -> I
         return _page(file, name, limit)
     if source.format == "arc":
         return read_arc(file, name, limit)
+    if source.format == "csv":
+        return read_delimited(file, name, source)
+    if source.format == "mbox":
+        return read_mailbox(file, name, source)
     return read_warc(file, name, source)
 
 

@@ -15,7 +15,9 @@ from gristmill.foundation.runtime.store.addresses import without_credentials
 # or crawler traps. With escapes and other fields, a line of JSON is a few times its text. Cost: docs/curation.md.
 MAX_RECORD_BYTES = 16_000_000
 
-Format = Literal["python_docs", "jsonl", "text", "markdown", "parquet", "html", "warc", "wet", "arc", "datasets"]
+Format = Literal[
+    "python_docs", "jsonl", "text", "markdown", "parquet", "html", "warc", "wet", "arc", "csv", "mbox", "datasets"
+]
 
 # Common encodings, for suggestions; any encoding that Python supports is accepted.
 ENCODINGS = (

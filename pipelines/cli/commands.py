@@ -12,6 +12,7 @@ from typer.core import TyperGroup
 
 # Command -> file of pipelines/cli, and the function or typer app in it; in the order of the help page.
 COMMANDS = {
+    "init": "start:init",
     "run": "stages:run",
     "curate": "stages:curate",
     "index": "stages:index",
@@ -25,6 +26,7 @@ COMMANDS = {
     "why": "corpus:why",
     "decide": "corpus:decide",
     "explore": "corpus:explore",
+    "chat": "start:chat",
     "generate": "checkpoint:generate",
     "serve": "serve:serve",
     "export": "checkpoint:export",

@@ -1,0 +1,76 @@
+"""A conversation with one model, turn by turn, streamed."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from gristmill.evaluation.inference.config import EvaluateConfig, SamplingConfig
+from gristmill.evaluation.inference.generate.prompts import generate
+from gristmill.evaluation.inference.generate.request import GenerationSettings
+from gristmill.evaluation.inference.load import LoadedModel, load_for_evaluation
+from gristmill.evaluation.inference.server.app import ServedModel
+from gristmill.evaluation.inference.server.openai_api import PLAIN_STOPS, ChatTemplate, chat_template
+from gristmill.evaluation.inference.workdir import CheckpointPaths
+
+
+@dataclass
+class Conversation:
+    """messages: what was said so far. A template without stops of its own is a chat model's; the plain one is not
+    used: a base model goes on with the text as it stands."""
+
+    loaded: LoadedModel
+    template: ChatTemplate
+    settings: GenerationSettings
+    system: str = ""
+    messages: list[dict[str, str]] = field(default_factory=list)
+    text: str = ""
+
+    @property
+    def name(self) -> str:
+        kind = "a chat model" if self.is_chat else "a base model: it goes on with what you write"
+        return f"{self.loaded.name}, {kind}"
+
+    @property
+    def is_chat(self) -> bool:
+        return self.template.stops != PLAIN_STOPS
+
+    def answer(self, line: str, write: Callable[[str], None]) -> str:
+        """Streams the answer to `write` and returns it. What no longer fits the model's context is forgotten, the
+        oldest first."""
+        prompt = self._prompt(line)
+        room = self.loaded.causal_lm.sequence_length - 1
+        while len(prompt) > room // 2 and len(self.messages) > 2:
+            del self.messages[:2]
+            prompt = self._rendered()
+        prompt = prompt[-max(1, room - min(self.settings.max_new_tokens, room // 2)) :]
+        (generation,) = generate(
+            self.loaded.causal_lm, self.loaded.codec, [prompt], self.settings, stream=lambda _, text: write(text)
+        )
+        said = self.loaded.codec.decode(list(generation.tokens))
+        self.messages.append({"role": "assistant", "content": said})
+        self.text += said
+        return said
+
+    def _prompt(self, line: str) -> list[int]:
+        self.messages.append({"role": "user", "content": line})
+        self.text += ("\n" if self.text else "") + line
+        return self._rendered()
+
+    def _rendered(self) -> list[int]:
+        if not self.is_chat:
+            return list(self.loaded.codec.encode_prompt(self.text))
+        first = [{"role": "system", "content": self.system}] if self.system else []
+        served = ServedModel(self.loaded.name, None, self.loaded.codec, self.template)  # type: ignore[arg-type]
+        return served.encode_chat(self.template.render([*first, *self.messages]))
+
+
+def load_chat(folder: Path, system: str, temperature: float, max_tokens: int, seed: int) -> Conversation:
+    """Raises InputError or RecipeError where the folder holds no model."""
+    source = CheckpointPaths(folder, None)
+    loaded = load_for_evaluation(source, EvaluateConfig())
+    _, tokenizer = source.resolve()
+    template = chat_template(tokenizer, None, loaded.codec.bounding_symbols)
+    settings = GenerationSettings(max_tokens, SamplingConfig(temperature=temperature, seed=seed), template.stops[:4])
+    if template.stops == PLAIN_STOPS:
+        settings = GenerationSettings(max_tokens, SamplingConfig(temperature=temperature, seed=seed))
+    return Conversation(loaded, template, settings, system)

@@ -1,0 +1,83 @@
+"""CSV, TSV and mail, by hand and against Python's own packages."""
+
+import csv
+import io
+import mailbox
+from email.message import EmailMessage
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gristmill.data_pipeline.readers.delimited import read_delimited
+from gristmill.data_pipeline.readers.document import Record, Unreadable
+from gristmill.data_pipeline.readers.mailbox import read_mailbox
+from gristmill.data_pipeline.readers.source import SourceConfig
+
+TABLE = SourceConfig(name="t", format="csv", paths=("x",), text_field="body")
+MAIL = SourceConfig(name="m", format="mbox", paths=("x",))
+
+
+def rows(raw: bytes, name: str = "a.csv", **settings):
+    return list(read_delimited(io.BytesIO(raw), name, TABLE.model_copy(update=settings)))
+
+
+def test_rows_are_records_and_other_cells_metadata():
+    found = rows(b'\xef\xbb\xbfid,body,url\n1,"two\nlines, and a comma",http://a\n\n2,,\n')
+    assert found[0] == Record(0, "two\nlines, and a comma", url="http://a", metadata={"id": "1"})
+    assert isinstance(found[1], Unreadable) and "no field 'body'; fields are id" in found[1].reason
+
+
+@pytest.mark.parametrize("delimiter, name", [(";", "a.csv"), ("\t", "a.csv"), ("|", "a.csv"), ("\t", "a.tsv")])
+def test_the_delimiter_is_that_of_the_first_row(delimiter, name):
+    assert rows(f"id{delimiter}body\n7{delimiter}a, b\n".encode(), name) == [Record(0, "a, b", metadata={"id": "7"})]
+
+
+def test_a_bad_row_costs_itself_alone():
+    found = rows(b"id,body\n1,a,too many\n2,caf\xe9\n3,c\n")
+    assert [getattr(entry, "kind", "record") for entry in found] == ["bad_row", "invalid_encoding", "record"]
+    large = rows(b"id,body\n1," + b"x" * 200 + b"\n2,b\n", max_record_bytes=100)
+    assert [getattr(entry, "kind", "record") for entry in large] == ["record_too_large", "record"]
+
+
+@given(st.lists(st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1, max_size=20), max_size=8))
+def test_what_pythons_writer_wrote_comes_back(texts):
+    out = io.StringIO()
+    writer = csv.writer(out)
+    writer.writerow(["id", "body"])
+    writer.writerows(enumerate(texts, start=1))
+    found = rows(out.getvalue().encode())
+    assert [(entry.text, entry.metadata["id"]) for entry in found] == [(t, str(n)) for n, t in enumerate(texts, 1)]
+
+
+def message(subject: str, text: str, html: str | None = None) -> EmailMessage:
+    made = EmailMessage()
+    made["From"], made["Subject"], made["Date"] = "miller@mill.example", subject, "Mon, 2 Nov 2026 10:00:00 +0000"
+    if text:
+        made.set_content(text)
+    if html:
+        made.add_alternative(html, subtype="html") if text else made.set_content(html, subtype="html")
+    return made
+
+
+def test_messages_of_an_mbox_file(tmp_path):
+    """As Python's mailbox wrote it: `From ` in a body is escaped, the plain part wins, addresses are not kept."""
+    box = mailbox.mbox(tmp_path / "a.mbox")
+    box.add(message("Mühle", "The wheel turns.\nFrom the river comes water."))
+    page = "<html><body><article>" + "<p>Grain is ground between two stones, slowly, all day long.</p>" * 5
+    box.add(message("Both", "Plain words.", page))
+    box.add(message("Page", "", page + "</article></body></html>"))
+    box.close()
+    found = list(read_mailbox(io.BytesIO((tmp_path / "a.mbox").read_bytes()), "a.mbox", MAIL))
+    assert [entry.metadata["subject"] for entry in found] == ["Mühle", "Both", "Page"]
+    assert found[0].text == "The wheel turns.\n>From the river comes water." and found[1].text == "Plain words."
+    assert found[2].text.startswith("Grain is ground") and "<" not in found[2].text
+    assert not any("miller@" in str(entry) for entry in found)
+
+
+def test_one_message_in_a_file_and_damaged_ones():
+    single = list(read_mailbox(io.BytesIO(message("One", "Flour.").as_bytes()), "a.eml", MAIL))
+    assert [(entry.number, entry.text) for entry in single] == [(0, "Flour.")]
+    broken = b"From a\nContent-Type: text/plain; charset=no-such\n\nword\n\nFrom b\nSubject: x\n\nfine\n"
+    found = list(read_mailbox(io.BytesIO(broken), "a.mbox", MAIL))
+    assert [getattr(entry, "kind", entry[1]) for entry in found] == ["bad_message", "fine"]
