@@ -199,7 +199,7 @@ def _write(state: CurationState, inputs: CurationInputs) -> dict[str, Any]:
     ledgers = ledger_tasks(state.sources, state.removals, state.edits.evidence(), folder)
     summary = {"sources": _counts(state, inputs), "rules": rule_table(state.sources)}
     try:
-        check_training_documents(state.sources, summary, folder)
+        check_training_documents(state.sources, summary, folder, engine.reporter.say)
     except InputError:
         engine.map(write_ledger, ledgers, "write ledger", unit="files")
         raise

@@ -18,6 +18,7 @@ from gristmill.foundation.errors import InputError, RecipeError
 from gristmill.foundation.manifest import MANIFEST_NAME, read_manifest
 from gristmill.foundation.progress import Reporter
 from gristmill.foundation.runtime.store.addresses import is_address
+from gristmill.pipelines import source_samples
 from gristmill.pipelines.recipes.config import Recipe
 from gristmill.pipelines.stages.stage import Stage
 from gristmill.pipelines.stages.training_data import needs_sources
@@ -107,8 +108,26 @@ def _sources(recipe: Recipe, world_size: int) -> Iterator[Finding]:
             continue
         try:
             check_kinds(source.name, source.format, list(locate(source).values()))
+            yield from _sample(source, recipe)
         except InputError as error:
             yield Finding(f"source {source.name}: {str(error).removeprefix(f'source {source.name}: ')}", InputError)
+
+
+def _sample(source: SourceConfig, recipe: Recipe) -> Iterator[Finding]:
+    """What the first records of the source tell. A source of which none can be read stops the run where it has to keep
+    something: alone, or with on_empty: error."""
+    sample = source_samples.look_at(source)
+    if sample is None:
+        return
+    wanted = source.languages if source.languages is not None else recipe.curate.languages
+    is_fatal = source.on_empty == "error" or len(recipe.sources) == 1
+    if (problem := source_samples.problem(sample)) is not None:
+        has_wrong_field = any(record.kind == "no_text_field" for record in sample.unreadable)
+        yield Finding(problem, InputError if is_fatal or has_wrong_field else None)
+    elif recipe.curate.language_id is not None:
+        threshold = recipe.curate.language_id.threshold
+        if (said := source_samples.excluded_languages(sample, wanted, threshold)) is not None:
+            yield Finding(said, None)
 
 
 def _listed_files(recipe: Recipe, world_size: int) -> Iterator[Finding]:

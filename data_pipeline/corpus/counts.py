@@ -1,7 +1,8 @@
 """Document and byte counts of a source, checked: read = kept + removed by each rule + quarantined."""
 
+import json
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -265,22 +266,40 @@ def write_summary(summary: Mapping[str, Any], folder: Path) -> None:
     write_atomic(folder / COUNTS_NAME, canonical_json(summary) + b"\n")
 
 
-def check_training_documents(sources: Sequence[SourceState], summary: Mapping[str, Any], folder: Path) -> None:
-    """Raises InputError if a source has no training documents left.
+def check_training_documents(
+    sources: Sequence[SourceState], summary: Mapping[str, Any], folder: Path, say: Callable[[str], None]
+) -> None:
+    """Says which sources have no documents left. Raises InputError if one of them has on_empty: error, or if no source
+    that is trained on has any.
 
     The caller writes the ledger. Counts and quarantine are written here, so that `gristmill why` can explain each
     document."""
-    for one in sources:
-        reason = next((row["reason"] for row in quarantined_rows(one, ["unreadable", "reason"])), "")
+    empty: dict[str, InputError] = {}
+    for state in sources:
+        reason = next((row["reason"] for row in quarantined_rows(state, ["unreadable", "reason"])), "")
         try:
-            check_not_empty(one.source, summary["sources"][one.source.name], reason)
+            check_not_empty(state.source, summary["sources"][state.source.name], reason)
         except InputError as error:
-            write_quarantine(sources, folder)
-            write_summary(summary, folder)
-            raise InputError(
-                f"{error}. The ledger in {folder / 'ledger'} records why each document was removed; show one document "
-                f"with `gristmill why DOC_ID --corpus {folder}`"
-            ) from error
+            empty[state.source.name] = error
+    trained_on = [state.source.name for state in sources if state.source.held_out is None]
+    fatal = [state.source.name for state in sources if state.source.name in empty and state.source.on_empty == "error"]
+    if trained_on and all(name in empty for name in trained_on):
+        fatal = [*fatal, *trained_on]
+    if fatal:
+        write_quarantine(sources, folder)
+        write_summary(summary, folder)
+        raise InputError(
+            f"{empty[fatal[0]]}. The ledger in {folder / 'ledger'} records why each document was removed; show one "
+            f"document with `gristmill why DOC_ID --corpus {folder}`"
+        ) from empty[fatal[0]]
+    for why in empty.values():
+        say(f"NOTHING KEPT: {why}. The run goes on without it; set on_empty: error of the source to stop instead")
+
+
+def sources_without_documents(corpus: Path, names: Iterable[str]) -> frozenset[str]:
+    """Of these sources those of which curation kept no training document; it has said so, and the run goes on."""
+    counts = json.loads((corpus / COUNTS_NAME).read_bytes())["sources"]
+    return frozenset(name for name in names if not counts[name]["kept"].get("train", {}).get("documents"))
 
 
 def rule_table(sources: Sequence[SourceState]) -> dict[str, Any]:

@@ -185,15 +185,15 @@ def open_samples(
 ) -> Samples:
     """The samples of one split of an `index` folder, whose files are checked first (verify.py). say hears of long work.
 
-    Sources of the train split that cannot fill one sample are an error; languages of a source, sources of a held-out
-    split, and what is scored but not trained on are left out. Neither fill-in-the-middle nor caps apply to held-out
-    text: it is measured as it stands, as often as one likes.
+    What cannot fill one sample is left out, and said of the train split; a split in which nothing can is an error.
+    Neither fill-in-the-middle nor caps apply to held-out text: it is measured as it stands, as often as one likes.
     Raises InputError on damaged files, TooFewTokens on too little data, RecipeError on settings that do not fit."""
     dataset = read_dataset(folder)
     digests = manifest_digests(folder)
     if split != "train":
         config = IndexConfig.model_validate({**config.model_dump(), "fim_rate": 0.0, "max_epochs": None})
     packings: dict[str, Packing] = {}
+    too_short: list[str] = []
     for source in dataset.sources:
         if not _is_trained_on(source, config):
             continue
@@ -204,12 +204,12 @@ def open_samples(
             packing = _open_packing(checked, folder, dataset, sequence_length, config, say)
         if packing is not None and packing.num_windows:
             packings[source.name] = packing
-        elif split == "train" and language_of(source.name) is None:
-            raise TooFewTokens(_too_short(folder, split, source, sequence_length))
-        elif split == "train" and counts is not None and counts.tokens:
-            say(f"not trained on: {_too_short(folder, split, source, sequence_length)}")
+        elif split == "train" and (language_of(source.name) is None or (counts is not None and counts.tokens)):
+            too_short.append(_too_short(folder, split, source, sequence_length))
     if not packings:
-        raise TooFewTokens(_too_short(folder, split, dataset.sources[0], sequence_length))
+        raise TooFewTokens(*too_short[:1] or [_too_short(folder, split, dataset.sources[0], sequence_length)])
+    for line in too_short:
+        say(f"NOT TRAINED ON: {line}")
     identity = fingerprint(
         [dataset.model_dump(mode="json"), split, sequence_length, seed, config.model_dump(mode="json")]
     )

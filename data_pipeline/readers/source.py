@@ -58,6 +58,11 @@ class SourceConfig(Config):
     weight: float | None = Field(default=None, ge=0)
     priority: int = Field(default=1, ge=1)
     held_out: Literal["test"] | None = Field(default=None, json_schema_extra={"omit_default": True})
+    on_empty: Literal["warn", "error"] = Field(
+        default="warn",
+        description="what to do if curation keeps no document of the source: go on without it and say so, or stop",
+        json_schema_extra={"omit_default": True},
+    )
 
     @property
     def has_html(self) -> bool:

@@ -3,6 +3,7 @@
 from dataclasses import asdict
 from typing import Any
 
+from gristmill.data_pipeline.corpus.counts import sources_without_documents
 from gristmill.data_pipeline.corpus.splits import SPLITS
 from gristmill.data_pipeline.indexed.config import epochs_by_source, repeat_warnings
 from gristmill.data_pipeline.indexed.dataset import Dataset
@@ -35,17 +36,18 @@ def _run_length(recipe: Recipe) -> RunLength:
 
 def run(context: StageContext) -> dict[str, Any]:
     recipe = context.recipe
+    empty = sources_without_documents(context.inputs["curate"], recipe.training_weights)
     request = indexing.IndexRequest(
         corpus=context.inputs["curate"],
         tokenizer=context.inputs["tokenizer"],
-        weights=recipe.source_weights,
+        weights={name: 0.0 if weight and name in empty else weight for name, weight in recipe.source_weights.items()},
         seed=recipe.seed,
         folder=context.folder,
         sentences=recipe.index.sentences,
         languages=recipe.index.languages,
         run=_run_length(recipe),
         rehydrate=recipe.index.rehydrate,
-        held_out=frozenset(source.name for source in recipe.sources if source.held_out is not None),
+        held_out=frozenset(source.name for source in recipe.sources if source.held_out is not None) | empty,
     )
     dataset, tokenizer = indexing.index_corpus(request, context.engine)
     for line in [*recipe_repeat_warnings(recipe, dataset), *held_out_notes(tokens_by_language(dataset))]:

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from gristmill.data_pipeline.corpus.counts import sources_without_documents
 from gristmill.foundation.deferred_module import DeferredModule
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.files import write_atomic
@@ -69,8 +70,9 @@ def _measure_languages(context: StageContext, tokenizer: Any) -> None:
 def _train(context: StageContext) -> dict[str, int]:
     """Trains and writes the model; returns the bytes of training text by source or language."""
     recipe = context.recipe
-    weights = recipe.training_weights
     corpus = context.inputs["curate"]
+    empty = sources_without_documents(corpus, recipe.training_weights)
+    weights = {name: weight for name, weight in recipe.training_weights.items() if name not in empty}
     texts, sampled = sample.training_texts(corpus, weights, recipe.tokenizer, recipe.seed, context.engine)
     with context.reporter.meter(f"tokenizer: training {recipe.tokenizer.algorithm}", 1, "models") as meter:
         model = training.train(texts, recipe.tokenizer)

@@ -75,7 +75,7 @@ CASES = [
            "curate.decontaminate.benchmarks b: no.jsonl: no such file"),
     source("a protected corpus that is not there", ["curate.near_dedup: {protected: [no]}"],
            "curate.near_dedup.protected: no: no such file or folder"),
-    source("empty files", ["sources.0.paths: [e]"], "source notes", "text.min_chars removed 1", command="curate", files={"e/a.txt": ""}),
+    source("empty files", ["sources.0.paths: [e]"], "source notes: the files looked at are empty", command="curate", files={"e/a.txt": ""}),
     source("a packed file of no text", ["sources.0.format: jsonl", "sources.0.paths: [e]"], "source notes: its files hold no documents",
            command="curate", files={"e/a.jsonl.gz": gzip.compress(b"")}),
     source("a tokenizer that is not there", ["tokenizer: {pretrained: no/such/tokenizer.json}"], "no/such/tokenizer.json: no such file"),

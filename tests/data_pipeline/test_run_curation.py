@@ -168,7 +168,8 @@ def test_all_documents_of_a_held_out_source_are_in_its_split(books, tmp_path):
 
 def test_languages_of_a_source_replace_those_of_the_recipe(books, tmp_path):
     write_jsonl(tmp_path / "foreign.jsonl", [{"text": prose(k)} for k in range(100, 110)])
-    sources = [books, source(tmp_path, "foreign", languages=("fr", "en"))]
+    required = books.model_copy(update={"on_empty": "error"})
+    sources = [required, source(tmp_path, "foreign", languages=("fr", "en"))]
     with pytest.raises(
         InputError, match=r"source books: of 47 documents none is left .* language\.min_score removed 43"
     ):

@@ -94,7 +94,7 @@ def test_an_empty_source(call, tmp_path, raw):
     write_recipe(tmp_path, raw)
     code, message = call("curate", "small.yaml")
     assert code == 1
-    assert "source notes: its files hold no documents" in message
+    assert "source notes: the files looked at are empty (1 of 1)" in message
 
 
 def test_a_source_emptied_by_the_filters_says_by_which_rule(call, tmp_path, raw):
