@@ -1,7 +1,9 @@
 """Runs the stages in order: skips complete stages, resumes incomplete ones, and reports the reason for each action.
 
-A complete stage's folder is WORKDIR/NAME. A running stage writes to WORKDIR/.NAME-FINGERPRINT, so an incomplete folder
-is only resumed with the same config and inputs. The manifest is written last, then the folder is renamed."""
+A complete stage's folder is WORKDIR/NAME. One that is made again from another recipe moves aside, to
+WORKDIR/NAME.superseded-FINGERPRINT, and comes back when its recipe does. A running stage writes to
+WORKDIR/.NAME-FINGERPRINT, so an incomplete folder is only resumed with the same config and inputs. The manifest is
+written last, then the folder is renamed."""
 
 import json
 import os
@@ -42,7 +44,8 @@ VERIFIED_BY_READER = (".bin", ".idx", ".distcp")
 
 @dataclass(frozen=True)
 class StagePlan:
-    """action: skip (complete), resume (incomplete), run (no output yet) or rebuild (other config or inputs)."""
+    """action: skip (complete), resume (incomplete), run (no output yet), rebuild (other config or inputs) or restore
+    (complete, and set aside when another recipe ran)."""
 
     stage: Stage
     fingerprint: str
@@ -55,11 +58,13 @@ class StagePlan:
 @dataclass(frozen=True)
 class Processes:
     """engine: runs the tasks of the stages; None: this process. rank: of this process under torchrun; only rank 0
-    writes the stages' folders. publisher: of a work folder in a store."""
+    writes the stages' folders. publisher: of a work folder in a store. overwrite: what another recipe made is deleted
+    instead of set aside."""
 
     engine: Engine | None = None
     rank: int = 0
     publisher: Publisher | None = None
+    overwrite: bool = False
 
 
 class Runner:
@@ -77,6 +82,7 @@ class Runner:
         self.recipe, self.workdir, self.stages, self.lock = recipe, workdir, stages, lock
         self.reporter, self.rank, self.publisher = reporter, processes.rank, processes.publisher
         self.engine: Engine = processes.engine or LocalEngine(1, reporter)
+        self.overwrite = processes.overwrite
 
     def folder(self, stage: Stage) -> Path:
         return self.workdir / stage.name
@@ -160,6 +166,8 @@ class Runner:
         folder = self.folder(stage)
         resumable = self.incomplete_folder(stage, fingerprint).is_dir()
         if not (folder / MANIFEST_NAME).is_file():
+            if not folder.exists() and self._is_aside(stage, fingerprint):
+                return "restore", ["complete, and set aside"]
             if resumable:
                 return "resume", ["incomplete; finished files are kept"]
             return "run", [f"{folder} has no manifest"] if folder.exists() else ["not run yet"]
@@ -167,6 +175,8 @@ class Runner:
         if manifest.fingerprint == fingerprint:
             return "skip", ["complete"]
         reasons = change_reasons(manifest, stage, config, inputs) or ["the fingerprint differs"]
+        if self._is_aside(stage, fingerprint):
+            return "restore", reasons
         return ("resume" if resumable else "rebuild"), reasons
 
     def _run_stage(self, plan: StagePlan) -> None:
@@ -181,6 +191,10 @@ class Runner:
                 f"{folder}: folder exists without a manifest, and {stage.name} writes its output there; move it away"
             )
         self.reporter.say(f"{stage.name}: {plan.action} ({'; '.join(plan.reasons[:3])})")
+        if plan.action == "restore":
+            self._replace(stage, self.aside(stage, plan.fingerprint))
+            self._publish(stage)
+            return
         started = time.monotonic()
         incomplete = self.incomplete_folder(stage, plan.fingerprint)
         self._remove_outdated(stage, incomplete)
@@ -239,26 +253,55 @@ class Runner:
         identity = StageIdentity(stage.name, stage.code_version, plan.config, plan.inputs)
         write_manifest(incomplete, identity, metadata, origin, stage.libraries, digests)
         sync(incomplete)
+        self._replace(stage, incomplete)
+
+    def _replace(self, stage: Stage, made: Path) -> None:
+        """Gives `made` the stage's name. What had it moves aside, under its own fingerprint. `_recover_renames` handles
+        a kill between the renames."""
         folder, old = self.folder(stage), self._old(stage)
         if folder.exists():
             folder.rename(old)
-        incomplete.rename(folder)
+        made.rename(folder)
         sync(self.workdir)
-        shutil.rmtree(old, ignore_errors=True)
+        if old.exists():
+            self._set_aside(stage, old)
+
+    def aside(self, stage: Stage, fingerprint: str) -> Path:
+        """Where the stage's folder of another recipe is kept."""
+        return self.workdir / f"{stage.name}.superseded-{fingerprint[:12]}"
+
+    def _is_aside(self, stage: Stage, fingerprint: str) -> bool:
+        folder = self.aside(stage, fingerprint)
+        return (folder / MANIFEST_NAME).is_file() and read_manifest(folder).fingerprint == fingerprint
+
+    def _set_aside(self, stage: Stage, old: Path) -> None:
+        """Nothing complete is deleted without being asked: it takes days to make, and a dial to ask for it again."""
+        kept = self.aside(stage, read_manifest(old).fingerprint)
+        if self.overwrite or kept.exists():
+            shutil.rmtree(old, ignore_errors=True)
+            return
+        old.rename(kept)
+        sync(self.workdir)
+        self.reporter.say(
+            f"{stage.name}: what the other recipe made is kept in {kept}; remove it, or run with --overwrite to replace"
+        )
 
     def _old(self, stage: Stage) -> Path:
         return self.workdir / f".{stage.name}-old"
 
     def _recover_renames(self) -> None:
-        """After a kill between the renames of `_finish`: restores the previous folder, or removes it if replaced."""
+        """After a kill between the renames of `_replace`: restores the previous folder, or sets it aside."""
         for stage in self.stages:
             if self._old(stage).exists():
                 if self.folder(stage).exists():
-                    shutil.rmtree(self._old(stage))
+                    self._set_aside(stage, self._old(stage))
                 else:
                     self._old(stage).rename(self.folder(stage))
 
     def _remove_outdated(self, stage: Stage, keep: Path) -> None:
+        """Incomplete folders of other recipes; those of training hold checkpoints, and stay for when it goes on."""
+        if stage.parallel and not self.overwrite:
+            return
         for path in sorted(self.workdir.glob(f".{stage.name}-*")):
             if path != keep:
                 self.reporter.say(f"{stage.name}: removing {path.name}, an incomplete run of another recipe")
@@ -275,7 +318,7 @@ class Runner:
         for plan in self.plan():
             stage = plan.stage
             if only is None or stage.name == only:
-                if plan.action != "skip" and stage.parallel:
+                if plan.action not in ("skip", "restore") and stage.parallel:
                     while not self.incomplete_folder(stage, plan.fingerprint).is_dir():
                         time.sleep(POLL_SECONDS)
                     self._execute(plan, self.incomplete_folder(stage, plan.fingerprint), KnownDigests())

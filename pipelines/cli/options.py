@@ -145,6 +145,9 @@ class StageOptions(EngineOptions):
 
     workdir: WorkdirOption = None
     set_: SetOption = None
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Delete what another recipe made here, instead of setting it aside.")
+    ] = False
 
 
 def workdir_of(recipe: Recipe, workdir: Path | None) -> Path:
@@ -179,7 +182,7 @@ def make_runner(
         if publisher is not None:
             publisher.close()
         raise
-    return Runner(recipe, folder, stages, lock, reporter, Processes(engine, rank, publisher))
+    return Runner(recipe, folder, stages, lock, reporter, Processes(engine, rank, publisher, options.overwrite))
 
 
 def _publisher(folder: Path, reporter: Reporter) -> Publisher | None:

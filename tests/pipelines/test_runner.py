@@ -17,9 +17,10 @@ from gristmill.foundation.progress import Reporter
 from gristmill.foundation.runtime.tasks.local import LocalEngine
 from gristmill.pipelines.recipes.config import Recipe
 from gristmill.pipelines.remote import lease
-from gristmill.pipelines.runner import Runner
+from gristmill.pipelines.runner import Processes, Runner
 from gristmill.pipelines.stages.stage import Stage
 from gristmill.pipelines.verify import reproduce
+from tests.support.recording_reporter import RecordingReporter
 
 RECIPE = Recipe.model_validate(
     {
@@ -42,6 +43,8 @@ class Mill:
         self.version = {"a": 1, "b": 1, "c": 1}
         self.seed = 1
         self.leaves = ""
+        self.overwrite = False
+        self.reporter = RecordingReporter()
 
     def stage(self, name, inputs, reads_raw=False):
         def work(context):
@@ -60,7 +63,7 @@ class Mill:
 
     def runner(self, lock=LOCK):
         stages = [self.stage("a", (), reads_raw=True), self.stage("b", ("a",)), self.stage("c", ("b",))]
-        return Runner(RECIPE, self.workdir, stages, lock, Reporter.silent())
+        return Runner(RECIPE, self.workdir, stages, lock, self.reporter, Processes(overwrite=self.overwrite))
 
     def run(self, **options):
         self.ran.clear()
@@ -215,6 +218,53 @@ def test_an_input_removed_between_two_stages_is_rebuilt_or_named(mill):
         mill.run(only="b")
     shutil.rmtree(mill.workdir / "a")
     assert mill.run() == "abc"
+
+
+def test_what_another_recipe_made_is_set_aside_and_comes_back(mill):
+    """Of a -> b -> c the seed is b's: with another seed b and c are made again, and with the first they come back."""
+    mill.run()
+    before = (mill.workdir / "b" / "manifest.json").read_bytes()
+    mill.seed = 2
+    assert mill.run() == "bc"
+    kept = sorted(path.name.partition("-")[0] for path in mill.workdir.glob("*.superseded-*"))
+    assert kept == ["b.superseded", "c.superseded"]
+    assert any("what the other recipe made is kept in" in line for line in mill.reporter.lines)
+    mill.seed = 1
+    assert [plan.action for plan in mill.runner().plan()] == ["skip", "restore", "restore"]
+    assert mill.run() == ""
+    assert (mill.workdir / "b" / "manifest.json").read_bytes() == before
+    assert len(list(mill.workdir.glob("*.superseded-*"))) == 2
+
+
+def test_overwrite_deletes_what_another_recipe_made(mill):
+    mill.run()
+    mill.seed = 2
+    mill.overwrite = True
+    assert mill.run() == "bc"
+    assert not list(mill.workdir.glob("*.superseded-*"))
+
+
+@pytest.mark.parametrize("moment", range(3))
+def test_a_kill_while_stages_are_exchanged_loses_neither(mill, monkeypatch, moment):
+    """At each of the renames: folder -> old, made -> folder, old -> aside."""
+    mill.run()
+    mill.seed = 2
+    renames = iter(range(100))
+    rename = type(mill.workdir).rename
+
+    def stops(path, target):
+        if path.name.startswith((".b-", "b")) and next(renames) == moment:
+            raise KeyboardInterrupt
+        return rename(path, target)
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(type(mill.workdir), "rename", stops)
+        mill.run()
+    mill.run()
+    assert (mill.workdir / "b/second").read_bytes() == b"ab"
+    mill.seed = 1
+    assert mill.run() == ""  # both are still there
+    assert not (mill.workdir / ".b-old").exists()
 
 
 def test_an_incomplete_run_of_another_recipe_is_removed(mill):
