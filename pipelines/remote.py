@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from typing import Any
 from urllib.parse import urlsplit
 
 import orjson
@@ -39,6 +40,18 @@ from gristmill.foundation.runtime.tasks.task_files import scratch_root
 BEAT_SECONDS = 4.0
 SILENT_BEATS = 4  # without a new one the holder is taken for dead
 FOLDER = "lease"
+
+
+def _fields(address: str, content: bytes, names: Sequence[str]) -> dict[str, Any]:
+    """The JSON object of a store, which has these fields. Raises InputError naming the address."""
+    try:
+        fields = json.loads(content)
+        missing = [name for name in names if name not in fields] if isinstance(fields, dict) else list(names)
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{address}: not JSON ({error}); delete the object and run the command again") from error
+    if missing:
+        raise InputError(f"{address}: has no field {missing[0]!r}, so it is damaged; delete it and run the same again")
+    return fields
 
 
 class RemoteLease:
@@ -84,19 +97,24 @@ class RemoteLease:
     def _wait_for(self, number: int, say: Callable[[str], None]) -> None:
         """Returns once the holder has released the lease or is silent."""
         first = self._store.read(_name(number))
-        if first is None or json.loads(first)["released"]:
+        if first is None or self._lease(number, first)["released"]:
             return
         say(f"{self._store.address}: waiting whether its last writer is still there")
         for _ in range(SILENT_BEATS):
             time.sleep(self._beat_seconds)
             now = self._store.read(_name(number))
-            if now is None or json.loads(now)["released"]:
+            if now is None or self._lease(number, now)["released"]:
                 return
             if now != first:
                 raise self._held(number)
 
+    def _lease(self, number: int, content: bytes) -> dict[str, Any]:
+        """The fields of a lease's object. Raises InputError if it is damaged."""
+        return _fields(f"{self._store.address}/{_name(number)}", content, ("released", "holder"))
+
     def _held(self, number: int) -> InputError:
-        holder = json.loads(self._store.read(_name(number)) or b'{"holder": "unknown"}')["holder"]
+        content = self._store.read(_name(number))
+        holder = "unknown" if content is None else self._lease(number, content)["holder"]
         return InputError(
             f"{self._store.address}: another gristmill ({holder}) writes here; wait for it, or use another --workdir"
         )
@@ -218,7 +236,7 @@ class RemoteWork:
             pointer = self.store.read(f"{stage}.json")
             if pointer is not None:
                 found.append(stage)
-                self._fetch_stage(stage, orjson.loads(pointer)["fingerprint"], with_outputs, in_blocks)
+                self._fetch_stage(stage, self._pointer(stage, pointer), with_outputs, in_blocks)
         return found
 
     def address_of(self, stage: str) -> str:
@@ -226,7 +244,11 @@ class RemoteWork:
         pointer = self.store.read(f"{stage}.json")
         if pointer is None:
             raise InputError(f"{self.store.address}: the stage {stage} is not published here ({stage}.json); run it")
-        return f"{self.store.address}/{stage}/{orjson.loads(pointer)['fingerprint']}"
+        return f"{self.store.address}/{stage}/{self._pointer(stage, pointer)}"
+
+    def _pointer(self, stage: str, content: bytes) -> str:
+        """The fingerprint that a stage's pointer names. Raises InputError if the object is damaged."""
+        return str(_fields(f"{self.store.address}/{stage}.json", content, ("fingerprint",))["fingerprint"])
 
     def _fetch_stage(self, stage: str, fingerprint: str, with_outputs: bool, in_blocks: bool) -> None:
         folder, prefix = self.mirror / stage, f"{stage}/{fingerprint}"

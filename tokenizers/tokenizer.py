@@ -228,7 +228,7 @@ def end_symbol(path: Path, content: bytes) -> str:
     """The end-of-document symbol of a tokenizer.json: the eos_token of the tokenizer_config.json beside it, else the
     first of END_SYMBOLS among its added tokens. Raises InputError if there is neither."""
     settings = path.with_name(SETTINGS_NAME)
-    symbol = json.loads(settings.read_bytes()).get("eos_token") if settings.is_file() else None
+    symbol = _settings(settings).get("eos_token")
     symbol = symbol.get("content") if isinstance(symbol, dict) else symbol
     if isinstance(symbol, str):
         return symbol
@@ -243,6 +243,19 @@ def end_symbol(path: Path, content: bytes) -> str:
         f"{path}: {SETTINGS_NAME} beside it names no eos_token, and none of {END_SYMBOLS} is among its added tokens "
         f"{sorted(added)[:8]}; set tokenizer.end_of_document"
     )
+
+
+def _settings(path: Path) -> dict[str, Any]:
+    """The fields of a tokenizer_config.json; none without the file. Raises InputError for a damaged one."""
+    if not path.is_file():
+        return {}
+    try:
+        fields = json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path}: not JSON ({error}); fetch the file again") from error
+    if not isinstance(fields, dict):
+        raise InputError(f"{path}: is not a JSON object; fetch the file again")
+    return fields
 
 
 def _surrogate(error: UnicodeEncodeError) -> InputError:

@@ -1,5 +1,6 @@
 """Config of one source of raw text."""
 
+import codecs
 from typing import Literal, Self
 
 from pydantic import Field, field_validator, model_validator
@@ -24,6 +25,10 @@ ENCODINGS = (
     "utf-8", "utf-16", "latin-1", "cp1252", "utf-8-sig", "utf-32", "ascii", "iso-8859-15", "cp1250", "cp1251", "koi8-r",
     "shift-jis", "euc-jp", "euc-kr", "gb18030", "gbk", "big5", "mac-roman",
 )  # fmt: skip
+
+
+# Python's codecs from text to text, which no file is written in: of host names, of literals, and one that always fails.
+NOT_OF_FILES = frozenset(["punycode", "idna", "unicode-escape", "raw-unicode-escape", "undefined"])
 
 
 class SourceConfig(Config):
@@ -98,6 +103,8 @@ class SourceConfig(Config):
         text)."""
         try:
             "".encode(value)
+            if codecs.lookup(value).name in NOT_OF_FILES:
+                raise LookupError(value)
         except (LookupError, ValueError):
             examples = f"encodings are, for example, {', '.join(ENCODINGS[:4])}"
             hint = did_you_mean(value.lower().replace("_", "-"), ENCODINGS, otherwise=examples)

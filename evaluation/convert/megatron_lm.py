@@ -9,6 +9,7 @@ matrix, ordered by checkpoint_version: below 1.0 as [3][head][row], 1.0 as [head
 
 import re
 import zipfile
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -91,7 +92,7 @@ def _load(path: Path) -> dict[str, Any]:
     try:
         with zipfile.ZipFile(path) as archive:
             content = archive.read(ZIPPED_NAME)
-    except (OSError, KeyError, zipfile.BadZipFile) as error:
+    except (OSError, KeyError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:  # RuntimeError: encrypted
         raise InputError(f"{path}: cannot be read as {WEIGHTS_NAME} ({error}); fetch the file again") from error
     return load_restricted(path, content)
 

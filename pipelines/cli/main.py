@@ -50,7 +50,8 @@ def _leave(code: int) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Exit codes: 0 success, 1 failure, 2 invalid command or recipe. User errors show no traceback."""
+    """Exit codes: 0 success, 1 failure, 2 invalid command or recipe, 130 after Ctrl-C, 143 after SIGTERM. User errors
+    show no traceback."""
     interrupts.install()
     # pydantic looks for plugins in every installed package, 0.05 s a process; gristmill uses none.
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
@@ -73,7 +74,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except SystemExit as error:
         if (interrupt := _keyboard_interrupt(error)) is None:
             raise
-        _exit(str(interrupt) or INTERRUPTED, 130)
+        _exit(str(interrupt) or INTERRUPTED, 143 if isinstance(interrupt, interrupts.Terminated) else 130)
+    except interrupts.Terminated:
+        _exit(INTERRUPTED, 143)
 
 
 def _import_numpy_without_threads() -> None:

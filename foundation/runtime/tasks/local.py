@@ -75,7 +75,13 @@ class Worker:
         self.process: BaseProcess = context.Process(
             target=_work, args=(remote, os.getpid(), from_main_thread, tuple(modules)), daemon=True
         )
-        self.process.start()
+        # Ctrl-C goes to the whole group. A worker that is still importing would print a traceback: it begins with the
+        # signal blocked, which its own start-up inherits, until `_work` ignores it.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            self.process.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         remote.close()  # the worker has the only copy, so its death closes the pipe
         self.task: int | None = None
 
@@ -170,6 +176,7 @@ def _work(connection: Connection, parent: int, from_main_thread: bool, modules: 
     """Main loop of a worker: import the modules, receive tasks and send results until the driver closes the pipe. Only
     the driver handles Ctrl-C."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     signal.signal(signal.SIGTERM, _exit_on_signal)
     for one in list(_driver_ends):  # which a fork has too; kept open, they would hide the driver's end from the others
         one.close()

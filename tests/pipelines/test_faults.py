@@ -1,0 +1,107 @@
+"""Faults of files and of the machine: one sentence that names the place and the fix, and an exit code."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import zipfile
+
+import pytest
+from corpora import prose, write_jsonl
+from pydantic import ValidationError
+
+from gristmill.data_pipeline.readers.source import SourceConfig
+from gristmill.evaluation.convert import megatron_lm
+from gristmill.foundation.errors import InputError
+from gristmill.foundation.runtime.tasks.local import Worker
+from gristmill.pipelines.remote import _fields
+from gristmill.tokenizers.tokenizer import end_symbol
+
+
+@pytest.mark.parametrize("encoding", ["punycode", "idna", "unicode_escape", "raw-unicode-escape", "undefined", "rot13"])
+def test_an_encoding_that_no_file_has_is_refused(encoding):
+    with pytest.raises(ValidationError, match="unknown encoding"):
+        SourceConfig(name="s", format="text", paths=("a",), encoding=encoding)
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"7", b"[" * 100_000])
+def test_a_damaged_tokenizer_config_is_named(tmp_path, content):
+    (tmp_path / "tokenizer_config.json").write_bytes(content)
+    with pytest.raises(InputError, match=r"tokenizer_config\.json: .*fetch the file again"):
+        end_symbol(tmp_path / "tokenizer.json", b"{}")
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b"[]", b"null", b"{", b'{"holder": "a"}'])
+def test_a_damaged_object_of_a_store_is_named(content):
+    with pytest.raises(InputError, match=r"^s3://bucket/run/curate\.json: .* run"):
+        _fields("s3://bucket/run/curate.json", content, ("fingerprint",))
+    assert _fields("s3://bucket/run/curate.json", b'{"fingerprint": "f"}', ("fingerprint",)) == {"fingerprint": "f"}
+
+
+def test_an_encrypted_archive_is_named(tmp_path):
+    """The flag of encryption in both headers of an archive that is otherwise whole."""
+    path = tmp_path / "weights.zip"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr(megatron_lm.ZIPPED_NAME, b"weights")
+    content = bytearray(path.read_bytes())
+    for signature, place in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):
+        content[content.index(signature) + place] |= 1
+    path.write_bytes(bytes(content))
+    with pytest.raises(InputError, match=r"weights\.zip: cannot be read as .*encrypted.*fetch the file again"):
+        megatron_lm._load(path)
+
+
+def test_sigterm_ends_a_run_as_ctrl_c_does(tmp_path):
+    """While curation runs: one sentence that says what is kept, and exit code 143."""
+    write_jsonl(tmp_path / "a.jsonl", [{"text": prose(k)} for k in range(3)])
+    (tmp_path / "r.yaml").write_text("name: r\nsources: [{name: a, format: jsonl, paths: [a.jsonl]}]\n")
+    script = (
+        "import time, sys\nfrom gristmill.pipelines.cli import main\n"
+        "import gristmill.pipelines.stages.curate as stage\n"
+        "def waits(*_, **__):\n    print('begun', flush=True)\n    time.sleep(60)\n"
+        "stage.curate = waits\n"
+        "main.main(['curate', 'r.yaml', '--workdir', 'w', '--workers', '1'])\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", script], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None and process.stdout.readline() == "begun\n"
+    process.send_signal(signal.SIGTERM)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 143
+    assert "curate: interrupted; kept: complete stages (none) and the finished files of curate" in said
+    assert "Traceback" not in said
+
+
+def test_ctrl_c_while_a_worker_imports_is_not_its_own(tmp_path, monkeypatch, capfd):
+    """The module of the worker waits at its import; the signal comes then, as for a loaded machine."""
+    (tmp_path / "slow_module.py").write_text(
+        "import pathlib, time\n"
+        f"pathlib.Path({str(tmp_path / 'here')!r}).touch()\n"
+        f"while not pathlib.Path({str(tmp_path / 'go')!r}).exists():\n    time.sleep(0.01)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    worker = Worker(["slow_module"])
+    while not (tmp_path / "here").exists():
+        time.sleep(0.01)
+    os.kill(worker.process.pid, signal.SIGINT)
+    (tmp_path / "go").touch()
+    worker.give(0, json.dumps, {"a": 1})
+    assert worker.answer() == '{"a": 1}'
+    worker.connection.close()
+    worker.process.join(30)
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def test_a_worker_that_has_not_begun_ignores_ctrl_c(capfd):
+    """The signal comes while the interpreter of the new process starts: it is blocked from its first instruction."""
+    worker = Worker([])
+    os.kill(worker.process.pid, signal.SIGINT)
+    worker.give(0, json.dumps, [1])
+    assert worker.answer() == "[1]"
+    worker.connection.close()
+    worker.process.join(30)
+    assert capfd.readouterr().err == ""
+    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, [])  # of this process
