@@ -65,20 +65,22 @@ class ProgressMeter:
     def close(self) -> None:
         if self._bar is not None:
             self._bar.stop()
+        if not self.total and not self.done and not self.note:
+            return  # nothing was to be done, which a corpus of many sources would say a thousand times
         seconds = time.monotonic() - self._started
         self.console.print(
-            f"{self.description}: {_short(self.done)} {self.unit} in {seconds:.1f} s {self.note}".rstrip()
+            f"{self.description}: {amount(self.done, self.unit)} in {seconds:.1f} s {self.note}".rstrip()
         )
 
     def _rate(self) -> str:
         seconds = time.monotonic() - self._started
-        return f"{_short(self.done / seconds)} {self.unit}/s" if seconds > 0 else ""
+        return f"{amount(self.done / seconds, self.unit)}/s" if seconds > 0 else ""
 
     def _state(self) -> str:
         elapsed = time.monotonic() - self._started
         left = elapsed * (self.total - self.done) / self.done if self.done else float("nan")
         share = 100 * self.done / self.total if self.total else 100.0
-        so_far = f"{share:.0f} % ({_short(self.done)} of {_short(self.total)} {self.unit})"
+        so_far = f"{share:.0f} % ({amount(self.done, self.unit)} of {amount(self.total, self.unit)})"
         return f"{so_far}, {self._rate()}, {left:.0f} s left"
 
 
@@ -107,6 +109,17 @@ class Reporter:
     def say(self, message: str) -> None:
         """Print one line without markup."""
         self.console.print(message)
+
+
+def amount(number: float, unit: str) -> str:
+    """(62_100_000, "B") -> "62.1 MB"; (1, "tasks") -> "1 task"; (12_345, "tokens") -> "12.3k tokens"."""
+    text = _short(number)
+    if unit == "B":
+        digits = text.rstrip("kMGT")
+        return f"{digits} {text[len(digits) :]}B"
+    if number == 1:
+        unit = unit.removesuffix("es") if unit.endswith("ches") else unit.removesuffix("s")
+    return f"{text} {unit}"
 
 
 def _short(number: float) -> str:

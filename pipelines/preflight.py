@@ -134,7 +134,10 @@ def _listed_files(recipe: Recipe, world_size: int) -> Iterator[Finding]:
     decontaminate, near = recipe.curate.decontaminate, recipe.curate.near_dedup
     named = {f"near_dedup.protected: {path}": path for path in (near.protected if near else ())}
     for benchmark in decontaminate.benchmarks if decontaminate else ():
-        named |= {f"decontaminate.benchmarks {benchmark.name}: {path}": path for path in benchmark.paths}
+        try:
+            named |= {f"decontaminate.benchmarks {benchmark.name}: {path}": path for path in benchmark.files()}
+        except InputError as error:
+            yield Finding(f"curate.decontaminate.benchmarks: {error}", InputError)
     for name, path in named.items():
         if not path.exists():
             yield Finding(f"curate.{name}: no such file or folder; check the path", InputError)

@@ -204,7 +204,9 @@ def _from_json(path: Path, choose: ChooseJson) -> Tokenizer:
     except Exception as error:  # the package raises plain Exception, and UnicodeDecodeError comes from us
         raise InputError(f"{path}: not a tokenizer.json that Hugging Face's tokenizers reads ({error})") from error
     vocabulary = tokenizer.get_vocab(with_added_tokens=True)
-    highest = max(vocabulary.values(), default=-1)
+    if not vocabulary:
+        raise InputError(f"{path}: has no pieces; fetch the file again")
+    highest = max(vocabulary.values())
     if highest >= MAX_ID_RATIO * max(len(vocabulary), MIN_VOCABULARY):
         raise InputError(
             f"{path}: the id {highest} is far beyond its {len(vocabulary)} pieces, so one of its numbers is damaged; "

@@ -1,6 +1,7 @@
 """What the recipe says about decontamination."""
 
 import bz2
+import glob
 import gzip
 import io
 from collections.abc import Iterable, Iterator, Sequence
@@ -22,6 +23,8 @@ Policy = Literal["split", "drop", "annotate"]
 class BenchmarkConfig(Config):
     """A benchmark in local files: JSON lines, or plain text with one example a line; .gz, .bz2, .zst are unpacked.
 
+    paths: files or globs, whose matches are read in the order of their names.
+
     fields: those whose texts are indexed, each by itself; a list (choices) gives one text an entry, `a.b` goes into
     an object. Files of plain text take no fields, unless `lines` names the lines of a record that has several:
     HellaSwag's are [context, gold, ending, ending, ending, ending], of which fields [context, ending] are wanted.
@@ -36,6 +39,16 @@ class BenchmarkConfig(Config):
     answers: tuple[str, ...] = ()
     lines: tuple[str, ...] = ()
     id_field: str | None = None
+
+    def files(self) -> list[Path]:
+        """The files of the paths, each once. Raises InputError for a glob that matches nothing."""
+        found: list[Path] = []
+        for path in self.paths:
+            matches = sorted(map(Path, glob.glob(str(path), recursive=True))) if glob.has_magic(str(path)) else [path]
+            if not matches:
+                raise InputError(f"{path}: the benchmark {self.name} has no file of this pattern; check its paths")
+            found += [match for match in matches if match not in found]
+        return found
 
     @model_validator(mode="after")
     def lines_hold_the_fields(self) -> Self:
@@ -190,7 +203,7 @@ def missing_fields(examples: Iterable[Example]) -> dict[str, dict[str, int]]:
 def benchmark_digests(config: BenchmarkConfig) -> list[str]:
     """SHA-256 of each of the benchmark's files: what of them decides the bytes of a corpus. Raises InputError."""
     try:
-        return [file_digest(path) for path in config.paths]
+        return [file_digest(path) for path in config.files()]
     except OSError as error:
         raise InputError(f"{error.filename}: the benchmark cannot be read ({error}); check its path") from error
 
@@ -205,13 +218,13 @@ def _records(config: BenchmarkConfig) -> Iterator[tuple[str, dict[str, Any]]]:
     if config.lines:
         yield from _records_of_lines(config)
         return
-    for where, line in _lines(config.paths):
+    for where, line in _lines(config.files()):
         if line.strip():
             yield where, _record(line, where) if config.fields else {PLAIN: line}
 
 
 def _records_of_lines(config: BenchmarkConfig) -> Iterator[tuple[str, dict[str, Any]]]:
-    for path in config.paths:
+    for path in config.files():
         held = list(_lines([path]))
         if len(held) % len(config.lines):
             raise InputError(

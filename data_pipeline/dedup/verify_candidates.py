@@ -84,7 +84,9 @@ def write_candidate_sets(
         )
         if not written.members.has(number)
     ]
-    engine.map(_write_sets, tasks, "candidates' shingles", [task.document_file.bytes for task in tasks], "B")
+    engine.map(
+        _write_sets, tasks, "near duplicates: shingles of candidates", [task.document_file.bytes for task in tasks], "B"
+    )
     return written
 
 

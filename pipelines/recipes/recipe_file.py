@@ -60,6 +60,7 @@ def _refuse_credentials(document: YamlDocument, origin: str) -> None:
         location, value = waiting.pop()
         if isinstance(value, dict):
             waiting += [((*location, key), member) for key, member in value.items()]
+            waiting += [((*location, "a field's name"), key) for key in value if isinstance(key, str)]
         elif isinstance(value, list):
             waiting += [((*location, number), member) for number, member in enumerate(value)]
         elif isinstance(value, str):

@@ -31,7 +31,7 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processor
 SEED = 34
 IN_CI, SLOW = 340, 17_000  # mutants of a format; six formats
 BATCH = 110  # mutants of one child
-SECONDS, BYTES = 20, 2 << 30  # a mutant's time, and memory beyond what the child begins with
+SECONDS, BYTES = 20, 1 << 30  # a mutant's time, and memory beyond what the child begins with
 TEXTS = TextBuffer.of(["the mill grinds grain", "das Mühlrad", "", "ABC def 123 水車", "a" * 300])
 
 
@@ -196,6 +196,12 @@ def test_an_id_far_beyond_the_vocabulary_is_refused(tmp_path):
     content["model"]["vocab"]["the"] = 400_000_000
     path.write_text(json.dumps(content))
     with pytest.raises(InputError, match=r"tokenizer\.json: the id 400000000"):
+        load_tokenizer(tmp_path)
+
+
+def test_an_empty_vocabulary_is_refused(tmp_path):
+    Tokenizer(models.BPE(vocab={}, merges=[])).save(str(tmp_path / "tokenizer.json"))
+    with pytest.raises(InputError, match=r"tokenizer\.json: has no pieces"):
         load_tokenizer(tmp_path)
 
 

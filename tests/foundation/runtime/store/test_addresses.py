@@ -23,6 +23,15 @@ FORMS = [
     f"http://host?key={SECRET}",
     f"http://host/x;auth={SECRET}",
     f"http://host/x?a%70i_key={SECRET}",
+    f"https://user::{SECRET}@host/x",
+    f"https://user:a::{SECRET}@host/x",
+    f"https://user:a/{SECRET}@host/x",
+    f"https://user:a#{SECRET}@host/x",
+    f"//user:{SECRET}@host/x",
+    f"hf://user:{SECRET}@datasets/x",
+    f"http://host/x?%2574oken={SECRET}",
+    f"http://host/x?u=https%3A%2F%2Fu%3A{SECRET}%40h",
+    f"http://host/x?authToken={SECRET}",
 ]
 ALLOWED = [
     "https://host/x.jsonl",
@@ -33,6 +42,9 @@ ALLOWED = [
     "s3://bucket/2024@noon/x.jsonl",
     "data/key=3/part.parquet",
     "/folder/a@b/x?token=local.txt",
+    "https://host:8080/a@b/x?author=smith&tokenizer=gpt2&max_tokens=5",
+    "https://[::1]:8080/x",
+    "s3://bucket/key?keyboard=qwerty",
 ]
 
 
@@ -62,6 +74,14 @@ def test_any_chain_is_searched(scheme, chain, place, name):
     }[place]
     with pytest.raises(ValueError) as error:
         without_credentials("::".join([*chain, address]))
+    assert SECRET not in str(error.value)
+
+
+def test_a_field_that_is_an_address_is_not_repeated(tmp_path):
+    path = tmp_path / "r.yaml"
+    path.write_text(f"name: r\n'{FORMS[0]}': 1\n")
+    with pytest.raises(RecipeError, match="holds credentials") as error:
+        load_recipe(str(path))
     assert SECRET not in str(error.value)
 
 

@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from gristmill.foundation.errors import InputError
-from gristmill.foundation.progress import Reporter
+from gristmill.foundation.progress import Reporter, amount
 from gristmill.foundation.runtime.startup import are_huge_pages_allowed
 from gristmill.foundation.runtime.tasks.local import LocalEngine, may_fork
 
@@ -236,7 +236,7 @@ def test_ctrl_c_leaves_no_worker_behind_and_no_tracebacks_of_theirs(tmp_path, st
 SCRIPT = """
 import sys, time
 from gristmill.foundation.runtime.tasks.local import LocalEngine
-from gristmill.foundation.progress import Reporter
+from gristmill.foundation.progress import Reporter, amount
 if __name__ == "__main__":
     engine = LocalEngine(2, Reporter.silent())
     {start}
@@ -263,6 +263,19 @@ def wait_for(condition, seconds=30):
     return found
 
 
+def test_amounts_read_as_words():
+    made = [amount(62_100_000, "B"), amount(512, "B"), amount(1, "tasks"), amount(1, "batches"), amount(2, "batches")]
+    assert made == ["62.1 MB", "512 B", "1 task", "1 batch", "2 batches"]
+    assert amount(12_345, "tokens") == "12.3k tokens" and amount(0.5, "documents") == "0.5 documents"
+
+
+def test_a_step_without_work_says_nothing(tmp_path):
+    path = tmp_path / "log"
+    with path.open("w") as file, Reporter(Console(file=file)).meter("ranges", 0, "B"):
+        pass
+    assert path.read_text() == ""
+
+
 def test_a_log_that_is_no_terminal_gets_plain_lines(tmp_path):
     path = tmp_path / "log"
     with path.open("w") as file, Reporter(Console(file=file)).meter("reading", 2, "documents") as meter:
@@ -275,7 +288,7 @@ CALLBACK = """
 import ctypes, os, signal, sys, time
 from gristmill.foundation.runtime.tasks.local import LocalEngine
 from gristmill.foundation.errors import InputError
-from gristmill.foundation.progress import Reporter
+from gristmill.foundation.progress import Reporter, amount
 
 def work(number):
     if number:
