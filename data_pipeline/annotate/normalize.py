@@ -238,6 +238,8 @@ def _scan_text(text, start, end, tables):
         if combining != 0 and combining < last_combining:
             flags |= UNCOMPOSED
         last_combining = combining
+        if at > start and text[at - 1] == 0x0A:  # ftfy looks at each line by itself, so a start of a text is one
+            state = np.int64(START)
         state = np.int64(tables.next_state[state, tables.classes[kind]])
         if state == tables.matched:
             return _all_flags(text, at, end, flags | BAD, tables)

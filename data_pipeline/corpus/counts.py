@@ -297,9 +297,12 @@ def check_training_documents(
 
 
 def sources_without_documents(corpus: Path, names: Iterable[str]) -> frozenset[str]:
-    """Of these sources those of which curation kept no training document; it has said so, and the run goes on."""
-    counts = json.loads((corpus / COUNTS_NAME).read_bytes())["sources"]
-    return frozenset(name for name in names if not counts[name]["kept"].get("train", {}).get("documents"))
+    """Of these sources those of which curation kept no training document; it has said so, and the run goes on. None
+    where the corpus has no counts: then the stage that finds no documents says so."""
+    path = corpus / COUNTS_NAME
+    counts = json.loads(path.read_bytes())["sources"] if path.is_file() else {}
+    without = (name for name in names if name in counts)
+    return frozenset(name for name in without if not counts[name]["kept"].get("train", {}).get("documents"))
 
 
 def rule_table(sources: Sequence[SourceState]) -> dict[str, Any]:
