@@ -112,7 +112,9 @@ def test_steps_can_be_switched_off_one_by_one():
 @given(st.lists(st.text(st.sampled_from("aé\x80\x93Ãâ€™©Â\n ñ“”ï»¿œ\xa0中"), max_size=40), max_size=3))
 def test_the_short_way_past_ftfy_leaves_nothing_out(texts):
     found = repaired(texts, nfc=False, control_characters=False, line_ends=False, whitespace="keep")
-    assert [text for text, _ in found] == [ftfy.fix_text(text, ENCODING_ONLY) for text in texts]
+    # line by line without the line ends: ftfy takes the line end of "€™¿\\n" for the last byte of a character
+    expected = ["\n".join(ftfy.fix_text(line, ENCODING_ONLY) for line in text.split("\n")) for text in texts]
+    assert [text for text, _ in found] == expected
 
 
 @given(st.lists(st.lists(st.sampled_from(PIECES), max_size=12).map("".join), max_size=4))
