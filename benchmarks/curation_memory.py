@@ -106,7 +106,7 @@ def measured(documents: int, workers: int, folder: Path) -> dict[str, int]:
         substring_dedup={"min_bytes": 60, "group_bytes": 4_000_000},
         decontaminate={"benchmarks": [{"name": "b", "paths": [str(folder / "held.jsonl")], "fields": ["text"]}]},
     )
-    lock = Lock(sources=tuple(resolve(source, engine) for source in sources))
+    lock = Lock(sources=tuple(resolve(sources, engine)))
     found = curate(CurationInputs(sources, config, 1, lock, folder / "curate", folder / "cache", engine))
     counts = found["sources"]["web"]
     assert counts["removed"]["quality"]["documents"] > documents / 10 and counts["removed_spans"], counts

@@ -37,7 +37,7 @@ def main() -> None:
         source = text_source("text", path)
         tenth = text_source("tenth", input_file(options.data, megabytes // 10))
         little = text_source("little", input_file(options.data, 1))
-        lock, tenth_lock, little_lock = (Lock(sources=(resolve(one, engine),)) for one in (source, tenth, little))
+        lock, tenth_lock, little_lock = (Lock(sources=tuple(resolve([one], engine))) for one in (source, tenth, little))
         cache = folder / "cache"
         plain = {"exact_dedup": None, "near_dedup": None}
         config = CurateConfig(filters=["gopher_quality", "gopher_repetition", "fineweb_quality"], **plain)

@@ -267,10 +267,8 @@ def _annotated_files(
     sources: Sequence[SourceConfig], configs: Sequence[AnnotateConfig], lock: Lock, cache: Path, engine: Engine
 ) -> list[list[AnnotateTask]]:
     """By source, the tasks of its annotated files, which are all in the cache afterwards."""
-    tasks = [
-        annotation_tasks(source, lock.source(source.name), config, cache / "annotated", engine)
-        for source, config in zip(sources, configs, strict=True)
-    ]
+    locked = [lock.source(source.name) for source in sources]
+    tasks = annotation_tasks(list(zip(sources, locked, configs, strict=True)), cache / "annotated", engine)
     annotate_all([task for group in tasks for task in group], engine)
     return tasks
 

@@ -2,6 +2,7 @@
 change."""
 
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -36,12 +37,15 @@ class Lock(Config):
 
     def source(self, name: str) -> LockedSource:
         """Raises InputError if the lock pins no such source."""
-        for source in self.sources:
-            if source.name == name:
-                return source
+        if name in self._by_name:
+            return self._by_name[name]
         raise InputError(
             f"{LOCK_NAME}: has no source {name!r}; run `gristmill run` to pin the recipe's raw files again"
         )
+
+    @cached_property
+    def _by_name(self) -> dict[str, LockedSource]:
+        return {source.name: source for source in self.sources}
 
     def identity(self) -> dict[str, str]:
         """Source name -> fingerprint of its files' contents, without their names and paths."""

@@ -26,13 +26,17 @@ def pin(recipe: Recipe, workdir: Path, engine: Engine, update: bool = False, wri
     before = read_lock(path)
     for source in recipe.sources:
         _check_outside(source, workdir)
-    sources = [_pin_source(source, engine) for source in recipe.sources]
+    sources = [
+        LockedSource(name=locked.name, request=locked.request | {"paths": list(source.paths)}, files=locked.files)
+        for source, locked in zip(recipe.sources, resolve(recipe.sources, engine), strict=True)
+    ]
     lock = Lock(sources=(*sources, *lock_lists(recipe.curate.lists)))
     if before is not None and not update:
-        for found in lock.sources:
-            pinned = next((each for each in before.sources if each.name == found.name), None)
-            if pinned is not None and pinned.request == found.request:
-                _check_unchanged(path, pinned, found)
+        pinned_sources = {source.name: source for source in before.sources}
+        for locked in lock.sources:
+            pinned = pinned_sources.get(locked.name)
+            if pinned is not None and pinned.request == locked.request:
+                _check_unchanged(path, pinned, locked)
     if write and lock != before:
         write_lock(path, lock)
     return lock
@@ -59,11 +63,6 @@ def _check_outside(source: SourceConfig, workdir: Path) -> None:
             f"source {source.name}: its paths hold files of the work folder {workdir}, which every run changes; name a "
             "--workdir outside them, or narrower paths"
         )
-
-
-def _pin_source(source: SourceConfig, engine: Engine) -> LockedSource:
-    found = resolve(source, engine)
-    return LockedSource(name=found.name, request=found.request | {"paths": list(source.paths)}, files=found.files)
 
 
 def _check_unchanged(path: Path, pinned: LockedSource, found: LockedSource) -> None:

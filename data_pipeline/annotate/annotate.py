@@ -3,7 +3,7 @@
 An annotated file is named by the fingerprint of its inputs (raw digests, settings of the reader and the signals), so an
 existing file can be reused: thresholds are applied later, on its columns, and do not change it."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
@@ -110,24 +110,52 @@ class AnnotateTask:
 
 
 def annotation_tasks(
-    source: SourceConfig, locked: LockedSource, config: AnnotateConfig, folder: Path, engine: Engine
-) -> list[AnnotateTask]:
-    """Split the source into tasks, in canonical order: (raw digest, record number)."""
-    total = sum(file.bytes for file in locked.files)
-    range_bytes = min(max(total // TARGET_RANGES, MIN_RANGE_BYTES), MAX_RANGE_BYTES)
-    located = located_files(source, locked)
-    large = [(file, location) for file, location in located if file.bytes > range_bytes]
-    parts = -(-MIN_COMPRESSED_RANGES // max(len(large), 1))
-    sizes = [float(file.bytes) for file, *_ in large]
-    to_split = [(file, location, source, range_bytes, parts) for file, location in large]
-    split = iter(engine.map(_file_ranges, to_split, f"ranges of {source.name}", sizes, "B"))
-    ranges = [
-        one
-        for file, location in located
-        for one in (next(split) if file.bytes > range_bytes else [FileRange(file, location)])
+    sources: Sequence[tuple[SourceConfig, LockedSource, AnnotateConfig]], folder: Path, engine: Engine
+) -> list[list[AnnotateTask]]:
+    """Split each source into tasks, in canonical order: (raw digest, record number)."""
+    split = [_files_to_split(source, locked) for source, locked, _ in sources]
+    to_split = [file for files in split for file in files]
+    sizes = [float(file.bytes) for file, *_ in to_split]
+    ranges = iter(engine.map(_file_ranges, to_split, "ranges of large files", sizes, "B"))
+    by_file = [{file: next(ranges) for file, *_ in files} for files in split]
+    return [
+        _annotation_tasks(source, _groups(source, locked, split_files), config, folder, engine)
+        for (source, locked, config), split_files in zip(sources, by_file, strict=True)
     ]
-    range_sizes = [_text_bytes(one) if one.end is None else range_bytes for one in ranges]
-    groups = grouped(ranges, range_sizes, range_bytes)
+
+
+def _files_to_split(source: SourceConfig, locked: LockedSource) -> list[tuple[RawFile, str, SourceConfig, int, int]]:
+    """The arguments of file_ranges for the files that are larger than a range."""
+    range_bytes = _range_bytes(locked)
+    if all(file.bytes <= range_bytes for file in locked.files):
+        return []
+    large = [(file, location) for file, location in located_files(source, locked) if file.bytes > range_bytes]
+    parts = -(-MIN_COMPRESSED_RANGES // max(len(large), 1))
+    return [(file, location, source, range_bytes, parts) for file, location in large]
+
+
+def _range_bytes(locked: LockedSource) -> int:
+    total = sum(file.bytes for file in locked.files)
+    return min(max(total // TARGET_RANGES, MIN_RANGE_BYTES), MAX_RANGE_BYTES)
+
+
+def _groups(
+    source: SourceConfig, locked: LockedSource, split: Mapping[RawFile, Sequence[FileRange]]
+) -> list[list[FileRange]]:
+    """The ranges of each task: small files together."""
+    range_bytes = _range_bytes(locked)
+    ranges = [
+        file_range
+        for file, location in located_files(source, locked)
+        for file_range in split.get(file, [FileRange(file, location)])
+    ]
+    sizes = [_text_bytes(file_range) if file_range.end is None else range_bytes for file_range in ranges]
+    return grouped(ranges, sizes, range_bytes)
+
+
+def _annotation_tasks(
+    source: SourceConfig, groups: Sequence[Sequence[FileRange]], config: AnnotateConfig, folder: Path, engine: Engine
+) -> list[AnnotateTask]:
     boilerplate = None
     if source.extracted_by_blocks and source.blocks.site_boilerplate is not None:
         boilerplate = site_boilerplate.find_site_boilerplate(

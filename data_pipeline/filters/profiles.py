@@ -143,6 +143,7 @@ def load_profiles(config: ProfilesConfig) -> Profiles:
     return Profiles(dict(sorted(found.items())), config.min_score)
 
 
+@lru_cache(maxsize=8)  # every source of a recipe asks
 def pinned_profiles(config: ProfilesConfig) -> PinnedProfiles:
     words = [[key, p.stop_words, p.stop_words_lowered] for key, p in load_profiles(config).by_key.items()]
     return PinnedProfiles(digest=fingerprint(words), min_score=config.min_score, path=config.path)

@@ -1,4 +1,4 @@
-"""Resolves a source of the recipe to its raw files and their digests, which the lock pins."""
+"""Resolves the sources of a recipe to their raw files and digests, which the lock pins."""
 
 import hashlib
 import os
@@ -40,23 +40,39 @@ def locate(source: SourceConfig) -> dict[str, str]:
     return found
 
 
-def resolve(source: SourceConfig, engine: Engine) -> LockedSource:
-    """The source's raw files in canonical order, with sizes and SHA-256 digests, ready for the lock.
+def resolve(sources: Sequence[SourceConfig], engine: Engine) -> list[LockedSource]:
+    """The raw files of each source in canonical order, with sizes and SHA-256 digests, ready for the lock.
 
-    Raises InputError naming the glob that matches nothing or the file that cannot be read."""
+    Small files are digested together, also those of different sources. Raises InputError naming the glob that matches
+    nothing or the file that cannot be read."""
+    places: list[tuple[int, str, str]] = []  # source, name, location
+    for number, source in enumerate(sources):
+        if source.format != "datasets":
+            located = locate(source)
+            if source.format != "python_docs":
+                check_kinds(source.name, source.format, list(located.values()))
+            places += [(number, name, located[name]) for name in sorted(located)]
+    sizes = [raw_size(location) for *_, location in places]
+    groups = grouped(list(zip(places, sizes, strict=True)), sizes, GROUP_BYTES)
+    weights = [float(sum(size for _, size in group)) for group in groups]
+    locations = [[place[-1] for place, _ in group] for group in groups]
+    digests = [
+        digest for group in engine.map(_digests, locations, "digests of raw files", weights, "B") for digest in group
+    ]
+    files: list[list[RawFile]] = [[] for _ in sources]
+    for (number, name, _), size, digest in zip(places, sizes, digests, strict=True):
+        files[number].append(RawFile(name=name, bytes=size, sha256=digest))
+    return [
+        LockedSource(name=source.name, request=request(source), files=_raw_files(source, files[number]))
+        for number, source in enumerate(sources)
+    ]
+
+
+def _raw_files(source: SourceConfig, digested: Sequence[RawFile]) -> tuple[RawFile, ...]:
     if source.format == "datasets":
         size, digest = dataset_digest(source)
-        files = [RawFile(name=source.paths[0], bytes=size, sha256=digest)]
-        return LockedSource(name=source.name, request=request(source), files=tuple(files))
-    located = locate(source)
-    if source.format != "python_docs":
-        check_kinds(source.name, source.format, list(located.values()))
-    sizes = {name: raw_size(location) for name, location in located.items()}
-    groups = grouped(sorted(located.items()), [sizes[name] for name in sorted(located)], GROUP_BYTES)
-    weights = [float(sum(sizes[name] for name, _ in group)) for group in groups]
-    digested = engine.map(_digests, groups, f"digests of {source.name}", weights, "B")
-    files = [RawFile(name=name, bytes=sizes[name], sha256=digest) for group in digested for name, digest in group]
-    return LockedSource(name=source.name, request=request(source), files=in_canonical_order(files))
+        return (RawFile(name=source.paths[0], bytes=size, sha256=digest),)
+    return in_canonical_order(digested)
 
 
 def request(source: SourceConfig) -> dict:
@@ -90,8 +106,8 @@ def grouped(items: Sequence, sizes: Sequence[int], group_bytes: int) -> list[lis
     return groups
 
 
-def _digests(group: list[tuple[str, str]]) -> list[tuple[str, str]]:
-    return [(name, _digest(location)) for name, location in group]
+def _digests(locations: Sequence[str]) -> list[str]:
+    return [_digest(location) for location in locations]
 
 
 def _digest(location: str) -> str:

@@ -113,7 +113,7 @@ def _curated_share(texts: Sequence[str], filters: list[dict[str, Any]]) -> tuple
         path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), "utf-8")
         source = SourceConfig(name="sample", format="jsonl", paths=(str(path),))
         engine = LocalEngine(1, Reporter.silent())
-        lock = Lock(sources=(resolve(source, engine),))
+        lock = Lock(sources=tuple(resolve([source], engine)))
         config = CurateConfig(filters=tuple(filters), near_dedup=None, splits={"validation": 0, "test": 0})  # type: ignore[arg-type]
         try:
             inputs = CurationInputs([source], config, 0, lock, Path(folder, "out"), Path(folder, "cache"), engine)

@@ -40,7 +40,7 @@ def run_curate(sources: list[SourceConfig], folder: Path, workers: int = 1, seed
 
 def curate_with(engine: Engine, sources: list[SourceConfig], folder: Path, seed: int = 1, **settings) -> dict:
     """Locks and curates into folder/curate; returns the counts."""
-    lock = Lock(sources=tuple(resolve(source, engine) for source in sources))
+    lock = Lock(sources=tuple(resolve(sources, engine)))
     config = CurateConfig(**settings)
     return curate(CurationInputs(sources, config, seed, lock, folder / "curate", folder / "cache", engine))
 

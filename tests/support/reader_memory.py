@@ -194,7 +194,9 @@ def write(folder: Path, kind: str, limit: int) -> SourceConfig:
 def annotate(source: SourceConfig, cache: Path) -> None:
     engine = LocalEngine(1, Reporter.silent())
     config = AnnotateConfig(normalize=NormalizeConfig(), words="unicode", language_id=None, edits=())
-    annotate_all(annotation_tasks(source, resolve(source, engine), config, cache, engine), engine)
+    [locked] = resolve([source], engine)
+    [tasks] = annotation_tasks([(source, locked, config)], cache, engine)
+    annotate_all(tasks, engine)
 
 
 def growth(source: SourceConfig, cache: Path) -> int:

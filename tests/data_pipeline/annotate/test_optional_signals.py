@@ -32,7 +32,7 @@ def run(folder: Path, texts: list[str], workers: int = 1, urls: list[str] | None
     source = SourceConfig(name="s", format="jsonl", paths=(str(folder / "s.jsonl"),))
     engine = LocalEngine(workers, Reporter.silent())
     config = CurateConfig(**{"filters": [], "near_dedup": None, **settings})
-    lock = Lock(sources=(resolve(source, engine), *lock_lists(config.lists)))
+    lock = Lock(sources=(*resolve([source], engine), *lock_lists(config.lists)))
     curate(CurationInputs([source], config, 1, lock, folder / "curate", folder / "cache", engine))
     return {row["record"]: row for row in pq.read_table(folder / "curate/ledger/s-00000.parquet").to_pylist()}
 

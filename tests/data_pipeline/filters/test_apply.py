@@ -251,7 +251,7 @@ def test_the_ledger_has_the_threshold_of_the_profile(tmp_path):
 
 def test_a_sweep_by_language_adds_up_to_the_sweep(tmp_path):
     source, engine = mixed(tmp_path), LocalEngine(1, Reporter.silent())
-    lock = Lock(sources=(resolve(source, engine),))
+    lock = Lock(sources=tuple(resolve([source], engine)))
     found = annotated([source], CurateConfig(), lock, tmp_path / "cache", engine)
     wanted = parse_sweep("gopher_quality.min_words=50:130:3")
     together, apart = (sweep(found, wanted, engine, by_language) for by_language in (False, True))

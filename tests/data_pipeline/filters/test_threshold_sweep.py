@@ -23,7 +23,7 @@ def books(tmp_path) -> SourceConfig:
 
 
 def test_a_sweep_counts_what_each_threshold_would_keep(books, tmp_path):
-    lock = Lock(sources=(resolve(books, ENGINE),))
+    lock = Lock(sources=tuple(resolve([books], ENGINE)))
     sources = annotated([books], CurateConfig(), lock, tmp_path / "cache", ENGINE)
     rows = sweep(sources, parse_sweep("gopher_quality.min_words=24:240:10"), ENGINE)
     # a line of 12 words and its full stop: plain words are the words

@@ -2,6 +2,7 @@
 
 import glob
 import gzip
+import io
 import os
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from gristmill.data_pipeline.readers.read import file_ranges, read_range
 from gristmill.data_pipeline.readers.resolve import locate, located_files, resolve
 from gristmill.data_pipeline.readers.source import SourceConfig
 from gristmill.foundation.errors import InputError
-from gristmill.foundation.progress import Reporter
+from gristmill.foundation.progress import Reporter, plain_console
 from gristmill.foundation.runtime.tasks.local import LocalEngine
 
 TREE = ("a.txt", "b.json", "x/a.txt", "x/y/c.txt", "x/y/z/d.txt", ".hidden/e.txt", "x/.f.txt", "[odd]/g.txt")
@@ -89,7 +90,7 @@ def test_a_picture_in_a_folder_of_jsonl_is_named(tree):
     Path("x/cat.jsonl").write_bytes(b"\x89PNG\r\n\x1a\n" + bytes(20))
     source = SourceConfig(name="s", format="jsonl", paths=("x",))
     with pytest.raises(InputError, match=r"source s: x/cat.jsonl is a PNG picture, which format jsonl does not read"):
-        resolve(source, LocalEngine(1, Reporter.silent()))
+        resolve([source], LocalEngine(1, Reporter.silent()))
 
 
 def test_kinds_by_first_bytes():
@@ -131,7 +132,7 @@ def locked(tmp_path: Path, kind: str, name: str, content: bytes):
     path = tmp_path / name
     path.write_bytes(content)
     source = SourceConfig(name="s", format=kind, paths=(str(path),), extractor="resiliparse")
-    return path, source, resolve(source, ENGINE)
+    return path, source, resolve([source], ENGINE)[0]
 
 
 @pytest.mark.parametrize("part_bytes", [WHOLE, IN_PARTS])
@@ -190,7 +191,7 @@ def test_a_folder_of_a_dataset(tmp_path):
     folder = tmp_path / "saved"
     datasets.Dataset.from_dict({"text": ["one", "two"]}).save_to_disk(folder)
     source = SourceConfig(name="s", format="datasets", paths=(str(folder),))
-    [(file, location)] = located_files(source, resolve(source, ENGINE))
+    [(file, location)] = located_files(source, resolve([source], ENGINE)[0])
     [part] = file_ranges(file, location, source, WHOLE)
     assert len(list(read_range(part, source))) == 2
     (folder / "more.txt").write_text("more")
@@ -202,7 +203,7 @@ def test_a_folder_of_a_dataset(tmp_path):
 def test_nothing_of_a_changed_file_is_kept(kind, name, tmp_path):
     path, source, lock = locked(tmp_path, kind, name, CONTENTS[kind, name])
     config = AnnotateConfig(normalize=NormalizeConfig(), words="unicode", language_id=None, edits=())
-    tasks = annotation_tasks(source, lock, config, tmp_path / "cache", ENGINE)
+    [tasks] = annotation_tasks([(source, lock, config)], tmp_path / "cache", ENGINE)
     content = bytearray(path.read_bytes())
     content[-10] ^= 1
     path.write_bytes(content)
@@ -216,7 +217,7 @@ def test_a_name_that_is_no_utf8_is_read_and_named_by_escapes(tmp_path):
     with open(path, "wb") as file:
         file.write(b"words")
     source = SourceConfig(name="s", format="text", paths=(str(tmp_path),))
-    lock = resolve(source, ENGINE)
+    [lock] = resolve([source], ENGINE)
     assert [file.name for file in lock.files] == ["caf\\xe9.txt"]
     lock.model_dump_json().encode()
     [(file, location)] = located_files(source, lock)
@@ -226,3 +227,17 @@ def test_a_name_that_is_no_utf8_is_read_and_named_by_escapes(tmp_path):
     with pytest.raises(InputError, match=r"caf\\xe9.txt: the file changed") as error:
         list(read_range(file_ranges(file, location, source, WHOLE)[0], source))
     str(error.value).encode()
+
+
+def test_the_files_of_all_sources_are_digested_together(tmp_path):
+    """Ten small sources are one group of files and one line of progress; equal contents are numbered by source."""
+    sources = []
+    for number in range(10):
+        (tmp_path / f"{number}.txt").write_text("equal" if number < 2 else str(number))
+        sources.append(SourceConfig(name=f"s{number}", format="text", paths=(str(tmp_path / f"{number}.txt"),)))
+    screen = io.StringIO()
+    locked = resolve(sources, LocalEngine(1, Reporter(plain_console(screen))))
+    assert [source.name for source in locked] == [f"s{number}" for number in range(10)]
+    assert [source.files for source in locked] == [resolve([source], ENGINE)[0].files for source in sources]
+    assert [file.copy_index for source in locked[:2] for file in source.files] == [0, 0]
+    assert screen.getvalue().count("digests") == 1

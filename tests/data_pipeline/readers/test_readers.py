@@ -40,7 +40,7 @@ def lz4_frame(raw: bytes) -> bytes:
 
 
 def read(source: SourceConfig, part_bytes: int = 1 << 30) -> list[Record | Unreadable]:
-    locked = resolve(source, LocalEngine(1, Reporter.silent()))
+    [locked] = resolve([source], LocalEngine(1, Reporter.silent()))
     return [
         record
         for file, location in located_files(source, locked)
@@ -168,10 +168,9 @@ def test_names_are_below_the_fixed_folder(tmp_path):
     for folder in ("x", "y"):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "a.txt").write_text(folder)
-    one = resolve(
-        SourceConfig(name="s", format="text", paths=(f"{tmp_path}/*/a.txt",)), LocalEngine(1, Reporter.silent())
-    )
-    assert sorted(file.name for file in one.files) == ["x/a.txt", "y/a.txt"]
+    source = SourceConfig(name="s", format="text", paths=(f"{tmp_path}/*/a.txt",))
+    [locked] = resolve([source], LocalEngine(1, Reporter.silent()))
+    assert sorted(file.name for file in locked.files) == ["x/a.txt", "y/a.txt"]
 
 
 def test_a_folder_that_datasets_saved(tmp_path):

@@ -241,7 +241,7 @@ def test_texts_of_tasks_are_handed_in(books, tmp_path):
 
     engine = LocalEngine(1, Reporter.silent())
     config = CurateConfig(filters=FILTERS, decontaminate={"tasks": ["rivers"], "policy": "annotate"})
-    lock = Lock(sources=(resolve(books, engine),))
+    lock = Lock(sources=tuple(resolve([books], engine)))
     examples = [Example("rivers", "0", "question", QUESTION)]
     curate(CurationInputs([books], config, 1, lock, tmp_path / "curate", tmp_path / "cache", engine, examples))
     assert ledger_of(tmp_path)[35]["contamination"][0]["example"] == "0"
