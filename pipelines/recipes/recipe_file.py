@@ -67,11 +67,8 @@ def _refuse_credentials(document: YamlDocument, origin: str) -> None:
             try:
                 without_credentials(value)
             except ValueError as error:
-                is_option = any(
-                    location[:depth] in document.replaced for depth in range(len(location) + 1)
-                )  # whose place is the option itself, with the credential
-                place = "--set" if is_option else document.where(location, origin)
-                raise RecipeError(f"{place}: {'.'.join(map(str, location))}: {error}") from None
+                field = ".".join(map(str, location))
+                raise RecipeError(f"{document.where(location, origin)}: {field}: {error}") from None
 
 
 def validate(content: dict[str, Any], origin: str, document: YamlDocument | None = None) -> Recipe:
@@ -92,14 +89,15 @@ def validate_config(model: type[ConfigClass], fields: dict[str, Any]) -> ConfigC
 def _apply(document: YamlDocument, override: str) -> None:
     """`train.layout.tensor=2` or `sources.0.paths=[a.txt]`: the value is read as YAML."""
     dotted, equals, text = override.partition("=")
+    option = f"--set {_without_secret(override)}"
     if not equals or not dotted:
-        raise RecipeError(f"--set {override}: write field=value, such as --set train.tokens=8M")
-    value = read_yaml(text, f"--set {override}", name_lines=False).value
+        raise RecipeError(f"{option}: write field=value, such as --set train.tokens=8M")
+    value = read_yaml(text, option, name_lines=False).value
     *parents, last = dotted.split(".")
     target: Any = document.value
     location: list[str | int] = []
     for key in parents:
-        location.append(_index_or_name(target, key, override))
+        location.append(_index_or_name(target, key, option))
         if isinstance(target, list):
             target = target[int(key)]
         else:
@@ -107,17 +105,25 @@ def _apply(document: YamlDocument, override: str) -> None:
             target[key] = inner = {} if inner is None else inner
             target = inner
         if not isinstance(target, dict | list):
-            raise RecipeError(f"--set {override}: {key!r} is a plain value and has no fields")
-    location.append(_index_or_name(target, last, override))
+            raise RecipeError(f"{option}: {key!r} is a plain value and has no fields")
+    location.append(_index_or_name(target, last, option))
     target[location[-1]] = value
-    document.replaced[tuple(location)] = f"--set {override}"
+    document.replaced[tuple(location)] = option
 
 
-def _index_or_name(target: dict[str, Any] | list[Any], key: str, override: str) -> int | str:
+def _without_secret(override: str) -> str:
+    """The option as messages repeat it: `sources.0.paths=...` where the value is an address with credentials."""
+    try:
+        return without_credentials(override)
+    except ValueError:
+        return f"{re.split('=|://', override, maxsplit=1)[0]}=..."
+
+
+def _index_or_name(target: dict[str, Any] | list[Any], key: str, option: str) -> int | str:
     if isinstance(target, dict):
         return key
     if not re.fullmatch("[0-9]{1,9}", key) or int(key) >= len(target):
-        raise RecipeError(f"--set {override}: {key!r} must be a position from 0 to {len(target) - 1}")
+        raise RecipeError(f"{option}: {key!r} must be a position from 0 to {len(target) - 1}")
     return int(key)
 
 
