@@ -18,6 +18,7 @@ from gristmill.evaluation.inference.config import EvaluateConfig
 from gristmill.evaluation.inference.generate.prompts import generate
 from gristmill.evaluation.inference.generate.request import GenerationSettings
 from gristmill.evaluation.inference.load import load_for_evaluation
+from gristmill.evaluation.inference.server import app
 from gristmill.evaluation.inference.server.app import (
     ServedModel,
     make_app,
@@ -251,6 +252,10 @@ def test_pages_of_other_sites_are_refused_without_a_token(loaded, headers, statu
         body = json.dumps({"prompt": "The mill", "max_tokens": 1})
         connection.request("POST", "/v1/completions", body, JSON_BODY | headers)
         assert connection.getresponse().status == status
+        if status == 403:
+            connection = http.client.HTTPConnection(address.removeprefix("http://"), timeout=60)
+            connection.request("GET", "/health", headers=headers)
+            assert connection.getresponse().status == 403
 
 
 def test_a_body_that_does_not_arrive_ends(loaded):
@@ -267,6 +272,34 @@ def test_many_control_symbols_are_tokenized(server, loaded):
     end = loaded.codec.end_of_document
     status, reply = asked(server[0], "/tokenize", {"prompt": loaded.codec.pieces[end] * 5000})
     assert (status, reply["tokens"]) == (200, [end] * 5000)
+
+
+@pytest.mark.parametrize("slow", ["encode_with_symbols", "render", "_parsed"])
+def test_health_is_answered_while_another_request_is_prepared(slow, loaded, monkeypatch):
+    """Tokenizing, the chat template and the JSON of a large body do not run in the event loop."""
+    entered, may_go_on = threading.Event(), threading.Event()
+    owner = {"encode_with_symbols": ServedModel, "render": ChatTemplate, "_parsed": app}[slow]
+    fast = getattr(owner, slow)
+
+    def waits(*arguments):
+        entered.set()
+        assert may_go_on.wait(60)
+        return fast(*arguments)
+
+    monkeypatch.setattr(owner, slow, waits)
+    chat = {"messages": [{"role": "user", "content": "The mill"}], "max_tokens": 1}
+    path, body = ("/v1/chat/completions", chat) if slow == "render" else ("/tokenize", {"prompt": "The mill"})
+    with running(loaded) as (address, _):
+        replies = []
+        thread = threading.Thread(target=lambda: replies.append(asked(address, path, body)))
+        thread.start()
+        assert entered.wait(60)
+        try:
+            assert asked(address, "/health", token=None)[0] == 200
+        finally:
+            may_go_on.set()
+            thread.join()
+        assert replies[0][0] == 200
 
 
 def test_a_client_that_goes_away_leaves_the_batch(loaded):
