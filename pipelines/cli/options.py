@@ -120,6 +120,13 @@ def parse_workdir(text: str) -> Path:
         raise RecipeError("--workdir is empty; name a folder, or leave it out for work/NAME")
     if "\0" in text:
         raise RecipeError("--workdir contains a NUL character, which no path can; remove it")
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise RecipeError(
+            f"--workdir {text.encode(errors='surrogateescape')!r}: the name is no UTF-8, which libraries that write "
+            "the files need; name another folder"
+        ) from None
     if is_address(text):
         return mirror_of(text)
     try:

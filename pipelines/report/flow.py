@@ -9,6 +9,7 @@ from html import escape
 from typing import Any
 
 from gristmill.data_pipeline.corpus.splits import SPLITS
+from gristmill.pipelines.report.render import visible
 
 COLORS = ("#4477aa", "#ee8866", "#228833", "#aa3377", "#66ccee", "#ccbb44", "#999933", "#bbbbbb")  # Paul Tol, bright
 INK, DIM = "#1d2327", "#5b666e"
@@ -174,7 +175,7 @@ def _ribbon(start: Point, end: Point, height: float, color: str, opacity: float)
 
 
 def _text(x: float, y: float, text: str, color: str = INK, anchor: str = "start") -> str:
-    return f'<text x="{x:.1f}" y="{y:.1f}" fill="{color}" text-anchor="{anchor}">{escape(text)}</text>'
+    return f'<text x="{x:.1f}" y="{y:.1f}" fill="{color}" text-anchor="{anchor}">{escape(visible(text))}</text>'
 
 
 # The curation steps in order, and the documents of each source that each step removed.
