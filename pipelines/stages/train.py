@@ -15,7 +15,7 @@ from gristmill.pipelines.recipes.config import Recipe, identity
 from gristmill.pipelines.stages.stage import Stage, StageContext, task_identity
 from gristmill.pipelines.stages.training_data import form_of, open_held_out, open_split, vocabulary, words
 from gristmill.training.config.layout import LayoutConfig
-from gristmill.training.objectives.names import OWN_DATA, objective_identity, records_digests
+from gristmill.training.objectives.names import OWN_DATA, SCORED_BY_TASKS, objective_identity, records_digests
 
 # The command imports every stage; this part is imported by a run of this one.
 planner = DeferredModule("gristmill.training.planner.command")
@@ -101,6 +101,7 @@ def run(context: StageContext) -> dict[str, Any]:
 
     recipe = context.recipe
     model, train = recipe.training()
+    check_evaluation(context)
     data = open_data(context)
     place = RankInfo.from_environment()
     if train.layout.auto:
@@ -134,6 +135,20 @@ def run(context: StageContext) -> dict[str, Any]:
         return result
 
 
+def check_evaluation(context: StageContext) -> None:
+    """Says now what the stage `evaluate` will leave out. Raises InputError for held-out documents that no task can be
+    made of, which would end the run after training."""
+    from gristmill.evaluation.inference.workdir import HeldOutCorpus  # as above
+    from gristmill.evaluation.tasks.corpus_tasks import answerable
+
+    recipe = context.recipe
+    if recipe.training().train.objective in SCORED_BY_TASKS:
+        corpus = HeldOutCorpus(context.inputs["curate"], context.inputs["index"], recipe.seed)
+        _, missing = answerable(recipe.evaluate, corpus)
+        if missing:
+            context.reporter.say(f"evaluate: {missing}")
+
+
 def live_evaluation(context: StageContext, data: Any, layout: LayoutConfig, mesh: Any) -> Callable[[Any], Any]:
     """The callback that evaluates the model on train.evaluation's tasks during training.
 
@@ -141,6 +156,7 @@ def live_evaluation(context: StageContext, data: Any, layout: LayoutConfig, mesh
     from gristmill.evaluation.in_training import LiveModel, LiveSources, check_live, evaluate_live  # as above
     from gristmill.evaluation.inference.config import EvaluateConfig
     from gristmill.evaluation.inference.workdir import HeldOutCorpus
+    from gristmill.evaluation.tasks.corpus_tasks import answerable
 
     recipe = context.recipe
     evaluation = recipe.training().train.evaluation
@@ -153,7 +169,8 @@ def live_evaluation(context: StageContext, data: Any, layout: LayoutConfig, mesh
         samples=0,
         **{name: getattr(recipe.evaluate, name) for name in EVALUATION_FIELDS},
     )
-    check_live(sources.tokenizer, data.samples.vocab_size, data.end_of_document, evaluation.tasks, tasks_folder)
+    config, _ = answerable(config, corpus)
+    check_live(sources.tokenizer, data.samples.vocab_size, data.end_of_document, config.tasks, tasks_folder)
 
     def evaluate(local: Any) -> Any:
         model = LiveModel(local.stages, layout, mesh)
