@@ -201,6 +201,13 @@ class TrainConfig(Config):
             raise ValueError(
                 f"tokens={self.tokens} is less than one batch (batch_tokens={self.batch_tokens}); lower batch_tokens"
             )
+        schedule = self.schedule
+        warmup_tokens = schedule.warmup_share * (schedule.over_tokens or self.tokens)
+        if schedule.shape == "inverse_sqrt" and warmup_tokens < self.batch_tokens:
+            raise ValueError(
+                f"schedule: inverse_sqrt with a warm-up of {warmup_tokens:,.0f} tokens, less than one batch "
+                f"(batch_tokens={self.batch_tokens}), never reaches its peak; raise warmup_share"
+            )
         return self
 
     @model_validator(mode="after")
