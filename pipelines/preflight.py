@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from gristmill.data_pipeline.curate_config import check_filters
 from gristmill.data_pipeline.indexed.config import epochs_by_source, repeat_warnings
 from gristmill.data_pipeline.readers.files import check_kinds
 from gristmill.data_pipeline.readers.resolve import locate
@@ -141,6 +142,15 @@ def _listed_files(recipe: Recipe, world_size: int) -> Iterator[Finding]:
     for name, path in named.items():
         if not path.exists():
             yield Finding(f"curate.{name}: no such file or folder; check the path", InputError)
+
+
+def _user_functions(recipe: Recipe, world_size: int) -> Iterator[Finding]:
+    """Loads the user's functions that filters and signals name."""
+    for filters in [recipe.curate.filters, *(source.filters for source in recipe.sources if source.filters)]:
+        try:
+            check_filters(filters, recipe.curate)
+        except (RecipeError, InputError) as error:
+            yield Finding(str(error), type(error))
 
 
 def _tokenizer(recipe: Recipe, world_size: int) -> Iterator[Finding]:
@@ -333,7 +343,7 @@ def _text_bytes(source: SourceConfig) -> int:
 
 
 CHECKS: dict[str, tuple[Callable[[Recipe, int], Iterator[Finding]], ...]] = {
-    "curate": (_sources, _listed_files),
+    "curate": (_sources, _listed_files, _user_functions),
     "tokenizer": (_tokenizer,),
     "index": (_repeats,),
     "train": (_layout, _start, _validation, _live_evaluation),
