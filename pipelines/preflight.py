@@ -11,6 +11,7 @@ from pathlib import Path
 from gristmill.data_pipeline.curate_config import check_filters
 from gristmill.data_pipeline.indexed.config import epochs_by_source, repeat_warnings
 from gristmill.data_pipeline.readers.files import check_kinds
+from gristmill.data_pipeline.readers.own import reader_of
 from gristmill.data_pipeline.readers.resolve import locate
 from gristmill.data_pipeline.readers.source import SourceConfig
 from gristmill.evaluation.inference.config import RECALL_TASKS, EvaluateConfig
@@ -145,7 +146,13 @@ def _listed_files(recipe: Recipe, world_size: int) -> Iterator[Finding]:
 
 
 def _user_functions(recipe: Recipe, world_size: int) -> Iterator[Finding]:
-    """Loads the user's functions that filters and signals name."""
+    """Loads the user's functions that readers, filters and signals name."""
+    for source in recipe.sources:
+        try:
+            if source.reader is not None:
+                reader_of(source)
+        except (RecipeError, InputError) as error:
+            yield Finding(str(error), type(error))
     for filters in [recipe.curate.filters, *(source.filters for source in recipe.sources if source.filters)]:
         try:
             check_filters(filters, recipe.curate)
@@ -343,7 +350,7 @@ def _text_bytes(source: SourceConfig) -> int:
 
 
 CHECKS: dict[str, tuple[Callable[[Recipe, int], Iterator[Finding]], ...]] = {
-    "curate": (_sources, _listed_files, _user_functions),
+    "curate": (_user_functions, _sources, _listed_files),
     "tokenizer": (_tokenizer,),
     "index": (_repeats,),
     "train": (_layout, _start, _validation, _live_evaluation),

@@ -315,7 +315,14 @@ def _identity(
         "version": ANNOTATE_VERSION,
         "source": source.model_dump(
             mode="json",
-            exclude={"paths": True, "weight": True, "priority": True, "filters": True, "blocks": {"weights"}},
+            exclude={
+                "paths": True,
+                "weight": True,
+                "priority": True,
+                "filters": True,
+                "blocks": {"weights"},
+                "reader": {"file", "source"},
+            },
         ),
         **(
             {"extractor_weights": extraction_weights.weights_digest(source.blocks.weights)}

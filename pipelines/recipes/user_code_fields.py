@@ -13,7 +13,7 @@ from gristmill.foundation.user_code import UserCode, is_reference, read_user_cod
 
 Location = tuple[int | str, ...]
 FILTERS = (("curate", "filters"), ("sources", "*", "filters"))
-CODES = (("curate", "signals", "*"),)
+CODES = (("curate", "signals", "*"), ("sources", "*", "reader"))
 # Named here by their paths, and read by the stages of training and evaluation.
 NAMES = (("train", "objective"), ("evaluate", "tasks", "*"), ("train", "evaluation", "tasks", "*"))
 
