@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 from gristmill.data_pipeline.curate_config import check_filters
@@ -24,6 +25,7 @@ from gristmill.pipelines import source_samples
 from gristmill.pipelines.recipes.config import Recipe
 from gristmill.pipelines.stages.stage import Stage
 from gristmill.pipelines.stages.training_data import needs_sources
+from gristmill.training.config.train import TRACKER_PACKAGES
 from gristmill.training.objectives.names import SCORED_BY_TASKS
 from gristmill.training.planner.layout_checks import objections
 
@@ -198,6 +200,11 @@ def _start(recipe: Recipe, world_size: int) -> Iterator[Finding]:
             "checkpoints/step-00000100, or make one with `gristmill import`",
             InputError,
         )
+    for name in train.monitoring.trackers:
+        if find_spec(name) is None:
+            yield Finding(
+                f"train.monitoring.trackers names {name}, which is not installed; pip install {TRACKER_PACKAGES[name]}"
+            )
     if train.objective != "causal":
         yield from _objective(recipe)
     if train.teacher is not None:

@@ -307,10 +307,6 @@ DESCRIPTIONS: dict[str, dict[str, str]] = {
         "keep_last": "number of newest checkpoints to keep",
         "asynchronous": "write checkpoints while training continues",
     },
-    "MonitoringConfig": {
-        "tensorboard": "write TensorBoard logs",
-        "wandb_project": "the project of Weights & Biases to log to, or null",
-    },
     "SamplingConfig": {
         "temperature": "0 is greedy decoding",
         "top_k": "sample from the k most likely tokens; null: all",

@@ -15,7 +15,7 @@ RECIPE = {
     "curate": {"splits": {"validation": 0.1, "test": 0.1}},
     "tokenizer": {"vocab_size": 300},
     "model": {"layers": 1, "width": 16, "heads": 2, "sequence_length": 32},
-    "train": {"tokens": 2048, "batch_tokens": 512, "precision": "fp32", "monitoring": {"tensorboard": False}},
+    "train": {"tokens": 2048, "batch_tokens": 512, "precision": "fp32", "monitoring": {"trackers": []}},
     "evaluate": {"tasks": ["bits_per_byte"], "samples": 0},
 }
 
