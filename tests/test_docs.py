@@ -80,29 +80,6 @@ def test_commands_and_options_exist(page):
                 assert match[1] in options, f"gristmill {' '.join(words)}: no option {match[1]}"
 
 
-def leaf_commands(command: Any, words: tuple[str, ...] = ()) -> dict[tuple[str, ...], str]:
-    """Words of each command without subcommands -> the first sentence of its help."""
-    children = getattr(command, "commands", {})
-    if not children:
-        return {words: re.split(r"(?<=\.)\s", command.help, maxsplit=1)[0]}
-    return {key: text for name, child in children.items() for key, text in leaf_commands(child, (*words, name)).items()}
-
-
-def test_readme_lists_every_command_with_its_help():
-    """The stages have a table of their own; `tokenizer stage` is `tokenizer RECIPE`."""
-    rows = re.findall(
-        r"^\| `gristmill (.*?)` \| (.*?) \|$", (ROOT / "README.md").read_text("utf-8"), flags=re.MULTILINE
-    )
-    expected = leaf_commands(COMMANDS)
-    stages = {(name,) for name in ("curate", "index", "train", "report")} | {("tokenizer", "stage")}
-    listed = {}
-    for usage, text in rows:
-        words = usage.split()
-        command = tuple(words[: 1 + (tuple(words[:2]) in expected)])
-        listed[command] = text
-    assert listed == {command: text for command, text in expected.items() if command not in stages}
-
-
 def test_tests_named_in_contributing_exist():
     names = re.findall(r"`(tests/[\w/]+\.py)::(\w+)", (ROOT / "CONTRIBUTING.md").read_text("utf-8"))
     assert len(names) == 20

@@ -12,10 +12,14 @@ from gristmill.foundation.errors import RecipeError
 from gristmill.foundation.user_code import UserCode, is_reference, read_user_code
 
 Location = tuple[int | str, ...]
-FILTERS = (("curate", "filters"), ("sources", "*", "filters"))
-CODES = (("curate", "signals", "*"), ("sources", "*", "reader"))
+FILTERS: tuple[tuple[str, ...], ...] = (("curate", "filters"), ("sources", "*", "filters"))
+CODES: tuple[tuple[str, ...], ...] = (("curate", "signals", "*"), ("sources", "*", "reader"))
 # Named here by their paths, and read by the stages of training and evaluation.
-NAMES = (("train", "objective"), ("evaluate", "tasks", "*"), ("train", "evaluation", "tasks", "*"))
+NAMES: tuple[tuple[str, ...], ...] = (
+    ("train", "objective"),
+    ("evaluate", "tasks", "*"),
+    ("train", "evaluation", "tasks", "*"),
+)
 
 
 def with_user_code(content: Any, folder: Path, where: Callable[[Location], str]) -> Any:
