@@ -32,6 +32,7 @@ COMMANDS = {
     "verify": "stages:verify",
     "reproduce": "stages:reproduce",
     "why": "corpus:why",
+    "try": "try_rules:try_",
     "decide": "corpus:decide",
     "explore": "corpus:explore",
     "similar": "corpus:similar_command",

@@ -131,7 +131,7 @@ def _keyboard_interrupt(error: BaseException | None) -> KeyboardInterrupt | None
 
 
 def _exit(error: object, code: int) -> None:
-    console.print_error(error)
+    console.print_error(error, as_json="--log-json" in sys.argv)
     sys.exit(code)
 
 

@@ -155,6 +155,10 @@ class StageOptions(EngineOptions):
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Delete what another recipe made here, instead of setting it aside.")
     ] = False
+    log_json: Annotated[bool, typer.Option("--log-json", help="Write each message as a line of JSON.")] = False
+
+    def reporter(self) -> Reporter:
+        return Reporter.to_json() if self.log_json else Reporter.to_terminal()
 
 
 def workdir_of(recipe: Recipe, workdir: Path | None) -> Path:
@@ -173,7 +177,7 @@ def make_runner(
     Raises RecipeError or InputError for everything that can be checked before work starts."""
     folder = workdir_of(recipe, options.workdir)
     rank, world_size = rank_and_world_size()
-    reporter = Reporter.to_terminal() if rank == 0 else Reporter.silent()
+    reporter = options.reporter() if rank == 0 else Reporter.silent()
     if rank == 0:
         check_workdir(folder)
         require_ready(recipe, [one for one in stages if only in (None, one.name)], folder, world_size, reporter)
