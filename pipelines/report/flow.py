@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any
 
+from gristmill.data_pipeline.corpus.counts import rule_order
 from gristmill.data_pipeline.corpus.splits import SPLITS
 from gristmill.pipelines.report.render import visible
 
@@ -180,17 +181,6 @@ def _text(x: float, y: float, text: str, color: str = INK, anchor: str = "start"
 
 # The curation steps in order, and the documents of each source that each step removed.
 
-# The steps after the filters.
-STEPS_AFTER_FILTERS = (
-    "quality",
-    "exact_dedup",
-    "near_dedup",
-    "paragraph_dedup",
-    "line_dedup",
-    "substring_dedup",
-    "decontaminate",
-)
-
 
 def flow_of(counts: Mapping[str, Any]) -> Flow:
     """Quarantine first, then the filters in the recipe's order, then the steps after them."""
@@ -213,10 +203,3 @@ def flow_of(counts: Mapping[str, Any]) -> Flow:
     # a split document counts once per piece, from the start of the diagram
     read = {source: sum(each.get(source, 0) for each in (*steps.values(), *ends.values())) for source in sources}
     return Flow(tuple(sources), read, steps, ends)
-
-
-def rule_order(counts: Mapping[str, Any]) -> list[str]:
-    """All configured rules and steps, in the recipe's order."""
-    configured = [rule["rule"] for rules in counts["rules"].values() for rule in rules]
-    removing = {label for entry in counts["sources"].values() for label in entry["removed"]}
-    return list(dict.fromkeys([*configured, *STEPS_AFTER_FILTERS, *sorted(removing)]))
