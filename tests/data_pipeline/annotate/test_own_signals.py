@@ -172,3 +172,21 @@ def test_rules_of_an_installed_package(recipe, call, tmp_path, monkeypatch):
     code, said = call("curate", recipe, "--workdir", "work", "--workers", 1)
     assert code == 0, said
     assert "mill_rules.no_lorem" in pq.read_table("work/curate/ledger").column("rule").to_pylist()
+
+
+def test_signals_are_those_of_the_edited_text(recipe, call):
+    """Lines that other documents have are removed after the filters; what is left is measured again."""
+    with (recipe.parent / "my_rules.py").open("a") as file:
+        file.write("\n\ndef length(documents):\n    return pc.utf8_length(documents['text'])\n")
+    shared = "This very line of the mill stands in each of the documents.\n"
+    write_jsonl(recipe.parents[1] / "raw" / "a.jsonl", [{"text": shared * (k != 2) + prose(k)} for k in range(5)])
+    write_jsonl(recipe.parents[1] / "raw" / "b.jsonl", [{"text": prose(k)} for k in range(5, 10)])
+    lines = recipe.read_text().splitlines()
+    lines[5] = "  filters: []\n  signals: [my_rules.py:length]\n  span_dedup: {unit: line}"
+    recipe.write_text("\n".join(lines))
+    code, said = call("curate", recipe, "--workdir", "work", "--workers", 1)
+    assert code == 0, said
+    texts = {row["doc_id"]: row["text"] for row in pq.read_table("work/curate/documents").to_pylist()}
+    lengths = {row["doc_id"]: row["my_rules_length"] for row in pq.read_table("work/curate/signals").to_pylist()}
+    assert sum(text.startswith(shared.strip()) for text in texts.values()) == 1
+    assert lengths == {doc_id: len(text) for doc_id, text in texts.items()}
