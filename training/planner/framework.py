@@ -69,6 +69,15 @@ class Framework(Config):
     swaps: bool = Field(False, description="it offers recompute: swap and tokens, besides")
     step_seconds: float = Field(0.0, ge=0, description="work of a step outside the GPUs that nothing hides")
 
+    @property
+    def is_ours(self) -> bool:
+        """Whether it is this engine, whose layouts must pass the engine's checks."""
+        return self.name.startswith("gristmill")
+
+    @property
+    def compiles(self) -> bool:
+        return self.name == "gristmill"
+
     def with_optimizer(self, name: str) -> "Framework":
         return self if name == self.optimizer else Framework.model_validate(self.model_dump() | {"optimizer": name})
 
