@@ -292,8 +292,6 @@ def _experts(checked: CheckedModel, train: TrainConfig) -> Iterator[str]:
     widths = math.gcd(*(width for _, width in checked.mixtures))
     if widths % layout.expert_tensor:
         yield f"expert_tensor {layout.expert_tensor}: the experts' width does not split evenly; try {divisors(widths)}"
-    if layout.recompute == "operators" and layout.world_size > 1:
-        yield "recompute: operators does not work with experts that FSDP shards; set recompute: full"
     for name, wanted in (("compile", train.compile), ("float8", train.float8)):
         if wanted:
             yield f"{name} is not built for experts yet; set {name}: false"

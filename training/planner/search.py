@@ -279,6 +279,8 @@ def _recomputed(planner: Planner, layout: Layout) -> tuple[tuple[Layout, Memory]
     if minimum > MAX_OVERSUBSCRIPTION * planner.capacity:
         return None, minimum
     for mode in modes:
+        if mode == "operators" and planner.request.shape.has_experts:  # its memory is not forecast
+            continue
         if planner.request.illegal_reason(replace(layout, recompute=mode)) is not None:
             continue
         one = planner.with_share(replace(layout, recompute=mode))
