@@ -58,6 +58,9 @@ class TrainingOptions:
     ] = None
     offload: Annotated[bool, typer.Option(help="Keep the optimizer state on the host.")] = False
     float8: Annotated[bool, typer.Option(help="Run linear layers in 8 bits.")] = False
+    imbalance: Annotated[float, typer.Option(help="Tokens of the busiest rank's experts over the mean, 1 or more.")] = (
+        1.0
+    )
     memory_margin: Annotated[float, typer.Option(help="Share of each GPU's memory to leave free.")] = MEMORY_MARGIN
 
 
@@ -158,6 +161,7 @@ def _plan_model(model: ModelOptions, training: TrainingOptions, choices: FixedCh
         offload=OffloadConfig(optimizer="auto" if training.offload else "none"),
         float8=training.float8,
         memory_margin=training.memory_margin,
+        imbalance=training.imbalance,
     )
     shape = load_shape(str(model.model), model.sequence_length, model.vocab)
     return plan_model(shape, training.gpus, options, choices)

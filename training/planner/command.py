@@ -36,6 +36,7 @@ class PlanOptions:
     float8: bool = False
     memory_margin: float = MEMORY_MARGIN
     optimizer: str = "adamw"
+    imbalance: float = 1.0
 
 
 def make_request(
@@ -61,6 +62,7 @@ def make_request(
         float8=options.float8,
         fixed=fixed,
         memory_margin=options.memory_margin,
+        imbalance=options.imbalance,
     )
 
 

@@ -17,7 +17,7 @@ from gristmill.training.planner.layout import Layout, bubble_share
 from gristmill.training.planner.network import expert_data_volumes, volumes
 from gristmill.training.planner.placement import stays_in_nodes
 from gristmill.training.planner.request import PlanRequest
-from gristmill.training.planner.search import Forecast, Planner, SearchResult, search
+from gristmill.training.planner.search import LARGEST_ERROR, Forecast, Planner, SearchResult, search, support
 
 PAPER = "arXiv 2104.04473"
 
@@ -25,7 +25,7 @@ PAPER = "arXiv 2104.04473"
 def explain(plan: SearchResult) -> list[str]:
     """One sentence for each choice of the best layout."""
     best = plan.best
-    sentences = [_summary(plan, best), _memory(plan, best), *_offload(plan, best)]
+    sentences = [_summary(plan, best), *_support(plan, best), _memory(plan, best), *_offload(plan, best)]
     sentences += [s for s in (_tensor(plan, best), _pipeline(plan, best), _data(plan, best)) if s]
     sentences += [s for s in (_micro_batch(plan, best), _recompute(plan, best), _clusters(plan, best)) if s]
     return sentences
@@ -61,6 +61,20 @@ def _summary(plan: SearchResult, best: Forecast) -> str:
     largest = sorted(parts.items(), key=lambda item: -item[1])[:4]
     shares = ", ".join(f"{name} {seconds / time.total:.0%}" for name, seconds in largest if seconds > 0)
     return f"{best.layout.name()}: a step takes {_seconds(time.total)} ({shares}); MFU {best.mfu:.1%}."
+
+
+def _support(plan: SearchResult, best: Forecast) -> list[str]:
+    """Where no published run is like the forecast, or it is one of a mixture of experts."""
+    _, unlike = support(plan.request, best.layout)
+    if unlike:
+        return [unlike]
+    if not plan.request.shape.has_experts:
+        return []
+    load = plan.request.imbalance
+    return [
+        f"Forecasts of five published mixtures that nothing was fitted to are within {LARGEST_ERROR:.0%}; the busiest "
+        f"rank's experts are assumed to get {load:.2f} times the mean number of tokens (--imbalance)."
+    ]
 
 
 def _memory(plan: SearchResult, best: Forecast) -> str:

@@ -48,7 +48,8 @@ class PlanRequest:
     """Input of a search. samples: of one step; tokens: of the whole training, for days and cost.
 
     memory_margin: share of each GPU's memory that is kept free. train: the recipe's training, whose fields beside the
-    layout decide too which layouts run (its precision, its growing batch); None: one without a recipe."""
+    layout decide too which layouts run (its precision, its growing batch); None: one without a recipe. imbalance: rows
+    that the busiest rank's experts get, over the mean."""
 
     shape: ModelShape
     hardware: Hardware
@@ -62,6 +63,7 @@ class PlanRequest:
     fixed: FixedChoices = field(default_factory=FixedChoices)
     memory_margin: float = MEMORY_MARGIN
     train: TrainConfig | None = None
+    imbalance: float = 1.0
 
     def training(self, layout: Layout) -> TrainConfig:
         """The recipe's `train` with this layout. Raises ValidationError where they exclude each other."""
@@ -118,6 +120,8 @@ def check(request: PlanRequest) -> None:
         raise RecipeError(
             f"--memory-margin {request.memory_margin}: a share of the memory from 0 to below 1, such as 0.06"
         )
+    if request.imbalance < 1:
+        raise RecipeError(f"--imbalance {request.imbalance}: the busiest rank's rows over the mean; give 1 or more")
     limit = request.hardware.gpus
     if limit is not None and request.gpus > limit:
         raise RecipeError(f"--gpus {request.gpus}, but the clusters of {request.hardware.name} have {limit} in all")

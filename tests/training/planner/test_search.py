@@ -454,3 +454,27 @@ def test_float8_halves_what_is_gathered(hardware) -> None:
     gathers = [each.forecast(layout).time for each in (plain, float8)]
     total = [each.data + each.data_hidden for each in gathers]
     assert total[0] - total[1] == pytest.approx(layers * 7 / 8 / 234e9, rel=0.2)
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "error", "said"),
+    [
+        ("h100", {}, 0.12, None),
+        ("h100", {"moe": EXPERTS}, 0.22, "within 22%; the busiest rank's experts are assumed to get 1.30 times"),
+        ("h100", {"mixer": "mamba2", "positions": "none", "mixers": {"mamba2": MAMBA2}}, 0.22, "the mixer mamba2"),
+        ("b200", {}, 0.22, "No published run that was compared has the hardware b200: the range is the largest error"),
+    ],
+)
+def test_a_forecast_says_what_supports_it(name, fields, error, said):
+    model = ModelConfig(**(SMALL.model_dump(exclude_unset=True) | fields))
+    request = make_request(shape_of(model, 32000), 8, PlanOptions("h100", 64 * 1024, imbalance=1.3))
+    plan = search(replace(request, hardware=request.hardware.model_copy(update={"name": name})))
+    assert plan.best.error == error
+    low, high = plan.best.tokens_per_second_range
+    assert low == pytest.approx(plan.best.tokens_per_second / (1 + error)) and high > plan.best.tokens_per_second
+    assert any(said in sentence for sentence in explain(plan)) if said else True
+
+
+def test_an_imbalance_below_the_mean_is_refused():
+    with pytest.raises(RecipeError, match=r"--imbalance 0\.5: the busiest rank's rows over the mean; give 1 or more"):
+        search(make_request(shape_of(SMALL, 32000), 8, PlanOptions("h100", 64 * 1024, imbalance=0.5)))
