@@ -147,7 +147,8 @@ def profile_of(seconds: Mapping[str, float], device: torch.device, base: Hardwar
         host_memory_gib_per_gpu=host_bytes() / GIB / processes_here(),
         host_update_gparams_per_second=updates / 1e9,
         host_contention=max(0.0, slowed - 1),
-        usd_per_gpu_hour=base.usd_per_gpu_hour if base else None,
+        price_per_gpu_hour=base.price_per_gpu_hour if base else None,
+        currency=base.currency if base else "USD",
         sources=sources,
     )
 

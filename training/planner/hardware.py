@@ -101,7 +101,13 @@ class Hardware(Config):
     disk_gb_per_second: float = Field(
         2.0, gt=0, description="a GPU's share of what the host's disk reads or writes (an NVMe disk of 8 GB/s for 4)"
     )
-    usd_per_gpu_hour: float | None = Field(None, ge=0)
+    price_per_gpu_hour: float | None = Field(None, ge=0)
+    currency: str = Field("USD", min_length=1)
+    gpu_mttf_hours: float | None = Field(
+        None, gt=0, description="mean hours until a GPU fails or, on a spot market, is taken away; null: not counted"
+    )
+    restart_minutes: float = Field(10.0, ge=0, description="from an interruption until training goes on")
+    store_gb_per_second: float = Field(0.5, gt=0, description="a GPU's share of what the store of checkpoints writes")
     clusters: tuple[Cluster, ...] = Field((), description="empty: one cluster, as large as requested")
     between_clusters: Link | None = None
     sources: dict[str, str] = Field(default_factory=dict)

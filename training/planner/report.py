@@ -17,6 +17,8 @@ from gristmill.training.planner.layout import Layout, bubble_share
 from gristmill.training.planner.network import expert_data_volumes, volumes
 from gristmill.training.planner.placement import stays_in_nodes
 from gristmill.training.planner.request import PlanRequest
+from gristmill.training.planner.run_cost import cost, days
+from gristmill.training.planner.run_cost import sentences as run_sentences
 from gristmill.training.planner.search import LARGEST_ERROR, Forecast, Planner, SearchResult, search, support
 
 PAPER = "arXiv 2104.04473"
@@ -28,7 +30,7 @@ def explain(plan: SearchResult) -> list[str]:
     sentences = [_summary(plan, best), *_support(plan, best), _memory(plan, best), *_offload(plan, best)]
     sentences += [s for s in (_tensor(plan, best), _pipeline(plan, best), _data(plan, best)) if s]
     sentences += [s for s in (_micro_batch(plan, best), _recompute(plan, best), _clusters(plan, best)) if s]
-    return sentences
+    return sentences + run_sentences(plan.request, best)
 
 
 def compare(plan: SearchResult, own: Forecast) -> str:
@@ -214,17 +216,6 @@ def _seconds(seconds: float) -> str:
 SHOWN_FAILURES = 8
 
 
-def days(request: PlanRequest, forecast: Forecast) -> float | None:
-    """Days of training for the token budget; None without one."""
-    return None if request.tokens is None else request.tokens / forecast.tokens_per_second / 86400
-
-
-def cost(request: PlanRequest, forecast: Forecast) -> float | None:
-    """US dollars for the token budget; None without one or without a price."""
-    length, price = days(request, forecast), request.hardware.usd_per_gpu_hour
-    return None if length is None or price is None else length * 24 * price * request.gpus
-
-
 def to_json(plan: SearchResult, top: int = 20) -> dict[str, Any]:
     """The plan as JSON values: seconds, bytes and tokens, unrounded. layouts: the best `top`, ranked."""
     request, planner = plan.request, Planner(plan.request)
@@ -273,7 +264,8 @@ def forecast_json(planner: Planner, forecast: Forecast) -> dict[str, Any]:
         "mfu": forecast.mfu,
         "tflops_per_gpu": forecast.tflops_per_gpu(request.shape),
         "days": days(request, forecast),
-        "usd": cost(request, forecast),
+        "price": cost(request, forecast),
+        "currency": request.hardware.currency,
         "seconds": {f.name: getattr(forecast.time, f.name) for f in fields(forecast.time)}
         | {"total": forecast.time.total},
         "bytes": {f.name: getattr(forecast.memory, f.name) for f in fields(forecast.memory)}
@@ -310,7 +302,7 @@ def ranking(plan: SearchResult, top: int) -> Table:
         table.add_column(name, justify="left" if name == "layout" else "right")
     if request.tokens is not None:
         table.add_column("days", justify="right")
-        table.add_column("USD", justify="right")
+        table.add_column(request.hardware.currency, justify="right")
     for one in plan.ranked[:top]:
         row = [
             one.layout.name(),

@@ -274,7 +274,7 @@ def test_the_parts_of_the_report_add_up_to_the_totals(hardware):
     assert max(first["bytes_by_pipeline_rank"]) == pytest.approx(first["bytes"]["total"])
     assert first["bytes_sent"]["reduce"] >= 0
     assert first["days"] == pytest.approx(10**10 / first["tokens_per_second"] / 86400)
-    assert first["usd"] == pytest.approx(first["days"] * 24 * 8 * hardware.usd_per_gpu_hour)
+    assert first["price"] == pytest.approx(first["days"] * 24 * 8 * hardware.price_per_gpu_hour)
     assert explain(plan)
 
 
