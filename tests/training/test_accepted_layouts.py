@@ -172,8 +172,8 @@ def check_triples(pool: ForkedPool, drawn: int, count: int) -> Counter[str]:
 
 
 def test_what_is_accepted_runs_and_what_is_refused_says_how_to_fix_it(pool: ForkedPool) -> None:
-    outcomes = check_triples(pool, 47, 80)
-    assert outcomes["ran"] >= 30 and outcomes["refused"] >= 30
+    outcomes = check_triples(pool, 47, 64)
+    assert outcomes["ran"] >= 24 and outcomes["refused"] >= 24
 
 
 @pytest.mark.slow
