@@ -92,6 +92,7 @@ def run(context: StageContext) -> dict[str, Any]:
     from gristmill.training.processes import (
         RankInfo,
         device_bytes,
+        host_threads,
         init_distributed,
         keep_freed_memory,
         local_device,
@@ -125,10 +126,16 @@ def run(context: StageContext) -> dict[str, Any]:
         return_freed_memory()
     elif not cuda:
         keep_freed_memory()
+    threads = host_threads(place.local_world_size)
+    if train.layout.offload.active or train.layout.offload.streams_weights:
+        context.reporter.say(
+            f"train: the host updates what it holds with {threads} threads for each of {place.local_world_size} "
+            "processes on this machine (OMP_NUM_THREADS above 1 sets another number)"
+        )
     digest = fingerprint([recipe.model_dump(mode="json"), config(recipe), data.samples.fingerprint])
     with init_distributed(place, train.layout, model, digest, train.monitoring.timeout_seconds) as mesh:
         evaluate = live_evaluation(context, data, train.layout, mesh) if train.evaluation.every else None
-        config_of_run = RunConfig(model, train, recipe.seed, folder)
+        config_of_run = RunConfig(model, train, recipe.seed, folder, threads)
         result = Run(config_of_run, data, mesh, context.folder, context.reporter, evaluate).train(context.digests)
         if folder is not None and mesh.is_first:
             copy_tokenizer(context.inputs["tokenizer"], context.folder / TRANSFORMERS)
