@@ -372,7 +372,7 @@ def removal_table(summary: Mapping[str, Any]) -> list[str]:
     """Aligned lines by source: documents and bytes read, what each step and rule removed, what is kept, and the share
     of the documents that is left. summary: of counts.json."""
     sources = summary["sources"]
-    rows = [("source", "step or rule", "documents", "text", "left")]
+    rows: list[tuple[str, ...]] = [("source", "step or rule", "documents", "text", "left")]
     if len(sources) <= MAX_TABLE_SOURCES:
         for name, entry in sources.items():
             rows += _removal_rows(name, [entry], rule_order(summary))
@@ -396,7 +396,7 @@ def _removal_rows(name: str, entries: Sequence[Mapping[str, Any]], order: Sequen
     read = sum((Counter(entry["read"]) for entry in entries), Counter[str]())
     pieces = sum(entry["pieces"] for entry in entries)
     left = before = max(read["documents"] + pieces, 1)
-    rows = [(name, "read", f"{read['documents']:,}", amount(read["bytes"], "B"), "100.0 %")]
+    rows: list[tuple[str, ...]] = [(name, "read", f"{read['documents']:,}", amount(read["bytes"], "B"), "100.0 %")]
     if pieces:
         rows.append(("", "pieces of split documents", f"+{pieces:,}", "", ""))
     removed = total("quarantined") | {label: total("removed")[label] for label in order if label in total("removed")}
@@ -408,6 +408,6 @@ def _removal_rows(name: str, entries: Sequence[Mapping[str, Any]], order: Sequen
         rows.append(("", f"{step} in kept documents", f"{spans['documents']:,}", f"-{amount(spans['bytes'], 'B')}", ""))
     kept = total("kept")
     splits = ", ".join(f"{split} {kept[split]['documents']:,}" for split in SPLITS if split in kept)
-    documents, text = (sum(counts[unit] for counts in kept.values()) for unit in ("documents", "bytes"))
+    documents, num_bytes = (sum(counts[unit] for counts in kept.values()) for unit in ("documents", "bytes"))
     share = f"{100 * documents / before:.1f} %"
-    return [*rows, ("", f"kept ({splits})" if splits else "kept", f"{documents:,}", amount(text, "B"), share)]
+    return [*rows, ("", f"kept ({splits})" if splits else "kept", f"{documents:,}", amount(num_bytes, "B"), share)]
