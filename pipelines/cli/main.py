@@ -89,6 +89,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         _exit(str(interrupt) or INTERRUPTED, 143 if isinstance(interrupt, interrupts.Terminated) else 130)
     except interrupts.Terminated:
         _exit(INTERRUPTED, 143)
+    except Exception as error:
+        if "KeyboardInterrupt" not in str(error):  # which pydantic makes of a Ctrl-C while it builds a schema
+            raise
+        _exit(INTERRUPTED, 130)
 
 
 def _import_numpy_without_threads() -> None:

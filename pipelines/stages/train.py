@@ -143,15 +143,18 @@ def run(context: StageContext) -> dict[str, Any]:
 
 
 def check_evaluation(context: StageContext) -> None:
-    """Says now what the stage `evaluate` will leave out. Raises InputError for held-out documents that no task can be
-    made of, which would end the run after training."""
+    """Says before training what the stage `evaluate` will leave out, or that it cannot work: `--to train` may stop
+    before it."""
     from gristmill.evaluation.inference.workdir import HeldOutCorpus  # as above
     from gristmill.evaluation.tasks.corpus_tasks import answerable
 
     recipe = context.recipe
     if recipe.training().train.objective in SCORED_BY_TASKS:
         corpus = HeldOutCorpus(context.inputs["curate"], context.inputs["index"], recipe.seed)
-        _, missing = answerable(recipe.evaluate, corpus)
+        try:
+            _, missing = answerable(recipe.evaluate, corpus)
+        except InputError as error:
+            missing = f"THIS STAGE WILL FAIL: {error}"
         if missing:
             context.reporter.say(f"evaluate: {missing}")
 

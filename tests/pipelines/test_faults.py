@@ -13,12 +13,14 @@ import pytest
 import torch
 from corpora import prose, write_jsonl
 from pydantic import ValidationError
+from pydantic_core import SchemaError
 
 from gristmill.data_pipeline.extraction.weights import load_weights
 from gristmill.data_pipeline.readers.source import SourceConfig
 from gristmill.evaluation.convert import megatron_lm
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.runtime.tasks.local import Worker
+from gristmill.pipelines.cli import main as cli
 from gristmill.pipelines.remote import _fields
 from gristmill.tokenizers.tokenizer import end_symbol
 from gristmill.training.checkpoint.restricted_pickle import load_restricted
@@ -151,3 +153,16 @@ def test_a_worker_that_has_not_begun_ignores_ctrl_c(capfd):
     worker.process.join(30)
     assert capfd.readouterr().err == ""
     assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, [])  # of this process
+
+
+def test_ctrl_c_while_a_schema_is_built_is_ctrl_c(monkeypatch, capfd):
+    """pydantic raises its own SchemaError with the interrupt's name."""
+
+    def interrupted(args):
+        raise SchemaError('Error building "literal" validator: KeyboardInterrupt:')
+
+    monkeypatch.setattr(cli.application, "app", interrupted)
+    with pytest.raises(SystemExit) as end:
+        cli.main(["check", "r.yaml"])
+    assert end.value.code == 130
+    assert capfd.readouterr().err.startswith("gristmill: interrupted; finished work is kept")
