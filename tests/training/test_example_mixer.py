@@ -45,6 +45,7 @@ def with_mixer(folder: str, layout: dict[str, Any]) -> Outcome:
         return outcome(case, single_process())
     finally:
         package.__path__ = before
+        del MODELS["running_mean"]
 
 
 def test_the_example_trains_on_three_layouts(folder: str, pool: Any) -> None:
