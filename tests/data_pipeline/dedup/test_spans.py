@@ -46,6 +46,12 @@ def test_the_first_paragraph_in_keep_order_stays(tmp_path: Path):
     }
 
 
+def test_by_default_the_second_place_of_40_characters_goes(tmp_path: Path):
+    long, short = "a" * 39 + ".", "b" * 38 + "."
+    documents = {"1": f"{long}\n\n{short}\n\nfirst", "2": f"{long}\n\n{short}"}
+    assert after(documents, SpanDedupConfig(), tmp_path)["2"] == short
+
+
 def test_min_count_keeps_what_occurs_only_twice(tmp_path: Path):
     documents = {"1": BANNER, "2": BANNER}
     assert after(documents, SpanDedupConfig(min_count=3), tmp_path / "a") == documents
