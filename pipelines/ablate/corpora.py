@@ -68,7 +68,7 @@ def hold_out(arms: Sequence[Arm], corpora: Sequence[Path], targets: Sequence[Pat
     numbers: dict[str, int] = {}
     sets: dict[str, tuple[int, ...]] = {}
     for name, texts in groups.items():
-        order = Permutation(len(texts), key_of("held out", name)).whole()[:per_set] if texts else []
+        order = Permutation(len(texts), key_of("held out", name)).whole()[:per_set].tolist() if texts else []
         sets[name] = tuple(numbers.setdefault(texts[place], len(numbers)) for place in order)
     if max(map(len, sets.values())) < MIN_DOCUMENTS:
         counts = ", ".join(f"{name} {len(chosen)}" for name, chosen in sets.items())

@@ -105,9 +105,10 @@ def _apply(document: YamlDocument, override: str) -> None:
     target: Any = document.value
     location: list[str | int] = []
     for key in parents:
-        location.append(_index_or_name(target, key, option))
+        place: Any = _index_or_name(target, key, option)
+        location.append(place)
         if isinstance(target, list):
-            target = target[location[-1]]
+            target = target[place]
         else:
             inner = target.get(key)
             target[key] = inner = {} if inner is None else inner

@@ -59,6 +59,15 @@ def test_the_preset_of_mgpt_compares_all_bytes_by_64_bits(tmp_path: Path):
         ExactDedupConfig(preset="mgpt", normalise="words")
 
 
+def test_ranges_of_the_hashes_change_nothing(tmp_path: Path, monkeypatch):
+    texts = {f"{number + 1:x}": f"text {number % 7}" for number in range(30)}
+    part = write_part(tmp_path / "p.parquet", texts)
+    whole = exact_duplicates([part], ExactDedupConfig(), engine(), tmp_path / "one")
+    monkeypatch.setattr(module, "ranges_for", lambda _: 4)
+    assert len(whole) == 23
+    assert exact_duplicates([part], ExactDedupConfig(), engine(), tmp_path / "four").equals(whole)
+
+
 @pytest.mark.parametrize(("hash_bits", "num_removed"), [(64, 1), (128, 0)])
 def test_64_bits_are_the_high_half_of_the_hash(tmp_path: Path, monkeypatch, hash_bits, num_removed):
     def equal_high_halves(data, offsets, normalise, seed):

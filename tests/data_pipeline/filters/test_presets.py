@@ -68,6 +68,14 @@ def test_the_options_of_lines_are_the_published_ones():
     assert options == {name: float(value) for name, value in entries_of(OF_LINES)}
 
 
+@pytest.mark.parametrize(("thresholds", "signal"), [({}, "plain_"), ({"count_punctuation": 1}, "")])
+def test_punctuation_counts_as_words_where_the_recipe_says_so(thresholds, signal):
+    rules = {rule.name: rule.signal for rule in FilterChoice(preset="gopher_quality", thresholds=thresholds).rules()}
+    assert rules.pop("alpha_word_ratio") == f"alpha_{signal}word_ratio"
+    default = {rule.name: rule.signal for rule in PRESETS["gopher_quality"]}
+    assert rules == {name: default[name] for name in rules}
+
+
 def test_a_threshold_of_the_recipe_applies_to_every_language():
     rules = {rule.name: rule for rule in PROFILE_RULES["gopher_quality"]}
     default = FilterChoice(preset="gopher_quality")
