@@ -24,6 +24,7 @@ COMMANDS = {
     "train": "stages:train",
     "evaluate": "stages:evaluate",
     "report": "stages:report",
+    "runs": "runs:runs_app",
     "ablate": "ablate:ablate",
     "chat": "start:chat",
     "generate": "checkpoint:generate",

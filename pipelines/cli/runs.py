@@ -1,0 +1,60 @@
+"""`gristmill runs`: the models of a work folder beside each other."""
+
+from pathlib import Path
+from typing import Annotated
+
+import rich.table
+import typer
+
+from gristmill.foundation.errors import InputError
+from gristmill.pipelines.cli.console import print_block
+from gristmill.pipelines.trained_runs import MAX_DIFFERENCES, TrainedRun, remove_runs, trained_runs
+
+runs_app = typer.Typer(help="List the models of a work folder, or remove some of them.")
+
+WorkFolder = Annotated[Path | None, typer.Option("--workdir", metavar="DIR", help="Default: every folder in work/.")]
+
+
+@runs_app.callback(invoke_without_command=True)
+def list_runs(context: typer.Context, workdir: WorkFolder = None) -> None:
+    """List the models of a work folder: what differs, tokens, loss, scores, size on disk."""
+    if context.invoked_subcommand is not None:
+        return
+    folders = [workdir] if workdir is not None else sorted(path for path in Path("work").glob("*") if path.is_dir())
+    rows = [(folder, run) for folder in folders for run in trained_runs(folder)]
+    if not rows:
+        where = workdir if workdir is not None else "work/*"
+        raise InputError(f"{where}: no trained models; train one with `gristmill run RECIPE`, or give --workdir DIR")
+    table = rich_table()
+    for folder, run in rows:
+        table.add_row(str(folder), *cells(run))
+    print_block(table)
+
+
+@runs_app.command("remove")
+def remove(
+    names: Annotated[list[str], typer.Argument(metavar="RUN...", help="Names as `gristmill runs` shows them.")],
+    workdir: Annotated[Path, typer.Option("--workdir", metavar="DIR", help="The work folder.")],
+) -> None:
+    """Remove models that were set aside or not finished, with their scores."""
+    for run in remove_runs(workdir, names):
+        print(f"removed {run.name}: {', '.join(str(folder) for folder in run.folders)}")
+
+
+def rich_table() -> rich.table.Table:
+    return rich.table.Table("folder", "run", "state", "differs in", "tokens", "loss", "scores", "size")
+
+
+def cells(run: TrainedRun) -> tuple[str, ...]:
+    shown = [*run.differences[:MAX_DIFFERENCES]]
+    if len(run.differences) > MAX_DIFFERENCES:
+        shown.append(f"and {len(run.differences) - MAX_DIFFERENCES} more")
+    return (
+        run.name,
+        run.state,
+        "\n".join(shown),
+        "" if run.tokens is None else f"{run.tokens:,}",
+        "" if run.loss is None else f"{run.loss:.4f}",
+        "\n".join(f"{task} {value:.4g}" for task, value in run.scores.items()),
+        f"{run.num_bytes / 1e6:,.1f} MB",
+    )
