@@ -4,6 +4,8 @@
 has the best of its caches and batch sizes, with prompts of similar length side by side; a batch goes on to its longest
 continuation. Both are greedy and must give the same tokens before anything is printed.
 
+`generation_by_transformers`: the same for a model that transformers' own code runs, in our continuous batch.
+
 `first_token` and `between_tokens`: milliseconds of one request alone; the second beside the time in which memory can
 deliver the weights once, its limit."""
 
@@ -11,7 +13,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,12 +24,16 @@ from measure import Figure, arguments, in_turn, print_figures
 from transformers import AutoModelForCausalLM
 
 from gristmill.evaluation.convert.huggingface import write_huggingface
+from gristmill.evaluation.inference.causal_lm import CausalLM
 from gristmill.evaluation.inference.generate.batch import BatchLimits, ContinuousBatch
 from gristmill.evaluation.inference.generate.request import GenerationRequest, GenerationSettings
 from gristmill.evaluation.inference.local_causal_lm import LocalCausalLM
+from gristmill.evaluation.inference.transformers_causal_lm import load_transformers_causal_lm
+from gristmill.training.auto_tp.transformers_folder import open_causal_folder
 from gristmill.training.config.model import ModelConfig
 from gristmill.training.model.init import initialise, place_joint_weights
 from gristmill.training.model.transformer import Transformer
+from gristmill.training.parallel.mesh import single_process
 
 VOCABULARY = 4096
 MODEL = ModelConfig(layers=6, width=256, heads=8, kv_heads=4, sequence_length=1024)  # 6.8 M parameters
@@ -75,10 +81,17 @@ def main() -> None:
         peer = AutoModelForCausalLM.from_pretrained(name, dtype=torch.float32, attn_implementation="sdpa")
         peer.generation_config.eos_token_id = None
         peer.generation_config.pad_token_id = 0
+        by_transformers, _ = load_transformers_causal_lm(
+            open_causal_folder(Path(name)), single_process(), torch.float32, VOCABULARY
+        )
     place_joint_weights(model)  # as in a model that is loaded
     ours = LocalCausalLM(model, MODEL.sequence_length)
     rounds = 1 if options.quick else 3
     compared = [measured(work, ours, peer, rounds) for work in works(REQUESTS[options.quick], longest)]
+    [mixed, _] = works(REQUESTS[options.quick] // 2, longest // 2)
+    compared.append(
+        measured(replace(mixed, figure="generation_by_transformers", goal=1.0), by_transformers, peer, rounds)
+    )
     print_figures([*compared, *latency(ours, longest // 4)])
 
 
@@ -96,7 +109,7 @@ def works(count: int, longest: int) -> list[Work]:
     ]
 
 
-def measured(work: Work, ours: LocalCausalLM, peer: Any, rounds: int) -> Figure:
+def measured(work: Work, ours: CausalLM, peer: Any, rounds: int) -> Figure:
     cache, size = best_peer(work, peer)
     theirs = partial(transformers_tokens, peer, work, cache, size)
     mine = partial(our_tokens, ours, work)
@@ -150,7 +163,7 @@ def read_bytes_per_second() -> float:
     return values.nbytes / min(times)
 
 
-def our_tokens(model: LocalCausalLM, work: Work) -> list[list[int]]:
+def our_tokens(model: CausalLM, work: Work) -> list[list[int]]:
     batch = ContinuousBatch(model, NoText(), BatchLimits(SLOTS))
     for prompt, count in zip(work.prompts, work.new_tokens, strict=True):
         batch.add(GenerationRequest(tuple(prompt), GenerationSettings(count)))

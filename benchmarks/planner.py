@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 from measure import Figure, arguments, print_figures, wall_seconds
 from published.claims import claims
+from published.experts import EXPERTS_FITTED
 from published.fit import errors, leave_one_out, print_fit, refit_spread
 from published.h100 import LLM_C_RUN
 from published.held_out import HELD_OUT
@@ -57,7 +58,7 @@ def published_figures() -> list[Figure]:
     """Mean error of each table, in percent; the rows are printed."""
     table = Table("run", "published TFLOP/s", "forecast", "error", title="forecast beside published")
     figures = []
-    fitted = {"calibration": CALIBRATION, "power of the H100": (LLM_C_RUN,)}
+    fitted = {"calibration": CALIBRATION, "power of the H100": (LLM_C_RUN,), "routing": EXPERTS_FITTED}
     for name, rows in (fitted | HELD_OUT).items():
         found = errors(rows, FITTED)
         table.add_row(f"[bold]{name}")

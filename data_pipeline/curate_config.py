@@ -8,6 +8,7 @@ from pydantic import Field, field_validator, model_validator
 from gristmill.data_pipeline.annotate.list_file import ListsConfig, pinned_list
 from gristmill.data_pipeline.annotate.normalize import NormalizeConfig
 from gristmill.data_pipeline.annotate.optional_signals import OPTIONAL_SIGNALS, OptionalSignals
+from gristmill.data_pipeline.annotate.own_signals import OwnSignal, check_own_signals
 from gristmill.data_pipeline.corpus.splits import SplitConfig
 from gristmill.data_pipeline.decontamination.config import DecontaminateConfig
 from gristmill.data_pipeline.dedup.exact import ExactDedupConfig
@@ -19,10 +20,12 @@ from gristmill.data_pipeline.filters.presets import FilterChoice, check_choices,
 from gristmill.data_pipeline.filters.profiles import ProfilesConfig, pinned_profiles
 from gristmill.data_pipeline.quality.config import QualityConfig
 from gristmill.data_pipeline.signals.language import BUNDLED, LanguageConfig, ParagraphLanguageConfig, model_languages
+from gristmill.data_pipeline.signals.names import SIGNALS
 from gristmill.data_pipeline.signals.reference import WordRule
 from gristmill.data_pipeline.signals.scripts import language_code, require_language_code
 from gristmill.foundation.config import Config
 from gristmill.foundation.errors import RecipeError, nearest_names
+from gristmill.foundation.user_code import UserCode
 
 
 class CurateConfig(Config):
@@ -42,6 +45,12 @@ class CurateConfig(Config):
     language_id: LanguageConfig | None = LanguageConfig()
     profiles: ProfilesConfig | None = ProfilesConfig()
     filters: tuple[FilterChoice, ...] = (FilterChoice(preset="gopher_quality"),)
+    signals: tuple[UserCode, ...] = Field(
+        default=(),
+        description="functions of your own that measure documents, such as my_rules.py:capitals",
+        json_schema_extra={"omit_default": True},
+        exclude_if=lambda codes: not codes,
+    )
     quality: QualityConfig | None = None
     exact_dedup: ExactDedupConfig | None = ExactDedupConfig()
     near_dedup: NearDedupConfig | None = NearDedupConfig()
@@ -117,7 +126,17 @@ def optional_signals(config: CurateConfig, filters: Sequence[FilterChoice]) -> O
         badwords=pinned_list(config.lists.badwords),
         blocked_urls=pinned_list(config.lists.blocked_urls),
         zlib=any(choice.preset == "mgpt_zlib" for choice in filters),
+        own=own_signals(config, filters),
     )
+
+
+def own_signals(config: CurateConfig, filters: Sequence[FilterChoice]) -> tuple[OwnSignal, ...]:
+    """The functions of the user that the filters and `curate.signals` name, each once; filters: of the source."""
+    in_filters = [
+        OwnSignal(code=choice.code, is_rule=not choice.thresholds) for choice in filters if choice.code is not None
+    ]
+    labels = {signal.code.label for signal in in_filters}
+    return (*in_filters, *(OwnSignal(code=code) for code in config.signals if code.label not in labels))
 
 
 def used_profiles(config: CurateConfig) -> ProfilesConfig | None:
@@ -157,6 +176,7 @@ def check_languages(languages: Sequence[str], config: CurateConfig, field: str =
 
 def check_filters(filters: Sequence[FilterChoice], config: CurateConfig) -> None:
     """Raises RecipeError for a filter none of whose signals is measured, and says how to measure them."""
+    check_own_signals(own_signals(config, filters), (*SIGNALS, *OPTIONAL_SIGNALS))
     missing = unmeasured_signals(config)
     for choice in filters:
         rules = choice.rules()

@@ -24,19 +24,20 @@ from gristmill.evaluation.tasks.corpus_tasks import (
     HELD_OUT_TASKS,
     LANGUAGE_AND_SCRIPT,
     HeldOutDocument,
+    answerable,
     bits_per_byte_task,
     bits_per_byte_texts,
     by_language,
     cloze_questions,
     cloze_task,
+    held_out_documents,
     read_held_out,
-    require_questions,
 )
 from gristmill.evaluation.tasks.harness import Results, run_tasks
 from gristmill.evaluation.tasks.recall_tasks import recall_tasks
 from gristmill.evaluation.tasks.suites import family_of
 from gristmill.evaluation.tasks.task_index import TaskSources
-from gristmill.foundation.errors import InputError, RecipeError
+from gristmill.foundation.errors import InputError
 from gristmill.foundation.files import write_atomic
 from gristmill.foundation.progress import Reporter
 from gristmill.training.parallel.mesh import ALONE, Axis
@@ -105,6 +106,9 @@ def evaluate(
         reporter.say(note)
     batch_tokens = config.pass_tokens(loaded.causal_lm.device.type)
     model = LanguageModel(loaded.causal_lm, loaded.codec, batch_tokens, reporter, cache, data=data)
+    config, missing = answerable(config, paths.corpus)
+    if missing:
+        reporter.say(f"evaluate: {missing}")
     held_out = build_held_out_tasks(config, loaded.codec, paths.corpus)
     named = [name for name in config.tasks if name not in (*HELD_OUT_TASKS, *RECALL_TASKS)]
     results = run_tasks(model, [*held_out.tasks, *generated_tasks(config, model), *named], config, paths.tasks)
@@ -114,7 +118,7 @@ def evaluate(
     rows = score_rows(results.summary, results.samples, held_out.unigram)
     if paths.corpus is not None:
         rows += contamination_rows(results, found_in_corpus(paths.corpus.curate))
-    notes = [*table_notes(config, held_out.unigram), *results.notes, *loaded.note.split("\n")[:1]]
+    notes = [*table_notes(config, held_out.unigram), *results.notes, *loaded.note.splitlines()[:1]]
     write_results(paths.output, results.summary, results.samples, rows, notes)
     if transfer := transfer_table(rows, family_of):
         write_atomic(paths.output / "transfer.md", transfer_markdown(transfer).encode())
@@ -131,25 +135,17 @@ def generated_tasks(config: EvaluateConfig, model: LanguageModel) -> list[dict[s
 
 
 def build_held_out_tasks(config: EvaluateConfig, codec: TextTokenizer, corpus: HeldOutCorpus | None) -> HeldOutTasks:
-    """The held-out tasks of config.tasks. Raises RecipeError if there is no corpus for them, InputError if it is too
-    small."""
-    wanted = [name for name in config.tasks if name in HELD_OUT_TASKS]
-    if not wanted:
-        return HeldOutTasks([], {})
-    if corpus is None:
-        raise RecipeError(f"{', '.join(wanted)} need the held-out documents: name the folder the run was made in")
-    documents = read_held_out(corpus.curate)
-    if not documents:
-        raise InputError(
-            f"{corpus.curate / 'documents' / 'test'}: no held-out document; raise the test share in curate.splits"
-        )
+    """The held-out tasks of config.tasks, which are `answerable`. Raises as `held_out_documents` does."""
+    documents = held_out_documents(config, corpus)
     work = HeldOutTasks([], {})
+    if corpus is None or not documents:
+        return work
+    wanted = [name for name in config.tasks if name in HELD_OUT_TASKS]
     if BITS_PER_BYTE in wanted:
         groups = by_language(documents) if config.group_by == "language" else documents
         _add_bits_per_byte(work, groups, config, codec, count_tokens(corpus.index, codec.vocab_size))
     if CLOZE in wanted:
         questions = cloze_questions(documents, config.cloze_items, config.cloze_choices, corpus.seed)
-        require_questions(questions, corpus.curate)
         work.tasks.append(cloze_task(questions))
     return work
 

@@ -1,9 +1,11 @@
 """Progress reports: a bar with rate and remaining time on a terminal, periodic lines in a log."""
 
+import json
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, TextIO
 
 from gristmill.foundation import interrupts
@@ -26,10 +28,25 @@ def plain_console(file: TextIO, quiet: bool = False) -> "Console":
     return rich_console.Console(file=file, width=width, quiet=quiet, markup=False, emoji=False, highlight=False)
 
 
+class JsonLines:
+    """In the place of a console: each message is a line of JSON, {"time", "message"}, and of progress also {"task",
+    "done", "total", "unit", "seconds"}. time: UTC, ISO 8601."""
+
+    is_terminal = False
+
+    def __init__(self, file: TextIO):
+        self.file = file
+
+    def print(self, message: object, **fields: Any) -> None:
+        now = datetime.now(UTC).isoformat(timespec="milliseconds")
+        self.file.write(json.dumps({"time": now, "message": str(message), **fields}) + "\n")
+        self.file.flush()
+
+
 class ProgressMeter:
     """Progress of one task in units of work. `advance` may be called at any rate."""
 
-    def __init__(self, description: str, total: float, unit: str, console: "Console"):
+    def __init__(self, description: str, total: float, unit: str, console: "Console | JsonLines"):
         self.description, self.total, self.unit, self.console = description, total, unit, console
         self.done = 0.0
         self.note = ""
@@ -60,7 +77,7 @@ class ProgressMeter:
             self._bar.update(self._bar_id, completed=self.done, rate=self._rate(), note=self.note)
         elif time.monotonic() - self._last_line >= SECONDS_BETWEEN_LOG_LINES:
             self._last_line = time.monotonic()
-            self.console.print(f"{self.description}: {self._state()} {self.note}".rstrip())
+            self._print(f"{self.description}: {self._state()} {self.note}".rstrip())
 
     def close(self) -> None:
         if self._bar is not None:
@@ -68,9 +85,15 @@ class ProgressMeter:
         if not self.total and not self.done and not self.note:
             return  # nothing was to be done, which a corpus of many sources would say a thousand times
         seconds = time.monotonic() - self._started
-        self.console.print(
-            f"{self.description}: {amount(self.done, self.unit)} in {seconds:.1f} s {self.note}".rstrip()
-        )
+        self._print(f"{self.description}: {amount(self.done, self.unit)} in {seconds:.1f} s {self.note}".rstrip())
+
+    def _print(self, message: str) -> None:
+        if not isinstance(self.console, JsonLines):
+            self.console.print(message)
+            return
+        seconds = round(time.monotonic() - self._started, 3)
+        counts = {"done": self.done, "total": self.total, "unit": self.unit, "seconds": seconds}
+        self.console.print(message, task=self.description, **counts)
 
     def _rate(self) -> str:
         seconds = time.monotonic() - self._started
@@ -87,12 +110,17 @@ class ProgressMeter:
 class Reporter:
     """Creates progress meters and prints messages; `Reporter.silent()` prints nothing."""
 
-    def __init__(self, console: "Console"):
+    def __init__(self, console: "Console | JsonLines"):
         self.console = console
 
     @classmethod
     def to_terminal(cls) -> "Reporter":
         return cls(plain_console(sys.stderr))
+
+    @classmethod
+    def to_json(cls) -> "Reporter":
+        """Lines of JSON on standard error, for programs that collect logs."""
+        return cls(JsonLines(sys.stderr))
 
     @classmethod
     def silent(cls) -> "Reporter":

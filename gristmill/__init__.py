@@ -21,10 +21,11 @@ if TYPE_CHECKING:
     from gristmill.pipelines.python_api import evaluate as evaluate
     from gristmill.pipelines.python_api import load as load
     from gristmill.pipelines.python_api import open_corpus as open_corpus
+    from gristmill.pipelines.python_api import plan_layout as plan_layout
     from gristmill.pipelines.python_api import run as run
     from gristmill.pipelines.python_api import train as train
 
-__all__ = ["Corpus", "Model", "compare", "curate", "evaluate", "load", "open_corpus", "run", "train"]
+__all__ = ["Corpus", "Model", "compare", "curate", "evaluate", "load", "open_corpus", "plan_layout", "run", "train"]
 
 try:
     __version__ = version("gristmill")

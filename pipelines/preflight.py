@@ -6,10 +6,13 @@ import json
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
+from gristmill.data_pipeline.curate_config import check_filters
 from gristmill.data_pipeline.indexed.config import epochs_by_source, repeat_warnings
 from gristmill.data_pipeline.readers.files import check_kinds
+from gristmill.data_pipeline.readers.own import reader_of
 from gristmill.data_pipeline.readers.resolve import locate
 from gristmill.data_pipeline.readers.source import SourceConfig
 from gristmill.evaluation.inference.config import RECALL_TASKS, EvaluateConfig
@@ -22,6 +25,7 @@ from gristmill.pipelines import source_samples
 from gristmill.pipelines.recipes.config import Recipe
 from gristmill.pipelines.stages.stage import Stage
 from gristmill.pipelines.stages.training_data import needs_sources
+from gristmill.training.config.train import TRACKER_PACKAGES
 from gristmill.training.objectives.names import SCORED_BY_TASKS
 from gristmill.training.planner.layout_checks import objections
 
@@ -143,6 +147,21 @@ def _listed_files(recipe: Recipe, world_size: int) -> Iterator[Finding]:
             yield Finding(f"curate.{name}: no such file or folder; check the path", InputError)
 
 
+def _user_functions(recipe: Recipe, world_size: int) -> Iterator[Finding]:
+    """Loads the user's functions that readers, filters and signals name."""
+    for source in recipe.sources:
+        try:
+            if source.reader is not None:
+                reader_of(source)
+        except (RecipeError, InputError) as error:
+            yield Finding(str(error), type(error))
+    for filters in [recipe.curate.filters, *(source.filters for source in recipe.sources if source.filters)]:
+        try:
+            check_filters(filters, recipe.curate)
+        except (RecipeError, InputError) as error:
+            yield Finding(str(error), type(error))
+
+
 def _tokenizer(recipe: Recipe, world_size: int) -> Iterator[Finding]:
     if recipe.tokenizer.pretrained is not None:
         try:
@@ -181,6 +200,11 @@ def _start(recipe: Recipe, world_size: int) -> Iterator[Finding]:
             "checkpoints/step-00000100, or make one with `gristmill import`",
             InputError,
         )
+    for name in train.monitoring.trackers:
+        if find_spec(name) is None:
+            yield Finding(
+                f"train.monitoring.trackers names {name}, which is not installed; pip install {TRACKER_PACKAGES[name]}"
+            )
     if train.objective != "causal":
         yield from _objective(recipe)
     if train.teacher is not None:
@@ -333,7 +357,7 @@ def _text_bytes(source: SourceConfig) -> int:
 
 
 CHECKS: dict[str, tuple[Callable[[Recipe, int], Iterator[Finding]], ...]] = {
-    "curate": (_sources, _listed_files),
+    "curate": (_user_functions, _sources, _listed_files),
     "tokenizer": (_tokenizer,),
     "index": (_repeats,),
     "train": (_layout, _start, _validation, _live_evaluation),

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from gristmill.evaluation.inference.load import LoadedModel
     from gristmill.evaluation.results.compare import Comparison
+    from gristmill.training.planner.search import Forecast
 
 
 @dataclass(frozen=True)
@@ -156,6 +157,28 @@ def compare(first: str | Path, second: str | Path) -> "list[Comparison]":
     from gristmill.evaluation.results.compare import compare_folders  # lm-eval takes seconds to load
 
     return compare_folders(Path(first), Path(second))
+
+
+def plan_layout(
+    recipe: str | Path | Mapping[str, Any],
+    gpus: int | None = None,
+    hardware: str = "h100",
+    overrides: Sequence[str] = (),
+) -> "list[Forecast]":
+    """Forecasts of the legal layouts of a recipe that fit the GPUs' memory, the fastest first, as `gristmill layout`.
+
+    gpus: by default those of the recipe's layout. hardware: a name such as h200, or a profile's file. A forecast has
+    `layout`, `tokens_per_second` of all GPUs, `mfu` and `memory` (bytes of the rank that needs the most). Raises
+    RecipeError where the recipe has no model, or its layout is auto and gpus is not given."""
+    from gristmill.training.planner.command import plan_recipe  # the planner, which no other function needs
+    from gristmill.training.planner.costs.model_shape import shape_of
+
+    loaded = _recipe(recipe, overrides)
+    model, train = loaded.training()
+    if train.layout.auto and gpus is None:
+        raise RecipeError("the recipe's layout is auto; give the number of GPUs, gpus=64")
+    shape = shape_of(model, loaded.tokenizer.vocab_size)
+    return list(plan_recipe(shape, train, train.layout.world_size if gpus is None else gpus, hardware).ranked)
 
 
 def _recipe(recipe: str | Path | Mapping[str, Any], overrides: Sequence[str]) -> Recipe:

@@ -8,6 +8,7 @@ import pytest
 import typer
 import yaml
 
+from gristmill.foundation.user_code import is_reference
 from gristmill.pipelines.cli.commands import app
 from gristmill.pipelines.recipes.schema import recipe_schema
 
@@ -16,8 +17,11 @@ README = ROOT / "README.md"
 PAGES = [README, ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 FOLDERS = ("foundation", "data_pipeline", "tokenizers", "training", "evaluation", "pipelines", "tests", "benchmarks")
 FILES = {path.relative_to(ROOT).as_posix() for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")}
-# Files that the pages mention and we do not have: Megatron-LM's, article-extraction-benchmark's, and __init__.py.
-NOT_OURS = {"my_objective.py", "filter_ngrams.py", "preprocess_data.py", "evaluate.py", "__init__.py"}
+# Files that the pages mention and we do not have: Megatron-LM's, article-extraction-benchmark's, a reader's own.
+NOT_OURS = {
+    *("my_objective.py", "my_rules.py", "my_reader.py", "my_tasks.py"),
+    *("filter_ngrams.py", "preprocess_data.py", "evaluate.py", "__init__.py"),
+}
 COMMANDS: Any = typer.main.get_command(app)
 
 
@@ -76,29 +80,6 @@ def test_commands_and_options_exist(page):
                 assert match[1] in options, f"gristmill {' '.join(words)}: no option {match[1]}"
 
 
-def leaf_commands(command: Any, words: tuple[str, ...] = ()) -> dict[tuple[str, ...], str]:
-    """Words of each command without subcommands -> the first sentence of its help."""
-    children = getattr(command, "commands", {})
-    if not children:
-        return {words: re.split(r"(?<=\.)\s", command.help, maxsplit=1)[0]}
-    return {key: text for name, child in children.items() for key, text in leaf_commands(child, (*words, name)).items()}
-
-
-def test_readme_lists_every_command_with_its_help():
-    """The stages have a table of their own; `tokenizer stage` is `tokenizer RECIPE`."""
-    rows = re.findall(
-        r"^\| `gristmill (.*?)` \| (.*?) \|$", (ROOT / "README.md").read_text("utf-8"), flags=re.MULTILINE
-    )
-    expected = leaf_commands(COMMANDS)
-    stages = {(name,) for name in ("curate", "index", "train", "report")} | {("tokenizer", "stage")}
-    listed = {}
-    for usage, text in rows:
-        words = usage.split()
-        command = tuple(words[: 1 + (tuple(words[:2]) in expected)])
-        listed[command] = text
-    assert listed == {command: text for command, text in expected.items() if command not in stages}
-
-
 def test_tests_named_in_contributing_exist():
     names = re.findall(r"`(tests/[\w/]+\.py)::(\w+)", (ROOT / "CONTRIBUTING.md").read_text("utf-8"))
     assert len(names) == 20
@@ -125,7 +106,8 @@ def test_recipe_fields_exist(page):
     """Keys of YAML blocks, and dotted names such as `train.batch_tokens`, on pages whose YAML is recipes only."""
     text, fields = page.read_text("utf-8"), property_names(recipe_schema())
     blocks = re.findall(r"^```yaml\n(.*?)^```", text, flags=re.DOTALL | re.MULTILINE)
-    assert set().union(*(keys_of(yaml.safe_load(block)) for block in blocks)) - fields == set()
+    keys = set().union(*(keys_of(yaml.safe_load(block)) for block in blocks))
+    assert {key for key in keys - fields if not is_reference(key)} == set()
     dotted = re.findall(r"`(?:curate|tokenizer|index|model|train|evaluate)\.([a-z_.]+)`", text)
     endings = {"json", "jsonl", "model", "py", "yaml"}
     assert {name.split(".")[-1] for name in dotted} - fields - endings == set()

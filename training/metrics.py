@@ -13,13 +13,13 @@ from typing import Any, TextIO
 
 import torch
 from torch.profiler import profile
-from torch.utils.tensorboard import SummaryWriter
 
-from gristmill.foundation.errors import InputError, RecipeError
+from gristmill.foundation.errors import InputError
 from gristmill.foundation.files import write_atomic
 from gristmill.foundation.manifest import LOG_FOLDER
 from gristmill.foundation.progress import Reporter
 from gristmill.training.config.train import MonitoringConfig
+from gristmill.training.trackers import start_trackers
 from gristmill.training.trainer import StepReport
 
 METRICS_NAME = "metrics.jsonl"
@@ -45,8 +45,7 @@ class MetricsLog:
         self._metrics = _open_restored(folder / METRICS_NAME, saved, reporter)
         self._timing = _open_after(logs / TIMING_NAME, step, reporter)
         self._evaluations = _open_restored(folder / EVALUATIONS_NAME, saved, reporter) if evaluates else None
-        self._board = SummaryWriter(str(logs / "tensorboard"), purge_step=step + 1) if monitoring.tensorboard else None
-        self._wandb = _start_wandb(monitoring.wandb_project, logs) if monitoring.wandb_project else None
+        self._trackers = start_trackers(monitoring, logs, step)
 
     def write(self, metrics: Mapping[str, Any], timing: Mapping[str, Any]) -> None:
         """metrics: deterministic values; timing: measured times. Both contain "step"."""
@@ -54,22 +53,16 @@ class MetricsLog:
             if len(record) > 1:
                 file.write(json.dumps(record) + "\n")
                 file.flush()
-        if self._board is not None:
-            for name, value in _scalars(metrics) | _scalars(timing):
-                self._board.add_scalar(name, value, metrics["step"])
-        if self._wandb is not None:
-            self._wandb.log(dict(_scalars(metrics) | _scalars(timing)), step=metrics["step"])
+        for tracker in self._trackers:
+            tracker.log(dict(_scalars(metrics) | _scalars(timing)), metrics["step"])
 
     def write_evaluation(self, step: int, tokens: int, scores: Mapping[str, Mapping[str, float]]) -> None:
         """One line {"step", "tokens", "scores": {task: {metric: value}}}."""
         record = {"step": step, "tokens": tokens, "scores": {task: dict(found) for task, found in scores.items()}}
         self._evaluations.write(json.dumps(record) + "\n")
         self._evaluations.flush()
-        if self._board is not None:
-            for name, value in _scalars(record["scores"], "evaluation/"):
-                self._board.add_scalar(name, value, step)
-        if self._wandb is not None:
-            self._wandb.log(dict(_scalars(record["scores"], "evaluation/")), step=step)
+        for tracker in self._trackers:
+            tracker.log(dict(_scalars(record["scores"], "evaluation/")), step)
 
     def copies(self) -> dict[str, bytes]:
         """Contents of the files to store in a checkpoint, by name; flushed to disk first."""
@@ -85,10 +78,8 @@ class MetricsLog:
         self._timing.close()
         if self._evaluations is not None:
             self._evaluations.close()
-        if self._board is not None:
-            self._board.close()
-        if self._wandb is not None:
-            self._wandb.finish()
+        for tracker in self._trackers:
+            tracker.close()
 
 
 @dataclass
@@ -139,16 +130,6 @@ def peak_memory(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # Linux counts in KiB
-
-
-def _start_wandb(project: str, logs: Path) -> Any:
-    try:
-        import wandb  # an optional extra, and slow to load
-    except ImportError as error:
-        raise RecipeError(
-            "train.monitoring.wandb_project is set, but wandb is not installed; pip install wandb"
-        ) from error
-    return wandb.init(project=project, dir=str(logs), resume="allow")
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:

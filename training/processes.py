@@ -155,6 +155,16 @@ def check_same_recipe(digest: str, rank_info: RankInfo) -> None:
         )
 
 
+# Threads of what the host computes beside a GPU. torchrun sets OMP_NUM_THREADS=1 where it starts several processes.
+
+
+def host_threads(local_ranks: int) -> int:
+    """Threads of one process on the host: OMP_NUM_THREADS where it is above 1, else an equal share of the cores that
+    this process may use. 96 cores, 8 ranks -> 12; never below 1."""
+    wanted = torchrun_variable("OMP_NUM_THREADS", 0)
+    return wanted if wanted > 1 else max(1, len(os.sched_getaffinity(0)) // local_ranks)
+
+
 # The C library's allocator, set for training on a CPU.
 
 # mallopt(3) of glibc: how many blocks may be mapped one by one, and how much free memory is kept at the heap's end.

@@ -64,12 +64,13 @@ Scores = Mapping[str, Mapping[str, float]]  # task -> metric -> value
 @dataclass(frozen=True)
 class RunConfig:
     """The model and its training, as in the recipe. seed: of the initial weights and of dropout. folder: of
-    model.transformers."""
+    model.transformers. host_threads: of an optimizer in host memory; None: as many as torch uses."""
 
     model: ModelConfig
     train: TrainConfig
     seed: int
     folder: TransformersFolder | None = None
+    host_threads: int | None = None
 
 
 class Run:
@@ -113,7 +114,9 @@ class Run:
         self._left_empty = broadcast_from_first(mesh, bool(checkpoint.steps_in(self.root)))
         self.model = self._build_model(model, vocab_size)
         forward_backward = build_forward_backward(self.model, config, mesh, loss)
-        self.optimizer = build_optimizer(self.model.parameters, train, model, mesh, self.model.stream)
+        self.optimizer = build_optimizer(
+            self.model.parameters, train, model, mesh, self.model.stream, config.host_threads
+        )
         self.batches = Batches(
             objective, mesh.data, mesh.device, partial(range_problem, model=model, vocab_size=data.samples.vocab_size)
         )

@@ -1,4 +1,5 @@
-"""Published runs of mixtures of experts on H100: Megatron-Core and Megatron-Bridge. Nothing was fitted to them."""
+"""Published runs of mixtures of experts on H100: Megatron-Core and Megatron-Bridge. Three of eight determine what a
+mixture costs beside products and exchange; the others are blind, though two are of models of these three."""
 
 from published.run import PublishedRun
 from published.torch_fsdp import by_tokens
@@ -9,7 +10,10 @@ from gristmill.training.planner.known_models import named_shape
 from gristmill.training.planner.layout import Layout
 
 MCORE = "NVIDIA/Megatron-LM, megatron/core/transformer/moe/README.md, v0.9: 468 TFLOP/s; the layout is ours"
-BRIDGE = "NVIDIA-NeMo/Megatron-Bridge, docs/performance-summary.md, container 25.11, DGX-H100, balanced by force"
+BRIDGE = (
+    "NVIDIA-NeMo/Megatron-Bridge, docs/performance-summary.md, and performance-summary-archive.md, containers 25.09 "
+    "to 26.02, DGX-H100, balanced by force, nothing dropped"
+)
 
 
 def _parallel(tensor: int, pipeline: int, virtual: int, gpus: int, expert: int, micro: int) -> Layout:
@@ -42,33 +46,65 @@ GPT_OSS = shape_of(
 )
 
 
-def _bridge(name: str, shape: ModelShape, layout: Layout, samples: int, tokens: float, float8: bool) -> PublishedRun:
-    return by_tokens(name, shape, layout, samples, tokens, BRIDGE, "h100", "megatron-core", float8)
+def _bridge(
+    name: str, shape: ModelShape, layout: Layout, samples: int, tokens: float, float8: bool, *, overlap: bool = False
+) -> PublishedRun:
+    framework = "megatron-core-overlap" if overlap else "megatron-core"
+    return by_tokens(name, shape, layout, samples, tokens, BRIDGE, "h100", framework, float8)
 
 
+# arXiv 2412.19437, section 4.2; its layer for a second token (MTP) counts as a layer like the others.
+DEEPSEEK_V3 = shape_of(
+    ModelConfig(
+        layers=62,
+        width=7168,
+        heads=128,
+        head_width=192,
+        rope_width=64,
+        hidden=18432,
+        mixer="latent_attention",
+        mixers={"latent_attention": {"key_value_rank": 512, "query_rank": 1536, "value_width": 128}},
+        sequence_length=4096,
+        moe={
+            "experts": (0,) * 3 + (256,) * 59,
+            "top_k": 8,
+            "hidden": 2048,
+            "shared_experts": 1,
+            "router": "sigmoid",
+        },
+    ),
+    129280,
+)
+MIXTRAL, QWEN3_30B, QWEN3_235B = (named_shape(name) for name in ("mixtral-8x7b", "qwen3-30b-a3b", "qwen3-235b-a22b"))
+
+# The constants of hardware.Routed are fitted to these three.
+EXPERTS_FITTED = (
+    PublishedRun(
+        "Mixtral 8x7B, 64 GPUs",
+        MIXTRAL,
+        _parallel(1, 4, 8, 64, 8, 1),
+        256,
+        468.0,
+        MCORE,
+        "h100",
+        "megatron-core",
+        False,
+    ),
+    _bridge("Qwen3 30B-A3B, 16 GPUs", QWEN3_30B, _parallel(1, 2, 24, 16, 8, 2), 512, 5275, True),
+    _bridge("GPT-OSS 120B, 64 GPUs", GPT_OSS, _parallel(1, 4, 1, 64, 8, 4), 512, 5630, False),
+)
 EXPERTS = {
-    "mixtures of experts, 16 to 256 H100": (
-        PublishedRun(
-            "Mixtral 8x7B, 64 GPUs",
-            named_shape("mixtral-8x7b"),
-            _parallel(1, 4, 8, 64, 8, 1),
-            256,
-            468.0,
-            MCORE,
-            "h100",
-            "megatron-core",
-            False,
-        ),
-        _bridge("Qwen3 30B-A3B, 16 GPUs", named_shape("qwen3-30b-a3b"), _parallel(1, 2, 24, 16, 8, 2), 512, 5275, True),
-        # The table leaves the batch of this row out; 4,096 samples are ours.
+    "mixtures of experts, 16 to 1,024 H100": (
+        # Its recipe overlaps the exchange (scripts/performance/configs/qwen/qwen3_workload_base_configs.py).
         _bridge(
-            "Qwen3 235B-A22B, 256 GPUs",
-            named_shape("qwen3-235b-a22b"),
-            _parallel(2, 8, 4, 256, 32, 1),
-            4096,
-            1575,
-            True,
+            "Qwen3 235B-A22B, 256 GPUs", QWEN3_235B, _parallel(2, 8, 4, 256, 32, 1), 2048, 1575, True, overlap=True
         ),
-        _bridge("GPT-OSS 120B, 64 GPUs", GPT_OSS, _parallel(1, 4, 1, 64, 8, 4), 512, 5630, False),
+        _bridge("Qwen3 235B-A22B, 26.02", QWEN3_235B, _parallel(2, 8, 4, 256, 32, 1), 8192, 1633, True, overlap=True),
+        _bridge("Qwen3 30B-A3B, 26.02", QWEN3_30B, _parallel(1, 2, 12, 16, 8, 1), 1024, 5113, True),
+        # 62 layers do not split into its 32 stages evenly; one stage for each of 8 ranks is ours.
+        _bridge(
+            "DeepSeek-V3, 1,024 GPUs", DEEPSEEK_V3, _parallel(2, 8, 1, 1024, 64, 1), 8192, 1297, True, overlap=True
+        ),
+        _bridge("GPT-OSS 120B, 26.02", GPT_OSS, _parallel(1, 4, 1, 64, 8, 1), 1280, 5993, False),
     )
 }

@@ -1,5 +1,5 @@
-"""Fits the three constants to five published runs, and the H100's power limit to one. Physics does the rest: nothing
-else is fitted anywhere.
+"""Fits the three constants to five published runs, the H100's power limit to one, and what routing costs to three.
+Physics does the rest: nothing else is fitted anywhere.
 
 python -m published.fit
 """
@@ -7,6 +7,7 @@ python -m published.fit
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from published.experts import EXPERTS_FITTED
 from published.h100 import LLM_C_RUN
 from published.megatron import CALIBRATION
 from published.run import PublishedRun
@@ -14,7 +15,7 @@ from published.run import PublishedRun
 from gristmill.training.calibrate.hardware import pattern_search
 from gristmill.training.planner.costs.model_shape import recomputed_flops, step_flops
 from gristmill.training.planner.framework import FRAMEWORKS
-from gristmill.training.planner.hardware import FITTED, Hardware, Rates, Sustained, load_hardware
+from gristmill.training.planner.hardware import FITTED, ROUTED, Hardware, Rates, Routed, Sustained, load_hardware
 from gristmill.training.planner.step_time import StepModel
 
 # Weight of the prior that pulls each constant towards 1: the residual added for a constant that differs from 1 by 1.
@@ -22,9 +23,9 @@ from gristmill.training.planner.step_time import StepModel
 PRIOR = 0.02
 
 
-def forecast_row(row: PublishedRun, sustained: Sustained, hardware: Hardware) -> float:
-    """TFLOP/s per GPU, counted as the source counts them."""
-    rates = Rates(hardware, sustained, float8=row.float8)
+def forecast_row(row: PublishedRun, sustained: Sustained, hardware: Hardware, routed: Routed | None = None) -> float:
+    """TFLOP/s per GPU, counted as the source counts them. routed: None is the fitted one."""
+    rates = Rates(hardware, sustained, row.float8, routed)
     step = StepModel(row.shape, rates, FRAMEWORKS[row.framework]).step(row.layout, row.samples)
     flops = step_flops(row.shape, row.samples)
     if row.recompute_counted:
@@ -53,6 +54,19 @@ def fit(rows: Sequence[PublishedRun] = CALIBRATION) -> Sustained:
 
     best = pattern_search(loss, [0.9, 0.9, 0.9], step=0.1, min_step=0.0005, low=0.4, high=1.0)
     return Sustained(matmul=round(best[0], 3), memory=round(best[1], 3), network=round(best[2], 3))
+
+
+def fit_routed(rows: Sequence[PublishedRun] = EXPERTS_FITTED) -> Routed:
+    """The two shares of the memory rate with the smallest squared error, rounded to three decimals; the other fields
+    are those of ROUTED."""
+    hardware = load_hardware(rows[0].hardware)
+
+    def loss(point: Sequence[float]) -> float:
+        routed = ROUTED.model_copy(update={"copies": point[0], "casts": point[1]})
+        return sum((forecast_row(row, FITTED, hardware, routed) / row.tflops - 1) ** 2 for row in rows)
+
+    copies, casts = pattern_search(loss, [0.4, 0.1], step=0.1, min_step=0.0005, low=0.02, high=1.0)
+    return ROUTED.model_copy(update={"copies": round(copies, 3), "casts": round(casts, 3)})
 
 
 class LeftOut(NamedTuple):
@@ -96,6 +110,7 @@ def print_fit() -> None:
     print(constants)
     for row, error in zip(CALIBRATION, errors(CALIBRATION, constants), strict=True):
         print(f"{row.name:8s} published {row.tflops:5.0f}  forecast {row.tflops * (1 + error):6.1f}  {error:+.1%}")
+    print(fit_routed())
     print(f"H100, sustained: {fit_sustained(LLM_C_RUN)}")
     print(f"mean error {sum(abs(e) for e in errors(CALIBRATION, constants)) / len(CALIBRATION):.2%}")
     fits = leave_one_out()

@@ -16,6 +16,7 @@ import xxhash
 
 from gristmill.data_pipeline.annotate.normalize import REPAIRS, NormalizeConfig, normalize_texts
 from gristmill.data_pipeline.annotate.optional_signals import OptionalSignals
+from gristmill.data_pipeline.annotate.own_signals import own_columns
 from gristmill.data_pipeline.extraction.repeated_blocks import load_repeated_blocks
 from gristmill.data_pipeline.filters.lines import EDIT_COUNTS, EDITS
 from gristmill.data_pipeline.filters.presets import FilterChoice
@@ -232,7 +233,10 @@ def _annotated(batch: RecordColumns, source: SourceConfig, config: AnnotateConfi
     optional = config.optional.columns(final, languages, batch.urls)
     schema = annotated_schema([edit.preset for edit in config.edits], config.optional)
     described = _description(batch, source, repairs, final)
-    return pa.record_batch([*described, *languages.columns, *measured, *optional], schema=schema)
+    columns = [*described, *languages.columns, *measured, *optional]
+    if own := config.optional.own:
+        columns += own_columns(own, pa.table(columns, schema=pa.schema(list(schema)[: len(columns)])))
+    return pa.record_batch(columns, schema=schema)
 
 
 def _description(batch: RecordColumns, source: SourceConfig, repairs: np.ndarray, final: TextBuffer) -> list[pa.Array]:
@@ -311,7 +315,14 @@ def _identity(
         "version": ANNOTATE_VERSION,
         "source": source.model_dump(
             mode="json",
-            exclude={"paths": True, "weight": True, "priority": True, "filters": True, "blocks": {"weights"}},
+            exclude={
+                "paths": True,
+                "weight": True,
+                "priority": True,
+                "filters": True,
+                "blocks": {"weights"},
+                "reader": {"file", "source"},
+            },
         ),
         **(
             {"extractor_weights": extraction_weights.weights_digest(source.blocks.weights)}
@@ -319,6 +330,12 @@ def _identity(
             else {}
         ),
         **({} if boilerplate is None else {"boilerplate": file_digest(boilerplate)}),
-        "config": config.model_dump(mode="json", exclude={"language_id": {"model"}}),
+        "config": config.model_dump(
+            mode="json",
+            exclude={
+                "language_id": {"model"},
+                "optional": {"own": {"__all__": {"code": {"file", "source"}}}},
+            },
+        ),
         "ranges": [[r.file.name, r.file.sha256, r.file.copy_index, r.first_record, r.start, r.end] for r in ranges],
     }

@@ -6,8 +6,10 @@ from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
 import pyarrow as pa
+from pydantic import Field
 
 from gristmill.data_pipeline.annotate.list_file import PinnedList, entries
+from gristmill.data_pipeline.annotate.own_signals import OwnSignal
 from gristmill.data_pipeline.filters.pii import PiiKind, count_pii, pii_signal
 from gristmill.data_pipeline.filters.profiles import ENGLISH, PinnedProfiles, Profiles, ProfilesConfig, load_profiles
 from gristmill.data_pipeline.readers.document import split_url
@@ -117,7 +119,7 @@ BLOCKED_URL = pa.field("blocked_url", pa.int64())  # 1 if lists.blocked_urls blo
 class OptionalSignals(Config):
     """The optional signals of a source. stop_words: set if the language is detected and no profiles are used (profiles
     have their own stop words). pii: the kinds for which the recipe drops documents. zlib: set if a filter of the source
-    has a rule on it."""
+    has a rule on it. own: functions of the user, whose columns `own_columns` computes from all others."""
 
     stop_words: bool = False
     profiles: PinnedProfiles | None = None
@@ -126,6 +128,7 @@ class OptionalSignals(Config):
     badwords: PinnedList | None = None
     blocked_urls: PinnedList | None = None
     zlib: bool = False
+    own: tuple[OwnSignal, ...] = Field(default=(), exclude_if=lambda signals: not signals)
 
     def fields(self) -> list[pa.Field]:
         """The columns, in order."""
@@ -137,10 +140,12 @@ class OptionalSignals(Config):
             *([BAD_WORDS] if self.badwords is not None else ()),
             *([BLOCKED_URL] if self.blocked_urls is not None else ()),
             *([ZLIB_RATIO] if self.zlib else ()),
+            *(signal.arrow_field() for signal in self.own),
         ]
 
     def columns(self, texts: TextBuffer, detected: pa.RecordBatch, urls: pa.Array) -> list[pa.Array]:
-        """One array per field. detected: the result of signals/language.detect; urls: "" or null for none."""
+        """One array per field but the own ones. detected: the result of signals/language.detect; urls: "" or null for
+        none."""
         found: list[pa.Array] = []
         if self.stop_words:
             found += stop_word_columns(texts, detected.column("detected_language").to_pylist())

@@ -81,7 +81,7 @@ def find_site_boilerplate(
     if not is_sealed(table):
         missing = [task for task in tasks if not task.is_complete]
         sizes = [float(sum(one.file.bytes for one in task.ranges)) for task in missing]
-        engine.map(write_rows, missing, "read blocks", sizes, "B")
+        engine.map(write_rows, missing, "site boilerplate: read blocks", sizes, "B")
         save_array(table, boilerplate([path for task in tasks for path in task.row_files], config, engine))
     complete = [task for task in tasks if task.is_complete]
     current = {table, *(path for task in complete for path in (task.path, *task.row_files))}
@@ -165,7 +165,7 @@ def boilerplate(row_files: Sequence[Path], config: SiteBoilerplateConfig, engine
     pages = _pages_of_hosts([_slice(_mapped(path), BLOCK, 0, 0) for path in row_files], config.min_pages)
     bounds = _bounds(sum(_mapped(path).shape[1] for path in row_files))
     tasks = [CountTask(tuple(row_files), max(first, 1), last - 1, pages, config) for first, last in pairwise(bounds)]
-    return np.concatenate(engine.map(count_blocks, tasks, "count blocks"), axis=1)
+    return np.concatenate(engine.map(count_blocks, tasks, "site boilerplate: count blocks"), axis=1)
 
 
 def _bounds(num_rows: int) -> list[int]:

@@ -21,6 +21,7 @@ from gristmill.data_pipeline.readers.source import SourceConfig
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.files import write_atomic
 from gristmill.foundation.fingerprint import canonical_json
+from gristmill.foundation.progress import amount
 from gristmill.foundation.runtime.tasks.engine import Engine
 
 ANNOTATIONS = (".annotate", ".drop")  # rules that only record their spans
@@ -97,7 +98,7 @@ def count_files(
             one.paths, one.files, one.filter_results, final.filter_results, strict=True
         ):
             tasks.append(CountTask(path, file, read, results, labels, tuple(removals), evidence[file]))
-    return engine.map(_count_file, tasks, "count", unit="files")
+    return engine.map(_count_file, tasks, "count outcomes", unit="files")
 
 
 def _count_file(task: CountTask) -> FileCounts:
@@ -341,3 +342,72 @@ def document_totals(summary: Mapping[str, Any]) -> dict[str, int]:
         for outcome in ("kept", "removed", "quarantined"):
             found[outcome] += sum(counts["documents"] for counts in entry[outcome].values())
     return dict(found)
+
+
+# The steps after the filters.
+STEPS_AFTER_FILTERS = (
+    "quality",
+    "exact_dedup",
+    "near_dedup",
+    "paragraph_dedup",
+    "line_dedup",
+    "substring_dedup",
+    "decontaminate",
+)
+
+
+def rule_order(counts: Mapping[str, Any]) -> list[str]:
+    """All configured rules and steps, in the recipe's order."""
+    configured = [rule["rule"] for rules in counts["rules"].values() for rule in rules]
+    removing = {label for entry in counts["sources"].values() for label in entry["removed"]}
+    return list(dict.fromkeys([*configured, *STEPS_AFTER_FILTERS, *sorted(removing)]))
+
+
+# The table that the terminal shows after curation.
+
+MAX_TABLE_SOURCES = 10  # beyond, one table of all sources together
+
+
+def removal_table(summary: Mapping[str, Any]) -> list[str]:
+    """Aligned lines by source: documents and bytes read, what each step and rule removed, what is kept, and the share
+    of the documents that is left. summary: of counts.json."""
+    sources = summary["sources"]
+    rows: list[tuple[str, ...]] = [("source", "step or rule", "documents", "text", "left")]
+    if len(sources) <= MAX_TABLE_SOURCES:
+        for name, entry in sources.items():
+            rows += _removal_rows(name, [entry], rule_order(summary))
+    if len(sources) > 1:
+        rows += _removal_rows(f"all {len(sources):,}", list(sources.values()), rule_order(summary))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(cell.ljust(width) if place < 2 else cell.rjust(width) for place, (cell, width) in enumerate(cells))
+        for cells in (list(zip(row, widths, strict=True)) for row in rows)
+    ]
+
+
+def _removal_rows(name: str, entries: Sequence[Mapping[str, Any]], order: Sequence[str]) -> list[tuple[str, ...]]:
+    def total(outcome: str) -> dict[str, Counter[str]]:
+        sums: dict[str, Counter[str]] = {}
+        for entry in entries:
+            for label, counts in entry[outcome].items():
+                sums.setdefault(label, Counter()).update(counts)
+        return sums
+
+    read = sum((Counter(entry["read"]) for entry in entries), Counter[str]())
+    pieces = sum(entry["pieces"] for entry in entries)
+    left = before = max(read["documents"] + pieces, 1)
+    rows: list[tuple[str, ...]] = [(name, "read", f"{read['documents']:,}", amount(read["bytes"], "B"), "100.0 %")]
+    if pieces:
+        rows.append(("", "pieces of split documents", f"+{pieces:,}", "", ""))
+    removed = total("quarantined") | {label: total("removed")[label] for label in order if label in total("removed")}
+    for label, gone in removed.items():
+        left -= gone["documents"]
+        text = f"-{amount(gone['bytes'], 'B')}" if gone["bytes"] else ""
+        rows.append(("", label, f"-{gone['documents']:,}", text, f"{100 * left / before:.1f} %"))
+    for step, spans in total("removed_spans").items():
+        rows.append(("", f"{step} in kept documents", f"{spans['documents']:,}", f"-{amount(spans['bytes'], 'B')}", ""))
+    kept = total("kept")
+    splits = ", ".join(f"{split} {kept[split]['documents']:,}" for split in SPLITS if split in kept)
+    documents, num_bytes = (sum(counts[unit] for counts in kept.values()) for unit in ("documents", "bytes"))
+    share = f"{100 * documents / before:.1f} %"
+    return [*rows, ("", f"kept ({splits})" if splits else "kept", f"{documents:,}", amount(num_bytes, "B"), share)]

@@ -163,7 +163,7 @@ def _write_questions(
     part_of = order * parts // max(int(order.max(initial=0)) + 1, 1)
     paths = tuple(folder / f"questions-{part:05d}.jsonl" for part in range(parts))
     tasks = [QuestionsTask(results, part_of == part, path) for part, path in enumerate(paths)]
-    (engine if parts > 1 else LocalEngine(1, engine.reporter)).map(_write_found, tasks, "found questions")
+    (engine if parts > 1 else LocalEngine(1, engine.reporter)).map(_write_found, tasks, "decontamination: questions")
     return paths
 
 
@@ -224,10 +224,12 @@ def _search_files(
     counts = Shuffle(folder / "phrases", PHRASE, len(document_files), ranges_for(int(sum(sizes)) // PHRASE_BYTES))
     tasks = [(each, config, folder, counts, number) for number, each in enumerate(document_files)]
     tasks = [task for task in tasks if not counts.has(task[-1])]
-    engine.map(_search_file, tasks, "benchmark texts", [task[0].bytes for task in tasks], "B")
+    engine.map(_search_file, tasks, "decontamination: search benchmark texts", [task[0].bytes for task in tasks], "B")
     sized = engine if counts.ranges > 1 else LocalEngine(1, engine.reporter)
     ranges = [(counts, config, number) for number in range(counts.ranges)]
-    return np.concatenate([np.empty(0, PHRASE), *sized.map(_common_of_range, ranges, "common phrases", unit="tasks")])
+    return np.concatenate(
+        [np.empty(0, PHRASE), *sized.map(_common_of_range, ranges, "decontamination: common phrases", unit="tasks")]
+    )
 
 
 def _common_of_range(task: tuple[Shuffle, DecontaminateConfig, int]) -> np.ndarray:
@@ -288,7 +290,7 @@ def _edit_files(
         for number, document_file in enumerate(document_files)
         if not result_file(prefixes[number], "hits").exists()
     ]
-    engine.map(_edit_file, tasks, "decontamination", [task[0].bytes for task in tasks], "B")
+    engine.map(_edit_file, tasks, "decontamination: remove", [task[0].bytes for task in tasks], "B")
     return [prefix if result_file(prefix, "hits").exists() else None for prefix in prefixes]
 
 

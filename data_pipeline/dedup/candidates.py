@@ -85,7 +85,7 @@ def write_keys(documents: StoredDocuments, banding: Banding, engine: Engine, fol
     keys = Shuffle(folder / "keys", KEY, len(documents.parts), (banding.bands + 1) * ranges)
     tasks = [(part, banding, keys, number) for number, part in enumerate(documents.parts) if not keys.has(number)]
     sizes = [task[0].stored.documents for task in tasks]
-    sized(engine, sum(sizes)).map(_write_keys, tasks, "band keys", sizes, "documents")
+    sized(engine, sum(sizes)).map(_write_keys, tasks, "near duplicates: keys of bands", sizes, "documents")
     return keys
 
 
@@ -142,7 +142,7 @@ def write_links(documents: StoredDocuments, keys: Shuffle, bands: int, engine: E
         for n, (band, part) in enumerate(firsts)
         if not links.has(n)
     ]
-    engine.map(_write_links, tasks, "buckets", unit="tasks")
+    engine.map(_write_links, tasks, "near duplicates: candidate pairs", unit="tasks")
     return links
 
 
@@ -200,7 +200,9 @@ def write_groups(
     Range p of the candidates holds those of part p, in the order of their positions."""
     candidates = Shuffle(folder / "candidates", CANDIDATE, 1, len(documents.parts))
     tasks = [(documents, links, batch_shingles, candidates), None]  # a single task would run in this process
-    found = sized(engine, len(documents)).map(_write_groups, tasks, "groups", [links.num_records(), 0.0], "links")
+    found = sized(engine, len(documents)).map(
+        _write_groups, tasks, "near duplicates: groups", [links.num_records(), 0.0], "links"
+    )
     return candidates, found[0]
 
 

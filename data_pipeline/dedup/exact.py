@@ -81,11 +81,13 @@ def find_exact_duplicates(
     num_rows = sum(num_rows_of(document_file) for document_file in document_files)
     hashes = Shuffle(folder / "hashes", HASHED, len(document_files), ranges_for(num_rows))
     tasks = [(each, config, hashes, number) for number, each in enumerate(document_files) if not hashes.has(number)]
-    engine.map(_hash_file, tasks, "exact duplicates", [task[0].bytes for task in tasks], "B")
+    engine.map(_hash_file, tasks, "exact duplicates: hash texts", [task[0].bytes for task in tasks], "B")
     found = Shuffle(folder / "equals", DUPLICATE, hashes.ranges, len(document_files))
     priorities = np.array([document_file.priority for document_file in document_files], np.int64)
     ranges = [(hashes, priorities, found, number) for number in range(hashes.ranges) if not found.has(number)]
-    (engine if hashes.ranges > 1 else LocalEngine(1, engine.reporter)).map(_find_equals, ranges, "equal texts")
+    (engine if hashes.ranges > 1 else LocalEngine(1, engine.reporter)).map(
+        _find_equals, ranges, "exact duplicates: compare hashes"
+    )
     return found
 
 
@@ -180,12 +182,12 @@ def reassign_copies(exact: Shuffle, near: Shuffle, folder: Path, engine: Engine)
     for side, field, prefix in sides if ranges > 1 else ():
         shuffled = Shuffle(prefix.with_name(f"{prefix.name}-by-id"), DUPLICATE, side.parts, ranges)
         tasks = [(side, field, shuffled, part) for part in range(side.parts) if not shuffled.has(part)]
-        sized.map(_shuffle_by_id, tasks, "removed documents")
+        sized.map(_shuffle_by_id, tasks, "duplicates: removed documents")
         by_id.append(shuffled)
     left, moved = (Shuffle(prefix, DUPLICATE, ranges, side.ranges) for side, _, prefix in sides)
     found = (by_id[0], by_id[1]) if by_id else (exact, near)
     joins = [(found[0], found[1], left, moved, number) for number in range(ranges) if not moved.has(number)]
-    sized.map(_reassign_range, joins, "copies of removed documents")
+    sized.map(_reassign_range, joins, "duplicates: copies of removed documents")
     return left, moved
 
 

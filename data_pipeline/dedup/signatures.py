@@ -171,7 +171,7 @@ def sign_corpus(
     is_kept: the store is to outlive this work, so it says where its document files stand, seen from its folder."""
     tasks = [(each, scheme, folder, number) for number, each in enumerate(document_files)]
     missing = [task for task in tasks if not documents_file(folder, task[3]).exists()]
-    engine.map(_sign_file, missing, "signatures", [task[0].bytes for task in missing], "B")
+    engine.map(_sign_file, missing, "near duplicates: MinHash signatures", [task[0].bytes for task in missing], "B")
     stored = []
     for number, document_file in enumerate(document_files):
         rows = pq.read_metadata(documents_file(folder, number)).num_rows

@@ -102,9 +102,9 @@ def find_repeated_substrings(
         return spans
     texts = Shuffle(folder / "texts", np.dtype("u1"), len(document_files), num_groups)
     gathers = [(each, firsts, texts, number) for number, each in enumerate(document_files) if not texts.has(number)]
-    engine.map(_gather, gathers, "groups of documents", [task[0].bytes for task in gathers], "B")
+    engine.map(_gather, gathers, "repeated substrings: gather documents", [task[0].bytes for task in gathers], "B")
     searches = [(texts, config.min_bytes, spans, number) for number in missing]
-    engine.map(_search_group, searches, "repeated substrings", unit="groups")
+    engine.map(_search_group, searches, "repeated substrings: search", unit="groups")
     for path in texts.paths():
         path.unlink()
     return spans
@@ -185,9 +185,9 @@ def _write_groups(document_files: Sequence[DocumentFile], group_bytes: int, engi
         num_rows = sum(num_rows_of(document_file) for document_file in document_files)
         lengths = Shuffle(folder / "lengths", LENGTH, len(document_files), ranges_for(num_rows))
         tasks = [(each, group_bytes, lengths, n) for n, each in enumerate(document_files) if not lengths.has(n)]
-        engine.map(_write_lengths, tasks, "lengths", [task[0].bytes for task in tasks], "B")
+        engine.map(_write_lengths, tasks, "repeated substrings: lengths", [task[0].bytes for task in tasks], "B")
         sized = engine if lengths.ranges > 1 else LocalEngine(1, engine.reporter)
-        sized.map(_fill_groups, [(lengths, group_bytes, path), None], "groups", unit="tasks")
+        sized.map(_fill_groups, [(lengths, group_bytes, path), None], "repeated substrings: groups", unit="tasks")
     return path
 
 

@@ -85,7 +85,7 @@ def write_candidate_sets(
         if not written.members.has(number)
     ]
     engine.map(
-        _write_sets, tasks, "near duplicates: shingles of candidates", [task.document_file.bytes for task in tasks], "B"
+        _write_sets, tasks, "near duplicates: read candidates", [task.document_file.bytes for task in tasks], "B"
     )
     return written
 
@@ -154,7 +154,7 @@ def verify_batches(
         for batch in range(sets.members.ranges)
         if not found.has(batch)
     ]
-    engine.map(_verify_batch, tasks, "verification", unit="batches")
+    engine.map(_verify_batch, tasks, "near duplicates: compare pairs", unit="batches")
     return found
 
 

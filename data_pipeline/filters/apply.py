@@ -216,7 +216,7 @@ def apply_filters_to_files(tasks: Sequence[FilterTask], engine: Engine, folder: 
     """The results of each file, which the folder takes."""
     sizes = [float(task.path.stat().st_size) for task in tasks]
     numbered = [(task, folder / f"filters-{number:05d}") for number, task in enumerate(tasks)]
-    return engine.map(_store_results, numbered, "decide", sizes, "B")
+    return engine.map(_store_results, numbered, "apply rules", sizes, "B")
 
 
 def _store_results(task: tuple[FilterTask, Path]) -> StoredResults:

@@ -12,6 +12,7 @@ from pydantic import Field, model_validator
 
 from gristmill.foundation.config import Config
 from gristmill.foundation.errors import did_you_mean
+from gristmill.foundation.user_code import UserCode, is_reference
 
 # One rule of a filter: a signal, a comparison, a threshold and the source of the threshold.
 
@@ -185,21 +186,38 @@ LINE_OPTIONS: dict[str, dict[str, float]] = {
     },
 }
 
+# Thresholds of a signal of the user's, and names that rules of gristmill begin with.
+OWN_THRESHOLDS: dict[str, Literal[">=", "<="]] = {"min": ">=", "max": "<="}
+RESERVED = {"text", "language", "pii", *PRESETS}
+
 
 # Config of one filter in a recipe: a preset and the thresholds that the recipe overrides.
 
 
 class FilterChoice(Config):
     """In a recipe: `gopher_quality`, or `{gopher_quality: {min_words: 20, min_stop_words: null}}`; null disables the
-    rule."""
+    rule. A function of the user's file is a rule, `my_rules.py:no_lorem`, or a signal with thresholds,
+    `{my_rules.py:capitals: {max: 0.3}}`; preset is then my_rules.no_lorem.
+
+    code: of a function, with the text of its file; recipes are read with it."""
 
     preset: str
     thresholds: dict[str, float | None] = Field(default_factory=dict)
+    code: UserCode | None = Field(
+        default=None, exclude_if=lambda code: code is None, json_schema_extra={"omit_default": True}
+    )
 
     @model_validator(mode="after")
     def is_known(self) -> Self:
+        if self.code is not None:
+            for name in self.thresholds.keys() - OWN_THRESHOLDS.keys():
+                raise ValueError(f"{self.preset} has no threshold {name!r}; its value has `min` and `max`")
+            if self.preset.partition(".")[0] in RESERVED:
+                raise ValueError(f"{self.preset}: rules of gristmill have this name; rename the file")
+            return self
         if self.preset not in PRESETS:
-            raise ValueError(f"no filter {self.preset!r}; {_hint(self.preset, PRESETS)}")
+            hint = "its name is that of a function in the file" if is_reference(self.preset) else ""
+            raise ValueError(f"no filter {self.preset!r}; {hint or _hint(self.preset, PRESETS)}")
         known = [*PRESETS[self.preset], *PROFILE_RULES.get(self.preset, ())]
         options = [*OPTIONS.get(self.preset, ()), *LINE_OPTIONS.get(self.preset, ())]
         names = [rule.name for rule in known] + options
@@ -209,7 +227,9 @@ class FilterChoice(Config):
         return self
 
     def rules(self) -> tuple[Rule, ...]:
-        """The preset's rules in their published order, with the recipe's thresholds."""
+        """The preset's rules in their published order, with the recipe's thresholds; of a function, its own."""
+        if self.code is not None:
+            return self._own_rules(self.code)
         chosen = []
         for rule in PRESETS[self.preset]:
             threshold = self.thresholds.get(rule.name, rule.threshold)
@@ -218,6 +238,18 @@ class FilterChoice(Config):
             if threshold is not None:
                 chosen.append(rule.at(threshold))
         return tuple(chosen)
+
+    def _own_rules(self, code: UserCode) -> tuple[Rule, ...]:
+        """my_rules.no_lorem; or my_rules.capitals.min and my_rules.capitals.max."""
+        signal, source = self.preset.replace(".", "_"), f"the user's {code.label}, sha256 {code.sha256[:12]}"
+        if not self.thresholds:
+            filter_name, _, name = self.preset.partition(".")
+            return (Rule(filter_name, name, signal, "<=", 0, source),)
+        return tuple(
+            Rule(self.preset, name, signal, OWN_THRESHOLDS[name], threshold, source)
+            for name, threshold in self.thresholds.items()
+            if threshold is not None
+        )
 
     def profile_rules(self) -> tuple[Rule, ...]:
         """The rules that only a language profile or the recipe enables.

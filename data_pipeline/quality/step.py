@@ -86,7 +86,7 @@ def score_quality(
     load_classifier(work).save(folders.corpus)
     scored_sources = [by_name[name] for name in config.scored]
     tasks = [ScoreTask(path, work, work / f"{path.stem}.npy") for one in scored_sources for path in one.paths]
-    engine.map(score, tasks, "quality", [float(task.annotated.stat().st_size) for task in tasks], "B")
+    engine.map(score, tasks, "quality: score", [float(task.annotated.stat().st_size) for task in tasks], "B")
     scores = {task.annotated: task.path for task in tasks}
     return _remove_documents(scored_sources, scores, config, folders.work, engine), scores
 
@@ -136,11 +136,11 @@ def _remove_documents(
         files = zip(one.paths, one.files, one.kept(), strict=True)
         mine = [SelectTask(path, scores[path], kept, config, 0.0, n, removed, counts) for path, n, kept in files]
         if config.keep == "quantile":
-            engine.map(_count_scores, mine, "scores", unit="files")
+            engine.map(_count_scores, mine, "quality: count scores", unit="files")
             min_score = lowest_of_best(_summed(counts, [task.number for task in mine]), config.value)
             mine = [replace(task, min_score=min_score) for task in mine]
         tasks += mine
-    engine.map(_select, tasks, "select", unit="files")
+    engine.map(_select, tasks, "quality: apply threshold", unit="files")
     return StoredRemovals("quality", config.value, removed, is_by_part=True)
 
 

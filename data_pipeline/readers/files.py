@@ -202,7 +202,7 @@ def foreign_kind(head: bytes, format_: str) -> str | None:
     """The kind of a binary file by its first bytes; None if the format can read it or the signature is unknown."""
     for offset, signature, kind in SIGNATURES:
         if head[offset : offset + len(signature)] == signature:
-            return None if (kind == PARQUET and format_ == "parquet") else kind
+            return None if (kind == PARQUET and format_ == "parquet") or format_ == "own" else kind
     return None
 
 

@@ -20,6 +20,7 @@ from gristmill.data_pipeline.readers.files import (
 from gristmill.data_pipeline.readers.hub import read_dataset
 from gristmill.data_pipeline.readers.jsonl import line_starts, read_json_columns, read_jsonl
 from gristmill.data_pipeline.readers.mailbox import read_mailbox
+from gristmill.data_pipeline.readers.own import read_own
 from gristmill.data_pipeline.readers.parquet import read_parquet, read_parquet_columns, row_groups
 from gristmill.data_pipeline.readers.plain import read_plain
 from gristmill.data_pipeline.readers.python_docs import read_python_docs
@@ -202,6 +203,8 @@ def _opened_records(file: Any, file_range: FileRange, source: SourceConfig) -> I
         return read_arc(file, name, limit)
     if source.format == "csv":
         return read_delimited(file, name, source)
+    if source.format == "own":
+        return read_own(file, name, source)
     if source.format == "mbox":
         return read_mailbox(file, name, source)
     return read_warc(file, name, source)

@@ -11,13 +11,26 @@ from gristmill.data_pipeline.signals.scripts import require_language_code
 from gristmill.foundation.config import Config
 from gristmill.foundation.errors import did_you_mean
 from gristmill.foundation.runtime.store.addresses import without_credentials
+from gristmill.foundation.user_code import UserCode
 
 # A document's text is rarely over 5 MB (a long book; Common Crawl truncates pages at 5 MiB); much longer ones are dumps
 # or crawler traps. With escapes and other fields, a line of JSON is a few times its text. Cost: docs/curation.md.
 MAX_RECORD_BYTES = 16_000_000
 
 Format = Literal[
-    "python_docs", "jsonl", "text", "markdown", "parquet", "html", "warc", "wet", "arc", "csv", "mbox", "datasets"
+    "python_docs",
+    "jsonl",
+    "text",
+    "markdown",
+    "parquet",
+    "html",
+    "warc",
+    "wet",
+    "arc",
+    "csv",
+    "mbox",
+    "datasets",
+    "own",
 ]
 
 # Common encodings, for suggestions; any encoding that Python supports is accepted.
@@ -54,6 +67,12 @@ class SourceConfig(Config):
     extractor: Literal["blocks", "trafilatura", "trafilatura_precision", "resiliparse"] = "blocks"
     blocks: BlocksConfig = Field(default=BlocksConfig(), description="options of extractor: blocks")
     max_record_bytes: int = Field(default=MAX_RECORD_BYTES, ge=1)  # a larger record is quarantined, unread
+    reader: UserCode | None = Field(
+        default=None,
+        description="own: the function that reads a file, such as my_reader.py:read (docs/extend.md)",
+        json_schema_extra={"omit_default": True},
+        exclude_if=lambda code: code is None,
+    )
     part: Literal["prose", "code"] | None = None  # python_docs: docstrings and comments, or the modules as they are
     packages: tuple[str, ...] = ()  # python_docs, prose: installed packages beside the standard library
     revision: str | None = None  # datasets: the hub's commit
@@ -127,6 +146,11 @@ class SourceConfig(Config):
         if self.extractor != "blocks" and self.blocks != BlocksConfig():
             raise ValueError(
                 f"source {self.name}: blocks has options of the extractor blocks; set extractor: blocks or remove them"
+            )
+        if (self.format == "own") != (self.reader is not None):
+            raise ValueError(
+                f"source {self.name}: format own and reader belong together; name a function, such as reader: "
+                "my_reader.py:read"
             )
         if self.format == "python_docs":
             if self.part is None:

@@ -104,7 +104,7 @@ def _damage_named(path: Path) -> Iterator[None]:
     """Raises InputError naming the file for what a damaged one makes of reading it."""
     try:
         yield
-    except (ValueError, MemoryError, OverflowError) as error:
+    except (ValueError, OverflowError) as error:
         raise InputError(f"{path}: the fastText model cannot be loaded ({error}); download the model again") from error
 
 

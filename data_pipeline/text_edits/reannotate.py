@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from gristmill.data_pipeline.annotate.annotate import ROW_GROUP_ROWS, AnnotateConfig
+from gristmill.data_pipeline.annotate.own_signals import own_columns
 from gristmill.data_pipeline.dedup.step import work_folder
 from gristmill.data_pipeline.filters.apply import KEPT, REMOVED_LATER, FilterResults, Results
 from gristmill.data_pipeline.ledger.document_file import DocumentFile
@@ -217,6 +218,7 @@ def _with_measures(table: pa.Table, changed: np.ndarray, texts: list[str], task:
     if not len(changed):
         return table
     config = task.config
+    own = config.optional.own
     buffer = TextBuffer.of(texts)
     languages, signals = detect_buffer(buffer, config.language_id), measure_buffer(buffer, config.words)
     urls = table.column("url").take(pa.array(changed)).combine_chunks()
@@ -224,13 +226,22 @@ def _with_measures(table: pa.Table, changed: np.ndarray, texts: list[str], task:
     for field, measured in [
         *zip(LANGUAGE_FIELDS, languages.columns, strict=True),
         *zip(SIGNAL_FIELDS, signals.columns, strict=True),
-        *zip(config.optional.fields(), optional, strict=True),
+        *zip(config.optional.fields()[: len(optional)], optional, strict=True),
     ]:
-        mask = np.zeros(len(table), bool)
-        mask[changed] = True
-        column = pc.replace_with_mask(table.column(field.name).combine_chunks(), mask, measured.cast(field.type))
-        table = _with_column(table, field.name, column)
+        table = _with_rows(table, field, changed, measured)
+    if own:
+        edited = _with_column(table.take(pa.array(changed)), "text", pa.array(texts, pa.string()))
+        for signal, measured in zip(own, own_columns(own, edited), strict=True):
+            table = _with_rows(table, signal.arrow_field(), changed, measured)
     return table
+
+
+def _with_rows(table: pa.Table, field: pa.Field, rows: np.ndarray, values: pa.Array) -> pa.Table:
+    """The table with these values of a column in these rows."""
+    mask = np.zeros(len(table), bool)
+    mask[rows] = True
+    column = pc.replace_with_mask(table.column(field.name).combine_chunks(), mask, values.cast(field.type))
+    return _with_column(table, field.name, column)
 
 
 def _with_column(table: pa.Table, name: str, values: pa.Array) -> pa.Table:

@@ -17,7 +17,9 @@ from datasets import Dataset
 from gristmill.data_pipeline.indexed.language_shares import language_tag
 from gristmill.data_pipeline.signals.bits import TextBuffer
 from gristmill.data_pipeline.signals.scripts import ALIASES, text_scripts
-from gristmill.foundation.errors import InputError
+from gristmill.evaluation.inference.config import EvaluateConfig
+from gristmill.evaluation.inference.workdir import HeldOutCorpus
+from gristmill.foundation.errors import InputError, RecipeError
 
 DOCUMENT_BYTES = 16_384  # maximum of one document, so that a few long ones do not dominate a source
 CONTEXT_BYTES = 500  # maximum context of a cloze question
@@ -196,20 +198,15 @@ class _LinePool:
         return []
 
 
-def require_questions(questions: Sequence[ClozeQuestion], curate: Path) -> None:
-    if not questions:
-        raise InputError(
-            f"{curate}: the held-out documents have no cloze question, which needs lines of {LINE_BYTES[0]} to "
-            f"{LINE_BYTES[1]} bytes after {CONTEXT_LINES} others in two documents of one source; use more data, or "
-            "remove cloze from evaluate.tasks"
-        )
-
-
 # lm-eval configs of the two held-out tasks. Each config contains its documents: nothing is read or downloaded.
 
 BITS_PER_BYTE = "bits_per_byte"
 CLOZE = "cloze"
 HELD_OUT_TASKS = (BITS_PER_BYTE, CLOZE)
+NO_QUESTION = (
+    f"the held-out documents have no cloze question, which needs lines of {LINE_BYTES[0]} to {LINE_BYTES[1]} bytes "
+    f"after {CONTEXT_LINES} others in two documents of one source"
+)
 
 
 def bits_per_byte_task(group: str, texts: Sequence[HeldOutDocument]) -> dict[str, Any]:
@@ -296,3 +293,34 @@ def english_name(tag: str) -> str:
         except (UnknownLocaleError, ValueError):
             continue
     return tag
+
+
+def answerable(config: EvaluateConfig, corpus: HeldOutCorpus | None) -> tuple[EvaluateConfig, str]:
+    """(config without the cloze task if the held-out documents have no question for it, what to say of it or "").
+
+    Raises as `held_out_documents` does, and InputError if no task is left. The stage `train` asks before it begins."""
+    documents = held_out_documents(config, corpus)
+    if CLOZE not in config.tasks or corpus is None:
+        return config, ""
+    if cloze_questions(documents, 1, config.cloze_choices, corpus.seed):
+        return config, ""
+    tasks = tuple(name for name in config.tasks if name != CLOZE)
+    if not tasks:
+        raise InputError(f"{corpus.curate}: {NO_QUESTION}; use more data, or other tasks in evaluate.tasks")
+    return config.model_copy(update={"tasks": tasks}), f"cloze is left out: {NO_QUESTION}"
+
+
+def held_out_documents(config: EvaluateConfig, corpus: HeldOutCorpus | None) -> Mapping[str, Sequence[HeldOutDocument]]:
+    """The held-out documents by source, if config.tasks needs them. Raises RecipeError if there is no corpus,
+    InputError if it has none."""
+    wanted = [name for name in config.tasks if name in HELD_OUT_TASKS]
+    if not wanted:
+        return {}
+    if corpus is None:
+        raise RecipeError(f"{', '.join(wanted)} need the held-out documents: name the folder the run was made in")
+    documents = read_held_out(corpus.curate)
+    if not documents:
+        raise InputError(
+            f"{corpus.curate / 'documents' / 'test'}: no held-out document; raise the test share in curate.splits"
+        )
+    return documents

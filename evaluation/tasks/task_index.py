@@ -9,6 +9,7 @@ from typing import Any
 
 import lm_eval.utils
 import yaml
+from datasets import Dataset
 from jinja2 import BaseLoader, StrictUndefined
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from lm_eval.api.registry import aggregation_registry, get_metric, metric_registry
@@ -23,6 +24,9 @@ from gristmill.foundation.errors import InputError, RecipeError, nearest_name
 from gristmill.foundation.files import file_digest
 from gristmill.foundation.fingerprint import fingerprint
 from gristmill.foundation.strict_yaml import read_yaml
+from gristmill.foundation.user_code import attribute_of, defined_at, errors_named, is_reference, read_source, run_file
+
+FIELD = "evaluate.tasks"
 
 
 @dataclass(frozen=True)
@@ -90,7 +94,11 @@ def known_tasks(names: Sequence[str], sources: TaskSources) -> KnownTasks:
         for name, config in found.items():
             _add(known, name, config)
     for name in names:
-        if is_task_file(name):
+        if is_reference(name):
+            config = own_task(name)
+            name = config["task"]
+            _add(known, name, config)
+        elif is_task_file(name):
             config = read_task_file(Path(name), sources.download)
             name = config.get("group", config.get("task"))
             _add(known, name, config)
@@ -107,6 +115,32 @@ def _add(known: KnownTasks, name: str, config: Mapping[str, Any]) -> None:
     tags = config.get("tag") or []
     for tag in [tags] if isinstance(tags, str) else tags:
         index.setdefault(tag, Entry(name=tag, kind=Kind.TAG, yaml_path=None)).tags.add(name)
+
+
+def own_task(name: str) -> dict[str, Any]:
+    """lm-eval's config of a task in the user's Python file, my_tasks.py:spelling: what the function of that name
+    returns, with the questions under `documents`. The file is the user's own code and runs with the user's rights.
+
+    Raises RecipeError with file and line if it does not run or returns no task."""
+    path, _, function_name = name.rpartition(":")
+    module = run_file(path, read_source(Path(path), FIELD), FIELD)
+    function = attribute_of(module, function_name, path, FIELD)
+    with errors_named(FIELD, f"{function_name} fails", defined_at(function)):
+        config = function()
+    is_task = isinstance(config, dict) and isinstance(config.get("documents"), list | tuple) and config["documents"]
+    if not is_task or not all(isinstance(document, dict) for document in config["documents"]):
+        raise RecipeError(
+            f"{FIELD}: {defined_at(function)}: {function_name} returned no task; return a dictionary with lm-eval's "
+            "fields and `documents`, a list of dictionaries"
+        )
+    documents = list(config["documents"])
+    settings = {key: value for key, value in config.items() if key != "documents"}
+    return {
+        "test_split": "test",
+        **settings,
+        "task": settings.get("task", function_name),
+        "custom_dataset": lambda **_: {"test": Dataset.from_list(documents)},
+    }
 
 
 # Read users' task files in lm-eval's YAML format. They are untrusted: none of their code is run.

@@ -5,42 +5,45 @@ script again, load almost nothing."""
 
 import importlib
 from collections.abc import Iterator, MutableMapping
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
-# Command -> file of pipelines/cli, and the function or typer app in it; in the order of the help page.
+# Command -> file of pipelines/cli, and the function or typer app in it; in the order of work,
+# as the help page lists them.
 COMMANDS = {
+    "doctor": "doctor:doctor",
     "init": "start:init",
+    "check": "stages:check",
+    "plan": "stages:plan",
     "run": "stages:run",
     "curate": "stages:curate",
+    "tokenizer": "data:tokenizer_app",
     "index": "stages:index",
-    "report": "stages:report",
     "train": "stages:train",
     "evaluate": "stages:evaluate",
-    "plan": "stages:plan",
-    "check": "stages:check",
-    "verify": "stages:verify",
-    "reproduce": "stages:reproduce",
-    "why": "corpus:why",
-    "decide": "corpus:decide",
-    "explore": "corpus:explore",
+    "report": "stages:report",
     "chat": "start:chat",
     "generate": "checkpoint:generate",
     "serve": "serve:serve",
-    "export": "checkpoint:export",
     "compare": "checkpoint:compare",
-    "layout": "layout:layout",
-    "calibrate": "layout:calibrate",
-    "import": "checkpoint:import_",
+    "export": "checkpoint:export",
+    "verify": "stages:verify",
+    "reproduce": "stages:reproduce",
+    "why": "corpus:why",
+    "try": "try_rules:try_",
+    "decide": "corpus:decide",
+    "explore": "corpus:explore",
     "similar": "corpus:similar_command",
-    "schema": "stages:schema",
     "data": "data:data_app",
     "signatures": "corpus:signatures_app",
     "profiles": "fit:profiles_app",
     "extractor": "fit:extractor_app",
-    "tokenizer": "data:tokenizer_app",
+    "layout": "layout:layout",
+    "calibrate": "layout:calibrate",
+    "import": "checkpoint:import_",
+    "schema": "stages:schema",
     "work": "work:work",
 }
 
@@ -100,7 +103,6 @@ def _no_options() -> None:
 
 app = typer.Typer(
     cls=CommandGroup,
-    add_completion=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
@@ -108,6 +110,16 @@ app = typer.Typer(
 )
 
 
+def _show_version(asked: bool) -> None:
+    from gristmill.pipelines.cli.doctor import show_version  # packaging, which no other command needs
+
+    show_version(asked)
+
+
 @app.callback()
-def _refuse_options() -> None:
-    """The commands alone have options."""
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the versions and exit.")
+    ] = False,
+) -> None:
+    """All other options belong to the commands."""

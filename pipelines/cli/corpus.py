@@ -128,7 +128,7 @@ def decide(
     loaded = load_recipe(recipe, stage.set_ or [])
     folder = workdir_of(loaded, stage.workdir)
     check_workdir(folder)
-    engine = stage.open(Reporter.to_terminal(), folder)
+    engine = stage.open(stage.reporter(), folder)
     lock = pin(loaded, folder, engine, write=False)
     sources = annotated(loaded.sources, loaded.curate, lock, folder / "cache", engine)
     names = ("source", "language") if by_language else ("source",)

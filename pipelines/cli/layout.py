@@ -18,7 +18,7 @@ from gristmill.training.config.layout import OffloadConfig
 from gristmill.training.planner.command import (
     PlanOptions,
     compare_recipe,
-    make_request,
+    plan_model,
     plan_recipe,
     recipe_text,
     write_plot,
@@ -27,7 +27,7 @@ from gristmill.training.planner.costs.model_shape import shape_of
 from gristmill.training.planner.known_models import load_shape
 from gristmill.training.planner.report import tables, to_json
 from gristmill.training.planner.request import MEMORY_MARGIN, FixedChoices
-from gristmill.training.planner.search import SearchResult, search_with_offload
+from gristmill.training.planner.search import SearchResult
 
 
 @dataclass(frozen=True)
@@ -53,11 +53,14 @@ class TrainingOptions:
     tokens: Annotated[
         str | None, typer.Option(metavar="NUMBER", help="Tokens of the training, to forecast its days and cost.")
     ] = None
-    framework: Annotated[str, typer.Option(help="gristmill, gristmill-eager, megatron-core, torchtitan ...")] = (
-        "gristmill"
-    )
+    framework: Annotated[
+        str | None, typer.Option(help="gristmill (compiled where it can be), gristmill-eager, megatron-core ...")
+    ] = None
     offload: Annotated[bool, typer.Option(help="Keep the optimizer state on the host.")] = False
     float8: Annotated[bool, typer.Option(help="Run linear layers in 8 bits.")] = False
+    imbalance: Annotated[float, typer.Option(help="Tokens of the busiest rank's experts over the mean, 1 or more.")] = (
+        1.0
+    )
     memory_margin: Annotated[float, typer.Option(help="Share of each GPU's memory to leave free.")] = MEMORY_MARGIN
 
 
@@ -69,9 +72,7 @@ class FixedOptions:
     pipeline: Annotated[int | None, typer.Option(min=1, help="Fix the pipeline axis.")] = None
     replicate: Annotated[int | None, typer.Option(min=1, help="Fix the replicate axis.")] = None
     shard: Annotated[int | None, typer.Option(min=1, help="Fix the shard axis.")] = None
-    context_axis: Annotated[
-        int | None, typer.Option(min=1, help="Fix the context axis (forecast only while the engine lacks it).")
-    ] = None
+    context_axis: Annotated[int | None, typer.Option(min=1, help="Fix the context axis.")] = None
     expert: Annotated[int | None, typer.Option(min=1, help="Fix the expert axis.")] = None
     expert_tensor: Annotated[int | None, typer.Option(min=1, help="Fix the ranks that share an expert's width.")] = None
     virtual_stages: Annotated[int | None, typer.Option(min=1, help="Fix the stages per pipeline rank.")] = None
@@ -160,9 +161,10 @@ def _plan_model(model: ModelOptions, training: TrainingOptions, choices: FixedCh
         offload=OffloadConfig(optimizer="auto" if training.offload else "none"),
         float8=training.float8,
         memory_margin=training.memory_margin,
+        imbalance=training.imbalance,
     )
     shape = load_shape(str(model.model), model.sequence_length, model.vocab)
-    return search_with_offload(make_request(shape, training.gpus, options, choices))
+    return plan_model(shape, training.gpus, options, choices)
 
 
 def calibrate(

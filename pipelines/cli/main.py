@@ -1,6 +1,7 @@
 """The command line: runs a command of cli/commands.py and turns its errors into exit codes and messages."""
 
 import atexit
+import errno
 import importlib
 import os
 import sys
@@ -17,6 +18,10 @@ from gristmill.foundation.runtime.startup import delay_collections
 application = DeferredModule("gristmill.pipelines.cli.commands")
 console = DeferredModule("gristmill.pipelines.cli.console")
 
+NO_ROOM_FOR_LIBRARIES = (
+    "out of memory while a library was loaded; raise the limit (`ulimit -v` shows it in kB) or free memory: curation "
+    "needs about 600 MB of addresses, training 3 GB"
+)
 OPENBLAS_THREADS = "OPENBLAS_NUM_THREADS"
 INTERRUPTED = "interrupted; finished work is kept, run the same command to resume"
 
@@ -53,6 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Exit codes: 0 success, 1 failure, 2 invalid command or recipe, 130 after Ctrl-C, 143 after SIGTERM. User errors
     show no traceback."""
     interrupts.install()
+    threading.excepthook = _thread_failed
     # pydantic looks for plugins in every installed package, 0.05 s a process; gristmill uses none.
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
     # pyarrow's allocator returns freed memory after 10 ms, which a task gets back soon: a twentieth of curation's time.
@@ -65,10 +71,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
         _exit(error, 2)
     except InputError as error:
         _exit(error, 1)
-    except OSError as error:
-        if (message := disk_trouble(error)) is None:
+    except ImportError as error:
+        if not _is_out_of_memory(error):
             raise
-        _exit(message, 1)
+        _exit(NO_ROOM_FOR_LIBRARIES, 1)
+    except OSError as error:
+        if (message := disk_trouble(error)) is not None:
+            _exit(message, 1)
+        if not _is_out_of_memory(error):
+            raise
+        _exit(NO_ROOM_FOR_LIBRARIES, 1)
     except MemoryError:
         _exit("out of memory; finished work is kept: run the same command with fewer --workers", 1)
     except SystemExit as error:
@@ -77,6 +89,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         _exit(str(interrupt) or INTERRUPTED, 143 if isinstance(interrupt, interrupts.Terminated) else 130)
     except interrupts.Terminated:
         _exit(INTERRUPTED, 143)
+    except Exception as error:
+        if "KeyboardInterrupt" not in str(error):  # which pydantic makes of a Ctrl-C while it builds a schema
+            raise
+        _exit(INTERRUPTED, 130)
 
 
 def _import_numpy_without_threads() -> None:
@@ -92,6 +108,25 @@ def _import_numpy_without_threads() -> None:
         del os.environ[OPENBLAS_THREADS]
 
 
+def _is_out_of_memory(error: BaseException | None) -> bool:
+    """Whether a library could not be loaded for want of memory, which the loader says in words alone."""
+    while error is not None:
+        if isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM:
+            return True
+        if any(
+            words in str(error) for words in ("failed to map segment", "cannot allocate memory", "cannot create shared")
+        ):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def _thread_failed(failure: threading.ExceptHookArgs) -> None:
+    """Prints nothing for a full disk in a library's thread, such as TensorBoard's: whoever writes next is told."""
+    if not isinstance(failure.exc_value, OSError) or disk_trouble(failure.exc_value) is None:
+        threading.__excepthook__(failure)
+
+
 def _keyboard_interrupt(error: BaseException | None) -> KeyboardInterrupt | None:
     """The KeyboardInterrupt behind typer's SystemExit, if any; training's has a message about what was saved."""
     while error is not None and not isinstance(error, KeyboardInterrupt):
@@ -100,7 +135,7 @@ def _keyboard_interrupt(error: BaseException | None) -> KeyboardInterrupt | None
 
 
 def _exit(error: object, code: int) -> None:
-    console.print_error(error)
+    console.print_error(error, as_json="--log-json" in sys.argv)
     sys.exit(code)
 
 

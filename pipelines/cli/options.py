@@ -120,6 +120,13 @@ def parse_workdir(text: str) -> Path:
         raise RecipeError("--workdir is empty; name a folder, or leave it out for work/NAME")
     if "\0" in text:
         raise RecipeError("--workdir contains a NUL character, which no path can; remove it")
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise RecipeError(
+            f"--workdir {text.encode(errors='surrogateescape')!r}: the name is no UTF-8, which libraries that write "
+            "the files need; name another folder"
+        ) from None
     if is_address(text):
         return mirror_of(text)
     try:
@@ -148,6 +155,10 @@ class StageOptions(EngineOptions):
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Delete what another recipe made here, instead of setting it aside.")
     ] = False
+    log_json: Annotated[bool, typer.Option("--log-json", help="Write each message as a line of JSON.")] = False
+
+    def reporter(self) -> Reporter:
+        return Reporter.to_json() if self.log_json else Reporter.to_terminal()
 
 
 def workdir_of(recipe: Recipe, workdir: Path | None) -> Path:
@@ -166,7 +177,7 @@ def make_runner(
     Raises RecipeError or InputError for everything that can be checked before work starts."""
     folder = workdir_of(recipe, options.workdir)
     rank, world_size = rank_and_world_size()
-    reporter = Reporter.to_terminal() if rank == 0 else Reporter.silent()
+    reporter = options.reporter() if rank == 0 else Reporter.silent()
     if rank == 0:
         check_workdir(folder)
         require_ready(recipe, [one for one in stages if only in (None, one.name)], folder, world_size, reporter)

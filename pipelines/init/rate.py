@@ -52,7 +52,7 @@ def steps_per_second(
         precision=precision,
         validation={"every": 0},
         checkpoint={"every": 0},
-        monitoring={"tensorboard": False},
+        monitoring={"trackers": []},
     )
     text = RandomText(vocabulary, config.sequence_length)
     data = TrainingData(text, None, 0, mask_documents=False, bytes_per_token={}, training_bytes_per_token={})

@@ -1,5 +1,6 @@
 """Loads recipe files: YAML, command-line overrides, errors that name the line and the fix."""
 
+import copy
 import json
 import re
 from collections.abc import Iterator, Sequence
@@ -12,6 +13,7 @@ from gristmill.foundation.errors import RecipeError, nearest_name
 from gristmill.foundation.runtime.store.addresses import without_credentials
 from gristmill.foundation.strict_yaml import SURROGATE, YamlDocument, read_yaml
 from gristmill.pipelines.recipes.config import Recipe
+from gristmill.pipelines.recipes.user_code_fields import with_user_code
 
 ConfigClass = TypeVar("ConfigClass", bound=BaseModel)
 RECIPES = Path(__file__).parent
@@ -49,7 +51,7 @@ def load_recipe(reference: str, overrides: Sequence[str] = ()) -> Recipe:
     for override in overrides:
         _apply(document, override)
     _refuse_credentials(document, str(path))
-    return validate(document.value, str(path), document)
+    return validate(document.value, str(path), document, Path(".") if path.parent == RECIPES else path.parent)
 
 
 def _refuse_credentials(document: YamlDocument, origin: str) -> None:
@@ -71,7 +73,13 @@ def _refuse_credentials(document: YamlDocument, origin: str) -> None:
                 raise RecipeError(f"{document.where(location, origin)}: {field}: {error}") from None
 
 
-def validate(content: dict[str, Any], origin: str, document: YamlDocument | None = None) -> Recipe:
+def validate(
+    content: dict[str, Any], origin: str, document: YamlDocument | None = None, folder: Path = Path(".")
+) -> Recipe:
+    """The recipe of these fields. folder: that paths of Python files are relative to. Raises RecipeError."""
+    content = with_user_code(
+        copy.deepcopy(content), folder, lambda location: document.where(location, origin) if document else origin
+    )
     try:
         return Recipe.model_validate(content)
     except ValidationError as error:

@@ -12,6 +12,11 @@ from gristmill.foundation.strict_yaml import SIZE
 from gristmill.pipelines.recipes.config import Recipe
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
+USER_FUNCTION = {
+    "type": "string",
+    "pattern": r"^(.*\.py:[A-Za-z_]\w*|[A-Za-z_]\w*\.[A-Za-z_]\w*)$",
+    "description": "a function of your own file, my_rules.py:no_lorem, or of an installed package, my_package.no_lorem",
+}
 SIZE_SCHEMA = {"type": "string", "pattern": f"^(?:{SIZE.pattern})$"}
 
 
@@ -25,6 +30,7 @@ def recipe_schema() -> dict[str, Any]:
             target["properties"][name]["description"] = text
     _with_sizes(schema)
     definitions["FilterChoice"] = {"anyOf": [definitions["FilterChoice"], *_short_filters()]}
+    definitions["UserCode"] = {"anyOf": [definitions["UserCode"], USER_FUNCTION]}
     curate, decontaminate = definitions["CurateConfig"]["properties"], definitions["DecontaminateConfig"]["properties"]
     spans = curate["span_dedup"]
     curate["span_dedup"] = _either(spans, {"$ref": "#/$defs/SpanDedupConfig"}, {"type": "null"})
@@ -117,7 +123,17 @@ def _short_filters() -> list[dict[str, Any]]:
                 "additionalProperties": False,
             }
         )
-    return shorts
+    bounds = {
+        "min": number_or_null | {"description": "documents below it are removed"},
+        "max": number_or_null | {"description": "documents above it are removed"},
+    }
+    with_bounds = {"type": "object", "properties": bounds}
+    signals = {
+        "type": "object",
+        "patternProperties": {USER_FUNCTION["pattern"]: with_bounds | {"additionalProperties": False}},
+        "additionalProperties": False,
+    }
+    return [*shorts, USER_FUNCTION, signals]
 
 
 # Schema descriptions of fields that have none in their class. New fields use Field(description=...) instead.
@@ -290,10 +306,6 @@ DESCRIPTIONS: dict[str, dict[str, str]] = {
     "CheckpointConfig": {
         "keep_last": "number of newest checkpoints to keep",
         "asynchronous": "write checkpoints while training continues",
-    },
-    "MonitoringConfig": {
-        "tensorboard": "write TensorBoard logs",
-        "wandb_project": "the project of Weights & Biases to log to, or null",
     },
     "SamplingConfig": {
         "temperature": "0 is greedy decoding",

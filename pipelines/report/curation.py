@@ -10,11 +10,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from gristmill.data_pipeline.corpus.counts import rule_order
 from gristmill.data_pipeline.corpus.writer import DECONTAMINATION_FOLDER, REPORT_JSON
 from gristmill.data_pipeline.filters.apply import heavy_removals
 from gristmill.foundation.manifest import read_manifest
 from gristmill.pipelines.report.figures import histogram_block
-from gristmill.pipelines.report.flow import flow_of, flow_svg, rule_order
+from gristmill.pipelines.report.flow import flow_of, flow_svg
 from gristmill.pipelines.report.render import Block, Excerpt, Figure, Heading, Paragraph, Table
 
 MAX_CLUSTERS = 8

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any
 
+from gristmill.data_pipeline.corpus.counts import rule_order
 from gristmill.data_pipeline.corpus.splits import SPLITS
+from gristmill.pipelines.report.render import visible
 
 COLORS = ("#4477aa", "#ee8866", "#228833", "#aa3377", "#66ccee", "#ccbb44", "#999933", "#bbbbbb")  # Paul Tol, bright
 INK, DIM = "#1d2327", "#5b666e"
@@ -174,21 +176,10 @@ def _ribbon(start: Point, end: Point, height: float, color: str, opacity: float)
 
 
 def _text(x: float, y: float, text: str, color: str = INK, anchor: str = "start") -> str:
-    return f'<text x="{x:.1f}" y="{y:.1f}" fill="{color}" text-anchor="{anchor}">{escape(text)}</text>'
+    return f'<text x="{x:.1f}" y="{y:.1f}" fill="{color}" text-anchor="{anchor}">{escape(visible(text))}</text>'
 
 
 # The curation steps in order, and the documents of each source that each step removed.
-
-# The steps after the filters.
-STEPS_AFTER_FILTERS = (
-    "quality",
-    "exact_dedup",
-    "near_dedup",
-    "paragraph_dedup",
-    "line_dedup",
-    "substring_dedup",
-    "decontaminate",
-)
 
 
 def flow_of(counts: Mapping[str, Any]) -> Flow:
@@ -212,10 +203,3 @@ def flow_of(counts: Mapping[str, Any]) -> Flow:
     # a split document counts once per piece, from the start of the diagram
     read = {source: sum(each.get(source, 0) for each in (*steps.values(), *ends.values())) for source in sources}
     return Flow(tuple(sources), read, steps, ends)
-
-
-def rule_order(counts: Mapping[str, Any]) -> list[str]:
-    """All configured rules and steps, in the recipe's order."""
-    configured = [rule["rule"] for rules in counts["rules"].values() for rule in rules]
-    removing = {label for entry in counts["sources"].values() for label in entry["removed"]}
-    return list(dict.fromkeys([*configured, *STEPS_AFTER_FILTERS, *sorted(removing)]))

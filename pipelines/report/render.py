@@ -47,12 +47,22 @@ class Figure:
 
 Block = Heading | Paragraph | Table | Excerpt | Figure
 
+# Characters that a terminal or browser obeys instead of showing: C0 controls but tab and line feed, DEL, C1 controls,
+# and the embeddings, overrides and isolates of bidirectional text (Unicode 16, 3.2 of UAX #9).
+_CONTROLS = {code: 0x2400 + code for code in range(32) if chr(code) not in "\t\n"} | {0x7F: 0x2421}
+_CONTROLS |= dict.fromkeys([*range(0x80, 0xA0), *range(0x202A, 0x202F), *range(0x2066, 0x206A)], 0xFFFD)
+
+
+def visible(text: str) -> str:
+    """The text with a picture in the place of each control character: "a\\x1b[2J" -> "a␛[2J"."""
+    return text.translate(_CONTROLS)
+
 
 # Renders blocks as Markdown. Text from corpora and models cannot escape its table cell or code fence.
 
 
 def to_markdown(blocks: Sequence[Block]) -> str:
-    return "\n\n".join(_render_markdown(block) for block in blocks) + "\n"
+    return visible("\n\n".join(_render_markdown(block) for block in blocks) + "\n")
 
 
 def _render_markdown(block: Block) -> str:
@@ -117,7 +127,7 @@ nav { columns: 2; margin: 1rem 0; font-size: .95rem; } nav a { display: block; c
 def to_html(title: str, blocks: Sequence[Block]) -> str:
     """The page. Its Content-Security-Policy also forbids scripts and network access."""
     body = "\n".join(_render_html(block, index, blocks) for index, block in enumerate(blocks))
-    return (
+    return visible(
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; img-src data:; '

@@ -5,7 +5,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from gristmill.data_pipeline.corpus.counts import document_totals
+from gristmill.data_pipeline.corpus.counts import document_totals, removal_table
 from gristmill.data_pipeline.corpus.writer import QUARANTINE_NAME
 from gristmill.data_pipeline.curate_config import used_profiles
 from gristmill.data_pipeline.decontamination.config import Example, benchmark_digests, numbered_examples
@@ -92,6 +92,8 @@ def run(context: StageContext) -> dict[str, Any]:
             task_examples=examples,
         )
     )
+    for line in removal_table(summary):
+        context.reporter.say(line)
     total = document_totals(summary)
     context.reporter.say(
         f"curate: {total['read']} documents read, {total['kept']} kept, {total['removed']} removed, "

@@ -1,5 +1,6 @@
 """Definition of a pipeline stage: name, identity (config, inputs, code version) and run function."""
 
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,6 +11,7 @@ from gristmill.foundation.files import KnownDigests
 from gristmill.foundation.lock import Lock
 from gristmill.foundation.progress import Reporter
 from gristmill.foundation.runtime.tasks.engine import Engine
+from gristmill.foundation.user_code import is_reference, read_source
 from gristmill.pipelines.recipes.config import Recipe
 
 
@@ -61,8 +63,16 @@ class Stage:
 def task_identity(tasks: Sequence[str], evaluate: EvaluateConfig) -> list[Any]:
     """["piqa", "my/rivers.yaml"] -> ["piqa", {"task_file": digest}]: a path decides nothing, what the file says does.
 
-    Raises InputError if a task file is absent, RecipeError if it is not a task file."""
-    return [{"task_file": _digest(name, evaluate)} if name.endswith((".yaml", ".yml")) else name for name in tasks]
+    Raises InputError if a task file is absent, RecipeError if it is not a task file, or a Python file is absent."""
+    return [_task_identity(name, evaluate) for name in tasks]
+
+
+def _task_identity(name: str, evaluate: EvaluateConfig) -> Any:
+    if is_reference(name):
+        path, _, function = name.rpartition(":")
+        source = read_source(Path(path), "evaluate.tasks")
+        return {"function": function, "sha256": hashlib.sha256(source.encode()).hexdigest()}
+    return {"task_file": _digest(name, evaluate)} if name.endswith((".yaml", ".yml")) else name
 
 
 def _digest(name: str, evaluate: EvaluateConfig) -> str:

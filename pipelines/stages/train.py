@@ -15,7 +15,7 @@ from gristmill.pipelines.recipes.config import Recipe, identity
 from gristmill.pipelines.stages.stage import Stage, StageContext, task_identity
 from gristmill.pipelines.stages.training_data import form_of, open_held_out, open_split, vocabulary, words
 from gristmill.training.config.layout import LayoutConfig
-from gristmill.training.objectives.names import OWN_DATA, objective_identity, records_digests
+from gristmill.training.objectives.names import OWN_DATA, SCORED_BY_TASKS, objective_identity, records_digests
 
 # The command imports every stage; this part is imported by a run of this one.
 planner = DeferredModule("gristmill.training.planner.command")
@@ -92,6 +92,7 @@ def run(context: StageContext) -> dict[str, Any]:
     from gristmill.training.processes import (
         RankInfo,
         device_bytes,
+        host_threads,
         init_distributed,
         keep_freed_memory,
         local_device,
@@ -101,6 +102,7 @@ def run(context: StageContext) -> dict[str, Any]:
 
     recipe = context.recipe
     model, train = recipe.training()
+    check_evaluation(context)
     data = open_data(context)
     place = RankInfo.from_environment()
     if train.layout.auto:
@@ -124,14 +126,37 @@ def run(context: StageContext) -> dict[str, Any]:
         return_freed_memory()
     elif not cuda:
         keep_freed_memory()
+    threads = host_threads(place.local_world_size)
+    if train.layout.offload.active or train.layout.offload.streams_weights:
+        context.reporter.say(
+            f"train: the host updates what it holds with {threads} threads for each of {place.local_world_size} "
+            "processes on this machine (OMP_NUM_THREADS above 1 sets another number)"
+        )
     digest = fingerprint([recipe.model_dump(mode="json"), config(recipe), data.samples.fingerprint])
     with init_distributed(place, train.layout, model, digest, train.monitoring.timeout_seconds) as mesh:
         evaluate = live_evaluation(context, data, train.layout, mesh) if train.evaluation.every else None
-        config_of_run = RunConfig(model, train, recipe.seed, folder)
+        config_of_run = RunConfig(model, train, recipe.seed, folder, threads)
         result = Run(config_of_run, data, mesh, context.folder, context.reporter, evaluate).train(context.digests)
         if folder is not None and mesh.is_first:
             copy_tokenizer(context.inputs["tokenizer"], context.folder / TRANSFORMERS)
         return result
+
+
+def check_evaluation(context: StageContext) -> None:
+    """Says before training what the stage `evaluate` will leave out, or that it cannot work: `--to train` may stop
+    before it."""
+    from gristmill.evaluation.inference.workdir import HeldOutCorpus  # as above
+    from gristmill.evaluation.tasks.corpus_tasks import answerable
+
+    recipe = context.recipe
+    if recipe.training().train.objective in SCORED_BY_TASKS:
+        corpus = HeldOutCorpus(context.inputs["curate"], context.inputs["index"], recipe.seed)
+        try:
+            _, missing = answerable(recipe.evaluate, corpus)
+        except InputError as error:
+            missing = f"THIS STAGE WILL FAIL: {error}"
+        if missing:
+            context.reporter.say(f"evaluate: {missing}")
 
 
 def live_evaluation(context: StageContext, data: Any, layout: LayoutConfig, mesh: Any) -> Callable[[Any], Any]:
@@ -141,6 +166,7 @@ def live_evaluation(context: StageContext, data: Any, layout: LayoutConfig, mesh
     from gristmill.evaluation.in_training import LiveModel, LiveSources, check_live, evaluate_live  # as above
     from gristmill.evaluation.inference.config import EvaluateConfig
     from gristmill.evaluation.inference.workdir import HeldOutCorpus
+    from gristmill.evaluation.tasks.corpus_tasks import answerable
 
     recipe = context.recipe
     evaluation = recipe.training().train.evaluation
@@ -153,7 +179,8 @@ def live_evaluation(context: StageContext, data: Any, layout: LayoutConfig, mesh
         samples=0,
         **{name: getattr(recipe.evaluate, name) for name in EVALUATION_FIELDS},
     )
-    check_live(sources.tokenizer, data.samples.vocab_size, data.end_of_document, evaluation.tasks, tasks_folder)
+    config, _ = answerable(config, corpus)
+    check_live(sources.tokenizer, data.samples.vocab_size, data.end_of_document, config.tasks, tasks_folder)
 
     def evaluate(local: Any) -> Any:
         model = LiveModel(local.stages, layout, mesh)

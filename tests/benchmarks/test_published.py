@@ -2,17 +2,26 @@
 
 import pytest
 from published.claims import claims
-from published.fit import errors, fit, fit_sustained, leave_one_out, refit_spread
+from published.experts import EXPERTS_FITTED
+from published.fit import errors, fit, fit_routed, fit_sustained, leave_one_out, refit_spread
 from published.h100 import LLM_C_RUN
 from published.held_out import HELD_OUT, TOLERANCES
 from published.megatron import CALIBRATION
 
-from gristmill.training.planner.hardware import FITTED, load_hardware
+from gristmill.training.planner.hardware import FITTED, ROUTED, load_hardware
 from gristmill.training.planner.search import THROUGHPUT_ERROR
 
 
 def test_the_constants_are_those_of_the_fit():
     assert fit() == FITTED
+
+
+def test_what_routing_costs_is_that_of_the_fit_to_three_runs():
+    """A refit ends within a step of the search of where the constants are."""
+    found = fit_routed()
+    assert found.copies == pytest.approx(ROUTED.copies, rel=0.02)
+    assert found.casts == pytest.approx(ROUTED.casts, rel=0.02)
+    assert max(abs(error) for error in errors(EXPERTS_FITTED, FITTED)) < 0.04
 
 
 def test_mean_error_on_the_calibration_runs_is_small():
@@ -47,7 +56,7 @@ def test_forecasts_of_held_out_runs_are_within_tolerance(table):
 
 
 def test_each_published_run_has_a_source_and_appears_once():
-    rows = [row for rows in (CALIBRATION, *HELD_OUT.values()) for row in rows]
+    rows = [row for rows in (CALIBRATION, EXPERTS_FITTED, *HELD_OUT.values()) for row in rows]
     assert all(row.source for row in rows) and LLM_C_RUN not in rows
     assert set(TOLERANCES) == set(HELD_OUT)
     assert len({(row.name, row.source, row.hardware, row.tflops) for row in rows}) == len(rows)

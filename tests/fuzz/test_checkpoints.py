@@ -20,7 +20,7 @@ IN_CI, SLOW = 250, 20_000
 THREE_STEPS = {
     "tokens": 3 * BATCH * MODEL.sequence_length,
     "checkpoint": {"every": 1},
-    "monitoring": {"tensorboard": False},
+    "monitoring": {"trackers": []},
 }
 
 

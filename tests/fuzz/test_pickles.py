@@ -62,7 +62,7 @@ def hostile(mark: Path) -> dict[str, Any]:
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A checkpoint of one step."""
     root = tmp_path_factory.mktemp("run")
-    settings = {"tokens": BATCH * MODEL.sequence_length, "monitoring": {"tensorboard": False}}
+    settings = {"tokens": BATCH * MODEL.sequence_length, "monitoring": {"trackers": []}}
     new_run(root, **settings).train()
     return step_folder(root / "checkpoints", 1)
 

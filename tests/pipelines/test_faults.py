@@ -8,16 +8,22 @@ import sys
 import time
 import zipfile
 
+import numpy as np
 import pytest
+import torch
 from corpora import prose, write_jsonl
 from pydantic import ValidationError
+from pydantic_core import SchemaError
 
+from gristmill.data_pipeline.extraction.weights import load_weights
 from gristmill.data_pipeline.readers.source import SourceConfig
 from gristmill.evaluation.convert import megatron_lm
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.runtime.tasks.local import Worker
+from gristmill.pipelines.cli import main as cli
 from gristmill.pipelines.remote import _fields
 from gristmill.tokenizers.tokenizer import end_symbol
+from gristmill.training.checkpoint.restricted_pickle import load_restricted
 
 
 @pytest.mark.parametrize("encoding", ["punycode", "idna", "unicode_escape", "raw-unicode-escape", "undefined", "rot13"])
@@ -51,6 +57,48 @@ def test_an_encrypted_archive_is_named(tmp_path):
     path.write_bytes(bytes(content))
     with pytest.raises(InputError, match=r"weights\.zip: cannot be read as .*encrypted.*fetch the file again"):
         megatron_lm._load(path)
+
+
+@pytest.mark.parametrize("kept", [0, 1, 100, 1000, 1_000_000])
+def test_a_truncated_pickle_of_weights_is_named(tmp_path, kept):
+    path = tmp_path / "model_optim_rng.pt"
+    torch.save({"model": {"weight": torch.zeros(300, 300)}}, path)
+    content = path.read_bytes()
+    path.write_bytes(content[: min(kept, len(content) - 1)])
+    with pytest.raises(InputError, match=r"model_optim_rng\.pt: cannot be read .*fetch the file again"):
+        load_restricted(path)
+
+
+@pytest.mark.parametrize("kept", [0, 5, 100, 5000])
+@pytest.mark.parametrize("suffix", ["npy", "npz"])
+def test_truncated_weights_of_the_extractor_are_named(tmp_path, kept, suffix):
+    path = tmp_path / f"weights.{suffix}"
+    with path.open("wb") as file:
+        np.save(file, np.zeros(1000)) if suffix == "npy" else np.savez(file, token_weights=np.zeros(1000))
+    path.write_bytes(path.read_bytes()[:kept])
+    with pytest.raises(InputError, match=rf"weights\.{suffix}: not a weights file"):
+        load_weights(str(path))
+
+
+def test_a_work_folder_whose_name_is_no_utf8_is_refused(tmp_path):
+    write_jsonl(tmp_path / "a.jsonl", [{"text": prose(k)} for k in range(3)])
+    (tmp_path / "r.yaml").write_text("name: r\nsources: [{name: a, format: jsonl, paths: [a.jsonl]}]\n")
+    command = [sys.executable, "-m", "gristmill.pipelines.cli.main", "curate", "r.yaml", "--workdir", b"w\xe9"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, timeout=300)
+    assert (done.returncode, done.stderr.count(b"\n")) == (2, 1), done.stderr
+    assert b"the name is no UTF-8" in done.stderr
+    assert sorted(os.listdir(tmp_path)) == ["a.jsonl", "r.yaml"]
+
+
+@pytest.mark.parametrize("kilobytes", [250_000, 400_000])
+def test_a_limit_of_memory_that_no_library_fits_into_is_one_sentence(tmp_path, kilobytes):
+    write_jsonl(tmp_path / "a.jsonl", [{"text": prose(k)} for k in range(3)])
+    (tmp_path / "r.yaml").write_text("name: r\nsources: [{name: a, format: jsonl, paths: [a.jsonl]}]\n")
+    limited = f'ulimit -v {kilobytes}; exec "$0" -m gristmill.pipelines.cli.main curate r.yaml'
+    done = subprocess.run(["bash", "-c", limited, sys.executable], cwd=tmp_path, capture_output=True, timeout=300)
+    assert done.returncode == 1
+    assert b"out of memory" in done.stderr.splitlines()[-1]
+    assert b"Traceback" not in done.stderr
 
 
 def test_sigterm_ends_a_run_as_ctrl_c_does(tmp_path):
@@ -105,3 +153,16 @@ def test_a_worker_that_has_not_begun_ignores_ctrl_c(capfd):
     worker.process.join(30)
     assert capfd.readouterr().err == ""
     assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, [])  # of this process
+
+
+def test_ctrl_c_while_a_schema_is_built_is_ctrl_c(monkeypatch, capfd):
+    """pydantic raises its own SchemaError with the interrupt's name."""
+
+    def interrupted(args):
+        raise SchemaError('Error building "literal" validator: KeyboardInterrupt:')
+
+    monkeypatch.setattr(cli.application, "app", interrupted)
+    with pytest.raises(SystemExit) as end:
+        cli.main(["check", "r.yaml"])
+    assert end.value.code == 130
+    assert capfd.readouterr().err.startswith("gristmill: interrupted; finished work is kept")

@@ -1,5 +1,6 @@
 """`import gristmill`: its names, and what they return on a small recipe."""
 
+import re
 import subprocess
 import sys
 
@@ -15,16 +16,16 @@ RECIPE = {
     "curate": {"splits": {"validation": 0.1, "test": 0.1}},
     "tokenizer": {"vocab_size": 300},
     "model": {"layers": 1, "width": 16, "heads": 2, "sequence_length": 32},
-    "train": {"tokens": 2048, "batch_tokens": 512, "precision": "fp32", "monitoring": {"tensorboard": False}},
+    "train": {"tokens": 2048, "batch_tokens": 512, "precision": "fp32", "monitoring": {"trackers": []}},
     "evaluate": {"tasks": ["bits_per_byte"], "samples": 0},
 }
 
 
 def test_the_public_names_are_these():
-    names = ["Corpus", "Model", "compare", "curate", "evaluate", "load", "open_corpus", "run", "train"]
+    names = ["Corpus", "Model", "compare", "curate", "evaluate", "load", "open_corpus", "plan_layout", "run", "train"]
     assert gristmill.__all__ == names
     assert all(getattr(gristmill, name).__doc__ for name in names)
-    assert gristmill.__version__.count(".") == 2
+    assert re.match(r"\d+\.\d+", gristmill.__version__)
     with pytest.raises(AttributeError, match="gristmill has no 'tarin'; it has Corpus, Model"):
         gristmill.tarin  # noqa: B018
 
@@ -66,3 +67,13 @@ def test_errors_are_those_of_the_commands(tmp_path, monkeypatch):
         gristmill.open_corpus(tmp_path)
     with pytest.raises(InputError):
         gristmill.load(tmp_path)
+
+
+def test_layouts_are_ranked_as_the_command_ranks_them(call):
+    forecasts = gristmill.plan_layout("llama_1b", gpus=8, hardware="h200")
+    speeds = [forecast.tokens_per_second for forecast in forecasts]
+    assert speeds == sorted(speeds, reverse=True) and all(forecast.layout.gpus == 8 for forecast in forecasts)
+    said = call("layout", "llama_1b", "--gpus", 8, "--hardware", "h200")[1]
+    assert f"{len(forecasts)} of" in said and f"{speeds[0]:,.0f}" in said
+    with pytest.raises(RecipeError, match="give the number of GPUs, gpus=64"):
+        gristmill.plan_layout("llama_1b", overrides=["train.layout=auto"])

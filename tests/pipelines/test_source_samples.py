@@ -77,7 +77,7 @@ sources:
 curate: {near_dedup: null, splits: {}}
 tokenizer: {vocab_size: 300}
 model: {layers: 1, width: 16, heads: 2, sequence_length: 1024}
-train: {tokens: 4096, batch_tokens: 1024, precision: fp32, monitoring: {tensorboard: false}}
+train: {tokens: 4096, batch_tokens: 1024, precision: fp32, monitoring: {trackers: []}}
 evaluate: {tasks: [bits_per_byte], samples: 0}
 """)
     code, said = call("run", "three.yaml", "--workers", 1, "--to", "train")

@@ -74,7 +74,7 @@ def train_stage(asynchronous: bool, steps: int) -> Stage:
     def run(context: StageContext) -> dict[str, Any]:
         saving = {"every": 1, "keep_last": 1, "asynchronous": asynchronous}
         tokens = steps * BATCH * MODEL.sequence_length
-        return new_run(context.folder, tokens=tokens, checkpoint=saving, monitoring={"tensorboard": False}).train()
+        return new_run(context.folder, tokens=tokens, checkpoint=saving, monitoring={"trackers": []}).train()
 
     return Stage("train", 1, (), lambda recipe: {}, run, libraries=("torch",), reads_raw=True)
 

@@ -15,10 +15,10 @@ from gristmill.evaluation.convert.huggingface import WEIGHTS_NAME, write_hugging
 from gristmill.evaluation.convert.weight_source import WeightSource
 from gristmill.evaluation.import_export import open_source
 from gristmill.evaluation.inference.local_causal_lm import LocalCausalLM
+from gristmill.training.config.train import TrainConfig
 from gristmill.training.model.init import fill, initialise
 from gristmill.training.model.transformer import Transformer
-from gristmill.training.planner.costs.model_shape import shape_of
-from gristmill.training.planner.request import tensor_illegal_reason
+from gristmill.training.planner.layout_checks import objections
 from tests.evaluation.convert import test_megatron_345m, test_megatron_core, test_megatron_lm
 from tests.evaluation.convert.test_bert_tasks import TASKS, fine_tuned
 from tests.support.decoding import read_in_pieces
@@ -85,8 +85,11 @@ def cells(name: str, folder: Path) -> tuple[str, ...]:
     model = Transformer(source.config, source.vocab_size)
     tensors = {ours: tensor.float() for ours, tensor in source.stream()}
     fill(model, lambda ours, _: tensors[ours])
-    reason = tensor_illegal_reason(shape_of(source.config, source.vocab_size), 2, sequence_parallel=True)
-    tensor = "yes" if reason is None else f"no: {reason.removeprefix('tensor 2: ')}"
+    train = TrainConfig(
+        tokens=source.config.sequence_length, batch_tokens=source.config.sequence_length, layout={"tensor": 2}
+    )
+    reason = next(objections(source.config, train, source.vocab_size, 2), None)
+    tensor = "yes" if reason is None else f"no: {reason.removeprefix('tensor 2: ').split('; legal for')[0]}"
     return name, "yes", _exported(source, model, folder), _trained(model), tensor, _evaluated(model)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
+from gristmill.training.config.mixer import installed_mixers
 from gristmill.training.config.model import ModelConfig
 from gristmill.training.parallel.mesh import single_process
 from gristmill.training.planner.costs.model_shape import shape_of
@@ -44,6 +45,7 @@ def with_mixer(folder: str, layout: dict[str, Any]) -> Outcome:
         return outcome(case, single_process())
     finally:
         package.__path__ = before
+        del MODELS["running_mean"]
 
 
 def test_the_example_trains_on_three_layouts(folder: str, pool: Any) -> None:
@@ -62,3 +64,21 @@ def test_without_its_file_the_name_is_unknown() -> None:
         match="there is no mixer 'running_mean'; mixers are attention, latent_attention, mamba2, tcnca, none",
     ):
         ModelConfig(layers=1, width=8, heads=1, mixer="running_mean")
+
+
+def test_a_package_offers_a_mixer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the entry points gristmill.mixers."""
+    (block,) = re.findall(r"^```python\n(.*?)^```", PAGE.read_text("utf-8"), flags=re.DOTALL | re.MULTILINE)
+    (tmp_path / "mill_mixers.py").write_text(block)
+    info = tmp_path / "mill_mixers-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: mill-mixers\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[gristmill.mixers]\nrunning_mean = mill_mixers:RunningMean\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    installed_mixers.cache_clear()
+    try:
+        model = ModelConfig(layers=1, width=8, heads=1, mixer="running_mean")
+        assert parameter_count(shape_of(model, 51)) == count_parameters(model, 51)
+    finally:
+        monkeypatch.undo()
+        installed_mixers.cache_clear()

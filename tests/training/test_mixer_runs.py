@@ -31,7 +31,7 @@ RUN: dict[str, Any] = {
     "model": HYBRID,
     "tokens": STEPS * BATCH * MODEL.sequence_length,
     "precision": "fp64",
-    "monitoring": {"tensorboard": False},
+    "monitoring": {"trackers": []},
     "validation": {"every": 0},
 }
 CHAIN = [

@@ -24,6 +24,7 @@ from gristmill.training.processes import (
     check_same_recipe,
     connect,
     first_failure_named,
+    host_threads,
 )
 from tests.support.forked_pool import RankFailed
 
@@ -240,3 +241,18 @@ def compare_recipes() -> None:
 def test_different_recipes_are_refused(pool) -> None:
     with pytest.raises(RankFailed, match=r"RecipeError: ranks \[2\] were given another recipe than rank 0"):
         pool.run(3, compare_recipes)
+
+
+@pytest.mark.parametrize(
+    ("variable", "cores", "ranks", "threads"),
+    [("1", 96, 8, 12), (None, 96, 8, 12), ("6", 96, 8, 6), ("1", 2, 4, 1), (None, 2, 1, 2)],
+)
+def test_the_host_computes_with_its_share_of_the_cores(
+    variable: str | None, cores: int, ranks: int, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torchrun sets OMP_NUM_THREADS=1 for several processes, which no user means for the host's AdamW."""
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    if variable is not None:
+        monkeypatch.setenv("OMP_NUM_THREADS", variable)
+    monkeypatch.setattr(processes.os, "sched_getaffinity", lambda _: set(range(cores)))
+    assert host_threads(ranks) == threads

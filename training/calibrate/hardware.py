@@ -33,10 +33,11 @@ from gristmill.training.calibrate.links import (
     send_works,
     sent_messages,
 )
+from gristmill.training.optim.offload import with_threads
 from gristmill.training.parallel.linear import matmul, product
 from gristmill.training.planner.hardware import GIB, Device, Hardware, Link, Rates, Sustained, load_hardware
 from gristmill.training.planner.memory_check import host_bytes
-from gristmill.training.processes import RankInfo, keep_freed_memory, local_device
+from gristmill.training.processes import RankInfo, host_threads, keep_freed_memory, local_device
 
 # Square, tall and thin, as in a transformer, small enough to be measured in seconds on a CPU.
 CPU_SHAPES = (
@@ -105,7 +106,9 @@ def profile_of(seconds: Mapping[str, float], device: torch.device, base: Hardwar
     copy = 2 * _copied_bytes(device) / seconds["copy"]
     fitted = fit_device(points, copy, device, base)
     processes = dist.get_world_size() if dist.is_initialized() else 1
-    updates, slowed = measure_host_update(device, repeats)
+    threads = host_threads(processes_here())
+    with with_threads(threads):
+        updates, slowed = measure_host_update(device, repeats)
     link = measure_host_link(device, repeats)
     wire, latency, wires = None, 0.0, "not measured: one process; set it, or run under torchrun"
     if processes > 1:
@@ -126,7 +129,8 @@ def profile_of(seconds: Mapping[str, float], device: torch.device, base: Hardwar
         else "not measured",
         "memory": f"measured copy of {copy / 1e9:.1f} GB/s (read and write counted)",
         "node_link": wires,
-        "host_update": f"measured AdamW in fp32 on the host: {updates / 1e9:.3f}e9 parameters/s, {slowed:.2f} times "
+        "host_update": f"measured AdamW in fp32 on the host: {updates / 1e9:.3f}e9 parameters/s by one of "
+        f"{processes_here()} processes with {threads} threads, {slowed:.2f} times "
         "as long while another thread copies",
         "host_link": f"measured copies between the host and {name}, the slower direction: {link / 1e9:.1f} GB/s",
         "host_memory_gib_per_gpu": f"this machine's, over {processes_here()} processes",
@@ -141,9 +145,10 @@ def profile_of(seconds: Mapping[str, float], device: torch.device, base: Hardwar
         network=base.network if base else Link(kind="ethernet", gb_per_second=1.25, latency_microseconds=100.0),
         host_link=Link(kind="pcie" if device.type == "cuda" else "memory", gb_per_second=link / 1e9),
         host_memory_gib_per_gpu=host_bytes() / GIB / processes_here(),
-        host_update_gparams_per_second=updates / 1e9 / processes_here(),
+        host_update_gparams_per_second=updates / 1e9,
         host_contention=max(0.0, slowed - 1),
-        usd_per_gpu_hour=base.usd_per_gpu_hour if base else None,
+        price_per_gpu_hour=base.price_per_gpu_hour if base else None,
+        currency=base.currency if base else "USD",
         sources=sources,
     )
 

@@ -6,6 +6,7 @@ written last, manifest.json with every file's digest and its own. A manifest pro
 that they are harmless: .metadata is a pickle, of which restricted_pickle.py makes tensors' descriptions alone. A hidden
 folder (.step-...) is incomplete and ignored."""
 
+import io
 import json
 import os
 import re
@@ -23,7 +24,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.filesystem import FileSystemWriter
+from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemWriter
 
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.files import KnownDigests, sync, write_atomic
@@ -47,6 +48,7 @@ from gristmill.training.parallel.mesh import Mesh, broadcast_from_first
 
 MODEL_NAME = "model.json"
 TRANSFORMERS = "transformers"  # the folder that transformers opens, which a run on a model of transformers writes
+SINGLE_PROCESS_WARNING = "torch.distributed is disabled"
 CODE_VERSION = 3  # of the format: names and meaning of tensors and fields
 SELDOM_SET = (
     "moe",
@@ -80,8 +82,30 @@ class SavedModelConfig(dict[str, Any]):
         return cls(model=config, vocab_size=vocab_size, end_of_document=end_of_document)
 
 
+class DiskFiles(FileSystem):
+    """Raises the OSError of a full disk itself: torch.save, which closes its archive then, raises a RuntimeError about
+    an unexpected position, and the error that another rank is told has lost its cause."""
+
+    @contextmanager
+    def create_stream(self, path: str | os.PathLike[str], mode: str) -> Iterator[io.IOBase]:
+        try:
+            with super().create_stream(path, mode) as stream:
+                yield stream
+        except RuntimeError as error:
+            cause: BaseException | None = error
+            while cause is not None and not isinstance(cause, OSError):
+                cause = cause.__context__
+            if cause is None:
+                raise
+            raise OSError(cause.errno, cause.strerror, str(path)) from error
+
+
 class _Writer(FileSystemWriter):
     """Leaves the random identifier and the path out of torch's .metadata, so that equal states give equal bytes."""
+
+    def __init__(self, folder: Path):
+        super().__init__(folder, single_file_per_rank=True, sync_files=True, thread_count=1)
+        self.fs = DiskFiles()
 
     def storage_meta(self) -> None:
         return None
@@ -112,7 +136,7 @@ def save(root: Path, step: int, content: CheckpointContent, mesh: Mesh, digests:
     """Writes the complete checkpoint of a step; called by all processes."""
     folder = fresh_folder(root, step, mesh)
     with without_warning(), errors_of_ranks():
-        dcp.save(dict(content.tensors), storage_writer=_writer(folder), no_dist=not mesh.distributed)
+        dcp.save(dict(content.tensors), storage_writer=_Writer(folder), no_dist=not mesh.distributed)
     commit(root, step, content, mesh, mesh.world.group, digests or KnownDigests())
 
 
@@ -123,7 +147,7 @@ def start_saving(
     folder = fresh_folder(root, step, mesh)
     with without_warning():
         return dcp.async_save(
-            dict(tensors), storage_writer=_writer(folder), process_group=group, no_dist=not mesh.distributed
+            dict(tensors), storage_writer=_Writer(folder), process_group=group, no_dist=not mesh.distributed
         )
 
 
@@ -318,15 +342,11 @@ def _refuse(folder: Path, wrong: list[str]) -> None:
         )
 
 
-def _writer(folder: Path) -> FileSystemWriter:
-    return _Writer(folder, single_file_per_rank=True, sync_files=True, thread_count=1)
-
-
 @contextmanager
 def without_warning() -> Iterator[None]:
     """Silences torch's warning that a single process saves or loads, which is intended."""
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+        warnings.filterwarnings("ignore", message=SINGLE_PROCESS_WARNING)
         yield
 
 

@@ -2,6 +2,7 @@
 
 import io
 import os
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -13,12 +14,12 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
 from torch.distributed.checkpoint import DefaultSavePlanner, FileSystemWriter
-from torch.distributed.checkpoint.filesystem import FileSystem
 
 from gristmill.foundation.files import KnownDigests
 from gristmill.training.checkpoint import checkpoint
 from gristmill.training.checkpoint.checkpoint import (
     CheckpointContent,
+    DiskFiles,
     commit,
     errors_of_ranks,
     fresh_folder,
@@ -33,6 +34,8 @@ class Saver:
     over its own process group; at most one checkpoint is being written."""
 
     def __init__(self, root: Path, config: CheckpointConfig, mesh: Mesh):
+        if config.asynchronous:  # in torch's thread, to which `without_warning` does not reach
+            warnings.filterwarnings("ignore", message=checkpoint.SINGLE_PROCESS_WARNING)
         self.root, self.config, self.mesh = root, config, mesh
         self.digests = KnownDigests()
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="saver")
@@ -91,7 +94,7 @@ def kept_steps(steps: Sequence[int], config: CheckpointConfig, finished: bool) -
 # Writes a checkpoint whose tensors are read one after the other, so that no more than one is in memory.
 
 
-class _Files(FileSystem):
+class _Files(DiskFiles):
     """Brings each file to the disk and hashes it on another thread, while the next tensor is read and written."""
 
     def __init__(self, pool: Executor):

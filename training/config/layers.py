@@ -32,18 +32,6 @@ class LayerConfig(Config):
     norm_order: NormOrder = "pre"
 
 
-# Constant factors of a model's parts. Without torch.
-
-
-class Scales(Config):
-    """Constant factors of embedding, layers and logits, as Granite has them (arXiv 2405.04324) and Gemma some."""
-
-    embedding: float = Field(1.0, gt=0, description="of the token embedding; Gemma's is sqrt(width)")
-    residual: float = Field(1.0, gt=0, description="of what attention and MLP add to the residual stream")
-    attention: float | None = Field(None, gt=0, description="of queries times keys; null: 1 / sqrt(head width)")
-    logit_divisor: float = Field(1.0, gt=0, description="logits are divided by it")
-
-
 # Upper bounds of sizes in a recipe, so that a wrong digit is an error before memory is allocated.
 
 # No real run reaches them: the deepest published transformers have about 1,000 layers, Llama 3 405B is 16,384 wide.
@@ -55,6 +43,22 @@ MAX_TOKENS = 10**18
 MAX_BATCH_TOKENS = 10**12
 MAX_RAMP_STEPS = 10_000
 MAX_EXPERTS = 100_000
+# Far beyond every published model, and within what float32 multiplies without losing the other factor.
+MAX_SCALE, MAX_ROPE_BASE = 1e6, 1e12
+
+
+# Constant factors of a model's parts. Without torch.
+
+
+class Scales(Config):
+    """Constant factors of embedding, layers and logits, as Granite has them (arXiv 2405.04324) and Gemma some."""
+
+    embedding: float = Field(1.0, gt=0, le=MAX_SCALE, description="of the token embedding; Gemma's is sqrt(width)")
+    residual: float = Field(1.0, gt=0, le=MAX_SCALE, description="of what attention and MLP add to the residual stream")
+    attention: float | None = Field(
+        None, gt=0, le=MAX_SCALE, description="of queries times keys; null: 1 / sqrt(head width)"
+    )
+    logit_divisor: float = Field(1.0, gt=0, le=MAX_SCALE, description="logits are divided by it")
 
 
 # Configuration of mixture-of-experts layers. No torch here.
@@ -82,7 +86,7 @@ class MoeConfig(Config):
     )
     router: Literal["softmax", "sigmoid"] = Field("softmax", description="how logits become the experts' scores")
     normalize_gates: bool = Field(True, description="the gates of a token are divided by their sum")
-    gate_scale: float = Field(1.0, gt=0, description="factor on the gates")
+    gate_scale: float = Field(1.0, gt=0, le=MAX_SCALE, description="factor on the gates")
     groups: int = Field(1, ge=1, le=MAX_EXPERTS, description="groups of experts for group-limited routing")
     top_groups: int = Field(1, ge=1, le=MAX_EXPERTS, description="groups that the experts of a token may come from")
     group_score: Literal["sum", "best"] = Field(
@@ -173,21 +177,26 @@ class RopeScaling(Config):
     the slowest turns `factor` times slower (the same, section 3.1); transformers has it as a changed rope_theta."""
 
     rope_type: Literal["linear", "ntk", "llama3", "yarn"] = Field(description="the rule, as above")
-    factor: float = Field(ge=1, description="by which frequencies are lowered")
+    factor: float = Field(ge=1, le=MAX_SCALE, description="by which frequencies are lowered")
     original_max_position_embeddings: int = Field(
         0, ge=0, le=MAX_SEQUENCE, description="tokens of a sample in pretraining; llama3 and yarn need it"
     )
-    low_freq_factor: float = Field(1.0, gt=0, description="of llama3")
-    high_freq_factor: float = Field(4.0, gt=0, description="of llama3")
-    beta_fast: float = Field(32.0, gt=0, description="of yarn")
-    beta_slow: float = Field(1.0, gt=0, description="of yarn")
-    attention_factor: float | None = Field(None, gt=0, description="of yarn; null: 0.1 ln(factor) + 1")
+    low_freq_factor: float = Field(1.0, gt=0, le=MAX_SCALE, description="of llama3")
+    high_freq_factor: float = Field(4.0, gt=0, le=MAX_SCALE, description="of llama3")
+    beta_fast: float = Field(32.0, gt=0, le=MAX_SCALE, description="of yarn")
+    beta_slow: float = Field(1.0, gt=0, le=MAX_SCALE, description="of yarn")
+    attention_factor: float | None = Field(None, gt=0, le=MAX_SCALE, description="of yarn; null: 0.1 ln(factor) + 1")
     mscale: float | None = Field(
-        None, gt=0, description="of yarn: factor of the logarithm above", json_schema_extra={"omit_default": True}
+        None,
+        gt=0,
+        le=MAX_SCALE,
+        description="of yarn: factor of the logarithm above",
+        json_schema_extra={"omit_default": True},
     )
     mscale_all_dim: float | None = Field(
         None,
         gt=0,
+        le=MAX_SCALE,
         description="of yarn: attention_factor is divided by that of this factor of the logarithm, and latent "
         "attention multiplies its scores by the square of it (DeepSeek)",
         json_schema_extra={"omit_default": True},

@@ -8,6 +8,7 @@ import pkgutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from importlib.metadata import EntryPoint, entry_points
 from math import prod
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
@@ -148,9 +149,15 @@ NO_MIXER = "none"  # the layer is an MLP alone
 
 
 def mixer_names() -> tuple[str, ...]:
-    """Each file of the folder, and none."""
+    """Each file of the folder, those of installed packages, and none."""
     folder = importlib.import_module(PACKAGE)
-    return (*sorted(file.name for file in pkgutil.iter_modules(folder.__path__)), NO_MIXER)
+    return (*sorted([file.name for file in pkgutil.iter_modules(folder.__path__)] + list(installed_mixers())), NO_MIXER)
+
+
+@lru_cache(maxsize=1)
+def installed_mixers() -> dict[str, EntryPoint]:
+    """Mixers of installed packages, by name."""
+    return {point.name: point for point in entry_points(group="gristmill.mixers")}
 
 
 def with_options() -> tuple[str, ...]:
@@ -159,7 +166,9 @@ def with_options() -> tuple[str, ...]:
 
 
 def mixer_class(name: str) -> type[Mixer]:
-    """The mixer that a file declares."""
+    """The mixer that a file or a package declares."""
+    if name in installed_mixers():
+        return installed_mixers()[name].load()
     module = importlib.import_module(f"{PACKAGE}.{name}")
     (found,) = (
         each

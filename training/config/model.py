@@ -8,6 +8,7 @@ from gristmill.foundation.config import Config
 from gristmill.training.config.layers import (
     GATED,
     MAX_LAYERS,
+    MAX_ROPE_BASE,
     MAX_SEQUENCE,
     MAX_WIDTH,
     LayerConfig,
@@ -86,7 +87,7 @@ class ModelFields(Config):
     norm_plus_one: bool = Field(
         False, description="norms multiply by 1 + weight, as Gemma's", json_schema_extra=OMIT_DEFAULT
     )
-    norm_epsilon: float = Field(1e-5, gt=0)
+    norm_epsilon: float = Field(1e-5, gt=0, le=1)
     attention: Literal["causal", "bidirectional"] = Field(
         "causal", description="bidirectional: every token attends to all tokens of its document, as in BERT"
     )
@@ -98,7 +99,7 @@ class ModelFields(Config):
         description="rows of the table of learned positions before that of the first token; OPT has 2",
         json_schema_extra=OMIT_DEFAULT,
     )
-    rope_base: float = Field(10000.0, gt=1)
+    rope_base: float = Field(10000.0, gt=1, le=MAX_ROPE_BASE)
     rope_width: int = Field(
         0,
         ge=0,
@@ -115,6 +116,7 @@ class ModelFields(Config):
     window_rope_base: float | None = Field(
         None,
         gt=1,
+        le=MAX_ROPE_BASE,
         description="base of the rotary angles in layers with a window, which rope_scaling then leaves alone (Gemma 3)",
         json_schema_extra=OMIT_DEFAULT,
     )

@@ -123,14 +123,21 @@ class CheckpointConfig(Config):
     )
 
 
+TrackerName = Literal["tensorboard", "wandb", "mlflow"]
+TRACKER_PACKAGES = {"tensorboard": "tensorboard", "wandb": "wandb", "mlflow": "mlflow"}  # module -> what pip installs
+
+
 class MonitoringConfig(Config):
     """Watchdog, logs and profiler. timeout_seconds: a step that takes longer stops the run with an error that names the
     rank and the phase."""
 
     timeout_seconds: float = Field(1800.0, gt=0)
     log_every: int = Field(1, ge=1, description="steps between lines of timing.jsonl; metrics.jsonl has every step")
-    tensorboard: bool = True
-    wandb_project: str | None = None
+    trackers: tuple[TrackerName, ...] = Field(
+        ("tensorboard",),
+        description="where losses, rates and scores go besides metrics.jsonl: tensorboard, wandb, mlflow",
+    )
+    project: str = Field("gristmill", min_length=1, description="project of W&B, experiment of MLflow")
     profile_steps: tuple[int, ...] = Field((), description="steps whose Chrome trace is written (`--profile`)")
     communication_every: int = Field(
         100, ge=0, description="every so many steps torch's profiler measures the time in communication; 0 never"
@@ -200,6 +207,13 @@ class TrainConfig(Config):
         if self.tokens < self.batch_tokens:
             raise ValueError(
                 f"tokens={self.tokens} is less than one batch (batch_tokens={self.batch_tokens}); lower batch_tokens"
+            )
+        schedule = self.schedule
+        warmup_tokens = schedule.warmup_share * (schedule.over_tokens or self.tokens)
+        if schedule.shape == "inverse_sqrt" and warmup_tokens < self.batch_tokens:
+            raise ValueError(
+                f"schedule: inverse_sqrt with a warm-up of {warmup_tokens:,.0f} tokens, less than one batch "
+                f"(batch_tokens={self.batch_tokens}), never reaches its peak; raise warmup_share"
             )
         return self
 

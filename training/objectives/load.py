@@ -1,9 +1,6 @@
 """Loads the objective of a recipe: one that comes with gristmill, or a class in the user's own Python file."""
 
-import hashlib
-import importlib.util
 import inspect
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
@@ -12,10 +9,11 @@ from pydantic import ValidationError
 
 from gristmill.foundation.config import Config
 from gristmill.foundation.errors import RecipeError
+from gristmill.foundation.user_code import read_source, run_file
 from gristmill.training.objectives.causal import Causal, Distillation
 from gristmill.training.objectives.classification import Classification, MultipleChoice, SourceClassification
 from gristmill.training.objectives.masked import Masked
-from gristmill.training.objectives.names import parse_user_objective, read_source
+from gristmill.training.objectives.names import parse_user_objective
 from gristmill.training.objectives.objective import Objective, ObjectiveInputs, defined_at, errors_named, wrong
 from gristmill.training.objectives.span_corruption import SpanCorruption
 from gristmill.training.objectives.span_extraction import SpanExtraction
@@ -50,14 +48,7 @@ def load_objective(name: str) -> type[Objective]:
     if name in OBJECTIVES:
         return OBJECTIVES[name]
     path, class_name = parse_user_objective(name)
-    read_source(path)
-    module_name = f"gristmill_objective_{hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:16]}"
-    spec = importlib.util.spec_from_file_location(module_name, path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[module_name] = module  # dataclasses and pickles look the module up
-    with errors_named("does not load", str(path)):
-        spec.loader.exec_module(module)
+    module = run_file(str(path), read_source(path, "train.objective"), "train.objective")
     found = getattr(module, class_name, None)
     if not (isinstance(found, type) and issubclass(found, Objective)):
         classes = sorted(

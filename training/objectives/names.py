@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from gristmill.foundation.errors import InputError, RecipeError
+from gristmill.foundation.user_code import is_reference, read_source
 from gristmill.training.objectives.record_files import records_digest
 
 SCORED_BY_TASKS = ("causal", "distillation", "span_corruption")  # their models give the next token
@@ -19,7 +20,8 @@ def objective_identity(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
     if name in BUILT_IN:
         return {"name": name, "options": dict(options)}
     path, class_name = parse_user_objective(name)
-    return {"class": class_name, "sha256": hashlib.sha256(read_source(path)).hexdigest(), "options": dict(options)}
+    source = read_source(path, "train.objective")
+    return {"class": class_name, "sha256": hashlib.sha256(source.encode()).hexdigest(), "options": dict(options)}
 
 
 def records_digests(options: Mapping[str, Any]) -> dict[str, str]:
@@ -39,17 +41,10 @@ def records_digests(options: Mapping[str, Any]) -> dict[str, str]:
 
 def parse_user_objective(name: str) -> tuple[Path, str]:
     """ "a/my_objective.py:Rewarded" -> (Path("a/my_objective.py"), "Rewarded")."""
-    path, colon, class_name = name.rpartition(":")
-    if not colon or not path.endswith(".py") or not class_name.isidentifier():
+    path, _, class_name = name.rpartition(":")
+    if not is_reference(name):
         raise RecipeError(
             f"train.objective: {name!r} is not one of {list(BUILT_IN)}, nor a class in a Python file such as "
             "my_objective.py:Rewarded; correct the name"
         )
     return Path(path), class_name
-
-
-def read_source(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise RecipeError(f"train.objective: {path}: {error.strerror}; name a Python file that can be read") from error

@@ -2,7 +2,7 @@
 
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gristmill.foundation import user_code
 from gristmill.foundation.config import Config
 from gristmill.foundation.errors import InputError, RecipeError
 from gristmill.training.config.model import ModelConfig
@@ -219,23 +220,13 @@ def no_sum(batch: Batch) -> Tensor:
 
 # Errors of an objective as one line: the file and line they come from, and what to change.
 
-ROOT = Path(__file__).parents[2]
-OWN = tuple(
-    ROOT / name for name in ("data_pipeline", "evaluation", "foundation", "pipelines", "tokenizers", "training")
-)
-OBJECTIVES = ROOT / "training/objectives"
+OBJECTIVES = Path(__file__).parent
 
 
-@contextmanager
-def errors_named(what: str, place: str = "") -> Iterator[None]:
+def errors_named(what: str, place: str = "") -> AbstractContextManager[None]:
     """Turns an exception of an objective, and an exit, into a RecipeError with the file and line it came from. place:
     of exceptions that come from no line of the file."""
-    try:
-        yield
-    except (RecipeError, InputError):
-        raise
-    except (Exception, SystemExit) as error:
-        raise _named(error, what, place) from error
+    return user_code.errors_named("train.objective", what, place, _is_engine)
 
 
 @contextmanager
@@ -247,10 +238,11 @@ def user_errors_named(what: str) -> Iterator[None]:
     except (RecipeError, InputError):
         raise
     except (Exception, SystemExit) as error:
-        frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not _is_library(frame.filename)]
-        if any(Path(frames[-1].filename).is_relative_to(folder) for folder in OWN):
+        frames = traceback.extract_tb(error.__traceback__)
+        files = [frame.filename for frame in frames if not user_code.is_library(frame.filename)]
+        if user_code.is_gristmill(Path(files[-1])):
             raise
-        raise _named(error, what, "") from error
+        raise user_code.named_error(error, "train.objective", what, "", _is_engine) from error
 
 
 def wrong(objective: Any, function: str, problem: str) -> RecipeError:
@@ -258,36 +250,13 @@ def wrong(objective: Any, function: str, problem: str) -> RecipeError:
     return RecipeError(f"train.objective: {defined_at(type(objective), function)}: {problem}")
 
 
-def defined_at(found: type, function: str) -> str:
+def defined_at(objective: type, function: str) -> str:
     """The line of the function's definition: mine.py:12."""
-    code = getattr(getattr(found, function, None), "__code__", None)
-    return f"{code.co_filename}:{code.co_firstlineno}" if code is not None else found.__name__
-
-
-def _named(error: BaseException, what: str, place: str) -> RecipeError:
-    if isinstance(error, SyntaxError):
-        place, message = f"{error.filename or place}:{error.lineno or 1}", str(error.msg)
-    else:
-        place = _place(error) or place
-        first = error.args[0] if isinstance(error, KeyError) and error.args else error
-        message = f"{type(error).__name__}: {first}"
-    return RecipeError(f"train.objective: {place}: {what}: {message}; correct the file or the recipe")
-
-
-def _place(error: BaseException) -> str:
-    """File and line of the innermost frame in an objective's file: outside of libraries and of gristmill's engine."""
-    for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        if not _is_library(frame.filename) and not _is_engine(Path(frame.filename)):
-            return f"{frame.filename}:{frame.lineno}"
-    return ""
-
-
-def _is_library(filename: str) -> bool:
-    return "site-packages" in filename or filename.startswith("<")
+    return user_code.defined_at(getattr(objective, function, objective))
 
 
 def _is_engine(path: Path) -> bool:
     """True for gristmill's files but those of the objectives that come with it."""
     if path.parent == OBJECTIVES:
         return path.stem in ("check", "load", "objective")
-    return any(path.is_relative_to(folder) for folder in OWN)
+    return user_code.is_gristmill(path)

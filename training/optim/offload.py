@@ -1,8 +1,9 @@
 """The optimizer with its state in host memory, in subgroups that the host and the device update side by side (Deep
 Optimizer States, arXiv 2410.21316)."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
 
@@ -78,12 +79,24 @@ def _longest_shard(parameter: nn.Parameter) -> int:
 BUFFERS = 2  # on the device: the state of one subgroup is updated while that of the next arrives
 
 
+@contextmanager
+def with_threads(count: int | None) -> Iterator[None]:
+    """Within the block torch computes with so many threads; None changes nothing."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count or before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 class OffloadedOptimizer(CountsWithinAnother):
     """Each subgroup is always updated in the same place; whichever, the update is the same function of (parameter,
     gradient, state), so the result does not depend on the placement or the order where both are one processor.
 
-    optimizer: with its state in host memory. The device keeps the parameters. Of what the host updates, host memory
-    has a copy of the parameters, and the gradients (`host_gradients`, filled by the trainer)."""
+    threads: of the host's updates; None: as many as torch uses. optimizer: with its state in host memory. The device
+    keeps the parameters. Of what the host updates, host memory has a copy of the parameters, and the gradients
+    (`host_gradients`, filled by the trainer)."""
 
     def __init__(
         self,
@@ -92,7 +105,9 @@ class OffloadedOptimizer(CountsWithinAnother):
         subgroups: Sequence[Subgroup],
         on_device: Sequence[bool],
         order: Sequence[int] | None = None,
+        threads: int | None = None,
     ):
+        self.threads = threads
         self.parameters, self.optimizer, self.subgroups, self.on_device = parameters, optimizer, subgroups, on_device
         self.counted = optimizer
         self.operations = operations(on_device, order)
@@ -136,7 +151,8 @@ class OffloadedOptimizer(CountsWithinAnother):
                     torch.cuda.current_stream(self._device).wait_event(arrived)
                 self.optimizer.update(operands, rate_share)
             elif kind == "update":
-                self.optimizer.update([self._on_host(piece) for piece in self.subgroups[index]], rate_share)
+                with with_threads(self.threads):
+                    self.optimizer.update([self._on_host(piece) for piece in self.subgroups[index]], rate_share)
             elif kind == "store":
                 stored.append(self._store(index, fetched.pop(index)[0]))
             else:
@@ -241,7 +257,9 @@ class StreamedOptimizer(CountsWithinAnother):
         make: Callable[[Callable[[Tensor], Tensor]], AdamW | Muon],
         stream: WeightStream,
         subgroup_parameters: int,
+        threads: int | None = None,
     ):
+        self.threads = threads
         stored, store = stream.stored, stream.store
         self.parameters, self.stored, self.store, self.stream = parameters, stored, store, stream
         self.optimizer = self.counted = make(lambda tensor: store.zeros(tensor.shape, tensor.dtype))
@@ -266,7 +284,8 @@ class StreamedOptimizer(CountsWithinAnother):
                 fetched = ahead.result()
                 if index + 1 < len(self.subgroups):
                     ahead = mover.submit(self._fetch, index + 1)
-                self.optimizer.update(fetched.operands, rate_share)
+                with with_threads(self.threads):
+                    self.optimizer.update(fetched.operands, rate_share)
                 if written is not None:
                     written.result()  # raises its error
                 written = mover.submit(self._write, fetched)

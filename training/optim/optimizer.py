@@ -34,9 +34,10 @@ def build_optimizer(
     model: ModelConfig,
     mesh: Mesh,
     stream: WeightStream | None = None,
+    threads: int | None = None,
 ) -> Optimizer:
     """On the parameters' device, or with its state in host memory or on disk as the layout says. stream: of the layers'
-    weights."""
+    weights. threads: of the host's updates; None: as many as torch uses."""
     config, offload = train.optimizer, train.layout.offload
 
     def make(zeros_like: Callable[[Tensor], Tensor]) -> AdamW | Muon:
@@ -45,14 +46,15 @@ def build_optimizer(
         return Muon(parameters, config, model, zeros_like, mesh.stage.group)
 
     if stream is not None:
-        return StreamedOptimizer(parameters, make, stream, offload.subgroup_parameters)
+        return StreamedOptimizer(parameters, make, stream, offload.subgroup_parameters, threads)
     if not offload.active:
         return make(torch.zeros_like)
     optimizer = make(host_zeros_like)
     subgroups = split_into_subgroups(parameters, offload.subgroup_parameters, optimizer.is_whole)
     sizes = [sum(piece.longest for piece in group) for group in subgroups]
     stride = planned_stride(train.layout.hardware, sizes) if offload.optimizer == "auto" else None
-    return OffloadedOptimizer(parameters, optimizer, subgroups, on_device(len(subgroups), offload, stride))
+    places = on_device(len(subgroups), offload, stride)
+    return OffloadedOptimizer(parameters, optimizer, subgroups, places, threads=threads)
 
 
 # The learning rate as a function of the tokens trained on, so that it does not depend on the batch size or on

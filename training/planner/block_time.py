@@ -20,6 +20,7 @@ from gristmill.training.planner.network import (
     GroupLink,
     all_reduce_seconds,
     context_numbers,
+    exchange_seconds,
     gather_seconds,
     group_link,
 )
@@ -109,7 +110,7 @@ def block_times(
         again *= 0.75 if sharded else 0.5
     by_token = TimeParts(linear_forward, memory=light_seconds, tensor=again)
     if block.experts:
-        experts_forward, experts_backward = _experts(block, layout, w, rates, links.expert)
+        experts_forward, experts_backward = _experts(block, layout, w, rates, framework, links.expert)
         forward, backward = forward.plus(experts_forward), backward.plus(experts_backward)
     full = forward._replace(tensor=again)
     if framework.selective == "core":
@@ -120,13 +121,18 @@ def block_times(
     return BlockTimes(forward, backward, full, selective, by_token)
 
 
-def _experts(block: Block, layout: Layout, w: Widths, rates: Rates, link: GroupLink) -> tuple[TimeParts, TimeParts]:
-    """(forward, backward) of the router, the exchange of tokens and the experts, on balanced load.
+def _experts(
+    block: Block, layout: Layout, w: Widths, rates: Rates, framework: Framework, link: GroupLink
+) -> tuple[TimeParts, TimeParts]:
+    """(forward, backward) of the router, the exchange of tokens and the experts, on the busiest rank. Shared experts
+    are the block's MLP.
 
     Each rank sends its tokens' top_k copies to every rank that shares the expert, and gets as many back: two
     all-to-alls each way, which move S (g-1)/g through a rank's link as an all-gather does. Rows are copied at each sort
-    (2 + 2 bytes a number: into expert order, after the exchange, before and after the way back) and summed by token."""
-    copies = w.routed_tokens * block.top_k
+    (2 + 2 bytes a number: into expert order, after the exchange, before and after the way back) and summed by token. In
+    8 bits the products' inputs and gradients are read for their scale, read again, written, and written transposed."""
+    routed, gain = rates.routed, rates.product_gain
+    copies = w.routed_tokens * block.top_k * routed.imbalance
     rows, experts = copies * layout.expert_tensor, block.experts // layout.expert
     hidden = block.expert_hidden // layout.expert_tensor
     inner, each = hidden * (2 if block.gated else 1), max(1, round(rows / experts))
@@ -136,12 +142,18 @@ def _experts(block: Block, layout: Layout, w: Widths, rates: Rates, link: GroupL
     down_back = rates.matmul(each, block.width, hidden, experts) + rates.matmul(block.width, each, hidden, experts)
     router = rates.matmul(max(1, round(w.routed_tokens)), block.width, block.experts)
     sorts = 4 if layout.expert_ranks > 1 else 2
-    light = 4 * sorts * copies * block.width + 3 * copies * block.width + (6 if block.gated else 4) * rows * hidden
-    heavy = 4 * sorts * copies * block.width + 4 * copies * block.width + (10 if block.gated else 6) * rows * hidden
-    exchange = 2 * gather_seconds(2 * rows * block.width, layout.expert_ranks, link)
-    forward = TimeParts(matmul=up + down + router, memory=rates.memory(light), expert=exchange)
-    backward = TimeParts(matmul=up_back + down_back + 2 * router, memory=rates.memory(heavy), expert=exchange)
-    return forward, backward
+    light = rates.memory((4 * sorts + 3) * copies * block.width / routed.copies)
+    heavy = rates.memory((4 * sorts + 4) * copies * block.width / routed.copies)
+    light += rates.memory((6 if block.gated else 4) * rows * hidden)
+    heavy += rates.memory((10 if block.gated else 6) * rows * hidden)
+    if gain > 1:
+        light += rates.memory(6 * rows * (block.width + hidden) / routed.casts)
+        heavy += rates.memory(6 * rows * (block.width + inner) / routed.casts)
+    launches = experts * routed.expert_microseconds * 1e-6
+    exchange = 2 * exchange_seconds(2 * rows * block.width, layout.expert_ranks, link) * (1 - framework.expert_hidden)
+    forward = TimeParts(matmul=(up + down) / gain + router, memory=light + launches / 3, expert=exchange)
+    back = (up_back + down_back) / gain + 2 * router
+    return forward, TimeParts(matmul=back, memory=heavy + launches * 2 / 3, expert=exchange)
 
 
 def embedding_times(

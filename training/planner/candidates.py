@@ -9,7 +9,7 @@ from gristmill.training.config.layers import divisors
 from gristmill.training.config.layout import STAGES_PER_RANK, ContextMethod, Schedule
 from gristmill.training.planner.framework import Framework
 from gristmill.training.planner.layout import Layout
-from gristmill.training.planner.request import FixedChoices, PlanRequest, context_illegal_reason, tensor_illegal_reason
+from gristmill.training.planner.request import FixedChoices, PlanRequest
 
 MICRO_BATCHES = (1, 2, 4, 8, 16, 32)
 MAX_STAGES_PER_RANK = 8
@@ -19,14 +19,15 @@ MIN_CONTEXT_TOKENS = 4096  # of a rank: with fewer a search does not divide a sa
 
 def open_layouts(request: PlanRequest, fail: Callable[[str, str], None]) -> Iterator[Layout]:
     """Every combination of the open choices; recomputation is chosen later, by what fits."""
-    shape, fixed = request.shape, request.fixed
-    for tensor in _choices(fixed.tensor, _tensor_sizes(request)):
+    for tensor in _choices(request.fixed.tensor, _tensor_sizes(request)):
         sequence_parallel = _sequence_parallel(request, tensor)
-        reason = tensor_illegal_reason(shape, tensor, sequence_parallel)
+        # The rest is decided below, and no layout is refused for full recomputation.
+        layout = Layout(tensor=tensor, sequence_parallel=sequence_parallel, recompute="full")
+        reason = request.illegal_reason(layout)
         if reason is not None:
             fail(reason, f"tensor {tensor}")
             continue
-        for base in _contexts(request, Layout(tensor=tensor, sequence_parallel=sequence_parallel), fail):
+        for base in _contexts(request, layout, fail):
             yield from _pipeline_and_data(request, base, fail)
 
 
@@ -40,7 +41,7 @@ def _contexts(request: PlanRequest, base: Layout, fail: Callable[[str, str], Non
             continue
         for method in get_args(ContextMethod) if context > 1 else ("ring",):
             layout = replace(base, context=context, context_method=method)
-            reason = context_illegal_reason(request.shape, layout)
+            reason = request.illegal_reason(layout)
             if reason is None:
                 yield layout
             else:

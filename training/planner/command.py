@@ -1,14 +1,15 @@
 """Entry points of `gristmill layout` and `train.layout: auto`: arguments to a plan, and a plan to a layout."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import log2
 from pathlib import Path
+from typing import Any
 
 import yaml
 
 from gristmill.foundation.errors import RecipeError
-from gristmill.training.config.layout import ON_DEVICE, OffloadConfig
+from gristmill.training.config.layout import ON_DEVICE, LayoutConfig, OffloadConfig
 from gristmill.training.config.model import ModelConfig
 from gristmill.training.config.train import TrainConfig
 from gristmill.training.planner.costs.model_shape import ModelShape, shape_of
@@ -17,23 +18,25 @@ from gristmill.training.planner.hardware import GIB, load_hardware
 from gristmill.training.planner.layout import Layout, from_config
 from gristmill.training.planner.layout_checks import micro_batch_size, objections
 from gristmill.training.planner.report import compare, default_gpu_counts, plot_throughput, throughput_by_gpus
-from gristmill.training.planner.request import MEMORY_MARGIN, FixedChoices, PlanRequest, illegal_reason
-from gristmill.training.planner.search import Forecast, Planner, SearchResult, nothing_fits, search_with_offload
+from gristmill.training.planner.request import MEMORY_MARGIN, FixedChoices, PlanRequest
+from gristmill.training.planner.search import Forecast, Planner, SearchResult, nothing_fits, search, search_with_offload
 
 
 @dataclass(frozen=True)
 class PlanOptions:
     """Options of a plan by their names on the command line. batch_tokens: of one step, rounded to a near whole number
-    of samples. tokens: of the whole training; None: its days and cost are not forecast."""
+    of samples. tokens: of the whole training; None: its days and cost are not forecast. framework: None is ours, with
+    compiled layers where the engine compiles the model's."""
 
     hardware: str = "h100"
     batch_tokens: int = 4_000_000
     tokens: int | None = None
-    framework: str = "gristmill"
+    framework: str | None = None
     offload: OffloadConfig = ON_DEVICE
     float8: bool = False
     memory_margin: float = MEMORY_MARGIN
     optimizer: str = "adamw"
+    imbalance: float = 1.0
 
 
 def make_request(
@@ -43,8 +46,9 @@ def make_request(
     fixed: FixedChoices = FixedChoices(),  # noqa: B008 (frozen)
 ) -> PlanRequest:
     """The request of these options. Raises RecipeError where a name, a count or the batch is wrong."""
-    if options.framework not in FRAMEWORKS:
-        raise RecipeError(f"--framework {options.framework}: no such framework; choose one of {', '.join(FRAMEWORKS)}")
+    framework = options.framework or default_framework(shape)
+    if framework not in FRAMEWORKS:
+        raise RecipeError(f"--framework {framework}: no such framework; choose one of {', '.join(FRAMEWORKS)}")
     if gpus < 1:
         raise RecipeError(f"--gpus {gpus}: at least one GPU is needed")
     return PlanRequest(
@@ -53,12 +57,35 @@ def make_request(
         gpus=gpus,
         samples=about_samples(options.batch_tokens, shape.sequence_length, gpus),
         tokens=options.tokens,
-        framework=FRAMEWORKS[options.framework].with_optimizer(options.optimizer),
+        framework=FRAMEWORKS[framework].with_optimizer(options.optimizer),
         offload=options.offload,
         float8=options.float8,
         fixed=fixed,
         memory_margin=options.memory_margin,
+        imbalance=options.imbalance,
     )
+
+
+def default_framework(shape: ModelShape) -> str:
+    """gristmill, or gristmill-eager where the engine does not compile the model's layers (experts, Mamba-2)."""
+    train = TrainConfig(tokens=shape.sequence_length, batch_tokens=shape.sequence_length, compile=True)
+    model = shape.model.model_copy(update={"sequence_length": shape.sequence_length})
+    return "gristmill-eager" if any(objections(model, train, shape.vocab, 1)) else "gristmill"
+
+
+def plan_model(
+    shape: ModelShape,
+    gpus: int,
+    options: PlanOptions = PlanOptions(),
+    fixed: FixedChoices = FixedChoices(),  # noqa: B008 (frozen)
+) -> SearchResult:
+    """Rank the layouts of a model. Where no framework is named and nothing fits with compiled layers, which allow no
+    context axis, the layouts of eager layers; where nothing fits either, with state in host memory."""
+    plan = search(make_request(shape, gpus, options, fixed))
+    if options.framework is None and plan.request.framework.compiles and not plan.ranked:
+        eager = search(make_request(shape, gpus, replace(options, framework="gristmill-eager"), fixed))
+        plan = eager if eager.ranked else plan
+    return plan if plan.ranked else search_with_offload(plan.request)
 
 
 def about_samples(batch_tokens: int, sequence_length: int, gpus: int) -> int:
@@ -93,16 +120,12 @@ def plan_recipe(
         memory_margin,
         train.optimizer.name,
     )
-    return search_with_offload(make_request(shape, gpus, options, fixed))
+    return search_with_offload(replace(make_request(shape, gpus, options, fixed), train=train))
 
 
 def resolve_layout(model: ModelConfig, vocab: int, train: TrainConfig, gpus: int) -> TrainConfig:
-    """Replace `train.layout: auto` by the fastest layout that fits on so many GPUs and that the engine runs.
-
-    Includes its split points and rank order; with train.compile only schedules that torch.compile supports. Raises
-    RecipeError where there is none, with what to change."""
-    if model.has_experts and train.compile:
-        raise RecipeError("train.compile is not built for experts yet; set it false")
+    """Replace `train.layout: auto` by the fastest layout that fits on so many GPUs, with its split points and rank
+    order. Raises RecipeError where there is none, with what to change."""
     if train.batch_tokens % model.sequence_length:
         nearest = max(1, round(train.batch_tokens / model.sequence_length)) * model.sequence_length
         raise RecipeError(
@@ -110,24 +133,24 @@ def resolve_layout(model: ModelConfig, vocab: int, train: TrainConfig, gpus: int
             f"{model.sequence_length} tokens; try {nearest}"
         )
     plan = plan_recipe(shape_of(model, vocab), train, gpus, train.layout.hardware)
-    fields = train.model_dump()
-    for forecast in plan.ranked:
-        if train.compile and forecast.layout.schedule in ("zbv", "dualpipev"):
-            continue
-        layout = forecast.layout.config(forecast.split_points, forecast.placement.rank_order)
-        layout = layout.model_copy(update={"offload": plan.request.offload})
-        chosen = TrainConfig.model_validate(fields | {"layout": layout.model_dump()})
-        if not any(objections(model, chosen, vocab, gpus)):
-            return chosen
-    raise RecipeError(f"train.layout auto: {nothing_fits(plan)}")
+    if not plan.ranked:
+        raise RecipeError(f"train.layout auto: {nothing_fits(plan)}")
+    return TrainConfig.model_validate(train.model_dump() | {"layout": chosen_layout(plan).model_dump()})
+
+
+def chosen_layout(plan: SearchResult) -> LayoutConfig:
+    """The best layout as a recipe has it, with its split points, rank order and offload."""
+    best = plan.best
+    layout = best.layout.config(best.split_points, best.placement.rank_order)
+    return layout.model_copy(update={"offload": plan.request.offload})
 
 
 def recipe_forecast(plan: SearchResult, model: ModelConfig, train: TrainConfig) -> Forecast:
     """Forecast the recipe's own layout. Raises RecipeError where the engine rejects it."""
     layout: Layout = from_config(train.layout, micro_batch_size(model, train))
-    reason = illegal_reason(layout, plan.request.shape, plan.request.samples)
-    if reason is not None:
-        raise RecipeError(f"the recipe's layout cannot run: {reason}")
+    reasons = list(objections(model, train, plan.request.shape.vocab, plan.request.gpus))
+    if reasons:
+        raise RecipeError(f"the recipe's layout cannot run: {'; '.join(reasons)}")
     planner = Planner(plan.request)
     return planner.forecast(planner.with_share(layout))
 
@@ -165,9 +188,9 @@ def write_plot(request: PlanRequest, path: Path, counts: Sequence[int] = ()) -> 
 
 
 def recipe_text(plan: SearchResult) -> str:
-    """The best layout as recipe lines, or why the engine cannot run it."""
-    best = plan.best
-    layout = best.layout.config(best.split_points, best.placement.rank_order)
-    layout = layout.model_copy(update={"offload": plan.request.offload})
-    fields = layout.model_dump(mode="json", exclude_defaults=True)
-    return yaml.safe_dump({"train": {"layout": fields}}, sort_keys=False)
+    """The best layout as recipe lines, with the settings it was forecast for. Raises RecipeError where none fits."""
+    layout, request = chosen_layout(plan), plan.request
+    train: dict[str, Any] = {"layout": layout.model_dump(mode="json", exclude_defaults=True)}
+    if request.framework.is_ours and request.train is None:
+        train = {"compile": request.framework.compiles, "float8": request.float8} | train
+    return yaml.safe_dump({"train": train}, sort_keys=False)

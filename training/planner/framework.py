@@ -49,6 +49,7 @@ class Framework(Config):
     tensor_hidden_async: float = Field(
         0.7, ge=0, le=1, description="the same where products and collectives are chunked (async_tensor_parallel)"
     )
+    expert_hidden: float = Field(0.0, ge=0, le=1, description="of the exchange of tokens with experts")
     pipeline_hidden: float = Field(0.0, ge=0, le=1, description="of the sends between stages, interleaved schedule")
     data_hidden: float = Field(0.8, ge=0, le=1, description="of the data axis's collectives, without a pipeline")
     data_hidden_in_pipeline: float = Field(0.0, ge=0, le=1, description="the same with a pipeline")
@@ -68,6 +69,15 @@ class Framework(Config):
     )
     swaps: bool = Field(False, description="it offers recompute: swap and tokens, besides")
     step_seconds: float = Field(0.0, ge=0, description="work of a step outside the GPUs that nothing hides")
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether it is this engine, whose layouts must pass the engine's checks."""
+        return self.name.startswith("gristmill")
+
+    @property
+    def compiles(self) -> bool:
+        return self.name == "gristmill"
 
     def with_optimizer(self, name: str) -> "Framework":
         return self if name == self.optimizer else Framework.model_validate(self.model_dump() | {"optimizer": name})
@@ -153,6 +163,11 @@ MEGATRON_CORE = Framework(
     data_hidden_in_pipeline=0.7,
 )
 
+# One micro-batch's exchange of tokens beside another's passes (--overlap-moe-expert-parallel-comm).
+MEGATRON_CORE_OVERLAP = Framework.model_validate(
+    MEGATRON_CORE.model_dump() | {"name": "megatron-core-overlap", "expert_hidden": 0.9}
+)
+
 # torch's FSDP as Llama and GPT recipes of 2023 use it: eager kernels, FlashAttention-2 or its Triton forerunner, whole
 # fp32 logits, AdamW that updates in several passes (clip 4+4, moments 16+12, weight 4+4).
 TORCH_FSDP = Framework.model_validate(
@@ -182,6 +197,7 @@ FRAMEWORKS = {
         MEGATRON_2021,
         MEGATRON_2022,
         MEGATRON_CORE,
+        MEGATRON_CORE_OVERLAP,
         TORCH_FSDP,
         TORCHTITAN,
         TORCHTITAN_EAGER,

@@ -101,7 +101,13 @@ class Hardware(Config):
     disk_gb_per_second: float = Field(
         2.0, gt=0, description="a GPU's share of what the host's disk reads or writes (an NVMe disk of 8 GB/s for 4)"
     )
-    usd_per_gpu_hour: float | None = Field(None, ge=0)
+    price_per_gpu_hour: float | None = Field(None, ge=0)
+    currency: str = Field("USD", min_length=1)
+    gpu_mttf_hours: float | None = Field(
+        None, gt=0, description="mean hours until a GPU fails or, on a spot market, is taken away; null: not counted"
+    )
+    restart_minutes: float = Field(10.0, ge=0, description="from an interruption until training goes on")
+    store_gb_per_second: float = Field(0.5, gt=0, description="a GPU's share of what the store of checkpoints writes")
     clusters: tuple[Cluster, ...] = Field((), description="empty: one cluster, as large as requested")
     between_clusters: Link | None = None
     sources: dict[str, str] = Field(default_factory=dict)
@@ -218,12 +224,33 @@ FITTED = Sustained(matmul=0.875, memory=0.763, network=1.0)
 FLOAT32 = Sustained(memory=0.5)
 
 
+class Routed(Config):
+    """What a mixture of experts costs beside its products and its exchange of tokens.
+
+    Rows in the order of their experts are read and written one by one, not as a stream; 8-bit casts and products are
+    one small kernel for each expert. The two shares are fitted to three of the eight published rows of
+    benchmarks/published/experts.py; the other five are blind. The launches are not fitted: three products forward and
+    six backward at some 7 microseconds, as of any small kernel that the host starts."""
+
+    copies: float = Field(1.0, gt=0, le=1, description="share of the memory rate that copies of routed rows reach")
+    casts: float = Field(1.0, gt=0, le=1, description="the same of casting experts' rows to 8 bits")
+    expert_microseconds: float = Field(0.0, ge=0, description="of launching one expert's products, both ways")
+    imbalance: float = Field(1.0, ge=1, description="rows of the busiest rank over the mean of all ranks")
+
+
+# python benchmarks/planner.py --fit (2026-11-24)
+ROUTED = Routed(copies=0.386, casts=0.079, expert_microseconds=60.0)
+
+
 class Rates:
     """Seconds of matmuls, memory traffic and transfers on one kind of hardware. Times of matmuls are cached."""
 
-    def __init__(self, hardware: Hardware, sustained: Sustained, float8: bool = False) -> None:
+    def __init__(
+        self, hardware: Hardware, sustained: Sustained, float8: bool = False, routed: Routed | None = None
+    ) -> None:
         device = hardware.device
         self.hardware, self.sustained, self.float8 = hardware, sustained, float8
+        self.routed = ROUTED if routed is None else routed
         self.sustained_share = sustained.matmul * device.sustained
         self.peak = device.matmul_tflops * 1e12
         best_tile = min(1 / rows + 1 / columns for rows, columns in TILES)
@@ -254,8 +281,13 @@ class Rates:
         seconds, device = self.matmul(rows, depth, columns), self.hardware.device
         if not self.float8 or not device.float8_tflops:
             return seconds
-        gain = device.float8_tflops / device.matmul_tflops
-        return seconds / gain + self.memory(cast_bytes * rows * depth)
+        return seconds / self.product_gain + self.memory(cast_bytes * rows * depth)
+
+    @property
+    def product_gain(self) -> float:
+        """How much faster products are in 8 bits, where float8 is on and the GPU has them."""
+        device = self.hardware.device
+        return device.float8_tflops / device.matmul_tflops if self.float8 and device.float8_tflops else 1.0
 
     def _tiles(self, rows: int, depth: int, columns: int, batch: int) -> float:
         """FLOPs of whole waves of whole tiles, for the best tile and split."""

@@ -222,18 +222,6 @@ def live_chunks(schedule: Schedule, pipeline: int, virtual: int, microbatches: i
     return min(total, 2 * pipeline + (schedule == "dualpipev"))
 
 
-def min_microbatches(schedule: Schedule, pipeline: int, virtual: int) -> int:
-    """Minimum number of micro-batches: one for each rank, for dualpipev two."""
-    if pipeline == 1:
-        return 1
-    return 2 * pipeline if schedule == "dualpipev" else pipeline
-
-
-def microbatches_fit(schedule: Schedule, pipeline: int, microbatches: int) -> bool:
-    """Interleaved runs in rounds of p micro-batches (arXiv 2104.04473, section 2.2.2)."""
-    return schedule != "interleaved" or microbatches % pipeline == 0
-
-
 # The layers of each pipeline rank, counted by kind: what the cost of a rank depends on.
 
 

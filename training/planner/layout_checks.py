@@ -4,10 +4,15 @@ torch checks almost none of this. Every problem is reported with the nearest val
 
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+from pydantic import ValidationError
 
 from gristmill.foundation.errors import RecipeError
 from gristmill.training.config.layers import divisors
 from gristmill.training.config.layout import SWAPS, LayoutConfig
+from gristmill.training.config.mixer import Mixer
 from gristmill.training.config.model import ModelConfig
 from gristmill.training.config.train import TrainConfig
 
@@ -20,22 +25,58 @@ def check_layout(model: ModelConfig, train: TrainConfig, vocab_size: int, world_
 
 
 def objections(model: ModelConfig, train: TrainConfig, vocab_size: int, world_size: int) -> Iterator[str]:
-    layout = train.layout
-    yield from _world(layout, world_size)
-    yield from _tensor(model, layout, vocab_size)
-    yield from _context(model, train)
-    yield from _pipeline(model, layout)
-    yield from _experts(model, train)
-    yield from _mixers(model, train)
-    yield from _batches(model, train)
-    if train.float8:
-        yield from _float8(model, train)
-    yield from _swap(model, train)
-    yield from _overlap(model, train)
-    if train.cuda_graphs:
-        yield from _graphs(model, train)
-    if layout.offload.streams_weights:
-        yield from _streamed(model, train)
+    """Every reason why the engine cannot run this training, each with a fix. The one function that decides: for the
+    planner's candidates, for `gristmill check` and before training starts."""
+    return CheckedModel(model, vocab_size).objections(train, world_size)
+
+
+@dataclass(frozen=True)
+class CheckedModel:
+    """A model with what the checks ask of its layers, which are listed once for all the layouts of a search."""
+
+    config: ModelConfig
+    vocab_size: int
+
+    @cached_property
+    def mixers(self) -> dict[str, Mixer]:
+        return {name: self.config.mixer_named(name) for name in self.config.used_mixers}
+
+    @cached_property
+    def stateful_mixers(self) -> tuple[str, ...]:
+        return self.config.stateful_mixers
+
+    @cached_property
+    def hidden_widths(self) -> list[int]:
+        """Of the MLPs, without those of experts; sorted."""
+        return sorted({layer.hidden for layer in self.config.layer_list})
+
+    @cached_property
+    def mixtures(self) -> list[tuple[int, int]]:
+        """(experts, their hidden width) of each kind of mixture; sorted."""
+        return sorted({(layer.experts, layer.expert_hidden) for layer in self.config.layer_list if layer.experts})
+
+    def objections(self, train: TrainConfig, world_size: int) -> Iterator[str]:
+        model, layout = self.config, train.layout
+        yield from _world(layout, world_size)
+        yield from _tensor(self, layout)
+        yield from _context(model, train)
+        yield from _pipeline(model, layout)
+        yield from _experts(self, train)
+        yield from _mixers(self, train)
+        yield from _batches(model, train)
+        if train.float8:
+            yield from _float8(self, train)
+        yield from _swap(self, train)
+        yield from _overlap(model, train)
+        if train.cuda_graphs:
+            yield from _graphs(self, train)
+        if layout.offload.streams_weights:
+            yield from _streamed(model, train)
+
+
+def reasons_of(error: ValidationError) -> str:
+    """The sentences of the configuration's validators without pydantic's frame."""
+    return "; ".join(one["msg"].removeprefix("Value error, ") for one in error.errors())
 
 
 def micro_batch_size(model: ModelConfig, train: TrainConfig) -> int:
@@ -79,22 +120,23 @@ def _world(layout: LayoutConfig, world_size: int) -> Iterator[str]:
         )
 
 
-def _tensor(model: ModelConfig, layout: LayoutConfig, vocab_size: int) -> Iterator[str]:
-    size = layout.tensor
+def _tensor(checked: CheckedModel, layout: LayoutConfig) -> Iterator[str]:
+    model, size = checked.config, layout.tensor
     if size == 1 or model.transformers is not None:  # a plan by rules replicates what does not split
         return
-    sizes = divisors(model.heads if model.has_attention else model.width)
-    legal = [number for number in sizes if not list(_uneven(model, number, vocab_size, layout))]
-    for reason in _uneven(model, size, vocab_size, layout):
+    for reason in _uneven(checked, size, layout):
+        sizes = divisors(model.heads if model.has_attention else model.width)
+        legal = [number for number in sizes if not any(_uneven(checked, number, layout))]
         yield f"tensor {size}: {reason}; legal for this model: {legal}"
 
 
-def _uneven(model: ModelConfig, size: int, vocab_size: int, layout: LayoutConfig) -> Iterator[str]:
-    for name in model.used_mixers:
-        problem = model.mixer_named(name).tensor_problem(model.width, size)
+def _uneven(checked: CheckedModel, size: int, layout: LayoutConfig) -> Iterator[str]:
+    model, vocab_size = checked.config, checked.vocab_size
+    for mixer in checked.mixers.values():
+        problem = mixer.tensor_problem(model.width, size)
         if problem is not None:
             yield problem
-    for hidden in sorted({layer.hidden for layer in model.layer_list}):
+    for hidden in checked.hidden_widths:
         if hidden % size:
             yield f"the hidden width {hidden} does not split evenly"
     if (size - 1) * math.ceil(vocab_size / size) >= vocab_size:
@@ -157,26 +199,23 @@ def _pipeline(model: ModelConfig, layout: LayoutConfig) -> Iterator[str]:
         yield f"split_points {list(layout.split_points)} must lie between 1 and {model.layers - 1}"
 
 
-def _mixers(model: ModelConfig, train: TrainConfig) -> Iterator[str]:
-    for name in model.stateful_mixers:
+def _mixers(checked: CheckedModel, train: TrainConfig) -> Iterator[str]:
+    for name in checked.stateful_mixers:
         for field, wanted in (("compile", train.compile), ("float8", train.float8)):
             if wanted:
                 yield f"{field} is not built for the mixer {name} yet; set {field}: false"
 
 
-def _swap(model: ModelConfig, train: TrainConfig) -> Iterator[str]:
-    mode = train.layout.recompute
-    if mode not in SWAPS:
-        return
-    if mode != "tokens":
+def _swap(checked: CheckedModel, train: TrainConfig) -> Iterator[str]:
+    if train.layout.recompute != "tokens":
         return
     if train.compile:
         yield (
             "recompute: tokens computes a layer again around its attention, which is not built for compiled layers; "
             "set recompute: swap, or compile: false"
         )
-    for name in model.used_mixers:
-        if not model.mixer_named(name).marks_mixing:
+    for name, mixer in checked.mixers.items():
+        if not mixer.marks_mixing:
             yield (
                 f"recompute: tokens computes some tokens of a layer again, and the mixer {name} does not say what it "
                 "computes of all tokens together (Mixer.marks_mixing); set recompute: swap or full"
@@ -196,18 +235,18 @@ def _overlap(model: ModelConfig, train: TrainConfig) -> Iterator[str]:
         yield "async_tensor_parallel multiplies some tokens at a time, and float8 scales all at once; leave one out"
 
 
-def _graphs(model: ModelConfig, train: TrainConfig) -> Iterator[str]:
+def _graphs(checked: CheckedModel, train: TrainConfig) -> Iterator[str]:
     """What moves memory from step to step, or asks the device for a number within a pass."""
-    layout, fix = train.layout, "set cuda_graphs: false"
+    model, layout, fix = checked.config, train.layout, "set cuda_graphs: false"
     if layout.world_size > 1:
         yield f"cuda_graphs is not built for {layout.world_size} processes, whose weights FSDP gathers anew; {fix}"
     if layout.offload.active or layout.offload.streams_weights or layout.recompute in SWAPS:
         yield f"cuda_graphs is not built for memory on the host (offload, recompute: {layout.recompute}); {fix}"
-    if model.has_experts:
+    if checked.mixtures:
         yield f"cuda_graphs is not built for experts, whose numbers of tokens the host reads; {fix}"
     if model.transformers is not None:
         yield f"cuda_graphs is not built for a model of transformers; {fix}"
-    for name in model.stateful_mixers:
+    for name in checked.stateful_mixers:
         yield f"cuda_graphs is not built for the mixer {name} yet; {fix}"
 
 
@@ -237,24 +276,22 @@ def _streamed(model: ModelConfig, train: TrainConfig) -> Iterator[str]:
         )
 
 
-def _experts(model: ModelConfig, train: TrainConfig) -> Iterator[str]:
-    layout, mixtures = train.layout, [layer for layer in model.layer_list if layer.experts]
-    if not mixtures:
+def _experts(checked: CheckedModel, train: TrainConfig) -> Iterator[str]:
+    layout = train.layout
+    if not checked.mixtures:
         if layout.expert_ranks > 1:
             yield (
                 f"expert {layout.expert} x expert_tensor {layout.expert_tensor}: the model has no experts; set both to "
                 "1, or give the model some (model.moe)"
             )
         return
-    shared = math.gcd(*(layer.experts for layer in mixtures))
+    shared = math.gcd(*(experts for experts, _ in checked.mixtures))
     if shared % layout.expert:
-        counts = sorted({layer.experts for layer in mixtures})
+        counts = sorted({experts for experts, _ in checked.mixtures})
         yield f"expert {layout.expert}: layers with {counts} experts do not split evenly; try one of {divisors(shared)}"
-    widths = math.gcd(*(layer.expert_hidden for layer in mixtures))
+    widths = math.gcd(*(width for _, width in checked.mixtures))
     if widths % layout.expert_tensor:
         yield f"expert_tensor {layout.expert_tensor}: the experts' width does not split evenly; try {divisors(widths)}"
-    if layout.recompute == "operators" and layout.world_size > 1:
-        yield "recompute: operators does not work with experts that FSDP shards; set recompute: full"
     for name, wanted in (("compile", train.compile), ("float8", train.float8)):
         if wanted:
             yield f"{name} is not built for experts yet; set {name}: false"
@@ -291,9 +328,9 @@ def _batches(model: ModelConfig, train: TrainConfig) -> Iterator[str]:
             )
 
 
-def _float8(model: ModelConfig, train: TrainConfig) -> Iterator[str]:
+def _float8(checked: CheckedModel, train: TrainConfig) -> Iterator[str]:
     """torch's 8-bit matmuls need sizes that are multiples of 16, also of a rank's shards."""
-    tensor = train.layout.tensor
+    model, tensor = checked.config, train.layout.tensor
     sizes = {
         "width": model.width,
         "heads x head width on a tensor rank": model.heads * model.head_dim // tensor,
@@ -302,8 +339,7 @@ def _float8(model: ModelConfig, train: TrainConfig) -> Iterator[str]:
         * model.sequence_length
         // train.layout.context,
     }
-    for layer in model.layer_list:
-        sizes["hidden width on a tensor rank"] = layer.hidden // tensor
-    for name, size in sizes.items():
+    named = [*sizes.items(), *(("hidden width on a tensor rank", width // tensor) for width in checked.hidden_widths)]
+    for name, size in named:
         if size % 16:
             yield f"float8 wants {name} ({size}) to be a multiple of 16; change it, or set float8: false"

@@ -194,7 +194,7 @@ def _rates_in(cluster: Cluster, rates: Rates) -> Rates:
     """The same machine with the cluster's own network; used for links only, so cached timings are not shared."""
     network: Link = cluster.network or rates.hardware.network
     hardware = rates.hardware.model_copy(update={"network": network})
-    return Rates(hardware, rates.sustained, rates.float8)
+    return Rates(hardware, rates.sustained, rates.float8, rates.routed)
 
 
 def _first_nodes(cluster: Cluster, nodes: int) -> Cluster:

@@ -17,7 +17,9 @@ from gristmill.training.planner.layout import Layout, bubble_share
 from gristmill.training.planner.network import expert_data_volumes, volumes
 from gristmill.training.planner.placement import stays_in_nodes
 from gristmill.training.planner.request import PlanRequest
-from gristmill.training.planner.search import Forecast, Planner, SearchResult, search
+from gristmill.training.planner.run_cost import cost, days
+from gristmill.training.planner.run_cost import sentences as run_sentences
+from gristmill.training.planner.search import LARGEST_ERROR, Forecast, Planner, SearchResult, search, support
 
 PAPER = "arXiv 2104.04473"
 
@@ -25,10 +27,10 @@ PAPER = "arXiv 2104.04473"
 def explain(plan: SearchResult) -> list[str]:
     """One sentence for each choice of the best layout."""
     best = plan.best
-    sentences = [_summary(plan, best), _memory(plan, best), *_offload(plan, best)]
+    sentences = [_summary(plan, best), *_support(plan, best), _memory(plan, best), *_offload(plan, best)]
     sentences += [s for s in (_tensor(plan, best), _pipeline(plan, best), _data(plan, best)) if s]
     sentences += [s for s in (_micro_batch(plan, best), _recompute(plan, best), _clusters(plan, best)) if s]
-    return sentences
+    return sentences + run_sentences(plan.request, best)
 
 
 def compare(plan: SearchResult, own: Forecast) -> str:
@@ -61,6 +63,20 @@ def _summary(plan: SearchResult, best: Forecast) -> str:
     largest = sorted(parts.items(), key=lambda item: -item[1])[:4]
     shares = ", ".join(f"{name} {seconds / time.total:.0%}" for name, seconds in largest if seconds > 0)
     return f"{best.layout.name()}: a step takes {_seconds(time.total)} ({shares}); MFU {best.mfu:.1%}."
+
+
+def _support(plan: SearchResult, best: Forecast) -> list[str]:
+    """Where no published run is like the forecast, or it is one of a mixture of experts."""
+    _, unlike = support(plan.request, best.layout)
+    if unlike:
+        return [unlike]
+    if not plan.request.shape.has_experts:
+        return []
+    load = plan.request.imbalance
+    return [
+        f"Forecasts of five published mixtures that nothing was fitted to are within {LARGEST_ERROR:.0%}; the busiest "
+        f"rank's experts are assumed to get {load:.2f} times the mean number of tokens (--imbalance)."
+    ]
 
 
 def _memory(plan: SearchResult, best: Forecast) -> str:
@@ -200,17 +216,6 @@ def _seconds(seconds: float) -> str:
 SHOWN_FAILURES = 8
 
 
-def days(request: PlanRequest, forecast: Forecast) -> float | None:
-    """Days of training for the token budget; None without one."""
-    return None if request.tokens is None else request.tokens / forecast.tokens_per_second / 86400
-
-
-def cost(request: PlanRequest, forecast: Forecast) -> float | None:
-    """US dollars for the token budget; None without one or without a price."""
-    length, price = days(request, forecast), request.hardware.usd_per_gpu_hour
-    return None if length is None or price is None else length * 24 * price * request.gpus
-
-
 def to_json(plan: SearchResult, top: int = 20) -> dict[str, Any]:
     """The plan as JSON values: seconds, bytes and tokens, unrounded. layouts: the best `top`, ranked."""
     request, planner = plan.request, Planner(plan.request)
@@ -259,7 +264,8 @@ def forecast_json(planner: Planner, forecast: Forecast) -> dict[str, Any]:
         "mfu": forecast.mfu,
         "tflops_per_gpu": forecast.tflops_per_gpu(request.shape),
         "days": days(request, forecast),
-        "usd": cost(request, forecast),
+        "price": cost(request, forecast),
+        "currency": request.hardware.currency,
         "seconds": {f.name: getattr(forecast.time, f.name) for f in fields(forecast.time)}
         | {"total": forecast.time.total},
         "bytes": {f.name: getattr(forecast.memory, f.name) for f in fields(forecast.memory)}
@@ -296,7 +302,7 @@ def ranking(plan: SearchResult, top: int) -> Table:
         table.add_column(name, justify="left" if name == "layout" else "right")
     if request.tokens is not None:
         table.add_column("days", justify="right")
-        table.add_column("USD", justify="right")
+        table.add_column(request.hardware.currency, justify="right")
     for one in plan.ranked[:top]:
         row = [
             one.layout.name(),

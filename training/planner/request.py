@@ -2,15 +2,21 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from math import ceil, prod
+from functools import cached_property
+from math import prod
+from typing import Any
+
+from pydantic import ValidationError
 
 from gristmill.foundation.errors import RecipeError
 from gristmill.training.config.layers import divisors
 from gristmill.training.config.layout import ON_DEVICE, OffloadConfig, Recompute, Schedule
+from gristmill.training.config.train import TrainConfig
 from gristmill.training.planner.costs.model_shape import ModelShape
 from gristmill.training.planner.framework import GRISTMILL, Framework
 from gristmill.training.planner.hardware import FITTED, GIB, Hardware, Sustained
-from gristmill.training.planner.layout import Layout, microbatches_fit, min_microbatches
+from gristmill.training.planner.layout import Layout
+from gristmill.training.planner.layout_checks import CheckedModel, reasons_of
 
 
 @dataclass(frozen=True)
@@ -41,7 +47,9 @@ MEMORY_MARGIN = 0.06
 class PlanRequest:
     """Input of a search. samples: of one step; tokens: of the whole training, for days and cost.
 
-    memory_margin: share of each GPU's memory that is kept free."""
+    memory_margin: share of each GPU's memory that is kept free. train: the recipe's training, whose fields beside the
+    layout decide too which layouts run (its precision, its growing batch); None: one without a recipe. imbalance: rows
+    that the busiest rank's experts get, over the mean."""
 
     shape: ModelShape
     hardware: Hardware
@@ -54,6 +62,39 @@ class PlanRequest:
     offload: OffloadConfig = ON_DEVICE
     fixed: FixedChoices = field(default_factory=FixedChoices)
     memory_margin: float = MEMORY_MARGIN
+    train: TrainConfig | None = None
+    imbalance: float = 1.0
+
+    def training(self, layout: Layout) -> TrainConfig:
+        """The recipe's `train` with this layout. Raises ValidationError where they exclude each other."""
+        config = layout.config().model_copy(update={"offload": self.offload})
+        return TrainConfig.model_validate(self._train_fields | {"layout": config})
+
+    def illegal_reason(self, layout: Layout) -> str | None:
+        """The first reason why the engine refuses a layout, with a fix; None if it runs.
+
+        Of other programs' layouts, what the engine refuses whether its layers are compiled or not."""
+        try:
+            train = self.training(layout)
+        except ValidationError as error:
+            return reasons_of(error)
+        return next(self._checked.objections(train, layout.gpus), None)
+
+    @cached_property
+    def _checked(self) -> CheckedModel:
+        shape = self.shape
+        return CheckedModel(shape.model.model_copy(update={"sequence_length": shape.sequence_length}), shape.vocab)
+
+    @cached_property
+    def _train_fields(self) -> dict[str, Any]:
+        tokens = self.samples * self.shape.sequence_length
+        train = self.train or TrainConfig(
+            tokens=tokens,
+            batch_tokens=tokens,
+            compile=self.framework.compiles,
+            float8=self.float8 and self.framework.is_ours,
+        )
+        return {name: getattr(train, name) for name in TrainConfig.model_fields}
 
     @property
     def usable_bytes(self) -> float:
@@ -79,6 +120,8 @@ def check(request: PlanRequest) -> None:
         raise RecipeError(
             f"--memory-margin {request.memory_margin}: a share of the memory from 0 to below 1, such as 0.06"
         )
+    if request.imbalance < 1:
+        raise RecipeError(f"--imbalance {request.imbalance}: the busiest rank's rows over the mean; give 1 or more")
     limit = request.hardware.gpus
     if limit is not None and request.gpus > limit:
         raise RecipeError(f"--gpus {request.gpus}, but the clusters of {request.hardware.name} have {limit} in all")
@@ -91,10 +134,11 @@ def fixed_choice_errors(request: PlanRequest) -> Iterator[str]:
     what must divide the batch or the layers."""
     fixed, shape = request.fixed, request.shape
     if fixed.tensor is not None:
-        reason = tensor_illegal_reason(shape, fixed.tensor, bool(fixed.sequence_parallel))
+        reason = request.illegal_reason(
+            Layout(tensor=fixed.tensor, sequence_parallel=bool(fixed.sequence_parallel), recompute="full")
+        )
         if reason is not None:
-            legal = [size for size in divisors(shape.tensor_heads) if tensor_illegal_reason(shape, size, False) is None]
-            yield f"--{reason}; legal for this model: {', '.join(map(str, legal))}"
+            yield f"--{reason}"
     if not shape.has_experts and (fixed.expert or 1) * (fixed.expert_tensor or 1) > 1:
         yield "--expert: the model has no experts; leave it out, or give the model some (model.moe)"
     axes = {"tensor": fixed.tensor, "context-axis": fixed.context, "pipeline": fixed.pipeline}
@@ -116,107 +160,3 @@ def fixed_choice_errors(request: PlanRequest) -> Iterator[str]:
     if fixed.micro_batch is not None and request.samples % fixed.micro_batch:
         sizes = ", ".join(map(str, divisors(request.samples)[:12]))
         yield f"--micro-batch {fixed.micro_batch} does not divide {request.samples} samples a step; try one of {sizes}"
-
-
-# Which layouts the engine can run: the rules of training/planner/layout_checks.py, fast enough for a search.
-
-# Schedules that split the backward pass, which torch's selective checkpointing by operator does not support.
-SPLIT_BACKWARD = ("zbv", "dualpipev")
-
-
-def context_illegal_reason(shape: ModelShape, layout: Layout) -> str | None:
-    """Why a sample's tokens cannot be divided over the layout's context ranks; None if they can."""
-    context, method = layout.context, layout.context_method
-    if context == 1:
-        return None
-    if shape.sequence_length % (context * (2 if method == "ring" else 1)):
-        return f"context {context} ({method}) does not split {shape.sequence_length} tokens"
-    if layout.sequence_parallel and shape.sequence_length // context % layout.tensor:
-        return f"context {context}: its share of {shape.sequence_length} tokens does not split over the tensor ranks"
-    heads = shape.model.heads // layout.tensor
-    if method == "all_to_all" and heads % context:
-        return f"context {context} (all_to_all): {heads} heads of a tensor rank do not split evenly"
-    return None
-
-
-def tensor_illegal_reason(shape: ModelShape, tensor: int, sequence_parallel: bool) -> str | None:
-    """Why the model cannot be sharded over so many tensor ranks; None if it can."""
-    if tensor == 1:
-        return None
-    for block in shape.distinct:
-        problem = None if block.mixer is None else block.mixer.tensor_problem(block.width, tensor)
-        if problem is not None:
-            return f"tensor {tensor}: {problem}"
-        if block.hidden % tensor:
-            return f"tensor {tensor}: the hidden width {block.hidden} does not split evenly"
-    if (tensor - 1) * ceil(shape.vocab / tensor) >= shape.vocab:
-        return f"tensor {tensor}: a vocabulary of {shape.vocab} leaves the last rank without a row"
-    if sequence_parallel and shape.sequence_length % tensor:
-        return (
-            f"tensor {tensor}: a sequence length of {shape.sequence_length} does not split evenly for sequence "
-            "parallelism"
-        )
-    return None
-
-
-def expert_illegal_reason(shape: ModelShape, layout: Layout) -> str | None:
-    """Why the model's experts cannot be laid over the ranks so; None if they can."""
-    if not shape.has_experts:
-        return f"expert {layout.expert_ranks}: the model has no experts" if layout.expert_ranks > 1 else None
-    if layout.data * layout.context * layout.tensor % layout.expert_ranks:
-        return f"expert {layout.expert_ranks} does not divide the ranks of data x context x tensor"
-    for block in shape.distinct:
-        if block.experts % layout.expert:
-            return f"expert {layout.expert}: {block.experts} experts do not split evenly"
-        if block.expert_hidden % layout.expert_tensor:
-            return f"expert_tensor {layout.expert_tensor}: a width of {block.expert_hidden} does not split evenly"
-    return None
-
-
-def token_swap_illegal_reason(shape: ModelShape, layout: Layout) -> str | None:
-    """Why recompute: tokens cannot compute some tokens of the layers again; None if it can."""
-    if layout.recompute != "tokens":
-        return None
-    if any(block.mixer is not None and not block.mixer.marks_mixing for block in shape.distinct):
-        return "recompute: tokens needs mixers that say what they compute of all tokens together"
-    if layout.pipeline > 1 and layout.schedule in SPLIT_BACKWARD:
-        return f"{layout.schedule} cannot recompute by token"
-    return None
-
-
-def illegal_reason(layout: Layout, shape: ModelShape, samples: int) -> str | None:
-    """The first reason why the engine rejects a layout for a step of `samples` samples; None if it runs."""
-    tensor = tensor_illegal_reason(shape, layout.tensor, layout.sequence_parallel)
-    if tensor is not None:
-        return tensor
-    experts = expert_illegal_reason(shape, layout)
-    if experts is not None:
-        return experts
-    if shape.has_experts and layout.recompute == "operators" and layout.gpus > 1:
-        return "experts that FSDP shards cannot recompute by operator"
-    tokens = token_swap_illegal_reason(shape, layout)
-    if tokens is not None:
-        return tokens
-    if layout.pipeline > 1 and layout.stages > len(shape.blocks):
-        return f"more pipeline stages than the {len(shape.blocks)} layers"
-    context = context_illegal_reason(shape, layout)
-    if context is not None:
-        return context
-    if samples % layout.data:
-        return f"{samples} samples do not split over the data ranks"
-    if samples // layout.data % layout.micro_batch:
-        return "the samples of a data rank do not split into the micro-batches"
-    return _pipeline_illegal_reason(layout, layout.microbatches(samples))
-
-
-def _pipeline_illegal_reason(layout: Layout, microbatches: int) -> str | None:
-    if layout.pipeline == 1:
-        return None
-    minimum = min_microbatches(layout.schedule, layout.pipeline, layout.virtual)
-    if microbatches < minimum:
-        return f"fewer micro-batches than {layout.schedule} needs to fill its pipeline (one for each rank)"
-    if not microbatches_fit(layout.schedule, layout.pipeline, microbatches):
-        return "the interleaved schedule needs a number of micro-batches that is a multiple of the pipeline ranks"
-    if layout.schedule in SPLIT_BACKWARD and layout.recompute == "operators":
-        return f"{layout.schedule} cannot recompute by operator"
-    return None

@@ -13,6 +13,7 @@ from gristmill.data_pipeline.corpus.counts import (
     check_not_empty,
     count_files,
     count_source,
+    removal_table,
     removed_span_counts,
     source_counts,
 )
@@ -176,3 +177,35 @@ def test_a_held_out_source_needs_documents_of_its_split():
     check_not_empty(scored, entry(3, {"test": 3}, {}, {}))
     with pytest.raises(InputError, match="of 3 documents none is left to score; zlib removed 3 of them"):
         check_not_empty(scored, entry(3, {}, {"zlib": 3}, {}))
+
+
+def test_the_table_of_the_terminal():
+    """Ten documents: one unreadable, two too short, one a duplicate; six are kept. Shares are of what was read."""
+    entry = {
+        "read": {"documents": 10, "bytes": 1000},
+        "pieces": 0,
+        "quarantined": {"invalid_json": {"documents": 1, "bytes": 0}},
+        "removed": {
+            "exact_dedup": {"documents": 1, "bytes": 100},
+            "gopher_quality.min_words": {"documents": 2, "bytes": 50},
+        },
+        "removed_spans": {"paragraph_dedup": {"documents": 2, "spans": 3, "bytes": 40}},
+        "kept": {"train": {"documents": 5, "bytes": 710}, "test": {"documents": 1, "bytes": 100}},
+    }
+    rules = [{"rule": "gopher_quality.min_words"}]
+    assert [line.split("  ") for line in removal_table({"sources": {"web": entry}, "rules": {"web": rules}})] == [
+        row.split("  ")
+        for row in (
+            "source  step or rule                       documents    text     left",
+            "web     read                                      10    1 kB  100.0 %",
+            "        invalid_json                              -1           90.0 %",
+            "        gopher_quality.min_words                  -2   -50 B   70.0 %",
+            "        exact_dedup                               -1  -100 B   60.0 %",
+            "        paragraph_dedup in kept documents          2   -40 B         ",
+            "        kept (train 5, test 1)                     6   810 B   60.0 %",
+        )
+    ]
+    many = {f"s{number}": entry for number in range(11)}
+    table = removal_table({"sources": many, "rules": dict.fromkeys(many, rules)})
+    assert table[1].split() == ["all", "11", "read", "110", "11", "kB", "100.0", "%"]
+    assert sum("read" in line for line in table) == 1

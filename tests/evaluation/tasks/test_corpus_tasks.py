@@ -1,14 +1,19 @@
 """Bits per byte texts and cloze questions from held-out documents."""
 
+from pathlib import Path
+
 import pytest
 
+from gristmill.evaluation.inference.config import EvaluateConfig
+from gristmill.evaluation.inference.workdir import HeldOutCorpus
+from gristmill.evaluation.tasks import corpus_tasks
 from gristmill.evaluation.tasks.corpus_tasks import (
     CONTEXT_BYTES,
     HeldOutDocument,
+    answerable,
     bits_per_byte_texts,
     by_language,
     cloze_questions,
-    require_questions,
 )
 from gristmill.foundation.errors import InputError
 
@@ -58,8 +63,19 @@ def test_questions_are_spread_over_the_documents():
 
 def test_one_document_gives_no_question():
     assert cloze_questions(documents(1), 10, 4, seed=1) == []
-    with pytest.raises(InputError, match="use more data, or remove cloze from"):
-        require_questions([], curate=None)
+
+
+def test_cloze_without_a_question_is_left_out_and_said(monkeypatch):
+    """Where another task is left; without one there is nothing to evaluate."""
+    monkeypatch.setattr(corpus_tasks, "read_held_out", lambda curate: documents(1))
+    corpus = HeldOutCorpus(Path("work/curate"), Path("work/index"), seed=1)
+    config = EvaluateConfig(tasks=("bits_per_byte", "cloze"))
+    left, said = answerable(config, corpus)
+    assert (left.tasks, said[:54]) == (("bits_per_byte",), "cloze is left out: the held-out documents have no cloz")
+    with pytest.raises(InputError, match=r"^work/curate: .*other tasks in evaluate\.tasks"):
+        answerable(EvaluateConfig(tasks=("cloze",)), corpus)
+    monkeypatch.setattr(corpus_tasks, "read_held_out", lambda curate: documents(6))
+    assert answerable(config, corpus) == (config, "")
 
 
 def test_texts_are_whole_lines_within_the_budget():

@@ -34,7 +34,7 @@ def test_a_named_model_as_json():
 def test_tables_end_with_the_lines_of_a_recipe():
     said = run("--model", "gpt-1.7b", "--gpus", "8", "--batch-tokens", "128Ki", "--top", "2")
     assert "layouts fit 8 x h100" in said
-    assert "train:\n  layout:" in said
+    assert "train:\n  compile: true\n  float8: false\n  layout:" in said
 
 
 def test_a_recipes_layout_is_compared_with_the_best():

@@ -1,6 +1,7 @@
 """A small report as Markdown and HTML, with untrusted text that tries to inject markup."""
 
 import re
+import unicodedata
 from html.parser import HTMLParser
 
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 from gristmill.pipelines.report.figures import curves
 from gristmill.pipelines.report.render import Excerpt, Figure, Heading, Paragraph, Table, to_html, to_markdown
 
+BIDI_CONTROLS = "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
 EVIL = "</pre><script>alert(1)</script> `````\n| x | <img src=http://x.example/y onerror=z>"
 
 
@@ -45,6 +47,19 @@ def test_foreign_text_stays_text(block):
     tags = parsed(to_html(EVIL, [Heading("t", 1), Paragraph("p"), block]))
     assert not {"script", "img", "iframe", "link"} & {tag for tag, _ in tags.tags}
     assert all(not name.startswith("on") for _, attributes in tags.tags for name in attributes)
+
+
+@given(st.text(st.characters(codec="utf-8")))
+def test_a_report_holds_no_control_character(text):
+    """Whatever a document holds: nothing that a terminal obeys or that turns the direction of the text around it."""
+    blocks = [Heading(text, 1), Paragraph(text), Excerpt(text, text), Table((text,), ((text,),), caption=text)]
+    for page in (to_html(text, blocks), to_markdown(blocks)):
+        forbidden = [c for c in page if (unicodedata.category(c) == "Cc" and c not in "\t\n") or c in BIDI_CONTROLS]
+        assert forbidden == []
+
+
+def test_a_control_character_has_a_picture():
+    assert "red\u241b" in to_markdown([Paragraph("red\x1b[31m")])
 
 
 @given(st.text("a`\n~"))

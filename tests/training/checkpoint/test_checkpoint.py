@@ -35,7 +35,7 @@ from gristmill.training.parallel.mesh import build_mesh, single_process
 from tests.support.forked_pool import ForkedPool
 from tests.support.training_runs import BATCH, MODEL, digests, new_run
 
-SIX_STEPS = {"tokens": 6 * BATCH * MODEL.sequence_length, "monitoring": {"tensorboard": False}}
+SIX_STEPS = {"tokens": 6 * BATCH * MODEL.sequence_length, "monitoring": {"trackers": []}}
 
 
 @pytest.fixture(scope="module")

@@ -1,24 +1,28 @@
 """The checkpoints that are kept."""
 
+import resource
 import weakref
 
 import pytest
 import torch
 from torch.distributed.checkpoint import CheckpointException
 
+from gristmill.foundation.errors import disk_trouble
 from gristmill.training.checkpoint.checkpoint import (
     CheckpointContent,
     SavedModelConfig,
     load_model,
     saved_tensors,
     step_folder,
+    steps_in,
 )
-from gristmill.training.checkpoint.save import kept_steps, save_streamed
+from gristmill.training.checkpoint.save import Saver, kept_steps, save_streamed
 from gristmill.training.config.model import ModelConfig
 from gristmill.training.config.train import CheckpointConfig
 from gristmill.training.model.init import initialise
 from gristmill.training.model.moe.router import saved_buffers
 from gristmill.training.model.transformer import Transformer
+from gristmill.training.parallel.mesh import single_process
 
 
 def test_the_last_regular_checkpoints_and_the_newest_stay() -> None:
@@ -76,3 +80,26 @@ def test_a_stream_in_another_order_is_an_error_and_leaves_no_checkpoint(tmp_path
     with pytest.raises(CheckpointException, match=r"comes where model\.embedding\.weight"):
         save_streamed(tmp_path, 0, content_of(empty), stream, dict)
     assert not step_folder(tmp_path, 0).exists()
+
+
+@pytest.mark.parametrize("limit", [100, 10_000, 100_000])
+@pytest.mark.parametrize("how", ["at once", "in the background", "streamed"])
+def test_a_disk_that_fills_is_an_error_of_the_disk(tmp_path, how, limit):
+    """A limit on file sizes fails the write of tensors as a full disk does; torch would raise a RuntimeError about its
+    archive. No checkpoint is left."""
+    tensors = {f"model.{number}": torch.zeros(30_000) for number in range(4)}
+    content = CheckpointContent(tensors, SavedModelConfig())
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
+    try:
+        with pytest.raises(OSError) as caught:
+            if how == "streamed":
+                save_streamed(tmp_path, 1, content, iter(()), dict)
+            else:
+                saver = Saver(tmp_path, CheckpointConfig(every=1, asynchronous=how != "at once"), single_process())
+                saver.save(1, content, finished=False)
+                saver.wait()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert "the file is larger than the disk or a limit" in disk_trouble(caught.value)
+    assert steps_in(tmp_path) == []

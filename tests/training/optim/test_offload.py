@@ -156,3 +156,24 @@ def test_interleaving_hides_the_copies() -> None:
     # a third longer while the link copies
     slowed = update_seconds([1e8] * 24, halves, HostRates(12e9, 0.83e9, 1e13, contention=1 / 3))
     assert host + publish < slowed < 4 / 3 * host + publish + 1e-9
+
+
+def test_the_host_updates_with_its_own_number_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only while it updates: passes on a CPU keep torch's number, on which their rounding depends."""
+    values, used = parameters(torch.float32), []
+    optimizer = AdamW(values, OptimizerConfig(), MODEL)
+    groups = split_into_subgroups(values, 2 * PIECE_ELEMENTS, optimizer.is_whole)
+    placed = [False] * (len(groups) - 1) + [True]
+    offloaded = OffloadedOptimizer(values, optimizer, groups, placed, threads=3)
+    before, update = torch.get_num_threads(), optimizer.update
+
+    def noted(operands: Any, rate_share: float) -> None:
+        used.append(torch.get_num_threads())
+        update(operands, rate_share)
+
+    monkeypatch.setattr(optimizer, "update", noted)
+    set_gradients(values, 0)
+    for name, gradient in offloaded.host_gradients.items():
+        gradient.copy_(values[name].grad)
+    offloaded.step(1.0)
+    assert sorted(used) == sorted([3] * (len(groups) - 1) + [before]) and torch.get_num_threads() == before

@@ -45,6 +45,7 @@ GRID = [
     # recomputation
     Case(EP2 | {"recompute": "full"}, "experts"),
     Case(EP2 | {"recompute": "attention"}, "pr_moe"),
+    Case(EP2 | {"recompute": "operators"}, "experts"),
     # activations of some tokens in host memory, those of routed experts whole
     Case({"tensor": 2, "expert": 2} | SOME_TOKENS, "pr_moe"),
     # Muon, whose matrices are those of each expert
@@ -54,6 +55,7 @@ GRID = [
 RARE = [
     Case(PP2 | {"data": 2, "tensor": 2, "expert": 4, "schedule": "zbv"}, "experts_deep"),
     Case(EP2 | PP2, "experts_deep"),
+    Case(EP2 | PP2 | {"recompute": "operators"}, "experts_deep"),
     Case({"data": 8, "micro_batch": 1, "expert": 4}, "pr_moe"),
     Case({"context": 2, "tensor": 2}, "last_drops", documents=True),
     Case({"tensor": 2, "sequence_parallel": False}, "random_drops", documents=True),

@@ -87,11 +87,6 @@ BATCH = {"tokens": 10**6, "batch_tokens": 16 * 16}
             {"layout": {"data": 2, "expert_tensor": 2}},
             r"expert_tensor 2: the experts' width does not split evenly; try \[1, 3, 5, 15\]",
         ),
-        (
-            {"moe": {"experts": 4}},
-            {"layout": {"data": 2, "recompute": "operators"}},
-            "recompute: operators does not work with experts that FSDP shards; set recompute: full",
-        ),
         ({"moe": {"experts": 4}}, {"compile": True}, "compile is not built for experts yet; set compile: false"),
         (
             {"moe": {"experts": 4}},

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from gristmill.data_pipeline.filters.presets import FilterChoice
 from gristmill.data_pipeline.readers.source import SourceConfig
 from gristmill.foundation.errors import InputError, RecipeError
 from gristmill.foundation.progress import Reporter
@@ -19,6 +20,7 @@ from gristmill.foundation.runtime.tasks import node
 from gristmill.foundation.runtime.tasks import ray as connection
 from gristmill.foundation.runtime.tasks.local import LocalEngine
 from gristmill.foundation.runtime.tasks.ray import RayEngine, checked_place
+from gristmill.foundation.user_code import UserCode
 from tests.support.corpora import curate_with, prose, tree_digests, write_jsonl
 from tests.support.ray_cluster import add_node, ray_cluster
 from tests.support.recording_reporter import RecordingReporter
@@ -128,10 +130,15 @@ def test_curation_gives_the_bytes_of_the_local_engine(engine, tmp_path, monkeypa
     for k in range(3):
         write_jsonl(tmp_path / "raw" / f"{k}.jsonl", [{"text": text} for text in texts[k::3]])
     source = SourceConfig(name="books", format="jsonl", paths=(str(tmp_path / "raw"),))
-    steps = {"span_dedup": {"unit": "line"}, "shard_bytes": 8_000}
+    source_code = "def no_fives(document):\n    return len(document['text']) % 5 > 0\n"
+    code = UserCode(file="gone.py", function="no_fives", sha256="0" * 64, source=source_code)  # no node has the file
+    rule = FilterChoice(preset=code.label, code=code)
+    steps = {"span_dedup": {"unit": "line"}, "shard_bytes": 8_000, "filters": ("gopher_quality", rule)}
     there = curate_with(engine, [source], tmp_path / "ray", **steps)
     here = curate_with(LocalEngine(1, Reporter.silent()), [source], tmp_path / "local", **steps)
     assert there == here
+    languages = there["sources"]["books"]["languages"].values()
+    assert sum(language["removed"].get("gone.no_fives", 0) for language in languages) > 0
     assert tree_digests(tmp_path / "ray" / "curate") == tree_digests(tmp_path / "local" / "curate")
 
 
