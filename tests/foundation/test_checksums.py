@@ -1,8 +1,24 @@
 import os
+import time
+from hashlib import sha256
+from types import SimpleNamespace
 
 import pytest
 
-from gristmill.foundation.checksums import drop_damaged, is_sealed, remove_seals, seal_of, sealed_path
+from gristmill.foundation import checksums
+from gristmill.foundation.checksums import (
+    check_against,
+    drop_damaged,
+    is_sealed,
+    read_cached,
+    reading,
+    remove_seals,
+    seal_of,
+    sealed_path,
+)
+from gristmill.foundation.errors import InputError
+from gristmill.foundation.files import file_digest
+from gristmill.foundation.manifest import Output
 
 
 @pytest.fixture
@@ -49,3 +65,89 @@ def test_a_kill_before_the_second_seal_loses_nothing(path):
 def test_seals_are_removed_before_the_manifest_is_written(path, tmp_path):
     remove_seals(tmp_path)
     assert [p.name for p in path.parent.iterdir()] == ["x"]
+
+
+@pytest.fixture
+def manifest(tmp_path):
+    """Of two outputs, x and y."""
+    for name in ("x", "y"):
+        (tmp_path / name).write_bytes(b"content of " + name.encode())
+    digests = {name: sha256((tmp_path / name).read_bytes()).hexdigest() for name in ("x", "y")}
+    return SimpleNamespace(outputs=[Output(path=name, bytes=12, sha256=digest) for name, digest in digests.items()])
+
+
+@pytest.fixture
+def read_names(monkeypatch):
+    """Names of the files whose bytes were read to be verified."""
+    names = []
+
+    def digest(path):
+        names.append(path.name)
+        return file_digest(path)
+
+    monkeypatch.setattr(checksums, "file_digest", digest)
+    return names
+
+
+def an_hour_later(monkeypatch):
+    later = time.time_ns() + 3600 * 10**9
+    monkeypatch.setattr(checksums.time, "time_ns", lambda: later)
+
+
+def test_outputs_that_are_unchanged_for_a_while_are_read_once(tmp_path, manifest, read_names, monkeypatch):
+    an_hour_later(monkeypatch)
+    check_against(tmp_path, manifest)
+    check_against(tmp_path, manifest)
+    assert read_names == ["x", "y"]
+    os.utime(tmp_path / "x", (1, 1))
+    check_against(tmp_path, manifest)
+    assert read_names == ["x", "y", "x"]
+
+
+def test_outputs_just_written_are_read_again(tmp_path, manifest, read_names):
+    """Another write within the same tick of the clock would not show in their times."""
+    check_against(tmp_path, manifest)
+    check_against(tmp_path, manifest)
+    assert read_names == ["x", "y", "x", "y"]
+
+
+def test_only_the_wanted_outputs_are_verified(tmp_path, manifest, read_names, monkeypatch):
+    an_hour_later(monkeypatch)
+    check_against(tmp_path, manifest, lambda path: path == "y")
+    assert read_names == ["y"]
+    check_against(tmp_path, manifest)
+    assert read_names == ["y", "x"]
+
+
+def test_a_damaged_record_of_verified_outputs_is_made_anew(tmp_path, manifest, read_names, monkeypatch):
+    an_hour_later(monkeypatch)
+    check_against(tmp_path, manifest)
+    for content in (b"", b"[1]", b"[" * 100_000):
+        read_names.clear()
+        (tmp_path / checksums.RECORD).write_bytes(content)
+        check_against(tmp_path, manifest)
+        assert read_names == ["x", "y"]
+    assert sorted(read_cached(tmp_path / checksums.RECORD)) == ["x", "y"]
+
+
+@pytest.mark.parametrize("content", [b"cOntent of x", b"shorter"])
+def test_an_altered_output_is_named(tmp_path, manifest, content, monkeypatch):
+    an_hour_later(monkeypatch)
+    check_against(tmp_path, manifest)
+    (tmp_path / "x").write_bytes(content)
+    with pytest.raises(InputError, match=r"x: altered since it was written.*gristmill verify"):
+        check_against(tmp_path, manifest)
+
+
+def test_a_missing_output_is_named(tmp_path, manifest):
+    (tmp_path / "y").unlink()
+    with pytest.raises(InputError, match=r"y: cannot be read \(No such file"):
+        check_against(tmp_path, manifest)
+
+
+def test_an_error_while_reading_names_the_folder_and_its_remedy(tmp_path):
+    with (
+        pytest.raises(InputError, match=r"a file in it is damaged \(ValueError: two\); `gristmill verify"),
+        reading(tmp_path),
+    ):
+        raise ValueError("two\nlines")

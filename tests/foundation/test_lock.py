@@ -36,3 +36,23 @@ def test_differences_in_words():
         "c: new",
         "b: sha256 was 2222222222222222..., is 3333333333333333...",
     ]
+
+
+def test_a_source_is_returned_by_its_name():
+    poems, prose = (LockedSource(name=name, request={}, files=(raw("a", name),)) for name in ("poems", "prose"))
+    lock = Lock(sources=(poems, prose))
+    assert lock.source("poems") == poems and lock.source("prose") == prose
+
+
+def test_contents_and_copies_count_in_the_identity():
+    def identity(*files):
+        return Lock(sources=(LockedSource(name="s", request={}, files=files),)).identity()
+
+    assert identity(raw("a", "d")) != identity(raw("a", "e"))
+    assert identity(raw("a", "d")) != identity(raw("a", "d", 1))
+    assert list(identity(raw("a", "d"))) == ["s"]
+
+
+def test_equal_files_are_numbered_from_zero():
+    files = in_canonical_order([raw(name, "d") for name in "cab"])
+    assert [(file.name, file.copy_index) for file in files] == [("a", 0), ("b", 1), ("c", 2)]
