@@ -23,12 +23,14 @@ from measure import Figure, arguments, print_figures
 from rich.console import Console
 from rich.table import Table
 
+from gristmill.data_pipeline.indexed.dataset import read_dataset
 from gristmill.data_pipeline.indexed.sentence_pairs import open_pairs
 from gristmill.evaluation.convert.hf.bert import ORIGINAL, REARRANGED
 from gristmill.foundation.files import write_atomic
 from gristmill.foundation.fingerprint import fingerprint
 from gristmill.foundation.progress import Reporter
 from gristmill.pipelines.recipes.recipe_file import load_recipe
+from gristmill.pipelines.stages.training_data import sampling
 from gristmill.tokenizers.tokenizer import load_tokenizer
 from gristmill.training.config.model import ModelConfig
 from gristmill.training.config.train import TrainConfig
@@ -94,7 +96,9 @@ def final(curve: list[float]) -> float:
 
 def open_data(root: Path) -> TrainingData:
     recipe, codec = load_recipe("bert_tiny"), load_tokenizer(root / "tokenizer")
-    pairs = open_pairs(root / "index", "train", LENGTH - SPECIAL_TOKENS, recipe.seed, recipe.index)
+    pairs = open_pairs(
+        root / "index", "train", LENGTH - SPECIAL_TOKENS, recipe.seed, sampling(recipe, read_dataset(root / "index"))
+    )
     return TrainingData(
         pairs, None, codec.end_of_document, mask_documents=False, bytes_per_token={}, pieces=codec.pieces
     )

@@ -21,9 +21,9 @@ from measure import Figure, arguments, print_figures
 from rich.console import Console
 from rich.table import Table
 
-from gristmill.data_pipeline.indexed.samples import open_samples
 from gristmill.foundation.progress import Reporter
 from gristmill.pipelines.recipes.recipe_file import load_recipe
+from gristmill.pipelines.stages.training_data import open_form
 from gristmill.training.checkpoint.checkpoint import step_folder, steps_in
 from gristmill.training.config.model import ModelConfig
 from gristmill.training.config.train import TrainConfig
@@ -125,10 +125,7 @@ def compare(work: Path, index: Path, seeds: int, tokens: int | None) -> tuple[di
     mixture, plain = recipe.training()
     changes = {"checkpoint": {"every": 0}} | ({"tokens": tokens} if tokens else {})
     config = TrainConfig.model_validate(plain.model_dump() | changes)
-    training, validation = (
-        open_samples(index, split, mixture.sequence_length, recipe.seed, recipe.index, lambda text: None)
-        for split in ("train", "validation")
-    )
+    training, validation = (open_form("windows", index, split, recipe) for split in ("train", "validation"))
     masked = recipe.index.mask_documents
     data = TrainingData(training, validation, 0, mask_documents=masked, bytes_per_token={})
     found: dict[str, list[float]] = {name: [] for name in models_of(mixture)}

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from gristmill.data_pipeline.corpus.splits import SPLITS
-from gristmill.data_pipeline.indexed.config import LanguageSampling, blend_weights
+from gristmill.data_pipeline.indexed.config import blend_weights
 from gristmill.data_pipeline.indexed.dataset import (
     Dataset,
     FimIds,
@@ -23,12 +23,9 @@ from gristmill.data_pipeline.indexed.dataset import (
 from gristmill.data_pipeline.indexed.documents import Repeats, document_ranges, read_repeats
 from gristmill.data_pipeline.indexed.format import bin_path, dtype_for
 from gristmill.data_pipeline.indexed.language_shares import (
-    NO_RUN,
-    RunLength,
     cell_name,
     language_tag,
     pooled,
-    weights_by_language,
 )
 from gristmill.data_pipeline.indexed.merge import merge
 from gristmill.data_pipeline.indexed.permutation import key_of
@@ -51,20 +48,19 @@ MERGE_BYTES_PER_SECOND = 200e6
 
 @dataclass(frozen=True)
 class IndexRequest:
-    """corpus, tokenizer: the folders of the stages curate and tokenizer. weights: of the sources, in the recipe's
-    order; None for all of them weighs by tokens. folder: the output folder, which may hold files of an earlier run.
-    sentences: every sentence is a sequence of its own. languages: every language of a source is a source of its own,
-    sampled as this says in this run. rehydrate: how often documents are written, by the size of their cluster.
-    held_out: sources without a train split."""
+    """corpus, tokenizer: the folders of the stages curate and tokenizer. sources: names, in the recipe's order.
+    folder: the output folder, which may hold files of an earlier run. sentences: every sentence is a sequence of its
+    own. min_language_tokens: every language of a source is a source of its own, those with fewer training tokens
+    together as `other`; None: languages are not told apart. rehydrate: how often documents are written, by the size of
+    their cluster. held_out: sources without a train split."""
 
     corpus: Path
     tokenizer: Path
-    weights: Mapping[str, float | None]
+    sources: tuple[str, ...]
     seed: int
     folder: Path
     sentences: bool = False
-    languages: LanguageSampling | None = None
-    run: RunLength = NO_RUN
+    min_language_tokens: int | None = None
     rehydrate: Mapping[int, int] = field(default_factory=dict)
     held_out: frozenset[str] = frozenset()
 
@@ -89,7 +85,7 @@ def index_corpus(request: IndexRequest, engine: Engine) -> tuple[Dataset, Tokeni
     tokenizer = load_bulk_tokenizer(request.tokenizer)
     engine.reporter.say(f"index: encoding with {tokenizer.encoder}")
     encodes, merges = _plan_tasks(request, tokenizer)
-    by_language = request.languages is not None
+    by_language = request.min_language_tokens is not None
     text_bytes = sum(task.bytes for tasks in encodes for task in tasks)
     todo = [
         task
@@ -100,8 +96,8 @@ def index_corpus(request: IndexRequest, engine: Engine) -> tuple[Dataset, Tokeni
     encoding = _sized(engine, text_bytes / ENCODE_BYTES_PER_SECOND)
     encoding.map(encode_documents, todo, "index: encoding", [task.bytes for task in todo], "B")
     merging = _sized(engine, text_bytes / MERGE_BYTES_PER_SECOND)
-    names = {name: name for name in request.weights}
-    if request.languages is not None:
+    names = list(request.sources)
+    if by_language:
         merges, names = _by_language(request, merges)
     if request.rehydrate:
         repeats = read_repeats(request.corpus, request.rehydrate)
@@ -123,7 +119,7 @@ def _plan_tasks(request: IndexRequest, tokenizer: Tokenizer) -> tuple[list[list[
     encodes: list[list[EncodeTask]] = []
     merges: list[MergeTask] = []
     for split in SPLITS:
-        for source in request.weights:
+        for source in request.sources:
             found = document_ranges(request.corpus, split, source)
             if not found and split == "train" and source not in request.held_out:
                 raise InputError(
@@ -133,7 +129,7 @@ def _plan_tasks(request: IndexRequest, tokenizer: Tokenizer) -> tuple[list[list[
             if not found:
                 continue
             chunk_prefix = request.folder / CHUNKS / split / source
-            described = request.languages is not None or bool(request.rehydrate)
+            described = request.min_language_tokens is not None or bool(request.rehydrate)
             common = EncodeTask(
                 request.tokenizer, tokenizer.encoder, (), chunk_prefix, request.sentences, described=described
             )
@@ -155,25 +151,26 @@ def _merge_task(
     )
 
 
-def _by_language(request: IndexRequest, merges: list[MergeTask]) -> tuple[list[MergeTask], dict[str, str]]:
-    """(a task for each language of each source and split, {SOURCE.LANGUAGE: SOURCE} in the order of the recipe)."""
-    assert request.languages is not None
+def _by_language(request: IndexRequest, merges: list[MergeTask]) -> tuple[list[MergeTask], list[str]]:
+    """(a task for each language of each source and split, SOURCE.LANGUAGE in the order of the recipe)."""
+    assert request.min_language_tokens is not None
     found: list[MergeTask] = []
-    names: dict[str, str] = {}
+    names: list[str] = []
     # source -> language -> the name it is sampled under
     groups: dict[str, dict[str, str]] = {source: {} for source in request.held_out}
     for task in merges:
         split, source = task.prefix.parent.name, task.prefix.name
         tokens = language_tokens(task.chunks)
         if split == "train":
-            groups[source] = pooled(tokens, request.languages.min_tokens)
-            names |= {cell_name(source, group): source for group in sorted(set(groups[source].values()))}
+            groups[source] = pooled(tokens, request.min_language_tokens)
+            names += [cell_name(source, group) for group in sorted(set(groups[source].values()))]
         members: dict[str, set[str]] = {}
         for language in tokens:
             members.setdefault(groups[source].get(language, language), set()).add(language)
         for group, languages in sorted(members.items()):
             name = cell_name(source, group)
-            names.setdefault(name, source)
+            if name not in names:
+                names.append(name)
             found.append(_merge_task(request, split, name, task.chunks, frozenset(languages)))
     return found, names
 
@@ -202,15 +199,12 @@ def _merge(task: MergeTask) -> None:
     write_atomic(task.note, canonical_json(counts.model_dump(mode="json")))
 
 
-def _describe(request: IndexRequest, tokenizer: Tokenizer, names: Mapping[str, str]) -> Dataset:
-    """names: of the indexed files -> the recipe's source."""
+def _describe(request: IndexRequest, tokenizer: Tokenizer, names: Sequence[str]) -> Dataset:
+    """names: of the indexed files. Their weights are their shares of the training tokens."""
     fim = tokenizer.fim_ids()
     splits = {name: {split: _counts(request.folder, split, name) for split in SPLITS} for name in names}
     tokens = {name: counts["train"].tokens for name, counts in splits.items()}
-    of_sources = {source: sum(tokens[name] for name in names if names[name] == source) for source in request.weights}
-    weights = blend_weights(request.weights, of_sources)
-    if request.languages is not None:
-        weights = weights_by_language(tokens, weights, request.languages, request.run)
+    weights = blend_weights(dict.fromkeys(tokens), tokens)
     return Dataset(
         vocab_size=tokenizer.vocab_size,
         end_of_document=tokenizer.end_of_document,

@@ -48,15 +48,15 @@ class Candidates:
 
 
 def training_texts(
-    corpus: Path, weights: Mapping[str, float | None], config: TokenizerConfig, seed: int, engine: Engine
+    corpus: Path, sources: Sequence[str], config: TokenizerConfig, seed: int, engine: Engine
 ) -> tuple[list[str], dict[str, int]]:
     """(texts of about config.sample_bytes in total, sampled bytes by group).
 
-    Each group gets its share of the blend, flattened by config.temperature; if a group has too little text, the others
-    get the rest. No text is sampled twice. Deterministic in the corpus, the settings and the seed. Weight 0: none;
-    weight None: in proportion to the source's text. Raises InputError if a source has no training documents."""
-    shares = {name: _text_bytes(corpus, name) if weight is None else weight for name, weight in weights.items()}
-    sources = [source for source in shares if weights[source] != 0]
+    Each group gets its share of the corpus's text, flattened by config.temperature; if a group has too little text, the
+    others get the rest. The weights of the sources in training decide nothing, so that mixtures share a tokenizer. No
+    text is sampled twice. Deterministic in the corpus, the settings and the seed. Raises InputError if a source has no
+    training documents."""
+    shares = {name: _text_bytes(corpus, name) for name in sources}
     chosen = [_chosen(corpus, source, config, seed) for source in sources]
     tasks = [(each, source, config) for source, found in zip(sources, chosen, strict=True) for each in found]
     tables = iter(_read_all(tasks, engine))

@@ -63,14 +63,16 @@ Scores = Mapping[str, Mapping[str, float]]  # task -> metric -> value
 
 @dataclass(frozen=True)
 class RunConfig:
-    """The model and its training, as in the recipe. seed: of the initial weights and of dropout. folder: of
-    model.transformers. host_threads: of an optimizer in host memory; None: as many as torch uses."""
+    """The model and its training, as in the recipe. seed: of the initial weights, of dropout and of the masks
+    of training samples. folder: of model.transformers. host_threads: of an optimizer in host memory; None: as many as
+    torch uses. held_out_seed: of the masks of validation samples; None: seed."""
 
     model: ModelConfig
     train: TrainConfig
     seed: int
     folder: TransformersFolder | None = None
     host_threads: int | None = None
+    held_out_seed: int | None = None
 
 
 class Run:
@@ -94,6 +96,7 @@ class Run:
         self.data = data
         self.config, self.mesh, self.folder, self.reporter = train, mesh, folder, reporter
         self.seed = config.seed
+        self.held_out_seed = config.seed if config.held_out_seed is None else config.held_out_seed
         self.log: MetricsLog | None = None  # on the first process, while it trains
         self.root = folder / CHECKPOINTS
         initial = None if train.init_from is None else Path(train.init_from)
@@ -282,7 +285,7 @@ class Run:
             model,
             samples.vocab_size,
             data.end_of_document,
-            self.seed,
+            self.seed if split == "train" else self.held_out_seed,
             mask_documents=data.mask_documents,
             split=split,
             pieces=data.pieces,

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from gristmill.data_pipeline.indexed.dataset import read_dataset
-from gristmill.data_pipeline.indexed.samples import open_samples
 from gristmill.foundation.files import write_atomic
 from gristmill.foundation.fingerprint import fingerprint
 from gristmill.foundation.progress import Reporter
 from gristmill.pipelines.recipes.config import Recipe
 from gristmill.pipelines.recipes.recipe_file import load_recipe
 from gristmill.pipelines.stages.train import bytes_per_token
+from gristmill.pipelines.stages.training_data import open_form
 from gristmill.training.config.model import ModelConfig
 from gristmill.training.config.train import TrainConfig
 from gristmill.training.metrics import METRICS_NAME, TrainingData, read_metrics
@@ -53,11 +53,7 @@ def models(recipe: Recipe) -> dict[str, ModelConfig]:
 
 
 def open_data(recipe: Recipe, index: Path) -> TrainingData:
-    model, _ = recipe.training()
-    training, validation = (
-        open_samples(index, split, model.sequence_length, recipe.seed, recipe.index, lambda text: None)
-        for split in ("train", "validation")
-    )
+    training, validation = (open_form("windows", index, split, recipe) for split in ("train", "validation"))
     per_token = bytes_per_token(read_dataset(index), "validation")
     return TrainingData(training, validation, 0, recipe.index.mask_documents, per_token)
 

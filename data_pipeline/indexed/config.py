@@ -107,7 +107,7 @@ def blend_weights(weights: Mapping[str, float | None], tokens: Mapping[str, int]
     ({"a": None, "b": None}, {"a": 300, "b": 100}) -> {"a": 0.75, "b": 0.25}. Raises ValueError if only some are
     given: whether a missing one means 1, a share of the tokens or what the others leave cannot be told."""
     check_all_or_none(weights)
-    total = sum(tokens.values())
+    total = max(1, sum(tokens.values()))
     return {name: tokens[name] / total if weight is None else weight for name, weight in weights.items()}
 
 

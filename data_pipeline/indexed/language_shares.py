@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from gristmill.data_pipeline.corpus.splits import SPLITS
-from gristmill.data_pipeline.indexed.config import LanguageSampling
+from gristmill.data_pipeline.indexed.config import LanguageSampling, blend_weights
 from gristmill.data_pipeline.indexed.dataset import Dataset
 from gristmill.foundation.errors import RecipeError
 
@@ -86,6 +86,22 @@ def weights_by_language(
         source, _, language = name.partition(".")
         cells[source, language] = count
     return {cell_name(*cell): share for cell, share in cell_weights(cells, sources, config, run).items()}
+
+
+def resolved_weights(
+    dataset: Dataset, sources: Mapping[str, float | None], languages: LanguageSampling | None, run: RunLength
+) -> dict[str, float]:
+    """Weight of each indexed file in a blend of the sources; 0 of what has no training tokens.
+
+    sources: weights, all None in proportion to the training tokens. {"web": 3, "books": 1} of web.de, web.en and
+    books.en with 100 tokens each -> {"web.de": 0.375, "web.en": 0.375, "books.en": 0.25} by language, alpha 1."""
+    tokens = {source.name: source.splits["train"].tokens for source in dataset.sources}
+    of_sources = dict.fromkeys(sources, 0)
+    for name, count in tokens.items():
+        of_sources[name.partition(".")[0]] += count
+    present = {name: weight if weight is None or of_sources[name] else 0.0 for name, weight in sources.items()}
+    blend = blend_weights(present, of_sources)
+    return blend if languages is None else weights_by_language(tokens, blend, languages, run)
 
 
 def tempered(shares: Mapping[str, float], alpha: float) -> dict[str, float]:

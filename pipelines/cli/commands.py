@@ -24,6 +24,7 @@ COMMANDS = {
     "train": "stages:train",
     "evaluate": "stages:evaluate",
     "report": "stages:report",
+    "ablate": "ablate:ablate",
     "chat": "start:chat",
     "generate": "checkpoint:generate",
     "serve": "serve:serve",

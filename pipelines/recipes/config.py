@@ -68,6 +68,12 @@ class Recipe(Config):
     @model_validator(mode="after")
     def all_sources_have_weights_or_none(self) -> Self:
         check_all_or_none(self.training_weights)
+        idle = [name for name, weight in self.training_weights.items() if weight == 0]
+        if idle and self.train is not None and not self.index.phases:
+            raise ValueError(
+                f"source {idle[0]!r} has weight 0 and no phase draws from it; drop the source, weigh it, or name it in "
+                "index.phases"
+            )
         return self
 
     @model_validator(mode="after")
@@ -93,6 +99,12 @@ class Recipe(Config):
         """training_weights and those of held-out sources, which have no training tokens and the weight 0."""
         held_out = None if None in self.training_weights.values() else 0.0
         return {source.name: self.training_weights.get(source.name, held_out) for source in self.sources}
+
+    @property
+    def train_seed(self) -> int:
+        """Of the initial weights, the order of the samples and dropout; `seed` decides the corpus and what is held
+        out."""
+        return self.seed if self.train is None or self.train.seed is None else self.train.seed
 
     def missing_sections(self, names: tuple[str, ...]) -> list[str]:
         """The named sections that the recipe lacks."""

@@ -105,9 +105,10 @@ def _apply(document: YamlDocument, override: str) -> None:
     target: Any = document.value
     location: list[str | int] = []
     for key in parents:
-        location.append(_index_or_name(target, key, option))
+        place: Any = _index_or_name(target, key, option)
+        location.append(place)
         if isinstance(target, list):
-            target = target[int(key)]
+            target = target[place]
         else:
             inner = target.get(key)
             target[key] = inner = {} if inner is None else inner
@@ -130,8 +131,12 @@ def _without_secret(override: str) -> str:
 def _index_or_name(target: dict[str, Any] | list[Any], key: str, option: str) -> int | str:
     if isinstance(target, dict):
         return key
+    names = [item.get("name") if isinstance(item, dict) else None for item in target]
+    if key in names:
+        return names.index(key)
     if not re.fullmatch("[0-9]{1,9}", key) or int(key) >= len(target):
-        raise RecipeError(f"{option}: {key!r} must be a position from 0 to {len(target) - 1}")
+        named = f", or one of {', '.join(map(str, names))}" if any(names) else ""
+        raise RecipeError(f"{option}: {key!r} must be a position from 0 to {len(target) - 1}{named}")
     return int(key)
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gristmill.data_pipeline.indexed.config import tokens_drawn
 from gristmill.data_pipeline.indexed.dataset import read_dataset
 from gristmill.data_pipeline.indexed.language_shares import held_out_notes, tokens_by_language
 from gristmill.evaluation.tasks.corpus_tasks import english_name
@@ -15,7 +16,7 @@ from gristmill.pipelines.report.curation import curation_blocks
 from gristmill.pipelines.report.evaluation import evaluation_blocks, language_blocks
 from gristmill.pipelines.report.figures import curves
 from gristmill.pipelines.report.render import Block, Excerpt, Figure, Heading, Paragraph, Table
-from gristmill.pipelines.stages.training_data import form_of, open_form
+from gristmill.pipelines.stages.training_data import form_of, open_form, sampling
 from gristmill.tokenizers.languages import LANGUAGES_NAME
 
 SMOOTHING_SHARE = 0.02  # share of the run's steps over which the plotted loss is averaged
@@ -176,7 +177,8 @@ def blend_blocks(recipe: Recipe, index: Path, train: Path) -> list[Block]:
     trained = max(line["tokens"] for line in lines if "tokens" in line)
     drawn = open_form(form, index, "train", recipe).drawn(trained // model.sequence_length)
     dataset = read_dataset(index)
-    weights = {source.name: source.weight for source in dataset.sources}
+    phases = sampling(recipe, dataset).phases
+    weights = tokens_drawn(dict.fromkeys((draw.source for draw in drawn), 0.0), trained, phases)
     total_weight, total_drawn = sum(weights.values()), sum(draw.samples for draw in drawn)
     rows = tuple(
         (

@@ -1,37 +1,30 @@
 """The stage `index`: documents to tokens, one shuffled .bin and .idx per source and split."""
 
-from dataclasses import asdict
 from typing import Any
 
 from gristmill.data_pipeline.corpus.counts import sources_without_documents
 from gristmill.data_pipeline.corpus.splits import SPLITS
 from gristmill.data_pipeline.indexed.config import epochs_by_source, repeat_warnings
 from gristmill.data_pipeline.indexed.dataset import Dataset
-from gristmill.data_pipeline.indexed.language_shares import RunLength, held_out_notes, tokens_by_language
+from gristmill.data_pipeline.indexed.language_shares import held_out_notes, tokens_by_language
 from gristmill.foundation.deferred_module import DeferredModule
 from gristmill.pipelines.recipes.config import Recipe
 from gristmill.pipelines.stages.stage import Stage, StageContext
+from gristmill.pipelines.stages.training_data import sampling
 
 # The command imports every stage; this part is imported by a run of this one.
 indexing = DeferredModule("gristmill.tokenizers.index_corpus")
 
 
 def config(recipe: Recipe) -> dict[str, Any]:
-    """Of the recipe's section `index` only `sentences`, `languages` and `rehydrate`: the rest decides how samples are
-    drawn, not what the indexed files hold. Caps on the epochs of languages depend on the tokens of the run."""
-    decides = {"seed": recipe.seed, "sources": [[source.name, source.weight] for source in recipe.sources]}
-    languages = recipe.index.languages
-    if languages is not None:
-        decides["languages"] = languages.model_dump(mode="json")
-        decides["run"] = asdict(_run_length(recipe)) if languages.max_epochs is not None else None
+    """Of the recipe's section `index` only `sentences`, `languages.min_tokens` and `rehydrate`: the rest, and the
+    weights of the sources, decide how samples are drawn, not what the indexed files hold."""
+    decides: dict[str, Any] = {"seed": recipe.seed, "sources": [source.name for source in recipe.sources]}
+    if recipe.index.languages is not None:
+        decides["languages"] = recipe.index.languages.min_tokens
     if recipe.index.rehydrate:
         decides["rehydrate"] = [list(pair) for pair in sorted(recipe.index.rehydrate.items())]
     return decides | ({"sentences": True} if recipe.index.sentences else {})
-
-
-def _run_length(recipe: Recipe) -> RunLength:
-    length = recipe.model.sequence_length if recipe.model is not None else 1
-    return RunLength(recipe.train.tokens if recipe.train is not None else None, length)
 
 
 def run(context: StageContext) -> dict[str, Any]:
@@ -40,12 +33,11 @@ def run(context: StageContext) -> dict[str, Any]:
     request = indexing.IndexRequest(
         corpus=context.inputs["curate"],
         tokenizer=context.inputs["tokenizer"],
-        weights={name: 0.0 if weight and name in empty else weight for name, weight in recipe.source_weights.items()},
+        sources=tuple(source.name for source in recipe.sources),
         seed=recipe.seed,
         folder=context.folder,
         sentences=recipe.index.sentences,
-        languages=recipe.index.languages,
-        run=_run_length(recipe),
+        min_language_tokens=None if recipe.index.languages is None else recipe.index.languages.min_tokens,
         rehydrate=recipe.index.rehydrate,
         held_out=frozenset(source.name for source in recipe.sources if source.held_out is not None) | empty,
     )
@@ -65,14 +57,14 @@ def recipe_repeat_warnings(recipe: Recipe, dataset: Dataset) -> list[str]:
     if recipe.train is None:
         return []
     tokens = {source.name: source.splits["train"].tokens for source in dataset.sources}
-    weights = {source.name: source.weight for source in dataset.sources}
-    epochs = epochs_by_source(tokens, weights, recipe.train.tokens, recipe.index.phases)
+    phases = sampling(recipe, dataset).phases
+    epochs = epochs_by_source(tokens, dict.fromkeys(tokens, 0.0), recipe.train.tokens, phases)
     return repeat_warnings(epochs, tokens, recipe.train.tokens)
 
 
 STAGE: Stage = Stage(
     name="index",
-    code_version=3,
+    code_version=4,
     inputs=("curate", "tokenizer"),
     config=config,
     run=run,

@@ -28,7 +28,7 @@ def config(recipe: Recipe) -> dict[str, Any]:
     return {
         "tokenizer": described,
         "seed": recipe.seed,
-        "weights": recipe.training_weights,
+        "sources": list(recipe.training_weights),
     }
 
 
@@ -72,8 +72,8 @@ def _train(context: StageContext) -> dict[str, int]:
     recipe = context.recipe
     corpus = context.inputs["curate"]
     empty = sources_without_documents(corpus, recipe.training_weights)
-    weights = {name: weight for name, weight in recipe.training_weights.items() if name not in empty}
-    texts, sampled = sample.training_texts(corpus, weights, recipe.tokenizer, recipe.seed, context.engine)
+    sources = [name for name in recipe.training_weights if name not in empty]
+    texts, sampled = sample.training_texts(corpus, sources, recipe.tokenizer, recipe.seed, context.engine)
     with context.reporter.meter(f"tokenizer: training {recipe.tokenizer.algorithm}", 1, "models") as meter:
         model = training.train(texts, recipe.tokenizer)
         meter.advance(1, f"{recipe.tokenizer.vocab_size} pieces")
@@ -103,7 +103,7 @@ def _export(context: StageContext, tokenizer: Any) -> bool:
 
 STAGE: Stage = Stage(
     name="tokenizer",
-    code_version=2,
+    code_version=3,
     inputs=("curate",),
     config=config,
     run=run,

@@ -29,13 +29,14 @@ EVALUATION_FIELDS = (
 
 
 def config(recipe: Recipe) -> dict[str, Any]:
-    sampling = identity(recipe.index)  # packing and blend affect samples, not the indexed files
+    sampling = identity(recipe.index) | {"weights": recipe.training_weights}  # of samples, not of the indexed files
     model, train = recipe.training()
     decides = {
         "model": identity(model),
         "train": identity(train),
         "sampling": sampling,
-        "seed": recipe.seed,
+        "seed": recipe.train_seed,
+        "held_out_seed": recipe.seed,
     }
     if model.transformers is not None:
         decides["transformers"] = transformers_digest(Path(model.transformers))
@@ -135,7 +136,7 @@ def run(context: StageContext) -> dict[str, Any]:
     digest = fingerprint([recipe.model_dump(mode="json"), config(recipe), data.samples.fingerprint])
     with init_distributed(place, train.layout, model, digest, train.monitoring.timeout_seconds) as mesh:
         evaluate = live_evaluation(context, data, train.layout, mesh) if train.evaluation.every else None
-        config_of_run = RunConfig(model, train, recipe.seed, folder, threads)
+        config_of_run = RunConfig(model, train, recipe.train_seed, folder, threads, recipe.seed)
         result = Run(config_of_run, data, mesh, context.folder, context.reporter, evaluate).train(context.digests)
         if folder is not None and mesh.is_first:
             copy_tokenizer(context.inputs["tokenizer"], context.folder / TRANSFORMERS)
@@ -224,7 +225,7 @@ def bytes_per_token(dataset: Dataset, split: str) -> dict[str, float]:
 
 STAGE: Stage = Stage(
     name="train",
-    code_version=9,
+    code_version=10,
     inputs=("curate", "tokenizer", "index"),
     config=config,
     run=run,

@@ -5,7 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gristmill.data_pipeline.indexed.dataset import read_dataset
+from gristmill.data_pipeline.indexed.config import IndexConfig, PhaseConfig
+from gristmill.data_pipeline.indexed.dataset import Dataset, read_dataset
+from gristmill.data_pipeline.indexed.language_shares import RunLength, resolved_weights
 from gristmill.foundation.deferred_module import DeferredModule
 from gristmill.foundation.errors import RecipeError
 from gristmill.pipelines.recipes.config import Recipe
@@ -47,16 +49,34 @@ def open_split(context: StageContext, split: str) -> Any:
     return open_form(form, context.inputs["index"], split, context.recipe, context.reporter.say)
 
 
+def sampling(recipe: Recipe, dataset: Dataset) -> IndexConfig:
+    """recipe.index; where it names no phases, with one: the weights of the recipe's sources from the first token on.
+
+    Raises RecipeError if languages have floors or caps that cannot hold."""
+    if recipe.index.phases:
+        return recipe.index
+    length = recipe.model.sequence_length if recipe.model is not None else 1
+    run = RunLength(recipe.train.tokens if recipe.train is not None else None, length)
+    weights = resolved_weights(dataset, recipe.source_weights, recipe.index.languages, run)
+    drawn = {name: weight for name, weight in weights.items() if weight > 0}
+    if not drawn:
+        return recipe.index
+    return recipe.index.model_copy(update={"phases": (PhaseConfig(from_tokens=0, weights=drawn),)})
+
+
 def open_form(
     form: str, index: Path, split: str, recipe: Recipe, say: Callable[[str], None] = lambda message: None
 ) -> Any:
-    """form: `windows` or `sentence_pairs`, as in an objective's `data`."""
+    """form: `windows` or `sentence_pairs`, as in an objective's `data`. Samples to train on are drawn in the order of
+    train.seed; those of other splits are the same for every run on the corpus."""
     length = recipe.training().model.sequence_length
+    seed = recipe.train_seed if split == "train" else recipe.seed
+    config = sampling(recipe, read_dataset(index))
     if form == "sentence_pairs":
         from gristmill.training.objectives.masked import SPECIAL_TOKENS  # as above
 
-        return pairs.open_pairs(index, split, length - SPECIAL_TOKENS, recipe.seed, recipe.index, say)
-    return indexed.open_samples(index, split, length, recipe.seed, recipe.index, say)
+        return pairs.open_pairs(index, split, length - SPECIAL_TOKENS, seed, config, say)
+    return indexed.open_samples(index, split, length, seed, config, say)
 
 
 def open_held_out(context: StageContext, split: str) -> Any | None:

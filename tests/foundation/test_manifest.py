@@ -26,6 +26,8 @@ def test_each_difference_is_named(tmp_path):
     (tmp_path / "c.txt").write_bytes(b"new")
     said = differences(tmp_path, manifest)
     assert [line.removeprefix(f"{tmp_path}/").split(":")[0] for line in said] == ["deep/b.txt", "c.txt", "a.txt"]
+    (tmp_path / "a.txt").write_bytes(b"alpha and more")
+    assert f"{tmp_path}/a.txt: 14 bytes, the manifest says 5" in differences(tmp_path, manifest)
 
 
 def test_logs_and_rubble_are_outside(tmp_path):

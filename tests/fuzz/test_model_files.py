@@ -24,12 +24,12 @@ from gristmill.evaluation.convert.huggingface import SafetensorsFolder
 from gristmill.evaluation.convert.model_tokenizer import load_model_tokenizer
 from gristmill.foundation.errors import InputError, RecipeError
 from gristmill.tokenizers.tokenizer import load_tokenizer
-from tests.support.fasttext_file import write_random_model
+from tests.support.fasttext_file import write_random_model, write_random_quantized_model
 from tests.support.mutations import mutate
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
 SEED = 34
-IN_CI, SLOW = 340, 17_000  # mutants of a format; six formats
+IN_CI, SLOW = 330, 16_500  # mutants of a format; seven formats
 BATCH = 110  # mutants of one child
 SECONDS, BYTES = 20, 1 << 30  # a mutant's time, and memory beyond what the child begins with
 TEXTS = TextBuffer.of(["the mill grinds grain", "das Mühlrad", "", "ABC def 123 水車", "a" * 300])
@@ -42,6 +42,10 @@ def fasttext(loss: int, chars: tuple[int, int], ngrams: int) -> Callable[[Path],
         )
 
     return write
+
+
+def quantized_fasttext(folder: Path) -> Path:
+    return write_random_quantized_model(folder / "model.ftz", ["the", "mill", "</s>"], ["en", "de", "fr"], 1, True)
 
 
 def use_fasttext(path: Path) -> None:
@@ -103,6 +107,7 @@ def use_safetensors(path: Path) -> None:
 FORMATS: dict[str, tuple[Callable[[Path], Path], Callable[[Path], None]]] = {
     "fastText, softmax": (fasttext(3, (0, 0), 1), use_fasttext),
     "fastText, tree and n-grams": (fasttext(1, (2, 4), 2), use_fasttext),
+    "fastText, quantized": (quantized_fasttext, use_fasttext),
     "tokenizer.json": (write_bpe, use_tokenizer),
     "SentencePiece": (write_sentencepiece, use_tokenizer),
     "npz": (copy_weights, use_weights),

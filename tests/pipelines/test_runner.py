@@ -1,5 +1,6 @@
 """The runner on three small stages that count letters: complete stages are skipped, incomplete ones resumed."""
 
+import dataclasses
 import errno
 import json
 import os
@@ -15,6 +16,7 @@ from gristmill.foundation.lock import Lock, LockedSource, RawFile
 from gristmill.foundation.manifest import read_manifest
 from gristmill.foundation.progress import Reporter
 from gristmill.foundation.runtime.tasks.local import LocalEngine
+from gristmill.pipelines import runner as runner_module
 from gristmill.pipelines.recipes.config import Recipe
 from gristmill.pipelines.remote import lease
 from gristmill.pipelines.runner import Processes, Runner
@@ -350,3 +352,94 @@ def test_reproduce_takes_the_lease_before_it_writes_the_lock(mill, tmp_path):
         with pytest.raises(InputError, match="another gristmill"):
             reproduce(mill.workdir / "a", target, mill.runner().stages, LocalEngine(1, Reporter.silent()))
         assert not (target / "lock.json").exists()
+
+
+# A rank other than 0, while rank 0 works in another process.
+
+
+class Rank0(Exception):
+    """In place of a pause: what rank 0 does meanwhile; the test ends if nothing is left to wait for."""
+
+
+def worker_rank(mill, parallel=("b",)):
+    stages = [
+        dataclasses.replace(stage, parallel=stage.name in parallel)
+        for stage in (mill.stage("a", (), reads_raw=True), mill.stage("b", ("a",)), mill.stage("c", ("b",)))
+    ]
+    return Runner(RECIPE, mill.workdir, stages, LOCK, mill.reporter, Processes(rank=1))
+
+
+def while_waiting(monkeypatch, *steps):
+    """Each pause of the rank is one step of rank 0."""
+    left = list(steps)
+
+    def pause(seconds):
+        if not left:
+            raise Rank0("the rank waits for something that rank 0 has done already")
+        left.pop(0)()
+
+    monkeypatch.setattr(runner_module.time, "sleep", pause)
+    return left
+
+
+def test_a_rank_waits_for_each_stage_and_takes_part_in_parallel_ones(mill, monkeypatch):
+    other = Mill(mill.workdir)
+    rank = worker_rank(mill)
+    plan_b = rank.plan()[1]
+    incomplete = rank.incomplete_folder(plan_b.stage, plan_b.fingerprint)
+    left = while_waiting(
+        monkeypatch,
+        lambda: other.run(only="a"),
+        lambda: incomplete.mkdir(),
+        lambda: other.run(only="b"),
+        lambda: other.run(only="c"),
+    )
+    rank.run()
+    assert mill.ran == ["b"] and not left
+    assert (mill.workdir / "c/second").read_bytes() == b"abc"
+
+
+@pytest.mark.parametrize(("options", "expected"), [({"to": "b"}, ["b"]), ({"only": "b"}, ["b"]), ({"to": "a"}, [])])
+def test_a_rank_stops_where_rank_0_stops(mill, monkeypatch, options, expected):
+    other = Mill(mill.workdir)
+    other.run(to="a")
+    rank = worker_rank(mill)
+    plan_b = rank.plan()[1]
+    incomplete = rank.incomplete_folder(plan_b.stage, plan_b.fingerprint)
+    steps = [incomplete.mkdir, lambda: other.run(only="b")] if expected else []
+    left = while_waiting(monkeypatch, *steps)
+    rank.run(**options)
+    assert mill.ran == expected and not left
+    assert not (mill.workdir / "c").exists()
+
+
+def test_a_rank_has_nothing_to_do_where_all_is_complete(mill, monkeypatch):
+    mill.run()
+    mill.ran.clear()
+    while_waiting(monkeypatch)
+    worker_rank(mill).run()
+    assert mill.ran == []
+
+
+def test_a_rank_waits_for_the_stage_of_its_own_recipe(mill, monkeypatch):
+    mill.run()
+    changed = Mill(mill.workdir)
+    changed.seed = 2
+    mill.seed = 2
+    mill.ran.clear()
+    rank = worker_rank(mill, parallel=())
+    left = while_waiting(monkeypatch, lambda: changed.run(only="b"), lambda: changed.run(only="c"))
+    rank.run()
+    assert not left and mill.ran == []
+
+
+def test_only_rank_0_reads_the_inputs_again(mill, monkeypatch):
+    mill.run(to="a")
+    checked = []
+    monkeypatch.setattr(runner_module, "check_against", lambda folder, manifest, wanted: checked.append(folder.name))
+    runner = mill.runner()
+    runner._input_folders(runner.plan()[1])
+    assert checked == ["a"]
+    rank = worker_rank(mill)
+    rank._input_folders(rank.plan()[1])
+    assert checked == ["a"], "the other ranks read them again"

@@ -63,56 +63,56 @@ def test_filling_gives_all_it_can_and_no_more(parts, total):
     assert sum(given_) == pytest.approx(min(total, sum(available)), abs=len(parts) + 1)
 
 
-def taken(corpus, weights=None, **fields) -> dict[str, int]:
+def taken(corpus, sources=("news", "code"), **fields) -> dict[str, int]:
     config = TokenizerConfig(**{"sample_bytes": 10_000, **fields})
-    return training_texts(corpus, weights or {"news": 0.6, "code": 0.4}, config, 1, HERE)[1]
+    return training_texts(corpus, sources, config, 1, HERE)[1]
 
 
-def test_sources_have_their_weights(corpus):
-    assert taken(corpus) == {"news": 6000, "code": 4000}
-    assert taken(corpus, {"news": 3.0, "code": 1.0}) == {"news": 7500, "code": 2500}
-
-
-def test_sources_without_weights_have_their_share_of_the_text(corpus):
-    found = taken(corpus, {"news": None, "code": None})
-    assert found["news"] / found["code"] == pytest.approx(5, rel=0.1)
+def test_sources_have_their_share_of_the_text(corpus):
+    sampled = taken(corpus)
+    assert sampled["news"] / sampled["code"] == pytest.approx(5, rel=0.1)
 
 
 def test_temperature_flattens_the_blend(corpus):
-    flat = taken(corpus, {"news": 0.9, "code": 0.1}, temperature=2.0)
-    assert flat == {"news": 7500, "code": 2500}  # sqrt(0.9) : sqrt(0.1) = 3 : 1
+    flat = taken(corpus, temperature=2.0)
+    assert flat["news"] / flat["code"] == pytest.approx(5**0.5, rel=0.05)
+    assert taken(corpus, temperature=1000.0) == pytest.approx({"news": 5000, "code": 5000}, abs=100)
 
 
 def test_languages_are_weighed_across_sources(corpus):
     """Their shares are those of the slices that were read: 400 of the 500 documents here."""
-    by_language = taken(corpus, {"news": 1.0}, group_by="language")
+    by_language = taken(corpus, ["news"], group_by="language")
     assert by_language == {"de": pytest.approx(2000, abs=200), "en": pytest.approx(8000, abs=200)}
-    flat = taken(corpus, {"news": 1.0}, group_by="language", temperature=1000.0)
+    flat = taken(corpus, ["news"], group_by="language", temperature=1000.0)
     assert flat == {"de": pytest.approx(5000, abs=200), "en": pytest.approx(5000, abs=200)}
     with_code = taken(corpus, group_by="language")
-    assert with_code == {"de": pytest.approx(1200, abs=200), "en": pytest.approx(4800, abs=200), "unknown": 4000}
+    assert with_code == {
+        "de": pytest.approx(1667, abs=200),
+        "en": pytest.approx(6667, abs=200),
+        "unknown": pytest.approx(1667, abs=200),
+    }
 
 
 def test_what_one_source_lacks_the_others_give(corpus):
-    assert taken(corpus, sample_bytes=40_000) == {"news": 30_000, "code": 10_000}
+    assert taken(corpus, sample_bytes=40_000, temperature=1000.0) == {"news": 30_000, "code": 10_000}
     assert taken(corpus, sample_bytes=10**9) == {"news": 50_000, "code": 10_000}
 
 
 def test_no_text_is_taken_twice_and_seeds_draw_others(corpus):
     config = TokenizerConfig(sample_bytes=10_000)
-    first, again, other = (training_texts(corpus, {"news": 1.0}, config, seed, HERE)[0] for seed in (1, 1, 2))
+    first, again, other = (training_texts(corpus, ["news"], config, seed, HERE)[0] for seed in (1, 1, 2))
     assert len(set(first)) == len(first) == 100
     assert first == again
     assert set(first) != set(other)
 
 
 def test_workers_read_the_same_sample(corpus, monkeypatch):
-    expected = training_texts(corpus, {"news": 0.6, "code": None}, TokenizerConfig(sample_bytes=20_000), 1, HERE)
+    expected = training_texts(corpus, ["news", "code"], TokenizerConfig(sample_bytes=20_000), 1, HERE)
     elsewhere = Elsewhere()
     for min_bytes, maps in ((training_sample.MIN_PARALLEL_BYTES, 0), (1, 1)):  # a small sample is read in this process
         monkeypatch.setattr(training_sample, "MIN_PARALLEL_BYTES", min_bytes)
         config = TokenizerConfig(sample_bytes=20_000)
-        assert training_texts(corpus, {"news": 0.6, "code": None}, config, 1, elsewhere) == expected
+        assert training_texts(corpus, ["news", "code"], config, 1, elsewhere) == expected
         assert elsewhere.descriptions == ["tokenizer: reading"] * maps
 
 
@@ -120,11 +120,11 @@ def test_one_huge_document_gives_an_excerpt(tmp_path):
     path = tmp_path / "documents" / "train" / "books-00000.parquet"
     path.parent.mkdir(parents=True)
     pq.write_table(pa.table({"text": ["é" * 200_000]}), path)
-    texts, amount = training_texts(tmp_path, {"books": 1.0}, TokenizerConfig(), 1, HERE)
+    texts, amount = training_texts(tmp_path, ["books"], TokenizerConfig(), 1, HERE)
     assert [len(text) for text in texts] == [MAX_DOCUMENT_CHARACTERS]
     assert amount == {"books": 2 * MAX_DOCUMENT_CHARACTERS}
 
 
 def test_a_source_without_documents_is_named(corpus):
     with pytest.raises(InputError, match="source 'gone' has no documents in the train split"):
-        training_texts(corpus, {"gone": 1.0}, TokenizerConfig(), 1, HERE)
+        training_texts(corpus, ["gone"], TokenizerConfig(), 1, HERE)

@@ -162,6 +162,14 @@ class TrainConfig(Config):
     tokens: int = Field(ge=1, le=MAX_TOKENS)
     batch_tokens: int = Field(ge=1, le=MAX_BATCH_TOKENS)
     batch_ramp: RampConfig | None = None
+    seed: int | None = Field(
+        None,
+        ge=0,
+        lt=2**32,
+        description="of the initial weights, the order of samples and dropout; null: the recipe's `seed`, which "
+        "decides the corpus, its tokenizer and what is held out",
+        json_schema_extra=EXECUTION,
+    )
     precision: Literal["bf16", "fp32", "fp16", "fp64"] = "bf16"
     z_loss: float = Field(0.0, ge=0, le=1, description="weight of log(Z)^2 (PaLM, arXiv 2204.02311, section 5: 1e-4)")
     optimizer: OptimizerConfig = OptimizerConfig()

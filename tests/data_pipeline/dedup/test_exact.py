@@ -59,6 +59,26 @@ def test_the_preset_of_mgpt_compares_all_bytes_by_64_bits(tmp_path: Path):
         ExactDedupConfig(preset="mgpt", normalise="words")
 
 
+def test_ranges_of_the_hashes_change_nothing(tmp_path: Path, monkeypatch):
+    texts = {f"{number + 1:x}": f"text {number % 7}" for number in range(30)}
+    part = write_part(tmp_path / "p.parquet", texts)
+    whole = exact_duplicates([part], ExactDedupConfig(), engine(), tmp_path / "one")
+    monkeypatch.setattr(module, "ranges_for", lambda _: 4)
+    assert len(whole) == 23
+    assert exact_duplicates([part], ExactDedupConfig(), engine(), tmp_path / "four").equals(whole)
+
+
+@pytest.mark.parametrize(("hash_bits", "num_removed"), [(64, 1), (128, 0)])
+def test_64_bits_are_the_high_half_of_the_hash(tmp_path: Path, monkeypatch, hash_bits, num_removed):
+    def equal_high_halves(data, offsets, normalise, seed):
+        return b"".join(bytes(8) + number.to_bytes(8, "big") for number in range(1, len(offsets)))
+
+    monkeypatch.setattr(module, "_keys", equal_high_halves)
+    part = write_part(tmp_path / "p.parquet", {"1": "one text", "2": "other words"})
+    config = ExactDedupConfig(normalise="bytes", hash_bits=hash_bits)
+    assert len(exact_duplicates([part], config, engine(), tmp_path / "work")) == num_removed
+
+
 def test_within_each_source_dead_rows_and_files(tmp_path: Path):
     one = write_part(tmp_path / "a.parquet", {"1": "x", "2": "x", "3": "x"}, "one", kept=[False, True, True])
     two = write_part(tmp_path / "b.parquet", {"4": "x"}, "two")
@@ -102,6 +122,14 @@ def test_a_copy_falls_with_its_document_and_names_the_one_that_is_kept(tmp_path,
     exact, near = reassign_copies(copies, duplicates(tmp_path / "n", (2, 1, 0.9)), tmp_path / "work", engine())
     assert rows_of(exact) == [(5, 4, 1.0)]
     assert rows_of(near) == [(2, 1, 0.9), (3, 1, 0.9)]
+
+
+def test_the_ranges_hold_the_documents_of_both_sides(tmp_path, monkeypatch):
+    counts = []
+    monkeypatch.setattr(module, "ranges_for", lambda count: counts.append(count) or 1)
+    copies = duplicates(tmp_path / "e", (3, 2, 1.0), (5, 4, 1.0))
+    reassign_copies(copies, duplicates(tmp_path / "n", (2, 1, 0.9)), tmp_path / "work", engine())
+    assert counts == [3]
 
 
 def test_nothing_to_follow(tmp_path):

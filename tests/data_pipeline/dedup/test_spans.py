@@ -4,9 +4,11 @@ from collections import Counter
 from pathlib import Path
 
 import pyarrow.parquet as pq
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from planted import engine, padded, write_part
+from pydantic import ValidationError
 
 from gristmill.data_pipeline.dedup.spans import SpanDedupConfig, duplicate_spans, find_duplicate_spans, pieces_of
 from gristmill.data_pipeline.text_edits.step import SpanRemoval, edit_document_files
@@ -44,6 +46,18 @@ def test_the_first_paragraph_in_keep_order_stays(tmp_path: Path):
         "2": documents["2"],
         "3": "Its end.",  # under min_characters
     }
+
+
+def test_by_default_the_second_place_of_40_characters_goes(tmp_path: Path):
+    long, short = "a" * 39 + ".", "b" * 38 + "."
+    documents = {"1": f"{long}\n\n{short}\n\nfirst", "2": f"{long}\n\n{short}"}
+    assert after(documents, SpanDedupConfig(), tmp_path)["2"] == short
+
+
+def test_a_piece_counts_from_two_places_on():
+    assert SpanDedupConfig(min_count=2).min_count == 2
+    with pytest.raises(ValidationError, match="min_count"):
+        SpanDedupConfig(min_count=1)
 
 
 def test_min_count_keeps_what_occurs_only_twice(tmp_path: Path):

@@ -11,7 +11,7 @@ from gristmill.data_pipeline.annotate.optional_signals import OPTIONAL_SIGNALS
 from gristmill.data_pipeline.curate_config import CurateConfig
 from gristmill.data_pipeline.filters.apply import failures, rules_of
 from gristmill.data_pipeline.filters.lines import EDIT_COUNTS
-from gristmill.data_pipeline.filters.presets import PRESETS, FilterChoice
+from gristmill.data_pipeline.filters.presets import LINE_OPTIONS, PRESETS, PROFILE_RULES, FilterChoice
 from gristmill.data_pipeline.signals.language import LanguageConfig
 from gristmill.data_pipeline.signals.names import SIGNALS
 
@@ -36,12 +36,57 @@ fineweb_quality.repeated_line_char_ratio 0.01 <= | fineweb_quality.newline_word_
 refinedweb_lines.removed_word_ratio 0.05 <= | addresses.max_emails 0 <= | addresses.max_ip_addresses 0 <=
  mt_nlg_cleanup.min_chars 512 >= | mgpt_zlib.min_zlib_ratio 0.15 >= | mgpt_zlib.max_zlib_ratio 1 <=
 """
+# Likewise the English thresholds of the rules of profiles (docs/languages.md), and the options of C4 (Raffel et al.
+# 2020, section 2.2; datatrove's c4_filters.py for the 1,000 characters of a word) and of RefinedWeb (appendix G.2).
+OF_PROFILES = """
+gopher_quality.min_language_stop_words 2 >= | gopher_quality.min_stop_word_ratio 0.06 >=
+gopher_quality.repeated_10gram_ratio 0.5 <= | gopher_quality.newline_word_ratio 0.3 <=
+gopher_quality.short_line_ratio 0.8 <= | gopher_quality.max_sentence_words 100 <= | gopher_quality.min_word_order 3 >=
+"""
+OF_LINES = """
+c4.line_max_word_length 1000 | c4.line_citations 1 | c4.line_terminal_punctuation 1 | c4.line_min_words 3
+c4.line_javascript 1 | c4.line_policy 1 | refinedweb_lines.line_uppercase_ratio 0.5
+refinedweb_lines.line_digit_ratio 0.999999 | refinedweb_lines.line_counters 1 | refinedweb_lines.line_min_words 2
+refinedweb_lines.line_boilerplate_words 10
+"""
 
 
-def test_the_thresholds_are_the_published_ones():
-    entries = [entry.split() for line in PUBLISHED.strip().splitlines() for entry in line.split(" | ")]
-    published = {name: (float(threshold), keep) for name, threshold, keep in entries}
-    assert {rule.label: (float(rule.threshold), rule.keep) for rule in RULES} == published
+def entries_of(table: str) -> list[list[str]]:
+    return [entry.split() for line in table.strip().splitlines() for entry in line.split(" | ")]
+
+
+@pytest.mark.parametrize(
+    ("rules", "table"), [(RULES, PUBLISHED), ([rule for each in PROFILE_RULES.values() for rule in each], OF_PROFILES)]
+)
+def test_the_thresholds_are_the_published_ones(rules, table):
+    published = {name: (float(threshold), keep) for name, threshold, keep in entries_of(table)}
+    assert {rule.label: (float(rule.threshold), rule.keep) for rule in rules} == published
+
+
+def test_the_options_of_lines_are_the_published_ones():
+    options = {f"{preset}.{name}": value for preset, values in LINE_OPTIONS.items() for name, value in values.items()}
+    assert options == {name: float(value) for name, value in entries_of(OF_LINES)}
+
+
+@pytest.mark.parametrize(("thresholds", "signal"), [({}, "plain_"), ({"count_punctuation": 1}, "")])
+def test_punctuation_counts_as_words_where_the_recipe_says_so(thresholds, signal):
+    rules = {rule.name: rule.signal for rule in FilterChoice(preset="gopher_quality", thresholds=thresholds).rules()}
+    assert rules.pop("alpha_word_ratio") == f"alpha_{signal}word_ratio"
+    default = {rule.name: rule.signal for rule in PRESETS["gopher_quality"]}
+    assert rules == {name: default[name] for name in rules}
+
+
+def test_a_threshold_of_the_recipe_applies_to_every_language():
+    rules = {rule.name: rule for rule in PROFILE_RULES["gopher_quality"]}
+    default = FilterChoice(preset="gopher_quality")
+    assert not any(default.is_fixed(rule) for rule in rules.values())
+    choice = FilterChoice(preset="gopher_quality", thresholds={"min_stop_words": 1, "min_word_order": 2})
+    fixed = {name for name, rule in rules.items() if choice.is_fixed(rule)}
+    assert fixed == {"min_language_stop_words", "min_word_order"}
+    assert {rule.name: rule.threshold for rule in choice.profile_rules() if rule.name in fixed} == {
+        "min_language_stop_words": 1,
+        "min_word_order": 2,
+    }
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.label)

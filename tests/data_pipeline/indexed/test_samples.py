@@ -216,6 +216,14 @@ def test_too_little_data_is_said_with_the_mend(make_dataset):
         open_samples(folder, "validation", 8, 0, IndexConfig())
 
 
+def test_a_source_too_short_to_train_on_is_said_and_a_held_out_one_is_not(make_dataset):
+    sources = {"books": (0.5, [[10] * 20]), "notes": (0.5, [[11]])}
+    for split, expected in (("train", ["NOT TRAINED ON"]), ("validation", [])):
+        said = []
+        open_samples(make_dataset(sources, split=split), split, 8, 0, IndexConfig(), said.append)
+        assert [line.partition(":")[0] for line in said if "notes" in line] == expected
+
+
 def test_held_out_sources_without_a_whole_sample_are_left_out_by_name(make_dataset):
     sources = {"books": (0.5, [[10] * 20]), "notes": (0.5, [[11]])}
     samples = open_samples(make_dataset(sources, split="validation"), "validation", 8, 0, IndexConfig())

@@ -9,7 +9,7 @@ import numpy as np
 import orjson
 import pytest
 import zstandard
-from fasttext_file import write_random_model
+from fasttext_file import write_random_model, write_random_quantized_model
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -95,6 +95,16 @@ def test_models_of_every_kind(tmp_path, loss, chars, word_ngrams):
         " ".join(rng.choices([*words, "flour", "é", "wheel", "__label__de"], k=rng.randint(0, 9))) for _ in range(60)
     ]
     assert differences(theirs, texts, 200, str(path)) < 1e-4
+
+
+@pytest.mark.parametrize("loss", [1, 3])
+@pytest.mark.parametrize("is_output_quantized", [False, True])
+def test_quantized_models(tmp_path, loss, is_output_quantized):
+    words = ["</s>", "the", "mill", "der", "mühle", "a", "река"]
+    path = write_random_quantized_model(tmp_path / "m.ftz", words, ["de", "en", "ru"], loss, is_output_quantized)
+    rng = random.Random(loss)
+    texts = [" ".join(rng.choices([*words, "flour", "é", "wheel"], k=rng.randint(0, 9))) for _ in range(200)]
+    assert differences(fasttext.load_model(str(path)), texts, 200, str(path)) < 1e-4
 
 
 def test_without_a_line_end_in_the_dictionary_an_unknown_text_has_no_label(tmp_path):

@@ -42,6 +42,10 @@ def test_ratio_error_with_equal_sizes_is_the_error_of_a_mean():
     assert ratio_error([1, 2, 3], [1, 1, 1]) == pytest.approx(mean_error([1, 2, 3]))
 
 
+def test_one_pair_has_no_ratio_error():
+    assert math.isnan(ratio_error([1], [2]))
+
+
 def test_ratio_error_agrees_with_the_bootstrap():
     rng = np.random.default_rng(0)
     sizes = rng.integers(100, 5000, 300).astype(float)
@@ -217,6 +221,11 @@ def test_the_rate_of_false_verdicts_is_at_most_the_level():
         if accuracy_verdict(right, [chance] * count).p < 0.01:
             wrong += tails(right, [chance] * count)[0] - (tails(right - 1, [chance] * count)[0] if right else 0.0)
     assert 0.001 < wrong <= 0.01
+
+
+def test_as_many_right_as_chance_expects_is_like_chance():
+    assert str(accuracy_verdict(2, [0.5] * 4)).startswith("like chance")
+    assert accuracy_verdict(2, [0.5] * 4).p == 1.0  # both tails are 11/16
 
 
 def test_a_sign_test_is_the_binomial_test_of_one_half():

@@ -13,21 +13,22 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pydantic import ValidationError
 
 from gristmill.data_pipeline.indexed import documents
 from gristmill.data_pipeline.indexed.dataset import read_dataset
 from gristmill.data_pipeline.indexed.permutation import Permutation, key_of
 from gristmill.data_pipeline.indexed.reader import IndexedReader
-from gristmill.data_pipeline.indexed.samples import open_samples
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.lock import Lock
 from gristmill.foundation.manifest import StageIdentity, output_files, write_manifest
 from gristmill.foundation.progress import Reporter
 from gristmill.foundation.runtime.tasks.local import LocalEngine
 from gristmill.pipelines.recipes.config import Recipe
-from gristmill.pipelines.stages import index, tokenizer
+from gristmill.pipelines.stages import index, tokenizer, train
 from gristmill.pipelines.stages.stage import StageContext
 from gristmill.pipelines.stages.train import open_data
+from gristmill.pipelines.stages.training_data import open_form, sampling
 from gristmill.tokenizers import index_corpus
 from gristmill.tokenizers.tokenizer import load_tokenizer
 
@@ -99,9 +100,13 @@ def test_the_tokenizer_stage_gives_the_same_bytes_again(corpus, stages, tmp_path
     metadata = tokenizer.run(context_of(tmp_path, {"curate": corpus}, workers=2))
     assert digests(tmp_path) == digests(stages["tokenizer"])
     assert metadata["vocab_size"] == 800
-    assert metadata["trained_on_bytes"]["front"] / metadata["trained_on_bytes"]["back"] == pytest.approx(
-        7 / 3, rel=0.05
-    )
+    texts = {
+        name: pq.read_table(corpus / f"documents/train/{name}-00000.parquet")["text"].to_pylist()
+        for name in ("front", "back")
+    }
+    sizes = {name: sum(len(text.encode()) for text in documents) for name, documents in texts.items()}
+    sampled = metadata["trained_on_bytes"]
+    assert sampled["front"] / sampled["back"] == pytest.approx(sizes["front"] / sizes["back"], rel=0.1)
 
 
 def test_the_tokenizer_is_measured_by_language_and_fails_on_a_missed_goal(corpus, tmp_path):
@@ -138,15 +143,43 @@ def test_the_dataset_says_what_it_holds(corpus, stages):
     described = json.loads((stages["index"] / "dataset.json").read_text())
     texts = pq.read_table(corpus / "documents" / "train" / "front-00000.parquet")["text"].to_pylist()
     front = described["sources"][0]
-    assert (front["name"], front["weight"]) == ("front", 0.7)
+    tokens = [source["splits"]["train"]["tokens"] for source in described["sources"]]
+    assert (front["name"], front["weight"]) == ("front", tokens[0] / sum(tokens))
     assert front["splits"]["train"]["documents"] == len(texts)
     assert front["splits"]["train"]["bytes"] == sum(len(text.encode()) for text in texts)
     assert described["dtype"] == "uint16"
-    recipe = recipe_of()
-    samples = open_samples(stages["index"], "train", 32, recipe.seed, recipe.index)
-    drawn = {draw.source: draw.samples for draw in samples.drawn(1024 * 10)}
-    assert drawn["front"] + drawn["back"] == 10240
-    assert abs(drawn["front"] - 7168) < 2
+
+
+def test_the_weights_of_a_recipe_decide_when_samples_are_drawn(stages):
+    sources = recipe_of().model_dump()["sources"]
+    for weights in ((0.7, 0.3), (1, 4)):
+        weighed = [source | {"weight": weight} for source, weight in zip(sources, weights, strict=True)]
+        recipe = recipe_of(sources=weighed)
+        assert index.config(recipe) == index.config(recipe_of()), "a new mixture rebuilds no index"
+        assert tokenizer.config(recipe) == tokenizer.config(recipe_of())
+        drawn = open_form("windows", stages["index"], "train", recipe).drawn(1024 * 10)
+        assert sum(draw.samples for draw in drawn) == 10240
+        assert abs(drawn[0].samples - 10240 * weights[0] / sum(weights)) < 2
+    assert train.config(recipe) != train.config(recipe_of())
+
+
+def test_the_seed_of_training_orders_training_samples_alone(stages):
+    first, other = recipe_of(), recipe_of(train={"tokens": 1000, "batch_tokens": 64, "seed": 8})
+    for stage in (index, tokenizer):
+        assert stage.config(first) == stage.config(other)
+    assert train.config(first) != train.config(other)
+    for split, is_equal in (("train", False), ("validation", True), ("test", True)):
+        samples = [open_form("windows", stages["index"], split, recipe) for recipe in (first, other)]
+        batches = [opened.batch(range(8))["tokens"].tolist() for opened in samples]
+        assert (batches[0] == batches[1]) is is_equal, split
+
+
+def test_a_source_that_nothing_draws_from_is_refused():
+    sources = recipe_of().model_dump()["sources"]
+    sources[1]["weight"] = 0.0
+    with pytest.raises(ValidationError, match="source 'back' has weight 0 and no phase draws from it"):
+        recipe_of(sources=sources)
+    recipe_of(sources=sources, index={"phases": [{"from_tokens": 0, "weights": {"front": 1, "back": 1}}]})
 
 
 def test_every_language_of_a_source_is_a_source_of_its_own(corpus, stages, tmp_path, monkeypatch):
@@ -169,7 +202,7 @@ def test_every_language_of_a_source_is_a_source_of_its_own(corpus, stages, tmp_p
             assert [document.tolist() for document in reader.documents()] == expected
             counts = next(each for each in dataset.sources if each.name == name).splits[split]
             assert counts.bytes == sum(len(text.encode()) for text in texts)
-    shares = {source.name: source.weight for source in dataset.sources}
+    shares = sampling(recipe_of(index=languages), dataset).phases[0].weights
     assert shares["front.de"] + shares["back.de"] == pytest.approx(0.5, abs=0.01)
     assert shares["front.en"] + shares["front.de"] == pytest.approx(0.7, abs=0.01)
 
@@ -227,7 +260,7 @@ def test_a_held_out_source_is_indexed_and_not_trained_on(corpus, stages, tmp_pat
         assert scored > 0
         assert (described.weight > 0, trained > 0) == (described.name.startswith("front"),) * 2
     for split in ("train", "validation"):
-        samples = open_samples(tmp_path / "index", split, 32, recipe.seed, recipe.index)
+        samples = open_form("windows", tmp_path / "index", split, recipe)
         assert all(name.startswith("front") for name in samples.sources)
 
 

@@ -81,6 +81,12 @@ def test_wsd_holds_and_falls(shape: str, half: float) -> None:
 def test_inverse_sqrt_and_constant() -> None:
     assert factor(400, shape="inverse_sqrt") == pytest.approx(0.5)  # sqrt(100 / 400)
     assert factor(999, shape="constant") == 1.0
+    shorter = ScheduleConfig(warmup_share=1e-4, shape="inverse_sqrt")  # a tenth of a token counts as one
+    assert learning_rate_factor(shorter, 400, 1000) == pytest.approx(1 / 20)
+
+
+def test_a_run_of_one_token_falls_to_the_end_at_once() -> None:
+    assert learning_rate_factor(ScheduleConfig(warmup_share=0.0, final_ratio=0.1), 1, 1) == pytest.approx(0.1)
 
 
 def test_the_batch_grows_in_equal_steps() -> None:

@@ -5,10 +5,11 @@ import torch
 from torch import nn
 
 from gristmill.training.config.model import ModelConfig
-from gristmill.training.config.train import OptimizerConfig
+from gristmill.training.config.train import OptimizerConfig, TrainConfig
 from gristmill.training.engine.gradients import clip, global_norm
 from gristmill.training.optim.adamw import AdamW, Operands
-from gristmill.training.optim.muon import orthogonal, rounds
+from gristmill.training.optim.muon import Muon, orthogonal, rounds
+from gristmill.training.optim.optimizer import build_optimizer
 from gristmill.training.parallel.mesh import single_process
 
 MODEL = ModelConfig(layers=2, width=8, heads=2)
@@ -37,6 +38,12 @@ def test_adamw_is_torchs_with_decay_on_matrices_only() -> None:
         other.step()
     for mine, its in zip(ours.values(), theirs.values(), strict=True):
         torch.testing.assert_close(mine, its)
+
+
+@pytest.mark.parametrize(("name", "kind"), [("adamw", AdamW), ("muon", Muon)])
+def test_the_recipe_names_the_optimizer(name: str, kind: type) -> None:
+    train = TrainConfig(tokens=64, batch_tokens=16, optimizer=OptimizerConfig(name=name))
+    assert type(build_optimizer(parameters(), train, MODEL, single_process())) is kind
 
 
 def test_mup_slows_the_matrices_of_layers() -> None:

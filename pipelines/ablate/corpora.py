@@ -1,0 +1,164 @@
+"""What the models of an ablation read: held-out documents that no arm trains on, one tokenizer, an index for each arm.
+
+The held-out documents are those that the arms' curation holds out (a share of each arm's documents, by a hash of their
+text) and the target texts that the user names. A training document with half of its 13-grams, or with half of those of
+a held-out document, is a copy of it, whole or edited: it is taken out of every arm before anything is trained."""
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from gristmill.data_pipeline.decontamination.index import NgramIndex, build_index, search, words_of
+from gristmill.data_pipeline.indexed.documents import document_ranges, read
+from gristmill.data_pipeline.indexed.permutation import Permutation, key_of
+from gristmill.foundation.errors import InputError
+from gristmill.foundation.files import atomic_path, write_atomic
+from gristmill.foundation.runtime.tasks.engine import Engine
+from gristmill.pipelines.ablate.arms import Arm
+from gristmill.tokenizers.config import TokenizerConfig
+from gristmill.tokenizers.export import write_huggingface
+from gristmill.tokenizers.index_corpus import IndexRequest, index_corpus
+from gristmill.tokenizers.tokenizer import MODEL_NAME
+from gristmill.tokenizers.train import train
+from gristmill.tokenizers.training_sample import training_texts
+
+NGRAM, MIN_NGRAM = 13, 5  # words
+COPY_SHARE = 0.5  # of a document's n-grams
+MAX_DOCUMENT_BYTES = 4096  # of a held-out document, its beginning
+MIN_DOCUMENTS = 30  # of a set to be scored by itself
+SAMPLE_BYTES = 4_000_000  # of each arm, for the tokenizer
+MIN_VOCABULARY, MAX_VOCABULARY = 384, 4096
+BYTES_PER_PIECE = 4000  # of training text: small models spend most of their work on a large vocabulary
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """Texts to score. sets: name -> their numbers, such as {"held out of baseline": (0, 1, ...), "target books": ...}.
+    The first sets are the arms' own; target sets begin with "target "."""
+
+    texts: tuple[str, ...]
+    sets: dict[str, tuple[int, ...]]
+
+
+def read_split(corpus: Path, split: str, sources: Sequence[str]) -> Iterator[str]:
+    for source in sources:
+        for documents in document_ranges(corpus, split, source):
+            yield from read(documents, "text")["text"].to_pylist()
+
+
+def beginning(text: str) -> str:
+    return text.encode()[:MAX_DOCUMENT_BYTES].decode("utf-8", "ignore")
+
+
+def hold_out(arms: Sequence[Arm], corpora: Sequence[Path], targets: Sequence[Path], per_set: int) -> HeldOut:
+    """Up to per_set documents of each arm's test split and of each target, in a seeded order; equal texts once.
+
+    Raises InputError if no arm and no target has enough of them."""
+    groups: dict[str, list[str]] = {}
+    for arm, corpus in zip(arms, corpora, strict=True):
+        sources = [source.name for source in arm.recipe.sources]
+        groups[f"held out of {arm.name}"] = sorted(set(map(beginning, read_split(corpus, "test", sources))))
+    for target in targets:
+        groups[f"target {target.name}"] = sorted({beginning(text) for text in target_texts(target)})
+    numbers: dict[str, int] = {}
+    sets: dict[str, tuple[int, ...]] = {}
+    for name, texts in groups.items():
+        order = Permutation(len(texts), key_of("held out", name)).whole()[:per_set].tolist() if texts else []
+        sets[name] = tuple(numbers.setdefault(texts[place], len(numbers)) for place in order)
+    if max(map(len, sets.values())) < MIN_DOCUMENTS:
+        counts = ", ".join(f"{name} {len(chosen)}" for name, chosen in sets.items())
+        raise InputError(
+            f"too few held-out documents ({counts}); at least {MIN_DOCUMENTS} are needed: raise curate.splits.test, or "
+            "name --target texts"
+        )
+    return HeldOut(tuple(numbers), sets)
+
+
+def target_texts(path: Path) -> list[str]:
+    """The `text` of each line of a JSONL file, or the paragraphs of a text file. Raises InputError on other files."""
+    try:
+        content = path.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"--target {path}: cannot be read as UTF-8 text ({error})") from error
+    if path.suffix != ".jsonl":
+        return [paragraph for paragraph in content.split("\n\n") if paragraph.strip()]
+    texts = []
+    for number, line in enumerate(content.splitlines(), start=1):
+        try:
+            texts.append(str(json.loads(line)["text"]))
+        except (ValueError, TypeError, KeyError) as error:
+            raise InputError(f"--target {path}: line {number}: no JSON object with a field `text`") from error
+    return texts
+
+
+def write_without_copies(corpus: Path, sources: Sequence[str], held_out: HeldOut, folder: Path) -> int:
+    """Writes FOLDER/documents/train/SOURCE-00000.parquet without copies of held-out documents; returns their number.
+    Finished sources are not written again."""
+    index = build_index(words_of(held_out.texts), NGRAM, MIN_NGRAM)
+    copies = 0
+    for source in sources:
+        path = folder / "documents" / "train" / f"{source}-00000.parquet"
+        if not path.is_file():
+            kept = _without_copies(corpus, source, index)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with atomic_path(path) as temporary:
+                pq.write_table(pa.table({"text": pa.array(kept, pa.string())}), temporary)
+        copies += sum(part.documents for part in document_ranges(corpus, "train", source))
+        copies -= pq.read_metadata(path).num_rows
+    return copies
+
+
+def _without_copies(corpus: Path, source: str, index: NgramIndex) -> list[str]:
+    kept: list[str] = []
+    for documents in document_ranges(corpus, "train", source):
+        texts = read(documents, "text")["text"].to_pylist()
+        copied = are_copies(index, texts)
+        kept += [text for text, is_copy in zip(texts, copied, strict=True) if not is_copy]
+    return kept
+
+
+def are_copies(index: NgramIndex, texts: Sequence[str]) -> np.ndarray:
+    """bool[texts]: whether the text shares half of its n-grams, or of an indexed text's, with an indexed text."""
+    words = words_of(texts)
+    document, ngram, _ = search(index, words)
+    copied = np.zeros(len(texts), bool)
+    pairs: dict[tuple[int, int], set[int]] = {}
+    for text, shared in zip(document.tolist(), ngram.tolist(), strict=True):
+        for owner in index.text_of[index.text_first[shared] : index.text_first[shared + 1]].tolist():
+            pairs.setdefault((text, owner), set()).add(shared)
+    for (text, owner), shared_ngrams in pairs.items():
+        smaller = min(int(index.ngrams_of[owner]), max(1, int(words.counts[text]) - NGRAM + 1))
+        copied[text] |= len(shared_ngrams) >= COPY_SHARE * smaller
+    return copied
+
+
+def train_tokenizer(
+    corpora: Sequence[Path], sources: Sequence[Sequence[str]], seed: int, folder: Path, engine: Engine
+) -> None:
+    """One tokenizer on the union of the arms, in FOLDER; nothing if it is there. BPE with byte fallback."""
+    if (folder / MODEL_NAME).is_file():
+        return
+    texts: list[str] = []
+    for corpus, names in zip(corpora, sources, strict=True):
+        sampled, _ = training_texts(corpus, names, TokenizerConfig(sample_bytes=SAMPLE_BYTES), seed, engine)
+        texts += sampled
+    num_bytes = sum(len(text.encode()) for text in set(texts))
+    vocabulary = int(min(MAX_VOCABULARY, max(MIN_VOCABULARY, num_bytes / BYTES_PER_PIECE)))
+    folder.mkdir(parents=True, exist_ok=True)
+    write_atomic(folder / MODEL_NAME, train(texts, TokenizerConfig(vocab_size=vocabulary)))
+    write_huggingface(folder)
+
+
+def write_index(corpus: Path, sources: Sequence[str], tokenizer: Path, seed: int, folder: Path, engine: Engine) -> None:
+    if not (folder / "dataset.json").is_file():
+        index_corpus(IndexRequest(corpus, tokenizer, tuple(sources), seed, folder), engine)
+
+
+def sources_with_text(folder: Path, names: Sequence[str]) -> list[str]:
+    """Of those whose training text was written to FOLDER."""
+    return [name for name in names if document_ranges(folder, "train", name)]

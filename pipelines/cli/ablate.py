@@ -1,0 +1,81 @@
+"""`gristmill ablate`: which data makes the better model, and how sure that is."""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from gristmill.foundation.errors import RecipeError
+from gristmill.pipelines.cli.options import EngineOptions, SetOption, StageOptions, make_runner, with_option_groups
+from gristmill.pipelines.stage_list import stages_of, stages_up_to
+
+UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+@dataclass(frozen=True)
+class AblateOptions(EngineOptions):
+    """How large the experiment is, and where."""
+
+    vary: Annotated[
+        list[str] | None, typer.Option("--vary", help="FIELD=VALUE,VALUE: an arm for each value; none switches off.")
+    ] = None
+    seeds: Annotated[int, typer.Option(min=2, max=64, help="Models of each arm and learning rate.")] = 3
+    budget: Annotated[str, typer.Option(help="Of all runs together: 30m, 2h, or FLOPs such as 1e16.")] = "30m"
+    target: Annotated[
+        list[Path] | None, typer.Option(help="Texts the models should be good at: .jsonl with `text`, or plain text.")
+    ] = None
+    documents: Annotated[int, typer.Option(min=30, help="Held-out documents of each arm, at most.")] = 400
+    workdir: Annotated[Path | None, typer.Option(metavar="DIR", help="Default: work/ablate-NAME.")] = None
+    set_: SetOption = None
+
+
+@with_option_groups
+def ablate(
+    recipes: Annotated[list[str], typer.Argument(metavar="RECIPE...", help="The baseline first; or one, with --vary.")],
+    options: AblateOptions,
+) -> None:
+    """Train small models on each recipe's data and say which data is better, worse, or not to tell apart."""
+    from gristmill.pipelines.ablate.arms import arms_of
+
+    seconds, flops = parse_budget(options.budget)
+    arms = arms_of(recipes, options.vary or [], options.set_ or [])
+    folder = options.workdir or Path("work") / f"ablate-{arms[0].recipe.name}"
+    curated: list[Path] = []
+    done: dict[str, Path] = {}
+    for arm in arms:
+        workdir = folder / "arms" / arm.name
+        stage_options = StageOptions(options.workers, options.engine, options.address, workdir=workdir)
+        runner = make_runner(arm.recipe, stages_up_to(arm.recipe, stages_of(arm.recipe), "curate"), stage_options)
+        identity = runner.plan()[0].fingerprint
+        if identity not in done:
+            runner.run(only="curate")
+            done[identity] = workdir / "curate"
+        curated.append(done[identity])
+    from gristmill.pipelines.ablate.experiment import Plan, experiment  # torch takes seconds to load
+    from gristmill.pipelines.ablate.report import terminal_table, write_report
+
+    plan = Plan(folder, options.seeds, seconds, flops, options.documents, tuple(options.target or ()))
+    reporter = StageOptions().reporter()
+    engine = options.open(reporter, folder)
+    try:
+        outcome = experiment(arms, curated, plan, engine)
+    finally:
+        engine.close()
+    print(terminal_table(outcome))
+    print(f"{write_report(outcome, folder)}")
+
+
+def parse_budget(text: str) -> tuple[float | None, float | None]:
+    """(seconds, FLOPs), one of them None. "30m" -> (1800, None); "1e16" -> (None, 1e16)."""
+    match = re.fullmatch(r"([0-9.]+)([smh])", text)
+    try:
+        if match:
+            return float(match[1]) * UNITS[match[2]], None
+        flops = float(text)
+    except ValueError:
+        raise RecipeError(f"--budget {text}: write a time such as 30m or 2h, or FLOPs such as 1e16") from None
+    if not 1e9 <= flops < float("inf"):
+        raise RecipeError(f"--budget {text}: {flops:g} FLOPs train nothing; write a time such as 30m, or 1e15 and more")
+    return None, flops
