@@ -4,25 +4,32 @@
 `documents_to_index`: the index stage of one worker against a stand-in for Megatron-LM's tools/preprocess_data.py:
 JSON lines, a pool of one process with sentencepiece, and the builder of megatron-core if it is installed (the builder
 is written out here, with the same calls to numpy, where it is not).
-`encode_tiktoken`: a byte-level BPE written as tiktoken ranks and adopted, against tiktoken itself, one thread each.
-`encode_adopted`: the same against Hugging Face's tokenizers, which encode what tiktoken is not proved equal on."""
+`encode_bpe_cold`, `encode_bpe_warm`: a byte-level BPE written as tiktoken ranks and adopted, with empty caches and with
+those that the same text filled; then in the same run against gigatoken, tiktoken, tokenizers and kitoken, one thread
+each. `encode_bpe_memory`: MB that the first pass adds to the process.
+`documents_to_index_bpe`: the index stage of one worker with that BPE, on the same text in documents of 4 kB."""
 
 import base64
 import functools
 import json
 import multiprocessing
 import shutil
+import statistics
 import sys
 import tempfile
+from collections.abc import Callable, Iterator
+from importlib.metadata import version
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
+import kitoken
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import sentencepiece
 import tiktoken
-from measure import Figure, arguments, in_turn, print_figures
+from gigatoken.gigatoken_rs import load_hf_json
+from measure import Figure, OwnProcess, arguments, cpu_seconds, in_turn, print_figures
 from text import documents
 
 import tokenizers
@@ -31,12 +38,15 @@ from gristmill.data_pipeline.indexed.merge import merge
 from gristmill.data_pipeline.indexed.permutation import key_of
 from gristmill.data_pipeline.indexed.reader import IndexedReader
 from gristmill.tokenizers.adversarial import adversarial_strings
-from gristmill.tokenizers.byte_level import BYTE_OF, GPT2_PATTERN
+from gristmill.tokenizers.byte_level import BYTE_OF, GPT2_PATTERN, resident_bytes
 from gristmill.tokenizers.config import TokenizerConfig
 from gristmill.tokenizers.encode import EncodeTask, encode_documents, encode_tasks
 from gristmill.tokenizers.pretrained import copy_pretrained
-from gristmill.tokenizers.tokenizer import MODEL_NAME, load_bulk_tokenizer, load_tokenizer
+from gristmill.tokenizers.tokenizer import JSON_NAME, MODEL_NAME, load_bulk_tokenizer, load_tokenizer
 from gristmill.tokenizers.train import train
+
+DOCUMENT_CHARACTERS = 4000
+Peer = tuple[str, Callable[[], object], Callable[[], list[list[int]]] | None]  # name, what is timed, ids to compare
 
 
 def main() -> None:
@@ -83,30 +93,84 @@ def encoding(folder: Path, texts: list[str], rounds: int) -> Figure:
 
 
 def adopted(folder: Path, training: list[str], texts: list[str], vocabulary: int, rounds: int) -> list[Figure]:
-    """Speed of a pretrained byte-level BPE. Raises SystemExit if an id differs, or if tiktoken does not encode it."""
+    """Speed of a pretrained byte-level BPE. Raises SystemExit if an id differs from tokenizers', or tiktoken's."""
     folder.mkdir()
     path = folder / "bpe.tiktoken"
     ranks = byte_level_ranks(training, vocabulary)
     path.write_bytes(b"".join(base64.b64encode(token) + b" %d\n" % rank for token, rank in ranks.items()))
     copy_pretrained(TokenizerConfig(pretrained=str(path)), folder)
-    ours, reference = load_bulk_tokenizer(folder), load_tokenizer(folder)
+    content = json.loads((folder / JSON_NAME).read_bytes())
+    ours, megabytes = load_bulk_tokenizer(folder), size(texts) / 1e6
+    worker = functools.partial(load_bulk_tokenizer, folder, ours.encoder)
+    buffer, ends = packed(texts)
+    expected = ours.encode_batch(texts)
+    print(f"{ours.encoder} encodes {len(ranks)} ranks", file=sys.stderr)
+    cold = [
+        cpu_seconds(functools.partial(fresh.encode_documents, buffer, ends))
+        for fresh in (worker() for _ in range(rounds))
+    ]
+    figures = [Figure("encode_bpe_cold", megabytes / statistics.median(cold), "MB/s/core", goal=60)]
+    for number, (name, call, ids) in enumerate(bpe_peers(folder, ranks, content, texts)):
+        if ids is not None and ids() != expected:
+            sys.exit(f"{name} gives other ids")
+        own, other, ratio = in_turn(lambda: ours.encode_documents(buffer, ends), call, rounds)
+        if number == 0:
+            figures.append(Figure("encode_bpe_warm", megabytes / own, "MB/s/core", goal=150))
+        rates = megabytes / own, "MB/s/core", megabytes / other
+        figures.append(Figure(f"encode_bpe_warm_{name.split()[0]}", *rates, name, ratio))
+    process = OwnProcess(encoding_memory, folder, ours.encoder, texts)
+    figures.append(Figure("encode_bpe_memory", process.ask(call_it), "MB"))
+    process.close()
+    return figures + indexing_bpe(folder, texts, rounds)
+
+
+def bpe_peers(folder: Path, ranks: dict[bytes, int], content: dict[str, Any], texts: list[str]) -> Iterator[Peer]:
+    """kitoken's ids are not compared: it is a peer on the clock alone."""
+    raw = [text.encode() for text in texts]
+    giga = load_hf_json(json.dumps(content | {"added_tokens": []}))
+    yield f"gigatoken {version('gigatoken')}", lambda: [giga.encode(text) for text in raw], None
     encoding = tiktoken.Encoding("peer", pat_str=GPT2_PATTERN, mergeable_ranks=ranks, special_tokens={})
-    peer = functools.partial(encoding.encode_ordinary_batch, num_threads=1)
-    if ours.encoder != "tiktoken" or ours.encode_batch(texts) != peer(texts):
-        sys.exit(f"encoded by {ours.encoder}, or with other ids than tiktoken's")
-    megabytes = size(texts) / 1e6
-    figures = []
-    for name, peer_name, call in (
-        (
-            "encode_tiktoken",
-            f"tiktoken {tiktoken.__version__}",
-            lambda: peer(texts),
-        ),
-        ("encode_adopted", f"tokenizers {tokenizers.__version__}", lambda: reference.encode_batch(texts)),
-    ):
-        own, other, ratio = in_turn(lambda: ours.encode_flat(texts), call, rounds)
-        figures.append(Figure(name, megabytes / own, "MB/s/core", megabytes / other, peer_name, ratio))
-    return figures
+    encode = functools.partial(encoding.encode_ordinary_batch, texts, num_threads=1)
+    yield f"tiktoken {tiktoken.__version__}", encode, encode
+    reference = load_tokenizer(folder)
+    encode_reference = functools.partial(reference.encode_batch, texts)
+    yield f"tokenizers {tokenizers.__version__}", encode_reference, encode_reference
+    kit = kitoken.Kitoken.from_tokenizers_file(str(folder / JSON_NAME))
+    yield f"kitoken {version('kitoken')}", lambda: kit.encode_all(texts, False), None
+
+
+def packed(texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
+    raw = [text.encode() for text in texts]
+    return np.frombuffer(b"".join(raw), np.uint8), np.cumsum([len(text) for text in raw], dtype=np.int64)
+
+
+def encoding_memory(folder: Path, encoder: str, texts: list[str]) -> Callable[[], float]:
+    """A function that encodes the texts in batches as the index stage does, and returns the MB that it adds."""
+    tokenizer = load_bulk_tokenizer(folder, encoder)
+
+    def encode() -> float:
+        before = resident_bytes()
+        for start in range(0, len(texts), 256):
+            tokenizer.encode_documents(*packed(texts[start : start + 256]))
+        return (resident_bytes() - before) / 1e6
+
+    return encode
+
+
+def call_it(function: Callable[[], float]) -> float:
+    return function()
+
+
+def indexing_bpe(folder: Path, texts: list[str], rounds: int) -> list[Figure]:
+    """MB per CPU second of the index stage, without the comparison of encoders, which a run makes once."""
+    text = "".join(texts)
+    pieces = [text[start : start + DOCUMENT_CHARACTERS] for start in range(0, len(text), DOCUMENT_CHARACTERS)]
+    corpus = write_corpus(folder / "corpus", pieces)
+    encoder = load_bulk_tokenizer(folder).encoder
+    call = functools.partial(index, corpus, folder, folder / "out", encoder)
+    call()
+    seconds = statistics.median(cpu_seconds(call) for _ in range(rounds))
+    return [Figure("documents_to_index_bpe", size(pieces) / 1e6 / seconds, "MB/s/core", goal=80)]
 
 
 def byte_level_ranks(texts: list[str], vocabulary: int) -> dict[bytes, int]:
@@ -122,10 +186,7 @@ def byte_level_ranks(texts: list[str], vocabulary: int) -> dict[bytes, int]:
 
 def indexing(folder: Path, texts: list[str], rounds: int) -> list[Figure]:
     """CPU seconds of indexing, reading and encoding processes together; both sides write the same documents."""
-    corpus = folder / "corpus"
-    path = corpus / "documents" / "train" / "text-00000.parquet"
-    path.parent.mkdir(parents=True)
-    pq.write_table(pa.table({"text": texts}), path, compression="zstd", row_group_size=1024)
+    corpus = write_corpus(folder / "corpus", texts)
     lines = folder / "text.jsonl"
     lines.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     own, other, ratio = in_turn(
@@ -144,10 +205,17 @@ def indexing(folder: Path, texts: list[str], rounds: int) -> list[Figure]:
     ]
 
 
-def index(corpus: Path, tokenizer: Path, folder: Path) -> None:
-    """The index stage for one source: encode its slices, then shuffle them into one file."""
+def write_corpus(corpus: Path, texts: list[str]) -> Path:
+    path = corpus / "documents" / "train" / "text-00000.parquet"
+    path.parent.mkdir(parents=True)
+    pq.write_table(pa.table({"text": texts}), path, compression="zstd", row_group_size=1024)
+    return corpus
+
+
+def index(corpus: Path, tokenizer: Path, folder: Path, encoder: str | None = None) -> None:
+    """The index stage for one source: encode its slices, then shuffle them into one file. encoder: None compares."""
     shutil.rmtree(folder, ignore_errors=True)
-    encoder = load_bulk_tokenizer(tokenizer).encoder
+    encoder = encoder or load_bulk_tokenizer(tokenizer).encoder
     ranges = document_ranges(corpus, "train", "text")
     tasks = encode_tasks(ranges, EncodeTask(tokenizer, encoder, (), folder / "parts" / "text"))
     for task in tasks:

@@ -11,7 +11,7 @@ import sentencepiece
 from sentencepiece import sentencepiece_model_pb2
 
 from gristmill.foundation.errors import InputError
-from gristmill.tokenizers.byte_level import TiktokenEncoder, fastest_byte_level, tiktoken_encoder
+from gristmill.tokenizers.byte_level import BULK_ENCODERS, fastest_byte_level
 from gristmill.tokenizers.config import FIM_SYMBOLS
 from gristmill.tokenizers.encoders import (
     Encoder,
@@ -160,14 +160,12 @@ def _by_name(path: Path, processor: sentencepiece.SentencePieceProcessor, pieces
 
 def _json_by_name(content: dict[str, Any], reference: HuggingFaceEncoder, name: str) -> Encoder:
     """Raises InputError if the file was replaced since its encoder was chosen."""
-    if name != TiktokenEncoder.name:
+    if name == reference.name:
         return reference
-    found = tiktoken_encoder(content, reference)
-    if found is None:
-        raise InputError(
-            f"{JSON_NAME}: tiktoken cannot encode it, so the file was replaced; run the same command again"
-        )
-    return found
+    fast = BULK_ENCODERS[name](content, reference)
+    if fast is None:
+        raise InputError(f"{JSON_NAME}: {name} cannot encode it, so the file was replaced; run the same command again")
+    return fast
 
 
 def _from_model(path: Path, choose: Choose) -> Tokenizer:

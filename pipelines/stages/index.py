@@ -69,7 +69,7 @@ STAGE: Stage = Stage(
     config=config,
     run=run,
     sections=("index",),
-    libraries=("sentencepiece", "tokenizers", "kitoken", "tiktoken", "numpy"),
+    libraries=("sentencepiece", "tokenizers", "kitoken", "tiktoken", "gigatoken", "numpy"),
 )
 
 if __name__ == "__main__":

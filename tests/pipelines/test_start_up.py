@@ -11,6 +11,7 @@ UNUSED = (
     "datasets",
     "duckdb",
     "fsspec",
+    "gigatoken",
     "lm_eval",
     "lxml",
     "matplotlib",

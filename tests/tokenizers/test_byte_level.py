@@ -1,7 +1,12 @@
-"""tiktoken encodes a byte-level BPE only if it gives the ids of Hugging Face's tokenizers."""
+"""gigatoken or tiktoken encodes a byte-level BPE only if it gives the ids of Hugging Face's tokenizers."""
 
+import itertools
 import json
+import random
+import sys
+import unicodedata
 
+import numpy as np
 import pytest
 import tiktoken
 
@@ -9,8 +14,11 @@ from gristmill.tokenizers.adversarial import adversarial_strings
 from gristmill.tokenizers.byte_level import (
     BYTE_NAMES,
     GPT2_PATTERN,
+    NUM_CODE_POINTS,
+    GigatokenEncoder,
     TiktokenEncoder,
     fastest_byte_level,
+    gigatoken_encoder,
     same_ids,
     tiktoken_encoder,
     visible,
@@ -40,27 +48,123 @@ def test_the_names_of_bytes_are_gpt2s(byte_names):
     assert visible(b" a\n") == "ĠaĊ"
 
 
-@pytest.mark.parametrize("pattern", [None, CL100K_PATTERN])
-def test_ranks_are_encoded_by_tiktoken_with_the_ids_of_tokenizers(ranks, tmp_path, held_out_texts, pattern):
+@pytest.mark.parametrize(("pattern", "encoder"), [(None, "gigatoken"), (CL100K_PATTERN, "tiktoken")])
+def test_ranks_are_encoded_fast_with_the_ids_of_tokenizers(ranks, tmp_path, held_out_texts, pattern, encoder):
     copy_pretrained(TokenizerConfig(pretrained=str(ranks[0]), pattern=pattern), tmp_path)
     reference, bulk = load_tokenizer(tmp_path), load_bulk_tokenizer(tmp_path)
-    assert (reference.encoder, bulk.encoder) == ("tokenizers", "tiktoken")
+    assert (reference.encoder, bulk.encoder) == ("tokenizers", encoder)
     texts = held_out_texts[-30:] + adversarial_strings(seed=5)
     expected = reference.encode_batch(texts)
     assert bulk.encode_batch(texts) == expected
     assert [bulk.encode(text) for text in texts] == expected
-    for worker in (bulk, load_bulk_tokenizer(tmp_path, "tiktoken"), load_bulk_tokenizer(tmp_path, "tokenizers")):
+    for name in (encoder, "tiktoken", "tokenizers"):
+        worker = load_bulk_tokenizer(tmp_path, name)
         ids, lengths = worker.encode_flat(texts)
         assert (ids.dtype, lengths.dtype) == ("int32", "int64")
         assert ids.tolist() == [token for row in expected for token in row]
         assert lengths.tolist() == [len(row) for row in expected]
 
 
-def test_a_tokenizer_json_like_gpt2s_is_encoded_by_tiktoken(gpt2_like, tmp_path, held_out_texts):
+def test_a_tokenizer_json_like_gpt2s_is_encoded_by_gigatoken(gpt2_like, tmp_path, held_out_texts):
     copy_pretrained(TokenizerConfig(pretrained=str(gpt2_like)), tmp_path)
     bulk = load_bulk_tokenizer(tmp_path)
-    assert bulk.encoder == "tiktoken"
+    assert bulk.encoder == "gigatoken"
     assert bulk.encode_batch(held_out_texts) == load_tokenizer(tmp_path).encode_batch(held_out_texts)
+
+
+# Pre-tokenization patterns of published tokenizer.json files: None is GPT-2's, which ByteLevel has built in.
+CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+LOWER, UPPER = r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]", r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]"
+O200K_WORDS = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?{UPPER}*{LOWER}+{CONTRACTIONS}?|[^\r\n\p{{L}}\p{{N}}]?{UPPER}+{LOWER}*{CONTRACTIONS}?"
+)
+PATTERNS = {
+    "gpt2": None,
+    "llama3": CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}" + REST,  # and cl100k
+    "qwen2": CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}" + REST,
+    "o200k": O200K_WORDS + r"|\p{N}{1,3}" + REST.replace(r"[\r\n]*|", r"[\r\n/]*|"),
+}
+
+
+def with_pattern(content: dict, pattern: str | None) -> dict:
+    if pattern is None:
+        return content
+    split = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
+    level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+    return content | {"pre_tokenizer": {"type": "Sequence", "pretokenizers": [split, level]}}
+
+
+def hostile_strings(content: dict, count: int, seed: int) -> list[str]:
+    """Mixtures of characters of every class and block, line ends, contractions, and pieces of the vocabulary."""
+    rng = random.Random(seed)
+    by_class: dict[str, list[str]] = {}
+    for character in map(chr, itertools.chain(range(0xD800), range(0xE000, 0x34000), range(0xE0000, 0xE0200))):
+        by_class.setdefault(unicodedata.category(character), []).append(character)
+    classes = list(by_class.values())
+    words = [piece for piece in content["model"]["vocab"] if piece.isascii()]
+    words += ["'s", "'S", "'ſ", "'ll", "'LL", " \n", "\r\n", "  ", "\t", "1234", "<|endoftext|>", "a\u0301", "\u00a0"]
+
+    def part() -> str:
+        return rng.choice(words) if rng.random() < 0.5 else rng.choice(rng.choice(classes))
+
+    return ["".join(part() for _ in range(rng.randint(1, 12))) for _ in range(count)]
+
+
+def check_hostile(content: dict, count: int, seed: int) -> None:
+    reference = reference_of(content)
+    strings = hostile_strings(content, count, seed)
+    expected = reference.encode_batch(strings)
+    for make in (gigatoken_encoder, tiktoken_encoder):
+        ids = make(content, reference).encode_batch(strings)
+        assert [text for text, ours, theirs in zip(strings, ids, expected, strict=True) if ours != theirs] == []
+
+
+@pytest.mark.parametrize("name", PATTERNS)
+def test_hostile_strings_have_the_ids_of_tokenizers(gpt2_like, name):
+    check_hostile(with_pattern(content_of(gpt2_like), PATTERNS[name]), 2_500, seed=3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PATTERNS)
+@pytest.mark.parametrize("seed", range(5))
+def test_a_million_hostile_strings_have_the_ids_of_tokenizers(gpt2_like, name, seed):
+    check_hostile(with_pattern(content_of(gpt2_like), PATTERNS[name]), 50_000, seed=100 + seed)
+
+
+def test_texts_with_characters_of_a_newer_unicode_are_encoded_by_the_reference(gpt2_like):
+    content = content_of(gpt2_like)
+    reference = reference_of(content)
+    fast = gigatoken_encoder(content, reference)
+    assert fast._differing[0xA7CE]  # assigned in Unicode 17
+    assert not fast._differing[:0x880].any()
+    same = GigatokenEncoder(content, reference, np.zeros(NUM_CODE_POINTS, np.bool_))
+    characters = [chr(code) for code in np.flatnonzero(fast._differing)]
+    texts = [f"it {before}{character}" for character in characters for before in ("", " ", "a", "1", "é", "€a", "😀")]
+    assert fast.encode_batch(texts) == reference.encode_batch(texts)
+    assert not same_ids(content, reference, same)
+    ids, lengths = fast.encode_utf8(*packed(["", "ab", "", "x \ua7ce", "é"]), end_of_document=7)
+    assert ids.tolist() == [7, *fast.encode("ab"), 7, 7, *reference.encode("x \ua7ce"), 7, *fast.encode("é"), 7]
+    assert lengths.sum() == len(ids)
+
+
+def packed(texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
+    raw = [text.encode() for text in texts]
+    return np.frombuffer(b"".join(raw), np.uint8), np.cumsum([len(text) for text in raw])
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="resident memory is read from /proc")
+def test_the_cache_of_words_is_emptied_when_memory_has_grown(gpt2_like, held_out_texts, monkeypatch):
+    content = content_of(gpt2_like)
+    reference = reference_of(content)
+    fast = gigatoken_encoder(content, reference)
+    first = fast._backend
+    fast.encode_batch(held_out_texts)
+    assert fast._backend is first
+    monkeypatch.setattr("gristmill.tokenizers.byte_level.MAX_CACHE_BYTES", -1)
+    fast._limit_bytes = 0
+    assert fast.encode_batch(held_out_texts) == reference.encode_batch(held_out_texts)
+    assert fast._backend is not first
 
 
 def test_a_text_that_tiktoken_rejects_is_encoded_by_the_reference(gpt2_like):
@@ -89,7 +193,7 @@ def test_what_is_more_than_merges_of_bytes_stays_with_tokenizers(gpt2_like):
     def with_a_word(added: list) -> list:
         return [*added, {**added[0], "id": 1500, "content": "whole", "special": False}]
 
-    assert chosen() == "tiktoken"
+    assert chosen() == "gigatoken"
     assert chosen(normalizer=lambda _: {"type": "NFC"}) == "tokenizers"
     assert chosen(pre_tokenizer=lambda part: part | {"add_prefix_space": True}) == "tokenizers"
     assert chosen(pre_tokenizer=lambda part: part | {"use_regex": False}) == "tokenizers"
