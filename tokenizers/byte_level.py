@@ -256,7 +256,7 @@ def _probe(content: dict[str, Any]) -> dict[str, Any]:
     near, outer = ([bytes([byte]) for byte in group] for group in (PROBED_NEIGHBOURS, range(0x80, 0x100)))
     pairs = [*itertools.product(near, outer), *itertools.product(outer, near)]
     tokens = [bytes([byte]) for byte in range(256)] + [left + right for left, right in pairs]
-    model = {"vocab": {visible(token): place for place, token in enumerate(tokens)}}
+    model: dict[str, Any] = {"vocab": {visible(token): place for place, token in enumerate(tokens)}}
     model["merges"] = [[visible(left), visible(right)] for left, right in pairs]
     return content | {"added_tokens": [], "post_processor": None, "model": content["model"] | model}
 
