@@ -88,6 +88,16 @@ class Blend:
                 column[chosen] = values[inside[chosen]]
         return found[0], found[1]
 
+    def slot_of(self, source: int, ordinal: int) -> int | None:
+        """The slot of the sample before which `ordinal` of the source came; None if the blend never draws it."""
+        in_round = self._before[:, source]
+        if not in_round[-1]:
+            return None
+        rounds, left = divmod(ordinal, int(in_round[-1]))
+        block = rounds * (len(in_round) - 1) + int(np.searchsorted(in_round, left, side="right")) - 1
+        sources, ordinals = self._placed(block)
+        return block * self.block_samples + int(np.flatnonzero((sources == source) & (ordinals == ordinal))[0])
+
     def drawn(self, num_slots: int) -> np.ndarray:
         """int64[S]: samples of each source among the first `num_slots`."""
         block, inside = divmod(num_slots, self.block_samples)
@@ -145,6 +155,16 @@ class Schedule:
             sources[chosen], ordinals[chosen] = self._blends[phase].locate_many(samples[chosen] - self._starts[phase])
             ordinals[chosen] += self._drawn_before[phase][sources[chosen]]
         return sources, ordinals
+
+    def number_of(self, source: int, ordinal: int) -> int | None:
+        """The sample k that `locate` maps to (source, ordinal); None if no phase draws so many of the source."""
+        for phase, blend in enumerate(self._blends):
+            before = int(self._drawn_before[phase][source])
+            is_last = phase + 1 == len(self._blends)
+            if is_last or ordinal < self._drawn_before[phase + 1][source]:
+                slot = blend.slot_of(source, ordinal - before)
+                return None if slot is None else slot + self._starts[phase]
+        return None
 
     def phase_of(self, k: int) -> int:
         phase = len(self._starts) - 1

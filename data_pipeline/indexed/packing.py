@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -30,21 +30,36 @@ class Window:
     num_valid: int
 
 
+class Piece(NamedTuple):
+    """Tokens start to stop of a document, which is counted in the order of its file."""
+
+    document: int
+    start: int
+    stop: int
+
+
 class Order(Protocol):
-    """The window at a place of an epoch, and those at many places."""
+    """The window at a place of an epoch, those at many places, and the place of a window."""
 
     def __call__(self, index: int) -> int: ...
+
+    def inverse(self, value: int) -> int: ...
 
     def many(self, indices: np.ndarray) -> np.ndarray: ...
 
 
 class Packing(Protocol):
     """num_windows: how many windows one epoch has. order: in which order an epoch of that key takes them. fill: writes
-    windows into rows of a batch."""
+    windows into rows of a batch. pieces: of documents in a window, inputs and targets. windows_of: those with tokens of
+    a document."""
 
     num_windows: int
 
     def window(self, index: int) -> Window: ...
+
+    def pieces(self, index: int) -> list[Piece]: ...
+
+    def windows_of(self, document: int) -> list[int]: ...
 
     def fill(self, batch: WindowBatch, rows: np.ndarray, indices: np.ndarray) -> None: ...
 
@@ -68,6 +83,25 @@ class Concat:
         tokens = self._reader.tokens[first : first + self._sequence_length + 1].astype(np.int64)
         ends = np.flatnonzero(tokens[:-2] == self._end)
         return Window(tokens, np.concatenate([_ZERO, ends + 1]), len(tokens))
+
+    def pieces(self, index: int) -> list[Piece]:
+        first = index * self._sequence_length
+        last = first + self._sequence_length  # the target of the last input
+        found, place = [], first
+        while place <= last:
+            document = self._reader.document_at(place)
+            (start,), (end,) = self._reader.token_ranges(np.array([document]))
+            found.append(Piece(document, place - int(start), min(last + 1, int(end)) - int(start)))
+            place = int(end)
+        return found
+
+    def windows_of(self, document: int) -> list[int]:
+        (start,), (end,) = self._reader.token_ranges(np.array([document]))
+        first = max(
+            0, (int(start) - 1) // self._sequence_length
+        )  # a window's last target is its neighbour's first input
+        last = min(self.num_windows - 1, (int(end) - 1) // self._sequence_length)
+        return list(range(first, last + 1)) if end > start else []
 
     def fill(self, batch: WindowBatch, rows: np.ndarray, indices: np.ndarray) -> None:
         firsts = indices * self._sequence_length
@@ -114,6 +148,19 @@ class BestFit:
             starts.append(filled)
         return Window(tokens, np.array(starts, dtype=np.int64), filled)
 
+    def pieces(self, index: int) -> list[Piece]:
+        group = int(group_of(self._first_window, index))
+        edges, pieces = self._pack(group)
+        place = index - int(self._first_window[group])
+        chosen = pieces[edges[place] : edges[place + 1]].tolist()
+        return [Piece(document, start, start + length) for document, start, length in chosen]
+
+    def windows_of(self, document: int) -> list[int]:
+        group = document // GROUP_DOCUMENTS
+        edges, pieces = self._pack(group)
+        places = np.searchsorted(edges, np.flatnonzero(pieces[:, 0] == document), side="right") - 1
+        return (np.unique(places) + int(self._first_window[group])).tolist()
+
     def fill(self, batch: WindowBatch, rows: np.ndarray, indices: np.ndarray) -> None:
         groups = group_of(self._first_window, indices)
         for group, chosen in places_of_values(groups):
@@ -142,6 +189,12 @@ class GroupOrder:
 
     def __call__(self, index: int) -> int:
         return int(self.many(np.array([index]))[0])
+
+    def inverse(self, value: int) -> int:
+        num_windows = int(self._first_window[-1])
+        group = int(group_of(self._first_window, value))
+        first = int(self._first_window[group])
+        return (first + self._inside(group).inverse(value - first) - self._key) % num_windows
 
     def many(self, indices: np.ndarray) -> np.ndarray:
         num_windows = int(self._first_window[-1])

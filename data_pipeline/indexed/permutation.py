@@ -50,6 +50,20 @@ class Permutation:
             if value < self.size:
                 return value
 
+    def inverse(self, value: int) -> int:
+        """The position of this value: the rounds backwards, with the same cycle walking."""
+        if not 0 <= value < self.size:
+            raise IndexError(f"value {value} of a permutation of {self.size}")
+        side = self._side
+        index = value
+        while True:
+            left, right = divmod(index, side)
+            for key in reversed(self._keys):
+                left, right = (right - mix(left ^ key)) % side, left
+            index = left * side + right
+            if index < self.size:
+                return index
+
     def whole(self) -> np.ndarray:
         """int64[size]: every value in order."""
         return self.many(np.arange(self.size, dtype=np.int64))

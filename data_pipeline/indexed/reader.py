@@ -90,6 +90,11 @@ class IndexedReader:
         ends[filled] = self.pointers[last[filled] - 1] // self.dtype.itemsize + self.lengths[last[filled] - 1]
         return starts, ends
 
+    def document_at(self, token: int) -> int:
+        """The document that holds this token of the .bin, whose documents stand one after another."""
+        sequence = int(np.searchsorted(self.pointers, token * self.dtype.itemsize, side="right")) - 1
+        return int(np.searchsorted(self.bounds, sequence, side="right")) - 1
+
     def sentence_lengths(self, document_id: int) -> np.ndarray:
         """int32: tokens of each sequence of a document; one number where it is not split into sentences."""
         return self.lengths[int(self.bounds[document_id]) : int(self.bounds[document_id + 1])]

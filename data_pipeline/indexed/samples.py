@@ -26,7 +26,7 @@ from gristmill.data_pipeline.indexed.dataset import (
     source_prefix,
 )
 from gristmill.data_pipeline.indexed.language_shares import language_of
-from gristmill.data_pipeline.indexed.packing import BestFit, Concat, Order, Packing, Window, kept_first_windows
+from gristmill.data_pipeline.indexed.packing import BestFit, Concat, Order, Packing, Piece, Window, kept_first_windows
 from gristmill.data_pipeline.indexed.permutation import key_of
 from gristmill.data_pipeline.indexed.window_batch import WindowBatch
 from gristmill.foundation.errors import InputError, RecipeError
@@ -154,6 +154,27 @@ class Samples(DrawForecast):
             for epoch, chosen in places_of_values(epochs):
                 windows[rows[chosen]] = self._order(source, epoch).many(places[chosen])
         return np.stack([sources, ordinals, windows])
+
+    def pieces_of(self, k: int) -> tuple[str, int, list[Piece]]:
+        """(source, epoch, the pieces of documents in sample k); each document is counted in the order of the source's
+        .bin. Fill-in-the-middle moves tokens inside a document only."""
+        source, ordinal = self._schedule.locate(k)
+        epoch, index = divmod(ordinal, self._packings[source].num_windows)
+        return self.sources[source], epoch, self._packings[source].pieces(self._order(source, epoch)(index))
+
+    def samples_with(self, source: str, document: int, num_samples: int) -> list[tuple[int, int]]:
+        """(k, epoch) of the samples among the first num_samples that hold tokens of this document, ascending."""
+        place = self.sources.index(source)
+        packing = self._packings[place]
+        drawn = int(self._schedule.drawn(num_samples)[place])
+        found = []
+        for epoch in range(-(-drawn // packing.num_windows)):
+            for window in packing.windows_of(document):
+                ordinal = epoch * packing.num_windows + self._order(place, epoch).inverse(window)
+                k = self._schedule.number_of(place, ordinal)
+                if k is not None and k < num_samples:
+                    found.append((k, epoch))
+        return sorted(found)
 
     def source_of(self, k: int) -> str:
         return self.sources[self._schedule.locate(k)[0]]

@@ -36,6 +36,7 @@ COMMANDS = {
     "why": "corpus:why",
     "try": "try_rules:try_",
     "decide": "corpus:decide",
+    "trace": "trace:trace",
     "explore": "corpus:explore",
     "similar": "corpus:similar_command",
     "data": "data:data_app",

@@ -364,3 +364,45 @@ def test_the_same_sample_every_time_and_the_shape_stays(make_dataset, random_doc
         assert sample["document_bounds"][0] == 0
         assert sample["document_bounds"][-1] == 32
         assert (np.diff(sample["document_bounds"]) > 0).all()
+
+
+# From samples to documents and back, against the tokens themselves.
+
+PHASES = [
+    PhaseConfig(from_tokens=0, weights={"books": 1}),
+    PhaseConfig(from_tokens=8 * 33, weights={"books": 1, "notes": 3}),
+]
+
+
+@pytest.mark.parametrize("packing", ["concat", "best_fit"])
+@pytest.mark.parametrize("phases", [[], PHASES])
+@pytest.mark.parametrize("sequence_length", [8, 21])
+@pytest.mark.parametrize("seed", [0, 5])
+def test_the_documents_of_a_sample_are_its_tokens_and_its_samples_those_that_hold_it(
+    two_sources, packing, phases, sequence_length, seed
+):
+    folder, documents = two_sources
+    config = IndexConfig(packing=packing, phases=phases, block_samples=16, mask_documents=packing == "best_fit")
+    samples = open_samples(folder, "train", sequence_length, seed, config)
+    num_samples = 400  # several epochs of both sources
+    read_by: dict[tuple[str, int], set[tuple[int, int]]] = {}
+    for k in range(num_samples):
+        source, epoch, pieces = samples.pieces_of(k)
+        assert source == samples.source_of(k)
+        sample = samples.sample(k)
+        tokens = [*sample["tokens"].tolist(), int(sample["targets"][-1])]
+        ended = [[*document, END] for document in documents[source]]
+        read = [token for piece in pieces for token in ended[piece.document][piece.start : piece.stop]]
+        assert tokens[: len(read)] == read and set(tokens[len(read) :]) <= {END}
+        for piece in pieces:
+            read_by.setdefault((source, piece.document), set()).add((k, epoch))
+    for (source, document), expected in read_by.items():
+        assert samples.samples_with(source, document, num_samples) == sorted(expected)
+
+
+@pytest.mark.parametrize("size", [1, 2, 5, 97, 100])
+def test_a_permutation_has_its_inverse(size):
+    order = Permutation(size, key_of("inverse", size))
+    assert [order.inverse(order(index)) for index in range(size)] == list(range(size))
+    with pytest.raises(IndexError):
+        order.inverse(size)

@@ -1,0 +1,91 @@
+"""`gristmill trace`: which documents a training step read, and which steps read a document."""
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
+
+import rich.table
+import typer
+
+from gristmill.foundation.errors import RecipeError
+from gristmill.pipelines.cli.console import print_block
+from gristmill.pipelines.cli.options import RecipeArgument, SetOption, WorkdirOption, with_option_groups, workdir_of
+from gristmill.pipelines.recipes.recipe_file import load_recipe
+
+if TYPE_CHECKING:
+    from gristmill.pipelines.trace import DocumentSpan, Tracer
+
+SPIKES = 5
+SHOWN_CHARACTERS = 60
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is asked: one of these."""
+
+    step: Annotated[str | None, typer.Option(help="A step, or a range such as 100-120.")] = None
+    document: Annotated[str | None, typer.Option(metavar="ID", help="A document of the train split.")] = None
+    spike: Annotated[bool, typer.Option("--spike", help="Steps of worst loss and what they have in common.")] = False
+
+
+@with_option_groups
+def trace(
+    recipe: RecipeArgument,
+    question: Question,
+    text: Annotated[bool, typer.Option("--text", help="Show the beginning of what was read of each document.")] = False,
+    workdir: WorkdirOption = None,
+    set_: SetOption = None,
+) -> None:
+    """Show which documents a training step read, or which steps read a document."""
+    step, document = question.step, question.document
+    if (step is not None) + (document is not None) + question.spike != 1:
+        raise RecipeError("give one of --step N, --document ID and --spike")
+    from gristmill.pipelines.trace import Tracer, in_common, read_steps, samples_of_steps, spikes, step_of
+
+    loaded = load_recipe(recipe, set_ or [])
+    folder = workdir_of(loaded, workdir)
+    tracer = Tracer(loaded, folder)
+    length = tracer.sequence_length
+    if document is not None:
+        steps = read_steps(folder / "train") if (folder / "train" / "metrics.jsonl").is_file() else []
+        table = rich.table.Table("source", "epoch", "sample", "step")
+        for source, sample, epoch in tracer.samples_of(document):
+            done = step_of(steps, sample, length)
+            table.add_row(source, str(epoch), str(sample), "not yet" if done is None else str(done))
+        print_block(table)
+        return
+    steps = read_steps(folder / "train")
+    if step is not None:
+        first, last = parse_steps(step)
+        show(tracer.documents_of(samples_of_steps(steps, first, last, length)), tracer if text else None)
+        return
+    read_by = {}
+    for number, ratio in spikes(steps, "loss", SPIKES):
+        read_by[number] = tracer.documents_of(samples_of_steps(steps, number, number, length))
+        print(f"step {number}: loss {ratio:.3f} times the median around it, {len(read_by[number])} pieces of documents")
+    for doc_id, count in in_common(list(read_by.values())):
+        print(f"{doc_id}: in {count} of these steps")
+
+
+def parse_steps(text: str) -> tuple[int, int]:
+    """ "100" -> (100, 100); "100-120" -> (100, 120)."""
+    match = re.fullmatch(r"([0-9]{1,15})(?:-([0-9]{1,15}))?", text)
+    if match is None:
+        raise RecipeError(f"--step {text}: write a step such as 100, or a range such as 100-120")
+    return int(match[1]), int(match[2] or match[1])
+
+
+def show(spans: "list[DocumentSpan]", tracer: "Tracer | None") -> None:
+    """tracer: None shows no text."""
+    table = rich.table.Table("sample", "source", "epoch", "document", "tokens", *(["text"] if tracer else []))
+    for span in spans:
+        beginning = [tracer.text_of(span)[:SHOWN_CHARACTERS].replace("\n", " ")] if tracer else []
+        table.add_row(
+            str(span.sample), span.source, str(span.epoch), span.doc_id, f"{span.start}-{span.stop}", *beginning
+        )
+    print_block(table)
+    shares: dict[str, int] = {}
+    for span in spans:
+        shares[span.source] = shares.get(span.source, 0) + span.stop - span.start
+    total = sum(shares.values())
+    print(", ".join(f"{source} {tokens / total:.1%}" for source, tokens in sorted(shares.items())))
