@@ -113,4 +113,5 @@ def measured_rate(task: tuple[dict[str, Any], int, int, Path]) -> float:
     model, vocabulary, batch_tokens, folder = task
     torch.set_num_threads(1)
     folder.mkdir(parents=True, exist_ok=True)
-    return steps_per_second(model, vocabulary, batch_tokens, PRECISION, folder, Reporter.silent()) * batch_tokens
+    train = {"batch_tokens": batch_tokens, "precision": PRECISION}
+    return steps_per_second(model, vocabulary, train, folder, Reporter.silent()) * batch_tokens

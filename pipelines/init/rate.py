@@ -41,22 +41,23 @@ class RandomText:
 
 
 def steps_per_second(
-    model: Mapping[str, Any], vocabulary: int, batch_tokens: int, precision: str, folder: Path, reporter: Reporter
+    model: Mapping[str, Any], vocabulary: int, train: Mapping[str, Any], folder: Path, reporter: Reporter
 ) -> float:
-    """The median of STEPS steps after WARM_STEPS, each whole: data, passes, update, metrics."""
+    """The median of STEPS steps after WARM_STEPS, each whole: data, passes, update, metrics. train: batch_tokens,
+    precision and optimizer, as in a recipe."""
     keep_freed_memory()
     config = ModelConfig(**model)
-    train = TrainConfig(
+    batch_tokens = train["batch_tokens"]
+    settings = TrainConfig(
+        **train,
         tokens=(WARM_STEPS + STEPS) * batch_tokens,
-        batch_tokens=batch_tokens,
-        precision=precision,
         validation={"every": 0},
         checkpoint={"every": 0},
         monitoring={"trackers": []},
     )
     text = RandomText(vocabulary, config.sequence_length)
     data = TrainingData(text, None, 0, mask_documents=False, bytes_per_token={}, training_bytes_per_token={})
-    Run(RunConfig(config, train, 0), data, single_process(), folder, reporter, None).train()
+    Run(RunConfig(config, settings, 0), data, single_process(), folder, reporter, None).train()
     lines = (folder / "logs" / "timing.jsonl").read_text("utf-8").splitlines()
     rates = [json.loads(line)["tokens_per_second"] for line in lines]
     return median(rates[WARM_STEPS:]) / batch_tokens

@@ -20,7 +20,7 @@ from gristmill.foundation.errors import InputError
 from gristmill.foundation.lock import Lock
 from gristmill.foundation.progress import Reporter
 from gristmill.foundation.runtime.tasks.local import LocalEngine
-from gristmill.pipelines.init.dial import Choice
+from gristmill.pipelines.init.dial import Choice, optimizer_of
 from gristmill.pipelines.init.survey import COMPRESSED, Group
 
 PASSING_SHARE = 0.5  # of the sampled documents that a filter has to keep to be chosen
@@ -212,7 +212,7 @@ def recipe_text(name: str, root: Path, sources: Sequence[PlannedSource], choice:
         f"  tokens: {choice.tokens}",
         f"  batch_tokens: {choice.batch_tokens}",
         f"  precision: {precision}",
-        f"  optimizer: {{learning_rate: {2.5e-3 * (192 / choice.size.width) ** 0.5:.2e}}}",
+        f"  optimizer: {_flow(optimizer_of(choice.size))}",
         "  schedule: {shape: wsd, warmup_share: 0.05, decay_share: 0.4, final_ratio: 0.0}",
         f"  validation: {{every: {max(1, steps // 8)}, samples: 16}}",
         f"  checkpoint: {{every: {max(1, steps // 3)}}}",
