@@ -104,9 +104,7 @@ def test_plan_writes_nothing(call, curation):
     assert sorted(path.name for path in curation.parent.iterdir()) == ["curation.yaml", "raw"]
 
 
-@pytest.mark.parametrize(
-    "arguments", [("train",), ("evaluate",), ("run", "--to", "train"), ("layout", "--gpus", "2")]
-)
+@pytest.mark.parametrize("arguments", [("train",), ("evaluate",), ("run", "--to", "train"), ("layout", "--gpus", "2")])
 def test_commands_that_need_a_section_name_it(call, curation, arguments):
     command, *options = arguments
     code, said = call(command, curation, *options)

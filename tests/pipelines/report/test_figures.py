@@ -2,7 +2,7 @@ import re
 
 import pytest
 
-from gristmill.pipelines.report.figures import curves, bin_edges, histogram, sorted_bars
+from gristmill.pipelines.report.figures import bin_edges, curves, histogram, sorted_bars
 
 
 def test_whole_numbers_get_a_bin_each():
