@@ -54,7 +54,8 @@ def runnable_stages(recipe: Recipe, stages: Sequence[Stage]) -> tuple[tuple[Stag
     """(stages to run, "" or the reason why the others are skipped).
 
     Without the sections `model` and `train` the run ends with the last stage whose own section is in the recipe:
-    curate, or tokenizer if there is a section `tokenizer`. Raises RecipeError if only one of the two is missing."""
+    curate, or tokenizer if there is a section `tokenizer`; then the report on these. Raises RecipeError if only one of
+    the two is missing."""
     missing = recipe.missing_sections(("model", "train"))
     if len(missing) < 2:
         return stages_up_to(recipe, stages, stages[-1].name), ""
@@ -62,10 +63,15 @@ def runnable_stages(recipe: Recipe, stages: Sequence[Stage]) -> tuple[tuple[Stag
         stage for stage in stages if stage.name in recipe.model_fields_set and not _lacks_sections(recipe, stage)
     ]
     last = max((stages.index(stage) for stage in written), default=0)
-    left_out = ", ".join(stage.name for stage in stages[last + 1 :])
-    return tuple(stages[: last + 1]), (
+    left_out = ", ".join(stage.name for stage in stages[last + 1 :] if stage.name != REPORT.name)
+    return with_report(stages[: last + 1]), (
         f"recipe {recipe.name}: {missing_text(missing)}, so the last stage is {stages[last].name}; not run: {left_out}"
     )
+
+
+def with_report(stages: Sequence[Stage]) -> tuple[Stage, ...]:
+    """The stages and the report on them alone, which reads no section of the recipe."""
+    return (*stages, replace(REPORT, inputs=tuple(stage.name for stage in stages), sections=()))
 
 
 def _lacks_sections(recipe: Recipe, stage: Stage) -> bool:

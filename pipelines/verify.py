@@ -25,6 +25,7 @@ from gristmill.pipelines.raw_files import pin
 from gristmill.pipelines.recipes.recipe_file import validate
 from gristmill.pipelines.remote import LEASE_NAME, MARK_NAME, RemoteWork, lease, mirror_of
 from gristmill.pipelines.runner import Processes, Runner
+from gristmill.pipelines.stage_list import with_report
 from gristmill.pipelines.stages.stage import Stage
 
 OTHER_NAMES = (LOCK_NAME, LEASE_NAME, LOG_FOLDER, CACHE_FOLDER, MARK_NAME)  # of a work folder, in no manifest
@@ -160,6 +161,8 @@ def reproduce(manifest_path: Path, workdir: Path, stages: Sequence[Stage], engin
     if recipe.sources:
         lock = Lock.model_validate(_manifest_with_lock(folder, original).origin["lock"])
     needed = stages[: stages.index(stage) + 1]  # the recipe may have no sections for those after it
+    if stage.name == "report":  # on the stages that were complete
+        needed = with_report([one for one in needed if one.name in original.inputs])
     runner = Runner(recipe, workdir, needed, lock, engine.reporter, Processes(engine))
     with lease(workdir):
         write_lock(workdir / LOCK_NAME, lock)

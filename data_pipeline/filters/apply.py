@@ -20,7 +20,7 @@ from gristmill.foundation.runtime.tasks.shuffle import Shuffle
 
 KEPT, QUARANTINED = -1, -2
 REMOVED_LATER = -3  # by a step after the filters
-EXAMPLES_PER_SIDE = 2
+EXAMPLES_PER_SIDE = 5
 REMOVED_SIDE, KEPT_SIDE = 0, 1
 EMPTY_RULE = Rule("text", "min_chars", "num_chars", ">=", 1, "empty documents are dropped")
 PROFILE = "profile"  # the column of a document's language profile

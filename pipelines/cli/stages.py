@@ -34,8 +34,9 @@ from gristmill.pipelines.preflight import check_workdir, preflight, raise_all
 from gristmill.pipelines.raw_files import pin
 from gristmill.pipelines.recipes.recipe_file import load_recipe, validate
 from gristmill.pipelines.recipes.schema import recipe_schema
+from gristmill.pipelines.remote import RemoteWork, fetched
 from gristmill.pipelines.runner import Runner
-from gristmill.pipelines.stage_list import stages_of
+from gristmill.pipelines.stage_list import stages_of, with_report
 from gristmill.pipelines.verify import manifest_folder, plan_folder, verify_address
 from gristmill.pipelines.verify import reproduce as reproduce_stage
 from gristmill.pipelines.verify import verify as verify_folder
@@ -76,7 +77,24 @@ def stage_command(name: str) -> Callable[..., None]:
     return with_option_groups(command)
 
 
-curate, index, report = stage_command("curate"), stage_command("index"), stage_command("report")
+curate, index = stage_command("curate"), stage_command("index")
+
+
+@with_option_groups
+def report(recipe: RecipeArgument, stage: StageOptions, update_lock: UpdateLockOption = False) -> None:
+    """Write the report on the stages that are complete: curation alone, training, or all of them."""
+    loaded = load_recipe(recipe, stage.set_ or [])
+    folder = workdir_of(loaded, stage.workdir)
+    check_workdir(folder)
+    if RemoteWork.behind(folder) is not None:
+        fetched(folder)
+    stages = [one for one in stages_of(loaded) if one.name != "report"]
+    complete = [number for number, one in enumerate(stages) if (folder / one.name / MANIFEST_NAME).is_file()]
+    if not complete:
+        raise InputError(f"{folder}: no stage is complete; `gristmill run {recipe}` runs them and writes the report")
+    runner = make_runner(loaded, with_report(stages[: complete[-1] + 1]), stage, update_lock, "report")
+    runner.run(only="report")
+    print(f"report: {runner.folder(runner.stages[-1]) / 'report.html'}")
 
 
 @with_option_groups

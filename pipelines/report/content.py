@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gristmill.data_pipeline.corpus.counts import COUNTS_NAME, document_totals
 from gristmill.data_pipeline.indexed.config import tokens_drawn
 from gristmill.data_pipeline.indexed.dataset import read_dataset
 from gristmill.data_pipeline.indexed.language_shares import held_out_notes, tokens_by_language
@@ -15,6 +16,7 @@ from gristmill.pipelines.recipes.config import Recipe
 from gristmill.pipelines.report.curation import curation_blocks
 from gristmill.pipelines.report.evaluation import evaluation_blocks, language_blocks
 from gristmill.pipelines.report.figures import curves
+from gristmill.pipelines.report.flow import source_colors
 from gristmill.pipelines.report.render import Block, Excerpt, Figure, Heading, Paragraph, Table
 from gristmill.pipelines.stages.training_data import form_of, open_form, sampling
 from gristmill.tokenizers.languages import LANGUAGES_NAME
@@ -24,13 +26,13 @@ SMOOTHING_SHARE = 0.02  # share of the run's steps over which the plotted loss i
 
 @dataclass(frozen=True)
 class Folders:
-    """The complete folders of the stages; a recipe without sources has no corpus."""
+    """The complete folders of the stages that ran."""
 
-    tokenizer: Path
-    train: Path
-    evaluate: Path
     curate: Path | None = None
+    tokenizer: Path | None = None
     index: Path | None = None
+    train: Path | None = None
+    evaluate: Path | None = None
 
     def items(self) -> list[tuple[str, Path]]:
         """In the order of the stages."""
@@ -39,34 +41,82 @@ class Folders:
 
 
 def report_blocks(recipe: Recipe, folders: Folders) -> list[Block]:
-    """All blocks of the report. Equal folders give equal blocks: no times, paths or host names."""
+    """All blocks of the report, of the stages that ran. Equal folders give equal blocks: no times, paths or host
+    names."""
+    stages = ", ".join(name for name, _ in folders.items())
     return [
         Heading(f"gristmill: {recipe.name}", 1),
-        Paragraph(
-            "Input data, curation, training and evaluation of this run, and fingerprints that trace every number to "
-            "the raw files."
-        ),
+        Paragraph(f"{summary_line(folders)}."),
+        Paragraph(f"Stages: {stages}. Every number can be traced to the raw files by the fingerprints at the end."),
         *score_blocks(folders),
         *(curation_blocks(folders.curate) if folders.curate is not None else []),
-        *tokenizer_blocks(folders.tokenizer),
-        *(blend_blocks(recipe, folders.index, folders.train) if folders.index is not None else []),
+        *(tokenizer_blocks(folders.tokenizer) if folders.tokenizer is not None else []),
+        *blend_blocks(recipe, folders),
         *training_blocks(folders),
-        *language_blocks(folders.train, folders.evaluate),
-        *evaluation_blocks(folders.train, folders.evaluate),
+        *(language_blocks(folders.train, folders.evaluate) if folders.train and folders.evaluate else []),
+        *(evaluation_blocks(folders.train, folders.evaluate) if folders.train else []),
         *sample_blocks(folders),
         *provenance_blocks(folders),
     ]
 
 
-def score_blocks(folders: Folders) -> list[Block]:
-    """The score table of the stage `evaluate`, with its notes."""
-    lines = (folders.evaluate / "table.md").read_text("utf-8").splitlines()
+def summary_line(folders: Folders) -> str:
+    """Documents in and out, and what training and evaluation came to: "90 documents read, 80 kept; ..."."""
+    parts = []
+    if folders.curate is not None:
+        totals = document_totals(json.loads((folders.curate / COUNTS_NAME).read_bytes()))
+        share = 100 * totals["kept"] / max(totals["read"], 1)
+        parts.append(f"{totals['read']:,} documents read, {totals['kept']:,} kept ({share:.1f} %)")
+    if folders.train is not None:
+        lines = [line for line in read_lines(folders.train / "metrics.jsonl") if line.get("loss") is not None]
+        parameters = read_manifest(folders.train).metadata.get("parameters")
+        parts += [f"{parameters:,} parameters"] if isinstance(parameters, int) else []
+        parts += [f"{lines[-1]['tokens']:,} tokens, final loss {lines[-1]['loss']:.4f}"] if lines else []
+    parts += best_score(folders.evaluate)
+    return "; ".join(parts) or "No stage has counts"
+
+
+def best_score(evaluate: Path | None) -> list[str]:
+    """The accuracy that is highest above chance, as the table of scores has it."""
+    table = score_table(evaluate)
+    names = ("task", "metric", "score", "chance")
+    if table is None or not set(names) <= set(table.columns):
+        return []
+    places = [table.columns.index(name) for name in names]
+    rows = [tuple(row[place] for place in places) for row in table.rows if len(row) == len(table.columns)]
+    scored = [row for row in rows if row[1].startswith("acc") and is_number(row[2]) and is_number(row[3])]
+    if not scored:
+        return []
+    task, metric, score, chance = max(scored, key=lambda row: float(row[2]) - float(row[3]))
+    return [f"best score {task} {metric} {score} (chance {chance})"]
+
+
+def is_number(text: str) -> bool:
+    return text.replace(".", "", 1).isdigit()
+
+
+def score_table(evaluate: Path | None) -> Table | None:
+    """The table of scores of the stage `evaluate`."""
+    lines = table_lines(evaluate)
     cells = [tuple(cell.strip() for cell in line.strip("|").split(" | ")) for line in lines if line.startswith("| ")]
-    notes = [Paragraph(line.removeprefix("- ")) for line in lines if line.startswith("- ")]
-    return [Heading("Scores"), Table(cells[0], tuple(cells[1:])), *notes]
+    return Table(cells[0], tuple(cells[1:])) if cells else None
+
+
+def score_blocks(folders: Folders) -> list[Block]:
+    """The table of scores with its notes; empty before the stage `evaluate`."""
+    table = score_table(folders.evaluate)
+    notes = [Paragraph(line.removeprefix("- ")) for line in table_lines(folders.evaluate) if line.startswith("- ")]
+    return [] if table is None else [Heading("Scores"), table, *notes]
+
+
+def table_lines(evaluate: Path | None) -> list[str]:
+    return [] if evaluate is None else (evaluate / "table.md").read_text("utf-8").splitlines()
 
 
 def training_blocks(folders: Folders) -> list[Block]:
+    """The curves of training, what its stage recorded, and the model; empty before training."""
+    if folders.train is None:
+        return []
     lines = read_lines(folders.train / "metrics.jsonl")
     losses = [(line["tokens"], line["loss"]) for line in lines if line.get("loss") is not None]
     model = json.loads((folders.train / "model.json").read_bytes())
@@ -75,13 +125,34 @@ def training_blocks(folders: Folders) -> list[Block]:
         **validation_series(lines),
     }
     metadata = read_manifest(folders.train).metadata
+    colors = {f"validation, {name}": color for name, color in source_colors(sources_of(folders)).items()}
+    drawn = curves(series, "million tokens", "loss, nats per token", colors)
     rows = tuple((name.replace("_", " "), shown(value)) for name, value in sorted(metadata.items()) if is_plain(value))
     return [
         Heading("Training"),
-        Figure("loss", curves(series, "million tokens", "loss, nats per token"), "Loss against tokens seen"),
+        Figure("loss", drawn, "Loss against tokens seen"),
+        *rate_figures(lines),
         Table(("", ""), rows, 1) if rows else Paragraph("The stage recorded no statistics."),
         Excerpt("Model configuration", json.dumps(model, indent=2, sort_keys=True)),
     ]
+
+
+def rate_figures(lines: list[dict[str, Any]]) -> list[Block]:
+    """The learning rate and the tokens of a step that count, against tokens seen."""
+    figures: list[Block] = []
+    for name, label in (("learning_rate", "learning rate"), ("valid_tokens", "tokens per step")):
+        points = [(line["tokens"] / 1e6, line[name]) for line in lines if line.get(name) is not None]
+        if points:
+            drawn = curves({label: ([x for x, _ in points], [y for _, y in points])}, "million tokens", label)
+            figures.append(Figure(name, drawn, f"{label.capitalize()} against tokens seen"))
+    return figures
+
+
+def sources_of(folders: Folders) -> list[str]:
+    """The corpus's sources, in the order of the figures' colours."""
+    if folders.curate is None:
+        return []
+    return list(json.loads((folders.curate / COUNTS_NAME).read_bytes())["sources"])
 
 
 def validation_series(lines: list[dict[str, Any]]) -> dict[str, tuple[list[float], list[float]]]:
@@ -96,8 +167,7 @@ def validation_series(lines: list[dict[str, Any]]) -> dict[str, tuple[list[float
 
 
 def sample_blocks(folders: Folders) -> list[Block]:
-    path = folders.evaluate / "generations.json"
-    if not path.is_file():
+    if folders.evaluate is None or not (path := folders.evaluate / "generations.json").is_file():
         return []
     blocks: list[Block] = [Heading("Samples"), Paragraph("Continuations of held-out documents by the model.")]
     for each in json.loads(path.read_bytes()):
@@ -167,8 +237,12 @@ def shown(value: Any) -> str:
 UNITS = {"windows": "windows", "sentence_pairs": "pairs"}
 
 
-def blend_blocks(recipe: Recipe, index: Path, train: Path) -> list[Block]:
-    """Shares, tokens and epochs of each source; nothing where the objective reads records of its own."""
+def blend_blocks(recipe: Recipe, folders: Folders) -> list[Block]:
+    """Shares, tokens and epochs of each source; nothing before training, or where the objective reads records of its
+    own."""
+    index, train = folders.index, folders.train
+    if index is None or train is None:
+        return []
     model, settings = recipe.training()
     form = form_of(settings.objective)
     if form == "own":

@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from gristmill.data_pipeline.corpus.counts import rule_order
+from gristmill.data_pipeline.corpus.shards import PII_FIELD
 from gristmill.data_pipeline.corpus.writer import DECONTAMINATION_FOLDER, REPORT_JSON
 from gristmill.data_pipeline.filters.apply import heavy_removals
 from gristmill.foundation.manifest import read_manifest
@@ -31,10 +32,13 @@ def curation_blocks(folder: Path) -> list[Block]:
     return [
         *flow_blocks(counts),
         *language_blocks(counts["sources"]),
+        *rule_language_blocks(counts),
         *rule_blocks(counts, ledger, folder),
         *duplicate_blocks(ledger, folder),
         *removed_span_blocks(counts["sources"]),
         *contamination_blocks(folder),
+        *personal_data_blocks(folder, counts["sources"]),
+        *kept_blocks(folder),
         *quarantine_blocks(folder, raw_names(folder)),
     ]
 
@@ -97,6 +101,22 @@ def language_blocks(sources: Mapping[str, Any]) -> list[Block]:
     ]
 
 
+def rule_language_blocks(counts: Mapping[str, Any]) -> list[Block]:
+    """What each rule of the filters removed, by source and language, the most first."""
+    rows = [
+        (rule, source, language or "none", removed, documents["documents"])
+        for source, entry in counts["sources"].items()
+        for language, documents in entry["languages"].items()
+        for rule, removed in documents["removed"].items()
+    ]
+    if not rows:
+        return []
+    rows.sort(key=lambda row: (-row[3], row[:3]))
+    cells = tuple((*row[:3], f"{row[3]:,}", f"{100 * row[3] / row[4]:.1f}") for row in rows[:MAX_LANGUAGES])
+    caption = f"{len(rows):,} rules of sources and languages; %: of the documents of that source and language."
+    return [Table(("rule", "source", "language", "removed", "%"), cells, 2, caption)]
+
+
 def rule_blocks(counts: Mapping[str, Any], ledger: pa.Table, folder: Path) -> list[Block]:
     """Removals per rule; for each rule the histogram of its signal and examples on both sides of the threshold."""
     removals: dict[str, list[tuple[str, dict[str, int]]]] = {}
@@ -139,39 +159,55 @@ def example_block(example: Mapping[str, Any]) -> Excerpt:
 
 
 def duplicate_blocks(ledger: pa.Table, folder: Path) -> list[Block]:
-    """The largest groups of duplicates, of which one document was kept."""
+    """Groups of duplicates by size, and the largest, of which one document was kept."""
     removed = ledger.filter(pc.is_valid(ledger.column("duplicate_of")))
     if not removed.num_rows:
         return [Heading("Duplicates"), Paragraph("None.")]
     groups = removed.group_by("duplicate_of").aggregate([("doc_id", "count"), ("similarity", "min"), ("bytes", "sum")])
-    groups = groups.sort_by([("doc_id_count", "descending"), ("duplicate_of", "ascending")]).slice(0, MAX_CLUSTERS)
-    found = groups.to_pylist()
-    texts = kept_texts(folder, {group["duplicate_of"] for group in found})
+    groups = groups.sort_by([("doc_id_count", "descending"), ("duplicate_of", "ascending")])
+    largest = groups.slice(0, MAX_CLUSTERS).to_pylist()
+    texts = kept_texts(folder, {group["duplicate_of"] for group in largest})
     rows = tuple(
         (
             group["duplicate_of"],
+            " ".join(texts.get(group["duplicate_of"], "").split())[:TITLE_CHARACTERS],
             f"{group['doc_id_count']:,}",
             f"{group['similarity_min']:.3f}",
             f"{group['bytes_sum']:,}",
         )
-        for group in found
+        for group in largest
     )
-    similar = pc.value_counts(removed.column("step")).to_pylist()
-    summary = ", ".join(f"{each['values']}: {each['counts']:,} documents" for each in similar)
-    columns = ("kept document", "duplicates removed", "min similarity", "bytes removed")
+    by_step = pc.value_counts(removed.column("step")).to_pylist()
+    summary = ", ".join(f"{entry['values']}: {entry['counts']:,} documents" for entry in by_step)
+    columns = ("kept document", "first words", "duplicates removed", "min similarity", "bytes removed")
     return [
         Heading("Duplicates"),
         Paragraph(f"{summary}. Each was compared with the kept document by exact Jaccard similarity."),
+        cluster_size_table(groups.column("doc_id_count").to_pylist()),
         Table(columns, rows, 3, f"The {len(rows)} largest groups."),
         *(
             Excerpt(
                 f"{group['duplicate_of']}, kept; {group['doc_id_count']:,} duplicates removed",
                 text[:EXCERPT_CHARACTERS],
             )
-            for group in found
+            for group in largest
             if (text := texts.get(group["duplicate_of"]))
         ),
     ]
+
+
+def cluster_size_table(duplicates: Sequence[int]) -> Table:
+    """Groups by size in powers of two. duplicates: removed from each group: [1, 2, 5] -> sizes 2 to 3: 2 groups of 3
+    duplicates, 4 to 7: 1 of 5."""
+    sizes: dict[int, list[int]] = {}
+    for removed in duplicates:
+        sizes.setdefault((removed + 1).bit_length() - 1, []).append(removed)
+    rows = tuple(
+        (f"{2**power:,} to {2 ** (power + 1) - 1:,}", f"{len(removed):,}", f"{sum(removed):,}")
+        for power, removed in sorted(sizes.items())
+    )
+    caption = "Groups by number of documents, the kept one included."
+    return Table(("documents in the group", "groups", "duplicates removed"), rows, 2, caption)
 
 
 def kept_texts(folder: Path, doc_ids: set[str]) -> dict[str, str]:
@@ -268,3 +304,70 @@ def contamination_blocks(folder: Path) -> list[Block]:
             )
             blocks += [Heading(name, 3), Table(("example", "found", "benchmark", "document"), shown)]
     return blocks
+
+
+# The report's sections on personal data, and on languages and hosts of the kept documents.
+
+MAX_HOSTS = 20
+HOST_PATTERN = r"^[a-zA-Z][a-zA-Z0-9+.-]*://(?:[^/?#@]*@)?(?P<host>[^/?#:]+)"  # of RE2, which is linear
+
+
+def personal_data_blocks(folder: Path, sources: Mapping[str, Any]) -> list[Block]:
+    """Placeholders written for personal data in kept documents, and documents removed for it, by source."""
+    replaced: dict[str, Counter[str]] = {}
+    for path in sorted((folder / "signals").rglob("*.parquet")):
+        if PII_FIELD.name in pq.read_schema(path).names:
+            values = pq.read_table(path, columns=[PII_FIELD.name]).column(0)
+            counts = replaced.setdefault(source_of(path), Counter())
+            counts.update(documents=pc.sum(pc.greater(values, 0)).as_py() or 0, replaced=pc.sum(values).as_py() or 0)
+    dropped = {
+        source: sum(tally["documents"] for rule, tally in entry["removed"].items() if rule.startswith("pii."))
+        for source, entry in sources.items()
+    }
+    rows = tuple(
+        (source, *(f"{replaced.get(source, Counter())[name]:,}" for name in ("documents", "replaced")), f"{gone:,}")
+        for source, gone in dropped.items()
+        if gone or source in replaced
+    )
+    if not rows:
+        return []
+    columns = ("source", "kept documents changed", "placeholders", "documents removed")
+    return [Heading("Personal data"), Table(columns, rows, 3)]
+
+
+def kept_blocks(folder: Path) -> list[Block]:
+    """Kept documents and their text by detected language and by host, summed over shards."""
+    languages: dict[tuple[str, str], Counter[str]] = {}
+    hosts: dict[str, Counter[str]] = {}
+    for path in sorted((folder / "signals").rglob("*.parquet")):
+        signals = pq.read_table(path, columns=["detected_language", "num_bytes"])
+        for language, count, num_bytes in counted(signals.column(0), signals.column(1)):
+            key = (source_of(path), language or "none")
+            languages.setdefault(key, Counter()).update(documents=count, bytes=num_bytes)
+        documents = folder / "documents" / path.relative_to(folder / "signals")
+        names = pc.extract_regex(pq.read_table(documents, columns=["url"]).column(0), HOST_PATTERN)
+        for host, count, num_bytes in counted(pc.struct_field(names, "host"), signals.column(1)):
+            if host is not None:
+                hosts.setdefault(host.lower(), Counter()).update(documents=count, bytes=num_bytes)
+    by_size = sorted(languages.items(), key=lambda item: (-item[1]["bytes"], item[0]))[:MAX_LANGUAGES]
+    rows = tuple((*key, f"{tally['documents']:,}", f"{tally['bytes']:,}") for key, tally in by_size)
+    blocks: list[Block] = [Heading("Kept documents by language and host")]
+    blocks.append(Table(("source", "detected language", "documents", "bytes"), rows, 2))
+    top = sorted(hosts.items(), key=lambda item: (-item[1]["documents"], item[0]))[:MAX_HOSTS]
+    host_rows = tuple((host, f"{tally['documents']:,}", f"{tally['bytes']:,}") for host, tally in top)
+    if not host_rows:
+        return [*blocks, Paragraph("No kept document has an address with a host.")]
+    caption = f"The {len(host_rows)} largest of {len(hosts):,} hosts."
+    return [*blocks, Table(("host", "documents", "bytes"), host_rows, 2, caption)]
+
+
+def counted(names: pa.ChunkedArray, num_bytes: pa.ChunkedArray) -> list[tuple[str | None, int, int]]:
+    """(name, documents, bytes of text) of each name."""
+    table = pa.table({"name": names, "bytes": num_bytes})
+    groups = table.group_by("name").aggregate([("bytes", "count"), ("bytes", "sum")])
+    return list(zip(*(groups.column(name).to_pylist() for name in ("name", "bytes_count", "bytes_sum")), strict=True))
+
+
+def source_of(shard: Path) -> str:
+    """signals/train/web-00003.parquet -> web."""
+    return shard.stem.rpartition("-")[0]

@@ -125,11 +125,12 @@ STDERR = "_stderr"
 Chances = Mapping[tuple[str, str], float]  # (task, metric) -> score at chance
 
 
-def evaluation_blocks(train: Path, evaluate: Path) -> list[Block]:
+def evaluation_blocks(train: Path, evaluate: Path | None) -> list[Block]:
     """A curve per task and metric and a table; empty if the recipe has no evaluation during training."""
     path = train / EVALUATIONS_NAME
     lines = [json.loads(line) for line in path.read_text("utf-8").splitlines()] if path.is_file() else []
-    points = curve_points(lines, table_chances((evaluate / "table.md").read_text("utf-8")))
+    table = "" if evaluate is None else (evaluate / "table.md").read_text("utf-8")
+    points = curve_points(lines, table_chances(table))
     points = [point for point in points if not is_language(point["task"])]  # those have a section of their own
     if not points:
         return []

@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from gristmill.data_pipeline.corpus.document_history import REWRITING
+from gristmill.pipelines.report.flow import themed
 from gristmill.pipelines.report.render import Block, Figure
 
 SIZE_INCHES = (8.0, 3.4)
@@ -28,12 +29,23 @@ RC: dict[Any, Any] = {
 }
 
 
-def curves(series: Mapping[str, tuple[Sequence[float], Sequence[float]]], x_label: str, y_label: str) -> bytes:
-    """A line plot. series: name -> (x values, y values)."""
+def curves(
+    series: Mapping[str, tuple[Sequence[float], Sequence[float]]],
+    x_label: str,
+    y_label: str,
+    colors: Mapping[str, str] | None = None,
+) -> bytes:
+    """A line plot. series: name -> (x values, y values). colors: of some of them."""
     with _canvas() as (canvas, axes):
         for name, (x_values, y_values) in series.items():
             axes.plot(
-                x_values, y_values, label=name, linewidth=1.2, marker="o" if len(x_values) < 30 else None, markersize=3
+                x_values,
+                y_values,
+                label=name,
+                linewidth=1.2,
+                marker="o" if len(x_values) < 30 else None,
+                markersize=3,
+                color=(colors or {}).get(name),
             )
         axes.set_xlabel(x_label)
         axes.set_ylabel(y_label)
@@ -144,8 +156,8 @@ def _canvas(height: float = SIZE_INCHES[1]) -> Iterator[tuple[Any, Any]]:
 
 def _svg(canvas: Any) -> bytes:
     buffer = io.BytesIO()
-    canvas.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
-    return buffer.getvalue()
+    canvas.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None}, transparent=True)
+    return themed(buffer.getvalue())
 
 
 # Histograms of each rule's signal for kept and failing documents, with the threshold.

@@ -3,6 +3,7 @@
 Every source is a band from left to right whose height is its number of documents; removed documents leave downwards at
 their step, kept ones end in a split. Equal numbers give equal bytes, and every name is escaped."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -13,10 +14,29 @@ from gristmill.data_pipeline.corpus.splits import SPLITS
 from gristmill.pipelines.report.render import visible
 
 COLORS = ("#4477aa", "#ee8866", "#228833", "#aa3377", "#66ccee", "#ccbb44", "#999933", "#bbbbbb")  # Paul Tol, bright
-INK, DIM = "#1d2327", "#5b666e"
+INK, DIM = "var(--ink)", "var(--dim)"
 WIDTH, LEFT, RIGHT, TOP, BAND, GAP, BOTTOM = 960.0, 12.0, 118.0, 64.0, 170.0, 56.0, 52.0
 NODE = 7.0  # width of a node
 MIN_HEIGHT = 1.0  # minimum height of a visible band
+
+
+# Colours of text and lines in a figure, which follow the reader's light or dark mode, also inside <img>.
+THEME = (
+    b"<style>svg { --ink: #1d2327; --dim: #5b666e; fill: var(--ink); } "
+    b"@media (prefers-color-scheme: dark) { svg { --ink: #e4e8ea; --dim: #9aa5ad; } }</style>"
+)
+
+
+def themed(svg: bytes) -> bytes:
+    """The figure with its black (matplotlib's and the default) as the colour of text of the reader's mode."""
+    svg = re.sub(rb"(?<=[ :\"])(?:#000000|black)(?=[;\"])", b"var(--ink)", svg)
+    start = svg.index(b">", svg.index(b"<svg")) + 1
+    return svg[:start] + b"\n" + THEME + svg[start:]
+
+
+def source_colors(sources: Sequence[str]) -> dict[str, str]:
+    """The colour of each source, the same in all figures."""
+    return {source: COLORS[index % len(COLORS)] for index, source in enumerate(sources)}
 
 
 @dataclass(frozen=True)
@@ -56,12 +76,14 @@ def flow_svg(flow: Flow) -> bytes:
     shapes += _rects(x, _stack(flow.sources, remaining, TOP, scale))
     ends, labels, end_bottom = _ends(x, WIDTH - RIGHT, flow, scale)
     height = max(lowest + BOTTOM, end_bottom + 20)
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH:.0f}" height="{height:.0f}" '
-        f'viewBox="0 0 {WIDTH:.0f} {height:.0f}" font-family="sans-serif" font-size="11">\n'
-        + "\n".join([*shapes, *ends, *texts, *labels])
-        + "\n</svg>\n"
-    ).encode()
+    return themed(
+        (
+            f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH:.0f}" height="{height:.0f}" '
+            f'viewBox="0 0 {WIDTH:.0f} {height:.0f}" font-family="sans-serif" font-size="11">\n'
+            + "\n".join([*shapes, *ends, *texts, *labels])
+            + "\n</svg>\n"
+        ).encode()
+    )
 
 
 Point = tuple[float, float]  # x, y in pixels
@@ -176,7 +198,7 @@ def _ribbon(start: Point, end: Point, height: float, color: str, opacity: float)
 
 
 def _text(x: float, y: float, text: str, color: str = INK, anchor: str = "start") -> str:
-    return f'<text x="{x:.1f}" y="{y:.1f}" fill="{color}" text-anchor="{anchor}">{escape(visible(text))}</text>'
+    return f'<text x="{x:.1f}" y="{y:.1f}" style="fill:{color}" text-anchor="{anchor}">{escape(visible(text))}</text>'
 
 
 # The curation steps in order, and the documents of each source that each step removed.

@@ -114,13 +114,16 @@ h3 { margin: 1.6rem 0 .4rem; font-size: 1.05rem; }
 caption { text-align: left; color: var(--dim); padding-bottom: .3rem; }
 th, td { padding: .3rem .8rem .3rem 0; text-align: left; vertical-align: top; border-bottom: 1px solid var(--rule); }
 th { color: var(--dim); font-weight: 600; } .number { text-align: right; font-variant-numeric: tabular-nums; }
-td { overflow-wrap: anywhere; } td.number, th { overflow-wrap: normal; }
+td { overflow-wrap: break-word; max-width: 40rem; } td.number, th { white-space: nowrap; }
+p, li, summary { overflow-wrap: anywhere; }
 figure { margin: 1rem 0; }
-figure img { max-width: 100%; background: #fff; border: 1px solid var(--rule); border-radius: 4px; }
+figure { overflow-x: auto; }
+figure img { max-width: 100%; min-width: min(100%, 40rem); border: 1px solid var(--rule); border-radius: 4px; }
 details { margin: .4rem 0; } summary { cursor: pointer; color: var(--dim); }
 pre { background: var(--wash); padding: .7rem .9rem; border-radius: 4px; white-space: pre-wrap; overflow-wrap: anywhere;
   font: 13px/1.45 ui-monospace, monospace; max-height: 22rem; overflow-y: auto; }
-nav { columns: 2; margin: 1rem 0; font-size: .95rem; } nav a { display: block; color: inherit; }
+@media (max-width: 40rem) { main { padding: 1rem .8rem 3rem; } figure img { max-width: none; width: 44rem; } }
+nav { columns: 14rem; margin: 1rem 0; font-size: .95rem; } nav a { display: block; color: inherit; }
 """.strip()
 
 

@@ -31,7 +31,7 @@ def run(context: StageContext) -> dict[str, Any]:
 
 STAGE: Stage = Stage(
     name="report",
-    code_version=8,
+    code_version=9,
     inputs=("curate", "tokenizer", "index", "train", "evaluate"),
     config=config,
     run=run,

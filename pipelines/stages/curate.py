@@ -119,7 +119,7 @@ def quarantined(context: StageContext) -> list[str]:
 
 STAGE: Stage = Stage(
     name="curate",
-    code_version=17,
+    code_version=18,
     inputs=(),
     config=config,
     run=run,

@@ -95,7 +95,7 @@ CASES = [
     *[
         call(f"{name} needs training", f"{name} short.yaml", "the sections `model` and `train` are missing",
              files={"short.yaml": small("model: -", "train: -")})
-        for name in ("train", "evaluate", "report", "layout", "run --to train", "check --to report")
+        for name in ("train", "evaluate", "layout", "run --to train", "check --to report")
     ],
     *[
         call(f"{name} without {section}", f"{name} short.yaml", f"the section `{section}` is missing",

@@ -2,9 +2,19 @@ import json
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
 
 from gristmill.data_pipeline.decontamination.matches import KINDS
-from gristmill.pipelines.report.curation import contamination_blocks, duplicate_blocks, removed_span_blocks
+from gristmill.pipelines.report.curation import (
+    cluster_size_table,
+    contamination_blocks,
+    duplicate_blocks,
+    kept_blocks,
+    personal_data_blocks,
+    removed_span_blocks,
+    rule_language_blocks,
+)
 from gristmill.pipelines.report.render import Paragraph, Table
 
 
@@ -49,5 +59,42 @@ def test_the_largest_groups_of_duplicates_come_first(monkeypatch):
     ledger = pa.table({"doc_id": [f"{n:032x}" for n in range(1000, 1000 + len(kept))], "duplicate_of": kept,
                        "similarity": [1.0] * len(kept), "bytes": [10] * len(kept),
                        "step": ["exact_dedup"] * len(kept)})  # fmt: skip
-    (table,) = [block for block in duplicate_blocks(ledger, Path("corpus")) if isinstance(block, Table)]
-    assert [int(row[1]) for row in table.rows] == list(range(30, 30 - len(table.rows), -1)) and len(table.rows) > 2
+    _, table = [block for block in duplicate_blocks(ledger, Path("corpus")) if isinstance(block, Table)]
+    assert {row[1] for row in table.rows} == {"text"}
+    assert [int(row[2]) for row in table.rows] == list(range(30, 30 - len(table.rows), -1)) and len(table.rows) > 2
+
+
+def test_groups_of_duplicates_by_size():
+    """Groups of 2, 3 and 6 documents: one document of each was kept."""
+    table = cluster_size_table([1, 2, 5])
+    assert table.rows == (("2 to 3", "2", "3"), ("4 to 7", "1", "5"))
+
+
+def test_rules_by_source_and_language_the_most_first():
+    languages = {"en": {"documents": 8, "removed": {"a.low": 2}}, "": {"documents": 4, "removed": {"a.low": 3}}}
+    (table,) = rule_language_blocks({"sources": {"web": {"languages": languages}}})
+    assert table.rows == (("a.low", "web", "none", "3", "75.0"), ("a.low", "web", "en", "2", "25.0"))
+    assert rule_language_blocks({"sources": {"web": {"languages": {}}}}) == []
+
+
+@pytest.fixture
+def kept(tmp_path):
+    """Three kept documents of two hosts; two placeholders were written into one of them."""
+    urls = ["https://a.example/x", "http://user@A.example:80/y", None]
+    signals = {"detected_language": ["eng", "eng", None], "num_bytes": [10, 5, 1], "pii_replaced": [2, 0, 0]}
+    for name, table in (("documents", pa.table({"url": urls})), ("signals", pa.table(signals))):
+        (tmp_path / name / "train").mkdir(parents=True)
+        pq.write_table(table, tmp_path / name / "train" / "web-00000.parquet")
+    return tmp_path
+
+
+def test_languages_and_hosts_of_kept_documents(kept):
+    languages, hosts = [block for block in kept_blocks(kept) if isinstance(block, Table)]
+    assert languages.rows == (("web", "eng", "2", "15"), ("web", "none", "1", "1"))
+    assert hosts.rows == (("a.example", "2", "15"),)
+
+
+def test_personal_data_by_source(kept):
+    blocks = personal_data_blocks(kept, {"web": {"removed": {"pii.email": {"documents": 4}}}, "books": {"removed": {}}})
+    assert blocks[1].rows == (("web", "1", "2", "4"),)
+    assert personal_data_blocks(kept / "none", {"books": {"removed": {}}}) == []

@@ -2,7 +2,7 @@ import re
 
 import pytest
 
-from gristmill.pipelines.report.figures import bin_edges, histogram, sorted_bars
+from gristmill.pipelines.report.figures import bin_edges, curves, histogram, sorted_bars
 
 
 def test_whole_numbers_get_a_bin_each():
@@ -29,3 +29,11 @@ def test_each_group_of_bars_has_a_color_of_its_own(number):
     drawn = sorted_bars([(f"bar {k}", f"group {k}", 1.0, None) for k in range(number)], "bits per byte").decode()
     fills = set(re.findall(r"fill: (#[0-9a-f]{6})", drawn)) - {"#ffffff"}
     assert len(fills) == number
+
+
+def test_black_is_the_colour_of_text_of_the_readers_mode():
+    """Axes and labels of matplotlib, and the source's colour in its curve."""
+    drawn = curves({"web": ([0, 1], [1.0, 0.5])}, "x", "y", {"web": "#4477aa"}).decode()
+    assert "#000000" not in drawn and "var(--ink)" in drawn and "prefers-color-scheme: dark" in drawn
+    assert "#4477aa" in drawn
+    assert "#ffffff" not in drawn  # no white background

@@ -48,7 +48,7 @@ def test_equal_numbers_give_equal_bytes_and_names_are_escaped():
     flow = Flow((evil,), {evil: 3}, {f"{evil}_step": {evil: 1}}, {"train": {evil: 2}})
     assert flow_svg(flow) == flow_svg(flow)
     tags = {element.tag.rpartition("}")[2] for element in ET.fromstring(flow_svg(flow)).iter()}
-    assert tags == {"svg", "path", "rect", "text"}
+    assert tags == {"svg", "style", "path", "rect", "text"}
 
 
 def test_a_picture_that_would_not_add_up_is_not_drawn():
