@@ -9,6 +9,7 @@ import statistics
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,7 @@ class Tracer:
         self.workdir, self.seed, self.sequence_length = workdir, recipe.seed, model.sequence_length
         self.samples = open_form("windows", workdir / "index", "train", recipe)
         self._ranges: dict[str, list[DocumentRange]] = {}
+        self._ids_of = lru_cache(maxsize=64)(_ids_of)
         self._sizes = {
             source.name: source.splits["train"].documents for source in read_dataset(workdir / "index").sources
         }
@@ -123,17 +125,21 @@ class Tracer:
         ids = []
         for row in rows:
             documents, inside = self._range_of(source, row)
-            ids.append(read(documents, "doc_id")["doc_id"][inside].as_py())
+            ids.append(self._ids_of(documents)[inside])
         return ids
 
     def _find(self, source: str, doc_id: str) -> int | None:
         first = 0
         for documents in self._ranges_of(source):
-            place = read(documents, "doc_id")["doc_id"].to_pylist()
-            if doc_id in place:
-                return first + place.index(doc_id)
+            ids = self._ids_of(documents)
+            if doc_id in ids:
+                return first + ids.index(doc_id)
             first += documents.documents
         return None
+
+
+def _ids_of(documents: DocumentRange) -> list[str]:
+    return read(documents, "doc_id")["doc_id"].to_pylist()
 
 
 # Steps of a run, from its metrics.
