@@ -38,11 +38,12 @@ SCORING_SHARE = 0.15  # of the time, for scoring and starting
 
 @dataclass(frozen=True)
 class Plan:
-    """seeds: models of each arm and rate. seconds or flops: the budget of all runs. documents: held out of each arm,
-    at most. targets: files of texts that the user wants to be good at."""
+    """seeds: models of each arm and rate, counted from first_seed. seconds or flops: the budget of all runs. documents:
+    held out of each arm, at most. targets: files of texts that the user wants to be good at."""
 
     folder: Path
     seeds: int = 3
+    first_seed: int = 0
     seconds: float | None = 1800.0
     flops: float | None = None
     documents: int = 400
@@ -136,14 +137,14 @@ def experiment(arms: Sequence[Arm], curated: Sequence[Path], plan: Plan, engine:
         )
 
     tuning_tokens = max(batch * 10, int(tokens * TUNING_SHARE) // batch * batch)
-    trials = [task(0, 0, rate, tuning_tokens) for rate in RATES]
+    trials = [task(0, plan.first_seed, rate, tuning_tokens) for rate in RATES]
     engine.map(run, trials, "ablate: tuning the learning rate", unit="runs")
     tuned = RATES[int(np.argmin([np.load(trial.scores).sum() for trial in trials]))]
     if tuned == RATES[-1] or tuned == RATES[0]:
         notes.append(f"the best learning rate, {tuned:g}, is at the edge of those tried")
     rates = (tuned, tuned * LOW_RATE)
     places = [(arm, seed, rate) for rate in rates for seed in range(plan.seeds) for arm in range(len(arms))]
-    tasks = {place: task(*place, tokens) for place in places}
+    tasks = {(arm, seed, rate): task(arm, plan.first_seed + seed, rate, tokens) for arm, seed, rate in places}
     engine.map(run, list(tasks.values()), "ablate: training", unit="runs")
     bits = {place: np.load(each.scores) for place, each in tasks.items()}
     rows, left_out = verdicts(arms, held_out, bits, rates, plan.seeds)

@@ -56,7 +56,14 @@ def ablate(
     from gristmill.pipelines.ablate.experiment import Plan, experiment  # torch takes seconds to load
     from gristmill.pipelines.ablate.report import terminal_table, write_report
 
-    plan = Plan(folder, options.seeds, seconds, flops, options.documents, tuple(options.target or ()))
+    plan = Plan(
+        folder,
+        options.seeds,
+        seconds=seconds,
+        flops=flops,
+        documents=options.documents,
+        targets=tuple(options.target or ()),
+    )
     reporter = StageOptions().reporter()
     engine = options.open(reporter, folder)
     try:
