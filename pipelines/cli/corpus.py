@@ -149,8 +149,17 @@ def explore(
         ),
     ],
     sql: Annotated[str | None, typer.Option(help="One query; without it, queries are read line by line.")] = None,
+    web: Annotated[bool, typer.Option("--web", help="Serve pages for a browser, until Ctrl-C.")] = False,
+    host: Annotated[str, typer.Option(help="--web: address; others than loopback need a token.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65_535, help="--web: port; 0 takes a free one.")] = 8001,
+    token_file: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="--web: a file with the token of requests.")
+    ] = None,
 ) -> None:
-    """Query documents, signals and ledger with SQL (DuckDB)."""
+    """Query documents, signals and ledger with SQL (DuckDB), or look at them in a browser."""
+    if web:
+        _explore_web(fetched(corpus, ("curate",)), host, port, None if token_file is None else read_text(token_file))
+        return
     remote = RemoteWork.behind(corpus)
     connection = open_corpus(corpus) if remote is None else open_address(remote.address_of("curate"))
     if sql is not None:
@@ -162,6 +171,18 @@ def explore(
             _print_result(connection, query)
         except RecipeError as error:
             print(error)
+
+
+def _explore_web(corpus: Path, host: str, port: int, token: str | None) -> None:
+    try:
+        from gristmill.pipelines.explorer.corpus import ExploredCorpus
+        from gristmill.pipelines.explorer.server import Address  # the extra `serve`
+        from gristmill.pipelines.explorer.server import explore as serve
+    except ModuleNotFoundError as error:
+        raise RecipeError(
+            f"{error.name} is not installed; run `pip install -c constraints.txt 'gristmill[serve]'`"
+        ) from error
+    serve(ExploredCorpus(corpus), Address(host, port, token and token.strip()), Reporter.to_terminal())
 
 
 def _print_result(connection, query: str) -> None:

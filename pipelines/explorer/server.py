@@ -1,0 +1,236 @@
+"""The explorer's HTTP application: pages that a browser shows without running anything of a document."""
+
+import hmac
+import re
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+from ipaddress import ip_address
+from urllib.parse import parse_qs
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.middleware.base import BaseHTTPMiddleware
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+from starlette.routing import Route
+
+from gristmill.data_pipeline.corpus.document_history import why
+from gristmill.data_pipeline.dedup.signatures import Neighbour, find_store, has_store, open_store, similar
+from gristmill.foundation.errors import InputError, RecipeError
+from gristmill.foundation.progress import Reporter
+from gristmill.pipelines.explorer import pages
+from gristmill.pipelines.explorer.corpus import ExploredCorpus, Filters
+
+COOKIE = "gristmill_token"
+LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]")
+MAX_BODY_BYTES = 1 << 20
+MAX_PAGE = 10_000
+HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; style-src 'self'; script-src 'self'; form-action 'self'; "
+    "base-uri 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-store",
+}
+View = Callable[[ExploredCorpus, Request], str]
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where the server listens, and the token that requests must carry (None: no one needs one)."""
+
+    host: str = "127.0.0.1"
+    port: int = 8001
+    token: str | None = None
+
+    def check(self) -> None:
+        """Raises RecipeError for a host that others reach without a token."""
+        if not self.token and not is_loopback(self.host):
+            raise RecipeError(
+                f"--host {self.host} is reached by other machines; give --token-file, or listen on 127.0.0.1"
+            )
+
+
+def is_loopback(host: str) -> bool:
+    try:
+        return host == "localhost" or ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def explore(corpus: ExploredCorpus, address: Address, reporter: Reporter) -> None:
+    """Serves until Ctrl-C. Raises InputError if the address cannot be listened on."""
+    address.check()
+    try:
+        family, kind, protocol, _, place = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)[0]
+        listener = socket.socket(family, kind, protocol)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(place)
+    except (OSError, OverflowError) as error:
+        raise InputError(
+            f"{address.host}:{address.port}: cannot listen here ({error}); choose another --port or --host"
+        ) from error
+    with listener:
+        said = "?token=TOKEN" if address.token else ""
+        reporter.say(f"exploring {corpus.folder} at http://{address.host}:{listener.getsockname()[1]}/{said}")
+        settings = uvicorn.Config(make_app(corpus, address.token), log_level="warning", lifespan="off")
+        uvicorn.Server(settings).run(sockets=[listener])
+
+
+def make_app(corpus: ExploredCorpus, token: str | None = None) -> Starlette:
+    """token: that requests carry as `Authorization: Bearer`, once as ?token=, or in the cookie set then."""
+
+    async def guard(request: Request, call_next: Callable) -> Response:
+        response: Response = refused(request, token) or await call_next(request)
+        response.headers.update(HEADERS)
+        return response
+
+    views: dict[str, tuple[str, View]] = {
+        "/": ("Corpus", overview),
+        "/documents": ("Documents", documents),
+        "/document/{doc_id}": ("Document", document),
+        "/rules": ("Rules", lambda corpus, request: pages.rules(corpus.counts)),
+        "/rule": ("Rule", rule),
+        "/duplicates": ("Duplicates", clusters),
+        "/duplicates/{doc_id}": ("Duplicates", cluster),
+        "/contamination": ("Contamination", lambda corpus, request: pages.contamination(corpus.contamination)),
+        "/personal": ("Personal data", personal_data),
+        "/sql": ("SQL", sql),
+    }
+    routes = [Route(path, endpoint(corpus, title, view)) for path, (title, view) in views.items()]
+    routes += [
+        Route("/document", lambda request: RedirectResponse(f"/document/{hex_id(request.query_params.get('id', ''))}")),
+        Route("/similar", similar_page(corpus), methods=["GET", "POST"]),
+        Route("/style.css", lambda request: Response(pages.CSS, media_type="text/css")),
+        Route("/explore.js", lambda request: Response(pages.SCRIPT, media_type="text/javascript")),
+    ]
+    return Starlette(routes=routes, middleware=[Middleware(BaseHTTPMiddleware, dispatch=guard)])
+
+
+def refused(request: Request, token: str | None) -> Response | None:
+    """The answer to a request without the token, or of a page of another site (DNS rebinding); None if it may pass."""
+    if token is None:
+        host = re.sub(r":[0-9]*$", "", request.headers.get("host", ""))
+        if host.lower() not in LOOPBACK_NAMES:
+            return Response("the header Host names another machine; use localhost", 403)
+        if request.headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
+            return Response("a page of another site sent this", 403)
+        return None
+    wanted = token.encode()
+    if hmac.compare_digest(request.query_params.get("token", "").encode(), wanted):
+        response = RedirectResponse("/")
+        response.set_cookie(COOKIE, token, httponly=True, samesite="strict")
+        return response
+    bearer = request.headers.get("authorization", "").removeprefix("Bearer ")
+    if any(hmac.compare_digest(sent.encode(), wanted) for sent in (bearer, request.cookies.get(COOKIE, ""))):
+        return None
+    return Response("the token is absent or wrong; open /?token=TOKEN", 401)
+
+
+def endpoint(corpus: ExploredCorpus, title: str, view: View) -> Callable[[Request], Response]:
+    """A page in a thread of its own; errors of the reader are pages too."""
+
+    def answer(request: Request) -> Response:
+        return rendered(title, lambda: view(corpus, request))
+
+    return answer
+
+
+def rendered(title: str, body: Callable[[], str]) -> Response:
+    try:
+        content, status = pages.page(title, body()), 200
+    except (InputError, RecipeError) as error:
+        content, status = pages.page(title, f"<p>{pages.shown(error)}</p>"), 400
+    return Response(content.encode("utf-8", "replace"), status, media_type="text/html; charset=utf-8")
+
+
+def number(request: Request) -> int:
+    """The page asked for, from 0. Raises InputError for no number."""
+    asked = request.query_params.get("page", "0")
+    if not (asked.isascii() and asked.isdigit() and int(asked[:9]) <= MAX_PAGE):
+        raise InputError(f"page={asked[:20]}: give a number from 0 to {MAX_PAGE}")
+    return int(asked)
+
+
+def hex_id(text: str) -> str:
+    """The id if it is one, else zeros, which no document has."""
+    return text.strip() if re.fullmatch(r"[0-9a-f]{32}", text.strip()) else "0" * 32
+
+
+def overview(corpus: ExploredCorpus, request: Request) -> str:
+    return pages.overview(corpus.counts, corpus.languages(), corpus.hosts())
+
+
+def documents(corpus: ExploredCorpus, request: Request) -> str:
+    filters = Filters(**{name: request.query_params.get(name, "") for name in vars(Filters())})
+    total, rows = corpus.documents(filters, number(request))
+    return pages.documents(filters, number(request), total, rows)
+
+
+def document(corpus: ExploredCorpus, request: Request) -> str:
+    doc_id = request.path_params["doc_id"]
+    events = why(doc_id, corpus.folder)
+    start = request.query_params.get("start", "0")
+    if not (start.isascii() and start.isdigit()):
+        raise InputError(f"start={start[:20]}: give a number of characters")
+    row, text = corpus.ledger_row(doc_id), corpus.texts([doc_id]).get(doc_id)
+    return pages.document(row | {"doc_id": doc_id}, events, text, corpus.read_text(row["doc_id"]), int(start[:12]))
+
+
+def rule(corpus: ExploredCorpus, request: Request) -> str:
+    source, name, value = (request.query_params.get(key, "") for key in ("source", "rule", "value"))
+    asked = corpus.threshold(source, name, value)
+    return f"<p>{pages.shown(name)}, source {pages.shown(source)}</p>" + pages.rule(asked, corpus.sweep(asked))
+
+
+def clusters(corpus: ExploredCorpus, request: Request) -> str:
+    return pages.clusters(corpus.clusters(number(request)), number(request))
+
+
+def personal_data(corpus: ExploredCorpus, request: Request) -> str:
+    return pages.personal_data(corpus.personal_data(number(request)))
+
+
+def cluster(corpus: ExploredCorpus, request: Request) -> str:
+    kept = request.path_params["doc_id"]
+    duplicates = corpus.duplicates(kept)
+    if not duplicates:
+        raise InputError(f"no document was removed as a duplicate of {kept}")
+    other = request.query_params.get("other", duplicates[0]["doc_id"])
+    return pages.cluster(kept, duplicates, other, corpus.texts([kept, other]))
+
+
+def sql(corpus: ExploredCorpus, request: Request) -> str:
+    query = request.query_params.get("q", "")
+    return pages.sql(query, corpus.query(query) if query.strip() else None, corpus.schema)
+
+
+def similar_page(corpus: ExploredCorpus) -> Callable:
+    async def answer(request: Request) -> Response:
+        body = b""
+        async for part in request.stream():
+            body += part
+            if len(body) > MAX_BODY_BYTES:
+                return Response(f"the text is larger than {MAX_BODY_BYTES} bytes; send less", 413)
+        text = parse_qs(body.decode("utf-8", "replace")).get("text", [""])[0]
+        return rendered("Similar documents", lambda: similar_body(corpus, request.query_params.get("id", ""), text))
+
+    return answer
+
+
+def similar_body(corpus: ExploredCorpus, doc_id: str, text: str) -> str:
+    text = text or (corpus.texts([doc_id]).get(doc_id, "") if doc_id else "")
+    return pages.similar(text, [vars(found) for found in nearest(corpus, text)] if text else None)
+
+
+def nearest(corpus: ExploredCorpus, text: str) -> list[Neighbour]:
+    """From the corpus's signature store. Raises InputError where it has none."""
+    if not has_store(corpus.folder):
+        raise InputError(
+            "the corpus has no signature store; write near_dedup: {keep_signatures: true} into the recipe, or ask "
+            "`gristmill similar`, which computes the signatures"
+        )
+    store = open_store(find_store(corpus.folder))
+    return similar(text, store, store.document_files())
