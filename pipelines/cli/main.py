@@ -89,6 +89,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         _exit(str(interrupt) or INTERRUPTED, 143 if isinstance(interrupt, interrupts.Terminated) else 130)
     except interrupts.Terminated:
         _exit(INTERRUPTED, 143)
+    except KeyboardInterrupt:  # while the commands themselves are imported; later it comes as SystemExit
+        _exit(INTERRUPTED, 130)
     except Exception as error:
         if "KeyboardInterrupt" not in str(error):  # which pydantic makes of a Ctrl-C while it builds a schema
             raise

@@ -5,6 +5,9 @@ import sys
 
 import pytest
 
+from gristmill.foundation.interrupts import Terminated
+from gristmill.pipelines.cli import main as main_module
+
 PROGRAM = """
 import atexit, sys, threading, time
 from gristmill.pipelines.cli import main as cli
@@ -42,3 +45,15 @@ def test_a_closed_standard_output_is_no_success_in_silence():
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         process.stdout.close()
         assert "BrokenPipe" in process.stderr.read().decode()
+
+
+@pytest.mark.parametrize(("interrupt", "code"), [(KeyboardInterrupt, 130), (Terminated, 143)])
+def test_ctrl_c_while_the_commands_are_imported_is_no_traceback(call, monkeypatch, interrupt, code):
+    class Importing:
+        @property
+        def app(self):
+            raise interrupt
+
+    monkeypatch.setattr(main_module, "application", Importing())
+    ended, said = call("doctor")
+    assert ended == code and "interrupted; finished work is kept" in said and "Traceback" not in said

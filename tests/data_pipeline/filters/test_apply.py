@@ -8,6 +8,7 @@ import pytest
 from gristmill.data_pipeline.curate_config import CurateConfig
 from gristmill.data_pipeline.filters.apply import (
     EMPTY_RULE,
+    EXAMPLES_PER_SIDE,
     KEPT,
     QUARANTINED,
     WANTED_LANGUAGE,
@@ -128,9 +129,10 @@ def test_the_documents_nearest_a_threshold_on_either_side(tmp_path):
     )
     pq.write_table(table, path)
     nearest = apply_filters(FilterTask(path, Rules((WORDS,), ()))).nearest
-    assert nearest.rows.tolist() == [[[2, 4], [3, 6]]]
-    assert nearest.values.tolist() == [[[49.0, 48.0], [50.0, 50.0]]]
-    assert (nearest.thresholds == 50).all()
+    assert nearest.rows.tolist() == [[[2, 4, 0, -1, -1], [3, 6, 1, 5, -1]]]
+    assert nearest.values[0, 0, :3].tolist() == [49.0, 48.0, 10.0]
+    assert nearest.values[0, 1, :4].tolist() == [50.0, 50.0, 60.0, 70.0]
+    assert (nearest.thresholds[nearest.rows >= 0] == 50).all()
 
 
 def test_the_languages_of_the_results_are_profiles_where_profiles_are_used(tmp_path):
@@ -194,7 +196,7 @@ def test_row_groups_decide_nothing(tmp_path):
         assert other.language_names == found[0].language_names
         for name in ("rows", "values", "thresholds"):
             assert np.array_equal(getattr(other.nearest, name), getattr(found[0].nearest, name))
-    assert len(set(found[0].nearest.rows.ravel().tolist())) == 8
+    assert len(set(found[0].nearest.rows.ravel().tolist())) == 4 * EXAMPLES_PER_SIDE
 
 
 # Removal by language, from documents to counts and the loud line, and thresholds tried by language.
