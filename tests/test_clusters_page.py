@@ -17,7 +17,7 @@ def blocks(language: str) -> list[str]:
 
 def test_shell_scripts_parse():
     scripts = blocks("sh")
-    assert len(scripts) == 6
+    assert len(scripts) == 7
     for script in scripts:
         checked = subprocess.run(["bash", "-n"], input=script, text=True, capture_output=True)
         assert checked.returncode == 0, checked.stderr

@@ -22,6 +22,7 @@ import torch
 import torch.distributed as dist
 
 from gristmill.foundation.errors import InputError, RecipeError
+from gristmill.foundation.interrupts import Terminated
 from gristmill.foundation.runtime.startup import torchrun_variable
 from gristmill.training.config.layout import LayoutConfig
 from gristmill.training.config.model import ModelConfig
@@ -345,12 +346,14 @@ class StopRequest:
         os.write(sys.__stderr__.fileno(), b"\ntrain: stopping after this step, then saving; Ctrl-C stops at once\n")
 
     def error(self, step: int, saved: Path) -> BaseException:
-        """What ends the run: KeyboardInterrupt after Ctrl-C (exit code 130), else InputError (exit code 1)."""
+        """What ends the run: KeyboardInterrupt after Ctrl-C (exit code 130), Terminated after SIGTERM (143), else
+        InputError (1): the recipe's time limit, or a signal to another rank alone."""
         message = (
             f"stopped after step {step} as requested, and saved; run the same command to go on. Kept: {saved} and the "
             f"metrics of {step} steps"
         )
-        return KeyboardInterrupt(message) if self.signal == signal.SIGINT else InputError(message)
+        endings = {signal.SIGINT: KeyboardInterrupt, signal.SIGTERM: Terminated}
+        return endings.get(self.signal, InputError)(message)
 
 
 @contextmanager

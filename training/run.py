@@ -147,8 +147,8 @@ class Run:
 
     def train(self, digests: KnownDigests | None = None) -> dict[str, Any]:
         """Trains from the last complete checkpoint, or from the start; returns a summary of the run. On a stop request
-        it saves, then raises KeyboardInterrupt (Ctrl-C) or InputError (SIGTERM, the recipe's time limit). digests:
-        learns those of the files that are kept."""
+        it saves, then raises KeyboardInterrupt (Ctrl-C), Terminated (SIGTERM) or InputError (the recipe's time limit).
+        digests: learns those of the files that are kept."""
         if self._is_first:
             remove_temporary_files(self.folder)
         self.saver.digests = digests or KnownDigests()

@@ -22,6 +22,7 @@ COMMANDS = {
     "tokenizer": "data:tokenizer_app",
     "index": "stages:index",
     "train": "stages:train",
+    "launch": "launch:launch",
     "evaluate": "stages:evaluate",
     "report": "stages:report",
     "runs": "runs:runs_app",

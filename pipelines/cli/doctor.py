@@ -9,7 +9,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, distribution, version
 from pathlib import Path
+from typing import Annotated
 
+import typer
 from packaging.requirements import Requirement
 
 from gristmill.foundation.errors import InputError
@@ -31,9 +33,11 @@ class Observation:
     is_required: bool = False
 
 
-def doctor() -> None:
+def doctor(
+    gpus: Annotated[int | None, typer.Option(min=1, help="Fail where torch sees fewer GPUs than this.")] = None,
+) -> None:
     """Show what this machine has (versions, devices, cores, memory, disk), what is missing, and how to get it."""
-    observations = [*machine(), *libraries()]
+    observations = [*machine(), *libraries(), *enough_devices(gpus)]
     print_rows([("what", "here", "to do"), *((seen.what, seen.value, seen.fix or "-") for seen in observations)])
     wrong = [seen for seen in observations if seen.is_required and seen.fix]
     if wrong:
@@ -71,6 +75,26 @@ def devices() -> Iterator[Observation]:
         has_card = shutil.which("nvidia-smi") is not None and torch.version.cuda is None
         fix = "this torch is for CPUs; install its CUDA build to train on the GPU" if has_card else ""
         yield Observation("devices", "no GPU: training runs on the CPU", fix)
+
+
+def enough_devices(wanted: int | None) -> Iterator[Observation]:
+    """Whether torch can compute on so many GPUs, each tried by a small product."""
+    if wanted is None:
+        return
+    import torch
+
+    working = 0
+    for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
+        try:
+            ones = torch.ones(64, 64, device=f"cuda:{index}")
+            working += int((ones @ ones).sum().item() == 64**3)
+        except RuntimeError as error:
+            yield Observation(
+                f"device {index}", str(error).splitlines()[0], "restart the driver or leave the node out", True
+            )
+    if working < wanted:
+        fix = f"{wanted} are wanted; use another node, or fewer processes a node"
+        yield Observation("GPUs that compute", str(working), fix, is_required=True)
 
 
 def disks() -> Iterator[Observation]:

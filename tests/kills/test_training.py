@@ -80,7 +80,7 @@ def test_killed_at_many_moments(training: Training, asynchronous: str) -> None:
     assert kill_until_whole(training, number_of_kills(100), "--set", f"train.checkpoint.asynchronous={asynchronous}")
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 1)])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_saves_says_what_is_kept_and_the_run_goes_on(
     training: Training, number: signal.Signals, code: int
 ) -> None:

@@ -2,8 +2,6 @@
 
 import os
 import pickle
-import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -28,6 +26,7 @@ from gristmill.foundation.runtime.tasks.transport import DriverFiles, ThroughSto
 from gristmill.pipelines.remote import mirror_of
 from tests.support import fake_slurm
 from tests.support.corpora import curate_with, prose, tree_digests, write_jsonl
+from tests.support.one_node_slurm import one_node_slurm
 from tests.support.s3_server import s3_server
 
 
@@ -277,55 +276,10 @@ def test_a_machine_without_slurm(tmp_path, monkeypatch):
         engine(tmp_path)
 
 
-SLURM_CONF = """\
-ClusterName=gristmill
-SlurmctldHost={host}(127.0.0.1)
-AuthType=auth/none
-CredType=cred/none
-SlurmUser=root
-SlurmdUser=root
-SlurmctldPort=17817
-SlurmdPort=17818
-StateSaveLocation={folder}/state
-SlurmdSpoolDir={folder}/spool
-SlurmctldPidFile={folder}/slurmctld.pid
-SlurmdPidFile={folder}/slurmd.pid
-ProctrackType=proctrack/linuxproc
-TaskPlugin=task/none
-SelectType=select/cons_tres
-SelectTypeParameters=CR_Core
-ReturnToService=2
-NodeName={host} NodeAddr=127.0.0.1 CPUs=2 State=UNKNOWN
-PartitionName=all Nodes=ALL Default=YES State=UP
-"""
-
-
 @pytest.fixture
 def real_slurm(tmp_path, monkeypatch):
-    """A controller and one node on this machine."""
-    if shutil.which("slurmctld") is None or shutil.which("slurmd") is None or os.geteuid() != 0:
-        pytest.skip("Slurm is not installed (apt install slurmctld slurmd slurm-client), or this is not root")
-    host = socket.gethostname().split(".")[0]
-    folder = tmp_path / "slurm"
-    for name in ("state", "spool"):
-        (folder / name).mkdir(parents=True)
-    (folder / "slurm.conf").write_text(SLURM_CONF.format(host=host, folder=folder))
-    monkeypatch.setenv("SLURM_CONF", str(folder / "slurm.conf"))
-    with (folder / "log").open("wb") as log:
-        daemons = [subprocess.Popen([name, "-D"], stdout=log, stderr=log) for name in ("slurmctld", "slurmd")]
-    try:
-        for _ in range(100):
-            said = subprocess.run(["sinfo", "--noheader", "--format=%t"], capture_output=True, text=True, check=False)
-            if said.stdout.strip() == "idle":
-                break
-            time.sleep(0.2)
-        else:
-            raise TimeoutError((folder / "log").read_text()[-3000:])
+    with one_node_slurm(tmp_path / "slurm", monkeypatch):
         yield
-    finally:
-        for daemon in reversed(daemons):
-            daemon.terminate()
-            daemon.wait()
 
 
 @pytest.mark.slow
