@@ -11,6 +11,7 @@ import sentencepiece
 from sentencepiece import sentencepiece_model_pb2
 
 from gristmill.foundation.errors import InputError
+from gristmill.foundation.fingerprint import canonical_json
 from gristmill.tokenizers.byte_level import BULK_ENCODERS, fastest_byte_level
 from gristmill.tokenizers.config import FIM_SYMBOLS
 from gristmill.tokenizers.encoders import (
@@ -219,8 +220,10 @@ def _from_json(path: Path, choose: ChooseJson) -> Tokenizer:
             f"{path}: its end-of-document symbol {end!r} is not in the vocabulary; set tokenizer.end_of_document"
         )
     decoder = _SkippingDecoder(tokenizer, {vocabulary[end]})
-    digest = hashlib.sha256(content + end.encode()).hexdigest()[:32]
-    encoder = choose(json.loads(content), HuggingFaceEncoder(tokenizer))
+    fields = json.loads(content)
+    defining = canonical_json(fields | {"post_processor": None})  # which adds tokens around a text: an export's differs
+    digest = hashlib.sha256(defining + end.encode()).hexdigest()[:32]
+    encoder = choose(fields, HuggingFaceEncoder(tokenizer))
     return Tokenizer(encoder, decoder, pieces, vocabulary[end], digest)
 
 
