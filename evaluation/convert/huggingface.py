@@ -62,18 +62,19 @@ def write_huggingface(
     tensors = {name: value.detach().cpu() for name, value in named.items()}
     _write_weights(folder, family.to_theirs(config, tensors))
     bounds = TextBounds((end_of_document,)) if isinstance(end_of_document, int) else end_of_document
+    begin = bounds.ends[0] if bounds.starts_documents else bounds.bos
     ends = bounds.ends[0] if len(bounds.ends) == 1 else [*bounds.ends]
     fields = {
         "architectures": [family.architecture],
         "model_type": family.model_type,
         "vocab_size": model.vocab_size,
-        "bos_token_id": bounds.bos,
+        "bos_token_id": begin,
         "pad_token_id": None,  # some architectures have a default outside of a small vocabulary
         "eos_token_id": ends,
         "dtype": str(model.dtype).removeprefix("torch."),
         **family.write(config),
     }
-    generation = {"bos_token_id": bounds.bos, "eos_token_id": ends}
+    generation = {"bos_token_id": begin, "eos_token_id": ends}
     if len(bounds.ends) > 1:
         write_atomic(folder / GENERATION_NAME, json.dumps(generation, indent=2, sort_keys=True).encode() + b"\n")
     if labels:

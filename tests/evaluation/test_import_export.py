@@ -98,7 +98,8 @@ def test_transformers_generates_our_texts_from_the_exported_folder(tmp_path, ran
     if kind != "plain":
         path = tokenizer_folder / "tokenizer.json"
         content = json.loads(path.read_text())
-        path.write_text(json.dumps(content | {"post_processor": {"type": "ByteLevel", "trim_offsets": False}}))
+        level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
+        path.write_text(json.dumps(content | {"post_processor": level}))
     checkpoint = random_checkpoint("llama")
     export_checkpoint(checkpoint, tmp_path / "out")
     model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")
@@ -112,8 +113,9 @@ def test_transformers_generates_our_texts_from_the_exported_folder(tmp_path, ran
         tokens = model.generate(**batch, max_new_tokens=24, do_sample=False, pad_token_id=256)[0]
         expected.append(tokenizer.decode(tokens[batch["input_ids"].shape[1] :], skip_special_tokens=True))
     for source in (checkpoint, tmp_path / "out", imported):
-        texts = [found.text for found in generate_text(CheckpointPaths(source), prompts, GenerationSettings(24))]
+        texts = [answer.text for answer in generate_text(CheckpointPaths(source), prompts, GenerationSettings(24))]
         assert texts == expected
+    assert model.generate(max_new_tokens=1, pad_token_id=256)[0, 0] == 256  # without a prompt
     card = (tmp_path / "out" / "README.md").read_text()
     assert "Every text begins with `<|end|>` (token 256): the tokenizer puts it there." in card
 
