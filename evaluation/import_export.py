@@ -24,13 +24,14 @@ from gristmill.evaluation.convert.megatron_lm import (
     open_megatron_deepspeed,
     read_megatron_345m,
 )
-from gristmill.evaluation.convert.model_tokenizer import load_model_tokenizer
+from gristmill.evaluation.convert.model_tokenizer import ModelTokenizer, load_model_tokenizer
 from gristmill.evaluation.convert.weight_source import WeightSource, check_shapes
 from gristmill.evaluation.inference.load import check_tokenizer, load_codec
 from gristmill.evaluation.inference.workdir import CheckpointPaths, Workdir
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.files import file_digest, write_atomic
 from gristmill.foundation.manifest import Manifest, read_manifest
+from gristmill.tokenizers.tokenizer import JSON_NAME
 from gristmill.training.checkpoint.checkpoint import (
     CheckpointContent,
     SavedModelConfig,
@@ -77,7 +78,8 @@ def export_checkpoint(
     labels = class_names(workdir)
     architecture = write_huggingface(output, model, codec.bounds, folder, labels, family)
     parameters = sum(parameter.numel() for parameter in model.parameters())
-    write_atomic(output / "README.md", model_card(checkpoint, architecture, parameters, workdir, scores).encode())
+    card = model_card(checkpoint, architecture, parameters, workdir, scores) + text_section(codec, output)
+    write_atomic(output / "README.md", card.encode())
     return architecture
 
 
@@ -148,6 +150,15 @@ def model_card(
     lines += ["", *_metadata(stages), *_scores(scores or workdir.stage("evaluate"))]
     lines += ["## Recipe", "", "```json", json.dumps(_recipe(stages), indent=1, sort_keys=True), "```", ""]
     return "\n".join(lines)
+
+
+def text_section(codec: ModelTokenizer, folder: Path) -> str:
+    """The section of the model card about the tokens around a text."""
+    if not codec.prompt_prefix:
+        return "\n## Text\n\nNo token is put before a text.\n"
+    symbols = " ".join(f"`{codec.pieces[token]}` (token {token})" for token in codec.prompt_prefix)
+    adds = "the tokenizer puts it there" if (folder / JSON_NAME).is_file() else "put it there yourself"
+    return f"\n## Text\n\nEvery text begins with {symbols}: {adds}.\n"
 
 
 def class_names(workdir: Workdir | None) -> list[str]:

@@ -173,13 +173,13 @@ class TiktokenEncoder(Encoder):
             return np.array(self._reference.encode(text), dtype=np.int32)
 
 
-def fastest_byte_level(content: dict[str, Any], reference: HuggingFaceEncoder) -> Encoder:
-    """gigatoken, else tiktoken, if it supports the tokenizer.json and gives the same ids; else the reference."""
+def fastest_byte_level(content: dict[str, Any], reference: HuggingFaceEncoder) -> Encoder | None:
+    """gigatoken, else tiktoken, if it supports the tokenizer.json and gives the same ids; else None."""
     for make in BULK_ENCODERS.values():
         fast = make(content, reference)
         if fast is not None and same_ids(content, reference, fast):
             return fast
-    return reference
+    return None
 
 
 def gigatoken_encoder(content: dict[str, Any], reference: Encoder) -> GigatokenEncoder | None:
@@ -187,7 +187,7 @@ def gigatoken_encoder(content: dict[str, Any], reference: Encoder) -> GigatokenE
     if _pattern(content) is None or _ranks(content) is None:
         return None
     try:
-        probe = load_hf_json(json.dumps(_probe(content)))
+        probe = load_hf_json(json.dumps(probe_content(content)))
     except RuntimeError:  # a pattern that it does not know
         return None
     differing = differing_code_points(content, lambda texts: [probe.encode(text.encode()).tolist() for text in texts])
@@ -210,7 +210,7 @@ def same_ids(content: dict[str, Any], reference: Encoder, other: Encoder) -> boo
     """True if both agree on the adversarial strings, concatenations of tokens, and COMPARED_CODE_POINTS."""
     pieces = [_bytes_of(piece) or b"" for piece in content["model"]["vocab"]]
     strings = adversarial_strings([piece.decode("utf-8", "ignore") for piece in pieces])
-    strings += [_around(characters) for characters in _compared_characters()]
+    strings += [around_code_points(characters) for characters in compared_characters()]
     return first_difference(reference.encode_batch(strings), other, strings) is None
 
 
@@ -219,30 +219,30 @@ def differing_code_points(
 ) -> np.ndarray:
     """bool[NUM_CODE_POINTS]: the characters next to which tokenizers splits text and the other library does not, or the
     other way round. encode_probe: the other library's ids of texts under the probe vocabulary."""
-    reference = HuggingFaceEncoder(HuggingFaceTokenizer.from_str(json.dumps(_probe(content))))
+    reference = HuggingFaceEncoder(HuggingFaceTokenizer.from_str(json.dumps(probe_content(content))))
 
     def different(texts: Sequence[str]) -> list[int]:
         pairs = zip(reference.encode_batch(texts), encode_probe(texts), strict=True)
         return [place for place, (ours, theirs) in enumerate(pairs) if ours != theirs]
 
-    blocks = _compared_characters()
+    blocks = compared_characters()
     characters = [
         blocks[place][at]
-        for place in different([_around(block) for block in blocks])
+        for place in different([around_code_points(block) for block in blocks])
         for at in range(len(blocks[place]))
     ]
     differing = np.zeros(NUM_CODE_POINTS, np.bool_)
-    for place in different([_around(character) for character in characters]):
+    for place in different([around_code_points(character) for character in characters]):
         differing[ord(characters[place])] = True
     return differing
 
 
-def _compared_characters() -> list[str]:
+def compared_characters() -> list[str]:
     tried = "".join(chr(code) for block in COMPARED_CODE_POINTS for code in block)
     return [tried[start : start + CODE_POINTS_PER_STRING] for start in range(0, len(tried), CODE_POINTS_PER_STRING)]
 
 
-def _around(characters: str) -> str:
+def around_code_points(characters: str) -> str:
     """Every character between a space, letters, a digit, punctuation, an apostrophe and a line end."""
     return "".join(
         f" {character}a{character}A{character}1{character}..{character}'{character}'s{character}\n{character}"
@@ -250,9 +250,9 @@ def _around(characters: str) -> str:
     )
 
 
-def _probe(content: dict[str, Any]) -> dict[str, Any]:
+def probe_content(content: dict[str, Any]) -> dict[str, Any]:
     """The tokenizer.json with a vocabulary of bytes that joins every first or last byte of a character to every
-    neighbour in `_around`, so that the ids show on which side of a character the text is split."""
+    neighbour in `around_code_points`, so that the ids show on which side of a character the text is split."""
     near, outer = ([bytes([byte]) for byte in group] for group in (PROBED_NEIGHBOURS, range(0x80, 0x100)))
     pairs = [*itertools.product(near, outer), *itertools.product(outer, near)]
     tokens = [bytes([byte]) for byte in range(256)] + [left + right for left, right in pairs]

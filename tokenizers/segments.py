@@ -46,12 +46,13 @@ class SegmentEncoder(Encoder):
     """Encodes unseen segments by the merges, where they are given, or with `inner`, and caches them; the ids are
     exactly those of `inner`.
 
-    Only for models for which `is_local` is true. Each process has its own cache; the ids do not depend on it."""
+    adjacent: bool[65536], as `adjacent_bytes` returns it, if no merge crosses its boundaries. Each process has its own
+    cache; the ids do not depend on it."""
 
-    def __init__(self, inner: Encoder, pieces: Sequence[str], merges: MergeTable | None = None):
+    def __init__(self, inner: Encoder, adjacent: np.ndarray, merges: MergeTable | None = None):
         self.name = f"{SEGMENTS} of {inner.name}" if merges is None else f"{SEGMENTS} by {MERGES}, {inner.name}"
         self._inner, self._merges = inner, merges
-        self._adjacent = adjacent_bytes(pieces)
+        self._adjacent = adjacent
         self._slots = np.full(NUM_SLOTS, NO_ENTRY, dtype=np.int64)  # 31 bits of the key's hash << 32 | entry
         self._keys = np.zeros(0, dtype=np.uint8)
         self._entries = np.zeros((0, ENTRY_COLUMNS), dtype=np.int64)

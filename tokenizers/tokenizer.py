@@ -11,8 +11,10 @@ import sentencepiece
 from sentencepiece import sentencepiece_model_pb2
 
 from gristmill.foundation.errors import InputError
+from gristmill.foundation.fingerprint import canonical_json
 from gristmill.tokenizers.byte_level import BULK_ENCODERS, fastest_byte_level
 from gristmill.tokenizers.config import FIM_SYMBOLS
+from gristmill.tokenizers.decode import Decoder, json_decoder, model_decoder
 from gristmill.tokenizers.encoders import (
     Encoder,
     HuggingFaceEncoder,
@@ -24,7 +26,8 @@ from gristmill.tokenizers.encoders import (
     strings_for,
 )
 from gristmill.tokenizers.merges import merge_table
-from gristmill.tokenizers.segments import MERGES, SEGMENTS, SegmentEncoder, is_local
+from gristmill.tokenizers.segments import MERGES, SEGMENTS, SegmentEncoder, adjacent_bytes, is_local
+from gristmill.tokenizers.words import fastest_by_words, word_encoder
 from tokenizers import Tokenizer as HuggingFaceTokenizer
 
 MODEL_NAME = "tokenizer.model"
@@ -40,7 +43,9 @@ class Tokenizer:
     decode(encode(text)) == text for tokenizers trained by gristmill, except that U+2581 decodes to a space (it is
     SentencePiece's symbol for one)."""
 
-    def __init__(self, encoder: Encoder, decoder: Any, pieces: Sequence[str], end_of_document: int, fingerprint: str):
+    def __init__(
+        self, encoder: Encoder, decoder: Decoder, pieces: Sequence[str], end_of_document: int, fingerprint: str
+    ):
         self._encoder, self._decoder = encoder, decoder
         self.pieces = tuple(pieces)
         self.vocab_size = len(self.pieces)
@@ -116,7 +121,7 @@ def load_bulk_tokenizer(folder: Path, encoder: str | None = None) -> Tokenizer:
 
     encoder: use this one without comparing it; for worker processes, whose parent has compared it."""
     if encoder is None:
-        return _load(folder, _fastest_in_bulk, fastest_byte_level)
+        return _load(folder, _fastest_in_bulk, _fastest_json)
     return _load(
         folder,
         lambda path, processor, pieces: _by_name(path, processor, pieces, encoder),
@@ -144,10 +149,15 @@ def _fastest_in_bulk(path: Path, processor: sentencepiece.SentencePieceProcessor
     if not is_local(proto):
         return inner
     for merges in dict.fromkeys((merge_table(proto), None)):
-        segments = SegmentEncoder(inner, pieces, merges)
+        segments = SegmentEncoder(inner, adjacent_bytes(pieces), merges)
         if first_difference(expected * 2, segments, strings * 2) is None:  # the second time from the cache
             return segments
     return inner
+
+
+def _fastest_json(content: dict[str, Any], reference: HuggingFaceEncoder) -> Encoder:
+    """gigatoken or tiktoken for a plain byte-level BPE, else cached words; each if its ids are equal."""
+    return fastest_byte_level(content, reference) or fastest_by_words(content, reference) or reference
 
 
 def _by_name(path: Path, processor: sentencepiece.SentencePieceProcessor, pieces: Sequence[str], name: str) -> Encoder:
@@ -155,14 +165,14 @@ def _by_name(path: Path, processor: sentencepiece.SentencePieceProcessor, pieces
     if not name.startswith(SEGMENTS):
         return inner
     proto = sentencepiece_model_pb2.ModelProto.FromString(path.read_bytes())
-    return SegmentEncoder(inner, pieces, merge_table(proto) if MERGES in name else None)
+    return SegmentEncoder(inner, adjacent_bytes(pieces), merge_table(proto) if MERGES in name else None)
 
 
 def _json_by_name(content: dict[str, Any], reference: HuggingFaceEncoder, name: str) -> Encoder:
     """Raises InputError if the file was replaced since its encoder was chosen."""
     if name == reference.name:
         return reference
-    fast = BULK_ENCODERS[name](content, reference)
+    fast = word_encoder(content) if name.startswith(SEGMENTS) else BULK_ENCODERS[name](content, reference)
     if fast is None:
         raise InputError(f"{JSON_NAME}: {name} cannot encode it, so the file was replaced; run the same command again")
     return fast
@@ -178,11 +188,13 @@ def _from_model(path: Path, choose: Choose) -> Tokenizer:
     end = processor.eos_id()
     if end < 0:
         raise InputError(f"{path}: has no end-of-sentence piece to end documents with; train it with one")
-    pieces = [piece.piece for piece in sentencepiece_model_pb2.ModelProto.FromString(content).pieces]
+    proto = sentencepiece_model_pb2.ModelProto.FromString(content)
+    pieces = [piece.piece for piece in proto.pieces]
     if not all(isinstance(piece, str) for piece in pieces):  # protobuf gives bytes for what is no UTF-8
         raise InputError(f"{path}: a piece is not UTF-8, so the file is damaged; fetch it again")
     fingerprint = hashlib.sha256(content).hexdigest()[:32]
-    return Tokenizer(choose(path, processor, pieces), processor, pieces, end, fingerprint)
+    decoder = model_decoder(proto, processor)
+    return Tokenizer(choose(path, processor, pieces), decoder, pieces, end, fingerprint)
 
 
 class _SkippingDecoder:
@@ -218,9 +230,12 @@ def _from_json(path: Path, choose: ChooseJson) -> Tokenizer:
         raise InputError(
             f"{path}: its end-of-document symbol {end!r} is not in the vocabulary; set tokenizer.end_of_document"
         )
-    decoder = _SkippingDecoder(tokenizer, {vocabulary[end]})
-    digest = hashlib.sha256(content + end.encode()).hexdigest()[:32]
-    encoder = choose(json.loads(content), HuggingFaceEncoder(tokenizer))
+    fields = json.loads(content)
+    defining = canonical_json(fields | {"post_processor": None})  # which adds tokens around a text: an export's differs
+    digest = hashlib.sha256(defining + end.encode()).hexdigest()[:32]
+    skipped = {token["id"] for token in fields.get("added_tokens") or [] if token["special"]} | {vocabulary[end]}
+    decoder = json_decoder(fields, pieces, skipped, _SkippingDecoder(tokenizer, {vocabulary[end]}))
+    encoder = choose(fields, HuggingFaceEncoder(tokenizer))
     return Tokenizer(encoder, decoder, pieces, vocabulary[end], digest)
 
 

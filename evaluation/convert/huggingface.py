@@ -22,11 +22,14 @@ from gristmill.evaluation.convert.model_tokenizer import TextBounds
 from gristmill.evaluation.convert.weight_source import WeightSource, converted_source
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.files import atomic_path, write_atomic
+from gristmill.foundation.fingerprint import canonical_json
+from gristmill.tokenizers.tokenizer import JSON_NAME
 from gristmill.training.checkpoint.checkpoint import SavedModelConfig
 from gristmill.training.config.model import ModelConfig
 from gristmill.training.model.init import fill, parameter_dtype
 from gristmill.training.model.moe.router import saved_buffers
 from gristmill.training.model.transformer import ComputeOptions, Transformer
+from tokenizers import Tokenizer as HuggingFaceTokenizer
 
 CONFIG_NAME = "config.json"
 SHARD_BYTES = 5_000_000_000  # the default shard size of transformers
@@ -59,18 +62,19 @@ def write_huggingface(
     tensors = {name: value.detach().cpu() for name, value in named.items()}
     _write_weights(folder, family.to_theirs(config, tensors))
     bounds = TextBounds((end_of_document,)) if isinstance(end_of_document, int) else end_of_document
+    begin = bounds.ends[0] if bounds.starts_documents else bounds.bos
     ends = bounds.ends[0] if len(bounds.ends) == 1 else [*bounds.ends]
     fields = {
         "architectures": [family.architecture],
         "model_type": family.model_type,
         "vocab_size": model.vocab_size,
-        "bos_token_id": bounds.bos,
+        "bos_token_id": begin,
         "pad_token_id": None,  # some architectures have a default outside of a small vocabulary
         "eos_token_id": ends,
         "dtype": str(model.dtype).removeprefix("torch."),
         **family.write(config),
     }
-    generation = {"bos_token_id": bounds.bos, "eos_token_id": ends}
+    generation = {"bos_token_id": begin, "eos_token_id": ends}
     if len(bounds.ends) > 1:
         write_atomic(folder / GENERATION_NAME, json.dumps(generation, indent=2, sort_keys=True).encode() + b"\n")
     if labels:
@@ -79,6 +83,8 @@ def write_huggingface(
     write_atomic(folder / CONFIG_NAME, json.dumps(fields, indent=2, sort_keys=True).encode() + b"\n")
     if tokenizer is not None:
         copy_tokenizer(tokenizer, folder)
+        if bounds.starts_documents and (folder / JSON_NAME).is_file():
+            start_documents(folder / JSON_NAME, bounds.ends[0])
     return family.architecture
 
 
@@ -90,6 +96,23 @@ def copy_tokenizer(source: Path, target: Path) -> None:
     for name in TOKENIZER_FILES:
         if (source / name).is_file():
             shutil.copyfile(source / name, target / name)
+
+
+def start_documents(path: Path, end_of_document: int) -> None:
+    """Makes the post-processor of a tokenizer.json put the end-of-document token before every text, so that
+    transformers generates from the tokens that `gristmill generate` does."""
+    content = json.loads(path.read_bytes())
+    vocabulary = HuggingFaceTokenizer.from_str(json.dumps(content)).get_vocab(with_added_tokens=True)
+    symbol = next(piece for piece, token in vocabulary.items() if token == end_of_document)
+    begin = {"SpecialToken": {"id": symbol, "type_id": 0}}
+    first, second = ({"Sequence": {"id": name, "type_id": 0}} for name in "AB")
+    content["post_processor"] = {
+        "type": "TemplateProcessing",
+        "single": [begin, first],
+        "pair": [begin, first, second],
+        "special_tokens": {symbol: {"id": symbol, "ids": [end_of_document], "tokens": [symbol]}},
+    }
+    write_atomic(path, canonical_json(content) + b"\n")
 
 
 def is_huggingface(folder: Path) -> bool:

@@ -36,13 +36,15 @@ class TextBounds:
 
     def to_json(self) -> dict[str, Any]:
         """The field `text` of model.json."""
-        return {"ends": [*self.ends], "bos": self.bos, "prefix": [*self.prefix], "suffix": [*self.suffix]}
+        starts = {"starts_documents": True} if self.starts_documents else {}
+        return {"ends": [*self.ends], "bos": self.bos, "prefix": [*self.prefix], "suffix": [*self.suffix], **starts}
 
     @classmethod
     def from_json(cls, fields: Any, path: Path, vocab_size: int) -> Self:
         """Raises InputError naming the file if the fields are not those of to_json, or no tokens."""
         try:
-            bounds = cls(tuple(fields["ends"]), fields["bos"], tuple(fields["prefix"]), tuple(fields["suffix"]))
+            affixes = tuple(fields["prefix"]), tuple(fields["suffix"])
+            bounds = cls(tuple(fields["ends"]), fields["bos"], *affixes, fields.get("starts_documents", False) is True)
         except (KeyError, TypeError) as error:
             raise InputError(f"{path}: text is damaged ({error}); import the model again") from error
         tokens = [*bounds.ends, *bounds.prefix, *bounds.suffix, *([] if bounds.bos is None else [bounds.bos])]
@@ -142,6 +144,8 @@ def read_bounds(folder: Path, tokenizer: Tokenizer, ends: Sequence[int] = ()) ->
     all_ends = tuple(dict.fromkeys([tokenizer.end_of_document, *(end for end in ends if end < tokenizer.vocab_size)]))
     if (folder / JSON_NAME).is_file():
         prefix, suffix = _added_by_json(folder / JSON_NAME)
+        if bos is None and prefix == all_ends and not suffix:  # an export of a model that gristmill trained
+            return TextBounds.of_documents(tokenizer.end_of_document)
     else:
         prefix = (bos,) if bos is not None and settings.get("add_bos_token", False) else ()
         suffix = (tokenizer.end_of_document,) if settings.get("add_eos_token", False) else ()

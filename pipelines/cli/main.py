@@ -55,8 +55,8 @@ def _leave(code: int) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Exit codes: 0 success, 1 failure, 2 invalid command or recipe, 75 after a hang of training, 130 after Ctrl-C, 143
-    after SIGTERM. User errors show no traceback."""
+    """Exit codes: 0 success, 1 failure, 2 invalid command or recipe, 75 after a hang of training, 130 after Ctrl-C,
+    143 after SIGTERM. User errors show no traceback."""
     interrupts.install()
     threading.excepthook = _thread_failed
     # pydantic looks for plugins in every installed package, 0.05 s a process; gristmill uses none.

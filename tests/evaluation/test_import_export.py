@@ -92,6 +92,34 @@ def test_greedy_generation_is_that_of_transformers(tmp_path, random_checkpoint, 
         assert list(result.tokens) == [token for token in expected.tolist() if token != 256]
 
 
+@pytest.mark.parametrize("kind", ["plain", "with a post-processor"])
+def test_transformers_generates_our_texts_from_the_exported_folder(tmp_path, random_checkpoint, tokenizer_folder, kind):
+    """Text for text: the exported tokenizer begins a document as `gristmill generate` does, and so does its import."""
+    if kind != "plain":
+        path = tokenizer_folder / "tokenizer.json"
+        content = json.loads(path.read_text())
+        level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
+        path.write_text(json.dumps(content | {"post_processor": level}))
+    checkpoint = random_checkpoint("llama")
+    export_checkpoint(checkpoint, tmp_path / "out")
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
+    imported = import_checkpoint(tmp_path / "out", tmp_path / "in")
+    prompts = ["The mill", "x", "Grain goes in and flour", ""]
+    expected = []
+    for prompt in prompts:
+        batch = tokenizer(prompt, return_tensors="pt")
+        assert batch["input_ids"][0, 0] == 256
+        tokens = model.generate(**batch, max_new_tokens=24, do_sample=False, pad_token_id=256)[0]
+        expected.append(tokenizer.decode(tokens[batch["input_ids"].shape[1] :], skip_special_tokens=True))
+    for source in (checkpoint, tmp_path / "out", imported):
+        texts = [answer.text for answer in generate_text(CheckpointPaths(source), prompts, GenerationSettings(24))]
+        assert texts == expected
+    assert model.generate(max_new_tokens=1, pad_token_id=256)[0, 0] == 256  # without a prompt
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "Every text begins with `<|end|>` (token 256): the tokenizer puts it there." in card
+
+
 def test_a_prompt_that_does_not_fit_is_named(random_checkpoint, tokenizer_folder):
     with pytest.raises(InputError, match="has 201 tokens, the model takes 127; shorten it"):
         generate_text(CheckpointPaths(random_checkpoint()), ["y" * 200], GenerationSettings(4))

@@ -184,7 +184,8 @@ def test_what_is_more_than_merges_of_bytes_stays_with_tokenizers(gpt2_like):
         content = content_of(gpt2_like)
         for name, change in changes.items():
             content[name] = change(content[name])
-        return fastest_byte_level(content, reference_of(content)).name
+        fast = fastest_byte_level(content, reference_of(content))
+        return "tokenizers" if fast is None else fast.name
 
     def moved(model: dict) -> dict:
         merges = model["merges"]

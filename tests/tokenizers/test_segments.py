@@ -26,7 +26,7 @@ class Recording:
 
 def test_cuts_worked_by_hand():
     inner = Recording()
-    encoder = SegmentEncoder(inner, ["ab", "bc", "▁a", "é"])
+    encoder = SegmentEncoder(inner, adjacent_bytes(["ab", "bc", "▁a", "é"]))
     assert encoder.encode("abc ab abcé x▁a") == [ord(character) for character in "abc ab abcé x▁a"]
     # a-b, b-c and space-a are adjacent in a piece; c-space, c-é, é-space are not; no split next to a literal ▁
     assert inner.asked == ["abc", " ab", " abc", "é", " ", "x▁a"]
