@@ -23,7 +23,7 @@ BLANK_BYTES = (
     *range(0x21), 0x7F, *range(0x80, 0x90), 0x9F, 0xA0, 0xA8, 0xA9, 0xAF, 0xBF,
 )  # fmt: skip
 LOCAL_NORMALIZERS = (
-    "BertNormalizer", "NFC", "NFD", "NFKC", "NFKD", "Lowercase", "StripAccents", "Precompiled", "Strip",
+    "BertNormalizer", "NFC", "NFD", "NFKC", "NFKD", "Lowercase", "StripAccents", "Precompiled",
 )  # fmt: skip
 SPLITTERS = ("BertPreTokenizer", "Whitespace", "WhitespaceSplit")  # always split at white space
 INSIDE_WORDS = ("Punctuation", "Digits", "ByteLevel", "Metaspace")  # split further
