@@ -55,7 +55,7 @@ def serve(
     served: ServedOptions,
     model: GeneratingModel,
 ) -> None:
-    """Serve a model over HTTP with OpenAI's completions and chat endpoints, until Ctrl-C or SIGTERM.
+    """Serve a model over HTTP with a page to talk to it and OpenAI's endpoints, until Ctrl-C or SIGTERM.
 
     Under torchrun the model is sharded over the processes, of which the first listens."""
     try:

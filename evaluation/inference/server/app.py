@@ -18,6 +18,7 @@ from starlette.routing import Route
 from gristmill.evaluation.convert.model_tokenizer import ModelTokenizer
 from gristmill.evaluation.inference.generate.prompts import describe
 from gristmill.evaluation.inference.generate.request import GenerationRequest, RequestResult
+from gristmill.evaluation.inference.server import chat_page
 from gristmill.evaluation.inference.server.engine import Engine, ServerBusyError, Ticket
 from gristmill.evaluation.inference.server.openai_api import (
     ApiRequest,
@@ -95,8 +96,12 @@ class HttpError(Exception):
 def make_app(model: ServedModel, body_seconds: float = BODY_SECONDS) -> Starlette:
     """body_seconds: in which the body of a request has to arrive."""
     routes = [
+        Route("/", _static(model, chat_page.PAGE, "text/html")),
+        Route("/chat.css", _static(model, chat_page.STYLE, "text/css")),
+        Route("/chat.js", _static(model, chat_page.SCRIPT, "text/javascript")),
         Route("/health", _handler(model, _health, needs_token=False)),
         Route("/v1/models", _handler(model, _models)),
+        Route("/v1/models/{name:path}", _handler(model, _model)),
         Route("/v1/completions", _handler(model, _completions), methods=["POST"]),
         Route("/v1/chat/completions", _handler(model, _chat), methods=["POST"]),
         Route("/tokenizer_info", _handler(model, _tokenizer_info)),
@@ -136,6 +141,15 @@ def _handler(
     return handle
 
 
+def _static(model: ServedModel, content: str, media_type: str) -> Callable[[Request], Any]:
+    """A file of the page that talks to the model. It needs no token: it holds no secret, and its requests need one."""
+
+    async def answer(model: ServedModel, request: Request) -> Response:
+        return Response(content, media_type=media_type, headers=chat_page.HEADERS)
+
+    return _handler(model, answer, needs_token=False)
+
+
 def _refuse_other_sites(model: ServedModel, request: Request) -> None:
     """Raises HttpError for what a page of another site makes a browser send.
 
@@ -165,8 +179,24 @@ async def _health(model: ServedModel, request: Request) -> Response:
 
 
 async def _models(model: ServedModel, request: Request) -> Response:
-    one = {"id": model.name, "object": "model", "created": 0, "owned_by": "gristmill"}
-    return JSONResponse({"object": "list", "data": [{**one, "max_model_len": model.sequence_length}]})
+    return JSONResponse({"object": "list", "data": [_description(model)]})
+
+
+async def _model(model: ServedModel, request: Request) -> Response:
+    name = request.path_params["name"]
+    if name != model.name:
+        raise HttpError(404, f"no model {name!r}; this server has {model.name!r}", "model_not_found")
+    return JSONResponse(_description(model))
+
+
+def _description(model: ServedModel) -> dict[str, Any]:
+    return {
+        "id": model.name,
+        "object": "model",
+        "created": 0,
+        "owned_by": "gristmill",
+        "max_model_len": model.sequence_length,
+    }
 
 
 async def _body(request: Request) -> Any:

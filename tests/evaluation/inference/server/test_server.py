@@ -413,3 +413,10 @@ def test_a_port_in_use_and_an_open_address_are_refused():
         ServerOptions(token="").check()
     ServerOptions(host="0.0.0.0", token="x").check()
     ServerOptions(host="::1").check()
+
+
+def test_a_model_by_its_name(server):
+    status, model = asked(server[0], "/v1/models/mill")
+    assert (status, model["id"]) == (200, "mill")
+    status, answer = asked(server[0], "/v1/models/other")
+    assert status == 404 and answer["error"]["code"] == "model_not_found"
