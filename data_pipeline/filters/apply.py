@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Protocol
 
 import numpy as np
@@ -339,36 +340,50 @@ def signal_values(table: pa.Table, signal: str, languages: Sequence[str]) -> np.
 # Warnings for rules that removed more than half of a source or of one of its languages, each with a fix.
 
 MIN_DOCUMENTS = 10  # with fewer, the share says little
+MAX_CASES = 4  # sources and languages that one line names
 HALF = 0.5
 
 
-def heavy_removals(sources: Mapping[str, Any]) -> list[str]:
-    """One line for every rule that removed over half of a source or of one of its languages. sources: of
-    counts.json."""
-    return [_line(*found) for source, entry in sources.items() for found in _heavy(source, entry)]
+def heavy_removals(sources: Mapping[str, Any], wanted: Mapping[str, Sequence[str]] = MappingProxyType({})) -> list[str]:
+    """One line for every rule that removed over half of a source or of one of its languages.
+
+    sources: of counts.json. wanted: source -> languages that the recipe names. The rule on languages removes the
+    others by intent, so of its victims only these are told apart."""
+    cases: dict[str, list[tuple[str, str, int, int]]] = {}
+    for source, entry in sources.items():
+        for language, rule, taken, read in _heavy(entry, wanted.get(source, ())):
+            cases.setdefault(rule, []).append((source, language, taken, read))
+    return [_line(rule, rows) for rule, rows in cases.items()]
 
 
-def _heavy(source: str, entry: Mapping[str, Any]) -> Iterator[tuple[str, str, str, int, int]]:
-    """Yield (source, language or "", rule, documents removed, documents read)."""
+def _heavy(entry: Mapping[str, Any], wanted: Sequence[str]) -> Iterator[tuple[str, str, int, int]]:
+    """Yield (language or "", rule, documents removed, documents read) of one source."""
     languages: Mapping[str, Any] = entry["languages"]
-    read = sum(each["documents"] for each in languages.values())
-    rules = sorted({rule for each in languages.values() for rule in each["removed"]})
-    for rule in rules:
-        taken = {language: each["removed"].get(rule, 0) for language, each in languages.items()}
+    read = sum(counts["documents"] for counts in languages.values())
+    for rule in sorted({rule for counts in languages.values() for rule in counts["removed"]}):
+        taken = {language: counts["removed"].get(rule, 0) for language, counts in languages.items()}
         if read >= MIN_DOCUMENTS and sum(taken.values()) > HALF * read:
-            yield source, "", rule, sum(taken.values()), read
+            yield "", rule, sum(taken.values()), read
         for language, count in taken.items():
             documents = languages[language]["documents"]
+            if rule.startswith("language.") and language.partition("_")[0] not in wanted:
+                continue
             if documents >= MIN_DOCUMENTS and count > HALF * documents and len(languages) > 1:
-                yield source, language, rule, count, documents
+                yield language, rule, count, documents
 
 
-def _line(source: str, language: str, rule: str, taken: int, read: int) -> str:
+def _line(rule: str, cases: Sequence[tuple[str, str, int, int]]) -> str:
+    """cases: (source, language or "", documents removed, documents read), of which the largest are named."""
+    largest = sorted(cases, key=lambda case: -case[2])[:MAX_CASES]
+    parts = [
+        f"{taken:,} of {read:,} documents of {source}" + (f" in {language}" if language else "")
+        for source, language, taken, read in largest
+    ]
+    rest = f" and {len(cases) - len(largest)} more" if len(cases) > len(largest) else ""
     preset, _, name = rule.partition(".")
-    where = f"source {source}" + (f", language {language}" if language else "")
     return (
-        f"MORE THAN HALF REMOVED BY ONE RULE: {rule} took {taken:,} of {read:,} documents of {where}. If they are good "
-        f"text, {_remedy(preset, name, language)}"
+        f"MORE THAN HALF REMOVED BY ONE RULE: {rule} took {', '.join(parts)}{rest}. If they are good text, "
+        f"{_remedy(preset, name, largest[0][1])}"
     )
 
 

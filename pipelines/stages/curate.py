@@ -99,7 +99,9 @@ def run(context: StageContext) -> dict[str, Any]:
         f"curate: {total['read']} documents read, {total['kept']} kept, {total['removed']} removed, "
         f"{total['quarantined']} quarantined"
     )
-    for line in heavy_removals(summary["sources"]):
+    default = recipe.curate.languages
+    wanted = {src.name: default if src.languages is None else src.languages for src in recipe.sources}
+    for line in heavy_removals(summary["sources"], wanted):
         context.reporter.say(line)
     for line in quarantined(context):
         context.reporter.say(f"quarantine: {line}")

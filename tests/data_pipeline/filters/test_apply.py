@@ -224,7 +224,11 @@ def test_german_is_kept_with_its_profile_and_its_removal_without_one_is_said_lou
     assert counts["web"]["languages"]["de"] == {"documents": 12, "removed": {"gopher_quality.min_stop_words": 12}}
     [line] = heavy_removals(counts)
     assert line.startswith("MORE THAN HALF REMOVED BY ONE RULE: gopher_quality.min_stop_words took 12 of 12 documents")
-    assert "language de" in line and "{gopher_quality: {min_stop_words: null}}" in line and "profiles fit" in line
+    assert (
+        "documents of web in de. If" in line
+        and "{gopher_quality: {min_stop_words: null}}" in line
+        and "profiles fit" in line
+    )
     _, said, table = language_blocks(counts)
     assert isinstance(said, Paragraph) and said.text == line
     assert (
@@ -236,9 +240,20 @@ def test_german_is_kept_with_its_profile_and_its_removal_without_one_is_said_lou
 def test_a_whole_source_is_named_once_when_it_has_one_language():
     entry = {"languages": {"de": {"documents": 10, "removed": {"gopher_quality.min_words": 6}}}}
     [line] = heavy_removals({"web": entry})
-    assert "6 of 10 documents of source web. If" in line
+    assert "6 of 10 documents of web. If" in line
     assert heavy_removals({"web": {"languages": {"de": {"documents": 9, "removed": {"a.b": 9}}}}}) == []
     assert heavy_removals({"web": {"languages": {"de": {"documents": 12, "removed": {"a.b": 6}}}}}) == []
+
+
+def test_a_rule_is_one_line_and_excluded_languages_are_not_told_apart():
+    """Five languages of which the recipe wants one, whose documents are not recognized for sure."""
+    rule = "language.min_score"
+    languages = {name: {"documents": 20, "removed": {rule: 20}} for name in ("fr_Latn", "ru_Cyrl", "ko_Hang", "und")}
+    languages["de_Latn"] = {"documents": 100, "removed": {rule: 60}}
+    [line] = heavy_removals({"web": {"languages": languages}}, {"web": ("de",)})
+    assert f"{rule} took 140 of 180 documents of web, 60 of 100 documents of web in de_Latn. If" in line
+    [line] = heavy_removals({"web": {"languages": languages}}, {"web": ("fr", "ru", "ko", "de")})
+    assert line.count("documents of web in") == 3 and " and 1 more. If" in line
 
 
 def test_the_ledger_has_the_threshold_of_the_profile(tmp_path):
