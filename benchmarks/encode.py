@@ -7,6 +7,8 @@ is written out here, with the same calls to numpy, where it is not).
 `encode_bpe_cold`, `encode_bpe_warm`: a byte-level BPE written as tiktoken ranks and adopted, with empty caches and with
 those that the same text filled; then in the same run against gigatoken, tiktoken, tokenizers and kitoken, one thread
 each. `encode_bpe_memory`: MB that the first pass adds to the process.
+`encode_wordpiece_cold`, `encode_wordpiece_warm`, `encode_metaspace_*`: a WordPiece and a BPE with Metaspace, trained by
+tokenizers, encoded by cached words against tokenizers.
 `documents_to_index_bpe`: the index stage of one worker with that BPE, on the same text in documents of 4 kB."""
 
 import base64
@@ -44,8 +46,10 @@ from gristmill.tokenizers.encode import EncodeTask, encode_documents, encode_tas
 from gristmill.tokenizers.pretrained import copy_pretrained
 from gristmill.tokenizers.tokenizer import JSON_NAME, MODEL_NAME, load_bulk_tokenizer, load_tokenizer
 from gristmill.tokenizers.train import train
+from tokenizers import models, normalizers, pre_tokenizers, trainers
 
 DOCUMENT_CHARACTERS = 4000
+SPECIAL = ["[UNK]", "<|endoftext|>"]
 Peer = tuple[str, Callable[[], object], Callable[[], list[list[int]]] | None]  # name, what is timed, ids to compare
 
 
@@ -70,6 +74,7 @@ def main() -> None:
                 encoding(folder, held_out, rounds),
                 *indexing(folder, held_out, rounds),
                 *adopted(folder / "ranks", texts[::2], held_out, vocabulary, rounds),
+                *by_words(folder, texts[::2], held_out, vocabulary, rounds),
             ]
         )
 
@@ -122,6 +127,47 @@ def adopted(folder: Path, training: list[str], texts: list[str], vocabulary: int
     figures.append(Figure("encode_bpe_memory", process.ask(call_it), "MB"))
     process.close()
     return figures + indexing_bpe(folder, texts, rounds)
+
+
+def by_words(folder: Path, training: list[str], texts: list[str], vocabulary: int, rounds: int) -> list[Figure]:
+    """Speed of families that cached words encode, with empty and filled caches. Raises SystemExit if an id differs."""
+    figures, name = [], f"tokenizers {tokenizers.__version__}"
+    buffer, ends = packed(texts)
+    megabytes = size(texts) / 1e6
+    for family, tokenizer, trainer in (
+        ("wordpiece", wordpiece(), trainers.WordPieceTrainer(vocab_size=vocabulary, special_tokens=SPECIAL)),
+        ("metaspace", metaspace(), trainers.BpeTrainer(vocab_size=vocabulary, special_tokens=SPECIAL)),
+    ):
+        (folder / family).mkdir()
+        tokenizer.train_from_iterator(training, trainer)
+        tokenizer.save(str(folder / f"{family}.json"))
+        copy_pretrained(TokenizerConfig(pretrained=str(folder / f"{family}.json")), folder / family)
+        ours, reference = load_bulk_tokenizer(folder / family), load_tokenizer(folder / family)
+        print(f"{ours.encoder} encodes {family}", file=sys.stderr)
+        if ours.encode_batch(texts) != reference.encode_batch(texts):
+            sys.exit(f"{family}: tokenizers gives other ids")
+        cold = statistics.median(
+            cpu_seconds(functools.partial(fresh.encode_documents, buffer, ends))
+            for fresh in [load_bulk_tokenizer(folder / family, ours.encoder) for _ in range(rounds)]
+        )
+        encode_reference = functools.partial(reference.encode_batch, texts)
+        own, other, ratio = in_turn(functools.partial(ours.encode_documents, buffer, ends), encode_reference, rounds)
+        rates = "MB/s/core", megabytes / other, name
+        figures.append(Figure(f"encode_{family}_cold", megabytes / cold, *rates, other / cold))
+        figures.append(Figure(f"encode_{family}_warm", megabytes / own, *rates, ratio))
+    return figures
+
+
+def wordpiece() -> tokenizers.Tokenizer:
+    tokenizer = tokenizers.Tokenizer(models.WordPiece(unk_token=SPECIAL[0]))
+    tokenizer.normalizer, tokenizer.pre_tokenizer = normalizers.BertNormalizer(), pre_tokenizers.BertPreTokenizer()
+    return tokenizer
+
+
+def metaspace() -> tokenizers.Tokenizer:
+    tokenizer = tokenizers.Tokenizer(models.BPE(unk_token=SPECIAL[0], byte_fallback=False))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    return tokenizer
 
 
 def bpe_peers(folder: Path, ranks: dict[bytes, int], content: dict[str, Any], texts: list[str]) -> Iterator[Peer]:
