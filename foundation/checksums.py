@@ -45,10 +45,10 @@ def seal_with(path: Path, digest: str) -> None:
 
 def is_sealed(path: Path) -> bool:
     """Whether the file exists, is complete and unchanged."""
-    found = read_cached(seal_of(path))
-    if not isinstance(found, dict) or not path.is_file():
+    seal = read_cached(seal_of(path))
+    if not isinstance(seal, dict) or not path.is_file():
         return False
-    return found.get("state") == file_state(path) or found.get("xxh3") == _digest(path)
+    return seal.get("state") == file_state(path) or seal.get("xxh3") == _digest(path)
 
 
 def drop_damaged(folder: Path, say: Callable[[str], None], unsealed: tuple[str, ...] = ()) -> None:
@@ -100,12 +100,12 @@ def file_state(path: Path) -> dict[str, int]:
     """Size, inode, mtime and ctime; programs cannot set the ctime back.
 
     Raises OSError if there is no such file."""
-    found = path.stat()
+    status = path.stat()
     return {
-        "bytes": found.st_size,
-        "inode": found.st_ino,
-        "mtime_ns": found.st_mtime_ns,
-        "ctime_ns": found.st_ctime_ns,
+        "bytes": status.st_size,
+        "inode": status.st_ino,
+        "mtime_ns": status.st_mtime_ns,
+        "ctime_ns": status.st_ctime_ns,
     }
 
 
@@ -171,7 +171,7 @@ def check_against(folder: Path, manifest: Manifest, wanted: Callable[[str], bool
     for output in manifest.outputs:
         if wanted(output.path):
             known[output.path] = _checked(folder, output, known.get(output.path))
-    known = {name: found for name, found in known.items() if found is not None}
+    known = {name: entry for name, entry in known.items() if entry is not None}
     if known != before:
         write_cached(folder / RECORD, known)
 
@@ -181,15 +181,15 @@ def _checked(folder: Path, output: Output, known: Any) -> dict[str, Any] | None:
     path = folder / output.path
     try:
         state = file_state(path)
-        found = {"state": state, "sha256": output.sha256}
-        if found == known:
-            return found
+        entry = {"state": state, "sha256": output.sha256}
+        if entry == known:
+            return entry
         right = state["bytes"] == output.bytes and file_digest(path) == output.sha256
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror}); {_remedy(folder)}") from error
     if not right:
         raise InputError(f"{path}: altered since it was written: its sha256 differs; {_remedy(folder)}")
-    return found if is_settled(state) else None
+    return entry if is_settled(state) else None
 
 
 @contextmanager

@@ -22,9 +22,9 @@ class Config(BaseModel):
 
 def _holds_boolean(value: Any) -> bool:
     if isinstance(value, list | tuple):
-        return any(isinstance(each, bool) for each in value)
+        return any(isinstance(member, bool) for member in value)
     if isinstance(value, dict):
-        return any(isinstance(each, bool) for each in value.values())
+        return any(isinstance(member, bool) for member in value.values())
     return isinstance(value, bool)
 
 

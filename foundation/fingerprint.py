@@ -32,12 +32,12 @@ def digested_json(value: dict[str, Any]) -> bytes:
 def read_digested_json(content: bytes) -> dict[str, Any]:
     """The value that `digested_json` wrote. Raises ValueError if any byte was changed."""
     try:
-        found = json.loads(content)
+        document = json.loads(content)
     except RecursionError as error:
         raise ValueError("nested too deeply") from error
-    if not isinstance(found, dict) or DIGEST_FIELD not in found:
+    if not isinstance(document, dict) or DIGEST_FIELD not in document:
         raise ValueError(f"it has no field `{DIGEST_FIELD}`, so changes cannot be detected")
-    value = {name: inner for name, inner in found.items() if name != DIGEST_FIELD}
+    value = {name: inner for name, inner in document.items() if name != DIGEST_FIELD}
     try:
         written = digested_json(value)
     except (ValueError, TypeError, RecursionError) as error:
@@ -54,16 +54,16 @@ def _digest(value: dict[str, Any]) -> str:
 def differing_fields(old: Any, new: Any, path: str = "") -> list[str]:
     """The fields in which two JSON values differ, named by path: "curate.near_dedup.rows: 8 -> 4"."""
     if isinstance(old, dict) and isinstance(new, dict):
-        found = []
+        differences = []
         for key in sorted(old.keys() | new.keys()):
             inner = f"{path}.{key}" if path else key
-            found += differing_fields(old.get(key), new.get(key), inner)
-        return found
+            differences += differing_fields(old.get(key), new.get(key), inner)
+        return differences
     if isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
-        found = []
+        differences = []
         for index, (left, right) in enumerate(zip(old, new, strict=True)):
-            found += differing_fields(left, right, f"{path}.{index}")
-        return found
+            differences += differing_fields(left, right, f"{path}.{index}")
+        return differences
     return [] if old == new else [f"{path}: {_brief(old)} -> {_brief(new)}"]
 
 

@@ -84,8 +84,8 @@ def read_lock(path: Path) -> Lock | None:
         raise InputError(f"{path}: not a lock ({error}); remove it to pin the raw files again") from error
 
 
-def lock_differences(pinned: LockedSource, found: LockedSource) -> list[str]:
+def lock_differences(pinned: LockedSource, current: LockedSource) -> list[str]:
     """One line for each raw file that was added, removed or changed since the lock was written."""
     return digest_changes(
-        {file.name: file.sha256 for file in pinned.files}, {file.name: file.sha256 for file in found.files}
+        {file.name: file.sha256 for file in pinned.files}, {file.name: file.sha256 for file in current.files}
     )

@@ -44,7 +44,7 @@ class Manifest(Config):
 
 @dataclass(frozen=True)
 class StageIdentity:
-    """What the output of a stage depends on. config: JSON. inputs: fingerprints by name."""
+    """Recipe, code and inputs that determine a stage's output. config: JSON. inputs: fingerprints by name."""
 
     stage: str
     code_version: int
@@ -127,20 +127,20 @@ def missing_and_extra(folder: Path, manifest: Manifest) -> list[str]:
     """One line for each file that is only in the manifest or only in the folder."""
     expected = {output.path for output in manifest.outputs}
     present = {path.relative_to(folder).as_posix() for path in output_files(folder)}
-    found = [f"{folder / name}: missing" for name in sorted(expected - present)]
-    return found + [f"{folder / name}: not in the manifest" for name in sorted(present - expected)]
+    missing = [f"{folder / name}: missing" for name in sorted(expected - present)]
+    return missing + [f"{folder / name}: not in the manifest" for name in sorted(present - expected)]
 
 
 def changed(folder: Path, outputs: Sequence[Output], digest: Callable[[Path], str] = file_digest) -> list[str]:
     """One line for each of these files that is there with other bytes."""
-    found = []
+    problems = []
     for expected in sorted(outputs, key=lambda output: output.path):
         path = folder / expected.path
         if not path.is_file():
             continue
         actual = describe(folder, path, digest)
         if actual.bytes != expected.bytes:
-            found.append(f"{path}: {actual.bytes} bytes, the manifest says {expected.bytes}")
+            problems.append(f"{path}: {actual.bytes} bytes, the manifest says {expected.bytes}")
         elif actual.sha256 != expected.sha256:
-            found.append(f"{path}: sha256 {actual.sha256[:16]}..., the manifest says {expected.sha256[:16]}...")
-    return found
+            problems.append(f"{path}: sha256 {actual.sha256[:16]}..., the manifest says {expected.sha256[:16]}...")
+    return problems

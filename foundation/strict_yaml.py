@@ -83,8 +83,8 @@ def _decoded(text: str | bytes, origin: str) -> str:
     decoded = _from_utf8(text, origin) if isinstance(text, bytes) else text
     if len(decoded) > MAX_CHARACTERS:
         raise RecipeError(_too_long(origin))
-    found = SURROGATE.search(decoded)
-    if found:
+    surrogate = SURROGATE.search(decoded)
+    if surrogate:
         raise RecipeError(f"{_visible(origin)}: {LONE_SURROGATE}")
     return decoded
 
@@ -198,10 +198,10 @@ class _Reader:
         """The fields that `<<: *anchor` or `<<: [*one, *other]` brings in; of several, the first that has a field."""
         value = self._value(next(self.events), location, lines)
         fields: dict[str, Any] = {}
-        for each in value if isinstance(value, list) else [value]:
-            if not isinstance(each, dict):
+        for mapping in value if isinstance(value, list) else [value]:
+            if not isinstance(mapping, dict):
                 self._refuse(key, location, "`<<` takes an alias of a mapping, such as `<<: *defaults`")
-            fields = {**each, **fields}
+            fields = {**mapping, **fields}
         for name in fields:
             lines.setdefault((*location[:-1], name), key.start_mark.line + 1)
         return fields
@@ -275,8 +275,8 @@ class _Reader:
             self._refuse(event, location, f"more than {MAX_VALUES:,} values, aliases expanded; write fewer")
 
     def _refuse(self, event: Any, location: Location, reason: str) -> NoReturn:
-        shown = [_shown(str(part)) for part in location]
-        where = ".".join(shown if len(shown) <= 8 else [*shown[:6], "...", shown[-1]])
+        names = [_shown(str(part)) for part in location]
+        where = ".".join(names if len(names) <= 8 else [*names[:6], "...", names[-1]])
         message = f"{where}: {reason}" if where else reason
         raise RecipeError(f"{self._where(event.start_mark.line + 1)}: {_visible(message)}")
 
@@ -292,4 +292,4 @@ def _shown(text: str) -> str:
 
 
 def _visible(text: str) -> str:
-    return SURROGATE.sub(lambda found: f"\\u{ord(found.group()):04x}", text)
+    return SURROGATE.sub(lambda match: f"\\u{ord(match.group()):04x}", text)

@@ -53,7 +53,7 @@ class UserCode(Config):
         package is not the one that the recipe was read with."""
         if self.source is not None:
             return attribute_of(run_file(self.file, self.source, field), self.function, self.file, field)
-        point = next((each for each in _points(field_group(field)) if _label(each) == self.label), None)
+        point = next((candidate for candidate in _points(field_group(field)) if _label(candidate) == self.label), None)
         if point is None or _module_digest(point.module) != self.sha256:
             raise InputError(
                 f"{field}: {self.label}: the installed package differs from the one that the recipe was read with; "
@@ -139,7 +139,9 @@ def attribute_of(module: ModuleType, name: str, file: str, field: str) -> Any:
     """The function or class. Raises RecipeError with the nearest name that the file defines."""
     value = getattr(module, name, None)
     if not callable(value):
-        known = sorted(key for key, each in vars(module).items() if getattr(each, "__module__", "") == module.__name__)
+        known = sorted(
+            key for key, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__
+        )
         hint = did_you_mean(name, known, otherwise=f"it defines {', '.join(known) or 'none'}")
         raise RecipeError(f"{field}: {file} has no function {name!r}; {hint}")
     return value
@@ -148,7 +150,7 @@ def attribute_of(module: ModuleType, name: str, file: str, field: str) -> Any:
 def parameter_names(function: Callable[..., Any]) -> tuple[str, ...]:
     """Names of the parameters that have no default."""
     parameters = inspect.signature(function).parameters.values()
-    return tuple(each.name for each in parameters if each.default is each.empty)
+    return tuple(parameter.name for parameter in parameters if parameter.default is parameter.empty)
 
 
 def defined_at(function: Any) -> str:

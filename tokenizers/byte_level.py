@@ -223,7 +223,7 @@ def differing_code_points(
 
     def different(texts: Sequence[str]) -> list[int]:
         pairs = zip(reference.encode_batch(texts), encode_probe(texts), strict=True)
-        return [place for place, (ours, theirs) in enumerate(pairs) if ours != theirs]
+        return [place for place, (ours, expected) in enumerate(pairs) if ours != expected]
 
     blocks = compared_characters()
     characters = [

@@ -34,8 +34,10 @@ Goal = float | dict[str, float] | None
 
 
 class TokenizerGoals(Config):
-    """What every language must reach, or the stage fails: a number for all, or one for each named language. Languages
-    are those of the documents. parity: tokens over those of the same text in tokenizer.reference."""
+    """Goals that every language must reach, or the stage fails: a number for all, or one for each named
+    language.
+
+    Languages are those of the documents. parity: tokens over those of the same text in tokenizer.reference."""
 
     max_parity: Goal = Field(None, description="tokens over those of the same text in the reference language")
     max_fertility: Goal = Field(None, description="tokens per word")

@@ -48,7 +48,7 @@ def encode_tasks(ranges: Sequence[DocumentRange], common: EncodeTask) -> list[En
     common: what all tasks share, with the PREFIX and no ranges."""
     groups: list[list[DocumentRange]] = []
     for documents in ranges:
-        if not groups or sum(each.bytes for each in groups[-1]) + documents.bytes > SLICE_BYTES:
+        if not groups or sum(earlier.bytes for earlier in groups[-1]) + documents.bytes > SLICE_BYTES:
             groups.append([])
         groups[-1].append(documents)
     name = common.prefix.name
@@ -152,15 +152,15 @@ def split_sentences(text: str) -> list[str]:
     """The sentences without the white space around them, in order; [text] where there is none to split.
 
     "Dr. No came. He left!" -> ["Dr. No came.", "He left!"]."""
-    found, start = [], 0
+    sentences, start = [], 0
     for match in _BREAK.finditer(text):
         if match["dot"] is not None and not _ends_here(text, start, match):
             continue
         end = match.end("dot") if match["dot"] else match.end("wide") if match["wide"] else match.start()
-        found.append(text[start:end].strip())
+        sentences.append(text[start:end].strip())
         start = match.end()
-    found.append(text[start:].strip())
-    return [sentence for sentence in found if sentence] or [text]
+    sentences.append(text[start:].strip())
+    return [sentence for sentence in sentences if sentence] or [text]
 
 
 def _ends_here(text: str, start: int, match: re.Match[str]) -> bool:

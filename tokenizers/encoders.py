@@ -90,7 +90,9 @@ class HuggingFaceEncoder(Encoder):
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         try:
-            return [found.ids for found in self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)]
+            return [
+                encoding.ids for encoding in self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
+            ]
         except TypeError:  # raised on a lone surrogate; the other encoders raise UnicodeEncodeError
             for text in texts:
                 text.encode()
@@ -101,11 +103,11 @@ def first_difference(expected: Sequence[list[int]], other: Encoder, strings: Seq
     """The first string that `other` encodes to other ids than expected, None if there is none; the first string if it
     raises."""
     try:
-        found = other.encode_batch(strings)
+        other_ids = other.encode_batch(strings)
     except Exception:  # whatever the error, `other` cannot replace the reference
         return strings[0]
-    pairs = zip(strings, expected, found, strict=True)
-    return next((text for text, ours, theirs in pairs if ours != theirs), None)
+    pairs = zip(strings, expected, other_ids, strict=True)
+    return next((text for text, ours, other_encoding in pairs if ours != other_encoding), None)
 
 
 def fastest_equal(path: Path, processor: sentencepiece.SentencePieceProcessor, pieces: Sequence[str]) -> Encoder:

@@ -54,7 +54,7 @@ def differences(folder: Path, strings: Sequence[str]) -> list[str]:
     reference = SentencePieceEncoder(sentencepiece.SentencePieceProcessor(model_file=str(folder / MODEL_NAME)))
     exported = HuggingFaceEncoder(HuggingFaceTokenizer.from_file(str(folder / JSON_NAME)))
     pairs = zip(strings, reference.encode_batch(strings), exported.encode_batch(strings), strict=True)
-    return [text for text, ours, theirs in pairs if ours != theirs]
+    return [text for text, ours, exported_ids in pairs if ours != exported_ids]
 
 
 def tokenizer_json(proto: Any) -> dict[str, Any]:

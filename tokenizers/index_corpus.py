@@ -120,20 +120,20 @@ def _plan_tasks(request: IndexRequest, tokenizer: Tokenizer) -> tuple[list[list[
     merges: list[MergeTask] = []
     for split in SPLITS:
         for source in request.sources:
-            found = document_ranges(request.corpus, split, source)
-            if not found and split == "train" and source not in request.held_out:
+            ranges = document_ranges(request.corpus, split, source)
+            if not ranges and split == "train" and source not in request.held_out:
                 raise InputError(
                     f"{request.corpus}: source {source!r} has no documents in the train split; "
                     "look at what curate removed, or drop the source"
                 )
-            if not found:
+            if not ranges:
                 continue
             chunk_prefix = request.folder / CHUNKS / split / source
             described = request.min_language_tokens is not None or bool(request.rehydrate)
             common = EncodeTask(
                 request.tokenizer, tokenizer.encoder, (), chunk_prefix, request.sentences, described=described
             )
-            tasks = encode_tasks(found, common)
+            tasks = encode_tasks(ranges, common)
             encodes.append(tasks)
             merges.append(_merge_task(request, split, source, tuple(task.prefix for task in tasks)))
     return encodes, merges
@@ -154,7 +154,7 @@ def _merge_task(
 def _by_language(request: IndexRequest, merges: list[MergeTask]) -> tuple[list[MergeTask], list[str]]:
     """(a task for each language of each source and split, SOURCE.LANGUAGE in the order of the recipe)."""
     assert request.min_language_tokens is not None
-    found: list[MergeTask] = []
+    tasks: list[MergeTask] = []
     names: list[str] = []
     # source -> language -> the name it is sampled under
     groups: dict[str, dict[str, str]] = {source: {} for source in request.held_out}
@@ -171,8 +171,8 @@ def _by_language(request: IndexRequest, merges: list[MergeTask]) -> tuple[list[M
             name = cell_name(source, group)
             if name not in names:
                 names.append(name)
-            found.append(_merge_task(request, split, name, task.chunks, frozenset(languages)))
-    return found, names
+            tasks.append(_merge_task(request, split, name, task.chunks, frozenset(languages)))
+    return tasks, names
 
 
 def _is_merged(task: MergeTask) -> bool:
@@ -231,13 +231,13 @@ def _counts(folder: Path, split: str, source: str) -> SplitCounts:
 
 def language_tokens(chunks: Sequence[Path]) -> dict[str, int]:
     """Language -> tokens of its documents, sorted by language."""
-    found: dict[str, int] = {}
+    totals: dict[str, int] = {}
     for chunk in chunks:
         languages = _languages(chunk)
         starts, ends = _token_ranges(chunk)
         for language, tokens in zip(languages.to_pylist(), (ends - starts).tolist(), strict=True):
-            found[language] = found.get(language, 0) + tokens
-    return dict(sorted(found.items()))
+            totals[language] = totals.get(language, 0) + tokens
+    return dict(sorted(totals.items()))
 
 
 def documents_of(

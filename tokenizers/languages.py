@@ -43,7 +43,7 @@ def write_languages(folder: Path, corpus: Path, sources: Sequence[str], tokenize
 def language_texts(corpus: Path, sources: Sequence[str]) -> list[ReportText]:
     """About LANGUAGE_BYTES of each language, of all splits. Documents are taken in the order of a hash of their key
     (the last two parts of `path` in the metadata), so that translations of each other are taken together."""
-    found: list[tuple[int, ReportText]] = []
+    texts: list[tuple[int, ReportText]] = []
     for source in sources:
         for split in SPLITS:
             ranges, read_bytes = document_ranges(corpus, split, source), 0
@@ -54,10 +54,10 @@ def language_texts(corpus: Path, sources: Sequence[str]) -> list[ReportText]:
                 for row in read(ranges[place], "text", "language", "metadata").to_pylist():
                     key = translation_key(row["metadata"])
                     text = ReportText(language_tag(row["language"]), row["text"], key)
-                    found.append((key_of("languages", key or row["text"]), text))
+                    texts.append((key_of("languages", key or row["text"]), text))
     taken: list[ReportText] = []
     sizes: Counter[str] = Counter()
-    for _, text in sorted(found, key=lambda pair: (pair[0], pair[1].group, pair[1].text)):
+    for _, text in sorted(texts, key=lambda pair: (pair[0], pair[1].group, pair[1].text)):
         if sizes[text.group] < LANGUAGE_BYTES and text.text:
             sizes[text.group] += len(text.text.encode())
             taken.append(text)
@@ -96,12 +96,12 @@ def require_goals(report: TokenizerReport, goals: TokenizerGoals) -> None:
 
 def missed_goals(group: GroupReport, goals: TokenizerGoals) -> list[str]:
     """["ja: byte_fallback 0.1200, at most 0.0500"]."""
-    found = []
+    missed = []
     for name in ("parity", "fertility", "byte_fallback"):
         goal, value = goals.limit(f"max_{name}", group.group), getattr(group, name)
         if goal is not None and value is not None and value > goal:
-            found.append(f"{group.group}: {name} {value:.4f}, at most {goal:.4f}")
+            missed.append(f"{group.group}: {name} {value:.4f}, at most {goal:.4f}")
     goal = goals.limit("min_bytes_per_token", group.group)
     if goal is not None and group.bytes_per_token < goal:
-        found.append(f"{group.group}: bytes_per_token {group.bytes_per_token:.4f}, at least {goal:.4f}")
-    return found
+        missed.append(f"{group.group}: bytes_per_token {group.bytes_per_token:.4f}, at least {goal:.4f}")
+    return missed

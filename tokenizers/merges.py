@@ -117,7 +117,7 @@ def _fill(pairs, bits, keys, joined):
 @cached_njit(forceinline=True)
 def _join(left, right, bits, keys, joined):
     """The piece that two symbols form, NO_PAIR if they form none."""
-    found = np.int32(NO_PAIR)
+    rank = np.int32(NO_PAIR)
     if left >= 0 and right >= 0:
         key = np.int64(left) << 32 | np.int64(right)
         value = _hashed(key)
@@ -127,8 +127,8 @@ def _join(left, right, bits, keys, joined):
             while keys[slot] != NO_PAIR and keys[slot] != key:
                 slot = (slot + U1) & mask
             if keys[slot] == key:
-                found = joined[slot]
-    return found
+                rank = joined[slot]
+    return rank
 
 
 @cached_njit(forceinline=True)

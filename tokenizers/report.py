@@ -76,8 +76,8 @@ def tokenizer_report(
     """Encodes and decodes every text. reference: the group that parity is relative to, such as "en"."""
     counted = _count(tokenizer, texts)
     members: dict[str, list[int]] = defaultdict(list)
-    for number, each in enumerate(texts):
-        members[each.group].append(number)
+    for number, text in enumerate(texts):
+        members[text.group].append(number)
     by_key = _tokens_by_key(texts, counted.tokens, reference)
     text_pieces = [number for number, piece in enumerate(tokenizer.pieces) if piece and not _is_byte_or_control(piece)]
     return TokenizerReport(
@@ -95,8 +95,8 @@ def tokenizer_report(
 
 @dataclass(frozen=True, eq=False)
 class _Counted:
-    """Of each text: its tokens and those that are bytes, int64; the different ids. failures: texts that decode to
-    another text."""
+    """Counts of each text: its tokens and those that are bytes, int64; the different ids. failures: texts that decode
+    to another text."""
 
     tokens: np.ndarray
     bytes: np.ndarray
@@ -109,7 +109,7 @@ def _count(tokenizer: Tokenizer, texts: Sequence[ReportText]) -> _Counted:
     is_byte = np.zeros(tokenizer.vocab_size, dtype=bool)
     is_byte[byte_ids(tokenizer.pieces)] = True
     for start in range(0, len(texts), BATCH):
-        batch = [each.text for each in texts[start : start + BATCH]]
+        batch = [report_text.text for report_text in texts[start : start + BATCH]]
         for offset, ids in enumerate(tokenizer.encode_batch(batch)):
             counted.tokens[start + offset] = len(ids)
             counted.bytes[start + offset] = is_byte[ids].sum()
@@ -151,7 +151,7 @@ def _group(
 
 
 def _tokens_by_key(texts: Sequence[ReportText], counts: np.ndarray, reference: str) -> dict[str, int]:
-    return {each.key: int(counts[n]) for n, each in enumerate(texts) if each.group == reference and each.key}
+    return {text.key: int(counts[n]) for n, text in enumerate(texts) if text.group == reference and text.key}
 
 
 def _is_byte_or_control(piece: str) -> bool:

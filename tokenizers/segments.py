@@ -70,7 +70,7 @@ class SegmentEncoder(Encoder):
     def encode_flat(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
         """(ids: int32, those of all texts in a row; lengths: int64[len(texts)])."""
         raw = [text.encode() for text in texts]
-        ends = np.cumsum([len(each) for each in raw], dtype=np.int64)
+        ends = np.cumsum([len(segment) for segment in raw], dtype=np.int64)
         return self.encode_utf8(np.frombuffer(b"".join(raw), dtype=np.uint8), ends)
 
     def encode_utf8(
@@ -79,7 +79,7 @@ class SegmentEncoder(Encoder):
         """encode_flat, of texts that lie one after another in a buffer."""
         lengths, finished = np.zeros(len(ends), dtype=np.int64), np.empty(len(ends), dtype=np.int64)
         end_id = NO_ENTRY if end_of_document is None else end_of_document
-        found: list[np.ndarray] = [np.zeros(0, np.int32)]
+        ids: list[np.ndarray] = [np.zeros(0, np.int32)]
         starts = np.empty(min(WINDOW_BYTES, len(buffer)) + 2, dtype=np.int64)
         padded = np.concatenate([buffer, np.zeros(PADDING, np.uint8)])
         marked, masks = marked_spaces(padded), np.array(MASKS, np.uint64)
@@ -95,8 +95,8 @@ class SegmentEncoder(Encoder):
             _look_up(padded, starts, masks, segments, (self._slots, self._entries, self._keys, self._sizes))
             self._encode_new_segments(known)
             documents = place[1], document, end_id
-            found.append(_gather(segments, finished, documents, (self._entries, self._ids), lengths))
-        return np.concatenate(found), lengths
+            ids.append(_gather(segments, finished, documents, (self._entries, self._ids), lengths))
+        return np.concatenate(ids), lengths
 
     def _encode_new_segments(self, known: int) -> None:
         """Encodes the segments first seen in this window."""
@@ -187,14 +187,14 @@ def _look_up(buffer, starts, masks, segments, tables):
             tag = np.int64(words[place, 2] >> U33)
             entry = np.int64(NO_ENTRY)
             while length <= MAX_KEY_BYTES and slots[slot] >= 0:
-                held = slots[slot] & LOW_32
-                if slots[slot] >> 32 == tag and entries[held, KEY] & LOW_32 == length:
-                    differs = (entries[held, FIRST_WORD] ^ first) | (entries[held, SECOND_WORD] ^ second)
-                    start = entries[held, KEY] >> 32
+                stored = slots[slot] & LOW_32
+                if slots[slot] >> 32 == tag and entries[stored, KEY] & LOW_32 == length:
+                    differs = (entries[stored, FIRST_WORD] ^ first) | (entries[stored, SECOND_WORD] ^ second)
+                    start = entries[stored, KEY] >> 32
                     for at in range(16, length):
                         differs |= np.int64(buffer[position + at]) ^ np.int64(keys[start + at])
                     if differs == 0:
-                        entry = held
+                        entry = stored
                         break
                 slot = (slot + U1) & mask
             if entry < 0:

@@ -58,19 +58,23 @@ def training_texts(
     training documents."""
     shares = {name: _text_bytes(corpus, name) for name in sources}
     chosen = [_chosen(corpus, source, config, seed) for source in sources]
-    tasks = [(each, source, config) for source, found in zip(sources, chosen, strict=True) for each in found]
+    tasks = [
+        (chosen_range, source, config)
+        for source, candidates in zip(sources, chosen, strict=True)
+        for chosen_range in candidates
+    ]
     tables = iter(_read_all(tasks, engine))
     by_source = {
-        source: _candidates(source, pa.concat_tables(itertools.islice(tables, len(found))), seed)
-        for source, found in zip(sources, chosen, strict=True)
+        source: _candidates(source, pa.concat_tables(itertools.islice(tables, len(candidates))), seed)
+        for source, candidates in zip(sources, chosen, strict=True)
     }
     available: dict[tuple[str, str], int] = {}
     mass: dict[tuple[str, str], float] = {}
-    for source, found in by_source.items():
-        share_of = shares[source] * found.sizes / found.sizes.sum()
-        for place, group in enumerate(found.groups):
-            inside = found.group == place
-            available[source, group] = int(found.sizes[inside].sum())
+    for source, candidates in by_source.items():
+        share_of = shares[source] * candidates.sizes / candidates.sizes.sum()
+        for place, group in enumerate(candidates.groups):
+            inside = candidates.group == place
+            available[source, group] = int(candidates.sizes[inside].sum())
             mass[source, group] = float(np.cumsum(share_of[inside])[-1])
     cells = sorted(available)
     quotas = allocate(

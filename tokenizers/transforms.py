@@ -17,13 +17,13 @@ USER_DEFINED = 4  # SentencePiece.Type
 def transforms_of(proto: Any) -> list[str]:
     """Names as in the recipe: case_marks, split_digits, split_operators, split_spaces. proto: a ModelProto."""
     symbols = {piece.piece for piece in proto.pieces if piece.type == USER_DEFINED}
-    found = {
+    transforms = {
         "case_marks": has_case_marks(proto),
         "split_digits": proto.trainer_spec.split_digits,
         "split_operators": symbols.issuperset(OPERATORS),
         "split_spaces": SPACE.replace(" ", "▁") in symbols,
     }
-    return [name for name, present in found.items() if present]
+    return [name for name, present in transforms.items() if present]
 
 
 def has_case_marks(proto: Any) -> bool:

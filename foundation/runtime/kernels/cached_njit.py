@@ -98,7 +98,7 @@ class intrinsic:
 
 
 def _type_of(value: Any) -> Any:
-    """What decides numba's type of an argument. Raises TypeError for one that is left to numba."""
+    """Key of numba's type of an argument. Raises TypeError for one that is left to numba."""
     kind = type(value)
     if kind is np.ndarray or kind is np.memmap:
         flags = value.flags

@@ -124,7 +124,9 @@ def compiled_entry(dispatcher: Any, arguments: Sequence[Any]) -> Entry | None:
         return None
     library, description, environment, *_, referenced = pickle.loads(payload)
     constants = {environment.env_name: (environment.globals["__name__"], list(environment.consts))}
-    constants |= {one.env_name: (one.globals["__name__"], list(one.consts)) for one in referenced if one.consts}
+    constants |= {
+        linked.env_name: (linked.globals["__name__"], list(linked.consts)) for linked in referenced if linked.consts
+    }
     code = library[2][0]
     return Entry(code, description.llvm_cpython_wrapper_name, imported_names(code), constants)
 
@@ -132,6 +134,6 @@ def compiled_entry(dispatcher: Any, arguments: Sequence[Any]) -> Entry | None:
 def intrinsic_type(define: Callable[..., Any]) -> Any:
     """numba's type of an intrinsic, by which it finds its code."""
     typing_context = cpu_target.typing_context
-    found = intrinsic(define)
+    intrinsic_function = intrinsic(define)
     typing_context.refresh()
-    return typing_context.resolve_value_type(found)
+    return typing_context.resolve_value_type(intrinsic_function)

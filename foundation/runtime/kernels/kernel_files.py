@@ -102,14 +102,14 @@ def source_files(module: str, path: Path) -> dict[str, Path]:
     module: its full name, such as gristmill.foundation.files; path: its file."""
     parts = module.split(".")
     root = path.parents[len(parts) - 2] if len(parts) > 1 else path.parent
-    found = {module: path}
+    sources = {module: path}
     waiting = [module]
     while waiting:
-        for name, file in _imported(found[waiting.pop()], parts[0], root).items():
-            if name not in found:
-                found[name] = file
+        for name, file in _imported(sources[waiting.pop()], parts[0], root).items():
+            if name not in sources:
+                sources[name] = file
                 waiting.append(name)
-    return dict(sorted(found.items()))
+    return dict(sorted(sources.items()))
 
 
 @cache
@@ -121,7 +121,7 @@ def source_digest(module: str, path: Path) -> str:
 
 @cache
 def _imported(path: Path, package: str, root: Path) -> dict[str, Path]:
-    found: dict[str, Path] = {}
+    imported: dict[str, Path] = {}
     text = path.read_text("utf-8")
     statements = [*_IMPORT.findall(text), *(("", "", name) for name in _DEFERRED.findall(text))]
     for origin, names, plain in statements:
@@ -130,8 +130,8 @@ def _imported(path: Path, package: str, root: Path) -> dict[str, Path]:
             first, *rest = name.split(".")
             file = root.joinpath(*rest).with_suffix(".py") if rest else root / f"{first}.py"
             if first == package and file.is_file():
-                found[name] = file
-    return found
+                imported[name] = file
+    return imported
 
 
 @cache
@@ -184,7 +184,7 @@ def _closure(function: Callable[..., Any]) -> bytes:
 
 @cache
 def versions() -> tuple[Any, ...]:
-    """What else determines machine code; of numba's settings, NUMBA_BOUNDSCHECK or NUMBA_OPT for example."""
+    """Versions and settings that also determine machine code, such as NUMBA_BOUNDSCHECK or NUMBA_OPT."""
     settings = sorted((name, os.environ[name]) for name in os.environ if name.startswith("NUMBA_"))
     return (sys.version, importlib.metadata.version("numba"), llvmlite.__version__, np.__version__, settings)
 
@@ -311,7 +311,7 @@ def kept_array(compute: Callable[..., np.ndarray]) -> Callable[..., np.ndarray]:
 
 
 def kept_json(compute: Callable[[], Any], origin: Callable[..., Any], digest: str) -> Any:
-    """What compute() returns, JSON values, from the disk if they were computed before. origin: the function whose
+    """JSON values of compute(), from the disk if they were computed before. origin: the function whose
     sources compute them; digest: of what they are computed from."""
     path = _path(origin, digest, "json")
     payload = None if path is None else read_kernel(path)

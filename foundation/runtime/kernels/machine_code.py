@@ -66,7 +66,7 @@ def _unpickle(address: int, num_bytes: int, _: int) -> Any:
 
 @cache
 def processor() -> tuple[str, str, str]:
-    """What the machine code is for: the triple, the CPU's name and its features."""
+    """Target of the machine code: the triple, the CPU's name and its features."""
     return (llvm.get_process_triple(), llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten())
 
 
@@ -86,14 +86,14 @@ def _linker() -> Any:
 def _symbols() -> dict[str, int]:
     """Name -> address of everything that kernels refer to, but for the symbols of this process."""
     helpers = _extension("_helperlib").c_helpers
-    found = {"_Py_NoneStruct": id(None)} | {name: helpers[name] for name in MATH if name in helpers}
-    found |= {f"numba_{name}": address for name, address in helpers.items()}
-    found |= {f"numba_{name}": address for name, address in _extension("_dynfunc").c_helpers.items()}
+    symbols = {"_Py_NoneStruct": id(None)} | {name: helpers[name] for name in MATH if name in helpers}
+    symbols |= {f"numba_{name}": address for name, address in helpers.items()}
+    symbols |= {f"numba_{name}": address for name, address in _extension("_dynfunc").c_helpers.items()}
     for name, address in _extension("core.runtime._nrt_python").c_helpers.items():
-        found[name if name.startswith("_") else f"NRT_{name}"] = address
-    found["numba_unpickle"] = ctypes.cast(_unpickle, ctypes.c_void_p).value or 0
-    errors = (one for one in vars(builtins).values() if isinstance(one, type) and issubclass(one, BaseException))
-    return found | {f"PyExc_{error.__name__}": id(error) for error in errors}
+        symbols[name if name.startswith("_") else f"NRT_{name}"] = address
+    symbols["numba_unpickle"] = ctypes.cast(_unpickle, ctypes.c_void_p).value or 0
+    errors = (kind for kind in vars(builtins).values() if isinstance(kind, type) and issubclass(kind, BaseException))
+    return symbols | {f"PyExc_{error.__name__}": id(error) for error in errors}
 
 
 @cache

@@ -54,8 +54,8 @@ def without_credentials(address: str) -> str:
         user = host.rpartition("@")[0]
         port = re.sub(r"^\[.*\]", "", host.rpartition("@")[2]).partition(":")[2]
         if (user and (scheme != "hf" or ":" in user)) or (port and not port.isdigit() and "@" in rest):
-            shown = host.rpartition("@")[2].partition(":")[0] if user else ""
-            raise _refusal(scheme, shown, "a user before its host")
+            bare_host = host.rpartition("@")[2].partition(":")[0] if user else ""
+            raise _refusal(scheme, bare_host, "a user before its host")
         for name, value in _parameters(rest):
             if _is_secret(name):
                 raise _refusal(scheme, host, f"the parameter {name!r}")
@@ -108,10 +108,10 @@ def matching_addresses(pattern: str) -> list[str]:
         filesystem, path = filesystem_of(pattern)
         protocol = pattern.split("://")[0]
         if glob.has_magic(path):
-            found = [match for match in filesystem.glob(path) if filesystem.isfile(match)]
+            matches = [match for match in filesystem.glob(path) if filesystem.isfile(match)]
         else:
-            found = filesystem.find(path) if filesystem.isdir(path) else [path] if filesystem.exists(path) else []
-    return [match if is_address(match) else f"{protocol}://{match.lstrip('/')}" for match in found]
+            matches = filesystem.find(path) if filesystem.isdir(path) else [path] if filesystem.exists(path) else []
+    return [match if is_address(match) else f"{protocol}://{match.lstrip('/')}" for match in matches]
 
 
 class RemoteFile(io.RawIOBase):
@@ -126,9 +126,9 @@ class RemoteFile(io.RawIOBase):
             return self._file.read(size)
 
     def readinto(self, buffer: Any) -> int:
-        found = self.read(len(buffer))
-        buffer[: len(found)] = found
-        return len(found)
+        content = self.read(len(buffer))
+        buffer[: len(content)] = content
+        return len(content)
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
         with as_os_errors():

@@ -60,9 +60,9 @@ class Store:
         """The names below the prefix, each with its bytes."""
         with self._errors():
             self._files.invalidate_cache()
-            found = self._files.find(self._path(prefix) if prefix else self._root, detail=True)
+            entries = self._files.find(self._path(prefix) if prefix else self._root, detail=True)
         # s3fs answers with the folder itself if its first object appears while it looks
-        files = {path: entry for path, entry in found.items() if entry["type"] == "file"}
+        files = {path: entry for path, entry in entries.items() if entry["type"] == "file"}
         return {path.removeprefix(self._root).lstrip("/"): int(entry["size"]) for path, entry in files.items()}
 
     def put(self, name: str, path: Path) -> None:

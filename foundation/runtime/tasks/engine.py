@@ -1,4 +1,4 @@
-"""What every execution engine gives: independent tasks in, their results in the order of the tasks."""
+"""Base class of execution engines: independent tasks in, their results in the order of the tasks."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Sequence
@@ -44,14 +44,14 @@ class Engine(ABC):
         runs is stopped. Raises InputError, which names the task, if a task is lost with its process."""
         weights = list(sizes) if sizes is not None else [1.0] * len(tasks)
         with self.reporter.meter(description, sum(weights), unit) as meter:
-            found: dict[int, Result] = {}
+            by_index: dict[int, Result] = {}
             with closing(self._results(function, tasks, weights, description)) as results:
                 for index, result in results:
-                    found[index] = result
+                    by_index[index] = result
                     meter.advance(weights[index])
         if tasks:
             release_unused_memory()
-        return [found[index] for index in range(len(tasks))]
+        return [by_index[index] for index in range(len(tasks))]
 
     def start(self, modules: Sequence[str]) -> None:  # noqa: B027 - most engines start nothing early
         """Start the workers, which have or will import these modules, and return at once. To be called before the first

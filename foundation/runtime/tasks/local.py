@@ -143,7 +143,7 @@ class WorkerPool:
             busy = [worker for worker in self._workers if worker.task is not None]
             if not busy:
                 return
-            ready = set(wait([each for worker in busy for each in (worker.connection, worker.process.sentinel)]))
+            ready = set(wait([handle for worker in busy for handle in (worker.connection, worker.process.sentinel)]))
             for worker in busy:
                 if worker.connection in ready or worker.process.sentinel in ready:
                     task = worker.task
@@ -178,8 +178,8 @@ def _work(connection: Connection, parent: int, from_main_thread: bool, modules: 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     signal.signal(signal.SIGTERM, _exit_on_signal)
-    for one in list(_driver_ends):  # which a fork has too; kept open, they would hide the driver's end from the others
-        one.close()
+    for inherited in list(_driver_ends):  # a fork has them too; open ones would hide the driver's end from others
+        inherited.close()
     _leave_with_parent(parent, from_main_thread)
     _import(modules)
     while True:

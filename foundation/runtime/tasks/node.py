@@ -1,4 +1,4 @@
-"""What runs on a node of a cluster: the report of its versions, and one task."""
+"""Functions that run on a node of a cluster: the report of its versions, and one task."""
 
 import hashlib
 import importlib
@@ -31,7 +31,7 @@ LIBRARIES = ("numpy", "numba", "pyarrow")
 
 @dataclass(frozen=True)
 class Place:
-    """What every node must have as the driver has it.
+    """Versions, packages and folders that a node must have as the driver has them.
 
     folder: the driver's current folder, from which relative paths start. versions: see `versions_here`. probe: a file
     below the work folder that the driver wrote, with its content; None: not checked. objects: the store through which

@@ -132,8 +132,8 @@ class _Run:
                 self._submit(waiting.popleft())
             for reference in self._ready():
                 index = self.pending.pop(reference)
-                again, value = self._answer(reference, index)
-                if again:
+                is_lost, value = self._answer(reference, index)
+                if is_lost:
                     waiting.appendleft(index)
                 else:
                     yield index, value
@@ -249,9 +249,9 @@ def connect(address: str) -> bool:
         return False
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     _be_quiet()
-    found = _found_address(address)
+    host_and_port = _found_address(address)
     try:
-        ray.init(address=found, log_to_driver=False, logging_level=logging.CRITICAL)
+        ray.init(address=host_and_port, log_to_driver=False, logging_level=logging.CRITICAL)
     except (RuntimeError, ValueError, OSError) as error:
         raise InputError(f"--address {address}: {last_line(error)}; {HOW_TO_START}") from error
     return True
@@ -264,8 +264,8 @@ def _found_address(address: str) -> str:
             f"--address {address}: the Ray Client is not supported; run the command on a node of the cluster with "
             "--address auto"
         )
-    found = _address_of_this_machine() if address == "auto" else address
-    host, colon, port = found.rpartition(":")
+    host_and_port = _address_of_this_machine() if address == "auto" else address
+    host, colon, port = host_and_port.rpartition(":")
     if not (colon and host and port.isdigit() and 0 < int(port) < 65536):
         raise RecipeError(f"--address {address}: not an address; write auto, or HOST:PORT such as 10.0.0.1:6379")
     try:
@@ -274,18 +274,18 @@ def _found_address(address: str) -> str:
         raise InputError(
             f"--address {address}: no answer ({error.strerror or error or type(error).__name__}); {HOW_TO_START}"
         ) from error
-    if not _is_ray(found):
+    if not _is_ray(host_and_port):
         raise InputError(f"--address {address}: what answers there is not a Ray cluster; {HOW_TO_START}")
-    return found
+    return host_and_port
 
 
 def _address_of_this_machine() -> str:
-    found = None
+    local_address = None
     with suppress(ConnectionError):  # which Ray raises, or it returns None, by the traces that ended clusters left
-        found = ray_services.canonicalize_bootstrap_address("auto")
-    if not found:
+        local_address = ray_services.canonicalize_bootstrap_address("auto")
+    if not local_address:
         raise InputError(f"--address auto: no Ray cluster runs on this machine; {HOW_TO_START}")
-    return found
+    return local_address
 
 
 def _is_ray(address: str) -> bool:
@@ -310,7 +310,7 @@ def _be_quiet() -> None:
 
 
 def last_line(error: Exception) -> str:
-    """Of the error's message; of a remote traceback that is the exception."""
+    """Last line of the error's message; of a remote traceback that is the exception."""
     said = [line.strip() for line in str(error).splitlines() if line.strip()]
     return said[-1] if said else type(error).__name__
 
@@ -322,7 +322,7 @@ def nodes_with_processors() -> list[dict[str, Any]]:
 
 
 def checked_place(address: str, work_folder: Path | None, objects: TaskObjects | None = None) -> Place:
-    """What every task needs of its node, after all present nodes reported that they have it. objects: the store that
+    """Requirements of a task on its node, after all present nodes reported that they have it. objects: the store that
     the nodes share instead of the work folder.
 
     Raises InputError that names every node that differs, does not see the work folder, does not answer or whose clock
@@ -382,13 +382,13 @@ def _answers(nodes: Sequence[dict[str, Any]], place: Place) -> tuple[list[str], 
         waiting[task.remote(place)] = node
     answered, silent = ray.wait(list(waiting), num_returns=len(waiting), timeout=HANDSHAKE_SECONDS)
     problems, lost = [], {}
-    for one in silent:
-        ray.cancel(one, force=True)
-        problems.append(f"node {waiting[one]['NodeManagerAddress']}: no answer within {HANDSHAKE_SECONDS:.0f} s")
-    for one in answered:
-        node = waiting[one]
+    for reference in silent:
+        ray.cancel(reference, force=True)
+        problems.append(f"node {waiting[reference]['NodeManagerAddress']}: no answer within {HANDSHAKE_SECONDS:.0f} s")
+    for reference in answered:
+        node = waiting[reference]
         try:
-            problems += _problems(node["NodeManagerAddress"], ray.get(one), asked)
+            problems += _problems(node["NodeManagerAddress"], ray.get(reference), asked)
         except ray.exceptions.RayError as error:
             lost[node["NodeID"]] = (
                 f"gristmill cannot run ({last_line(error)}); install it there with the extra `cluster`"
@@ -396,12 +396,12 @@ def _answers(nodes: Sequence[dict[str, Any]], place: Place) -> tuple[list[str], 
     return problems, lost
 
 
-def _problems(address: str, found: NodeReport, asked: float) -> list[str]:
+def _problems(address: str, node_report: NodeReport, asked: float) -> list[str]:
     now = time.time()
-    problems = [f"node {address} ({found.host}): {found.problem}"] if found.problem else []
-    if not asked - MAX_CLOCK_SKEW_SECONDS <= found.time <= now + MAX_CLOCK_SKEW_SECONDS:
+    problems = [f"node {address} ({node_report.host}): {node_report.problem}"] if node_report.problem else []
+    if not asked - MAX_CLOCK_SKEW_SECONDS <= node_report.time <= now + MAX_CLOCK_SKEW_SECONDS:
         problems.append(
-            f"node {address} ({found.host}): its clock differs from the driver's by "
-            f"{max(asked - found.time, found.time - now):.0f} s; set it (NTP)"
+            f"node {address} ({node_report.host}): its clock differs from the driver's by "
+            f"{max(asked - node_report.time, node_report.time - now):.0f} s; set it (NTP)"
         )
     return problems

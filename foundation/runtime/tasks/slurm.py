@@ -63,7 +63,7 @@ class TaskFiles(Protocol):
     def remove(self, name: str) -> None: ...
 
     def names(self, folder: str) -> Iterable[str]:
-        """Of the files in it, without the folder."""
+        """Names of the files in it, without the folder."""
         ...
 
 
@@ -93,8 +93,8 @@ class SharedFiles:
         (self.folder / name).unlink()
 
     def names(self, folder: str) -> Iterable[str]:
-        found = self.folder / folder
-        return [path.name for path in found.iterdir() if not is_temporary(path)] if found.is_dir() else []
+        directory = self.folder / folder
+        return [path.name for path in directory.iterdir() if not is_temporary(path)] if directory.is_dir() else []
 
 
 @dataclass(frozen=True)
@@ -121,11 +121,11 @@ class StoredFiles:
         self._store.put_bytes(name, self._digest(name, content) + content)
 
     def get(self, name: str) -> bytes:
-        found = self._store.read(name)
-        if found is None:
+        signed = self._store.read(name)
+        if signed is None:
             raise InputError(f"{self.address}/{name}: no such object")
-        content = found[DIGEST_BYTES:]
-        if not hmac.compare_digest(found[:DIGEST_BYTES], self._digest(name, content)):
+        content = signed[DIGEST_BYTES:]
+        if not hmac.compare_digest(signed[:DIGEST_BYTES], self._digest(name, content)):
             raise InputError(f"{self.address}/{name}: not written by this run, or {KEY_VARIABLE} is another run's")
         return content
 
@@ -195,7 +195,7 @@ class TaskFolder:
         return {int(name.removesuffix(".task")) for name in self.files.names("answers")}
 
     def answer(self, number: int) -> Parcel:
-        """What `run_task` gave."""
+        """Answer of `run_task`."""
         return self._get(f"answers/{_name(number)}")
 
     def forget(self, number: int) -> None:

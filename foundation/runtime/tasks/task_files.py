@@ -43,8 +43,8 @@ class TaskFile:
     @classmethod
     def of(cls, path: Path, root: Path) -> "TaskFile":
         seal = read_cached(seal_of(path))
-        found = seal.get("xxh3", "") if isinstance(seal, dict) else ""
-        return cls(path.relative_to(root).as_posix(), path.stat().st_size, file_digest(path), found)
+        digest = seal.get("xxh3", "") if isinstance(seal, dict) else ""
+        return cls(path.relative_to(root).as_posix(), path.stat().st_size, file_digest(path), digest)
 
 
 @dataclass(frozen=True)
@@ -151,14 +151,14 @@ class TaskView:
         return None if path.exists() else self.files.get(path.relative_to(self.root).as_posix())
 
     def _link(self, file: TaskFile) -> None:
-        held, path = self.cache / file.digest, self.root / file.name
+        cached, path = self.cache / file.digest, self.root / file.name
         path.parent.mkdir(parents=True, exist_ok=True)
         while not path.exists():
-            if not held.exists():
-                self.objects.get(held, file.bytes, file.digest)
+            if not cached.exists():
+                self.objects.get(cached, file.bytes, file.digest)
             with suppress(FileNotFoundError, FileExistsError):  # removed in between to free the disk
-                os.link(held, path)
-                os.utime(held)
+                os.link(cached, path)
+                os.utime(cached)
         self._inodes.add(path.stat().st_ino)
 
     def upload_written(self) -> list[TaskFile]:

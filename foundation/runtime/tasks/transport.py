@@ -168,9 +168,9 @@ def _parcel(head: memoryview, buffers: Sequence[pickle.PickleBuffer], folder: Pa
     pieces = [head, *(buffer.raw() for buffer in buffers)]
     sizes = tuple(piece.nbytes for piece in pieces)
     if sum(map(_padded, sizes)) <= MAX_MESSAGE_BYTES:
-        held = io.BytesIO()
-        _write(held, pieces)
-        return Parcel(sizes, held.getvalue())
+        message = io.BytesIO()
+        _write(message, pieces)
+        return Parcel(sizes, message.getvalue())
     hasher = xxhash.xxh3_128()
     for piece in pieces:
         hasher.update(piece)
@@ -237,7 +237,7 @@ class DriverFiles:
         self._arriving: list[Future[None]] = []
 
     def listing(self, named: Iterable[Path]) -> Listing:
-        """Of the files that tasks may read which name these paths: a file itself, all files below a folder, and those
+        """List the files that tasks may read which name these paths: a file itself, all files below a folder, and those
         whose paths begin so. They are uploaded."""
         paths = sorted({file for path in named for file in _files_at(path)})
         files = list(self._threads.map(self._uploaded, paths))
@@ -269,8 +269,8 @@ class DriverFiles:
 
     def wait(self) -> None:
         arriving, self._arriving = self._arriving, []
-        for one in arriving:
-            one.result()
+        for download in arriving:
+            download.result()
 
     def clear(self) -> None:
         """Remove all objects."""
@@ -280,12 +280,12 @@ class DriverFiles:
 
 def _files_at(path: Path) -> Iterable[Path]:
     if path.is_file():
-        found: Iterable[Path] = [path]
+        candidates: Iterable[Path] = [path]
     elif path.is_dir():
-        found = path.rglob("*")
+        candidates = path.rglob("*")
     else:
-        found = path.parent.glob(f"{glob.escape(path.name)}*") if path.parent.is_dir() else []
-    return [one for one in found if not one.name.startswith(".") and one.is_file()]
+        candidates = path.parent.glob(f"{glob.escape(path.name)}*") if path.parent.is_dir() else []
+    return [candidate for candidate in candidates if not candidate.name.startswith(".") and candidate.is_file()]
 
 
 # How tasks and answers travel between driver and nodes: over a shared folder, or through an object store.
@@ -379,7 +379,7 @@ def _with_driver_paths(failure: tuple[Exception, str], view: TaskView, listing: 
     exception, text = failure
     here = str(view.root)
     exception.args = tuple(
-        each.replace(here, listing.root) if isinstance(each, str) else each for each in exception.args
+        argument.replace(here, listing.root) if isinstance(argument, str) else argument for argument in exception.args
     )
     if isinstance(exception, OSError) and isinstance(exception.filename, str):
         exception.filename = exception.filename.replace(here, listing.root)
