@@ -102,12 +102,12 @@ class AnnotateTask:
     @property
     def label(self) -> str:
         """The raw files that the task reads, for messages."""
-        names = list(dict.fromkeys(one.file.name for one in self.ranges))
+        names = list(dict.fromkeys(file_range.file.name for file_range in self.ranges))
         return f"source {self.source.name}, {', '.join(names[:2])}{' ...' if len(names) > 2 else ''}"
 
     @property
     def bytes(self) -> int:
-        return int(sum(one.share * one.file.bytes for one in self.ranges))
+        return int(sum(file_range.share * file_range.file.bytes for file_range in self.ranges))
 
 
 def annotation_tasks(
@@ -213,17 +213,17 @@ def _writer(path: Path, schema: pa.Schema) -> pq.ParquetWriter:
 
 def _row_groups(batches: Iterator[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]]:
     """Runs of batches of ROW_GROUP_ROWS rows, or fewer with ROW_GROUP_BYTES in total."""
-    held: list[pa.RecordBatch] = []
+    pending: list[pa.RecordBatch] = []
     rows = num_bytes = 0
     for batch in batches:
-        held.append(batch)
+        pending.append(batch)
         rows += len(batch)
         num_bytes += batch.nbytes
         if rows >= ROW_GROUP_ROWS or num_bytes >= ROW_GROUP_BYTES:
-            yield held
-            held, rows, num_bytes = [], 0, 0
-    if held:
-        yield held
+            yield pending
+            pending, rows, num_bytes = [], 0, 0
+    if pending:
+        yield pending
 
 
 def _annotated(batch: RecordColumns, source: SourceConfig, config: AnnotateConfig) -> pa.RecordBatch:
@@ -244,9 +244,9 @@ def _description(batch: RecordColumns, source: SourceConfig, repairs: np.ndarray
     numbers, count, failed = batch.numbers.tolist(), len(batch), batch.unreadable
     starts = np.cumsum([0, *(rows for _, rows in batch.files)]).tolist()
     ids = [
-        each
+        doc_id
         for (file, rows), start in zip(batch.files, starts, strict=False)
-        for each in doc_ids(source.name, file, numbers[start : start + rows])
+        for doc_id in doc_ids(source.name, file, numbers[start : start + rows])
     ]
     columns: dict[str, Sequence | pa.Array] = {
         "doc_id": ids,
@@ -260,8 +260,8 @@ def _description(batch: RecordColumns, source: SourceConfig, repairs: np.ndarray
         "changes": _changes(batch, repairs),
     }
     for name, attribute in (("unreadable", "kind"), ("reason", "reason"), ("offset", "offset"), ("excerpt", "excerpt")):
-        found = {row: getattr(one, attribute) for row, one in failed.items()}
-        columns[name] = [found.get(row) for row in range(count)] if found else pa.nulls(count)
+        failures = {row: getattr(failure, attribute) for row, failure in failed.items()}
+        columns[name] = [failures.get(row) for row in range(count)] if failures else pa.nulls(count)
     return [
         column.cast(field.type) if isinstance(column, pa.Array) else pa.array(column, field.type)
         for field, column in zip(RECORD_FIELDS, (columns[field.name] for field in RECORD_FIELDS), strict=True)
@@ -277,7 +277,7 @@ def text_hashes(texts: TextBuffer) -> np.ndarray:
 
 
 def _changes(batch: RecordColumns, repairs: np.ndarray) -> pa.Array:
-    """Of every record, the names of the repairs that changed it: the reader's, then those of normalize_texts."""
+    """Names of the repairs that changed each record: the reader's, then those of normalize_texts."""
     names = [_repair_names(bits) for bits in range(1 << len(REPAIRS))]
     kinds = repairs.astype(np.int64)
     for row, of_reader in batch.repairs.items():

@@ -37,13 +37,13 @@ def lock_lists(lists: ListsConfig) -> tuple[LockedSource, ...]:
     """Pin each list of the recipe as a source of the lock.
 
     Raises InputError for a glob that matches nothing, a file that cannot be read or has no entries."""
-    found = []
+    locked_lists = []
     for name, patterns in lists:
         if patterns:
             files = [_raw_file(base, location) for base, location in _located(patterns)]
             request = {"format": "list", "paths": list(patterns)}
-            found.append(LockedSource(name=f"lists.{name}", request=request, files=in_canonical_order(files)))
-    return tuple(found)
+            locked_lists.append(LockedSource(name=f"lists.{name}", request=request, files=in_canonical_order(files)))
+    return tuple(locked_lists)
 
 
 def pinned_list(patterns: Sequence[str]) -> PinnedList | None:
@@ -56,13 +56,13 @@ def pinned_list(patterns: Sequence[str]) -> PinnedList | None:
 
 def entries(pinned: PinnedList) -> tuple[str, ...]:
     """The sorted unique entries of the list's files. Raises InputError if a file is not the one in the lock."""
-    found: set[str] = set()
+    values: set[str] = set()
     for path in pinned.paths:
         digest, listed = read_list(path)
         if digest not in pinned.digests:
             raise InputError(f"{path}: the list changed during the run; run again")
-        found.update(listed)
-    return tuple(sorted(found))
+        values.update(listed)
+    return tuple(sorted(values))
 
 
 def read_list(path: str) -> tuple[str, tuple[str, ...]]:
@@ -89,8 +89,8 @@ def read_list(path: str) -> tuple[str, tuple[str, ...]]:
 
 def _located(patterns: Sequence[str]) -> list[tuple[str, str]]:
     """Return (name, location) of every file, each location once."""
-    found = {location: name for pattern in patterns for name, location in matching(pattern).items()}
-    return [(name, location) for location, name in found.items()]
+    locations = {location: name for pattern in patterns for name, location in matching(pattern).items()}
+    return [(name, location) for location, name in locations.items()]
 
 
 def _raw_file(name: str, location: str) -> RawFile:

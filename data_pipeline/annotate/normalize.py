@@ -62,18 +62,18 @@ def normalize_texts(texts: TextBuffer, config: NormalizeConfig) -> tuple[TextBuf
 
     "I\\x80\\x99m  \\r\\n" with mojibake becomes "I’m"; its repairs are line_ends, ftfy and whitespace."""
     changes = np.zeros(len(texts), np.uint8)
-    found = scan_texts(texts)
-    if config.line_ends and np.any(found & LINE_END):
-        changes[found & LINE_END > 0] = LINE_ENDS
+    scan_flags = scan_texts(texts)
+    if config.line_ends and np.any(scan_flags & LINE_END):
+        changes[scan_flags & LINE_END > 0] = LINE_ENDS
         texts = with_newlines(texts)
-        found = scan_texts(texts)
+        scan_flags = scan_texts(texts)
     if config.ftfy == "full":
-        found[:] = EVERYTHING
+        scan_flags[:] = EVERYTHING
     steps = _flag_of_steps(config)
     repaired: dict[int, bytes] = {}
-    for k in np.flatnonzero(found & steps).tolist():
+    for k in np.flatnonzero(scan_flags & steps).tolist():
         text = texts.raw(k).decode()
-        better, bits = _repaired(text, config, int(found[k]))
+        better, bits = _repaired(text, config, int(scan_flags[k]))
         if bits:
             changes[k] |= bits
             repaired[k] = better.encode()
@@ -87,7 +87,7 @@ def normalize_texts(texts: TextBuffer, config: NormalizeConfig) -> tuple[TextBuf
 
 
 def _flag_of_steps(config: NormalizeConfig) -> int:
-    """What a scan must find so that a step beside line ends and white space may change a text."""
+    """Flag that a scan must find so that a step beside line ends and white space may change a text."""
     return (
         (BAD if config.ftfy != "off" else 0)
         | (CONTROL if config.control_characters else 0)
@@ -95,18 +95,18 @@ def _flag_of_steps(config: NormalizeConfig) -> int:
     )
 
 
-def _repaired(text: str, config: NormalizeConfig, found: int) -> tuple[str, int]:
+def _repaired(text: str, config: NormalizeConfig, scan_flag: int) -> tuple[str, int]:
     """The text after ftfy, control characters and NFC, and the bits of those that changed it. found: what the scan
     found in it; a step that could change nothing is skipped."""
     bits = 0
-    if found & BAD and config.ftfy != "off":
+    if scan_flag & BAD and config.ftfy != "off":
         better = _fixed_lines(text) if config.ftfy == "encoding" else _ftfy(text, config.ftfy)
         bits, text = bits | (FTFY if better != text else 0), better
-    if config.control_characters and (found & CONTROL or bits):
+    if config.control_characters and (scan_flag & CONTROL or bits):
         better = CONTROLS.sub("", text)
         bits, text = bits | (CONTROL_CHARACTERS if better != text else 0), better
     # what is removed or replaced may have stood between two characters that compose
-    if config.nfc and (found & UNCOMPOSED or bits) and not unicodedata.is_normalized("NFC", text):
+    if config.nfc and (scan_flag & UNCOMPOSED or bits) and not unicodedata.is_normalized("NFC", text):
         bits, text = bits | NFC, unicodedata.normalize("NFC", text)
     return text, bits
 
@@ -168,9 +168,9 @@ class CharacterTables(NamedTuple):
 def scan_texts(texts: TextBuffer) -> np.ndarray:
     """uint8[N]: LINE_END, CONTROL, BAD, UNCOMPOSED of every text. A text without BAD is one of which ftfy's is_bad is
     false and that has no C1 control; one without UNCOMPOSED is in NFC."""
-    found = np.zeros(len(texts), np.uint8)
-    _scan_texts(texts.text, texts.offsets, _character_tables(), found)
-    return found
+    scan_flags = np.zeros(len(texts), np.uint8)
+    _scan_texts(texts.text, texts.offsets, _character_tables(), scan_flags)
+    return scan_flags
 
 
 def with_newlines(texts: TextBuffer) -> TextBuffer:
@@ -195,7 +195,7 @@ def _character_tables() -> CharacterTables:
 
 
 @cached_njit(nogil=True)
-def _scan_texts(text_array, offsets, tables, found):
+def _scan_texts(text_array, offsets, tables, scan_flags):
     text = pointer(text_array, 0)
     for k in range(len(offsets) - 1):
         start, end = offsets[k], offsets[k + 1] - 1
@@ -207,7 +207,7 @@ def _scan_texts(text_array, offsets, tables, found):
             returns |= bytes_within(text, base, 0x0D, 1) & inside
             beyond |= bytes_within(text, base, 0x80, 0x80) & inside
         flags = (CONTROL if controls != ZERO else 0) | (LINE_END if returns != ZERO else 0)
-        found[k] = flags | (_scan_text(text, start, end, tables) if beyond != ZERO else 0)
+        scan_flags[k] = flags | (_scan_text(text, start, end, tables) if beyond != ZERO else 0)
 
 
 @cached_njit(nogil=True)

@@ -56,16 +56,16 @@ class BadWords:
 
         ["red", "red mill"]: "Red mill, red door" -> 3."""
         lowered = text.lower()
-        found = sum(1 for pattern in self._anywhere for _ in pattern.finditer(lowered))
+        num_hits = sum(1 for pattern in self._anywhere for _ in pattern.finditer(lowered))
         single, by_first = self._single, self._by_first
         if not by_first:
-            return found + sum(word in single for word in _WORD.findall(lowered))
+            return num_hits + sum(word in single for word in _WORD.findall(lowered))
         for match in _WORD.finditer(lowered):
             word = match[0]
-            found += word in single
+            num_hits += word in single
             for pattern in by_first.get(word, ()):
-                found += pattern.match(lowered, match.start()) is not None
-        return found
+                num_hits += pattern.match(lowered, match.start()) is not None
+        return num_hits
 
 
 def _pattern(phrase: str) -> re.Pattern[str]:
@@ -146,30 +146,30 @@ class OptionalSignals(Config):
     def columns(self, texts: TextBuffer, detected: pa.RecordBatch, urls: pa.Array) -> list[pa.Array]:
         """One array per field but the own ones. detected: the result of signals/language.detect; urls: "" or null for
         none."""
-        found: list[pa.Array] = []
+        signal_columns: list[pa.Array] = []
         if self.stop_words:
-            found += stop_word_columns(texts, detected.column("detected_language").to_pylist())
+            signal_columns += stop_word_columns(texts, detected.column("detected_language").to_pylist())
         if self.profiles is not None:
-            found += profile_columns(texts, detected, self.profiles)
+            signal_columns += profile_columns(texts, detected, self.profiles)
         if self.paragraph_languages is not None or self.pii or self.badwords is not None:
-            found += self._string_columns(texts.texts())
+            signal_columns += self._string_columns(texts.texts())
         if self.blocked_urls is not None:
             blocked = _blocked_urls(self.blocked_urls)
-            found.append(pa.array([int(blocked.blocks(url or "")) for url in urls.to_pylist()], pa.int64()))
+            signal_columns.append(pa.array([int(blocked.blocks(url or "")) for url in urls.to_pylist()], pa.int64()))
         if self.zlib:
-            found.append(pa.array([zlib_ratio(bytes(texts.raw(k))) for k in range(len(texts))], pa.float64()))
-        return found
+            signal_columns.append(pa.array([zlib_ratio(bytes(texts.raw(k))) for k in range(len(texts))], pa.float64()))
+        return signal_columns
 
     def _string_columns(self, texts: Sequence[str]) -> list[pa.Array]:
         """The columns that are measured on Python strings."""
-        found: list[pa.Array] = []
+        signal_columns: list[pa.Array] = []
         if self.paragraph_languages is not None:
-            found += paragraph_language_columns(texts, self.paragraph_languages)
-        found += [pa.array([count_pii(text, kind) for text in texts], pa.int64()) for kind in self.pii]
+            signal_columns += paragraph_language_columns(texts, self.paragraph_languages)
+        signal_columns += [pa.array([count_pii(text, kind) for text in texts], pa.int64()) for kind in self.pii]
         if self.badwords is not None:
             words = _bad_words(self.badwords)
-            found.append(pa.array([words.count(text) for text in texts], pa.int64()))
-        return found
+            signal_columns.append(pa.array([words.count(text) for text in texts], pa.int64()))
+        return signal_columns
 
 
 def zlib_ratio(text: bytes) -> float:

@@ -85,7 +85,7 @@ def measure(code: UserCode, field: str) -> tuple[Callable[[Any], Any], bool]:
 
 
 def values_of(code: UserCode, documents: pa.Table, field: str) -> Sequence[Any]:
-    """What the function returns for each row. Raises RecipeError with file and line of its errors, and the document."""
+    """Values of the function by row. Raises RecipeError with file and line of its errors, and the document."""
     function, takes_table = measure(code, field)
     if not len(documents):
         return []

@@ -58,11 +58,11 @@ def build_tables() -> ScanTables:
 
     every = "".join(map(chr, range(sys.maxunicode + 1)))
     sequences, anchored = _badness_sequences(regex_parser.parse(BADNESS_RE.pattern, BADNESS_RE.flags), every)
-    sets = list(dict.fromkeys(held for sequence in [*sequences, *anchored] for held in sequence))
-    class_C, in_class_KS = _classes([np.frombuffer(held, bool) for held in sets])
-    places = {held: place for place, held in enumerate(sets)}
+    sets = list(dict.fromkeys(members for sequence in [*sequences, *anchored] for members in sequence))
+    class_C, in_class_KS = _classes([np.frombuffer(members, bool) for members in sets])
+    places = {members: place for place, members in enumerate(sets)}
     anywhere, at_start = (
-        [tuple(places[held] for held in sequence) for sequence in some] for some in (sequences, anchored)
+        [tuple(places[members] for members in sequence) for sequence in some] for some in (sequences, anchored)
     )
     next_state = _automaton(anywhere, at_start, in_class_KS)
     combining_C = np.frombuffer(bytes(map(unicodedata.combining, every)), np.uint8)
@@ -103,12 +103,12 @@ def _badness_sequences(pattern: Iterable[tuple[Any, Any]], every: str) -> Sequen
     ((operation, (_, branches)),) = pattern
     if str(operation) != "BRANCH":
         raise ValueError(f"ftfy's expression begins with {operation}; expected alternatives")
-    found: Sequences = ([], [])
+    sequences: Sequences = ([], [])
     for branch in branches:
         is_anchored = str(branch[0][0]) == "AT" and str(branch[0][1]) == "AT_BEGINNING"
         for sequence in _expanded(list(branch)[is_anchored:], every):
-            found[is_anchored].append(sequence)
-    return found
+            sequences[is_anchored].append(sequence)
+    return sequences
 
 
 def _expanded(items: list[tuple[Any, Any]], every: str) -> Iterator[tuple[bytes, ...]]:
@@ -129,23 +129,23 @@ def _expanded(items: list[tuple[Any, Any]], every: str) -> Iterator[tuple[bytes,
 
 def _members(operation: str, value: Any, every: str) -> bytes:
     """The set of characters of one element of the expression."""
-    found = np.zeros(len(every), bool)
+    members = np.zeros(len(every), bool)
     if operation == "ANY":
-        found[ord("\n")] = True
-        return (~found).tobytes()
+        members[ord("\n")] = True
+        return (~members).tobytes()
     is_negated = False
-    for kind, held in value if operation == "IN" else [(operation, value)]:
+    for kind, operand in value if operation == "IN" else [(operation, value)]:
         if str(kind) == "NEGATE":
             is_negated = True
         elif str(kind) == "LITERAL":
-            found[held] = True
+            members[operand] = True
         elif str(kind) == "RANGE":
-            found[held[0] : held[1] + 1] = True
-        elif str(kind) == "CATEGORY" and str(held) in _CATEGORIES:
-            found |= _category(str(held), every)
+            members[operand[0] : operand[1] + 1] = True
+        elif str(kind) == "CATEGORY" and str(operand) in _CATEGORIES:
+            members |= _category(str(operand), every)
         else:
-            raise ValueError(f"{kind} {held} in ftfy's expression is not known; add it to scan_tables._members")
-    return (found != is_negated).tobytes()
+            raise ValueError(f"{kind} {operand} in ftfy's expression is not known; add it to scan_tables._members")
+    return (members != is_negated).tobytes()
 
 
 _CATEGORIES = {"CATEGORY_SPACE": r"\s", "CATEGORY_WORD": r"\w", "CATEGORY_DIGIT": r"\d"}
@@ -153,9 +153,9 @@ _CATEGORIES = {"CATEGORY_SPACE": r"\s", "CATEGORY_WORD": r"\w", "CATEGORY_DIGIT"
 
 @lru_cache(maxsize=8)
 def _category(name: str, every: str) -> np.ndarray:
-    found = np.zeros(len(every), bool)
-    found[[ord(c) for c in re.findall(_CATEGORIES[name], every)]] = True
-    return found
+    members = np.zeros(len(every), bool)
+    members[[ord(c) for c in re.findall(_CATEGORIES[name], every)]] = True
+    return members
 
 
 Suffix = tuple[int, ...]  # the sets that the rest of a sequence consists of
@@ -195,16 +195,16 @@ def _flags(every: str) -> np.ndarray:
 def _uncomposed(every: str) -> set[int]:
     """Characters that NFC changes, and those that compose with one before them: the second character of every canonical
     decomposition that NFC undoes, and Hangul's vowels and tails."""
-    found = {*_HANGUL_VOWELS, *_HANGUL_TAILS}
+    characters = {*_HANGUL_VOWELS, *_HANGUL_TAILS}
     for code, character in enumerate(every):
         decomposition = unicodedata.decomposition(character)
         if not decomposition or decomposition.startswith("<"):
             continue
         if unicodedata.normalize("NFC", character) != character:
-            found.add(code)
+            characters.add(code)
         elif " " in decomposition:
-            found.add(int(decomposition.split()[1], 16))
-    return found
+            characters.add(int(decomposition.split()[1], 16))
+    return characters
 
 
 def write_tables(path: Path = TABLES_PATH) -> None:

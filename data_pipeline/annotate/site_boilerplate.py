@@ -80,7 +80,7 @@ def find_site_boilerplate(
     table = folder / f"boilerplate-{fingerprint(made_from)}.npy"
     if not is_sealed(table):
         missing = [task for task in tasks if not task.is_complete]
-        sizes = [float(sum(one.file.bytes for one in task.ranges)) for task in missing]
+        sizes = [float(sum(file_range.file.bytes for file_range in task.ranges)) for task in missing]
         engine.map(write_rows, missing, "site boilerplate: read blocks", sizes, "B")
         save_array(table, boilerplate([path for task in tasks for path in task.row_files], config, engine))
     complete = [task for task in tasks if task.is_complete]
@@ -108,22 +108,22 @@ def _identity(source: SourceConfig, ranges: Sequence[FileRange]) -> str:
 
 def write_rows(task: PagesTask) -> None:
     """Write the rows of the task's pages, sorted and each once, in files of about MAX_ROWS."""
-    held: list[np.ndarray] = []
+    arrays: list[np.ndarray] = []
     num_rows = num_files = 0
     for rows in _rows(task):
-        held.append(rows)
+        arrays.append(rows)
         num_rows += rows.shape[1]
         if num_rows >= MAX_ROWS:
-            save_array(task.row_file(num_files), unique_rows(held))
-            held, num_rows, num_files = [], 0, num_files + 1
-    save_array(task.row_file(num_files), unique_rows(held))
+            save_array(task.row_file(num_files), unique_rows(arrays))
+            arrays, num_rows, num_files = [], 0, num_files + 1
+    save_array(task.row_file(num_files), unique_rows(arrays))
     save_array(task.path, np.array([num_files + 1]))
 
 
 def _rows(task: PagesTask) -> Iterator[np.ndarray]:
     """uint64[3, N] of every page that has an address and main text."""
-    for one in task.ranges:
-        for record in read_pages(one, task.source):
+    for file_range in task.ranges:
+        for record in read_pages(file_range, task.source):
             if isinstance(record, Record) and record.html is not None and (host := split_url(record.url)[0]):
                 yield page_rows(host, _blocks(record.html, record.charset, task.source))
 
@@ -146,9 +146,9 @@ def page_rows(host: str, texts: Sequence[bytes]) -> np.ndarray:
     return rows
 
 
-def unique_rows(held: Sequence[np.ndarray]) -> np.ndarray:
+def unique_rows(arrays: Sequence[np.ndarray]) -> np.ndarray:
     """The distinct columns of uint64[3, N] arrays, ordered by block, host and page."""
-    rows = np.concatenate([np.empty((3, 0), np.uint64), *held], axis=1)
+    rows = np.concatenate([np.empty((3, 0), np.uint64), *arrays], axis=1)
     rows = rows[:, np.lexsort(rows[::-1])]
     new = np.ones(rows.shape[1], np.bool_)
     new[1:] = (rows[:, 1:] != rows[:, :-1]).any(axis=0)
@@ -177,12 +177,12 @@ def _bounds(num_rows: int) -> list[int]:
 def _pages_of_hosts(files: Sequence[np.ndarray], min_pages: int) -> np.ndarray:
     """uint64[2, H]: the hosts of min_pages pages or more, in order, and their numbers of pages. files: rows of block
     0."""
-    held = [np.empty((2, 0), np.uint64)]
+    pairs = [np.empty((2, 0), np.uint64)]
     for first, last in pairwise(_bounds(sum(rows.shape[1] for rows in files))):
         rows = unique_rows([_slice(rows, HOST, first, last - 1) for rows in files])
         hosts, counts = np.unique(rows[HOST], return_counts=True)
-        held.append(np.stack([hosts, counts.astype(np.uint64)])[:, counts >= min_pages])
-    return np.concatenate(held, axis=1)
+        pairs.append(np.stack([hosts, counts.astype(np.uint64)])[:, counts >= min_pages])
+    return np.concatenate(pairs, axis=1)
 
 
 def _mapped(path: Path) -> np.ndarray:
@@ -198,11 +198,11 @@ def _slice(rows: np.ndarray, column: int, first: int, last: int) -> np.ndarray:
 def count_blocks(task: CountTask) -> np.ndarray:
     """uint64[2, K]: hosts and keys of the range's boilerplate blocks, ordered by key, then host."""
     hosts, totals = task.pages
-    held = []
+    counted = []
     for path in task.row_files:
         rows = _slice(_mapped(path), BLOCK, task.first, task.last)
-        held.append(rows[:, np.isin(rows[HOST], hosts)])
-    rows = unique_rows(held)
+        counted.append(rows[:, np.isin(rows[HOST], hosts)])
+    rows = unique_rows(counted)
     new = np.ones(rows.shape[1], np.bool_)
     new[1:] = (rows[:PAGE, 1:] != rows[:PAGE, :-1]).any(axis=0)
     firsts = np.flatnonzero(new)

@@ -179,36 +179,38 @@ WHOLE_SEED = 104729  # keeps whole tokens apart from the words inside them
 
 
 @cached_njit(nogil=True)
-def scan_attributes(html, at, end, weights, found, found_weights, pairs, num_pairs, element):
+def scan_attributes(html, at, end, weights, properties, property_weights, pairs, num_pairs, element):
     """Read the attributes from html[at] to behind the tag's '>'; returns (position, number of pairs).
 
     weights: float32[2 ** TOKEN_BITS]. found, found_weights: see above. pairs: int32[N, 2], rows (element, hash) are
     appended for block-level elements (element >= 0) while there is room."""
-    found[:] = 0
-    found_weights[:] = 0.0
+    properties[:] = 0
+    property_weights[:] = 0.0
     while at < end:
         byte = html[at]
         if byte == 62:  # >
             return at + 1, num_pairs
         if byte <= 32 or byte == 47:
-            found[SELF_CLOSED] = 1 if byte == 47 else found[SELF_CLOSED]
+            properties[SELF_CLOSED] = 1 if byte == 47 else properties[SELF_CLOSED]
             at += 1
             continue
-        found[SELF_CLOSED] = 0
+        properties[SELF_CLOSED] = 0
         key, at = _attribute_name(html, at, end)
         at, first, last = _value_bounds(html, at, end)
         if key in (CLASS, ID, ROLE, ITEMPROP):
             seed = 0 if key in (CLASS, ID) else ITEM_SEED
-            num_pairs = _scan_tokens(html, first, last, seed, weights, found, found_weights, pairs, num_pairs, element)
+            num_pairs = _scan_tokens(
+                html, first, last, seed, weights, properties, property_weights, pairs, num_pairs, element
+            )
         elif key == HREF:
-            found[HAS_HREF], found[HREF_START], found[HREF_END] = 1, first, last
+            properties[HAS_HREF], properties[HREF_START], properties[HREF_END] = 1, first, last
         elif key == HIDDEN:
-            found[FLAGS] |= IS_HIDDEN
+            properties[FLAGS] |= IS_HIDDEN
         elif key == STYLE:
             if _is_display_none(html, first, last):
-                found[FLAGS] |= IS_HIDDEN
+                properties[FLAGS] |= IS_HIDDEN
         elif key == ARIA_HIDDEN and last - first == 4:
-            found[FLAGS] |= IS_HIDDEN
+            properties[FLAGS] |= IS_HIDDEN
     return end, num_pairs
 
 
@@ -265,7 +267,7 @@ def _value_bounds(html, at, end):
 
 
 @cached_njit(nogil=True)
-def _scan_tokens(html, at, end, seed, weights, found, found_weights, pairs, num_pairs, element):
+def _scan_tokens(html, at, end, seed, weights, properties, property_weights, pairs, num_pairs, element):
     """Tokens of a value: those between spaces, and the words inside them ("entryContent-main": entry, content, main).
     Digits are dropped: post-1234 is post."""
     whole = word = np.int64(FNV_OFFSET)
@@ -276,7 +278,7 @@ def _scan_tokens(html, at, end, seed, weights, found, found_weights, pairs, num_
         letter = upper or 97 <= byte <= 122 or byte >= 128
         if length > 0 and (not letter or (upper and was_lower)):
             if length > 1:
-                num_pairs = _add(word, seed, weights, found, found_weights, pairs, num_pairs, element)
+                num_pairs = _add(word, seed, weights, properties, property_weights, pairs, num_pairs, element)
                 tokens += 1
             word, length = np.int64(FNV_OFFSET), 0
         if letter:
@@ -288,8 +290,8 @@ def _scan_tokens(html, at, end, seed, weights, found, found_weights, pairs, num_
             if not 48 <= byte <= 57:
                 whole = ((whole ^ byte) * FNV_PRIME) & MASK_32
         elif whole != FNV_OFFSET:
-            num_pairs = _add(whole, seed + WHOLE_SEED, weights, found, found_weights, pairs, num_pairs, element)
-            found[TOKENS_HASH] = (found[TOKENS_HASH] * 31 + whole) & MASK_32
+            num_pairs = _add(whole, seed + WHOLE_SEED, weights, properties, property_weights, pairs, num_pairs, element)
+            properties[TOKENS_HASH] = (properties[TOKENS_HASH] * 31 + whole) & MASK_32
             tokens += 1
             whole = np.int64(FNV_OFFSET)
         was_lower = letter and not upper
@@ -298,20 +300,20 @@ def _scan_tokens(html, at, end, seed, weights, found, found_weights, pairs, num_
 
 
 @cached_njit(nogil=True)
-def _add(word, seed, weights, found, found_weights, pairs, num_pairs, element):
+def _add(word, seed, weights, properties, property_weights, pairs, num_pairs, element):
     at = word & (WORD_SLOTS - 1)
     while WORDS[at] >= 0:
         if WORDS[at] == word:
-            found[FLAGS] |= WORD_FLAGS[at]
+            properties[FLAGS] |= WORD_FLAGS[at]
             break
         at = (at + 1) & (WORD_SLOTS - 1)
     mixed = ((word ^ seed) * 0x9E3779B1) & MASK_32
     place = mixed >> (32 - TOKEN_BITS)
     weight = weights[place]
-    found[NUM_TOKENS] += 1
-    found_weights[MIN_WEIGHT] = min(found_weights[MIN_WEIGHT], weight)
-    found_weights[MAX_WEIGHT] = max(found_weights[MAX_WEIGHT], weight)
-    found_weights[SUM_WEIGHT] += weight
+    properties[NUM_TOKENS] += 1
+    property_weights[MIN_WEIGHT] = min(property_weights[MIN_WEIGHT], weight)
+    property_weights[MAX_WEIGHT] = max(property_weights[MAX_WEIGHT], weight)
+    property_weights[SUM_WEIGHT] += weight
     if element >= 0 and num_pairs < len(pairs):
         pairs[num_pairs, 0], pairs[num_pairs, 1] = element, place
         return num_pairs + 1

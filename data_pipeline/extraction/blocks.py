@@ -97,9 +97,9 @@ def check_page(html: bytes) -> None:
     tags = html.count(b"<")
     if tags > MAX_TAGS:
         raise NotAPage("page_too_large", f"{tags} tags; the limit is {MAX_TAGS}")
-    found = _FIRST_TAG.match(html[:4096])
-    if found and found[1].lower() in FEEDS:
-        raise NotAPage("not_html", f"an XML document <{found[1].decode()}>, not a page")
+    first_tag = _FIRST_TAG.match(html[:4096])
+    if first_tag and first_tag[1].lower() in FEEDS:
+        raise NotAPage("not_html", f"an XML document <{first_tag[1].decode()}>, not a page")
     if html[:64].lstrip()[:1] in (b"{", b"["):
         try:
             orjson.loads(html)

@@ -23,7 +23,7 @@ class SiteBoilerplateConfig(Config):
 
 
 class BlocksConfig(Config):
-    """What is kept of a page's main text, and how it is laid out.
+    """Options for the parts of a page's main text that are kept, and for their layout.
 
     The digest of the weights decides, where they lie does not."""
 

@@ -109,8 +109,8 @@ def _utf8(path: Path) -> bytes:
 
 
 def _site_in(html: bytes) -> str | None:
-    found = _ADDRESS.search(html)
-    return site_of(found[1].decode("utf-8", "replace")) if found else None
+    address = _ADDRESS.search(html)
+    return site_of(address[1].decode("utf-8", "replace")) if address else None
 
 
 def _plain(html: str) -> str:
@@ -140,18 +140,18 @@ class Labelled(NamedTuple):
 def fit_weights(folders: Sequence[Path], output: Path, reporter: Reporter) -> Weights:
     """Fit on the labelled pages of the folders and write the weights file. Raises InputError for folders without
     readable pages, if the pages are of fewer sites than there are folds, and if their blocks have one label only."""
-    found = [page for folder in folders for page in labelled_pages(folder)]
-    num_sites = len({page.site for page in found})
-    if len({fold_of(page.site) for page in found}) < FOLDS:
+    labelled = [page for folder in folders for page in labelled_pages(folder)]
+    num_sites = len({page.site for page in labelled})
+    if len({fold_of(page.site) for page in labelled}) < FOLDS:
         raise InputError(f"the pages are of {num_sites} sites, too few for {FOLDS} folds by site; add pages")
-    pages = label_pages(found, reporter)
+    pages = label_pages(labelled, reporter)
     check_labels(pages)
     provenance = {
         "folders": [folder.resolve().name for folder in folders],
         "pages": len(pages),
         "sites": num_sites,
-        "blocks": sum(len(one.labels) for one in pages),
-        "pages_digest": pages_digest(found),
+        "blocks": sum(len(labelled_page.labels) for labelled_page in pages),
+        "pages_digest": pages_digest(labelled),
         "lightgbm": lightgbm.__version__,
         "trafilatura": trafilatura.__version__,
         "settings": {**SETTINGS, "num_trees": list(NUM_TREES), "negative_sampling": NEGATIVE_SAMPLING},
@@ -176,7 +176,7 @@ def label_pages(pages: Sequence[LabelledPage], reporter: Reporter) -> list[Label
 def check_labels(pages: Sequence[Labelled]) -> None:
     """Every fit leaves one fold out. Raises InputError if what remains has no main text, or nothing else."""
     for fold in range(FOLDS):
-        labels = [label > 0 for one in pages if one.fold != fold for label in one.labels]
+        labels = [label > 0 for page in pages if page.fold != fold for label in page.labels]
         if all(labels) or not any(labels):
             raise InputError(
                 f"of {len(labels)} blocks of the pages without fold {fold} by site, {sum(labels)} are main text: "
@@ -199,19 +199,19 @@ def pages_digest(pages: Sequence[LabelledPage]) -> str:
     return digest.hexdigest()
 
 
-def token_counts(one: Labelled) -> dict[int, float]:
+def token_counts(labelled: Labelled) -> dict[int, float]:
     """Token -> share of main text in the elements of the page that carry it."""
-    page = read_page(one.page.html, NO_TOKENS, with_pairs=True)
-    size = (page.blocks[:, END] - page.blocks[:, START]).astype(np.float64) * (one.weights > 0)
+    page = read_page(labelled.page.html, NO_TOKENS, with_pairs=True)
+    size = (page.blocks[:, END] - page.blocks[:, START]).astype(np.float64) * (labelled.weights > 0)
     sums = np.zeros((len(page.elements), 2))
-    np.add.at(sums, page.blocks[:, ELEMENT], np.stack([size, size * one.labels], axis=1))
+    np.add.at(sums, page.blocks[:, ELEMENT], np.stack([size, size * labelled.labels], axis=1))
     for e in range(len(sums) - 1, 0, -1):
         sums[page.elements[e, PARENT]] += sums[e]
     pairs = page.pairs[page.pairs[:, 0] < len(sums)]
     of_tokens: dict[int, np.ndarray] = {}
     for element, token in np.unique(pairs, axis=0).tolist():
         of_tokens[token] = of_tokens.get(token, 0) + sums[element]
-    return {token: held[1] / held[0] for token, held in of_tokens.items() if held[0] > 0}
+    return {token: sizes[1] / sizes[0] for token, sizes in of_tokens.items() if sizes[0] > 0}
 
 
 def token_weights(counts: Sequence[dict[int, float]], sites: Sequence[str]) -> np.ndarray:
@@ -235,24 +235,26 @@ def token_weights(counts: Sequence[dict[int, float]], sites: Sequence[str]) -> n
 def fit(pages: Sequence[Labelled], provenance: dict[str, Any]) -> Weights:
     """Token weights and both stages, each fitted on values that did not see the page: the first stage's rows use token
     weights of the other folds, the second stage's the first stage of the other folds."""
-    counts = [token_counts(one) for one in pages]
-    folds = sorted({one.fold for one in pages})
+    counts = [token_counts(labelled) for labelled in pages]
+    folds = sorted({labelled.fold for labelled in pages})
     read, rows = read_out_of_fold(pages, counts, folds)
-    held = list(zip(rows, pages, strict=True))
-    first_out_of_fold = {fold: _train([each for each in held if each[1].fold != fold]) for fold in folds}
+    rows_and_labels = list(zip(rows, pages, strict=True))
+    first_out_of_fold = {fold: _train([pair for pair in rows_and_labels if pair[1].fold != fold]) for fold in folds}
     seconds: list[np.ndarray] = []
     chosen: list[np.ndarray] = []
-    for one, page, row in zip(pages, read, rows, strict=True):
-        p = predict_rows(first_out_of_fold[one.fold], row)
+    for labelled, page, row in zip(pages, read, rows, strict=True):
+        p = predict_rows(first_out_of_fold[labelled.fold], row)
         seconds.append(second_rows(page, row, p))
         chosen.append(p >= MIN_FIRST)
     second = train(
         np.concatenate([row[keep] for row, keep in zip(seconds, chosen, strict=True)]),
-        np.concatenate([one.labels[keep] for one, keep in zip(pages, chosen, strict=True)]),
-        np.concatenate([one.weights[keep] for one, keep in zip(pages, chosen, strict=True)]),
+        np.concatenate([labelled.labels[keep] for labelled, keep in zip(pages, chosen, strict=True)]),
+        np.concatenate([labelled.weights[keep] for labelled, keep in zip(pages, chosen, strict=True)]),
         NUM_TREES[1],
     )
-    return Weights(token_weights(counts, [one.page.site for one in pages]), _train(held), second, provenance)
+    return Weights(
+        token_weights(counts, [labelled.page.site for labelled in pages]), _train(rows_and_labels), second, provenance
+    )
 
 
 def read_out_of_fold(
@@ -261,28 +263,28 @@ def read_out_of_fold(
     """Every page read with the token weights of the other folds, and its rows of features."""
     tables = {
         fold: token_weights(
-            [count for count, one in zip(counts, pages, strict=True) if one.fold != fold],
-            [one.page.site for one in pages if one.fold != fold],
+            [count for count, labelled in zip(counts, pages, strict=True) if labelled.fold != fold],
+            [labelled.page.site for labelled in pages if labelled.fold != fold],
         )
         for fold in folds
     }
-    read = [read_page(one.page.html, tables[one.fold]) for one in pages]
+    read = [read_page(labelled.page.html, tables[labelled.fold]) for labelled in pages]
     return read, [first_rows(page) for page in read]
 
 
-def _train(held: Sequence[tuple[np.ndarray, Labelled]]) -> Trees:
+def _train(rows_and_labels: Sequence[tuple[np.ndarray, Labelled]]) -> Trees:
     """The first stage, fitted on the rows of these pages."""
     return train(
-        np.concatenate([row for row, _ in held]),
-        np.concatenate([one.labels for _, one in held]),
-        np.concatenate([one.weights for _, one in held]),
+        np.concatenate([row for row, _ in rows_and_labels]),
+        np.concatenate([labelled.labels for _, labelled in rows_and_labels]),
+        np.concatenate([labelled.weights for _, labelled in rows_and_labels]),
         NUM_TREES[0],
     )
 
 
 def train(rows: np.ndarray, labels: np.ndarray, weights: np.ndarray, num_trees: int) -> Trees:
-    """Of the blocks outside the main text that no annotation names, one of NEGATIVE_SAMPLING is drawn and weighs as
-    much as all: most are menus, and all of them would double the time."""
+    """Trees fitted on a sample: of the blocks outside the main text that no annotation names, one of NEGATIVE_SAMPLING
+    is drawn and weighs as much as all: most are menus, and all of them would double the time."""
     common = ~labels & (weights <= BODY_WEIGHT)
     drawn = ~common | (np.random.default_rng(SETTINGS["seed"]).random(len(labels)) < 1 / NEGATIVE_SAMPLING)
     weights = np.where(common, weights * NEGATIVE_SAMPLING, weights)
@@ -311,8 +313,8 @@ def block_labels(page: LabelledPage, texts: Sequence[str], teacher: str) -> tupl
         for k in blocks_of(chunk, texts):
             labels[k], weights[k] = False, GOLD_WEIGHT
     for chunk in page.wanted:
-        found = blocks_of(chunk, texts)
-        kept = [k for k in found if labels[k]] or found
+        chunk_blocks = blocks_of(chunk, texts)
+        kept = [k for k in chunk_blocks if labels[k]] or chunk_blocks
         labels[kept], weights[kept] = True, GOLD_WEIGHT
     return labels, weights
 
@@ -325,15 +327,15 @@ def labels_of_body(texts: Sequence[str], body: str, weight: float) -> tuple[np.n
     lines = {tuple(words(line)) for line in body.split("\n")}
     labels, weights = np.zeros(len(texts), np.bool_), np.full(len(texts), weight, np.float32)
     for k, text in enumerate(texts):
-        held = words(text)
-        if not held:
+        block_words = words(text)
+        if not block_words:
             weights[k] = 0
-        elif len(held) >= NGRAM:
-            found = [gram in grams[-1] for gram in zip(*(held[j:] for j in range(NGRAM)), strict=False)]
-            labels[k] = 2 * sum(found) >= len(found)
-        elif tuple(held) in lines:
+        elif len(block_words) >= NGRAM:
+            in_body = [gram in grams[-1] for gram in zip(*(block_words[j:] for j in range(NGRAM)), strict=False)]
+            labels[k] = 2 * sum(in_body) >= len(in_body)
+        elif tuple(block_words) in lines:
             labels[k] = True
-        elif tuple(held) in grams[len(held) - 1]:
+        elif tuple(block_words) in grams[len(block_words) - 1]:
             labels[k], weights[k] = True, weight * SHORT_WEIGHT
     return labels, weights
 
@@ -345,10 +347,10 @@ def blocks_of(chunk: str, texts: Sequence[str]) -> list[int]:
     if not wanted:
         return []
     starts = np.cumsum([0, *(len(text) + 1 for text in normal)])
-    found: list[int] = []
+    chosen: list[int] = []
     page, at = " ".join(normal), -1
     while (at := page.find(wanted, at + 1)) >= 0:
         first = int(np.searchsorted(starts, at, side="right")) - 1
         last = int(np.searchsorted(starts, at + len(wanted) - 1, side="right")) - 1
-        found += range(first, last + 1)
-    return sorted(set(found))
+        chosen += range(first, last + 1)
+    return sorted(set(chosen))

@@ -119,10 +119,10 @@ def _trafilatura(page: str, extractor: Extractor) -> str:
 
 
 def _resiliparse(page: str) -> str:
-    if page.count("<") ** 2 > 2 * MAX_SUMMED_DEPTH and (found := summed_depth(page)) > MAX_SUMMED_DEPTH:
+    if page.count("<") ** 2 > 2 * MAX_SUMMED_DEPTH and (summed := summed_depth(page)) > MAX_SUMMED_DEPTH:
         raise NotExtracted(
             "nested_too_deep",
-            f"the elements' depths sum up to {found}; the limit is {MAX_SUMMED_DEPTH}",
+            f"the elements' depths sum up to {summed}; the limit is {MAX_SUMMED_DEPTH}",
         )
     return extract_plain_text(page, main_content=True, alt_texts=False, comments=False, preserve_formatting=True)
 
@@ -201,9 +201,9 @@ def decode_html(html: bytes, charset: str | None) -> Decoded:
         if codec is not None:
             declared = _decoded(html, codec)
             return _decoded(html, "utf-8") if declared.was_repaired and _is_utf8(html) else declared
-    found = _decoded(html, "utf-8")
-    if not found.was_repaired or _mostly_utf8(html, found.text):
-        return found
+    decoded = _decoded(html, "utf-8")
+    if not decoded.was_repaired or _mostly_utf8(html, decoded.text):
+        return decoded
     return _decoded(html, codec_of(detect_encoding(html)) or WINDOWS_1252)
 
 

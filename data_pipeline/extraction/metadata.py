@@ -75,7 +75,7 @@ HEADINGS = {TAG_IDS[f"h{level}"]: level for level in range(1, 7)}
 
 
 class Markup(NamedTuple):
-    """What a page says about itself. html: UTF-8, without scripts. metas: name in lower case -> content. articles: of
+    """Metadata in a page's markup. html: UTF-8, without scripts. metas: name in lower case -> content. articles: of
     JSON-LD. title: of <title>. heading: the text of the first h1, of the main text if it has one."""
 
     html: bytes
@@ -100,7 +100,7 @@ def page_metadata(html: bytes, page: Page, kept: np.ndarray, fields: tuple[Metad
         _clean(_text(title[1])) if title else "",
         first[0][1] if first else "",
     )
-    found: dict[str, Any] = {}
+    fields_of_page: dict[str, Any] = {}
     for field in fields:
         value: Any
         if field == "headings":
@@ -110,8 +110,8 @@ def page_metadata(html: bytes, page: Page, kept: np.ndarray, fields: tuple[Metad
         else:
             value = next(filter(None, map(_CLEAN[field], _candidates(field, markup))), None)
         if value:
-            found[field] = value
-    return found
+            fields_of_page[field] = value
+    return fields_of_page
 
 
 def without_scripts(html: bytes) -> bytes:
@@ -148,7 +148,7 @@ def _candidates(field: str, markup: Markup) -> Iterator[str]:
 
 
 def _headline(article: Mapping[str, Any], title: str) -> str:
-    """Of JSON-LD. Some sites put a description there, and the headline in `name`: the one that is in the title."""
+    """JSON-LD headline. Some sites put a description there, and the headline in `name`: the one in the title."""
     headline, name = (text_of(article.get(key)) for key in ("headline", "name"))
     folded = title.casefold()
     return (
@@ -174,31 +174,31 @@ def _bylines(markup: Markup) -> Iterator[str]:
 
 
 def _other_dates(markup: Markup) -> Iterator[str]:
-    """Of a <time> or <abbr>, and in the page's address."""
+    """Dates of a <time> or <abbr>, and in the page's address."""
     if time := _TIME.search(markup.html):
         yield _text(time[1])
     canonical = _CANONICAL.search(markup.html)
     for address in (_text(canonical[1]) if canonical else "", markup.metas.get("og:url", "")):
-        if found := _DATE_IN_PATH.search(address):
-            yield "-".join(found.groups())
+        if date := _DATE_IN_PATH.search(address):
+            yield "-".join(date.groups())
 
 
 def _metas(html: bytes) -> dict[str, str]:
     """Name, property, itemprop or http-equiv in lower case -> content; the first of each."""
-    found: dict[str, str] = {}
+    metas: dict[str, str] = {}
     for meta in _META.finditer(html):
         attributes = _attributes(meta[1])
         for key in ("property", "name", "itemprop", "http-equiv"):
             if key in attributes and "content" in attributes:
-                found.setdefault(attributes[key].lower(), attributes["content"])
-    return found
+                metas.setdefault(attributes[key].lower(), attributes["content"])
+    return metas
 
 
 def _attributes(tag: bytes) -> dict[str, str]:
-    found: dict[str, str] = {}
+    attributes: dict[str, str] = {}
     for name, *values in _ATTRIBUTE.findall(tag):
-        found.setdefault(name.decode("utf-8", "replace").lower(), _text(next(filter(None, values), b"")))
-    return found
+        attributes.setdefault(name.decode("utf-8", "replace").lower(), _text(next(filter(None, values), b"")))
+    return attributes
 
 
 def _text(raw: bytes) -> str:
@@ -220,8 +220,8 @@ def _clean_author(value: str) -> str:
 
 
 def _clean_date(value: str) -> str:
-    found = _DATE.search(value)
-    return f"{found[1]}-{found[3]}-{found[4]}" if found and int(found[1]) >= MIN_YEAR else ""
+    date = _DATE.search(value)
+    return f"{date[1]}-{date[3]}-{date[4]}" if date and int(date[1]) >= MIN_YEAR else ""
 
 
 def _clean_language(value: str) -> str:
@@ -234,13 +234,13 @@ _CLEAN = {"title": _clean, "date": _clean_date, "author": _clean_author, "langua
 
 def _headings(page: Page, kept: np.ndarray, most: int, levels: Mapping[int, int]) -> list[list[Any]]:
     """[level, text] of the first kept headings. levels: tag -> level."""
-    found: list[list[Any]] = []
+    headings: list[list[Any]] = []
     text = page.text.tobytes()
     tags = page.elements[page.blocks[:, ELEMENT], TAG]
     for k in np.flatnonzero(kept & np.isin(tags, list(levels)))[:most].tolist():
         title = text[page.blocks[k, START] : page.blocks[k, END]].decode("utf-8", "replace")
-        found.append([levels[int(tags[k])], _clean(title)])
-    return found
+        headings.append([levels[int(tags[k])], _clean(title)])
+    return headings
 
 
 def _links(html: bytes, page: Page, kept: np.ndarray) -> list[str]:
@@ -271,22 +271,22 @@ ARTICLE_TYPES = frozenset(
 
 def articles_in(html: bytes) -> Iterator[Mapping[str, Any]]:
     """Objects of ARTICLE_TYPES in the page's JSON-LD, those of articles before those of the page."""
-    found: list[Mapping[str, Any]] = []
+    articles: list[Mapping[str, Any]] = []
     start = _JSON_LD.search(html)
     while start and (end := html.find(b"</script", start.end())) >= 0:
         if end - start.end() <= MAX_JSON_BYTES:
             with suppress(orjson.JSONDecodeError):
-                found += _objects(orjson.loads(html[start.end() : end]), 0)
+                articles += _objects(orjson.loads(html[start.end() : end]), 0)
         start = _JSON_LD.search(html, end)
-    yield from sorted(found, key=lambda each: "WebPage" in str(each.get("@type")))
+    yield from sorted(articles, key=lambda article: "WebPage" in str(article.get("@type")))
 
 
 def _objects(value: Any, depth: int) -> Iterator[Mapping[str, Any]]:
     if depth > MAX_JSON_DEPTH:
         return
     if isinstance(value, list):
-        for each in value:
-            yield from _objects(each, depth + 1)
+        for member in value:
+            yield from _objects(member, depth + 1)
     elif isinstance(value, dict):
         types = value.get("@type")
         if ARTICLE_TYPES & set(map(str, types if isinstance(types, list) else [types])):
@@ -301,5 +301,5 @@ def text_of(value: Any, depth: int = 0) -> str:
     if isinstance(value, dict):
         return text_of(value.get("name") or value.get("alternateName"), depth + 1)
     if isinstance(value, list):
-        return "; ".join(filter(None, (text_of(one, depth + 1) for one in value[:20])))
+        return "; ".join(filter(None, (text_of(part, depth + 1) for part in value[:20])))
     return value if isinstance(value, str) else ""

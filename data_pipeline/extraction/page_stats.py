@@ -240,8 +240,8 @@ def _choose_candidates(elements, num_elements, sums, page):
             score = sums[e, READABLE] * (1 - sums[e, LINKED] / max(sums[e, BYTES], 1))
             if score > highest:
                 best, highest = e, score
-        held, whole = sums[e, LONG_BYTES], sums[0, LONG_BYTES]
-        if elements[e, PARENT] == largest and held > 0 and held >= LARGEST_SHARE * whole:
+        prose, whole = sums[e, LONG_BYTES], sums[0, LONG_BYTES]
+        if elements[e, PARENT] == largest and prose > 0 and prose >= LARGEST_SHARE * whole:
             largest = e
     page[P_READABLE_BEST], page[P_READABLE_SCORE], page[P_LARGEST] = best, highest, largest
     _common_depths(elements, num_elements, best, LCA_READABLE, sums)

@@ -23,10 +23,10 @@ class RepeatedBlocks(NamedTuple):
         """bool[N]: which of the host's blocks are in the table. texts: in UTF-8."""
         wanted, keys = np.uint64(host_key(host)), block_keys(host, texts)
         first, last = (np.searchsorted(self.keys, keys, side) for side in ("left", "right"))
-        found = first < last
-        for k in np.flatnonzero(found).tolist():  # a key stands for two hosts only if hashes collide
-            found[k] = wanted in self.hosts[first[k] : last[k]]
-        return found
+        repeated = first < last
+        for k in np.flatnonzero(repeated).tolist():  # a key stands for two hosts only if hashes collide
+            repeated[k] = wanted in self.hosts[first[k] : last[k]]
+        return repeated
 
 
 class HostBlocks(NamedTuple):

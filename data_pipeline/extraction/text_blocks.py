@@ -83,16 +83,16 @@ def end_link(state):
 
 
 @cached_njit(nogil=True)
-def start_inline(kind, found, elements, blocks, links, state):
+def start_inline(kind, properties, elements, blocks, links, state):
     if kind & LINK:
         end_link(state)
-        is_link = found[HAS_HREF] and not found[SELF_CLOSED]
+        is_link = properties[HAS_HREF] and not properties[SELF_CLOSED]
         state[LINK_FROM] = state[OUT] if is_link else -1
-        state[S_LINKS] += found[HAS_HREF]
+        state[S_LINKS] += properties[HAS_HREF]
         if is_link:
             k = state[NUM_LINKS]
             links[k, LINK_BLOCK] = state[NUM_BLOCKS]
-            links[k, ADDRESS_START], links[k, ADDRESS_END] = found[HREF_START], found[HREF_END]
+            links[k, ADDRESS_START], links[k, ADDRESS_END] = properties[HREF_START], properties[HREF_END]
             state[NUM_LINKS] = k + 1
     elif kind & BOLD:
         if state[BOLD_FROM] < 0:
@@ -108,7 +108,7 @@ def start_inline(kind, found, elements, blocks, links, state):
         state[S_IMAGES] += 1
     elif kind & CONTROL:
         state[S_CONTROLS] += 1
-    state[S_INLINE_FLAGS] |= found[FLAGS]
+    state[S_INLINE_FLAGS] |= properties[FLAGS]
 
 
 # Text of a page: copied with white space collapsed and character references decoded.

@@ -78,7 +78,7 @@ def tokenize(html, end, weights, out, elements, element_weights, blocks, links, 
     element_weights[0] = 0
     state[NUM_ELEMENTS] = 1
     missing = np.zeros(len(TAG_KINDS), np.bool_)
-    found, found_weights = np.zeros(NUM_FOUND, np.int64), np.zeros(3, np.float32)
+    properties, property_weights = np.zeros(NUM_FOUND, np.int64), np.zeros(3, np.float32)
     at = 0
     while at < end:
         at = copy_text(html, at, end, out, elements, state)
@@ -99,14 +99,14 @@ def tokenize(html, end, weights, out, elements, element_weights, blocks, links, 
             state[AT] = at
             element = state[NUM_ELEMENTS] if kind & BLOCK else -1
             at, state[NUM_PAIRS] = scan_attributes(
-                html, name_end, end, weights, found, found_weights, pairs, state[NUM_PAIRS], element
+                html, name_end, end, weights, properties, property_weights, pairs, state[NUM_PAIRS], element
             )
             if kind & (RAW | SKIPPED):
-                at = _skip_content(html, at, end, tag, kind, found[SELF_CLOSED], missing, state)
+                at = _skip_content(html, at, end, tag, kind, properties[SELF_CLOSED], missing, state)
             elif kind & BLOCK:
-                start_block(tag, kind, found, found_weights, elements, element_weights, blocks, state)
+                start_block(tag, kind, properties, property_weights, elements, element_weights, blocks, state)
             else:
-                start_inline(kind, found, elements, blocks, links, state)
+                start_inline(kind, properties, elements, blocks, links, state)
     state[AT] = end
     end_block(blocks, state)
 
@@ -188,7 +188,7 @@ MAX_DEPTH = 250
 
 
 @cached_njit(nogil=True)
-def start_block(tag, kind, found, found_weights, elements, element_weights, blocks, state):
+def start_block(tag, kind, properties, property_weights, elements, element_weights, blocks, state):
     end_block(blocks, state)
     if kind & VOID:
         return
@@ -207,14 +207,17 @@ def start_block(tag, kind, found, found_weights, elements, element_weights, bloc
     elements[parent, NUM_CHILDREN] += 1
     elements[e, PARENT], elements[e, TAG], elements[e, DEPTH] = parent, tag, elements[parent, DEPTH] + 1
     elements[e, NUM_CHILDREN] = 0
-    elements[e, ELEMENT_FLAGS] = elements[parent, ELEMENT_FLAGS] | found[FLAGS] | TAG_FLAGS[tag]
-    mixed = (np.int64(elements[parent, PATH_HASH]) * 31 + tag * 7919 + found[TOKENS_HASH]) * 0x9E3779B1
+    elements[e, ELEMENT_FLAGS] = elements[parent, ELEMENT_FLAGS] | properties[FLAGS] | TAG_FLAGS[tag]
+    mixed = (np.int64(elements[parent, PATH_HASH]) * 31 + tag * 7919 + properties[TOKENS_HASH]) * 0x9E3779B1
     elements[e, PATH_HASH] = (mixed >> 7) & 0x7FFFFFFF
-    element_weights[e, OWN_MIN], element_weights[e, OWN_MAX] = found_weights[MIN_WEIGHT], found_weights[MAX_WEIGHT]
-    element_weights[e, OWN_SUM] = found_weights[SUM_WEIGHT]
-    element_weights[e, PATH_MIN] = min(element_weights[parent, PATH_MIN], found_weights[MIN_WEIGHT])
-    element_weights[e, PATH_MAX] = max(element_weights[parent, PATH_MAX], found_weights[MAX_WEIGHT])
-    element_weights[e, PATH_SUM] = element_weights[parent, PATH_SUM] + found_weights[SUM_WEIGHT]
+    element_weights[e, OWN_MIN], element_weights[e, OWN_MAX] = (
+        property_weights[MIN_WEIGHT],
+        property_weights[MAX_WEIGHT],
+    )
+    element_weights[e, OWN_SUM] = property_weights[SUM_WEIGHT]
+    element_weights[e, PATH_MIN] = min(element_weights[parent, PATH_MIN], property_weights[MIN_WEIGHT])
+    element_weights[e, PATH_MAX] = max(element_weights[parent, PATH_MAX], property_weights[MAX_WEIGHT])
+    element_weights[e, PATH_SUM] = element_weights[parent, PATH_SUM] + property_weights[SUM_WEIGHT]
     state[CURRENT] = e
 
 
@@ -229,25 +232,25 @@ def _close_implied(tag, kind, elements, state):
     elif kind & ITEM:
         e = current
         while e > 0:
-            held = elements[e, TAG]
-            if held == tag or (tag != LI and (held in (DT, DD))):
+            open_tag = elements[e, TAG]
+            if open_tag == tag or (tag != LI and (open_tag in (DT, DD))):
                 state[CURRENT] = elements[e, PARENT]
                 return
-            if held != P and held != DIV and held != ADDRESS:
+            if open_tag != P and open_tag != DIV and open_tag != ADDRESS:
                 return
             e = elements[e, PARENT]
     elif tag in (TD, TH, TR, TBODY, THEAD, TFOOT):
         e = current
         while e > 0:
-            held = elements[e, TAG]
-            if held == TABLE:
+            open_tag = elements[e, TAG]
+            if open_tag == TABLE:
                 return
-            if held == TR and (tag in (TD, TH)):
+            if open_tag == TR and (tag in (TD, TH)):
                 return
-            if (held in (TBODY, THEAD, TFOOT)) and tag == TR:
+            if (open_tag in (TBODY, THEAD, TFOOT)) and tag == TR:
                 return
-            is_cell = held in (TD, TH)
-            if is_cell or held in (TR, TBODY, THEAD, TFOOT, CAPTION):
+            is_cell = open_tag in (TD, TH)
+            if is_cell or open_tag in (TR, TBODY, THEAD, TFOOT, CAPTION):
                 state[CURRENT] = elements[e, PARENT]
             e = elements[e, PARENT]
 
@@ -279,12 +282,12 @@ def _close(tag, elements, state):
     is_part = tag in (TR, TD, TH, TBODY, THEAD, TFOOT, CAPTION)
     e = state[CURRENT]
     while e > 0:
-        held = elements[e, TAG]
-        if held == tag or (TAG_KINDS[tag] & HEADING and TAG_KINDS[held] & HEADING):
+        open_tag = elements[e, TAG]
+        if open_tag == tag or (TAG_KINDS[tag] & HEADING and TAG_KINDS[open_tag] & HEADING):
             state[CURRENT] = elements[e, PARENT]
             return
-        if held == TABLE and tag != TABLE:
+        if open_tag == TABLE and tag != TABLE:
             return
-        if (held in (TD, TH)) and not is_part and tag != TABLE:
+        if (open_tag in (TD, TH)) and not is_part and tag != TABLE:
             return
         e = elements[e, PARENT]

@@ -151,9 +151,9 @@ def save_weights(path: Path, weights: Weights) -> None:
         arrays |= {f"{stage}_{name}": array for name, array in trees._asdict().items()}
     described = {"features": features_digest(), "provenance": weights.provenance}
     arrays["description"] = np.frombuffer(json.dumps(described, sort_keys=True).encode(), np.uint8)
-    held = io.BytesIO()
-    np.savez_compressed(held, allow_pickle=False, **arrays)
-    write_atomic(path, held.getvalue())
+    content = io.BytesIO()
+    np.savez_compressed(content, allow_pickle=False, **arrays)
+    write_atomic(path, content.getvalue())
 
 
 def weights_path(weights: str) -> Path:

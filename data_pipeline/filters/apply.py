@@ -67,8 +67,8 @@ class Rules:
             return np.repeat(own_R[:, None], table.num_rows, axis=1)
         profiles = table.column(PROFILE).combine_chunks().dictionary_encode()
         keys = profiles.dictionary.to_pylist()
-        held = [np.array(self.by_profile.get(key, own_R), dtype=np.float64) for key in keys]
-        held_PR = np.array(held, dtype=np.float64).reshape(len(keys), len(self.rules))
+        columns = [np.array(self.by_profile.get(key, own_R), dtype=np.float64) for key in keys]
+        held_PR = np.array(columns, dtype=np.float64).reshape(len(keys), len(self.rules))
         return np.ascontiguousarray(held_PR[profiles.indices.to_numpy(zero_copy_only=False)].T)
 
 
@@ -83,7 +83,7 @@ class FilterTask:
 
 @dataclass(frozen=True)
 class NearestDocuments:
-    """Of each rule the documents of a file nearest to its threshold: those that it removed, and kept ones.
+    """Documents of a file that are nearest to the threshold of each rule: those that it removed, and kept ones.
 
     All [rules, sides, EXAMPLES_PER_SIDE], sides REMOVED_SIDE and KEPT_SIDE, nearest first, of equals the first row.
     rows int64, -1 where there are fewer. values, thresholds float64."""
@@ -157,8 +157,8 @@ class StoredResults:
         return self.language_names
 
     def load(self) -> FilterResults:
-        found = Shuffle(self.path, STORED, 1, 1).read(0)
-        columns = {name: np.ascontiguousarray(found[name]) for name in STORED.names or ()}
+        stored_table = Shuffle(self.path, STORED, 1, 1).read(0)
+        columns = {name: np.ascontiguousarray(stored_table[name]) for name in STORED.names or ()}
         return FilterResults(**columns, language_names=self.language_names, nearest=self.nearest)
 
 
@@ -189,8 +189,10 @@ def rules_of(
         rules.extend(_at_stage(rule, stage, edits) for rule in applied)
     if edits:
         rules.append(EMPTY_RULE)
-    found = Rules((*rules, *last), tuple(languages))
-    return found if profiles is None else replace(found, by_profile=_by_profile(found.rules, fixed, profiles))
+    all_rules = Rules((*rules, *last), tuple(languages))
+    return (
+        all_rules if profiles is None else replace(all_rules, by_profile=_by_profile(all_rules.rules, fixed, profiles))
+    )
 
 
 def _by_profile(rules: Sequence[Rule], fixed: Collection[str], profiles: Profiles) -> dict[str, tuple[float, ...]]:
@@ -222,12 +224,12 @@ def apply_filters_to_files(tasks: Sequence[FilterTask], engine: Engine, folder: 
 
 def _store_results(task: tuple[FilterTask, Path]) -> StoredResults:
     filter_task, path = task
-    found = apply_filters(filter_task)
-    records = np.empty(found.num_documents, STORED)
+    results = apply_filters(filter_task)
+    records = np.empty(results.num_documents, STORED)
     for name in STORED.names or ():
-        records[name] = getattr(found, name)
+        records[name] = getattr(results, name)
     Shuffle(path, STORED, 1, 1).write(0, records, np.array([0, len(records)]))
-    return StoredResults(path, found.num_documents, found.num_quarantined, found.language_names, found.nearest)
+    return StoredResults(path, results.num_documents, results.num_quarantined, results.language_names, results.nearest)
 
 
 def apply_filters(task: FilterTask) -> FilterResults:
@@ -235,19 +237,19 @@ def apply_filters(task: FilterTask) -> FilterResults:
     language = PROFILE if task.rules.by_profile else "detected_language"
     columns = list(dict.fromkeys(["unreadable", "num_bytes", "text_hash", language, *task.rules.columns]))
     codes: dict[str, int] = {}  # of the languages, in the order in which they occur
-    found: list[FilterResults] = []
+    results: list[FilterResults] = []
     with pq.ParquetFile(task.path) as file:  # half the time of pq.read_table, which opens a dataset and threads
         for group in range(file.num_row_groups):
             table = file.read_row_group(group, columns=columns, use_threads=False)
-            found.append(_apply_to_table(table, task, language, codes))
-        found = found or [_apply_to_table(file.schema_arrow.empty_table().select(columns), task, language, codes)]
+            results.append(_apply_to_table(table, task, language, codes))
+        results = results or [_apply_to_table(file.schema_arrow.empty_table().select(columns), task, language, codes)]
     return FilterResults(
-        failed_rule=np.concatenate([one.failed_rule for one in found]),
-        bytes=np.concatenate([one.bytes for one in found]),
-        splits=np.concatenate([one.splits for one in found]),
-        languages=np.concatenate([one.languages for one in found]),
+        failed_rule=np.concatenate([batch_results.failed_rule for batch_results in results]),
+        bytes=np.concatenate([batch_results.bytes for batch_results in results]),
+        splits=np.concatenate([batch_results.splits for batch_results in results]),
+        languages=np.concatenate([batch_results.languages for batch_results in results]),
         language_names=tuple(codes),
-        nearest=_nearest_of_all(found),
+        nearest=_nearest_of_all(results),
     )
 
 
@@ -271,15 +273,20 @@ def _apply_to_table(table: pa.Table, task: FilterTask, language: str, codes: dic
     )
 
 
-def _nearest_of_all(found: Sequence[FilterResults]) -> NearestDocuments:
+def _nearest_of_all(results: Sequence[FilterResults]) -> NearestDocuments:
     """The nearest documents of consecutive row groups, with rows counted from the first one."""
-    starts = np.cumsum([0, *(len(one.failed_rule) for one in found[:-1])])
-    nearest = [one.nearest for one in found if one.nearest is not None]
+    starts = np.cumsum([0, *(len(batch_results.failed_rule) for batch_results in results[:-1])])
+    nearest = [batch_results.nearest for batch_results in results if batch_results.nearest is not None]
     rows_RSN = np.concatenate(
-        [np.where(one.rows >= 0, one.rows + start, -1) for one, start in zip(nearest, starts, strict=True)], axis=-1
+        [
+            np.where(batch_results.rows >= 0, batch_results.rows + start, -1)
+            for batch_results, start in zip(nearest, starts, strict=True)
+        ],
+        axis=-1,
     )
     values_RSN, thresholds_RSN = (
-        np.concatenate([getattr(one, name) for one in nearest], axis=-1) for name in ("values", "thresholds")
+        np.concatenate([getattr(batch_results, name) for batch_results in nearest], axis=-1)
+        for name in ("values", "thresholds")
     )
     distances_RSN = np.where(rows_RSN >= 0, np.abs(values_RSN - thresholds_RSN), np.inf)
     chosen = np.argsort(distances_RSN, axis=-1, kind="stable")[..., :EXAMPLES_PER_SIDE]
@@ -311,10 +318,10 @@ def _nearest_documents(values_RN: np.ndarray, thresholds_RN: np.ndarray, failed_
         removed = np.flatnonzero(failed_rule_N == rule)
         for side, candidates in ((REMOVED_SIDE, removed), (KEPT_SIDE, kept)):
             distances = np.abs(values_RN[rule, candidates] - thresholds_RN[rule, candidates])
-            found = candidates[_smallest(distances, EXAMPLES_PER_SIDE)]
-            rows[rule, side, : len(found)] = found
-            values[rule, side, : len(found)] = values_RN[rule, found]
-            thresholds[rule, side, : len(found)] = thresholds_RN[rule, found]
+            nearest_rows = candidates[_smallest(distances, EXAMPLES_PER_SIDE)]
+            rows[rule, side, : len(nearest_rows)] = nearest_rows
+            values[rule, side, : len(nearest_rows)] = values_RN[rule, nearest_rows]
+            thresholds[rule, side, : len(nearest_rows)] = thresholds_RN[rule, nearest_rows]
     return NearestDocuments(rows, values, thresholds)
 
 

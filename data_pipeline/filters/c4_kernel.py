@@ -87,10 +87,10 @@ def has_words(text, first, last, flags, wanted):
 @cached_njit(nogil=True, forceinline=True)
 def holds_bytes(text, first, last, low, count):
     """Whether text[first:last] contains a byte from `low` to low + count - 1."""
-    found = ZERO
+    marks = ZERO
     for base in range(first, last, BLOCK):
-        found |= bytes_within(text, base, low, count) & below(last - base)
-    return found != ZERO
+        marks |= bytes_within(text, base, low, count) & below(last - base)
+    return marks != ZERO
 
 
 @cached_njit(nogil=True, forceinline=True)
@@ -184,13 +184,13 @@ def _edit(span, rules, out, at_out, counts):
         if min_words > 0 and not has_words(text, first, last, flags, min_words):
             counts[FEW_WORDS] += 1
             continue
-        found = _phrases(out, at_out, end_out)
-        counts[LOREM_IPSUM] += found & HAS_LOREM != 0
-        if javascript and found & HAS_JAVASCRIPT:
+        phrases = _phrases(out, at_out, end_out)
+        counts[LOREM_IPSUM] += phrases & HAS_LOREM != 0
+        if javascript and phrases & HAS_JAVASCRIPT:
             counts[REMOVED_JAVASCRIPT] += 1
             continue
-        counts[CURLY] += found & HAS_BRACKET != 0
-        if policy and found & HAS_POLICY:
+        counts[CURLY] += phrases & HAS_BRACKET != 0
+        if policy and phrases & HAS_POLICY:
             counts[REMOVED_POLICY] += 1
             continue
         out[end_out] = NEWLINE
@@ -266,7 +266,7 @@ def _has_longer_word(text, first, last, flags, most):
 def _phrases(text, first, last):
     """Which phrases the line contains (HAS_...). Each is searched at three letters that are rarely adjacent: jav,
     ook (cookie), vac (privacy), "f u" (of use), ips (ipsum)."""
-    found = 0
+    phrases = 0
     for base in range(first, last, BLOCK):
         after_a = _letter(text, base + 1, 0x61)
         marks = _letter(text, base, 0x6A) & after_a & _letter(text, base + 2, 0x76)
@@ -276,12 +276,12 @@ def _phrases(text, first, last):
         marks |= _letter(text, base, 0x69) & _letter(text, base + 1, 0x70) & _letter(text, base + 2, 0x73)
         inside = below(last - base)
         if bytes_within(text, base, 0x7B, 1) & inside != ZERO:
-            found |= HAS_BRACKET
+            phrases |= HAS_BRACKET
         marks &= inside
         while marks != ZERO:
-            found |= _phrase_at(text, first, last, base + first_bit(marks))
+            phrases |= _phrase_at(text, first, last, base + first_bit(marks))
             marks = without_first(marks)
-    return found
+    return phrases
 
 
 @cached_njit(nogil=True, forceinline=True)

@@ -111,10 +111,10 @@ def _threshold(rule: Rule, script: str, own: Measured, english: Measured) -> flo
     if rule.name in ("min_language_stop_words", "repeated_10gram_ratio", "short_line_ratio"):
         return rule.threshold
     values = "documents" if rule.signal in _COUNTED else "windows"
-    found = matched(rule.threshold, getattr(english, values)[rule.signal], getattr(own, values)[rule.signal])
-    if found is None or rule.signal in _SCALES:
-        return None if found is None else _rounded(found)
-    return _rounded(max(found, rule.threshold) if rule.keep == "<=" else min(found, rule.threshold))
+    threshold = matched(rule.threshold, getattr(english, values)[rule.signal], getattr(own, values)[rule.signal])
+    if threshold is None or rule.signal in _SCALES:
+        return None if threshold is None else _rounded(threshold)
+    return _rounded(max(threshold, rule.threshold) if rule.keep == "<=" else min(threshold, rule.threshold))
 
 
 def _fallbacks(profiles: Sequence[Profile], source: str) -> list[Profile]:
@@ -123,7 +123,7 @@ def _fallbacks(profiles: Sequence[Profile], source: str) -> list[Profile]:
     for profile in profiles:
         by_script[profile.script].append(profile)
         by_script[NO_LETTERS].append(profile)
-    return [_pooled(script, held, source) for script, held in sorted(by_script.items())]
+    return [_pooled(script, members, source) for script, members in sorted(by_script.items())]
 
 
 def _pooled(script: str, profiles: Sequence[Profile], source: str) -> Profile:
@@ -139,10 +139,10 @@ def _loosest(rule: Rule, preset: str, profiles: Sequence[Profile]) -> float | No
     words."""
     if rule.signal in ("num_language_stop_words", "language_stop_word_ratio"):
         return None
-    held = [number for profile in profiles if (number := profile.thresholds[preset][rule.name]) is not None]
-    if len(held) * 2 <= len(profiles):
+    thresholds = [number for profile in profiles if (number := profile.thresholds[preset][rule.name]) is not None]
+    if len(thresholds) * 2 <= len(profiles):
         return None
-    return _rounded(float(np.quantile(held, POOLED if rule.keep == ">=" else 1 - POOLED)))
+    return _rounded(float(np.quantile(thresholds, POOLED if rule.keep == ">=" else 1 - POOLED)))
 
 
 def _rounded(value: float) -> float:
@@ -157,7 +157,9 @@ def _measured(texts: Sequence[str]) -> Measured:
 
 def _signals(texts: Sequence[str], words: Sequence[str]) -> dict[str, np.ndarray]:
     buffer = TextBuffer.of(texts)
-    found = {name: column.to_numpy().astype(np.float64) for name, column in _columns(measure_buffer(buffer, "unicode"))}
+    signals = {
+        name: column.to_numpy().astype(np.float64) for name, column in _columns(measure_buffer(buffer, "unicode"))
+    }
     table = make_table({"it": tuple(words)}, frozenset(["it"]))
     different, ratio = stop_word_columns(buffer, ["it"] * len(texts), table)
     order, sentences = word_order_columns(buffer, [True] * len(texts))
@@ -167,7 +169,7 @@ def _signals(texts: Sequence[str], words: Sequence[str]) -> dict[str, np.ndarray
         "word_order": order,
         "mean_sentence_words": sentences,
     }
-    return found | {name: np.array(c.to_pylist(), dtype=np.float64) for name, c in optional.items()}
+    return signals | {name: np.array(c.to_pylist(), dtype=np.float64) for name, c in optional.items()}
 
 
 def _columns(batch) -> list:
@@ -177,14 +179,14 @@ def _columns(batch) -> list:
 def windows(text: str) -> list[str]:
     """Group the lines of a text into windows of at least WINDOW_WORDS words; the remainder joins the last window."""
     pieces: list[list[str]] = [[]]
-    held = 0
+    num_words = 0
     for line in text.split("\n"):
-        if held >= WINDOW_WORDS:
+        if num_words >= WINDOW_WORDS:
             pieces.append([])
-            held = 0
+            num_words = 0
         pieces[-1].append(line)
-        held += len(_words(line))
-    if len(pieces) > 1 and held < WINDOW_WORDS:
+        num_words += len(_words(line))
+    if len(pieces) > 1 and num_words < WINDOW_WORDS:
         last = pieces.pop()
         pieces[-1] += last
     return ["\n".join(piece) for piece in pieces]

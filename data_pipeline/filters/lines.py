@@ -189,9 +189,9 @@ def _compiled(
     pieces = []
     for k in range(count):
         if left[k]:
-            one = plain(texts.raw(k).decode(), options)
-            counts[k] = [one.counts[name] for name in names]
-        pieces.append(one.text.encode() if left[k] else edited.raw(k))
+            plain_text = plain(texts.raw(k).decode(), options)
+            counts[k] = [plain_text.counts[name] for name in names]
+        pieces.append(plain_text.text.encode() if left[k] else edited.raw(k))
     return EditedBuffer(TextBuffer(*joined(pieces)), counts, same_words)
 
 

@@ -24,7 +24,7 @@ MAX_DOT_DISTANCE = 8  # from the first dot of an address to the third: two numbe
 
 
 @cached_njit(nogil=True)
-def find_marks(data, offsets, kinds, found):
+def find_marks(data, offsets, kinds, kinds_of_texts):
     """Sets the bits of `kinds` in found: uint8[N] that the texts data[offsets[k] : offsets[k + 1]] may hold.
 
     EMAIL: an @ between characters of an address. IP: three dots between digits, close to each other. PHONE: a space,
@@ -32,16 +32,16 @@ def find_marks(data, offsets, kinds, found):
     for k in range(len(offsets) - 1):
         start, end = offsets[k], offsets[k + 1]
         if end + BLOCK <= len(data):
-            found[k] = _marks(pointer(data, 0), start, end, kinds)
+            kinds_of_texts[k] = _marks(pointer(data, 0), start, end, kinds)
         else:  # a block may reach behind the last bytes
             copy = np.zeros(end - start + BLOCK, np.uint8)
             copy[: end - start] = data[start:end]
-            found[k] = _marks(pointer(copy, 0), 0, end - start, kinds)
+            kinds_of_texts[k] = _marks(pointer(copy, 0), 0, end - start, kinds)
 
 
 @cached_njit(nogil=True)
 def _marks(text, start, end, kinds):
-    found, first_dot, second_dot = 0, start - 2 * BLOCK, start - 2 * BLOCK  # the last two dots between digits
+    kinds_of_text, first_dot, second_dot = 0, start - 2 * BLOCK, start - 2 * BLOCK  # the last two dots between digits
     for base in range(start, end, BLOCK):
         inside = below(end - base)
         digit = bytes_within(text, base, 0x30, 10)
@@ -50,18 +50,18 @@ def _marks(text, start, end, kinds):
             if sign != ZERO:
                 address = digit | letters_within(text, base, 0x61, 26)
                 address |= bytes_within(text, base, 0x5F, 1) | bytes_within(text, base, 0x2D, 1)
-                found |= EMAIL if _between(sign, address) != ZERO else 0
+                kinds_of_text |= EMAIL if _between(sign, address) != ZERO else 0
         if kinds & IP:
             dots = _between(bytes_within(text, base, 0x2E, 1) & inside, digit)
             while dots != ZERO:
                 dot = base + first_bit(dots)
                 dots = without_first(dots)
-                found |= IP if dot - first_dot <= MAX_DOT_DISTANCE else 0
+                kinds_of_text |= IP if dot - first_dot <= MAX_DOT_DISTANCE else 0
                 first_dot, second_dot = second_dot, dot
         if kinds & PHONE:
             separator = bytes_within(text, base, 0x20, 1) | bytes_within(text, base, 0x2D, 2)
-            found |= PHONE if _between(separator & inside, digit) != ZERO else 0
-    return found
+            kinds_of_text |= PHONE if _between(separator & inside, digit) != ZERO else 0
+    return kinds_of_text
 
 
 @cached_njit(nogil=True, forceinline=True)
@@ -76,7 +76,7 @@ PII_KINDS: tuple[PiiKind, ...] = get_args(PiiKind)
 
 
 class PiiConfig(Config):
-    """What to do for each kind, and the placeholders (reserved names and numbers: RFC 2606, RFC 5737, +1-555-0100).
+    """Action for each kind, and the placeholders (reserved names and numbers: RFC 2606, RFC 5737, +1-555-0100).
 
     replace: applied when the corpus is written, after filters and deduplication, as in FineWeb; signals and
     similarities are those of the original text. drop: documents with a match are removed by the last rule of the
@@ -121,10 +121,10 @@ def replace_pii(text: str, config: PiiConfig, kinds: Sequence[PiiKind] = PII_KIN
         if kind not in kinds and not replaced:  # a placeholder may hold what another kind replaces
             continue
         parts, end = [], 0
-        for found in _matches(text, kind):
-            if _is_personal(kind, found[0]):
-                parts += [text[end : found.start()], getattr(config, f"{kind}_placeholder")]
-                end = found.end()
+        for match in _matches(text, kind):
+            if _is_personal(kind, match[0]):
+                parts += [text[end : match.start()], getattr(config, f"{kind}_placeholder")]
+                end = match.end()
                 replaced += 1
         text = "".join([*parts, text[end:]])
     return text, replaced
@@ -150,10 +150,10 @@ def _matches(text: str, kind: PiiKind) -> Iterator[re.Match[str]]:
     sign, end = text.find("@"), 0
     while sign >= 0:
         domain = pii_domain().match(text, sign)
-        found = domain and pii_pattern("email").search(text, max(end, sign - _MAX_LOCAL_PART), domain.end())
-        if found:
-            yield found
-            end = found.end()
+        match = domain and pii_pattern("email").search(text, max(end, sign - _MAX_LOCAL_PART), domain.end())
+        if match:
+            yield match
+            end = match.end()
         sign = text.find("@", sign + 1)
 
 
@@ -161,16 +161,16 @@ def may_hold_pii(data: np.ndarray, offsets: np.ndarray, kinds: Sequence[PiiKind]
     """bool[kinds, texts]: False for texts without a match of the kind, True for all with one and some others.
 
     Text i is the UTF-8 data[offsets[i] : offsets[i + 1]]."""
-    found = np.zeros(len(offsets) - 1, np.uint8)
-    find_marks(data, offsets, sum(_BITS[kind] for kind in kinds), found)
-    return np.array([found & _BITS[kind] > 0 for kind in kinds], bool).reshape(len(kinds), len(found))
+    kinds_of_texts = np.zeros(len(offsets) - 1, np.uint8)
+    find_marks(data, offsets, sum(_BITS[kind] for kind in kinds), kinds_of_texts)
+    return np.array([kinds_of_texts & _BITS[kind] > 0 for kind in kinds], bool).reshape(len(kinds), len(kinds_of_texts))
 
 
 def count_pii(text: str, kind: PiiKind) -> int:
     """Number of matches that `replace` would replace, without those that are placeholders."""
     placeholder = getattr(PiiConfig(), f"{kind}_placeholder")
-    found = (match[0] for match in _matches(text, kind))
-    return sum(written != placeholder and _is_personal(kind, written) for written in found)
+    matches = (match[0] for match in _matches(text, kind))
+    return sum(written != placeholder and _is_personal(kind, written) for written in matches)
 
 
 def pii_signal(kind: PiiKind) -> str:

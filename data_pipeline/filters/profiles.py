@@ -137,10 +137,10 @@ class PinnedProfiles(Config):
 
 def load_profiles(config: ProfilesConfig) -> Profiles:
     """Our profiles, overridden by those of the recipe's folder."""
-    found = dict(read_folder(SHIPPED_FOLDER))
+    profiles = dict(read_folder(SHIPPED_FOLDER))
     if config.path != SHIPPED:
-        found |= read_folder(Path(config.path))
-    return Profiles(dict(sorted(found.items())), config.min_score)
+        profiles |= read_folder(Path(config.path))
+    return Profiles(dict(sorted(profiles.items())), config.min_score)
 
 
 @lru_cache(maxsize=8)  # every source of a recipe asks
@@ -162,12 +162,12 @@ def read_folder(folder: Path) -> Mapping[str, Profile]:
     paths = sorted([*folder.glob("*.yaml"), *folder.glob("*.yml")])
     if not paths:
         raise RecipeError(f"curate.profiles: {folder} contains no .yaml or .yml file; name a folder of profiles")
-    found: dict[str, Profile] = {}
+    profiles: dict[str, Profile] = {}
     for path, profile in zip(paths, _read_profiles(paths), strict=True):
-        if profile.key in found:
+        if profile.key in profiles:
             raise RecipeError(f"{path}: a second profile of {profile.key} in this folder; keep one of the two files")
-        found[profile.key] = profile
-    return found
+        profiles[profile.key] = profile
+    return profiles
 
 
 def _read_profiles(paths: Sequence[Path]) -> list[Profile]:
@@ -295,14 +295,14 @@ def _ngrams(field: str, pairs: Any, sizes: tuple[int, ...], kind: str) -> dict[s
     """[[2, 0.169], ...] as thresholds; a size that is not named is not asked."""
     if not isinstance(pairs, list) or any(not isinstance(pair, list) or len(pair) != 2 for pair in pairs):
         raise ValueError(f"{field} is no list of [n, ratio]; copy the file again")
-    found: dict[str, float | None] = {f"{kind}_{size}gram_char_ratio": None for size in sizes}
+    thresholds: dict[str, float | None] = {f"{kind}_{size}gram_char_ratio": None for size in sizes}
     for size, ratio in pairs:
         if size not in sizes:
             raise ValueError(
                 f"{field} names {size}-grams, and only {sizes[0]} to {sizes[-1]} are measured; leave it out"
             )
-        found[f"{kind}_{size}gram_char_ratio"] = _number(field, ratio)
-    return found
+        thresholds[f"{kind}_{size}gram_char_ratio"] = _number(field, ratio)
+    return thresholds
 
 
 def _number(field: str, value: Any) -> float:

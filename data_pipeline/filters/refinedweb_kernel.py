@@ -112,16 +112,16 @@ def _refused(span, rules):
 def _share(span, low, count, flag):
     """Share of the characters with the flag; low, count: the range of ASCII bytes with it."""
     text, start, end, flags = span
-    found = ZERO
+    matching = ZERO
     for base in range(start, end, BLOCK):
         inside = below(end - base)
-        found += ones(bytes_within(text, base, low, count) & inside)
+        matching += ones(bytes_within(text, base, low, count) & inside)
         beyond = bytes_within(text, base, 0xC0, 0x40) & inside
         while beyond != ZERO:
             code, _ = decode(text, base + first_bit(beyond))
             beyond = without_first(beyond)
-            found += np.uint64(flags[code] & flag != 0)
-    return np.int64(found) / count_chars(text, start, end)
+            matching += np.uint64(flags[code] & flag != 0)
+    return np.int64(matching) / count_chars(text, start, end)
 
 
 @cached_njit(nogil=True, forceinline=True)

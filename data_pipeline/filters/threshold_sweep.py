@@ -26,7 +26,7 @@ class Sweep:
 
 @dataclass(frozen=True)
 class SweepRow:
-    """What the filters would keep of a source with the rule at this threshold, before deduplication.
+    """Documents that the filters would keep of a source with the rule at this threshold, before deduplication.
 
     taken: documents that fail only this rule."""
 
@@ -40,11 +40,11 @@ class SweepRow:
 
 def parse_sweep(text: str) -> Sweep:
     """`gopher_quality.min_words=20:100:5` -> 20, 40, 60, 80, 100. Raises RecipeError on any other form."""
-    found = _SWEEP.fullmatch(text)
+    match = _SWEEP.fullmatch(text)
     try:
-        if found is None:
+        if match is None:
             raise ValueError
-        low, high, count = float(found["low"]), float(found["high"]), int(found["count"][:9])
+        low, high, count = float(match["low"]), float(match["high"]), int(match["count"][:9])
         if not (np.isfinite(low) and np.isfinite(high)) or count < 1:
             raise ValueError
     except ValueError:
@@ -52,8 +52,8 @@ def parse_sweep(text: str) -> Sweep:
             f"{text!r} is not a sweep; write rule=low:high:n, as gopher_quality.min_words=20:100:5"
         ) from None
     if count > MAX_THRESHOLDS:
-        raise RecipeError(f"{text!r} asks for {found['count']} thresholds; the maximum is {MAX_THRESHOLDS:,}")
-    return Sweep(found["rule"], tuple(float(step) for step in np.linspace(low, high, count)))
+        raise RecipeError(f"{text!r} asks for {match['count']} thresholds; the maximum is {MAX_THRESHOLDS:,}")
+    return Sweep(match["rule"], tuple(float(step) for step in np.linspace(low, high, count)))
 
 
 def sweep(
@@ -73,8 +73,8 @@ def sweep(
         if not chosen:
             continue
         counted: dict[str, np.ndarray] = {}
-        for found in engine.map(_count, chosen, f"sweep {name}", unit="files"):
-            for language, counts in found.items():
+        for file_counts in engine.map(_count, chosen, f"sweep {name}", unit="files"):
+            for language, counts in file_counts.items():
                 group = language if by_language else ""
                 counted[group] = counted[group] + counts if group in counted else counts
         rows += [
@@ -101,10 +101,10 @@ def _count(task: tuple[FilterTask, Sweep]) -> dict[str, np.ndarray]:
     languages = np.array(table.column(language).to_pylist(), dtype=np.str_)
     counted: dict[str, np.ndarray] = {}
     for name in np.unique(languages).tolist() or [""]:
-        mine, rows = passes_others & (languages == name), []
+        language_mask, rows = passes_others & (languages == name), []
         for threshold in wanted.thresholds:
             passes = rule.at(threshold).passes(values) | ~asked
-            kept = mine & passes
-            rows.append([kept.sum(), num_bytes[kept].sum(), (mine & ~passes).sum()])
+            kept = language_mask & passes
+            rows.append([kept.sum(), num_bytes[kept].sum(), (language_mask & ~passes).sum()])
         counted[name] = np.array(rows, dtype=np.int64)
     return counted

@@ -75,7 +75,7 @@ def score_quality(
 
     The classifier is trained on the documents that the filters kept. This process holds nothing of a document but the
     texts that it trains on. Raises RecipeError for a source that is not in the recipe."""
-    by_name = {one.source.name: one for one in sources}
+    by_name = {source.source.name: source for source in sources}
     for name in (*config.positive, *config.negative, *config.apply_to):
         _check_name(name, list(by_name))
     work = folders.cache / fingerprint(_identity(sources, config))
@@ -85,7 +85,7 @@ def score_quality(
             seal(work / name)
     load_classifier(work).save(folders.corpus)
     scored_sources = [by_name[name] for name in config.scored]
-    tasks = [ScoreTask(path, work, work / f"{path.stem}.npy") for one in scored_sources for path in one.paths]
+    tasks = [ScoreTask(path, work, work / f"{path.stem}.npy") for source in scored_sources for path in source.paths]
     engine.map(score, tasks, "quality: score", [float(task.annotated.stat().st_size) for task in tasks], "B")
     scores = {task.annotated: task.path for task in tasks}
     return _remove_documents(scored_sources, scores, config, folders.work, engine), scores
@@ -98,9 +98,9 @@ def score(task: ScoreTask) -> None:
     classifier = load_classifier(task.classifier)
     with pq.ParquetFile(task.annotated) as file:
         batches = file.iter_batches(SCORED_ROWS, columns=["text"])
-        found = [classifier.scores(batch.column("text").to_pylist()) for batch in batches]
+        scores = [classifier.scores(batch.column("text").to_pylist()) for batch in batches]
     with sealed_path(task.path) as temporary, temporary.open("wb") as file:
-        np.save(file, np.concatenate([np.empty(0), *found]))
+        np.save(file, np.concatenate([np.empty(0), *scores]))
 
 
 @dataclass(frozen=True)
@@ -128,18 +128,20 @@ def _remove_documents(
 ) -> StoredRemovals:
     """Removes the documents of these sources with too low a score. Memory of this process: 8 MB, for the counts of the
     scores of one source."""
-    num_files = max((one.files.stop for one in sources), default=0)
+    num_files = max((source.files.stop for source in sources), default=0)
     removed = Shuffle(folder / "removed", removed_dtype("row", "value", "threshold"), num_files, 1)
     counts = Shuffle(folder / "counts", COUNT, num_files, 1)
     tasks: list[SelectTask] = []
-    for one in sources:
-        files = zip(one.paths, one.files, one.kept(), strict=True)
-        mine = [SelectTask(path, scores[path], kept, config, 0.0, n, removed, counts) for path, n, kept in files]
+    for source in sources:
+        files = zip(source.paths, source.files, source.kept(), strict=True)
+        source_tasks = [
+            SelectTask(path, scores[path], kept, config, 0.0, n, removed, counts) for path, n, kept in files
+        ]
         if config.keep == "quantile":
-            engine.map(_count_scores, mine, "quality: count scores", unit="files")
-            min_score = lowest_of_best(_summed(counts, [task.number for task in mine]), config.value)
-            mine = [replace(task, min_score=min_score) for task in mine]
-        tasks += mine
+            engine.map(_count_scores, source_tasks, "quality: count scores", unit="files")
+            min_score = lowest_of_best(_summed(counts, [task.number for task in source_tasks]), config.value)
+            source_tasks = [replace(task, min_score=min_score) for task in source_tasks]
+        tasks += source_tasks
     engine.map(_select, tasks, "quality: apply threshold", unit="files")
     return StoredRemovals("quality", config.value, removed, is_by_part=True)
 
@@ -153,20 +155,20 @@ def _count_scores(task: SelectTask) -> None:
 
 def _summed(counts: Shuffle, numbers: Sequence[int]) -> np.ndarray:
     """int64[SCORE_STEPS + 1]: how many documents of these files have each score."""
-    found = np.zeros(SCORE_STEPS + 1, np.int64)
+    histogram = np.zeros(SCORE_STEPS + 1, np.int64)
     for number in numbers:
         records = counts.part(number)[1]
-        found[records["score"]] += records["times"]
-    return found
+        histogram[records["score"]] += records["times"]
+    return histogram
 
 
 def _select(task: SelectTask) -> None:
-    rows, found = task.kept_scores()
+    rows, scores = task.kept_scores()
     ids = np.empty((0, 2), np.uint64)
     if task.config.keep == "pareto":
         ids = packed_ids(pq.read_table(task.annotated, columns=["doc_id"]).column("doc_id"), task.annotated)[rows]
-    kept, min_scores = select_documents(found, ids, task.config, task.min_score)
-    columns = {"row": rows, "value": found, "threshold": min_scores}
+    kept, min_scores = select_documents(scores, ids, task.config, task.min_score)
+    columns = {"row": rows, "value": scores, "threshold": min_scores}
     write_removed(task.removed, task.number, **{name: values[~kept] for name, values in columns.items()})
 
 
@@ -175,24 +177,24 @@ def _train(by_name: dict[str, ScoredSource], config: QualityConfig) -> QualityCl
         [text for name in names for text in _texts(by_name[name], config)]
         for names in (config.positive, config.negative)
     ]
-    inputs = [path.name for one in by_name.values() for path in one.paths]
+    inputs = [path.name for source in by_name.values() for path in source.paths]
     return train_classifier(sides[0], sides[1], config, inputs)
 
 
-def _texts(one: ScoredSource, config: QualityConfig) -> list[str]:
+def _texts(source: ScoredSource, config: QualityConfig) -> list[str]:
     """The source's kept texts with the lowest hashes, at most max_documents, in the order of their hashes.
 
     Memory: 40 bytes for each of max_documents and for each document of a file."""
     chosen = np.empty(0, LOWEST)
-    for number, (path, mask) in enumerate(zip(one.paths, one.kept_masks(), strict=True)):
+    for number, (path, mask) in enumerate(zip(source.paths, source.kept_masks(), strict=True)):
         table = pq.read_table(path, columns=["text_hash", "doc_id"]).filter(pa.array(mask))
-        mine = np.empty(len(table), LOWEST)
-        mine["hash"], mine["file"], mine["row"] = table.column("text_hash").to_numpy(), number, np.flatnonzero(mask)
-        mine["id"] = packed_ids(table.column("doc_id"), path)
-        chosen = np.concatenate([chosen, mine])
+        ranks = np.empty(len(table), LOWEST)
+        ranks["hash"], ranks["file"], ranks["row"] = table.column("text_hash").to_numpy(), number, np.flatnonzero(mask)
+        ranks["id"] = packed_ids(table.column("doc_id"), path)
+        chosen = np.concatenate([chosen, ranks])
         chosen = chosen[np.lexsort((chosen["id"][:, 1], chosen["id"][:, 0], chosen["hash"]))[: config.max_documents]]
     texts = np.empty(len(chosen), object)
-    for number, path in enumerate(one.paths):
+    for number, path in enumerate(source.paths):
         places = np.flatnonzero(chosen["file"] == number)
         places = places[np.argsort(chosen["row"][places])]
         if len(places):
@@ -205,10 +207,10 @@ def _identity(sources: Sequence[ScoredSource], config: QualityConfig) -> list:
     """Identity of the training data and settings: annotated files, their kept rows, the relevant config fields."""
     names = {*config.positive, *config.negative, *config.scored}
     files = [
-        [path.name for path in one.paths]
-        + [hashlib.sha256(np.packbits(mask).tobytes()).hexdigest() for mask in one.kept_masks()]
-        for one in sources
-        if one.source.name in names
+        [path.name for path in source.paths]
+        + [hashlib.sha256(np.packbits(mask).tobytes()).hexdigest() for mask in source.kept_masks()]
+        for source in sources
+        if source.source.name in names
     ]
     return [files, config.model_dump(mode="json", exclude={"keep", "value"})]
 

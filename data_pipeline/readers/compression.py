@@ -47,11 +47,11 @@ class TooLong:
 def content_bytes(head: bytes, name: str, compressed_bytes: int) -> int:
     """About how many bytes a compressed file holds: what its zstd frame says, if it says so, else COMPRESSION_RATIO
     times its own. head: the first FRAME_HEADER_BYTES."""
-    found = -1
+    num_bytes = -1
     if name.endswith(".zst"):
         with suppress(zstandard.ZstdError):
-            found = zstandard.frame_content_size(head)
-    return found if found > compressed_bytes else COMPRESSION_RATIO * compressed_bytes
+            num_bytes = zstandard.frame_content_size(head)
+    return num_bytes if num_bytes > compressed_bytes else COMPRESSION_RATIO * compressed_bytes
 
 
 def blocks(file: BinaryIO, name: str) -> Iterator[bytes]:
@@ -73,21 +73,21 @@ def blocks(file: BinaryIO, name: str) -> Iterator[bytes]:
 def _joined(pieces: Iterator[bytes]) -> Iterator[bytes]:
     """Merge pieces to at least BLOCK_BYTES, so that many small streams do not become as many small blocks. Bytes
     that were read before the damage are yielded before Damaged is raised."""
-    held: list[bytes] = []
+    joined: list[bytes] = []
     size = 0
     try:
         for piece in pieces:
-            held.append(piece)
+            joined.append(piece)
             size += len(piece)
             if size >= BLOCK_BYTES:
-                yield held[0] if len(held) == 1 else b"".join(held)
-                held, size = [], 0
+                yield joined[0] if len(joined) == 1 else b"".join(joined)
+                joined, size = [], 0
     except Damaged:
-        if held:
-            yield b"".join(held)
+        if joined:
+            yield b"".join(joined)
         raise
-    if held:
-        yield b"".join(held)
+    if joined:
+        yield b"".join(joined)
 
 
 def _decompressed(file: BinaryIO, suffix: str) -> Iterator[bytes]:
@@ -174,12 +174,12 @@ def _lz4(file: BinaryIO) -> Iterator[bytes]:
         kind = "truncated" if "Truncated" in str(error) else "damaged"
         reason = "truncated lz4 file: its end is missing" if kind == "truncated" else f"damaged lz4 data: {error}"
     file.seek(0)
-    again, one, rest = _lz4_stream(file), bytearray(1), bytearray()
+    decompressor, first_byte, rest = _lz4_stream(file), bytearray(1), bytearray()
     for _ in range(done // LZ4_BLOCK_BYTES):
-        again.readinto(block)
+        decompressor.readinto(block)
     with suppress(OSError):
-        while again.readinto(one):
-            rest += one
+        while decompressor.readinto(first_byte):
+            rest += first_byte
     if rest:
         yield bytes(rest)
     raise Damaged(kind, reason)
@@ -194,7 +194,7 @@ def whole_lines(stream: Iterator[bytes], max_bytes: int) -> Iterator[bytes | Too
     block and is, with its end, over max_bytes becomes a TooLong; at most max_bytes of it are held in memory.
 
     Raises Damaged after the last complete line before the damage: partial records are not used."""
-    held: list[bytes] = []
+    pieces: list[bytes] = []
     size = 0  # of the incomplete line; `held` has all of it, or nothing once it is too long
     for block in stream:
         cut = block.rfind(b"\n") + 1
@@ -204,20 +204,20 @@ def whole_lines(stream: Iterator[bytes], max_bytes: int) -> Iterator[bytes | Too
             if size + start > max_bytes:
                 yield TooLong(size + start)
             else:
-                held.append(block[:start])
-                yield b"".join(held)
-            held, size = [], 0
+                pieces.append(block[:start])
+                yield b"".join(pieces)
+            pieces, size = [], 0
         if start < cut:
             yield block[start:cut]
         size += len(block) - cut
         if size > max_bytes:
-            held = []
+            pieces = []
         elif size:
-            held.append(block[cut:])
+            pieces.append(block[cut:])
     if size > max_bytes:
         yield TooLong(size)
     elif size:
-        yield b"".join(held)
+        yield b"".join(pieces)
 
 
 # Buffered byte stream, read by line or by number of bytes, for the WARC and ARC readers.
@@ -263,11 +263,11 @@ class ByteStream:
 
     def read(self, size: int) -> bytes:
         """Read `size` bytes, fewer at the end of the stream."""
-        held = []
+        pieces = []
         while size > 0 and (self._at < len(self._held) or self._more()):
-            held.append(self._take(min(size, len(self._held) - self._at)))
-            size -= len(held[-1])
-        return held[0] if len(held) == 1 else b"".join(held)
+            pieces.append(self._take(min(size, len(self._held) - self._at)))
+            size -= len(pieces[-1])
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def skip(self, size: int) -> int:
         """Skip `size` bytes, fewer at the end of the stream; returns how many. They are not held in memory."""

@@ -48,12 +48,14 @@ def read_delimited(file: BinaryIO, name: str, source: SourceConfig) -> Iterator[
 
 
 def _record(cells: list[str], names: list[str], fields: FieldMap, number: int, offset: int) -> Record | Unreadable:
-    shown = excerpt(" ".join(cells))
+    quoted_cells = excerpt(" ".join(cells))
     if any("\udc80" <= character <= "\udcff" for cell in cells for character in cell):
-        return Unreadable(number, "invalid_encoding", "invalid utf-8 in this row; convert the file", offset, shown)
+        return Unreadable(
+            number, "invalid_encoding", "invalid utf-8 in this row; convert the file", offset, quoted_cells
+        )
     if len(cells) > len(names):
         reason = f"{len(cells)} cells, and the first row names {len(names)} fields; quote cells that hold a delimiter"
-        return Unreadable(number, "bad_row", reason, offset, shown)
+        return Unreadable(number, "bad_row", reason, offset, quoted_cells)
     return fields.record({key: cell for key, cell in zip(names, cells, strict=False) if cell}, number, offset)
 
 

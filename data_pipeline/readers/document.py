@@ -62,8 +62,9 @@ class Unreadable(NamedTuple):
 
 
 def doc_ids(source: str, file: RawFile, records: Sequence[int]) -> list[str]:
-    """Of each record number, 32 hex digits: BLAKE2b-128 of the source's name, the raw file's digest and copy index, and
-    the record's number, with NUL between them.
+    """Ids of records by number, 32 hex digits each.
+
+    BLAKE2b-128 of the source's name, the raw file's digest and copy index, and the record's number, with NUL between.
 
     A source may hold one file twice under two names; the copy index (0, 1, ...) keeps their ids apart, and the
     ledger then shows the second as an exact duplicate of the first."""
@@ -192,9 +193,9 @@ class FieldMap:
             return Unreadable(number, "no_text_field", reason, offset, excerpt(_dumped(dict(fields))))
         value = fields[self.wanted]
         kind = "null" if value is None else type(value).__name__
-        shown = _dumped(value) if isinstance(value, list | dict) else str(value)
+        quoted = _dumped(value) if isinstance(value, list | dict) else str(value)
         reason = f"field {self.wanted!r} is {kind}, not a string"
-        return Unreadable(number, "text_not_string", reason, offset, excerpt(shown))
+        return Unreadable(number, "text_not_string", reason, offset, excerpt(quoted))
 
 
 def metadata_json(metadata: Mapping[str, Any]) -> str:
@@ -222,9 +223,9 @@ def _plain(value: Any, depth: int) -> Any:
     if isinstance(value, dict | list | tuple) and not depth:
         return f"nested deeper than {MAX_DEPTH} levels"
     if isinstance(value, dict):
-        return {without_surrogates(str(key)): _plain(held, depth - 1) for key, held in value.items()}
+        return {without_surrogates(str(key)): _plain(member, depth - 1) for key, member in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(held, depth - 1) for held in value]
+        return [_plain(member, depth - 1) for member in value]
     return value
 
 

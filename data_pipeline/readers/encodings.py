@@ -66,16 +66,16 @@ def transcoded(blocks: Iterator[bytes], encoding: str) -> Iterator[bytes]:
 
 def _head(blocks: Iterator[bytes]) -> tuple[bytes, Iterator[bytes]]:
     """Return (the first LOOKED_AT_BYTES or more, fewer for a shorter file; the remaining blocks)."""
-    held = b""
-    while len(held) < LOOKED_AT_BYTES:
+    head = b""
+    while len(head) < LOOKED_AT_BYTES:
         try:
             block = next(blocks, b"")
         except Exception as error:
-            return held, _raising(error)
+            return head, _raising(error)
         if not block:
             break
-        held += block
-    return held, blocks
+        head += block
+    return head, blocks
 
 
 def _raising(error: Exception) -> Iterator[bytes]:
@@ -143,11 +143,11 @@ def _without_surrogates(value: Any) -> Any:
     if type(value) is str:
         return without_surrogates(value)
     if type(value) is dict:
-        pairs = {_without_surrogates(key): _without_surrogates(held) for key, held in value.items()}
+        pairs = {_without_surrogates(key): _without_surrogates(member) for key, member in value.items()}
         same = all(a is b and value[a] is pairs[b] for a, b in zip(value, pairs, strict=False))
         return value if same and len(pairs) == len(value) else pairs
     if type(value) is list:
-        items = [_without_surrogates(held) for held in value]
+        items = [_without_surrogates(member) for member in value]
         return value if all(a is b for a, b in zip(value, items, strict=True)) else items
     return value
 

@@ -127,11 +127,11 @@ def local_files(pattern: str) -> list[str]:
     first = parts.index("**")
     start, rest = "/".join(parts[:first]), [part for part, _ in groupby(parts[first:])]
     folders = glob.glob(start) if glob.has_magic(start) else [start or ("." if first == 0 else "/")]
-    found = set()
+    paths = set()
     for folder in folders:
         prefix = [] if first == 0 else [folder.rstrip("/")]
-        found |= {"/".join([*prefix, *below]) for below in _files_below(folder) if _matches(below, rest)}
-    return sorted(found)
+        paths |= {"/".join([*prefix, *below]) for below in _files_below(folder) if _matches(below, rest)}
+    return sorted(paths)
 
 
 def _files_below(folder: str) -> Iterator[list[str]]:
@@ -208,16 +208,16 @@ def foreign_kind(head: bytes, format_: str) -> str | None:
 
 def check_kinds(source: str, format_: str, locations: list[str]) -> None:
     """Raises InputError that names the first local file of another kind and the number of such files."""
-    found = []
+    mismatches = []
     for location in locations:
         if not is_address(location):
             with open_raw(location) as file:
                 kind = foreign_kind(file.read(LOOKED_AT_BYTES), format_)
             if kind is not None:
-                found.append((location, kind))
-    if found:
-        location, kind = found[0]
-        others = f" (and {len(found) - 1} files more are of such kinds)" if len(found) > 1 else ""
+                mismatches.append((location, kind))
+    if mismatches:
+        location, kind = mismatches[0]
+        others = f" (and {len(mismatches) - 1} files more are of such kinds)" if len(mismatches) > 1 else ""
         raise InputError(
             f"source {source}: {location} is {kind}, which format {format_} does not read{others}; name the files by a "
             f"glob such as **/*.{SUFFIXES.get(format_, format_)}, or move it away"
@@ -351,9 +351,9 @@ def _full_block(file: HashedFile) -> bytes:
     return block
 
 
-def check_digest(found: str, file: RawFile, location: str) -> None:
-    if found != file.sha256:
-        raise changed(location, f": its SHA-256 is {found[:16]}... and the lock says {file.sha256[:16]}...")
+def check_digest(digest: str, file: RawFile, location: str) -> None:
+    if digest != file.sha256:
+        raise changed(location, f": its SHA-256 is {digest[:16]}... and the lock says {file.sha256[:16]}...")
 
 
 def changed(location: str, detail: str = "") -> InputError:

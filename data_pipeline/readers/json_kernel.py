@@ -243,24 +243,24 @@ def _sort_members(piece, members, count):
     """Puts members.order in the order of the keys; False if two are equal."""
     order = members.order
     for i in range(1, count):
-        one, place = order[i], i
+        member, place = order[i], i
         while place > 0:
-            compared = _compare(piece, members.places, one, order[place - 1])
+            compared = _compare(piece, members.places, member, order[place - 1])
             if compared == 0:
                 return False
             if compared > 0:
                 break
             order[place] = order[place - 1]
             place -= 1
-        order[place] = one
+        order[place] = member
     return True
 
 
 @cached_njit(nogil=True)
-def _compare(piece, places, one, other):
+def _compare(piece, places, left, right):
     """Below 0, 0 or above 0, as the key of one is less than that of the other, equal, or more."""
-    first, second = places[one, 0] + 1, places[other, 0] + 1
-    size, other_size = places[one, 1] - 1 - first, places[other, 1] - 1 - second
+    first, second = places[left, 0] + 1, places[right, 0] + 1
+    size, other_size = places[left, 1] - 1 - first, places[right, 1] - 1 - second
     for i in range(min(size, other_size)):
         if piece[first + i] != piece[second + i]:
             return np.int64(piece[first + i]) - np.int64(piece[second + i])

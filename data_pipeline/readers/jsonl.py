@@ -111,8 +111,8 @@ def _up_to(stream: Iterator[bytes], offset: int, end: int) -> Iterator[bytes]:
 
 
 def line_records(lines: JsonLines, source: SourceConfig) -> Iterator[Record | Unreadable]:
-    for found in _records(lines.stream, source, lines.number, lines.offset):
-        yield found.repaired(WIDE_ENCODING) if lines.was_wide and isinstance(found, Record) else found
+    for record in _records(lines.stream, source, lines.number, lines.offset):
+        yield record.repaired(WIDE_ENCODING) if lines.was_wide and isinstance(record, Record) else record
 
 
 def _records(stream: Iterator[bytes], source: SourceConfig, number: int, offset: int) -> Iterator[Record | Unreadable]:
@@ -126,9 +126,9 @@ def _records(stream: Iterator[bytes], source: SourceConfig, number: int, offset:
                 continue
             # one line at a time: in a list of lines, the last would have left the CPU cache before it is parsed
             for line in BytesIO(piece):
-                if (found := line_record(line, fields, number, offset)) is not None:
-                    yield found
-                    del found  # so that two lines' objects are never in memory at once
+                if (record := line_record(line, fields, number, offset)) is not None:
+                    yield record
+                    del record  # so that two lines' objects are never in memory at once
                 number += 1
                 offset += len(line)
     except Damaged as damage:
@@ -141,10 +141,10 @@ def line_record(line: bytes, fields: FieldMap, number: int, offset: int) -> Reco
     if len(line) > limit and len(line.rstrip(b"\r\n")) > limit:
         return too_large(number, len(line), limit, offset, line)
     try:
-        found: Any = orjson.loads(line)
+        record: Any = orjson.loads(line)
     except orjson.JSONDecodeError as error:
         return _repaired(line, error, fields, number, offset)
-    return fields.maker()(found, number) or _refused(found, fields, number, offset, line)
+    return fields.maker()(record, number) or _refused(record, fields, number, offset, line)
 
 
 def byte_range(file: BinaryIO, start: int, end: int) -> Iterator[bytes]:
@@ -162,20 +162,20 @@ def _repaired(
     if not line.removeprefix(UTF8_MARK).strip():
         return None
     try:
-        found, repairs = repaired(line)
+        fixed, repairs = repaired(line)
     except UnicodeDecodeError as bad:
         reason = f"invalid UTF-8 at byte {bad.start} of the line"
         return Unreadable(number, "invalid_encoding", reason, offset, excerpt(line))
     except ValueError:
         return Unreadable(number, "invalid_json", f"invalid JSON: {error.msg}", offset, excerpt(line))
-    made = fields.maker()(found, number)
-    return _refused(found, fields, number, offset, line) if made is None else made.repaired(*repairs)
+    made = fields.maker()(fixed, number)
+    return _refused(fixed, fields, number, offset, line) if made is None else made.repaired(*repairs)
 
 
-def _refused(found: Any, fields: FieldMap, number: int, offset: int, line: bytes) -> Unreadable:
-    if type(found) is dict:
-        return fields.refused(found, number, offset)
-    return Unreadable(number, "no_object", f"the line is a JSON {_kind(found)}, not an object", offset, excerpt(line))
+def _refused(parsed: Any, fields: FieldMap, number: int, offset: int, line: bytes) -> Unreadable:
+    if type(parsed) is dict:
+        return fields.refused(parsed, number, offset)
+    return Unreadable(number, "no_object", f"the line is a JSON {_kind(parsed)}, not an object", offset, excerpt(line))
 
 
 def line_starts(file: BinaryIO, range_bytes: int) -> list[tuple[int, int, int]]:
@@ -247,10 +247,10 @@ class JsonColumns:
             outcome, at = self._parse(padded, piece, at)
             if outcome == LINE_LEFT:
                 end = piece.find(b"\n", at) + 1 or len(piece)
-                found = line_record(piece[at:end], self._fields, self._number, self._offset + at)
-                if found is not None:
-                    self._builder.add(found)
-                    del found
+                record = line_record(piece[at:end], self._fields, self._number, self._offset + at)
+                if record is not None:
+                    self._builder.add(record)
+                    del record
                 self._number += 1
                 at = end
             if self._builder.is_full:
@@ -287,10 +287,10 @@ class JsonColumns:
         column = self._builder.metadata
         start, end = column.offsets[row : row + 2].tolist()
         try:
-            found = orjson.loads(column.data[start:end].data)
+            members = orjson.loads(column.data[start:end].data)
         except orjson.JSONDecodeError:
             return False
-        self._builder.change_metadata(row, metadata_json(self._fields.metadata_of(found)).encode())
+        self._builder.change_metadata(row, metadata_json(self._fields.metadata_of(members)).encode())
         return True
 
 
@@ -304,8 +304,8 @@ def read_json_columns(
     if not lines.was_wide:
         yield from JsonColumns(builder, source, lines.number, lines.offset).read(lines.stream)
         return
-    for found in line_records(lines, source):
-        builder.add(found)
+    for record in line_records(lines, source):
+        builder.add(record)
         if builder.is_full:
             yield builder.take()
 

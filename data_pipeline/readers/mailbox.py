@@ -25,9 +25,9 @@ def read_mailbox(file: BinaryIO, name: str, source: SourceConfig) -> Iterator[Re
             if num_bytes > source.max_record_bytes:
                 yield too_large(number, num_bytes, source.max_record_bytes, offset, raw)
             else:
-                found = _record(raw, number, offset, source)
-                if found is not None:
-                    yield found
+                record = _record(raw, number, offset, source)
+                if record is not None:
+                    yield record
             number += 1
     except Damaged as damage:
         yield Unreadable(number, damage.kind, str(damage))
@@ -35,7 +35,7 @@ def read_mailbox(file: BinaryIO, name: str, source: SourceConfig) -> Iterator[Re
 
 def _messages(pieces: Iterator[bytes | TooLong], source: SourceConfig) -> Iterator[tuple[int, bytes, int]]:
     """(offset, bytes, size) of each message; of one over the limit the first bytes alone."""
-    held, limit = bytearray(), source.max_record_bytes
+    message, limit = bytearray(), source.max_record_bytes
     start = offset = size = 0
     after_blank = True
     for piece in pieces:
@@ -43,16 +43,16 @@ def _messages(pieces: Iterator[bytes | TooLong], source: SourceConfig) -> Iterat
             num_bytes = piece.num_bytes if isinstance(piece, TooLong) else len(line)
             if after_blank and line.startswith(SEPARATOR):
                 if size:
-                    yield start, bytes(held), size
-                held, start, size = bytearray(), offset, 0
+                    yield start, bytes(message), size
+                message, start, size = bytearray(), offset, 0
             else:
                 size += num_bytes
                 if size <= limit:
-                    held += line
+                    message += line
             after_blank = not line.strip()
             offset += num_bytes
     if size:
-        yield start, bytes(held), size
+        yield start, bytes(message), size
 
 
 def _record(raw: bytes, number: int, offset: int, source: SourceConfig) -> Record | Unreadable | None:

@@ -94,17 +94,17 @@ def _slices(batch: pa.RecordBatch, names: list[str], limit: int, number: int) ->
     if batch.nbytes <= min(limit, SLICE_BYTES):
         yield Rows(batch, names, number)
         return
-    start = held = 0
+    start = slice_bytes = 0
     for row in range(len(batch)):
         num_bytes = _row_bytes(batch, row)
-        if num_bytes > limit or held + num_bytes > SLICE_BYTES:
+        if num_bytes > limit or slice_bytes + num_bytes > SLICE_BYTES:
             yield Rows(batch.slice(start, row - start), names, number + start)
-            start, held = row, 0
+            start, slice_bytes = row, 0
         if num_bytes > limit:
             yield too_large(number + row, num_bytes, limit)
             start = row + 1
         else:
-            held += num_bytes
+            slice_bytes += num_bytes
     yield Rows(batch.slice(start), names, number + start)
 
 
@@ -141,8 +141,8 @@ def _cell_by_cell(
             was_repaired = True
         except (ValueError, OverflowError):
             cells[name] = _written(column, row)
-    found = fields.record(cells, number, -1)
-    return found.repaired(SURROGATES) if was_repaired and isinstance(found, Record) else found
+    record = fields.record(cells, number, -1)
+    return record.repaired(SURROGATES) if was_repaired and isinstance(record, Record) else record
 
 
 def _written(column: pa.Array, row: int) -> str | None:
@@ -176,13 +176,13 @@ def row_groups(file: BinaryIO, range_bytes: int) -> list[tuple[int, int, int]]:
     if any(num_bytes < 0 or rows < 0 for num_bytes, rows in sizes):
         return []
     ranges = []
-    first_record = first_group = held = rows = 0
+    first_record = first_group = group_bytes = rows = 0
     for group, (num_bytes, num_rows) in enumerate(sizes):
-        held += num_bytes
+        group_bytes += num_bytes
         rows += num_rows
-        if held >= range_bytes or group + 1 == len(sizes):
+        if group_bytes >= range_bytes or group + 1 == len(sizes):
             ranges.append((first_record, first_group, group + 1))
-            first_record, first_group, held, rows = first_record + rows, group + 1, 0, 0
+            first_record, first_group, group_bytes, rows = first_record + rows, group + 1, 0, 0
     return ranges
 
 
@@ -218,14 +218,14 @@ def _columns(rows: Rows, fields: FieldMap) -> list[pa.Array] | None:
         return None
     try:
         rows.batch.validate(full=True)
-        found = [
+        columns = [
             texts,
             _strings(by_name.get(fields.url), len(texts)),
             _strings(by_name.get(fields.language), len(texts)),
         ]
-        found[2] = pc.if_else(pc.equal(found[2], ""), fields.default_language, found[2])
-        found.append(_metadata(by_name, fields, len(texts)))
-        return [column.cast(pa.string()) for column in found]
+        columns[2] = pc.if_else(pc.equal(columns[2], ""), fields.default_language, columns[2])
+        columns.append(_metadata(by_name, fields, len(texts)))
+        return [column.cast(pa.string()) for column in columns]
     except Exception:  # invalid UTF-8, dates outside Python's range: row by row
         return None
 
@@ -247,7 +247,7 @@ def _metadata(by_name: dict[str, pa.Array], fields: FieldMap, count: int) -> pa.
         return pa.repeat(pa.scalar("{}", pa.string()), count)
     rows = zip(*(by_name[name].to_pylist() for name in names), strict=True)
     given = ({name: value for name, value in zip(names, row, strict=True) if value is not None} for row in rows)
-    return pa.array([metadata_json(each) for each in given], pa.string())
+    return pa.array([metadata_json(cells) for cells in given], pa.string())
 
 
 # Decompressed page sizes of a Parquet row group, from the page headers, before any page is read.

@@ -41,9 +41,9 @@ def read_plain(file: BinaryIO, name: str, source: SourceConfig) -> Iterator[Reco
     number = offset = 0
     try:
         for piece in split(stream, source.max_record_bytes):
-            found = _document(piece, number, encoding, source)
-            if found is not None:
-                yield found.repaired(WIDE_ENCODING) if was_wide and isinstance(found, Record) else found
+            document = _document(piece, number, encoding, source)
+            if document is not None:
+                yield document.repaired(WIDE_ENCODING) if was_wide and isinstance(document, Record) else document
             number, offset = number + 1, piece.offset + piece.num_bytes
     except Damaged as damage:
         yield Unreadable(number, damage.kind, str(damage), offset)
@@ -61,10 +61,10 @@ def _in_narrow_encoding(stream: Iterator[bytes], source: SourceConfig) -> tuple[
 
 
 def _whole(stream: Iterator[bytes], limit: int) -> Iterator[Piece]:
-    held = _Held(0, limit)
+    piece = _Held(0, limit)
     for block in stream:
-        held.add(block, len(block))
-    yield held.piece()
+        piece.add(block, len(block))
+    yield piece.piece()
 
 
 def _lines(stream: Iterator[bytes], limit: int) -> Iterator[Piece]:
@@ -74,7 +74,7 @@ def _lines(stream: Iterator[bytes], limit: int) -> Iterator[Piece]:
 
 def _paragraphs(stream: Iterator[bytes], limit: int) -> Iterator[Piece]:
     """Split at blank lines; white space after them is dropped."""
-    held = _Held(0, limit)
+    paragraph = _Held(0, limit)
     between = False
     for line in _ended_lines(stream, limit):
         if between:
@@ -83,14 +83,14 @@ def _paragraphs(stream: Iterator[bytes], limit: int) -> Iterator[Piece]:
                 continue
             gone = len(line.raw) - len(text)
             line = Piece(line.offset + gone, text, line.num_bytes - gone)
-            held, between = _Held(line.offset, limit), False
-        elif held.num_bytes and _BLANK_LINE.fullmatch(line.raw):
-            yield held.piece(without_line_end=True)
-            held, between = _Held(line.offset + line.num_bytes, limit), True
+            paragraph, between = _Held(line.offset, limit), False
+        elif paragraph.num_bytes and _BLANK_LINE.fullmatch(line.raw):
+            yield paragraph.piece(without_line_end=True)
+            paragraph, between = _Held(line.offset + line.num_bytes, limit), True
             continue
-        held.add(line.raw, line.num_bytes)
-    if held.num_bytes:
-        yield held.piece()
+        paragraph.add(line.raw, line.num_bytes)
+    if paragraph.num_bytes:
+        yield paragraph.piece()
 
 
 def _ended_lines(stream: Iterator[bytes], limit: int) -> Iterator[Piece]:
@@ -142,11 +142,11 @@ def _document(piece: Piece, number: int, encoding: str, source: SourceConfig) ->
     try:
         text = raw.decode(encoding)
     except UnicodeDecodeError as error:
-        found = _surrogates_passed(raw) if encoding == "utf-8" else None
-        if found is None:
+        decoded = _surrogates_passed(raw) if encoding == "utf-8" else None
+        if decoded is None:
             reason = f"invalid {encoding} at byte {offset + error.start}; set encoding of source {source.name}"
             return Unreadable(number, "invalid_encoding", reason, offset, excerpt(raw[error.start :]))
-        text, repairs = found, (SURROGATES,)
+        text, repairs = decoded, (SURROGATES,)
     if text.startswith("\ufeff"):
         text, repairs = text[1:], (BYTE_ORDER_MARK, *repairs)
     return Record(number, text, language=source.language or "", repairs=repairs)

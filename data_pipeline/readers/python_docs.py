@@ -80,20 +80,20 @@ def _comments(module: str) -> list[tuple[int, str]]:
     line_of = _line_numbers(module)
     blocks: list[tuple[int, list[str]]] = []
     last_line = -1
-    for found in _TOKEN.finditer(module):
-        if found["comment"] is None:
+    for token in _TOKEN.finditer(module):
+        if token["comment"] is None:
             continue
-        start = module.rfind("\n", 0, found.start()) + 1
-        if module[start : found.start()].strip():
+        start = module.rfind("\n", 0, token.start()) + 1
+        if module[start : token.start()].strip():
             continue  # stands behind code
-        line = line_of(found.start())
-        text = found["comment"].lstrip("#!").removeprefix(" ").rstrip()
+        line = line_of(token.start())
+        text = token["comment"].lstrip("#!").removeprefix(" ").rstrip()
         if line == last_line + 1 and blocks:
             blocks[-1][1].append(text)
         else:
             blocks.append((line, [text]))
         last_line = line
-    texts = [(line, "\n".join(held).strip()) for line, held in blocks]
+    texts = [(line, "\n".join(lines).strip()) for line, lines in blocks]
     return [(line, text) for line, text in texts if len(text) >= MIN_COMMENT_CHARS]
 
 
@@ -111,7 +111,7 @@ def _line_numbers(module: str):
 
 
 def _description(metadata: str) -> str:
-    """What follows the first blank line of a METADATA file: the long description. Headers hold addresses and pins."""
+    """Long description of a METADATA file: the text behind its first blank line. Headers hold addresses and pins."""
     return metadata.partition("\n\n")[2]
 
 
@@ -127,12 +127,12 @@ def python_files(source: SourceConfig) -> dict[str, str]:
     this machine. Code: the standard library. Prose: that, the packages the recipe names, and every distribution's
     METADATA and licence files. Empty files are excluded."""
     standard = Path(sysconfig.get_paths()["stdlib"])
-    found = {f"stdlib/{path.relative_to(standard).as_posix()}": path for path in _modules(standard)}
+    paths = {f"stdlib/{path.relative_to(standard).as_posix()}": path for path in _modules(standard)}
     if source.part == "prose":
         for package in source.packages:
-            found |= _package(package)
-        found |= _metadata()
-    return {name: str(path) for name, path in sorted(found.items()) if path.stat().st_size}
+            paths |= _package(package)
+        paths |= _metadata()
+    return {name: str(path) for name, path in sorted(paths.items()) if path.stat().st_size}
 
 
 def _modules(root: Path) -> Iterator[Path]:
@@ -152,7 +152,7 @@ def _package(name: str) -> dict[str, Path]:
 
 
 def _metadata() -> dict[str, Path]:
-    found = {}
+    descriptions = {}
     for distribution in importlib.metadata.distributions(path=_site_folders()):
         name = (distribution.metadata["Name"] or "").lower()
         if not name or name == "gristmill":
@@ -164,8 +164,8 @@ def _metadata() -> dict[str, Path]:
             below = "/".join(file.parts[inner + 1 :])
             path = Path(str(distribution.locate_file(file)))
             if (below == "METADATA" or _is_licence(file.parts[-1])) and path.is_file():
-                found[f"dist/{name}/{below}"] = path
-    return found
+                descriptions[f"dist/{name}/{below}"] = path
+    return descriptions
 
 
 def _is_licence(name: str) -> bool:

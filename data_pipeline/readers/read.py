@@ -112,12 +112,12 @@ def read_columns(
 ) -> Iterator[RecordColumns]:
     """The records of the ranges in order, as columns: what read_range gives one by one, and the same errors."""
     builder = RecordBuilder()
-    for one in ranges:
-        builder.start_file(one.file)
+    for file_range in ranges:
+        builder.start_file(file_range.file)
         if not source.has_html and source.format in ("jsonl", "parquet"):
-            yield from _columns(one, source, builder)
+            yield from _columns(file_range, source, builder)
             continue
-        for record in read_range(one, source, repeated):
+        for record in read_range(file_range, source, repeated):
             builder.add(record)
             del record  # so that the objects of two records are never in memory at once
             if builder.is_full:
@@ -212,16 +212,16 @@ def _opened_records(file: Any, file_range: FileRange, source: SourceConfig) -> I
 
 def _page(file: BinaryIO, name: str, limit: int) -> Iterator[Record | Unreadable]:
     """Read an HTML file as one page."""
-    held: list[bytes] = []
+    pieces: list[bytes] = []
     num_bytes = 0
     try:
         for block in blocks(file, name):
             num_bytes += len(block)
             if num_bytes <= limit:
-                held.append(block)
+                pieces.append(block)
             else:
-                held.clear()
+                pieces.clear()
     except Damaged as damage:
         yield Unreadable(0, damage.kind, str(damage))
         return
-    yield Record(0, "", html=b"".join(held)) if num_bytes <= limit else too_large(0, num_bytes, limit)
+    yield Record(0, "", html=b"".join(pieces)) if num_bytes <= limit else too_large(0, num_bytes, limit)

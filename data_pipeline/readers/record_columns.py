@@ -145,8 +145,8 @@ class RecordBuilder:
         while done < len(lengths):
             missing = np.searchsorted(np.cumsum(lengths[done:]), BATCH_BYTES - self.num_bytes) + 1
             count = min(int(missing), BATCH_RECORDS - self.rows, len(lengths) - done)
-            for held, column in zip(self.columns, columns, strict=True):
-                held.extend(self.rows, column.slice(done, count), newlines=held is self.texts)
+            for own_column, column in zip(self.columns, columns, strict=True):
+                own_column.extend(self.rows, column.slice(done, count), newlines=own_column is self.texts)
             self.numbers[self.rows : self.rows + count] = np.arange(number + done, number + done + count)
             self.rows += count
             done += count
@@ -170,7 +170,7 @@ class RecordBuilder:
         if self._changed:
             self.metadata = self._with_changes()
         taken = RecordColumns(
-            files=[each for each in files if each[1]],
+            files=[file_rows for file_rows in files if file_rows[1]],
             numbers=self.numbers[:rows],
             texts=TextBuffer(
                 self.texts.data[: int(self.texts.offsets[rows]) + PADDING], self.texts.offsets[: rows + 1]
@@ -186,8 +186,8 @@ class RecordBuilder:
         return taken
 
     def _with_changes(self) -> StringColumn:
-        held = self.metadata
-        raw, ends = held.data[: int(held.offsets[self.rows])].tobytes(), held.offsets.tolist()
+        metadata = self.metadata
+        raw, ends = metadata.data[: int(metadata.offsets[self.rows])].tobytes(), metadata.offsets.tolist()
         values = [self._changed.get(row) or raw[ends[row] : ends[row + 1]] for row in range(self.rows)]
         column = StringColumn()
         column.data = np.frombuffer(b"".join(values), np.uint8)

@@ -26,7 +26,7 @@ def locate(source: SourceConfig) -> dict[str, str]:
         return python_files(source)
     if source.format == "datasets":
         return {source.paths[0]: source.paths[0]}
-    found: dict[str, str] = {}
+    locations: dict[str, str] = {}
     seen: set[str] = set()
     for pattern in source.paths:
         for name, location in matching(pattern).items():
@@ -34,10 +34,10 @@ def locate(source: SourceConfig) -> dict[str, str]:
             if same in seen:
                 continue
             seen.add(same)
-            if name in found:
+            if name in locations:
                 name = shown_path(location)
-            found[name] = location
-    return found
+            locations[name] = location
+    return locations
 
 
 def resolve(sources: Sequence[SourceConfig], engine: Engine) -> list[LockedSource]:
@@ -96,13 +96,13 @@ def grouped(items: Sequence, sizes: Sequence[int], group_bytes: int) -> list[lis
     """Split items into consecutive groups of about `group_bytes`: sizes [3, 3, 9, 1], group_bytes 5 -> [[a, b], [c],
     [d]]."""
     groups: list[list] = []
-    held = group_bytes
+    open_bytes = group_bytes
     for item, size in zip(items, sizes, strict=True):
-        if held >= group_bytes:
+        if open_bytes >= group_bytes:
             groups.append([])
-            held = 0
+            open_bytes = 0
         groups[-1].append(item)
-        held += size
+        open_bytes += size
     return groups
 
 

@@ -43,8 +43,8 @@ def read_warc(file: BinaryIO, name: str, source: SourceConfig) -> Iterator[Recor
                 yield content
                 if content.kind == "truncated":
                     return
-            elif (found := _found(header, content, number, source)) is not None:
-                yield found
+            elif (record := _found(header, content, number, source)) is not None:
+                yield record
             number += 1
     except Damaged as damage:
         yield Unreadable(number, damage.kind, f"{damage}; the rest of the file is lost", stream.offset)
@@ -110,7 +110,7 @@ def _fields(stream: ByteStream) -> dict[str, str]:
             continue
         key, _, value = text.partition(":")
         values = fields[key.strip().lower()] = [value.strip()]
-    return {key: " ".join(held) for key, held in fields.items()}
+    return {key: " ".join(lines) for key, lines in fields.items()}
 
 
 def _with_length(header: dict[str, str]) -> dict[str, str]:
@@ -247,8 +247,8 @@ def read_arc(file: BinaryIO, name: str, limit: int) -> Iterator[Record | Unreada
                         return
                 elif header["warc-target-uri"].startswith("filedesc:"):
                     fields = VERSION_FIELDS.get(content[:1], fields)
-                elif (found := page(_typed(header, content), content, number, limit)) is not None:
-                    yield found
+                elif (record := page(_typed(header, content), content, number, limit)) is not None:
+                    yield record
                 line = _next_line(stream)
             number += 1
     except Damaged as damage:

@@ -65,7 +65,7 @@ def read_fasttext(path: Path) -> FastTextFile:
     words, labels = entries[:num_words], entries[num_words:]
     if len(labels) != num_labels or not num_labels or any(kind != 1 for _, _, kind in labels):
         raise ValueError("its dictionary does not end with its labels")
-    found = FastTextFile(
+    file_content = FastTextFile(
         words=[word for word, _, _ in words],
         labels=[label.decode("utf-8") for label, _, _ in labels],
         label_counts=[count for _, count, _ in labels],
@@ -78,34 +78,38 @@ def read_fasttext(path: Path) -> FastTextFile:
         input_rows=input_rows,
         output_rows=output_rows,
     )
-    _check(found)
-    return found
+    _check(file_content)
+    return file_content
 
 
-def _check(found: FastTextFile) -> None:
+def _check(file_content: FastTextFile) -> None:
     """Every index that a prediction reads is inside its matrix, and every loop over n-grams is short."""
-    rows, width = found.input_rows.shape
-    if not (0 <= found.min_chars <= MAX_NGRAM and 0 <= found.max_chars <= MAX_NGRAM):
-        raise ValueError(f"n-grams of {found.min_chars} to {found.max_chars} characters")
-    if not 1 <= found.word_ngrams <= MAX_NGRAM:
-        raise ValueError(f"n-grams of {found.word_ngrams} words")
-    if (found.max_chars > 0 or found.word_ngrams > 1) and found.buckets < 1:
-        raise ValueError(f"{found.buckets} buckets, and n-grams that need one")
-    needed = len(found.words) + (found.buckets if found.max_chars > 0 or found.word_ngrams > 1 else 0)
+    rows, width = file_content.input_rows.shape
+    if not (0 <= file_content.min_chars <= MAX_NGRAM and 0 <= file_content.max_chars <= MAX_NGRAM):
+        raise ValueError(f"n-grams of {file_content.min_chars} to {file_content.max_chars} characters")
+    if not 1 <= file_content.word_ngrams <= MAX_NGRAM:
+        raise ValueError(f"n-grams of {file_content.word_ngrams} words")
+    if (file_content.max_chars > 0 or file_content.word_ngrams > 1) and file_content.buckets < 1:
+        raise ValueError(f"{file_content.buckets} buckets, and n-grams that need one")
+    needed = len(file_content.words) + (
+        file_content.buckets if file_content.max_chars > 0 or file_content.word_ngrams > 1 else 0
+    )
     lowest = 0
-    if found.kept_buckets is not None:
-        buckets, kept_rows = found.kept_buckets.T
-        if ((buckets < 0) | (buckets >= found.buckets)).any():
+    if file_content.kept_buckets is not None:
+        buckets, kept_rows = file_content.kept_buckets.T
+        if ((buckets < 0) | (buckets >= file_content.buckets)).any():
             raise ValueError("a bucket beyond the number of buckets")
         if (np.diff(np.sort(buckets)) == 0).any():
             raise ValueError("a bucket that has two rows")
         lowest = int(kept_rows.min(initial=0))
-        needed = len(found.words) + 1 + int(kept_rows.max(initial=-1))
-    if needed > rows or lowest < 0 or found.buckets < 0:
+        needed = len(file_content.words) + 1 + int(kept_rows.max(initial=-1))
+    if needed > rows or lowest < 0 or file_content.buckets < 0:
         raise ValueError(f"{rows} input rows; its dictionary needs {needed}")
-    outputs = len(found.labels) - (found.loss == HIERARCHICAL_SOFTMAX)
-    if len(found.output_rows) < outputs or found.output_rows.shape[1] != width:
-        raise ValueError(f"an output matrix of shape {found.output_rows.shape} for {len(found.labels)} labels")
+    outputs = len(file_content.labels) - (file_content.loss == HIERARCHICAL_SOFTMAX)
+    if len(file_content.output_rows) < outputs or file_content.output_rows.shape[1] != width:
+        raise ValueError(
+            f"an output matrix of shape {file_content.output_rows.shape} for {len(file_content.labels)} labels"
+        )
 
 
 def _matrix(file: BinaryIO, is_quantized: bool) -> np.ndarray:
@@ -147,12 +151,12 @@ def _decoded(codes_RS: np.ndarray, quantizer: _Quantizer) -> np.ndarray:
 
 def _entry(file: BufferedReader) -> bytes:
     """The bytes before the next NUL."""
-    found = b""
+    entry = b""
     while (end := (ahead := file.peek()).find(b"\0")) < 0:
-        if not ahead or len(found) > MAX_ENTRY_BYTES:
+        if not ahead or len(entry) > MAX_ENTRY_BYTES:
             raise ValueError("its dictionary ends too early")
-        found += file.read(len(ahead))
-    return found + file.read(end + 1)[:-1]
+        entry += file.read(len(ahead))
+    return entry + file.read(end + 1)[:-1]
 
 
 def _read(file: BinaryIO, layout: str) -> tuple:
@@ -162,10 +166,10 @@ def _read(file: BinaryIO, layout: str) -> tuple:
 def _bytes(file: BinaryIO, size: int) -> bytes:
     """Raises ValueError where the file has no `size` more bytes, without asking for the memory of a damaged number."""
     has_them = 0 <= size <= os.fstat(file.fileno()).st_size - file.tell()
-    found = file.read(size) if has_them else b""
-    if len(found) != size:
+    content = file.read(size) if has_them else b""
+    if len(content) != size:
         raise ValueError("the file ends too early")
-    return found
+    return content
 
 
 END_OF_LINE = b"</s>"
@@ -178,7 +182,7 @@ NUM_WORDS, NUM_LABELS, MIN_CHARS, MAX_CHARS, WORD_NGRAMS, BUCKETS, LOSS, WIDTH, 
 
 
 class FastTextModel(NamedTuple):
-    """What the kernels read. entries: the dictionary's words, then labels, in one text with its offsets;
+    """Model as the kernels read it. entries: the dictionary's words, then labels, in one text with its offsets;
     entry_table: int32[2**b], open addressing by fastText's hash, -1 for a free slot.
 
     bucket_marks: uint64[buckets / 64, 2], which of 64 buckets were kept, and how many were kept before them; the kept

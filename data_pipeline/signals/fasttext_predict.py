@@ -113,19 +113,19 @@ def _likeliest_leaf(at, output_rows, tree, stack):
     nodes, logs = stack
     num_labels = at.settings[NUM_LABELS]
     nodes[0], logs[0] = 2 * num_labels - 2, 0.0
-    held, best, best_log = 1, np.int64(NO_LABEL), math.log(SCORE_SHIFT)
-    while held:
-        held -= 1
-        node, log = np.int64(nodes[held]), logs[held]
+    num_open, best, best_log = 1, np.int64(NO_LABEL), math.log(SCORE_SHIFT)
+    while num_open:
+        num_open -= 1
+        node, log = np.int64(nodes[num_open]), logs[num_open]
         if log < best_log:
             continue
         if left[node] < 0:
             best, best_log = node, log
             continue
         chance = 1.0 / (1.0 + math.exp(-np.float64(_dot(at, output_rows, node - num_labels))))
-        nodes[held], logs[held] = right[node], log + math.log(chance + SCORE_SHIFT)
-        nodes[held + 1], logs[held + 1] = left[node], log + math.log(1.0 - chance + SCORE_SHIFT)
-        held += 2
+        nodes[num_open], logs[num_open] = right[node], log + math.log(chance + SCORE_SHIFT)
+        nodes[num_open + 1], logs[num_open + 1] = left[node], log + math.log(1.0 - chance + SCORE_SHIFT)
+        num_open += 2
     return best, math.exp(best_log) if best >= 0 else 0.0
 
 

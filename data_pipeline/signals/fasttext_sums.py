@@ -86,8 +86,8 @@ _CACHES = _Caches()
 
 def token_cache(model: FastTextModel) -> TokenCache:
     """The thread's cache for the model."""
-    for held, cache in _CACHES.held:
-        if held is model:
+    for owner, cache in _CACHES.held:
+        if owner is model:
             return cache
     width = model.input_rows.shape[1]
     entries = 1 << max(4, (CACHE_BYTES // (ENTRY_BYTES + 4 * width)).bit_length() - 1)
@@ -173,8 +173,8 @@ def _add_token(at, text, start, end, entry):
     place, width = 4 * entry, at.settings[WIDTH]
     if at.cache_keys[place] == first and at.cache_keys[place + 1] == second and at.cache_keys[place + 2] == third:
         add_floats(at.hidden, 0, at.cache_sums, entry * width, width)
-        held = at.cache_keys[place + 3]
-        return TOKEN, np.int64(held & np.uint64(0xFFFFFFFF)), held >> np.uint64(32)
+        cached_key = at.cache_keys[place + 3]
+        return TOKEN, np.int64(cached_key & np.uint64(0xFFFFFFFF)), cached_key >> np.uint64(32)
     kind, rows, token_hash = _add_uncached(at, text, start, end)
     if kind == TOKEN:
         at.cache_keys[place], at.cache_keys[place + 1], at.cache_keys[place + 2] = first, second, third

@@ -128,8 +128,8 @@ def _add_16(typing_context, total, index, values, start):
         ]
         loaded = [builder.load(place) for place in places]
         stored = builder.store(builder.fadd(*loaded), places[0])
-        for each in (*loaded, stored):
-            each.align = 4
+        for value in (*loaded, stored):
+            value.align = 4
         return context.get_dummy_value()
 
     return types.void(total, types.int64, values, types.int64), generate

@@ -59,12 +59,13 @@ STAMPS = 16  # a text uses fewer
 class WorkArrays(NamedTuple):
     """Work space of the kernels for texts of at most R words or lines.
 
-    line_counts: see lines.LINES ...; found: words.FOUND_SPACE .... keys, line_keys: uint64[R]; lengths, names, repeats,
+    line_counts: see lines.LINES ...; positions: words.FOUND_SPACE ....
+    keys, line_keys: uint64[R]; lengths, names, repeats,
     survivors, marks: int32[R], filters: uint64[R / 2 + 8], see ngrams.NgramWork; entries: tables.first_place. state:
     int64[2], the last stamp, and the most words or lines since it was last 1."""
 
     line_counts: np.ndarray
-    found: np.ndarray
+    positions: np.ndarray
     keys: np.ndarray
     line_keys: np.ndarray
     lengths: np.ndarray
@@ -126,7 +127,7 @@ def _measure_all(texts, unicode_words, work, of_words, results):
     word_signals, are_known = of_words
     counts, ratios = results
     lines, table, line_keys = pointer(work.line_counts, 0), pointer(work.entries, 0), pointer(work.line_keys, 0)
-    keys, lengths, found = pointer(work.keys, 0), pointer(work.lengths, 0), pointer(work.found, 0)
+    keys, lengths, positions = pointer(work.keys, 0), pointer(work.lengths, 0), pointer(work.positions, 0)
     ngrams = NgramWork(
         keys,
         lengths,
@@ -149,7 +150,7 @@ def _measure_all(texts, unicode_words, work, of_words, results):
         if are_known[k]:
             words[CHARS], words[NEWLINES] = _count_chars_and_newlines(span)
         else:
-            scan_words(span, unicode_words, (keys, lengths), found, words)
+            scan_words(span, unicode_words, (keys, lengths), positions, words)
             ngram_chars(ngrams, words[WORDS], stamp + 2, gram_chars)
         most = max(most, words[WORDS], words[NEWLINES] + 2)
         ascii_only, odd_ends = words[CHARS] == num_bytes, words[ODD_ENDS] > 0

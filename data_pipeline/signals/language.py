@@ -119,8 +119,8 @@ def _codes(file: FastTextFile) -> tuple[str, ...]:
 
 
 def _fetched(address: str) -> Path:
-    found = _HUB.fullmatch(address)
-    if found is None:
+    match = _HUB.fullmatch(address)
+    if match is None:
         raise RecipeError(
             f"curate.language_id.model: {address!r} is no hf://OWNER/REPO@COMMIT/FILE; the commit's 40 hex digits pin "
             f"the model, which may change tomorrow"
@@ -128,7 +128,7 @@ def _fetched(address: str) -> Path:
     import huggingface_hub  # loaded here: few recipes need it
 
     try:
-        return Path(huggingface_hub.hf_hub_download(found["repo"], found["file"], revision=found["revision"]))
+        return Path(huggingface_hub.hf_hub_download(match["repo"], match["file"], revision=match["revision"]))
     except Exception as error:  # the hub's own errors, requests' and the network's
         first = (str(error).splitlines() or [type(error).__name__])[0]
         raise RecipeError(
@@ -219,8 +219,8 @@ def paragraph_language_columns(texts: Sequence[str], config: ParagraphLanguageCo
     Of languages with as many characters, the main one is the first in the alphabet."""
     pieces = [split_paragraphs(text) for text in texts]
     long = [[piece for piece in some if len(piece) >= config.min_chars][: config.paragraphs] for some in pieces]
-    found = detect([piece for some in long for piece in some], LanguageConfig(chars=config.chars)).to_pydict()
-    identified = zip(found["detected_language"], found["language_score"], strict=True)
+    labels = detect([piece for some in long for piece in some], LanguageConfig(chars=config.chars)).to_pydict()
+    identified = zip(labels["detected_language"], labels["language_score"], strict=True)
     rows = [
         _row(some, read, list(islice(identified, len(read))), config) for some, read in zip(pieces, long, strict=True)
     ]
@@ -236,11 +236,11 @@ def split_paragraphs(text: str) -> list[str]:
 
 
 def _row(
-    pieces: Sequence[str], read: Sequence[str], found: Sequence[tuple[str, float]], config: ParagraphLanguageConfig
+    pieces: Sequence[str], read: Sequence[str], labels: Sequence[tuple[str, float]], config: ParagraphLanguageConfig
 ) -> tuple[str | None, float | None, int, float | None]:
     """The columns of one text. found: (language, score) of the paragraphs that were read."""
     chars: Counter[str] = Counter()
-    for piece, (language, score) in zip(read, found, strict=True):
+    for piece, (language, score) in zip(read, labels, strict=True):
         if score >= config.min_score:
             chars[language] += len(piece)
     if not chars:

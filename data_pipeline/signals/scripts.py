@@ -51,19 +51,19 @@ def text_scripts(texts: TextBuffer) -> list[str]:
 def text_script(text: str) -> str:
     """text_scripts in plain Python, of one text."""
     flags = character_table()
-    found = Counter(script(c) for c in text[:HEAD_CHARS] if flags[ord(c)] & (WORD | IDEOGRAPH))
-    kana = sum(found.pop(name, 0) for name in KANA)
-    found[HAN] += kana
+    scripts = Counter(script(c) for c in text[:HEAD_CHARS] if flags[ord(c)] & (WORD | IDEOGRAPH))
+    kana = sum(scripts.pop(name, 0) for name in KANA)
+    scripts[HAN] += kana
     for name in NO_SCRIPT:
-        found.pop(name, None)
-    best = min(found, key=lambda name: (-found[name], name))
-    if not found[best]:
+        scripts.pop(name, None)
+    best = min(scripts, key=lambda name: (-scripts[name], name))
+    if not scripts[best]:
         return NO_LETTERS
-    return JAPANESE if best == HAN and kana and kana >= KANA_SHARE * found[HAN] else best
+    return JAPANESE if best == HAN and kana and kana >= KANA_SHARE * scripts[HAN] else best
 
 
 @cached_njit(nogil=True)
-def _find_scripts(text_array, offsets, scripts, kana, places, found):
+def _find_scripts(text_array, offsets, scripts, kana, places, found_scripts):
     """Fills found int64[N] with the place of each text's script. kana: bool[scripts]; places: of Latin, Han and
     Japanese."""
     text = pointer(text_array, 0)
@@ -81,7 +81,7 @@ def _find_scripts(text_array, offsets, scripts, kana, places, found):
         is_japanese = num_kana > 0 and num_kana >= KANA_SHARE * (num_kana + counts[han])
         counts[han] += num_kana
         best = counts.argmax()
-        found[k] = japanese if best == han and is_japanese else best
+        found_scripts[k] = japanese if best == han and is_japanese else best
 
 
 @cached_njit(nogil=True)

@@ -46,10 +46,10 @@ def lowered(texts: TextBuffer, wanted: np.ndarray) -> TextBuffer:
     out, offsets = np.empty(MAX_GROWTH * size + count + PADDING, np.uint8), np.zeros(count + 1, np.int64)
     is_irregular = np.zeros(count, np.bool_)
     _lower_texts(texts.text, texts.offsets, wanted, _lower_codes(), out, offsets, is_irregular)
-    found = TextBuffer(out[: int(offsets[-1]) + PADDING], offsets)
+    buffer = TextBuffer(out[: int(offsets[-1]) + PADDING], offsets)
     if not is_irregular.any():
-        return found
-    pieces = [texts.raw(k).decode().lower().encode() if is_irregular[k] else found.raw(k) for k in range(count)]
+        return buffer
+    pieces = [texts.raw(k).decode().lower().encode() if is_irregular[k] else buffer.raw(k) for k in range(count)]
     return TextBuffer(*joined(pieces))
 
 
@@ -109,7 +109,9 @@ FIRST_FACTOR, NEXT_FACTOR = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xD1342543D
 
 
 class StopWordTable(NamedTuple):
-    """Of L languages, in the order of `languages`. factors: uint64[L], a word's slot is hash * factor >> SLOT_SHIFT.
+    """Hash table of the stop words of L languages, in the order of `languages`.
+
+    factors: uint64[L], a word's slot is hash * factor >> SLOT_SHIFT.
     hashes: uint64[L, slots], 0 for a free one; bits: uint8[L, slots], the word's place in its list. by_blocks: bool[L],
     whether each word begins with a character that words begin with. lowered: whether texts of the language are lowered
     first."""

@@ -81,18 +81,18 @@ def order_tokens(line: str) -> tuple[list[str], int]:
     'He said: "no-one, 3.5"' -> [he, said, no-one, 3.5] of the lowered text."""
     flags = character_table()
     tokens: list[str] = []
-    breaks, held, open_sentence = 0, "", False
+    breaks, run, open_sentence = 0, "", False
     for character in line + "\n":
         flag = int(flags[ord(character)])
         if flag & (SPACE | IDEOGRAPH):
-            token = _stripped(held, flags)
+            token = _stripped(run, flags)
             if token:
                 tokens.append(token)
-            held = ""
+            run = ""
         if flag & IDEOGRAPH:
             tokens.append(character)
         elif not flag & SPACE:
-            held += character
+            run += character
         if flag & (IDEOGRAPH | WORD):
             open_sentence = True
         elif flag & (TERMINAL | LINE_END) and open_sentence:
@@ -100,9 +100,9 @@ def order_tokens(line: str) -> tuple[list[str], int]:
     return tokens, breaks
 
 
-def _stripped(held: str, flags: np.ndarray) -> str:
-    inside = [at for at, character in enumerate(held) if flags[ord(character)] & WORD]
-    return held[inside[0] : inside[-1] + 1] if inside else ""
+def _stripped(token: str, flags: np.ndarray) -> str:
+    inside = [at for at, character in enumerate(token) if flags[ord(character)] & WORD]
+    return token[inside[0] : inside[-1] + 1] if inside else ""
 
 
 @cached_njit(nogil=True)
@@ -162,7 +162,7 @@ def _equal_pairs(keys, num_keys, work, stamp):
 def _tokens(text, start, end, flags, keys):
     """Return (number of tokens in long lines, number of tokens, number of breaks); fills keys with the hashes of the
     tokens in long lines."""
-    held, count, line_start, breaks, open_sentence = 0, 0, 0, 0, False
+    length, count, line_start, breaks, open_sentence = 0, 0, 0, 0, False
     first, last = np.int64(-1), np.int64(-1)  # of the open token's word characters
     at = start
     while at < end:
@@ -170,12 +170,12 @@ def _tokens(text, start, end, flags, keys):
         flag = flags[code]
         if flag & (SPACE | IDEOGRAPH):
             if first >= 0:
-                keys[held] = hash_bytes(text, first, last)
-                held, count = held + 1, count + 1
+                keys[length] = hash_bytes(text, first, last)
+                length, count = length + 1, count + 1
             first = np.int64(-1)
             if flag & IDEOGRAPH:
-                keys[held] = hash_bytes(text, at, at + size)
-                held, count = held + 1, count + 1
+                keys[length] = hash_bytes(text, at, at + size)
+                length, count = length + 1, count + 1
         elif flag & WORD:
             first = at if first < 0 else first
             last = at + size
@@ -185,11 +185,11 @@ def _tokens(text, start, end, flags, keys):
             breaks += 1
             open_sentence = False
         if code == NEWLINE:
-            held = held if held - line_start >= MIN_LINE_TOKENS else line_start
-            line_start = held
+            length = length if length - line_start >= MIN_LINE_TOKENS else line_start
+            line_start = length
         at += size
     if first >= 0:
-        keys[held] = hash_bytes(text, first, last)
-        held, count = held + 1, count + 1
-    held = held if held - line_start >= MIN_LINE_TOKENS else line_start
-    return held, count, breaks + open_sentence
+        keys[length] = hash_bytes(text, first, last)
+        length, count = length + 1, count + 1
+    length = length if length - line_start >= MIN_LINE_TOKENS else line_start
+    return length, count, breaks + open_sentence

@@ -83,7 +83,7 @@ class OpenWord(NamedTuple):
 
 
 @cached_njit(nogil=True)
-def scan_words(span, unicode_words, words, found, counts):
+def scan_words(span, unicode_words, words, positions, counts):
     """Counts the characters, words and sentences of the span (counts: CHARS ...) and writes the hash and the length of
     each word to words: (hashes, lengths), which have an entry for each byte of the text.
 
@@ -92,7 +92,7 @@ def scan_words(span, unicode_words, words, found, counts):
     text, start, end = span.text, span.start, span.end
     for i in range(NUM_COUNTS):
         counts[i] = 0
-    found[SPILLED_SPACE] = found[SPILLED_WORD] = ZERO
+    positions[SPILLED_SPACE] = positions[SPILLED_WORD] = ZERO
     carry = Carry(ZERO, ZERO, ZERO, ZERO)
     is_open, first, open_word = False, start, OpenWord(ZERO, False, False)  # of a word that began before the block
     has_word = False  # a letter, digit or ideograph since the last sentence end
@@ -101,22 +101,22 @@ def scan_words(span, unicode_words, words, found, counts):
         block = _ascii_masks(text, base, below(end - base))
         behind_dots = _count_ascii(text, base, block, behind_dots, counts)
         worded = block.letter | block.digit | bytes_within(text, base, 0x5F, 1) & block.inside
-        word = worded | found[SPILLED_WORD]
+        word = worded | positions[SPILLED_WORD]
         run, alphas, plains = ZERO, block.letter, block.letter | block.digit
         line_end = block.newline | block.odd_end | ~block.inside
-        space = block.space | found[SPILLED_SPACE]
+        space = block.space | positions[SPILLED_SPACE]
         beyond = bytes_within(text, base, 0xC0, 0x40) & block.inside
         if beyond != ZERO:
-            _beyond_ascii(span, base, beyond, (word, carry.word), found, counts)
-            space |= found[FOUND_SPACE]
-            word |= found[FOUND_WORD]
-            run = found[FOUND_RUN]
-            alphas |= found[FOUND_ALPHA]
-            plains |= found[FOUND_PLAIN]
-            worded |= found[FOUND_WORDED]
-            line_end |= found[FOUND_END]
+            _beyond_ascii(span, base, beyond, (word, carry.word), positions, counts)
+            space |= positions[FOUND_SPACE]
+            word |= positions[FOUND_WORD]
+            run = positions[FOUND_RUN]
+            alphas |= positions[FOUND_ALPHA]
+            plains |= positions[FOUND_PLAIN]
+            worded |= positions[FOUND_WORDED]
+            line_end |= positions[FOUND_END]
         else:
-            found[SPILLED_SPACE] = found[SPILLED_WORD] = ZERO
+            positions[SPILLED_SPACE] = positions[SPILLED_WORD] = ZERO
 
         events = space & ~(space << ONE) & ~(word << ONE | carry.word) | line_end
         has_word, ended = end_sentences(span, base, events, line_end, worded, has_word)
@@ -228,7 +228,7 @@ def _note(text, first, stop, word, words, counts):
 
 
 @cached_njit(nogil=True)
-def _beyond_ascii(span, base, beyond, word_masks, found, counts):
+def _beyond_ascii(span, base, beyond, word_masks, positions, counts):
     """Decode the characters that begin at `beyond`, fill found and add to counts. word_masks: (word characters of this
     block, of the byte before it).
 
@@ -238,7 +238,7 @@ def _beyond_ascii(span, base, beyond, word_masks, found, counts):
     text, _, end, flags = span
     word, in_word = word_masks
     for i in range(NUM_FOUND):
-        found[i] = ZERO
+        positions[i] = ZERO
     while beyond != ZERO:
         place = np.uint64(first_bit(beyond))
         beyond = without_first(beyond)
@@ -246,25 +246,25 @@ def _beyond_ascii(span, base, beyond, word_masks, found, counts):
         code, size = decode(text, at)
         flag = np.int64(flags[code])
         whole = (ONE << np.uint64(size)) - ONE
-        here, one = whole << place, ONE << place
+        here, bit = whole << place, ONE << place
         spilled = whole >> (np.uint64(BLOCK) - place) if place != ZERO else ZERO
         if flag & WORD:
             word |= here
-            found[FOUND_WORD] |= here
-            found[SPILLED_WORD] |= spilled
+            positions[FOUND_WORD] |= here
+            positions[SPILLED_WORD] |= spilled
         elif flag & SPACE:
-            found[FOUND_SPACE] |= here
-            found[SPILLED_SPACE] |= spilled
+            positions[FOUND_SPACE] |= here
+            positions[SPILLED_SPACE] |= spilled
         elif flag & JOINER:
             before = word >> (place - ONE) if place != ZERO else in_word
             after, _ = decode(text, at + size)
             if before & ONE and at + size < end and flags[after] & WORD:
-                found[FOUND_RUN] |= here
-                found[SPILLED_WORD] |= spilled
-        found[FOUND_ALPHA] |= one if flag & ALPHA else ZERO
-        found[FOUND_PLAIN] |= ZERO if flag & PUNCTUATION else one
-        found[FOUND_WORDED] |= one if flag & (WORD | IDEOGRAPH) else ZERO
-        found[FOUND_END] |= one if flag & (LINE_END | STOP) else ZERO
+                positions[FOUND_RUN] |= here
+                positions[SPILLED_WORD] |= spilled
+        positions[FOUND_ALPHA] |= bit if flag & ALPHA else ZERO
+        positions[FOUND_PLAIN] |= ZERO if flag & PUNCTUATION else bit
+        positions[FOUND_WORDED] |= bit if flag & (WORD | IDEOGRAPH) else ZERO
+        positions[FOUND_END] |= bit if flag & (LINE_END | STOP) else ZERO
         counts[UPPERS] += flag & UPPER != 0
         counts[DIGITS] += flag & DIGIT != 0
         counts[ODD_ENDS] += flag & LINE_END != 0

@@ -64,10 +64,10 @@ def reannotate(
     annotated: how each source is annotated.
     A new file holds the kept documents alone, pieces in the place of their parent; all of it is kept. In the others
     KEPT rows are those that no step removed."""
-    paths = [path for one in curated for path in one.paths]
-    configs = [settings for one, settings in zip(curated, annotated, strict=True) for _ in one.paths]
-    found = edits.contamination
-    pieces = [None if found is None else found.piece_file(number) for number in range(len(paths))]
+    paths = [path for source in curated for path in source.paths]
+    configs = [settings for source, settings in zip(curated, annotated, strict=True) for _ in source.paths]
+    overlaps = edits.contamination
+    pieces = [None if overlaps is None else overlaps.piece_file(number) for number in range(len(paths))]
     work = work_folder(folder, "rewritten", edits.document_files, [piece is not None for piece in pieces])
     files = {
         path: ReannotatedFile(path, document_file, piece, scores.get(path), settings, work / path.name)
@@ -76,24 +76,24 @@ def reannotate(
     }
     missing = [file for file in files.values() if not file.path.exists()]
     engine.map(write_reannotated, missing, "annotate again", [file.document_file.bytes for file in missing], "B")
-    sources = [_with_new_files(one, files, edits.document_files) for one in curated]
+    sources = [_with_new_files(source, files, edits.document_files) for source in curated]
     new_scores = {file.path: file.new_scores for file in files.values() if file.scores is not None}
     return sources, {**scores, **new_scores}
 
 
 def _with_new_files(
-    one: SourceState, files: Mapping[Path, ReannotatedFile], document_files: Sequence[DocumentFile]
+    source: SourceState, files: Mapping[Path, ReannotatedFile], document_files: Sequence[DocumentFile]
 ) -> SourceState:
     paths: list[Path] = []
     filter_results: list[Results] = []
-    for number, path, results in zip(one.files, one.paths, one.filter_results, strict=True):
+    for number, path, results in zip(source.files, source.paths, source.filter_results, strict=True):
         if path in files:
             paths.append(files[path].path)
             filter_results.append(RewrittenResults(results, files[path].path))
         else:
             paths.append(path)
             filter_results.append(LeftResults(results, document_files[number]))
-    return replace(one, paths=tuple(paths), filter_results=tuple(filter_results))
+    return replace(source, paths=tuple(paths), filter_results=tuple(filter_results))
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ class WrittenResults:
 
 @dataclass(frozen=True)
 class LeftResults(WrittenResults):
-    """Of an annotated file that is written as it is: KEPT are the rows that no step removed."""
+    """Filter results of an annotated file that is written as it is: KEPT are the rows that no step removed."""
 
     document_file: DocumentFile
 
@@ -135,7 +135,7 @@ class LeftResults(WrittenResults):
 
 @dataclass(frozen=True)
 class RewrittenResults(WrittenResults):
-    """Of a new file, all of which is kept; the filters are not applied again."""
+    """Filter results of a new file, all of which is kept; the filters are not applied again."""
 
     path: Path
 
@@ -164,10 +164,10 @@ def write_reannotated(task: ReannotatedFile) -> None:
             for group in range(file.num_row_groups):
                 table = file.read_row_group(group)
                 rows = start + np.flatnonzero(kept[start : start + len(table)])
-                found = _edited_rows(table, rows - start, texts.take(pa.array(rows)).to_pylist(), pieces, task)
-                parents.append(start + found.column(PARENT_ROW.name).to_numpy())
-                found = found.set_column(len(schema) - 1, PARENT_ROW, pa.array(parents[-1]))
-                writer.write_table(found.select(schema.names), row_group_size=ROW_GROUP_ROWS)
+                edited = _edited_rows(table, rows - start, texts.take(pa.array(rows)).to_pylist(), pieces, task)
+                parents.append(start + edited.column(PARENT_ROW.name).to_numpy())
+                edited = edited.set_column(len(schema) - 1, PARENT_ROW, pa.array(parents[-1]))
+                writer.write_table(edited.select(schema.names), row_group_size=ROW_GROUP_ROWS)
                 start += len(table)
         if task.scores is not None:
             scores = np.load(task.scores)[np.concatenate(parents)]
@@ -177,11 +177,11 @@ def write_reannotated(task: ReannotatedFile) -> None:
 
 def _pieces(path: Path | None) -> dict[str, list[tuple[str, str]]]:
     """By parent: (doc_id, text) of each of its pieces."""
-    found: dict[str, list[tuple[str, str]]] = {}
+    pieces: dict[str, list[tuple[str, str]]] = {}
     if path is not None:
         for row in pq.read_table(path).to_pylist():
-            found.setdefault(row["parent_id"], []).append((row["doc_id"], row["text"]))
-    return found
+            pieces.setdefault(row["parent_id"], []).append((row["doc_id"], row["text"]))
+    return pieces
 
 
 def _edited_rows(
@@ -198,8 +198,8 @@ def _edited_rows(
     new: list[str] = []
     numbers: list[int] = []  # of the piece; -1 for a whole document
     for row, doc_id, text in zip(rows.tolist(), doc_ids, texts, strict=True):
-        mine = pieces.get(doc_id) or [(doc_id, text)]
-        for number, (piece_id, piece) in enumerate(mine):
+        document_pieces = pieces.get(doc_id) or [(doc_id, text)]
+        for number, (piece_id, piece) in enumerate(document_pieces):
             parents.append(row)
             ids.append(piece_id)
             new.append(piece)
@@ -250,10 +250,10 @@ def _with_column(table: pa.Table, name: str, values: pa.Array) -> pa.Table:
 
 def _metadata(table: pa.Table, numbers: Sequence[int]) -> pa.Array:
     """The metadata of a piece name its parent and its number, from 0; a document that is whole keeps its own."""
-    found = []
+    metadata = []
     for text, doc_id, number in zip(
         table.column("metadata").to_pylist(), table.column("doc_id").to_pylist(), numbers, strict=True
     ):
         own = orjson.loads(text) if text else {}
-        found.append(text if number < 0 else metadata_json({**own, PARENT_KEY: doc_id, PIECE_KEY: number}))
-    return pa.array(found, pa.string())
+        metadata.append(text if number < 0 else metadata_json({**own, PARENT_KEY: doc_id, PIECE_KEY: number}))
+    return pa.array(metadata, pa.string())

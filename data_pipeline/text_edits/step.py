@@ -88,7 +88,7 @@ class SpanRemoval:
         return StoredRemovals(self.step, threshold, removed, (reason,), is_by_part=True)
 
     def value_of_removed(self, share: float, left: str) -> float | None:
-        """What is recorded of a document that is removed; None for one that stays. share: of its bytes that the spans
+        """Recorded value of a document that is removed; None for one that stays. share: of its bytes that the spans
         hold. left: its text without them."""
         if self.drop_share is not None:
             return share if share > self.drop_share else None
@@ -217,9 +217,9 @@ def _remove(doc_id: str, text: str, rows: list[dict[str, Any]], task: EditTask, 
     """(the text without its spans, the share of its bytes that they held)."""
     spans = [(row["start"], row["stop"]) for row in rows]
     spans = in_characters(text, spans) if task.removal.in_bytes else spans
-    found = [removed_span_row(doc_id, task.removal.rule, text, start, stop) for start, stop in spans]
-    record.removed_spans.extend({**span, "kept_in": row["kept_in"]} for span, row in zip(found, rows, strict=True))
-    return remove_spans(text, spans), sum(span["bytes"] for span in found) / len(text.encode())
+    span_rows = [removed_span_row(doc_id, task.removal.rule, text, start, stop) for start, stop in spans]
+    record.removed_spans.extend({**span, "kept_in": row["kept_in"]} for span, row in zip(span_rows, rows, strict=True))
+    return remove_spans(text, spans), sum(span["bytes"] for span in span_rows) / len(text.encode())
 
 
 @dataclass(frozen=True)
@@ -235,14 +235,14 @@ class TextEdits:
 
     def evidence(self) -> list[EvidenceFiles]:
         """By document_file, what the ledger records of edited and contaminated documents."""
-        found = []
+        paths = []
         for number, spans in enumerate(self.span_files):
             of_benchmarks = EvidenceFiles() if self.contamination is None else self.contamination.evidence(number)
-            found.append(replace(of_benchmarks, removed_spans=(*spans, *of_benchmarks.removed_spans)))
-        return found
+            paths.append(replace(of_benchmarks, removed_spans=(*spans, *of_benchmarks.removed_spans)))
+        return paths
 
     def with_edits(self, edited: EditedFile) -> "TextEdits":
-        span_files = [(*held, path) for held, path in zip(self.span_files, edited.span_files, strict=True)]
+        span_files = [(*span_file, path) for span_file, path in zip(self.span_files, edited.span_files, strict=True)]
         return replace(self, span_files=span_files)
 
     def after_removal(self, removed: Removals, document_files: Sequence[DocumentFile]) -> "TextEdits":
@@ -284,8 +284,8 @@ def edit_texts(
     if settings.decontaminate is not None:
         config = settings.decontaminate
         work = work_folder(folder, "decontaminate", state.document_files, config.model_dump(mode="json"))
-        found = decontaminate(state.document_files, config, engine, work, settings.task_examples)
-        state = replace(state, contamination=found).after_removal(found.removals, state.document_files)
+        overlaps = decontaminate(state.document_files, config, engine, work, settings.task_examples)
+        state = replace(state, contamination=overlaps).after_removal(overlaps.removals, state.document_files)
     return state
 
 
