@@ -22,7 +22,7 @@ from pathlib import Path
 from gristmill.foundation.progress import Reporter
 from gristmill.foundation.runtime.tasks.local import LocalEngine
 from gristmill.pipelines.ablate.arms import arms_of
-from gristmill.pipelines.ablate.experiment import Outcome, Plan, experiment
+from gristmill.pipelines.ablate.experiment import AblationResult, Plan, experiment
 from gristmill.pipelines.python_api import run
 
 SET = "held out of baseline"
@@ -65,7 +65,7 @@ def repeated(times: int) -> Callable[[list[str], random.Random], list[str]]:
 
 def one_repetition(
     texts: list[str], spoil: Callable[[list[str], random.Random], list[str]], number: int, seconds: float
-) -> Outcome:
+) -> AblationResult:
     rng = random.Random(number)
     chosen = rng.sample(texts, min(len(texts), 3000))
     with tempfile.TemporaryDirectory() as folder:

@@ -118,8 +118,8 @@ def _sources(recipe: Recipe, world_size: int) -> Iterator[Finding]:
 
 
 def _sample(source: SourceConfig, recipe: Recipe) -> Iterator[Finding]:
-    """What the first records of the source tell. A source of which none can be read stops the run where it has to keep
-    something: alone, or with on_empty: error."""
+    """Findings from the first records of the source. A source of which none can be read stops the run where it has to
+    keep something: alone, or with on_empty: error."""
     sample = source_samples.look_at(source)
     if sample is None:
         return
@@ -215,19 +215,19 @@ def _objective(recipe: Recipe) -> Iterator[Finding]:
     """Loads a user's file, checks the options, and reads the records that the options name."""
     train = recipe.training().train
     try:
-        found, options = objectives.check_options(train.objective, train.objective_options)
-        if found.data != "own" and not recipe.sources:
-            yield Finding(needs_sources(train.objective, found.data))
-        elif found.data == "sentence_pairs" and not recipe.index.sentences:
+        objective, options = objectives.check_options(train.objective, train.objective_options)
+        if objective.data != "own" and not recipe.sources:
+            yield Finding(needs_sources(train.objective, objective.data))
+        elif objective.data == "sentence_pairs" and not recipe.index.sentences:
             yield Finding(f"train.objective: {train.objective} draws pairs of sentences; set index.sentences: true")
         symbols = recipe.tokenizer.user_symbols
-        missing = [piece for piece in found.pieces(options) if piece not in symbols]
+        missing = [piece for piece in objective.pieces(options) if piece not in symbols]
         if missing and recipe.tokenizer.pretrained is None:
             yield Finding(
                 f"train.objective: the tokenizer has no piece {missing[0]!r}; set tokenizer.user_symbols: "
                 f"{json.dumps([*symbols, *missing])}"
             )
-        found.check_records(options)
+        objective.check_records(options)
     except (RecipeError, InputError) as error:
         yield Finding(str(error), type(error))
 
@@ -348,11 +348,12 @@ def _text_bytes(source: SourceConfig) -> int:
     if source.format in ("python_docs", "datasets", *MARKUP_FORMATS) or any(map(is_address, source.paths)):
         return 0
     try:
-        found = locate(source).values()
+        locations = locate(source).values()
     except InputError:  # reported by _sources
         return 0
     return sum(
-        Path(path).stat().st_size * (COMPRESSED_RATIO if path.endswith(COMPRESSED_SUFFIXES) else 1) for path in found
+        Path(path).stat().st_size * (COMPRESSED_RATIO if path.endswith(COMPRESSED_SUFFIXES) else 1)
+        for path in locations
     )
 
 

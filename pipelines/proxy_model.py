@@ -49,7 +49,7 @@ def bits_per_byte(
         )
     scored = _held_out_windows(tokenizer, held_out, config)
     identity = [config.model_dump(mode="json", exclude={"seeds"}), tokenizer.fingerprint]
-    identity += [hashlib.sha256(each.numpy().tobytes()).hexdigest() for each in (windows_NT, scored.windows_NT)]
+    identity += [hashlib.sha256(windows.numpy().tobytes()).hexdigest() for windows in (windows_NT, scored.windows_NT)]
     by_seed = []
     for seed in range(config.seeds):
         path = folder / f"model-{fingerprint([*identity, scored.groups, seed])}.json"
@@ -79,16 +79,16 @@ def _held_out_windows(tokenizer: Tokenizer, texts: Sequence[ReportText], config:
     length = config.sequence_length
     rows, groups = [], []
     num_bytes: dict[str, int] = {}
-    for each in texts:
-        size = len(each.text.encode())
-        if num_bytes.get(each.group, 0) + size > config.held_out_bytes and each.group in num_bytes:
+    for document in texts:
+        size = len(document.text.encode())
+        if num_bytes.get(document.group, 0) + size > config.held_out_bytes and document.group in num_bytes:
             continue
-        num_bytes[each.group] = num_bytes.get(each.group, 0) + size
-        ids = [tokenizer.end_of_document, *tokenizer.encode(each.text)]
+        num_bytes[document.group] = num_bytes.get(document.group, 0) + size
+        ids = [tokenizer.end_of_document, *tokenizer.encode(document.text)]
         for start in range(0, len(ids) - 1, length):
             window = ids[start : start + length + 1]
             rows.append(window + [IGNORED] * (length + 1 - len(window)))
-            groups.append(each.group)
+            groups.append(document.group)
     return HeldOutWindows(torch.tensor(rows, dtype=torch.int64), groups, dict(sorted(num_bytes.items())))
 
 
@@ -104,14 +104,14 @@ def _score(model: Transformer, scored: HeldOutWindows, batch: int) -> dict[str, 
 
 def _some_texts(texts: Sequence[ReportText], limit: int) -> list[str]:
     """Texts in a keyed random order, the same for every tokenizer, until they have `limit` bytes together."""
-    found: list[str] = []
+    selected: list[str] = []
     num_bytes = 0
     for place in Permutation(len(texts), key_of("proxy texts")).whole():
         if num_bytes >= limit:
             break
-        found.append(texts[place].text)
-        num_bytes += len(found[-1].encode())
-    return found
+        selected.append(texts[place].text)
+        num_bytes += len(selected[-1].encode())
+    return selected
 
 
 def _windows(tokenizer: Tokenizer, texts: Sequence[str], sequence_length: int) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""What `import gristmill` offers: run stages, open a corpus, talk to a model, compare results.
+"""The API of `import gristmill`: run stages, open a corpus, talk to a model, compare results.
 
 Errors are those of the commands: RecipeError for a wrong recipe or argument, InputError for files."""
 

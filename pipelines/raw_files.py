@@ -45,8 +45,8 @@ def pin(recipe: Recipe, workdir: Path, engine: Engine, update: bool = False, wri
 def local_bytes(recipe: Recipe) -> int:
     """Bytes of the recipe's raw files on this machine. Raises InputError for a path that matches nothing."""
     sources = [source for source in recipe.sources if source.format not in ("python_docs", "datasets")]
-    found = [location for source in sources for location in locate(source).values() if not is_address(location)]
-    return sum(os.path.getsize(location) for location in found if os.path.exists(location))
+    locations = [location for source in sources for location in locate(source).values() if not is_address(location)]
+    return sum(os.path.getsize(location) for location in locations if os.path.exists(location))
 
 
 def _check_outside(source: SourceConfig, workdir: Path) -> None:
@@ -65,12 +65,12 @@ def _check_outside(source: SourceConfig, workdir: Path) -> None:
         )
 
 
-def _check_unchanged(path: Path, pinned: LockedSource, found: LockedSource) -> None:
-    differing = lock_differences(pinned, found)
+def _check_unchanged(path: Path, pinned: LockedSource, current: LockedSource) -> None:
+    differing = lock_differences(pinned, current)
     if differing:
         more = f"\n  and {len(differing) - MAX_NAMED} more" if len(differing) > MAX_NAMED else ""
         raise InputError(
-            f"source {found.name}: {len(differing)} raw files differ from {path}:\n  "
+            f"source {current.name}: {len(differing)} raw files differ from {path}:\n  "
             + "\n  ".join(differing[:MAX_NAMED])
             + more
             + "\nrestore them, or accept them with --update-lock"

@@ -183,7 +183,7 @@ class RemoteWork:
 
     @classmethod
     def behind(cls, folder: Path) -> "RemoteWork | None":
-        """What is behind this mirror or the one that this folder is in; None for a folder of its own."""
+        """The store behind this mirror or the one that this folder is in; None for a folder of its own."""
         for mirror in (folder, *folder.parents):
             if (mirror / MARK_NAME).is_file():
                 return cls(mirror, Store(orjson.loads((mirror / MARK_NAME).read_bytes())["address"]))
@@ -231,16 +231,16 @@ class RemoteWork:
         in_blocks: large files of tokens are downloaded as they are read."""
         if (lock := self.store.read(LOCK_NAME)) is not None and not (self.mirror / LOCK_NAME).exists():
             write_atomic(self.mirror / LOCK_NAME, lock)
-        found = []
+        published = []
         for stage in stages:
             pointer = self.store.read(f"{stage}.json")
             if pointer is not None:
-                found.append(stage)
+                published.append(stage)
                 self._fetch_stage(stage, self._pointer(stage, pointer), with_outputs, in_blocks)
-        return found
+        return published
 
     def address_of(self, stage: str) -> str:
-        """Of the published stage's folder. Raises InputError if it is not published."""
+        """Address of the published stage's folder. Raises InputError if it is not published."""
         pointer = self.store.read(f"{stage}.json")
         if pointer is None:
             raise InputError(f"{self.store.address}: the stage {stage} is not published here ({stage}.json); run it")

@@ -140,7 +140,9 @@ class Runner:
                 raise
             raise InputError(f"{stage.name}: {message}") from error
         except KeyboardInterrupt:
-            complete = [each.name for each in self.stages if (self.folder(each) / MANIFEST_NAME).is_file()]
+            complete = [
+                candidate.name for candidate in self.stages if (self.folder(candidate) / MANIFEST_NAME).is_file()
+            ]
             self.reporter.say(
                 f"{stage.name}: interrupted; kept: complete stages ({', '.join(complete) or 'none'}) and the finished "
                 f"files of {stage.name}"
@@ -333,7 +335,7 @@ class Runner:
 
 
 def change_reasons(manifest: Manifest, stage: Stage, config: Mapping[str, Any], inputs: Mapping[str, str]) -> list[str]:
-    """What differs between a complete stage and the planned one: one line per field."""
+    """Differences between a complete stage and the planned one: one line per field."""
     reasons = []
     if manifest.code_version != stage.code_version:
         reasons.append(f"code version of the stage: {manifest.code_version} -> {stage.code_version}")

@@ -83,11 +83,11 @@ def excluded_languages(sample: SourceSample, wanted: tuple[str, ...], threshold:
         return None
     heads = [text[:MAX_LANGUAGE_CHARS] for text in sample.texts]
     rows = language.detect(heads, language.LanguageConfig()).to_pylist()
-    found = [row["detected_language"] for row in rows if row["language_score"] >= threshold]
-    if not found or set(found) & set(wanted):
+    detected = [row["detected_language"] for row in rows if row["language_score"] >= threshold]
+    if not detected or set(detected) & set(wanted):
         return None
-    names = ", ".join(sorted(set(found)))
+    names = ", ".join(sorted(set(detected)))
     return (
-        f"source {sample.source.name}: the first {len(found)} texts are {names}, and curate.languages keeps "
+        f"source {sample.source.name}: the first {len(detected)} texts are {names}, and curate.languages keeps "
         f"{', '.join(wanted)} alone; add {names}, or drop the source"
     )

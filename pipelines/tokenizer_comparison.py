@@ -71,19 +71,23 @@ def read_texts(path: Path) -> list[ReportText]:
     with the same two parts are translations of each other.
 
     Raises InputError if there are none."""
-    found = _corpus_texts(path) if path.is_dir() else _file_texts(path)
-    if not found:
+    texts = _corpus_texts(path) if path.is_dir() else _file_texts(path)
+    if not texts:
         raise InputError(f"{path}: no texts; name a curate folder, or a .jsonl file with the fields text and language")
-    return found
+    return texts
 
 
 def rows(reports: Sequence[TokenizerReport]) -> list[list[str]]:
     """A table with one row per tokenizer, after a header."""
     table = [["tokenizer", "pieces", "encoder", "bytes/token", "tokens/word", "byte tokens", "unused", "failures"]]
-    for each in reports:
-        rates = [f"{each.total.bytes_per_token:.3f}", f"{each.total.fertility:.3f}", f"{each.total.byte_fallback:.2%}"]
-        counts = [f"{each.unused}", f"{each.round_trip_failures}"]
-        table.append([each.name, f"{each.vocab_size}", each.encoder, *rates, *counts])
+    for report in reports:
+        rates = [
+            f"{report.total.bytes_per_token:.3f}",
+            f"{report.total.fertility:.3f}",
+            f"{report.total.byte_fallback:.2%}",
+        ]
+        counts = [f"{report.unused}", f"{report.round_trip_failures}"]
+        table.append([report.name, f"{report.vocab_size}", report.encoder, *rates, *counts])
     return table
 
 
@@ -98,9 +102,9 @@ GROUP_METRICS = {
 
 def group_rows(reports: Sequence[TokenizerReport], metric: str) -> list[list[str]]:
     """A table of one of GROUP_METRICS: a row per language or source, a column per tokenizer, after a header."""
-    table = [[GROUP_METRICS[metric], "documents", *(each.name for each in reports)]]
+    table = [[GROUP_METRICS[metric], "documents", *(report.name for report in reports)]]
     for number, group in enumerate(reports[0].groups):
-        values = [getattr(each.groups[number], metric) for each in reports]
+        values = [getattr(report.groups[number], metric) for report in reports]
         table.append([group.group, f"{group.documents}", *(_shown(metric, value) for value in values)])
     return table
 
@@ -112,26 +116,26 @@ def _shown(metric: str, value: float | None) -> str:
 
 
 def _split(texts: Sequence[ReportText]) -> tuple[list[ReportText], list[ReportText]]:
-    is_held_out = [key_of("compare", each.key or each.text) % HELD_OUT_MODULUS == 0 for each in texts]
-    training = [each for each, out in zip(texts, is_held_out, strict=True) if not out]
-    return training, [each for each, out in zip(texts, is_held_out, strict=True) if out]
+    is_held_out = [key_of("compare", text.key or text.text) % HELD_OUT_MODULUS == 0 for text in texts]
+    training = [text for text, out in zip(texts, is_held_out, strict=True) if not out]
+    return training, [text for text, out in zip(texts, is_held_out, strict=True) if out]
 
 
 def _train(strategy: str, texts: Sequence[ReportText], folder: Path, vocab_size: int) -> Tokenizer:
     config = TokenizerConfig(strategy=strategy, vocab_size=vocab_size)
-    write_atomic(folder / strategy / MODEL_NAME, train((each.text for each in texts), config))
+    write_atomic(folder / strategy / MODEL_NAME, train((text.text for text in texts), config))
     return load_tokenizer(folder / strategy)
 
 
 def _corpus_texts(corpus: Path) -> list[ReportText]:
     sources = sorted({path.name.rsplit("-", 1)[0] for path in (corpus / "documents" / "train").glob("*.parquet")})
-    found = []
+    texts = []
     for source in sources:
         for part in document_ranges(corpus, "train", source):
             table = read(part, "text", "language")
             pairs = zip(table["text"].to_pylist(), table["language"].to_pylist(), strict=True)
-            found += [ReportText(language or source, text) for text, language in pairs if text]
-    return found
+            texts += [ReportText(language or source, text) for text, language in pairs if text]
+    return texts
 
 
 def _file_texts(path: Path) -> list[ReportText]:
@@ -170,11 +174,11 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
 def ranking_rows(reports: Sequence[TokenizerReport]) -> list[list[str]]:
     """From the fewest bits per byte to the most, after a header. The last column is the difference to the first row,
     whose interval is over pairs of equal seeds: a tokenizer whose interval excludes 0 is worse."""
-    trained = sorted(_trained(reports), key=lambda each: statistics.mean(each[1].total))
+    trained = sorted(_trained(reports), key=lambda named: statistics.mean(named[1].total))
     table = [["rank", "tokenizer", "bits/byte (95 % interval)", "seeds", "above the first (95 % interval)"]]
     best = trained[0][1].total
     for rank, (name, bits) in enumerate(trained, start=1):
-        differences = [mine - first for mine, first in zip(bits.total, best, strict=True)]
+        differences = [bits_of_seed - first for bits_of_seed, first in zip(bits.total, best, strict=True)]
         above = "" if rank == 1 else _ranking_cell(interval(differences))
         table.append([str(rank), name, _ranking_cell(interval(bits.total)), str(len(bits.total)), above])
     return table
@@ -185,16 +189,16 @@ def ranking_by_group(reports: Sequence[TokenizerReport]) -> list[list[str]]:
     trained = _trained(reports)
     table = [["bits/byte", *(name for name, _ in trained)]]
     for group in trained[0][1].groups:
-        found = [interval(bits.groups[group]) for _, bits in trained]
-        fewest = min(mean for mean, _ in found)
-        table.append([group, *(_ranking_cell(each) + ("*" if each[0] == fewest else "") for each in found)])
+        intervals = [interval(bits.groups[group]) for _, bits in trained]
+        fewest = min(mean for mean, _ in intervals)
+        table.append([group, *(_ranking_cell(cell) + ("*" if cell[0] == fewest else "") for cell in intervals)])
     return table
 
 
 def _trained(reports: Sequence[TokenizerReport]) -> list[tuple[str, TrainedBits]]:
-    return [(each.name, each.bits_per_byte) for each in reports if each.bits_per_byte is not None]
+    return [(report.name, report.bits_per_byte) for report in reports if report.bits_per_byte is not None]
 
 
-def _ranking_cell(found: tuple[float, float]) -> str:
-    mean, half = found
+def _ranking_cell(mean_and_half: tuple[float, float]) -> str:
+    mean, half = mean_and_half
     return f"{mean:.4f}" if math.isnan(half) else f"{mean:.4f} ± {half:.4f}"

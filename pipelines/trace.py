@@ -37,8 +37,8 @@ class DocumentSpan:
 
 
 class Tracer:
-    """Of one recipe's run in a work folder. Raises RecipeError for objectives and indexes that it cannot follow,
-    InputError where the corpus or the index is missing."""
+    """Traces documents and steps of a recipe's run in a work folder. Raises RecipeError for objectives and indexes that
+    it cannot follow, InputError where the corpus or the index is missing."""
 
     def __init__(self, recipe: Recipe, workdir: Path):
         model, self.train = recipe.training()
@@ -62,11 +62,11 @@ class Tracer:
 
     @property
     def num_samples(self) -> int:
-        """Of the whole run, as planned."""
+        """Number of samples of the whole run, as planned."""
         return -(-self.train.tokens // self.sequence_length)
 
     def documents_of(self, samples: range) -> list[DocumentSpan]:
-        """What these samples read, in their order."""
+        """Document spans that these samples read, in their order."""
         spans = []
         for k in samples:
             source, epoch, pieces = self.samples.pieces_of(k)
@@ -82,19 +82,21 @@ class Tracer:
         """(source, sample, epoch) of each sample of the planned run that reads the document, ascending.
 
         Raises InputError if no document of the train split has this id."""
-        found = []
+        occurrences = []
         for source in self.samples.sources:
             row = self._find(source, doc_id)
             if row is not None:
                 place = self._order(source).inverse(row)
-                found += [(source, k, epoch) for k, epoch in self.samples.samples_with(source, place, self.num_samples)]
+                occurrences += [
+                    (source, k, epoch) for k, epoch in self.samples.samples_with(source, place, self.num_samples)
+                ]
                 break
         else:
             raise InputError(
                 f"no document {doc_id!r} in the train split of {self.workdir / 'curate'}; `gristmill why {doc_id}` "
                 "says what became of it"
             )
-        return found
+        return occurrences
 
     def text_of(self, span: DocumentSpan) -> str:
         row = self._find(span.source, span.doc_id)
@@ -186,5 +188,5 @@ def spikes(steps: Sequence[dict[str, Any]], field: str, count: int) -> list[tupl
 
 def in_common(spans: Sequence[Sequence[DocumentSpan]]) -> list[tuple[str, int]]:
     """(doc_id, in how many of the lists it is) of documents in more than one, the most frequent first."""
-    counts = Counter(doc_id for found in spans for doc_id in {span.doc_id for span in found})
+    counts = Counter(doc_id for span_list in spans for doc_id in {span.doc_id for span in span_list})
     return [(doc_id, count) for doc_id, count in counts.most_common() if count > 1]

@@ -43,36 +43,38 @@ class Verification:
 
 def verify(folder: Path) -> Verification:
     """folder: a stage's folder or a work folder. Raises InputError if it holds no manifest."""
-    found = Verification()
+    verification = Verification()
     if (folder / MANIFEST_NAME).is_file():
-        _verify_stage(folder, found)
-        return found
+        _verify_stage(folder, verification)
+        return verification
     stages = sorted(path.parent for path in folder.glob(f"*/{MANIFEST_NAME}"))
     if not stages:
         raise InputError(f"{folder}: no {MANIFEST_NAME} here or one level below; nothing to verify")
     for stage in stages:
-        _verify_stage(stage, found)
-    found.wrong += _wrong_with_lock(folder)
+        _verify_stage(stage, verification)
+    verification.wrong += _wrong_with_lock(folder)
     for path in sorted(set(folder.iterdir()) - set(stages)):
         if INCOMPLETE.fullmatch(path.name) and path.is_dir():
-            found.lines.append(f"{path}: incomplete stage, in no manifest; `gristmill run` resumes or removes it")
+            verification.lines.append(
+                f"{path}: incomplete stage, in no manifest; `gristmill run` resumes or removes it"
+            )
         elif path.name not in OTHER_NAMES:
-            found.wrong.append(f"{path}: in no manifest; move it out of {folder}")
-    return found
+            verification.wrong.append(f"{path}: in no manifest; move it out of {folder}")
+    return verification
 
 
-def _verify_stage(folder: Path, found: Verification) -> None:
+def _verify_stage(folder: Path, verification: Verification) -> None:
     try:
         manifest = read_manifest(folder)
         wrong = [*differences(folder, manifest), *_temporary_files(folder), *_wrong_with_inputs(folder, manifest)]
     except InputError as error:
-        found.lines.append(f"{folder}: the manifest is damaged")
-        found.wrong.append(str(error))
+        verification.lines.append(f"{folder}: the manifest is damaged")
+        verification.wrong.append(str(error))
         return
-    found.lines.append(
+    verification.lines.append(
         f"{folder}: {len(manifest.outputs)} files, {'identical' if not wrong else f'{len(wrong)} differ'}"
     )
-    found.wrong += wrong
+    verification.wrong += wrong
 
 
 def _temporary_files(folder: Path) -> Iterator[str]:
@@ -162,7 +164,7 @@ def reproduce(manifest_path: Path, workdir: Path, stages: Sequence[Stage], engin
         lock = Lock.model_validate(_manifest_with_lock(folder, original).origin["lock"])
     needed = stages[: stages.index(stage) + 1]  # the recipe may have no sections for those after it
     if stage.name == "report":  # on the stages that were complete
-        needed = with_report([one for one in needed if one.name in original.inputs])
+        needed = with_report([candidate for candidate in needed if candidate.name in original.inputs])
     runner = Runner(recipe, workdir, needed, lock, engine.reporter, Processes(engine))
     with lease(workdir):
         write_lock(workdir / LOCK_NAME, lock)
@@ -203,11 +205,12 @@ def _manifest_with_lock(folder: Path, manifest: Manifest) -> Manifest:
 def verify_address(location: str) -> Verification:
     """As `verify`, of what is published at the address, every byte of which is downloaded."""
     with _copied(location, with_outputs=True) as (remote, folder):
-        found = verify(folder)
+        verification = verify(folder)
         extra = [f"{remote.store.address}/{name}: in no manifest; delete it" for name in remote.unlisted()]
     here, there = str(remote.mirror), remote.store.address
     return Verification(
-        [line.replace(here, there) for line in found.lines], [line.replace(here, there) for line in found.wrong] + extra
+        [line.replace(here, there) for line in verification.lines],
+        [line.replace(here, there) for line in verification.wrong] + extra,
     )
 
 

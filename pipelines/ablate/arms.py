@@ -53,8 +53,8 @@ def parse_variation(text: str) -> tuple[str, list[Any]]:
 
 def _varied(reference: str, overrides: Sequence[str], field: str, value: Any) -> tuple[Recipe, str]:
     def load(path: str) -> tuple[Recipe, str]:
-        shown = "none" if value is None else json.dumps(value)
-        return load_recipe(reference, [*overrides, f"{path}={json.dumps(value)}"]), f"{path}: {shown}"
+        value_text = "none" if value is None else json.dumps(value)
+        return load_recipe(reference, [*overrides, f"{path}={json.dumps(value)}"]), f"{path}: {value_text}"
 
     try:
         return load(field)

@@ -1,4 +1,4 @@
-"""What the models of an ablation read: held-out documents that no arm trains on, one tokenizer, an index for each arm.
+"""Data of an ablation: held-out documents that no arm trains on, one tokenizer, an index for each arm.
 
 The held-out documents are those that the arms' curation holds out (a share of each arm's documents, by a hash of their
 text) and the target texts that the user names. A training document with half of its 13-grams, or with half of those of
@@ -160,5 +160,5 @@ def write_index(corpus: Path, sources: Sequence[str], tokenizer: Path, seed: int
 
 
 def sources_with_text(folder: Path, names: Sequence[str]) -> list[str]:
-    """Of those whose training text was written to FOLDER."""
+    """Names of the sources whose training text was written to FOLDER."""
     return [name for name in names if document_ranges(folder, "train", name)]

@@ -51,7 +51,7 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class Row:
+class ArmComparison:
     """One arm on one set of held-out documents: its verdict, and its effects at the tuned rate and at a tenth."""
 
     arm: str
@@ -63,11 +63,11 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class AblationResult:
     """rates: the tuned learning rate and a tenth of it. notes: what a reader of the verdicts must know."""
 
     arms: list[Arm]
-    rows: list[Row]
+    rows: list[ArmComparison]
     model: dict[str, Any]
     parameters: int
     tokens: int
@@ -79,7 +79,7 @@ class Outcome:
     flops: float
 
 
-def experiment(arms: Sequence[Arm], curated: Sequence[Path], plan: Plan, engine: Engine) -> Outcome:
+def experiment(arms: Sequence[Arm], curated: Sequence[Path], plan: Plan, engine: Engine) -> AblationResult:
     """curated: the corpus folder of each arm. Raises InputError or RecipeError before training for what cannot be
     compared."""
     if plan.seeds < MIN_SEEDS:
@@ -146,11 +146,11 @@ def experiment(arms: Sequence[Arm], curated: Sequence[Path], plan: Plan, engine:
     places = [(arm, seed, rate) for rate in rates for seed in range(plan.seeds) for arm in range(len(arms))]
     tasks = {(arm, seed, rate): task(arm, plan.first_seed + seed, rate, tokens) for arm, seed, rate in places}
     engine.map(run, list(tasks.values()), "ablate: training", unit="runs")
-    bits = {place: np.load(each.scores) for place, each in tasks.items()}
+    bits = {place: np.load(run_task.scores) for place, run_task in tasks.items()}
     rows, left_out = verdicts(arms, held_out, bits, rates, plan.seeds)
     num_runs = len(tasks) + len(RATES) * TUNING_SHARE
     flops = 6.0 * size.parameters * tokens * num_runs
-    return Outcome(
+    return AblationResult(
         list(arms),
         rows,
         size.fields,
@@ -234,7 +234,7 @@ def verdicts(
     bits: dict[tuple[int, int, float], np.ndarray],
     rates: tuple[float, float],
     seeds: int,
-) -> tuple[list[Row], list[str]]:
+) -> tuple[list[ArmComparison], list[str]]:
     """(a row for each arm and set, notes on sets that are too small). Corrected over all rows."""
     num_bytes = np.array([len(text.encode()) for text in held_out.texts], float)
     chosen = {name: places for name, places in held_out.sets.items() if len(places) >= corpora.MIN_DOCUMENTS}
@@ -262,7 +262,7 @@ def verdicts(
     decisions = decide(by_rate)
     names = [name for name in chosen for _ in arms[1:]]
     rows = [
-        Row(tuned.arm, name, decision, p, tuned, low)
+        ArmComparison(tuned.arm, name, decision, p, tuned, low)
         for name, (decision, p), tuned, low in zip(names, decisions, *by_rate, strict=True)
     ]
     return rows, notes

@@ -12,7 +12,7 @@ from rich.table import Table as TerminalTable
 from gristmill.evaluation.results.ablation import LEVEL, what_it_takes
 from gristmill.foundation.files import write_atomic
 from gristmill.foundation.fingerprint import canonical_json
-from gristmill.pipelines.ablate.experiment import Outcome, Row
+from gristmill.pipelines.ablate.experiment import AblationResult, ArmComparison
 from gristmill.pipelines.report.figures import curves
 from gristmill.pipelines.report.render import Block, Figure, Heading, Paragraph, Table, to_html, to_markdown
 
@@ -30,7 +30,7 @@ COLUMNS = (
 SMOOTHED_STEPS = 20  # of a loss curve
 
 
-def cells(row: Row, num_comparisons: int) -> tuple[str, ...]:
+def cells(row: ArmComparison, num_comparisons: int) -> tuple[str, ...]:
     """effect: bits per byte of the arm less those of the baseline, at the tuned rate; p: corrected, of both rates."""
     low, high = row.tuned.interval()
     needed = what_it_takes(row.tuned, num_comparisons) if row.decision == "no decision" else ""
@@ -47,7 +47,7 @@ def cells(row: Row, num_comparisons: int) -> tuple[str, ...]:
     )
 
 
-def terminal_table(outcome: Outcome) -> str:
+def terminal_table(outcome: AblationResult) -> str:
     table = TerminalTable(title="bits per byte against the baseline; below 0 is better")
     for column in COLUMNS:
         table.add_column(column)
@@ -60,12 +60,12 @@ def terminal_table(outcome: Outcome) -> str:
     return text.getvalue() + "\n".join(outcome.notes)
 
 
-def described(name: str, outcome: Outcome) -> str:
+def described(name: str, outcome: AblationResult) -> str:
     arm = next(arm for arm in outcome.arms if arm.name == name)
     return f"recipe {arm.recipe.name}" + (f", {arm.changes}" if arm.changes else "")
 
 
-def blocks_of(outcome: Outcome) -> list[Block]:
+def blocks_of(outcome: AblationResult) -> list[Block]:
     rows = tuple(cells(row, len(outcome.rows)) for row in outcome.rows)
     arms = tuple((arm.name, described(arm.name, outcome)) for arm in outcome.arms)
     bits = tuple((name, f"{value:.4f}") for name, value in outcome.baseline_bits.items())
@@ -94,7 +94,7 @@ def blocks_of(outcome: Outcome) -> list[Block]:
     ]
 
 
-def loss_curves(outcome: Outcome) -> bytes:
+def loss_curves(outcome: AblationResult) -> bytes:
     series: dict[str, tuple[Any, Any]] = {}
     for name, runs in outcome.curves.items():
         steps = min(map(len, runs))
@@ -105,7 +105,7 @@ def loss_curves(outcome: Outcome) -> bytes:
     return curves(series, "tokens", "loss (nats a token)")
 
 
-def write_report(outcome: Outcome, folder: Path) -> Path:
+def write_report(outcome: AblationResult, folder: Path) -> Path:
     """Writes ablation.json, ablation.md and ablation.html; returns the path of the last."""
     title, blocks = f"Ablation {outcome.arms[0].recipe.name}", blocks_of(outcome)
     content = {

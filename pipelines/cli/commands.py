@@ -88,13 +88,13 @@ class CommandGroup(TyperGroup):
 def _import_command(name: str, target: str) -> Any:
     """("why", "corpus:why") -> the click command of the function `why` in pipelines/cli/corpus.py."""
     file, _, attribute = target.partition(":")
-    found = getattr(importlib.import_module(f"gristmill.pipelines.cli.{file}"), attribute)
+    command = getattr(importlib.import_module(f"gristmill.pipelines.cli.{file}"), attribute)
     app = typer.Typer(add_completion=False, rich_markup_mode=None)
     app.callback()(_no_options)
-    if isinstance(found, typer.Typer):
-        app.add_typer(found, name=name)
+    if isinstance(command, typer.Typer):
+        app.add_typer(command, name=name)
     else:
-        app.command(name)(found)
+        app.command(name)(command)
     group: Any = typer.main.get_command(app)
     return group.commands[name]
 

@@ -72,9 +72,13 @@ def similar_command(
         print("no similar document found")
         return
     table = Table("similarity", "estimate", "document", "source", "excerpt")
-    for found in neighbours:
+    for neighbour in neighbours:
         table.add_row(
-            f"{found.similarity:.4f}", f"{found.estimate:.4f}", found.doc_id, found.source, found.excerpt[:60]
+            f"{neighbour.similarity:.4f}",
+            f"{neighbour.estimate:.4f}",
+            neighbour.doc_id,
+            neighbour.source,
+            neighbour.excerpt[:60],
         )
     print_block(table)
 

@@ -24,7 +24,7 @@ DEVELOPMENT = ("test", "bench", "docs")  # extras for work on gristmill itself, 
 
 
 @dataclass(frozen=True)
-class Observation:
+class SystemCheck:
     """fix: what to do; "" where nothing is wrong. is_required: gristmill does not work without the fix."""
 
     what: str
@@ -47,37 +47,37 @@ def doctor(
     )
 
 
-def machine() -> Iterator[Observation]:
+def machine() -> Iterator[SystemCheck]:
     """The interpreter, the devices, cores, memory and disk."""
-    yield Observation(PACKAGE, _version_of(PACKAGE) or "no version", "")
-    yield Observation("Python", f"{platform.python_version()}, {platform.system()} {platform.machine()}")
+    yield SystemCheck(PACKAGE, _version_of(PACKAGE) or "no version", "")
+    yield SystemCheck("Python", f"{platform.python_version()}, {platform.system()} {platform.machine()}")
     yield from devices()
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    yield Observation("cores", f"{cores} of {os.cpu_count()}" if cores != os.cpu_count() else str(cores))
+    yield SystemCheck("cores", f"{cores} of {os.cpu_count()}" if cores != os.cpu_count() else str(cores))
     memory = memory_bytes()
     fix = f"use --workers 1; {MIN_MEMORY_BYTES / 1e9:.0f} GB are comfortable" if memory < MIN_MEMORY_BYTES else ""
-    yield Observation("memory", f"{memory / 1e9:.1f} GB", fix)
+    yield SystemCheck("memory", f"{memory / 1e9:.1f} GB", fix)
     yield from disks()
 
 
-def devices() -> Iterator[Observation]:
+def devices() -> Iterator[SystemCheck]:
     """The accelerators that torch sees. No torch, no training."""
     try:
         import torch
     except ImportError as error:
-        yield Observation("devices", "torch cannot be imported", f"pip install torch ({error})", is_required=True)
+        yield SystemCheck("devices", "torch cannot be imported", f"pip install torch ({error})", is_required=True)
         return
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     for index in range(count):
         properties = torch.cuda.get_device_properties(index)
-        yield Observation(f"device {index}", f"{properties.name}, {properties.total_memory / 1e9:.0f} GB")
+        yield SystemCheck(f"device {index}", f"{properties.name}, {properties.total_memory / 1e9:.0f} GB")
     if not count:
         has_card = shutil.which("nvidia-smi") is not None and torch.version.cuda is None
         fix = "this torch is for CPUs; install its CUDA build to train on the GPU" if has_card else ""
-        yield Observation("devices", "no GPU: training runs on the CPU", fix)
+        yield SystemCheck("devices", "no GPU: training runs on the CPU", fix)
 
 
-def enough_devices(wanted: int | None) -> Iterator[Observation]:
+def enough_devices(wanted: int | None) -> Iterator[SystemCheck]:
     """Whether torch can compute on so many GPUs, each tried by a small product."""
     if wanted is None:
         return
@@ -89,15 +89,15 @@ def enough_devices(wanted: int | None) -> Iterator[Observation]:
             ones = torch.ones(64, 64, device=f"cuda:{index}")
             working += int((ones @ ones).sum().item() == 64**3)
         except RuntimeError as error:
-            yield Observation(
+            yield SystemCheck(
                 f"device {index}", str(error).splitlines()[0], "restart the driver or leave the node out", True
             )
     if working < wanted:
         fix = f"{wanted} are wanted; use another node, or fewer processes a node"
-        yield Observation("GPUs that compute", str(working), fix, is_required=True)
+        yield SystemCheck("GPUs that compute", str(working), fix, is_required=True)
 
 
-def disks() -> Iterator[Observation]:
+def disks() -> Iterator[SystemCheck]:
     """Free space of the current folder, where work/ will be, and the folder of compiled kernels."""
     from gristmill.foundation.runtime.kernels.kernel_files import VARIABLE, kernel_folder
 
@@ -106,22 +106,22 @@ def disks() -> Iterator[Observation]:
     fix = f"free some space; {MIN_FREE_BYTES / 1e9:.0f} GB are enough for the demo" if free < MIN_FREE_BYTES else ""
     if not is_writable:
         fix = "this folder cannot be written; change to another, or give --workdir"
-    yield Observation("disk", f"{free / 1e9:.1f} GB free in {here}", fix, is_required=not is_writable)
+    yield SystemCheck("disk", f"{free / 1e9:.1f} GB free in {here}", fix, is_required=not is_writable)
     kernels = kernel_folder()
     fix = f"set {VARIABLE} to a folder that only you can write to" if kernels is None else ""
-    yield Observation("compiled kernels", str(kernels or "compiled anew by every process"), fix)
+    yield SystemCheck("compiled kernels", str(kernels or "compiled anew by every process"), fix)
 
 
-def libraries() -> Iterator[Observation]:
+def libraries() -> Iterator[SystemCheck]:
     """Each required library that is missing or of another version; each extra, with what it lacks."""
     try:
         stated = [Requirement(line) for line in distribution(PACKAGE).requires or ()]
     except PackageNotFoundError:
-        yield Observation("libraries", "gristmill is not installed", "pip install gristmill", is_required=True)
+        yield SystemCheck("libraries", "gristmill is not installed", "pip install gristmill", is_required=True)
         return
     required = [requirement for requirement in stated if extra_of(requirement) is None]
     wrong = [problem for requirement in required if (problem := problem_of(requirement))]
-    yield Observation(
+    yield SystemCheck(
         "libraries",
         f"{len(required) - len(wrong)} of {len(required)}; torch {_version_of('torch')}",
         f"pip install {' '.join(map(quoted, wrong))}" if wrong else "",
@@ -133,7 +133,7 @@ def libraries() -> Iterator[Observation]:
         of_extra = [requirement for requirement in stated if extra_of(requirement) == extra]
         missing = [requirement.name for requirement in of_extra if problem_of(requirement)]
         fix = f"for {', '.join(missing)}: pip install 'gristmill[{extra}]'" if missing else ""
-        yield Observation(f"extra {extra}", "incomplete" if missing else "complete", fix)
+        yield SystemCheck(f"extra {extra}", "incomplete" if missing else "complete", fix)
 
 
 def extra_of(requirement: Requirement) -> str | None:
@@ -156,7 +156,7 @@ def quoted(requirement: Requirement) -> str:
 
 
 def memory_bytes() -> int:
-    """Of this machine, or of this process's control group where that is less."""
+    """Memory of this machine, or of this process's control group where that is less."""
     total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     limit = Path("/sys/fs/cgroup/memory.max")
     text = limit.read_text().strip() if limit.is_file() else ""

@@ -19,7 +19,7 @@ SUFFIX = {"skypilot": ".yaml", "dstack": ".yaml"}
 
 @dataclass(frozen=True)
 class LauncherOptions:
-    """What starts the processes: one of these."""
+    """Choice of the program that starts the processes: one of these."""
 
     slurm: Annotated[bool, typer.Option("--slurm", help="A Slurm job.")] = False
     torchrun: Annotated[bool, typer.Option("--torchrun", help="A script to run on each node.")] = False
@@ -60,7 +60,7 @@ class MachineOptions:
 
 @dataclass(frozen=True)
 class ScriptOptions:
-    """What becomes of the script."""
+    """Options for writing or submitting the script."""
 
     output: Annotated[Path | None, typer.Option(metavar="FILE", help="Default: NAME.sh or NAME.yaml.")] = None
     submit: Annotated[bool, typer.Option("--submit", help="Submit the Slurm job, or start the nodes by ssh.")] = False

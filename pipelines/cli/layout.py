@@ -107,7 +107,7 @@ class FixedOptions:
 
 @dataclass(frozen=True)
 class OutputOptions:
-    """What is printed and written."""
+    """Options of the output."""
 
     top: Annotated[int, typer.Option(min=1, help="Number of layouts to show.")] = 10
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False

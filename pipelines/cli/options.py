@@ -180,13 +180,17 @@ def make_runner(
     reporter = options.reporter() if rank == 0 else Reporter.silent()
     if rank == 0:
         check_workdir(folder)
-        require_ready(recipe, [one for one in stages if only in (None, one.name)], folder, world_size, reporter)
+        require_ready(
+            recipe, [candidate for candidate in stages if only in (None, candidate.name)], folder, world_size, reporter
+        )
     keep_loaded()
     publisher = _publisher(folder, reporter) if rank == 0 else None
     try:
         engine = options.open(reporter, folder) if rank == 0 else LocalEngine(1, reporter)
         if rank == 0:
-            _start_workers(engine, recipe, folder, [one for one in stages if only in (None, one.name)])
+            _start_workers(
+                engine, recipe, folder, [candidate for candidate in stages if only in (None, candidate.name)]
+            )
         with lease(folder) if rank == 0 else nullcontext():
             lock = pin(recipe, folder, engine, update=update_lock, write=rank == 0)
     except BaseException:
@@ -197,7 +201,7 @@ def make_runner(
 
 
 def _publisher(folder: Path, reporter: Reporter) -> Publisher | None:
-    """Of a mirror, which is filled: what publishes its stages, with the store's lease. None for other folders.
+    """Publisher of a mirror's stages with the store's lease; the mirror is filled first. None for other folders.
 
     Raises InputError if the store cannot be written to or another process writes there."""
     remote = RemoteWork.behind(folder)
@@ -216,7 +220,7 @@ def _publisher(folder: Path, reporter: Reporter) -> Publisher | None:
 def _start_workers(engine: Engine, recipe: Recipe, folder: Path, stages: Sequence[Stage]) -> None:
     """Start the workers of the first stage that is not complete while its raw files are looked up, unless they would
     take longer to start than to curate these files."""
-    waiting = [one for one in stages if not (folder / one.name / MANIFEST_NAME).is_file()]
+    waiting = [stage for stage in stages if not (folder / stage.name / MANIFEST_NAME).is_file()]
     if waiting and waiting[0].worker_modules and (may_fork() or local_bytes(recipe) >= MIN_PARALLEL_BYTES):
         engine.start(waiting[0].worker_modules)
 

@@ -46,13 +46,13 @@ def rich_table() -> rich.table.Table:
 
 
 def cells(run: TrainedRun) -> tuple[str, ...]:
-    shown = [*run.differences[:MAX_DIFFERENCES]]
+    differences = [*run.differences[:MAX_DIFFERENCES]]
     if len(run.differences) > MAX_DIFFERENCES:
-        shown.append(f"and {len(run.differences) - MAX_DIFFERENCES} more")
+        differences.append(f"and {len(run.differences) - MAX_DIFFERENCES} more")
     return (
         run.name,
         run.state,
-        "\n".join(shown),
+        "\n".join(differences),
         "" if run.tokens is None else f"{run.tokens:,}",
         "" if run.loss is None else f"{run.loss:.4f}",
         "\n".join(f"{task} {value:.4g}" for task, value in run.scores.items()),

@@ -88,8 +88,10 @@ def report(recipe: RecipeArgument, stage: StageOptions, update_lock: UpdateLockO
     check_workdir(folder)
     if RemoteWork.behind(folder) is not None:
         fetched(folder)
-    stages = [one for one in stages_of(loaded) if one.name != "report"]
-    complete = [number for number, one in enumerate(stages) if (folder / one.name / MANIFEST_NAME).is_file()]
+    stages = [candidate for candidate in stages_of(loaded) if candidate.name != "report"]
+    complete = [
+        number for number, candidate in enumerate(stages) if (folder / candidate.name / MANIFEST_NAME).is_file()
+    ]
     if not complete:
         raise InputError(f"{folder}: no stage is complete; `gristmill run {recipe}` runs them and writes the report")
     runner = make_runner(loaded, with_report(stages[: complete[-1] + 1]), stage, update_lock, "report")
@@ -179,11 +181,11 @@ def verify(
     ],
 ) -> None:
     """Compare files, fingerprints and links with the manifests. Exit code 1 if any differ."""
-    found = verify_address(folder) if is_address(folder) else verify_folder(Path(folder))
-    for line in found.lines:
+    verification = verify_address(folder) if is_address(folder) else verify_folder(Path(folder))
+    for line in verification.lines:
         print(line)
-    if found.wrong:
-        raise InputError("\n".join(found.wrong))
+    if verification.wrong:
+        raise InputError("\n".join(verification.wrong))
 
 
 @with_option_groups

@@ -20,8 +20,8 @@ SHOWN_CHARACTERS = 60
 
 
 @dataclass(frozen=True)
-class Question:
-    """What is asked: one of these."""
+class TraceSubject:
+    """Subject of the trace: one of these."""
 
     step: Annotated[str | None, typer.Option(help="A step, or a range such as 100-120.")] = None
     document: Annotated[str | None, typer.Option(metavar="ID", help="A document of the train split.")] = None
@@ -31,7 +31,7 @@ class Question:
 @with_option_groups
 def trace(
     recipe: RecipeArgument,
-    question: Question,
+    question: TraceSubject,
     text: Annotated[bool, typer.Option("--text", help="Show the beginning of what was read of each document.")] = False,
     workdir: WorkdirOption = None,
     set_: SetOption = None,

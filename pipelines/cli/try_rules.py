@@ -27,7 +27,7 @@ QUANTILES = (0, 0.05, 0.25, 0.5, 0.75, 0.95, 1)
 
 @dataclass
 class Trial:
-    """What one function returned for the documents tried so far. examples: (doc_id, reason, excerpt) of removed ones;
+    """Results of one function for the documents tried so far. examples: (doc_id, reason, excerpt) of removed ones;
     of a signal the documents of its largest values."""
 
     code: UserCode
@@ -54,8 +54,8 @@ class Trial:
                     self.removed_bytes += num_bytes
                     self.reasons[value if isinstance(value, str) else ""] += 1
                     if len(self.examples) < max_examples:
-                        shown = excerpt(text.as_py(), EXAMPLE_CHARACTERS)
-                        self.examples.append((doc_id, value if isinstance(value, str) else "", shown))
+                        text_excerpt = excerpt(text.as_py(), EXAMPLE_CHARACTERS)
+                        self.examples.append((doc_id, value if isinstance(value, str) else "", text_excerpt))
             elif value is not None:
                 self.numbers.append(float(value))
 
@@ -89,12 +89,12 @@ def functions_of(rules: str) -> list[UserCode]:
         return [code]
     module = run_file(code.file, code.source, FIELD)
     functions = {
-        name: each for name, each in vars(module).items() if getattr(each, "__module__", "") == module.__name__
+        name: member for name, member in vars(module).items() if getattr(member, "__module__", "") == module.__name__
     }
     names = [
         name
-        for name, each in functions.items()
-        if callable(each) and not name.startswith("_") and parameter_names(each) in (ONE, MANY)
+        for name, member in functions.items()
+        if callable(member) and not name.startswith("_") and parameter_names(member) in (ONE, MANY)
     ]
     if not names:
         raise RecipeError(f"{rules}: no function has one parameter `document` or `documents`; see docs/extend.md")

@@ -71,8 +71,8 @@ class Threshold:
 
 
 @dataclass(frozen=True)
-class Sweep:
-    """What a threshold would do. kept: documents in the corpus. lost: of them, those that would fail. gained: removed
+class ThresholdEffect:
+    """Effect of a threshold. kept: documents in the corpus. lost: of them, those that would fail. gained: removed
     documents that failed no other rule and would pass. bins: (low edge, kept, removed by this rule alone)."""
 
     kept: int
@@ -114,10 +114,10 @@ class ExploredCorpus:
     def schema(self) -> dict[str, list[tuple[str, str]]]:
         """View -> (column, type)."""
         rows = self.rows("SELECT table_name, column_name, data_type FROM duckdb_columns() WHERE NOT internal")
-        found: dict[str, list[tuple[str, str]]] = {}
+        columns: dict[str, list[tuple[str, str]]] = {}
         for row in rows:
-            found.setdefault(row["table_name"], []).append((row["column_name"], row["data_type"]))
-        return found
+            columns.setdefault(row["table_name"], []).append((row["column_name"], row["data_type"]))
+        return columns
 
     def rows(self, sql: str, parameters: Sequence[Any] = ()) -> list[dict[str, Any]]:
         """The rows of a query of ours. Raises InputError with DuckDB's message."""
@@ -189,15 +189,15 @@ class ExploredCorpus:
         """doc_id -> (the first characters of) its text: of a kept document as it is in the corpus, of another as it was
         annotated, where the work folder still has it."""
         start = "text" if characters is None else f"text[:{characters}]"
-        found: dict[str, str] = {}
+        texts: dict[str, str] = {}
         for view in ("documents", *(["annotated"] if self.annotated else [])):
-            wanted = sorted(set(doc_ids) - found.keys())
+            wanted = sorted(set(doc_ids) - texts.keys())
             if wanted:
                 rows = self.rows(
                     f"SELECT doc_id, {start} AS text FROM {view} WHERE doc_id IN (SELECT unnest(?))", [wanted]
                 )
-                found |= {row["doc_id"]: row["text"] or "" for row in rows}
-        return found
+                texts |= {row["doc_id"]: row["text"] or "" for row in rows}
+        return texts
 
     def read_text(self, doc_id: str) -> str | None:
         """The text as it was read, before any edit; None where the work folder does not have it."""
@@ -253,7 +253,7 @@ class ExploredCorpus:
             raise InputError(f"{value!r} is no number; write it as 0.35") from error
         return Threshold(source, rule, signal, entry["keep"], entry["threshold"], asked)
 
-    def sweep(self, asked: Threshold) -> Sweep:
+    def sweep(self, asked: Threshold) -> ThresholdEffect:
         """Exact counts for the asked value, from the signals of kept documents and the ledger's values of removed ones.
 
         A document that failed several rules stays removed, and one that passes may yet be a duplicate. Signals of
@@ -291,7 +291,7 @@ class ExploredCorpus:
             self.with_excerpts(self._named(common + nearest.format(side), names | {"asked": asked.value}))
             for side in (passes, f"NOT ({passes})")
         ]
-        return Sweep(total["kept"], total["lost"], total["gained"], bins, low, high, *sides)
+        return ThresholdEffect(total["kept"], total["lost"], total["gained"], bins, low, high, *sides)
 
     def _named(self, sql: str, parameters: Mapping[str, Any]) -> list[dict[str, Any]]:
         with self._cursor() as cursor:

@@ -7,7 +7,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 from gristmill.data_pipeline.corpus.document_history import Event
-from gristmill.pipelines.explorer.corpus import HISTOGRAM_BINS, PAGE_ROWS, Filters, Sweep, Threshold
+from gristmill.pipelines.explorer.corpus import HISTOGRAM_BINS, PAGE_ROWS, Filters, Threshold, ThresholdEffect
 from gristmill.pipelines.report.render import STYLE, visible
 
 TEXT_CHARACTERS = 20_000  # of a document on one page
@@ -148,7 +148,7 @@ def documents(filters: Filters, number: int, total: int, rows: Sequence[Mapping[
 def document(
     row: Mapping[str, Any], events: Sequence[Event], text: str | None, original: str | None, start: int
 ) -> str:
-    """What each step did to the document, and its text from character `start` on, with removed spans marked."""
+    """Page of a document: the result of each step, and its text from character `start` on, removed spans marked."""
     history = "".join(
         f"<li>{shown(event.step)}: {shown(event.outcome)}<ul>"
         + "".join(f"<li>{shown(line)}</li>" for line in event.lines)
@@ -192,7 +192,7 @@ def rules(counts: Mapping[str, Any]) -> str:
     return table(("rule", "source", "signal", "keeps"), rows)
 
 
-def rule(asked: Threshold, sweep: Sweep) -> str:
+def rule(asked: Threshold, sweep: ThresholdEffect) -> str:
     """The slider of a threshold: what it would keep, and the nearest documents on both sides."""
     hidden = "".join(
         f'<input type="hidden" name="{name}" value="{shown(getattr(asked, name))}">' for name in ("source", "rule")
@@ -224,7 +224,7 @@ def nearest_rows(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
     ]
 
 
-def histogram(sweep: Sweep, value: float) -> str:
+def histogram(sweep: ThresholdEffect, value: float) -> str:
     """Bars of kept documents with those removed by the rule alone on top, the asked value as a line."""
     highest = max((kept + removed for _, kept, removed in sweep.bins), default=1)
     scale, width = 600 / (sweep.high - sweep.low), 600 / HISTOGRAM_BINS
@@ -274,11 +274,11 @@ def cluster(kept_id: str, duplicates: Sequence[Mapping[str, Any]], other_id: str
 
 def compared(left: str, right: str) -> tuple[str, str]:
     """("a b c", "a x c") -> ("a <del>b</del> c", "a <ins>x</ins> c"), of the first COMPARED_WORDS words."""
-    ours, theirs = (text[: 20 * COMPARED_WORDS].split()[:COMPARED_WORDS] for text in (left, right))
+    left_words, right_words = (text[: 20 * COMPARED_WORDS].split()[:COMPARED_WORDS] for text in (left, right))
     sides: tuple[list[str], list[str]] = ([], [])
-    for kind, *ends in difflib.SequenceMatcher(None, ours, theirs, autojunk=True).get_opcodes():
+    for kind, *ends in difflib.SequenceMatcher(None, left_words, right_words, autojunk=True).get_opcodes():
         for side, words, mark in zip(
-            sides, (ours[ends[0] : ends[1]], theirs[ends[2] : ends[3]]), ("del", "ins"), strict=True
+            sides, (left_words[ends[0] : ends[1]], right_words[ends[2] : ends[3]]), ("del", "ins"), strict=True
         ):
             if words:
                 text = shown(" ".join(words))

@@ -222,7 +222,7 @@ def similar_page(corpus: ExploredCorpus) -> Callable:
 
 def similar_body(corpus: ExploredCorpus, doc_id: str, text: str) -> str:
     text = text or (corpus.texts([doc_id]).get(doc_id, "") if doc_id else "")
-    return pages.similar(text, [vars(found) for found in nearest(corpus, text)] if text else None)
+    return pages.similar(text, [vars(neighbour) for neighbour in nearest(corpus, text)] if text else None)
 
 
 def nearest(corpus: ExploredCorpus, text: str) -> list[Neighbour]:

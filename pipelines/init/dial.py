@@ -47,7 +47,7 @@ class ModelSize:
 
     @property
     def parameters(self) -> int:
-        """Of the layers and the tied table: 4 width^2 of attention and 8 width^2 of a gated MLP a layer."""
+        """Parameters of the layers and the tied table: 4 width^2 of attention and 8 width^2 of a gated MLP a layer."""
         return self.depth * 12 * self.width**2 + self.vocabulary * self.width
 
 

@@ -21,7 +21,7 @@ from gristmill.foundation.lock import Lock
 from gristmill.foundation.progress import Reporter
 from gristmill.foundation.runtime.tasks.local import LocalEngine
 from gristmill.pipelines.init.dial import Choice, optimizer_of
-from gristmill.pipelines.init.survey import COMPRESSED, Group
+from gristmill.pipelines.init.survey import COMPRESSED, FileGroup
 
 PASSING_SHARE = 0.5  # of the sampled documents that a filter has to keep to be chosen
 TEXT_SHARE = {
@@ -48,7 +48,7 @@ class PlannedSource:
     """kept: share of the sampled documents that curation keeps. languages: the commonest first, with their shares."""
 
     name: str
-    group: Group
+    group: FileGroup
     filters: list[dict[str, Any]]
     record: str
     kept: float
@@ -62,7 +62,7 @@ class PlannedSource:
         return self.group.num_bytes * share * self.kept
 
 
-def plan_sources(groups: Sequence[Group]) -> list[PlannedSource]:
+def plan_sources(groups: Sequence[FileGroup]) -> list[PlannedSource]:
     """Each group with the filters that most of its sample passes; groups of which nothing is kept are left out."""
     names = _names(groups)
     planned = []
@@ -96,7 +96,7 @@ def largest_vocabulary(sources: Sequence[PlannedSource]) -> int:
     return max(320, int(VOCABULARY_SHARE * (256 + len(set().union(*words)) + pairs)))
 
 
-def _names(groups: Sequence[Group]) -> list[str]:
+def _names(groups: Sequence[FileGroup]) -> list[str]:
     """jsonl, jsonl_2, ...: by format, numbered where there are several."""
     counts: dict[str, int] = defaultdict(int)
     names = []
@@ -126,8 +126,8 @@ def _curated_share(texts: Sequence[str], filters: list[dict[str, Any]]) -> tuple
 
 
 def _languages(texts: Sequence[str]) -> tuple[tuple[str, float], ...]:
-    found = detect_buffer(TextBuffer.of(list(texts)), LanguageConfig()).column("detected_language").to_pylist()
-    shares = {code: found.count(code) / len(found) for code in set(found) if code}
+    detected = detect_buffer(TextBuffer.of(list(texts)), LanguageConfig()).column("detected_language").to_pylist()
+    shares = {code: detected.count(code) / len(detected) for code in set(detected) if code}
     return tuple(sorted(shares.items(), key=lambda item: (-item[1], item[0]))[:4])
 
 
@@ -160,11 +160,11 @@ def _whole_suffix(path: Path) -> str:
 
 
 def _with_suffix(root: Path, suffix: str) -> list[Path]:
-    found = []
+    matching = []
     for folder, folders, files in os.walk(root):
         folders[:] = [name for name in folders if not name.startswith(".")]
-        found += [Path(folder, name) for name in files if name.endswith(suffix) and not name.startswith(".")]
-    return found
+        matching += [Path(folder, name) for name in files if name.endswith(suffix) and not name.startswith(".")]
+    return matching
 
 
 def recipe_text(name: str, root: Path, sources: Sequence[PlannedSource], choice: Choice, precision: str) -> str:

@@ -92,7 +92,7 @@ RECORD_FORMATS = ("jsonl", "parquet", "csv")
 
 
 @dataclass(frozen=True)
-class Group:
+class FileGroup:
     """Files of one source. kind: its format, or `code`. texts: of the sampled documents. sampled_bytes: of the files
     that these came from, as stored; problems: of records that could not be read."""
 
@@ -123,7 +123,7 @@ class Group:
 class Survey:
     """unused: why files are in no source -> their number and an example."""
 
-    groups: list[Group] = field(default_factory=list)
+    groups: list[FileGroup] = field(default_factory=list)
     unused: dict[str, tuple[int, str]] = field(default_factory=dict)
 
 
@@ -131,7 +131,7 @@ def survey(folder: Path) -> Survey:
     """Looks at all files below the folder, hidden ones left out. Raises InputError if no file can be a source."""
     if not folder.is_dir():
         raise InputError(f"{folder}: no such folder; name the folder that holds your files")
-    found, unused = Survey(), Counter[str]()
+    result, unused = Survey(), Counter[str]()
     examples: dict[str, str] = {}
     by_kind: dict[tuple[str, str, bool], list[Path]] = {}
     for path in _files(folder):
@@ -147,16 +147,16 @@ def survey(folder: Path) -> Survey:
             continue
         by_kind.setdefault((kind, text_field, is_html), []).append(path)
     for (kind, text_field, is_html), paths in sorted(by_kind.items()):
-        found.groups.append(_sampled(Group(kind, text_field, is_html, tuple(paths), _total_bytes(paths))))
-    found.groups = [group for group in found.groups if group.texts]
-    found.unused = {why: (number, examples[why]) for why, number in unused.most_common()}
-    if not found.groups:
-        seen = "; ".join(f"{number} {why}, such as {example}" for why, (number, example) in found.unused.items())
+        result.groups.append(_sampled(FileGroup(kind, text_field, is_html, tuple(paths), _total_bytes(paths))))
+    result.groups = [group for group in result.groups if group.texts]
+    result.unused = {why: (number, examples[why]) for why, number in unused.most_common()}
+    if not result.groups:
+        seen = "; ".join(f"{number} {why}, such as {example}" for why, (number, example) in result.unused.items())
         raise InputError(
             f"{folder}: holds no file that gristmill reads as text ({seen or 'no files'}); formats are "
             f"{', '.join(sorted(FORMATS))}, plain or compressed"
         )
-    return found
+    return result
 
 
 def _files(folder: Path) -> Iterator[Path]:
@@ -241,12 +241,12 @@ def _raw_records(path: Path, kind: str) -> list[dict[str, Any]]:
         if isinstance(record, Unreadable) and record.kind == "no_text_field":
             listed = re.search(r"fields are (.*); set text_field", record.reason)
             names |= dict.fromkeys(listed[1].split(", ") if listed else [])
-    found: list[dict[str, Any]] = []
+    records: list[dict[str, Any]] = []
     for name in names:
-        one = settings.model_copy(update={"text_field": name})
-        values = [r.text for r in islice(_read(path, one), 5) if isinstance(r, Record)]
-        found.append({name: "".join(values)})
-    return found
+        field_settings = settings.model_copy(update={"text_field": name})
+        values = [r.text for r in islice(_read(path, field_settings), 5) if isinstance(r, Record)]
+        records.append({name: "".join(values)})
+    return records
 
 
 def _read(path: Path, source: SourceConfig) -> Iterator[Record | Unreadable]:
@@ -256,7 +256,7 @@ def _read(path: Path, source: SourceConfig) -> Iterator[Record | Unreadable]:
         yield Unreadable(0, "unreadable_file", str(error))
 
 
-def _sampled(group: Group) -> Group:
+def _sampled(group: FileGroup) -> FileGroup:
     """The group with the texts of its first records, of files spread over the group."""
     settings = {"text_field": group.field or "text", "html_field": group.field if group.is_html else None}
     source = SourceConfig(name="look", format=group.format, paths=("look",), **settings)
@@ -273,7 +273,9 @@ def _sampled(group: Group) -> Group:
                 num_bytes += len(record.text)
         if num_bytes > SAMPLED_BYTES:
             break
-    return Group(group.kind, group.field, group.is_html, group.paths, group.num_bytes, tuple(texts), tuple(problems))
+    return FileGroup(
+        group.kind, group.field, group.is_html, group.paths, group.num_bytes, tuple(texts), tuple(problems)
+    )
 
 
 def _total_bytes(paths: Sequence[Path]) -> int:

@@ -79,12 +79,12 @@ class Recipe(Config):
     @model_validator(mode="after")
     def transformers_models_combine(self) -> Self:
         if self.model is not None and self.train is not None and self.model.transformers is not None:
-            found = [name for name, is_set in not_of_transformers(self.train).items() if is_set]
-            found += ["index.mask_documents"] * self.index.mask_documents
-            if found:
+            unsupported = [name for name, is_set in not_of_transformers(self.train).items() if is_set]
+            unsupported += ["index.mask_documents"] * self.index.mask_documents
+            if unsupported:
                 raise ValueError(
                     "model.transformers: models of transformers train with data and tensor parallelism, AdamW and the "
-                    f"causal objective; these are not built for them: {', '.join(found)}; leave them out"
+                    f"causal objective; these are not built for them: {', '.join(unsupported)}; leave them out"
                 )
         return self
 
@@ -102,7 +102,7 @@ class Recipe(Config):
 
     @property
     def train_seed(self) -> int:
-        """Of the initial weights, the order of the samples and dropout; `seed` decides the corpus and what is held
+        """Seed of the initial weights, the order of the samples and dropout; `seed` decides the corpus and what is held
         out."""
         return self.seed if self.train is None or self.train.seed is None else self.train.seed
 
@@ -121,7 +121,7 @@ class Recipe(Config):
 
 
 def not_of_transformers(train: TrainConfig) -> dict[str, bool]:
-    """What a model of transformers does not train with, by the recipe's name, and whether the recipe sets it."""
+    """Settings that a model of transformers does not train with: recipe field -> whether the recipe sets it."""
     layout = train.layout
     axes = ("pipeline", "context", "expert", "expert_tensor")
     return {f"train.layout.{axis}": getattr(layout, axis) > 1 for axis in axes} | {

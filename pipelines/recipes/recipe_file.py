@@ -46,8 +46,8 @@ def load_recipe(reference: str, overrides: Sequence[str] = ()) -> Recipe:
     except OSError as error:
         raise RecipeError(f"{path}: cannot be read ({error.strerror}); check its permissions") from error
     if not isinstance(document.value, dict):
-        found = "empty" if document.value is None else f"a {type(document.value).__name__}"
-        raise RecipeError(f"{path}: a recipe is a mapping of fields (name: ..., sources: ...), but this is {found}")
+        content = "empty" if document.value is None else f"a {type(document.value).__name__}"
+        raise RecipeError(f"{path}: a recipe is a mapping of fields (name: ..., sources: ...), but this is {content}")
     for override in overrides:
         _apply(document, override)
     _refuse_credentials(document, str(path))
@@ -178,7 +178,7 @@ def _field(location: Location, content: Any, kind: str) -> Location:
     """The location without the names that pydantic inserts for branches of a union.
 
     For a missing field the last part is kept although the content does not hold it."""
-    found: Location = ()
+    field: Location = ()
     for number, part in enumerate(location):
         is_last = number + 1 == len(location)
         if (isinstance(content, dict) and part in content) or _has_position(content, part):
@@ -187,8 +187,8 @@ def _field(location: Location, content: Any, kind: str) -> Location:
             [(part, content)] = content.items()  # a filter's short form: {gopher_quality: {min_words: 20}}
         elif not (kind == "missing" and is_last):
             continue
-        found = (*found, part)
-    return found
+        field = (*field, part)
+    return field
 
 
 def _has_position(content: Any, part: int | str) -> bool:
@@ -206,12 +206,12 @@ def _explain(items: Sequence[Any], location: Location, model: type[BaseModel]) -
         return f"unknown field{did_you_mean(str(location[-1]), known)}; known here: {', '.join(known)}"
     if item["type"] == "missing":
         return "missing; it has no default, so write it"
-    messages = dict.fromkeys(_message(each) for each in items)
-    shown = ""
+    messages = dict.fromkeys(_message(error) for error in items)
+    given_text = ""
     if item["type"] != "value_error":
         given = _given(item.get("input"))
-        shown = f" (given: {given})" if given else ""
-    return ", or ".join([next(iter(messages)), *_rest(messages)]) + shown
+        given_text = f" (given: {given})" if given else ""
+    return ", or ".join([next(iter(messages)), *_rest(messages)]) + given_text
 
 
 def _rest(messages: dict[str, None]) -> Iterator[str]:
@@ -241,7 +241,7 @@ def _given(value: Any) -> str:
 
 
 def _visible(text: str) -> str:
-    return SURROGATE.sub(lambda found: f"\\u{ord(found.group()):04x}", text)
+    return SURROGATE.sub(lambda match: f"\\u{ord(match.group()):04x}", text)
 
 
 def did_you_mean(wrong: str, known: Sequence[str]) -> str:
@@ -256,10 +256,10 @@ def fields_at(model: type[BaseModel], location: Location) -> list[str]:
         if isinstance(part, int):
             continue
         inner = [
-            found
+            inner_model
             for candidate in here
             if part in candidate.model_fields
-            for found in _models_in(candidate.model_fields[part].annotation)
+            for inner_model in _models_in(candidate.model_fields[part].annotation)
         ]
         here = inner or here
     return sorted({name for candidate in here for name in candidate.model_fields})

@@ -53,10 +53,10 @@ def _from_docstring(model: type[BaseModel]) -> dict[str, str]:
     name = "|".join(sorted(map(re.escape, model.model_fields), key=len, reverse=True))
     if not name:
         return {}
-    found = list(re.finditer(rf"(?:^|(?<=[.;)] ))((?:{name})(?:, (?:{name}))*): ", text))
-    ends = [*(match.start() for match in found[1:]), len(text)][: len(found)]
+    matches = list(re.finditer(rf"(?:^|(?<=[.;)] ))((?:{name})(?:, (?:{name}))*): ", text))
+    ends = [*(match.start() for match in matches[1:]), len(text)][: len(matches)]
     described = {}
-    for match, end in zip(found, ends, strict=True):
+    for match, end in zip(matches, ends, strict=True):
         for field in match[1].split(", "):
             described[field] = text[match.end() : end].strip()
     return described
@@ -64,11 +64,11 @@ def _from_docstring(model: type[BaseModel]) -> dict[str, str]:
 
 def _models(model: type[BaseModel]) -> list[type[BaseModel]]:
     """The model and all models of its fields, each once."""
-    found = [model]
-    for each in found:
-        for field in each.model_fields.values():
-            found += [inner for inner in _models_in(field.annotation) if inner not in found]
-    return found
+    models = [model]
+    for candidate in models:
+        for field in candidate.model_fields.values():
+            models += [inner for inner in _models_in(field.annotation) if inner not in models]
+    return models
 
 
 def _models_in(annotation: Any) -> list[type[BaseModel]]:

@@ -50,11 +50,11 @@ def _at(content: Any, pattern: tuple[str, ...], location: Location = ()) -> Iter
         keys: list[Any] = list(range(len(content))) if isinstance(content, list) else []
     else:
         keys = [key] if isinstance(content, dict) and key in content else []
-    for each in keys:
+    for name in keys:
         if rest:
-            yield from _at(content[each], tuple(rest), (*location, each))
+            yield from _at(content[name], tuple(rest), (*location, name))
         else:
-            yield content, each, (*location, each)
+            yield content, name, (*location, name)
 
 
 def _filter(choice: Any, folder: Path, location: Location, where: Callable[[Location], str]) -> Any:

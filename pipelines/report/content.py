@@ -36,8 +36,8 @@ class Folders:
 
     def items(self) -> list[tuple[str, Path]]:
         """In the order of the stages."""
-        found = ((name, getattr(self, name)) for name in ("curate", "tokenizer", "index", "train", "evaluate"))
-        return [(name, folder) for name, folder in found if folder is not None]
+        folders = ((name, getattr(self, name)) for name in ("curate", "tokenizer", "index", "train", "evaluate"))
+        return [(name, folder) for name, folder in folders if folder is not None]
 
 
 def report_blocks(recipe: Recipe, folders: Folders) -> list[Block]:
@@ -157,22 +157,22 @@ def sources_of(folders: Folders) -> list[str]:
 
 def validation_series(lines: list[dict[str, Any]]) -> dict[str, tuple[list[float], list[float]]]:
     """Source name -> (million tokens, validation loss)."""
-    found: dict[str, tuple[list[float], list[float]]] = {}
+    series: dict[str, tuple[list[float], list[float]]] = {}
     for line in lines:
         for name, score in line.get("validation", {}).get("sources", {}).items():
-            tokens, losses = found.setdefault(f"validation, {name}", ([], []))
+            tokens, losses = series.setdefault(f"validation, {name}", ([], []))
             tokens.append(line["tokens"] / 1e6)
             losses.append(score["loss"])
-    return found
+    return series
 
 
 def sample_blocks(folders: Folders) -> list[Block]:
     if folders.evaluate is None or not (path := folders.evaluate / "generations.json").is_file():
         return []
     blocks: list[Block] = [Heading("Samples"), Paragraph("Continuations of held-out documents by the model.")]
-    for each in json.loads(path.read_bytes()):
+    for sample in json.loads(path.read_bytes()):
         for kind in ("reference", "greedy", "sampled"):
-            blocks.append(Excerpt(f"{each['source']}, {kind}", f"{each['prompt']} ⟩⟩⟩ {each[kind]}"))
+            blocks.append(Excerpt(f"{sample['source']}, {kind}", f"{sample['prompt']} ⟩⟩⟩ {sample[kind]}"))
     return blocks
 
 

@@ -75,8 +75,8 @@ def repair_blocks(sources: Mapping[str, Any]) -> list[Block]:
 
 def flow(entry: Mapping[str, Any]) -> tuple[int, ...]:
     kept = [entry["kept"].get(split, {"documents": 0})["documents"] for split in ("train", "validation", "test")]
-    removed = sum(each["documents"] for each in entry["removed"].values())
-    quarantined = sum(each["documents"] for each in entry["quarantined"].values())
+    removed = sum(count["documents"] for count in entry["removed"].values())
+    quarantined = sum(count["documents"] for count in entry["quarantined"].values())
     return (entry["read"]["documents"], *kept, removed, quarantined, round(entry["read"]["bytes"] / 1e6))
 
 
@@ -102,7 +102,7 @@ def language_blocks(sources: Mapping[str, Any]) -> list[Block]:
 
 
 def rule_language_blocks(counts: Mapping[str, Any]) -> list[Block]:
-    """What each rule of the filters removed, by source and language, the most first."""
+    """Documents that each filter rule removed, by source and language, the most first."""
     rows = [
         (rule, source, language or "none", removed, documents["documents"])
         for source, entry in counts["sources"].items()
@@ -144,7 +144,7 @@ def rule_blocks(counts: Mapping[str, Any], ledger: pa.Table, folder: Path) -> li
     examples = [json.loads(line) for line in (folder / "examples.jsonl").read_text("utf-8").splitlines()]
     for rule in rules:
         blocks += [Heading(rule, 3), *histogram_block(rule, counts["rules"], ledger, folder)]
-        blocks += [example_block(each) for each in examples if each["rule"] == rule]
+        blocks += [example_block(example) for example in examples if example["rule"] == rule]
     return blocks
 
 
@@ -293,7 +293,7 @@ def contamination_blocks(folder: Path) -> list[Block]:
         return [*blocks, Paragraph("No benchmark text was found.")]
     for name, numbers in report.items():
         if numbers["shown"]:
-            shown = tuple(
+            match_rows = tuple(
                 (
                     f"{row['example']} ({row['field']})",
                     f"{row['kind']}, {row['matched']} of {row['of']}",
@@ -302,7 +302,7 @@ def contamination_blocks(folder: Path) -> list[Block]:
                 )
                 for row in numbers["shown"]
             )
-            blocks += [Heading(name, 3), Table(("example", "found", "benchmark", "document"), shown)]
+            blocks += [Heading(name, 3), Table(("example", "found", "benchmark", "document"), match_rows)]
     return blocks
 
 

@@ -79,14 +79,14 @@ def _transfer(path: Path) -> list[Block]:
 
 def language_scores(results: dict[str, Any]) -> list[LanguageScore]:
     """Sorted from the lowest bits per byte. results: of results.json."""
-    found = []
+    language_rows = []
     for task, scores in results["results"].items():
         matched = LANGUAGE_AND_SCRIPT.fullmatch(task)
         if matched is None or task not in results["configs"]:
             continue
         verdict = results["verdicts"][task_alias(task)][METRIC]
         error = scores.get(f"{METRIC}_stderr,none")
-        found.append(
+        language_rows.append(
             LanguageScore(
                 tag=f"{matched['language']}_{matched['script']}",
                 script=matched["script"],
@@ -96,7 +96,7 @@ def language_scores(results: dict[str, Any]) -> list[LanguageScore]:
                 documents=verdict["n"],
             )
         )
-    return sorted(found, key=lambda score: (score.bits, score.tag))
+    return sorted(language_rows, key=lambda score: (score.bits, score.tag))
 
 
 def _curves(path: Path, scores: Sequence[LanguageScore]) -> list[Block]:
@@ -169,11 +169,11 @@ def curve_points(lines: list[dict[str, Any]], chances: Chances) -> list[dict[str
     """{"step": 10, "tokens": 640, "scores": {"cloze": {"acc": 0.5, "acc_stderr": 0.1}}} -> one point, acc of cloze."""
     points = []
     for line in lines:
-        for task, found in line["scores"].items():
-            for metric, score in found.items():
+        for task, task_scores in line["scores"].items():
+            for metric, score in task_scores.items():
                 if metric.endswith(STDERR) or not math.isfinite(score):
                     continue
-                error = found.get(metric + STDERR)
+                error = task_scores.get(metric + STDERR)
                 points.append(
                     {
                         "step": line["step"],

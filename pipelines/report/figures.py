@@ -65,7 +65,7 @@ def histogram(
     At least one of the two has values. The axis is logarithmic if all values are positive and span MIN_LOG_RATIO."""
     with _canvas(height=2.2) as (canvas, axes):
         edges, is_log = bin_edges([*kept, *failing], threshold, bins)
-        drawn = [each for each in ((kept, "C0", "kept"), (failing, "C3", "failing")) if len(each[0])]
+        drawn = [series for series in ((kept, "C0", "kept"), (failing, "C3", "failing")) if len(series[0])]
         values, colors, labels = (list(column) for column in zip(*drawn, strict=True))
         axes.hist(values, bins=edges, color=colors, alpha=0.85, stacked=True, label=labels)
         if threshold is not None:
@@ -86,8 +86,8 @@ def sorted_bars(bars: Sequence[tuple[str, str, float, float | None]], x_label: s
     groups = sorted({group for _, group, _, _ in bars})
     with _canvas(height=0.8 + 0.2 * len(bars)) as (canvas, axes):
         for group, color in zip(groups, _distinct_colors(len(groups)), strict=True):
-            mine = [place for place, bar in enumerate(bars) if bar[1] == group]
-            axes.barh(mine, [bars[place][2] for place in mine], color=color, label=group, height=0.7)
+            places = [place for place, bar in enumerate(bars) if bar[1] == group]
+            axes.barh(places, [bars[place][2] for place in places], color=color, label=group, height=0.7)
         known = [(bar[3], place) for place, bar in enumerate(bars) if bar[3] is not None]
         if known:
             axes.plot(*zip(*known, strict=True), "|", color="black", markersize=9, label="chance")
@@ -123,9 +123,9 @@ def small_multiples(
 
 def bin_edges(values: Sequence[float], threshold: float | None, bins: int) -> tuple[list[float], bool]:
     """(edges, whether they are logarithmic). Integers in a small range get one bin each."""
-    shown = [*values, *([] if threshold is None else [threshold])]
-    low, high = min(shown), max(shown)
-    if all(value == int(value) for value in shown) and high - low < bins:
+    points = [*values, *([] if threshold is None else [threshold])]
+    low, high = min(points), max(points)
+    if all(value == int(value) for value in points) and high - low < bins:
         return [low - 0.5 + step for step in range(int(high - low) + 2)], False
     if low > 0 and high / low > MIN_LOG_RATIO:
         return [low * (high / low) ** (step / bins) for step in range(bins)] + [high], True
@@ -167,14 +167,14 @@ def histogram_block(
     rule: str, rules: Mapping[str, list[dict[str, Any]]], ledger: pa.Table, folder: Path
 ) -> list[Block]:
     """The histogram of the rule's signal for kept and failing documents, with the threshold."""
-    described = next((each for group in rules.values() for each in group if each["rule"] == rule), None)
+    described = next((entry for group in rules.values() for entry in group if entry["rule"] == rule), None)
     if described is None:
         return step_histogram(rule, ledger, folder)
-    sources = [source for source, group in rules.items() if any(each["rule"] == rule for each in group)]
+    sources = [source for source, group in rules.items() if any(entry["rule"] == rule for entry in group)]
     kept = signal_values(described["signal"], folder, sources)
     flat = pa.chunked_array(pc.list_flatten(ledger.column("failed")))
     fails = flat.filter(pc.equal(pc.struct_field(flat, "rule"), rule))
-    thresholds = {each["threshold"] for group in rules.values() for each in group if each["rule"] == rule}
+    thresholds = {entry["threshold"] for group in rules.values() for entry in group if entry["rule"] == rule}
     limits = " or ".join(f"{value:g}" for value in sorted(thresholds))
     label = f"{described['signal']} (kept if {described['keep']} {limits}; {described['source']})"
     failing = finite(pc.struct_field(fails, "value").to_numpy())
@@ -221,5 +221,5 @@ def signal_values(signal: str, folder: Path, sources: Collection[str]) -> np.nda
 
 
 def finite(values: np.ndarray) -> np.ndarray:
-    found = values.astype(np.float64)
-    return found[np.isfinite(found)]
+    floats = values.astype(np.float64)
+    return floats[np.isfinite(floats)]

@@ -52,7 +52,7 @@ class Flow:
 def flow_svg(flow: Flow) -> bytes:
     """The SVG. Raises ValueError unless read = removed + kept for every source."""
     for source in flow.sources:
-        gone = sum(each.get(source, 0) for each in (*flow.removed.values(), *flow.ends.values()))
+        gone = sum(by_source.get(source, 0) for by_source in (*flow.removed.values(), *flow.ends.values()))
         if gone != flow.read[source]:
             raise ValueError(f"{source}: {flow.read[source]} documents read, {gone} removed or kept")
     total = max(sum(flow.read.values()), 1)
@@ -123,9 +123,9 @@ def _step_ribbons(
         if removed.get(source, 0):
             thick = height - next_height
             shapes.append(_ribbon((x + NODE, top + next_height), (sink_x, at), thick, color, 0.28))
-            shown = max(thick, MIN_HEIGHT)
-            shapes.append(_rect(sink_x, at, shown, color))
-            at += shown
+            drawn_height = max(thick, MIN_HEIGHT)
+            shapes.append(_rect(sink_x, at, drawn_height, color))
+            at += drawn_height
     return at, shapes
 
 
@@ -133,7 +133,10 @@ def _ends(x: float, end_x: float, flow: Flow, scale: float) -> tuple[list[str], 
     """(ribbons and nodes of the splits, labels, bottom of the last node)."""
     shapes, labels = [], []
     left = _stack(
-        flow.sources, {s: sum(each.get(s, 0) for each in flow.ends.values()) for s in flow.sources}, TOP, scale
+        flow.sources,
+        {s: sum(by_source.get(s, 0) for by_source in flow.ends.values()) for s in flow.sources},
+        TOP,
+        scale,
     )
     start = {source: top for source, (top, _) in left.items()}
     at = TOP
@@ -218,10 +221,10 @@ def flow_of(counts: Mapping[str, Any]) -> Flow:
         for split in SPLITS
     }
     quarantined = {
-        source: sum(each["documents"] for each in entry["quarantined"].values()) for source, entry in sources.items()
+        source: sum(count["documents"] for count in entry["quarantined"].values()) for source, entry in sources.items()
     }
     steps = {"quarantine": quarantined} if any(quarantined.values()) else {}
     steps |= {step: removed[step] for step in order if step in removed}
     # a split document counts once per piece, from the start of the diagram
-    read = {source: sum(each.get(source, 0) for each in (*steps.values(), *ends.values())) for source in sources}
+    read = {source: sum(count.get(source, 0) for count in (*steps.values(), *ends.values())) for source in sources}
     return Flow(tuple(sources), read, steps, ends)

@@ -37,31 +37,31 @@ def external_digests(recipe: Recipe) -> dict[str, Any]:
     weights of the extractor.
 
     Raises InputError if one does not exist."""
-    found: dict[str, Any] = {}
+    digests: dict[str, Any] = {}
     profiles = used_profiles(recipe.curate)
     if profiles is not None:
-        found["profiles"] = load_profiles(profiles).digest
+        digests["profiles"] = load_profiles(profiles).digest
     if recipe.curate.language_id is not None and (model := model_digest(recipe.curate.language_id.model)):
-        found["language_model"] = model
+        digests["language_model"] = model
     extractor_weights = {
         source.name: extraction_weights.weights_digest(source.blocks.weights)
         for source in recipe.sources
         if source.extracted_by_blocks
     }
     if extractor_weights:
-        found["extractor_weights"] = extractor_weights
+        digests["extractor_weights"] = extractor_weights
     decontaminate, near = recipe.curate.decontaminate, recipe.curate.near_dedup
     if decontaminate is not None and decontaminate.benchmarks:
-        found["benchmarks"] = {benchmark.name: benchmark_digests(benchmark) for benchmark in decontaminate.benchmarks}
+        digests["benchmarks"] = {benchmark.name: benchmark_digests(benchmark) for benchmark in decontaminate.benchmarks}
     if decontaminate is not None and decontaminate.tasks:
         from gristmill.evaluation.tasks.benchmark_texts import (
             benchmark_digest,  # lm-eval, for recipes that name its tasks
         )
 
-        found["tasks"] = benchmark_digest(task_texts(recipe))
+        digests["tasks"] = benchmark_digest(task_texts(recipe))
     if near is not None and near.protected:
-        found["protected"] = [store_digest(find_store(folder)) for folder in near.protected]
-    return found
+        digests["protected"] = [store_digest(find_store(folder)) for folder in near.protected]
+    return digests
 
 
 def task_texts(recipe: Recipe) -> list[Any]:
@@ -114,8 +114,9 @@ def quarantined(context: StageContext) -> list[str]:
     with (context.folder / QUARANTINE_NAME).open(encoding="utf-8") as file:
         records = [json.loads(line) for line in islice(file, MAX_SHOWN)]
     return [
-        f"source {one['source']}, {names[one['source'], one['raw_digest']]}, record {one['record']}: {one['reason']}"
-        for one in records
+        f"source {record['source']}, {names[record['source'], record['raw_digest']]}, record {record['record']}: "
+        f"{record['reason']}"
+        for record in records
     ]
 
 

@@ -17,7 +17,7 @@ indexing = DeferredModule("gristmill.tokenizers.index_corpus")
 
 
 def config(recipe: Recipe) -> dict[str, Any]:
-    """Of the recipe's section `index` only `sentences`, `languages.min_tokens` and `rehydrate`: the rest, and the
+    """Config of the stage: `sentences`, `languages.min_tokens` and `rehydrate` of section `index`; the rest, and the
     weights of the sources, decide how samples are drawn, not what the indexed files hold."""
     decides: dict[str, Any] = {"seed": recipe.seed, "sources": [source.name for source in recipe.sources]}
     if recipe.index.languages is not None:

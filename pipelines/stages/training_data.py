@@ -20,7 +20,7 @@ loading = DeferredModule("gristmill.tokenizers.tokenizer")
 
 
 @dataclass(frozen=True)
-class Words:
+class PieceCodec:
     """The tokenizer's pieces by id, and a text's token ids; empty for the causal objective, which does without."""
 
     pieces: tuple[str, ...] = ()
@@ -104,11 +104,11 @@ def needs_sources(objective: str, data: str) -> str:
     )
 
 
-def words(context: StageContext) -> Words:
+def words(context: StageContext) -> PieceCodec:
     if context.recipe.training().train.objective == "causal":
-        return Words()
+        return PieceCodec()
     codec = loading.load_tokenizer(context.inputs["tokenizer"])
-    return Words(codec.pieces, codec.encode)
+    return PieceCodec(codec.pieces, codec.encode)
 
 
 def objective_on_test_split(context: StageContext) -> Any:
