@@ -25,7 +25,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 
 from gristmill.training.auto_tp.apply import ShardedRegion, apply_plan, whole_parameters
-from gristmill.training.auto_tp.plan import NO_LINEAR, CollectiveCounter, Role, hand_plan_collectives, pattern
+from gristmill.training.auto_tp.plan import NO_LINEAR, CollectiveCounter, LayerRole, hand_plan_collectives, pattern
 from gristmill.training.auto_tp.transformers_folder import plan_for
 from tests.support.forked_pool import ForkedPool, RankFailed
 
@@ -97,7 +97,7 @@ def by_rules(name: str) -> dict[str, Any]:
     )
     parameters = list(model.parameters())
     sharded = sum(each.numel() for each in parameters if isinstance(each, DTensor) and each.placements[0].is_shard())
-    replicated = [layer for layer in plan.having(Role.REPLICATED) if layer.name not in traced.embeddings]
+    replicated = [layer for layer in plan.having(LayerRole.REPLICATED) if layer.name not in traced.embeddings]
     reasons = sorted(
         {
             f"{pattern(layer.name)}: {NO_LINEAR}" if layer.reason == NO_LINEAR else pattern(layer.reason)

@@ -29,7 +29,7 @@ from gristmill.evaluation.tasks.task_index import TASK_FOLDER
 from gristmill.foundation.progress import Reporter
 from gristmill.tokenizers.tokenizer import load_tokenizer
 from gristmill.training.config.model import ModelConfig
-from gristmill.training.model.init import initialise
+from gristmill.training.model.init import initialize
 from gristmill.training.model.transformer import Transformer
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
@@ -151,7 +151,7 @@ def our_model(folder: Path, corpus: Sequence[str]) -> LanguageModel:
     )
     codec = load_tokenizer(folder)
     model = Transformer(MODEL, codec.vocab_size)
-    initialise(model, seed=0, device=torch.device("cpu"), dtype=torch.float32)
+    initialize(model, seed=0, device=torch.device("cpu"), dtype=torch.float32)
     write_huggingface(folder, model, codec.end_of_document)
     return LanguageModel(LocalCausalLM(model, MODEL.sequence_length), codec, CPU_BATCH_TOKENS, Reporter.silent())
 

@@ -31,7 +31,7 @@ from gristmill.evaluation.inference.local_causal_lm import LocalCausalLM
 from gristmill.evaluation.inference.transformers_causal_lm import load_transformers_causal_lm
 from gristmill.training.auto_tp.transformers_folder import open_causal_folder
 from gristmill.training.config.model import ModelConfig
-from gristmill.training.model.init import initialise, place_joint_weights
+from gristmill.training.model.init import initialize, place_joint_weights
 from gristmill.training.model.transformer import Transformer
 from gristmill.training.parallel.mesh import single_process
 
@@ -75,7 +75,7 @@ def main() -> None:
     options = arguments(__doc__ or "").parse_args()
     longest = 96 if options.quick else LONGEST
     model = Transformer(MODEL, VOCABULARY)
-    initialise(model, seed=0, device=torch.device("cpu"), dtype=torch.float32)
+    initialize(model, seed=0, device=torch.device("cpu"), dtype=torch.float32)
     with tempfile.TemporaryDirectory() as name:
         write_huggingface(Path(name), model, end_of_document=0)
         peer = AutoModelForCausalLM.from_pretrained(name, dtype=torch.float32, attn_implementation="sdpa")

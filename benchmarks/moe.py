@@ -18,7 +18,7 @@ from transformers.models.olmoe.modeling_olmoe import OlmoeSparseMoeBlock
 from gristmill.evaluation.inference.local_causal_lm import LocalCausalLM
 from gristmill.training.config.model import ModelConfig
 from gristmill.training.model.decoding_cache import SlotRows
-from gristmill.training.model.init import fill, initialise
+from gristmill.training.model.init import fill, initialize
 from gristmill.training.model.moe.mixture import MixtureOfExperts
 from gristmill.training.model.transformer import ComputeOptions, Transformer
 from gristmill.training.parallel.mesh import single_process
@@ -170,7 +170,7 @@ def generator_of(config: ModelConfig, device: torch.device, tokens: int) -> Call
     """A function that generates so many tokens, one after another, with a cache."""
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     model = Transformer(config, 8192, single_process(device), options=ComputeOptions(dtype))
-    initialise(model, 1, device, dtype)
+    initialize(model, 1, device, dtype)
     causal_lm = LocalCausalLM(model, config.sequence_length)
 
     def generate() -> None:

@@ -30,7 +30,7 @@ from gristmill.training.checkpoint.checkpoint import (
 )
 from gristmill.training.config.layout import LayoutConfig
 from gristmill.training.config.model import ModelConfig
-from gristmill.training.model.init import initialise
+from gristmill.training.model.init import initialize
 from gristmill.training.model.transformer import Transformer
 from gristmill.training.parallel.mesh import single_process
 
@@ -83,7 +83,7 @@ def main() -> None:
 
 def saved_model(folder: Path) -> Path:
     model = Transformer(MODEL, VOCABULARY)
-    initialise(model, seed=0, device=torch.device("cpu"), dtype=torch.float32)
+    initialize(model, seed=0, device=torch.device("cpu"), dtype=torch.float32)
     tensors = saved_tensors(dict(model.named_parameters()), {})
     save(folder, 0, CheckpointContent(tensors, SavedModelConfig.of(MODEL, VOCABULARY, 0)), single_process())
     return step_folder(folder, 0)

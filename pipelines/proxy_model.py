@@ -22,7 +22,7 @@ from gristmill.tokenizers.config import ProxyConfig
 from gristmill.tokenizers.report import ReportText, TrainedBits
 from gristmill.tokenizers.tokenizer import Tokenizer
 from gristmill.training.config.model import ModelConfig
-from gristmill.training.model.init import initialise
+from gristmill.training.model.init import initialize
 from gristmill.training.model.transformer import Transformer
 
 IGNORED = -100  # a target without a loss
@@ -133,7 +133,7 @@ def _new_model(config: ProxyConfig, vocab_size: int, seed: int) -> Transformer:
         tied_embeddings=True,
     )
     model = Transformer(shape, vocab_size)
-    initialise(model, seed, torch.device("cpu"), torch.float32)
+    initialize(model, seed, torch.device("cpu"), torch.float32)
     return model
 
 

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gristmill.training.config.model import ModelConfig
-from gristmill.training.model.init import initialise
+from gristmill.training.model.init import initialize
 from gristmill.training.model.transformer import Transformer
 from gristmill.training.planner.costs.model_shape import shape_of
 from gristmill.training.planner.costs.parameters import parameter_count
@@ -111,7 +111,7 @@ def accuracy(task: Task, config: ModelConfig, steps: int, seed: int) -> float:
     with all entries; training samples have 2 entries or more, so that the short ones are learned first. Training ends
     early where nearly all are right."""
     model = Transformer(config, task.vocabulary)
-    initialise(model, seed, torch.device("cpu"), torch.float32)
+    initialize(model, seed, torch.device("cpu"), torch.float32)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=0.01)
     warmup = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / 50) * (1 - step / steps))
     generator, unseen = torch.Generator().manual_seed(seed), torch.Generator().manual_seed(1_000_000 + seed)

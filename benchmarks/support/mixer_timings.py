@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from gristmill.evaluation.inference.local_causal_lm import LocalCausalLM
 from gristmill.training.config.model import ModelConfig
 from gristmill.training.model.decoding_cache import SlotRows
-from gristmill.training.model.init import cast, initialise
+from gristmill.training.model.init import cast, initialize
 from gristmill.training.model.ssm.convolution import CausalConvolution
 from gristmill.training.model.ssm.mamba2 import Mamba2State
 from gristmill.training.model.transformer import Transformer
@@ -44,7 +44,7 @@ def layer_of(
         mixers=MIXERS[mixer],
     )
     model = Transformer(config, 2)
-    initialise(model, 0, torch.device("cpu"), torch.float32)
+    initialize(model, 0, torch.device("cpu"), torch.float32)
     model = cast(model, device, dtype)
     x_BTD = torch.randn(1, tokens, WIDTH, device=device, dtype=dtype)
     metadata = model.attention_metadata(x_BTD)
@@ -168,7 +168,7 @@ class Decoding:
 
     def __init__(self, config: ModelConfig, context: int, device: torch.device, dtype: torch.dtype = torch.float32):
         model = Transformer(config, 512)
-        initialise(model, 0, torch.device("cpu"), torch.float32)
+        initialize(model, 0, torch.device("cpu"), torch.float32)
         self.causal_lm = LocalCausalLM(cast(model, device, dtype), config.sequence_length)
         self.cache, self.context, self.length = self.causal_lm.new_cache(1), context, context
         self.token = torch.zeros(1, 1, dtype=torch.int64, device=device)

@@ -16,7 +16,7 @@ from gristmill.evaluation.convert.weight_source import WeightSource
 from gristmill.evaluation.import_export import open_source
 from gristmill.evaluation.inference.local_causal_lm import LocalCausalLM
 from gristmill.training.config.train import TrainConfig
-from gristmill.training.model.init import fill, initialise
+from gristmill.training.model.init import fill, initialize
 from gristmill.training.model.transformer import Transformer
 from gristmill.training.planner.layout_checks import objections
 from tests.evaluation.convert import test_megatron_345m, test_megatron_core, test_megatron_lm
@@ -36,7 +36,7 @@ BLOOM = transformers.BloomConfig(vocab_size=99, hidden_size=32, n_layer=2, n_hea
 
 def write_megatron_345m(folder: Path) -> None:
     model = Transformer(test_megatron_345m.GPT, 60)
-    initialise(model, 1, torch.device("cpu"), torch.float32)
+    initialize(model, 1, torch.device("cpu"), torch.float32)
     torch.save(test_megatron_345m.as_gpts(model, 2.0, 1)[0], folder / "model_optim_rng.pt")
 
 
@@ -47,7 +47,7 @@ def write_megatron_bert(folder: Path) -> None:
 
 def write_megatron_core(folder: Path) -> None:
     model = Transformer(test_megatron_core.MODELS["llama"], 60)
-    initialise(model, 1, torch.device("cpu"), torch.float32)
+    initialize(model, 1, torch.device("cpu"), torch.float32)
     test_megatron_core.write_chunks(folder, test_megatron_core.as_core(model, fused=True, stacked=True), 2)
     test_megatron_core.write_rest(folder, model.config)
 

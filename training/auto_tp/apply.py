@@ -14,7 +14,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, Ro
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from gristmill.training.auto_tp.plan import LayerPlan, Role, TensorPlan
+from gristmill.training.auto_tp.plan import LayerPlan, LayerRole, TensorPlan
 from gristmill.training.auto_tp.trace import is_transposed
 
 Site = tuple[nn.Module, str]
@@ -26,14 +26,17 @@ def apply_plan(model: nn.Module, plan: TensorPlan, grid: DeviceMesh | None) -> N
     Fused layers become pieces also in a plan for one rank, where grid is None."""
     shared = _shared_parameters(model)
     for layer in plan.layers.values():
-        module, is_sharded = model.get_submodule(layer.name), grid is not None and layer.role is not Role.REPLICATED
+        module, is_sharded = (
+            model.get_submodule(layer.name),
+            grid is not None and layer.role is not LayerRole.REPLICATED,
+        )
         if layer.pieces:
             parent, _, leaf = layer.name.rpartition(".")
             setattr(model.get_submodule(parent), leaf, FusedLinear(module, layer, grid if is_sharded else None))
         elif is_sharded:
             module.register_forward_pre_hook(partial(_input_as_whole, grid, layer))
             parallelize_module(module, grid, _style(module, layer), src_data_rank=None)
-            if layer.role is Role.INPUT or isinstance(module, nn.Embedding):
+            if layer.role is LayerRole.INPUT or isinstance(module, nn.Embedding):
                 module.register_forward_hook(_own_memory)
     for sites in shared:
         _share_again(sites)
@@ -42,7 +45,7 @@ def apply_plan(model: nn.Module, plan: TensorPlan, grid: DeviceMesh | None) -> N
 def _input_as_whole(grid: DeviceMesh, layer: LayerPlan, module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
     """Layers with the same input share its DTensor, so that one all-reduce sums the gradients of all of them."""
     first = inputs[0]
-    if layer.role is Role.INPUT or isinstance(first, DTensor) or isinstance(module, nn.Embedding):
+    if layer.role is LayerRole.INPUT or isinstance(first, DTensor) or isinstance(module, nn.Embedding):
         return inputs
     return as_whole(first, grid), *inputs[1:]
 
@@ -53,7 +56,7 @@ def _own_memory(module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
 
 
 def _style(module: nn.Module, layer: LayerPlan) -> ParallelStyle:
-    rows = layer.role is Role.INPUT or isinstance(module, nn.Embedding)
+    rows = layer.role is LayerRole.INPUT or isinstance(module, nn.Embedding)
     if is_transposed(module):
         return TransposedLinear(rows)
     return RowwiseParallel(input_layouts=_rows_input(module)) if rows else ColwiseParallel(use_local_output=False)
@@ -162,12 +165,12 @@ class FusedOutput:
     def __getitem__(self, index: Any) -> Tensor:
         """x[..., first:end]."""
         first = 0
-        width = sum(each.shape[-1] for each in self.parts)
+        width = sum(part.shape[-1] for part in self.parts)
         bounds = index[-1].indices(width)[:2]
-        for each in self.parts:
-            if bounds == (first, first + each.shape[-1]):
-                return each
-            first += each.shape[-1]
+        for part in self.parts:
+            if bounds == (first, first + part.shape[-1]):
+                return part
+            first += part.shape[-1]
         raise IndexError(f"{bounds} are not the bounds of a piece of the fused layer's result")
 
     def __iter__(self) -> Iterator[Tensor]:
@@ -176,7 +179,7 @@ class FusedOutput:
     @property
     def shape(self) -> torch.Size:
         first = self.parts[0].shape
-        return torch.Size([*first[:-1], sum(each.shape[-1] for each in self.parts)])
+        return torch.Size([*first[:-1], sum(part.shape[-1] for part in self.parts)])
 
 
 def whole_parameters(model: nn.Module, value: Callable[[Tensor], Tensor | None]) -> Iterator[tuple[str, Tensor | None]]:
@@ -212,12 +215,12 @@ WHOLE = "_auto_tp_whole"  # attribute of a tensor: itself as a DTensor
 def as_whole(x: Tensor, grid: DeviceMesh) -> DTensor:
     """A tensor that is whole and equal on all ranks as a DTensor; the same one in every call, so that the gradients of
     all its uses are summed on this rank before they are summed over the ranks."""
-    found: DTensor | None = getattr(x, WHOLE, None)
-    if found is None or (torch.is_grad_enabled() and x.requires_grad and not found.requires_grad):
-        found = DTensor.from_local(x, grid, [Replicate()], run_check=False)
+    whole: DTensor | None = getattr(x, WHOLE, None)
+    if whole is None or (torch.is_grad_enabled() and x.requires_grad and not whole.requires_grad):
+        whole = DTensor.from_local(x, grid, [Replicate()], run_check=False)
         if not isinstance(x, torch.nn.Parameter):
-            setattr(x, WHOLE, found)
-    return found
+            setattr(x, WHOLE, whole)
+    return whole
 
 
 class ShardedRegion(TorchFunctionMode):
@@ -235,7 +238,7 @@ class ShardedRegion(TorchFunctionMode):
         if func is F.scaled_dot_product_attention:
             return self._attention(*args, **kwargs)
         if func is torch.cat:  # transformers' caches begin with empty tensors of one dimension
-            args = [each for each in args[0] if each.ndim > 1 or each.numel()], *args[1:]
+            args = [tensor for tensor in args[0] if tensor.ndim > 1 or tensor.numel()], *args[1:]
         args, kwargs = tree_map(self._whole, (args, kwargs))
         return func(*args, **kwargs)
 
@@ -248,7 +251,7 @@ class ShardedRegion(TorchFunctionMode):
         self, q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, attn_mask: Tensor | None = None, *rest: Any, **named: Any
     ) -> DTensor:
         heads = q_BHTK.shape[1]
-        q_BHtTK, k_BHtTK, v_BHtTK = (self._own_heads(each, heads) for each in (q_BHTK, k_BHTK, v_BHTK))
+        q_BHtTK, k_BHtTK, v_BHtTK = (self._own_heads(projected, heads) for projected in (q_BHTK, k_BHTK, v_BHTK))
         if attn_mask is not None and attn_mask.ndim == 4 and attn_mask.shape[1] > 1:
             attn_mask = self._own_heads(attn_mask, heads)
         elif isinstance(attn_mask, DTensor):

@@ -29,7 +29,7 @@ from gristmill.training.parallel.tensor import TensorAxis
 
 @dataclass(frozen=True)
 class WholeModel:
-    """What the engine asks of a stage: that this one computes the loss, and that it has no experts of ours."""
+    """The stage as the engine sees it: it computes the loss and has no experts of ours."""
 
     scores: bool = True
     embeds: bool = True
@@ -59,7 +59,7 @@ class TransformersModel(nn.Module):
         with region:
             if self.mesh.distributed:
                 return self.model(input_ids=tokens_BT).logits
-            parameters = {name: each.to(self.compute) for name, each in self.model.named_parameters()}
+            parameters = {name: parameter.to(self.compute) for name, parameter in self.model.named_parameters()}
             return functional_call(self.model, parameters, (), {"input_ids": tokens_BT}).logits
 
     def scoring(self, logits: Tensor) -> Scoring:
@@ -118,11 +118,11 @@ def parallelize(
 def blocks_of(model: nn.Module) -> list[nn.Module]:
     """The modules that FSDP gathers one at a time: those that transformers does not split over devices."""
     names = set(getattr(model, "_no_split_modules", None) or ())
-    found: dict[str, nn.Module] = {}
+    blocks: dict[str, nn.Module] = {}
     for path, module in model.named_modules():  # the outer one of two, as of Mamba's block and mixer
-        if type(module).__name__ in names and not any(path.startswith(f"{outer}.") for outer in found):
-            found[path] = module
-    return list(found.values())
+        if type(module).__name__ in names and not any(path.startswith(f"{outer}.") for outer in blocks):
+            blocks[path] = module
+    return list(blocks.values())
 
 
 def whole_on_each_rank(parameters: Mapping[str, nn.Parameter], mesh: Mesh) -> frozenset[str]:

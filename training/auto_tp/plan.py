@@ -22,7 +22,7 @@ NO_LINEAR = "its matrices are not those of a linear layer"
 FEW_HEADS = "key/value heads do not split over {degree} ranks"
 
 
-class Role(Enum):
+class LayerRole(Enum):
     OUTPUT = "output"  # sharded by outputs; its result stays sharded
     INPUT = "input"  # sharded by inputs; its result is summed over the ranks
     VOCABULARY = "vocabulary"  # an embedding by rows, or the output layer by outputs
@@ -36,7 +36,7 @@ class LayerPlan:
     sharded. shares_input: the first layer with the same input, whose gradient is summed once for all of them."""
 
     name: str
-    role: Role
+    role: LayerRole
     pieces: tuple[int, ...] = ()
     sharded_pieces: tuple[bool, ...] = ()
     reason: str = ""
@@ -51,7 +51,7 @@ class TensorPlan:
     degree: int
     layers: Mapping[str, LayerPlan]
 
-    def having(self, role: Role) -> list[LayerPlan]:
+    def having(self, role: LayerRole) -> list[LayerPlan]:
         return [layer for layer in self.layers.values() if layer.role is role]
 
 
@@ -66,7 +66,7 @@ class Tables:
 
 def plan_tensor_parallel(traced: Trace, tables: Tables, degree: int) -> TensorPlan:
     """The plan for so many tensor ranks."""
-    layers = {each.name: each for each in _embeddings(traced, tables, degree)}
+    layers = {layer.name: layer for layer in _embeddings(traced, tables, degree)}
     outputs, inputs, blocks = _alternate(traced, tables)
     heads = {name for name, call in traced.calls.items() if _is_output_layer(call, tables)}
     taken = frozenset().union(*inputs.values())
@@ -83,33 +83,35 @@ def plan_tensor_parallel(traced: Trace, tables: Tables, degree: int) -> TensorPl
         if name in heads:
             layers[name] = _output_layer(call, tables, degree)
         elif name in inputs and name not in reasons:
-            layers[name] = LayerPlan(name, Role.INPUT)
+            layers[name] = LayerPlan(name, LayerRole.INPUT)
         elif name in outputs and name not in reasons:
             pieces = tuple(_piece_splits(call, bounds, degree) for bounds in _bounds(call))
             first = first_by_input.setdefault(call.input_id, name)
-            layers[name] = LayerPlan(name, Role.OUTPUT, call.pieces, pieces, "", "" if first == name else first)
+            layers[name] = LayerPlan(name, LayerRole.OUTPUT, call.pieces, pieces, "", "" if first == name else first)
         else:
             few = reasons[name].endswith(FEW_HEADS.format(degree=degree))
             whole = (False,) * len(call.pieces)
-            layers[name] = LayerPlan(name, Role.REPLICATED, call.pieces, whole, reasons[name], under_sharded_heads=few)
-    unplanned = {name: LayerPlan(name, Role.REPLICATED, reason=NO_LINEAR) for name in traced.unplanned}
+            layers[name] = LayerPlan(
+                name, LayerRole.REPLICATED, call.pieces, whole, reasons[name], under_sharded_heads=few
+            )
+    unplanned = {name: LayerPlan(name, LayerRole.REPLICATED, reason=NO_LINEAR) for name in traced.unplanned}
     return TensorPlan(degree, layers | unplanned)
 
 
 def _embeddings(traced: Trace, tables: Tables, degree: int) -> Iterator[LayerPlan]:
     for name in traced.embeddings:
         if name not in tables.names:
-            yield LayerPlan(name, Role.REPLICATED, reason="not a table of the vocabulary")
+            yield LayerPlan(name, LayerRole.REPLICATED, reason="not a table of the vocabulary")
         elif tables.vocab_size % degree:
-            yield LayerPlan(name, Role.REPLICATED, reason=_vocabulary_problem(tables, degree))
+            yield LayerPlan(name, LayerRole.REPLICATED, reason=_vocabulary_problem(tables, degree))
         else:
-            yield LayerPlan(name, Role.VOCABULARY)
+            yield LayerPlan(name, LayerRole.VOCABULARY)
 
 
 def _output_layer(call: LinearCall, tables: Tables, degree: int) -> LayerPlan:
     if tables.vocab_size % degree:
-        return LayerPlan(call.name, Role.REPLICATED, reason=_vocabulary_problem(tables, degree))
-    return LayerPlan(call.name, Role.VOCABULARY)
+        return LayerPlan(call.name, LayerRole.REPLICATED, reason=_vocabulary_problem(tables, degree))
+    return LayerPlan(call.name, LayerRole.VOCABULARY)
 
 
 def _vocabulary_problem(tables: Tables, degree: int) -> str:
@@ -143,13 +145,13 @@ def _components(inputs: Mapping[str, frozenset[str]]) -> list[list[str]]:
     for name, sources in inputs.items():
         joined = {name, *sources}
         apart = []
-        for each in components:
-            if each & joined:
-                joined |= each
+        for component in components:
+            if component & joined:
+                joined |= component
             else:
-                apart.append(each)
+                apart.append(component)
         components = [*apart, joined]
-    return [sorted(each) for each in components]
+    return [sorted(component) for component in components]
 
 
 def _component_reasons(
@@ -224,17 +226,17 @@ def collectives(plan: TensorPlan, traced: Trace) -> Iterator[Collective]:
     An all-reduce forward behind each vocabulary embedding and each layer sharded by inputs; one backward for each input
     of layers sharded by outputs, and one for a parameter that meets sharded tensors, such as a norm of heads; an
     all-gather backward behind each replicated key or value layer."""
-    sharded = {layer.name for layer in plan.having(Role.OUTPUT)}
+    sharded = {layer.name for layer in plan.having(LayerRole.OUTPUT)}
     for name, layer in plan.layers.items():
         call = traced.calls.get(name)
         if call is None:
-            if layer.role is Role.VOCABULARY:
+            if layer.role is LayerRole.VOCABULARY:
                 yield Collective("all_reduce", name, True, traced.embeddings[name])
-        elif layer.role is Role.INPUT:
+        elif layer.role is LayerRole.INPUT:
             yield Collective("all_reduce", name, True, call.outputs)
-        elif layer.role is Role.VOCABULARY or (layer.role is Role.OUTPUT and not layer.shares_input):
+        elif layer.role is LayerRole.VOCABULARY or (layer.role is LayerRole.OUTPUT and not layer.shares_input):
             yield Collective("all_reduce", name, False, call.inputs)
-        elif layer.role is Role.REPLICATED and layer.under_sharded_heads:
+        elif layer.role is LayerRole.REPLICATED and layer.under_sharded_heads:
             yield Collective("all_gather", name, False, call.outputs)
     for name, sources in traced.parameters.items():
         if sources & sharded:
@@ -244,28 +246,28 @@ def collectives(plan: TensorPlan, traced: Trace) -> Iterator[Collective]:
 def hand_plan_collectives(plan: TensorPlan, traced: Trace) -> int:
     """Collectives of a step under Megatron's rules for the same layers (arXiv 1909.08053, section 3): two forward and
     two backward a layer, one for the embedding and one for the output layer's input."""
-    return sum(each.per_token and each.name == "all_reduce" for each in collectives(plan, traced))
+    return sum(collective.per_token and collective.name == "all_reduce" for collective in collectives(plan, traced))
 
 
 def described(plan: TensorPlan, traced: Trace, bytes_per_value: int) -> Iterator[str]:
     """The plan in lines: sharded layers by role, replicated ones by reason, and what is exchanged for each token."""
     yield f"tensor parallelism over {plan.degree} ranks, by rules:"
-    for role in Role:
+    for role in LayerRole:
         groups: Counter[tuple[str, str]] = Counter(
             (pattern(layer.name), pattern(layer.reason)) for layer in plan.having(role)
         )
         for (name, reason), number in groups.items():
             yield f"  {role.value:<10}  {name}{f' ({number})' if number > 1 else ''}{f': {reason}' if reason else ''}"
-    found = list(collectives(plan, traced))
-    tokens = sum(each.values for each in found if each.per_token) * bytes_per_value
-    once = sum(each.values for each in found if not each.per_token) * bytes_per_value
-    forward = sum(each.is_forward for each in found)
+    calls = list(collectives(plan, traced))
+    tokens = sum(call.values for call in calls if call.per_token) * bytes_per_value
+    once = sum(call.values for call in calls if not call.per_token) * bytes_per_value
+    forward = sum(call.is_forward for call in calls)
     yield (
-        f"  {forward} collectives forward and {len(found) - forward} backward, {tokens:,} bytes a token"
+        f"  {forward} collectives forward and {len(calls) - forward} backward, {tokens:,} bytes a token"
         f"{f' and {once:,} bytes of gradients' if once else ''}"
     )
     for (name, layer), number in Counter(
-        (each.name, pattern(each.layer)) for each in found if each.name != "all_reduce" or not each.per_token
+        (call.name, pattern(call.layer)) for call in calls if call.name != "all_reduce" or not call.per_token
     ).items():
         why = "a gradient summed over sharded heads" if name == "all_reduce" else "gradients of replicated heads"
         yield f"  more than Megatron's plan: {number} {name} for {layer}, {why}"
@@ -293,7 +295,7 @@ class CollectiveCounter(TorchDispatchMode):
         self.num_bytes = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if any(issubclass(each, DTensor) for each in types):
+        if any(issubclass(tensor_type, DTensor) for tensor_type in types):
             return NotImplemented  # the collectives that the operation runs come here themselves
         result = func(*args, **(kwargs or {}))
         namespace, _, name = func._schema.name.partition("::")

@@ -61,8 +61,8 @@ class Trace:
 
 def trace(model: nn.Module, inputs: Mapping[str, Tensor]) -> Trace:
     """Runs the model, which lies on the meta device, on inputs there."""
-    found = Trace(sizes={name: parameter.numel() for name, parameter in model.named_parameters()})
-    recorder = _Recorder(found, {id(parameter): name for name, parameter in model.named_parameters()})
+    traced = Trace(sizes={name: parameter.numel() for name, parameter in model.named_parameters()})
+    recorder = _Recorder(traced, {id(parameter): name for name, parameter in model.named_parameters()})
     with ExitStack() as stack, torch.no_grad():
         for name, module in model.named_modules():
             if is_linear(module):
@@ -71,16 +71,16 @@ def trace(model: nn.Module, inputs: Mapping[str, Tensor]) -> Trace:
             elif isinstance(module, nn.Embedding):
                 stack.enter_context(_removed(module.register_forward_pre_hook(recorder.looking_up(name, module))))
             elif any(parameter.ndim > 1 for parameter in module.parameters(recurse=False)):
-                found.unplanned.append(name)
+                traced.unplanned.append(name)
         stack.enter_context(_NumbersOfMeta())
         stack.enter_context(recorder)
         output = model(**inputs)
     for leaf in tree_leaves(dict(output)):
         for name in getattr(leaf, ORIGINS, ()):
-            found.calls[name].is_result = True
-    for call in found.calls.values():
+            traced.calls[name].is_result = True
+    for call in traced.calls.values():
         call.pieces = _pieces(call)
-    return found
+    return traced
 
 
 def is_linear(module: nn.Module) -> bool:
@@ -108,22 +108,22 @@ class _NumbersOfMeta(TorchDispatchMode):
 class _Recorder(TorchFunctionMode):
     """Carries origins from the arguments of each operation to its results."""
 
-    def __init__(self, found: Trace, parameters: Mapping[int, str]):
+    def __init__(self, trace: Trace, parameters: Mapping[int, str]):
         super().__init__()
-        self.found, self.parameters, self.inside = found, parameters, 0
+        self.trace, self.parameters, self.inside = trace, parameters, 0
         self.kept: list[Any] = []  # inputs, so that no id is used twice
 
     def entering(self, name: str, module: nn.Module) -> Any:
         def hook(_: nn.Module, args: tuple[Any, ...]) -> None:
             self.inside += 1
-            if name in self.found.calls:
+            if name in self.trace.calls:
                 return
             x = args[0]
             self.kept.append(x)
             weight = module.weight
             inputs, outputs = weight.shape if is_transposed(module) else reversed(weight.shape)
             origins = frozenset(getattr(x, ORIGINS, ()))
-            self.found.calls[name] = LinearCall(name, inputs, outputs, origins, id(x), x.numel() // x.shape[-1])
+            self.trace.calls[name] = LinearCall(name, inputs, outputs, origins, id(x), x.numel() // x.shape[-1])
 
         return hook
 
@@ -136,40 +136,40 @@ class _Recorder(TorchFunctionMode):
         return hook
 
     def looking_up(self, name: str, module: nn.Embedding) -> Any:
-        return lambda *_: self.found.embeddings.setdefault(name, module.embedding_dim) and None
+        return lambda *_: self.trace.embeddings.setdefault(name, module.embedding_dim) and None
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         if self.inside:
             return result
         tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-        origins = frozenset().union(*(getattr(each, ORIGINS, frozenset()) for each in tensors))
+        origins = frozenset().union(*(getattr(tensor, ORIGINS, frozenset()) for tensor in tensors))
         results = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
         if not origins or not results:
             return result
         name = getattr(func, "__name__", str(func))
         if not is_transparent(name):
             for origin in origins:
-                self.found.opaque.setdefault(origin, name)
-        for each in tensors:
-            if (parameter := self.parameters.get(id(each))) is not None:
-                self.found.parameters[parameter] = self.found.parameters.get(parameter, frozenset()) | origins
+                self.trace.opaque.setdefault(origin, name)
+        for tensor in tensors:
+            if (parameter := self.parameters.get(id(tensor))) is not None:
+                self.trace.parameters[parameter] = self.trace.parameters.get(parameter, frozenset()) | origins
         if (layer := _cuts_heads(name, args, results)) is not None:
-            self.found.opaque.setdefault(layer, "a cut between heads")
+            self.trace.opaque.setdefault(layer, "a cut between heads")
         self._note_use(name, args, kwargs or {}, results)
-        for each in results:
-            setattr(each, ORIGINS, origins)
+        for tensor in results:
+            setattr(tensor, ORIGINS, origins)
         return result
 
     def _note_use(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], results: list[Tensor]) -> None:
         """Records how the output of a linear layer is cut, and into how many heads it is viewed."""
-        used = [each for each in tree_leaves((args, kwargs)) if hasattr(each, COLUMNS)]
-        for each in used:
-            layer, first, end = getattr(each, COLUMNS)
-            call, whole = self.found.calls[layer], end - first == self.found.calls[layer].outputs
-            cuts = _cuts(name, args, end - first, results) if each is args[0] else []
+        used = [tensor for tensor in tree_leaves((args, kwargs)) if hasattr(tensor, COLUMNS)]
+        for tensor in used:
+            layer, first, end = getattr(tensor, COLUMNS)
+            call, whole = self.trace.calls[layer], end - first == self.trace.calls[layer].outputs
+            cuts = _cuts(name, args, end - first, results) if tensor is args[0] else []
             shape = tuple(results[0].shape)
-            if name in VIEWS and each is args[0] and (heads := _heads(shape, end - first)):
+            if name in VIEWS and tensor is args[0] and (heads := _heads(shape, end - first)):
                 call.heads[first, end] = heads
                 setattr(results[0], HEADS, (layer, -_dims_of(shape, end - first), heads))
             if whole and cuts:
@@ -192,7 +192,7 @@ def _cuts_heads(name: str, args: tuple[Any, ...], results: list[Tensor]) -> str 
 
 def _cuts(name: str, args: tuple[Any, ...], width: int, results: list[Tensor]) -> list[tuple[int, int]]:
     """The columns of each result, where the operation cuts the last dimension."""
-    widths = [each.shape[-1] if each.ndim else 1 for each in results]
+    widths = [result.shape[-1] if result.ndim else 1 for result in results]
     if name in CUTS and sum(widths) == width:
         ends = [sum(widths[: index + 1]) for index in range(len(widths))]
         return list(zip([0, *ends], ends, strict=False))

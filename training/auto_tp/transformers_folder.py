@@ -41,12 +41,12 @@ class TransformersFolder:
     def max_positions(self) -> int | None:
         """None where the model has no table of positions that ends."""
         config = self.config.get_text_config()
-        found = [getattr(config, name, None) for name in POSITIONS]
-        return next((int(number) for number in found if number), None)
+        limits = [getattr(config, name, None) for name in POSITIONS]
+        return next((int(number) for number in limits if number), None)
 
     @property
     def digest(self) -> str:
-        """Of config and weights."""
+        """Digest of config and weights."""
         files = [self.path / CONFIG_NAME, *sorted(self.path.glob("*.safetensors"))]
         return fingerprint([[path.name, file_digest(path)] for path in files])
 
@@ -85,9 +85,9 @@ class TransformersFolder:
                 output_loading_info=True,
             )
         for key, problem in (("missing_keys", "has no"), ("mismatched_keys", "has another shape of")):
-            if found := sorted(str(each) for each in report.get(key, ())):
+            if names := sorted(str(name) for name in report.get(key, ())):
                 raise InputError(
-                    f"{self.path}: {problem} tensor {found[0]} ({len(found)} in all) for {self.architecture.__name__}; "
+                    f"{self.path}: {problem} tensor {names[0]} ({len(names)} in all) for {self.architecture.__name__}; "
                     "fetch the folder again"
                 )
         return model
@@ -136,7 +136,7 @@ def open_causal_folder(path: Path) -> TransformersFolder:
     """`open_folder`; raises RecipeError for a model that does not predict the next token of its only sequence."""
     folder = open_folder(path)
     known = _transformers().models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()
-    names = {name for each in known for name in ((each,) if isinstance(each, str) else each)}
+    names = {name for entry in known for name in ((entry,) if isinstance(entry, str) else entry)}
     name = folder.architecture.__name__
     if folder.config.is_encoder_decoder or name not in names:
         raise RecipeError(

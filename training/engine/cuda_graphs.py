@@ -79,7 +79,7 @@ class GraphedAccumulation(GradientAccumulation):
             return torch.cat([self._both_passes(micro) for micro in split(batch, self.micro_batch)])
 
     def _prepare(self, factors: Tensor) -> None:
-        """What the recorded passes find: factors, gradients, and weights in 8 bits that are those of this step."""
+        """Fills the memory that the recorded passes read: this step's factors, gradients and weights in 8 bits."""
         if self._factors is None:
             self._factors = factors.clone()
         self._factors.copy_(factors)

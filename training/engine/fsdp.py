@@ -43,7 +43,7 @@ def _shard_mixture(mixture: MixtureOfExperts, mesh: Mesh, policy: MixedPrecision
 def _shard_fp32_parts(layer: Layer, mixer: Mixer, width: int, mesh: Mesh, policy: MixedPrecisionPolicy) -> None:
     """The modules whose parameters the mixer declares fp32, by themselves, so that they are not cast."""
     exact = MixedPrecisionPolicy(reduce_dtype=policy.reduce_dtype, cast_forward_inputs=False)
-    for path in sorted({each.name.rpartition(".")[0] for each in mixer.parameters(width) if each.fp32}):
+    for path in sorted({parameter.name.rpartition(".")[0] for parameter in mixer.parameters(width) if parameter.fp32}):
         fully_shard(layer.mixer.get_submodule(path), mesh=mesh.data_grid, mp_policy=exact, reshard_after_forward=False)
 
 
@@ -74,7 +74,9 @@ def shard_over_data(
 def _prefetch(model: Transformer, streams: bool) -> None:
     """Each layer's weights are gathered while the layer before it in the pass computes. streams: they arrive from the
     host only when the layer begins, so none is gathered before."""
-    layers = [[each for each in layer.modules() if isinstance(each, FSDPModule)] for layer in model.layers.values()]
+    layers = [
+        [module for module in layer.modules() if isinstance(module, FSDPModule)] for layer in model.layers.values()
+    ]
     if streams:
         for units in layers:
             for unit in units:

@@ -37,8 +37,8 @@ class Gradients:
 
     def _all_norms(self) -> list[Tensor]:
         late = [name for name in self.model.norm_names if name not in self._norms]
-        found = dict(zip(late, gradient_norms([self.model.parameters[name] for name in late]), strict=True))
-        return [(self._norms | found)[name] for name in self.model.norm_names]
+        late_norms = dict(zip(late, gradient_norms([self.model.parameters[name] for name in late]), strict=True))
+        return [(self._norms | late_norms)[name] for name in self.model.norm_names]
 
     def clip(self, norm: float, max_norm: float | None) -> None:
         clip(self.model.parameters.values(), norm, max_norm)
@@ -80,7 +80,7 @@ class HostGradients(Gradients):
     def clip(self, norm: float, max_norm: float | None) -> None:
         self.optimizer.to_host.finish()
         if max_norm is not None and norm > max_norm:
-            own = [local(one.grad) for one in self.model.parameters.values() if one.grad is not None]
+            own = [local(parameter.grad) for parameter in self.model.parameters.values() if parameter.grad is not None]
             for gradients in (own, list(self.optimizer.host_gradients.values())):
                 if gradients:
                     torch._foreach_mul_(gradients, max_norm / norm)
@@ -191,7 +191,7 @@ def global_norm(parameters: Iterable[nn.Parameter], mesh: Mesh) -> Tensor:
 def gradient_norms(parameters: Iterable[nn.Parameter]) -> list[Tensor]:
     """The norm of this process's shard of each parameter's gradient, in float32 or better."""
     gradients = [local(parameter.grad) for parameter in parameters]
-    if gradients and gradients[0].device.type == "cuda" and all(each.numel() for each in gradients):
+    if gradients and gradients[0].device.type == "cuda" and all(tensor.numel() for tensor in gradients):
         return torch._foreach_norm(gradients, 2, upcast_dtype(gradients[0]))  # type: ignore[no-any-return]
     return [_norm(gradient) for gradient in gradients]
 

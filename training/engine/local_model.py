@@ -16,7 +16,7 @@ from gristmill.training.config.layout import LayoutConfig
 from gristmill.training.config.model import ModelConfig
 from gristmill.training.config.train import TrainConfig
 from gristmill.training.engine.fsdp import shard_over_data
-from gristmill.training.model.init import empty_values, fill, first_values, initialise, place_joint_weights, stored_name
+from gristmill.training.model.init import empty_values, fill, first_values, initialize, place_joint_weights, stored_name
 from gristmill.training.model.moe.router import saved_buffers
 from gristmill.training.model.transformer import ComputeOptions, Transformer
 from gristmill.training.parallel.linear import Float8Copy, Float8Weight, float8_copy
@@ -28,10 +28,10 @@ from gristmill.training.planner.costs.stage_splitting import split_model, stages
 # Initial weights of a model whose layers' weights are streamed: one layer at a time is in memory.
 
 
-def initialise_streamed(
+def initialize_streamed(
     model: Transformer, stream: WeightStream, seed: int, device: torch.device, dtype: torch.dtype
 ) -> None:
-    """As `initialise`; the values of the layers are in the stream's store afterwards. model: on the meta device, maybe
+    """As `initialize`; the values of the layers are in the stream's store afterwards. model: on the meta device, maybe
     sharded by FSDP."""
     value = first_values(model.config, seed, device, dtype)
     for place, (index, layer) in enumerate(model.layers.items()):
@@ -50,9 +50,9 @@ def _pad_shards(layer: nn.Module) -> None:
         if not isinstance(module, FSDPModule):
             continue
         for group in module._get_fsdp_state()._fsdp_param_groups:
-            for each in group.fsdp_params:
-                each.reset_sharded_param()
-                each._init_extensions()
+            for parameter in group.fsdp_params:
+                parameter.reset_sharded_param()
+                parameter._init_extensions()
             group._reset_sharded_params = True
 
 
@@ -65,7 +65,9 @@ class Float8Weights:
 
     def __init__(self, model: nn.Module, mesh: Mesh, compute: torch.dtype):
         self.mesh, self.compute = mesh, compute
-        self.layers = [each for each in model.modules() if isinstance(each, ColumnParallelLinear | RowParallelLinear)]
+        self.layers = [
+            module for module in model.modules() if isinstance(module, ColumnParallelLinear | RowParallelLinear)
+        ]
         self.parameters: list[nn.Parameter] = [layer.weight for layer in self.layers]
         self.stale = True
         self._copies: list[Float8Copy] = []
@@ -95,13 +97,13 @@ class Float8Weights:
                 layer.float8_copy = copy
 
     def _largest(self, shards: Sequence[Tensor]) -> Tensor:
-        """Of each weight, over all its data and context shards: one collective."""
+        """Largest element of each weight, over all its data and context shards: one collective."""
         zero = torch.zeros((), dtype=self.compute, device=self.mesh.device)
-        found = torch.stack([shard.abs().amax() if shard.numel() else zero for shard in shards])
+        maxima = torch.stack([shard.abs().amax() if shard.numel() else zero for shard in shards])
         grid = self.mesh.data_grid
         if grid is not None and grid.size(grid.ndim - 1) > 1:
-            dist.all_reduce(found, dist.ReduceOp.MAX, group=grid.get_group(grid.ndim - 1))
-        return found
+            dist.all_reduce(maxima, dist.ReduceOp.MAX, group=grid.get_group(grid.ndim - 1))
+        return maxima
 
     def _gather_in_float8(self, model: FSDPModule) -> None:
         """FSDP asks the local tensor of a shard for what it gathers. Its own preparation, which may replace that
@@ -111,14 +113,14 @@ class Float8Weights:
         place_of = {id(parameter): place for place, parameter in enumerate(self.parameters)}
         for unit in state._state_ctx.all_states:
             for group in unit._fsdp_param_groups:
-                for each in group.fsdp_params:
-                    place = place_of.get(id(each.sharded_param))
+                for fsdp_parameter in group.fsdp_params:
+                    place = place_of.get(id(fsdp_parameter.sharded_param))
                     if place is not None:
-                        shard: Any = each.sharded_param._local_tensor
-                        rows = each.padded_sharded_param_size[0]
+                        shard: Any = fsdp_parameter.sharded_param._local_tensor
+                        rows = fsdp_parameter.padded_sharded_param_size[0]
                         shard.fsdp_pre_all_gather = partial(_before_gather, self._copies_now, place, rows)
                         shard.fsdp_post_all_gather = _after_gather
-                        each._init_extensions()
+                        fsdp_parameter._init_extensions()
 
     def _copies_now(self) -> Sequence[Float8Copy]:
         return self._copies
@@ -179,8 +181,8 @@ class LocalModel:
 
     @property
     def weights(self) -> dict[str, Tensor]:
-        """What a checkpoint saves and loads, by name: the parameters, or where they are streamed, their values in the
-        store."""
+        """Tensors that a checkpoint saves and loads, by name: the parameters, or their values in the store where they
+        are streamed."""
         stored = {} if self.stream is None else self.stream.stored
         return {
             name: stored_like(stored[name], parameter) if name in stored else parameter.detach()
@@ -213,7 +215,7 @@ class LocalModel:
 
     @property
     def buffers(self) -> dict[str, Tensor]:
-        """What a checkpoint holds beside the parameters and no optimizer updates, by name."""
+        """Tensors of a checkpoint that no optimizer updates, by name."""
         return {name: value for part in self.stages.values() for name, value in saved_buffers(part).items()}
 
     @torch.no_grad()
@@ -254,7 +256,7 @@ def build_local_model(
     seed: int,
     weights: Weights = "drawn",
 ) -> LocalModel:
-    """Builds, initialises, compiles (by layer) and shards the stages of this process.
+    """Builds, initializes, compiles (by layer) and shards the stages of this process.
 
     seed: of the initial weights and of dropout. weights: drawn; empty, for a checkpoint that fills them; or meta: they
     stay on the meta device. Each process makes its own shards only."""
@@ -274,7 +276,7 @@ def build_local_model(
         if mesh.distributed:
             shard_over_data(model, layout, mesh, precision.compute, precision.reduce)
         if weights == "drawn" and not streams:
-            initialise(model, seed, mesh.device, precision.store)
+            initialize(model, seed, mesh.device, precision.store)
         elif weights == "empty" and not streams:
             fill(model, empty_values(mesh.device, precision.store))
         if weights != "meta" and not streams and not mesh.distributed:  # FSDP lays out its own
@@ -288,7 +290,7 @@ def build_local_model(
         folder = Path(layout.offload.folder or tempfile.gettempdir())
         (only,) = stages.values()
         stream = WeightStream(make_store(layout.offload.parameters, folder, mesh.device), mesh.device)
-        initialise_streamed(only, stream, seed, mesh.device, precision.store)
+        initialize_streamed(only, stream, seed, mesh.device, precision.store)
     local_model = _with_one_name_each(stages, config, layout, mesh)
     local_model.stream, local_model.float8 = stream, float8
     return local_model

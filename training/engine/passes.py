@@ -130,7 +130,7 @@ def scaled_sum(losses_bn: Tensor, factors: Factors) -> Tensor:
 def joined(results: Sequence[Any]) -> Any:
     """The results of micro-batches, tensors or tensors by name, as that of the batch."""
     if isinstance(results[0], Mapping):
-        return {name: torch.cat([each[name] for each in results]) for name in results[0]}
+        return {name: torch.cat([result[name] for result in results]) for name in results[0]}
     return torch.cat(list(results))
 
 
@@ -175,13 +175,13 @@ class _Stage(PipelineStage):
                 bwd_kwargs["stage_output"], bwd_kwargs["output_grads"], bwd_kwargs["input_values"], model.parameters()
             )
         if backward_type == "weight":
-            found = stage_backward_weight(model.parameters(), bwd_kwargs["param_groups"])
+            gradients = stage_backward_weight(model.parameters(), bwd_kwargs["param_groups"])
             for state in fully_shard.state(model)._state_ctx.all_states:
                 for group in state._fsdp_param_groups:
                     group.post_backward()
-            return found, None
-        found = stage_backward(bwd_kwargs["stage_output"], bwd_kwargs["output_grads"], bwd_kwargs["input_values"])
-        return found, None
+            return gradients, None
+        gradients = stage_backward(bwd_kwargs["stage_output"], bwd_kwargs["output_grads"], bwd_kwargs["input_values"])
+        return gradients, None
 
     def forward_one_chunk(self, *arguments: Any, **named: Any) -> Any:
         return self._within("forward", super().forward_one_chunk, arguments, named)
@@ -200,8 +200,8 @@ class _Stage(PipelineStage):
 
 
 class PipelineSchedule:
-    """What crosses a stage boundary is this context rank's tokens, and of them this tensor rank's share under sequence
-    parallelism (the saving of arXiv 2104.04473, section 4.1, without its gather).
+    """A pipeline schedule. This context rank's tokens cross a stage boundary, and of them this tensor rank's share
+    under sequence parallelism (the saving of arXiv 2104.04473, section 4.1, without its gather).
 
     torch fixes the shapes of a schedule when it is built, so each batch shape has its own schedule. Evaluation runs the
     stages in order without a schedule, for any number of samples."""
@@ -263,7 +263,7 @@ class PipelineSchedule:
 
     def _stage(self, number: int, sample: torch.Size) -> PipelineStage:
         """A stage with given input and output shapes; torch would otherwise infer them with an extra forward pass on
-        uninitialised memory."""
+        uninitialized memory."""
         part = self.stages[number]
         shape = torch.Size([self.micro_batch, *sample])
         hidden = self._boundary(shape).requires_grad_()
@@ -285,7 +285,7 @@ class PipelineSchedule:
         )
 
     def _boundary(self, shape: torch.Size) -> Tensor:
-        """What crosses for tokens of this shape."""
+        """Meta tensor of what crosses the boundary for tokens of this shape."""
         part = next(iter(self.stages.values()))
         share = shape[-1] // self.layout.context
         share = share // part.tensor.size if part.tensor.shards_tokens else share

@@ -31,7 +31,7 @@ class SlotRows:
 
     @staticmethod
     def of_batch(positions_BT: Tensor, device: torch.device) -> "SlotRows":
-        """Of the first slots. positions_BT: in host memory."""
+        """Rows of the first slots. positions_BT: in host memory."""
         padding_BT = positions_BT < 0
         first_B = positions_BT.masked_fill(padding_BT, positions_BT.max()).amin(dim=1)
         return SlotRows(
@@ -153,9 +153,9 @@ def join_rows(states: Sequence[Any]) -> Any:
     if isinstance(states[0], Tensor):
         return torch.cat(list(states))
     if isinstance(states[0], RingBuffer):
-        return RingBuffer.of(torch.cat([each.in_order() for each in states]))
+        return RingBuffer.of(torch.cat([row_state.in_order() for row_state in states]))
     parts = zip(*(_parts(state) for state in states), strict=True)
-    return _of_parts(states[0], [join_rows(each) for each in parts])
+    return _of_parts(states[0], [join_rows(row_state) for row_state in parts])
 
 
 def _parts(state: Any) -> list[Any]:
@@ -205,7 +205,7 @@ class RingBuffer:
     def at(self, back: Sequence[int]) -> Tensor:
         """[B, len(back), C]: the columns so many places before `end`, 1 to L; 1 is the newest."""
         slots_BLC = self._slots()
-        places = [(self.end - each) % self.length for each in back]
+        places = [(self.end - offset) % self.length for offset in back]
         return slots_BLC[:, places]
 
     def in_order(self) -> Tensor:

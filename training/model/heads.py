@@ -236,9 +236,9 @@ class ModelOutput:
     def divergence_from_teacher(self, weights: Tensor, temperature: float) -> Tensor:
         """temperature^2 x KL(teacher || model), float[B] or [B, R], summed over the tokens by weight; goes into the
         loss as a plain sum, as `token_losses` do."""
-        theirs = self.teacher
-        distillation = Distillation(theirs._stage.head.scoring, theirs._stage.head.matrix_VtD, temperature)
-        teacher_NTD = self._stage.tensor.enter(theirs._hidden_NTtD)
+        teacher = self.teacher
+        distillation = DistillationTeacher(teacher._stage.head.scoring, teacher._stage.head.matrix_VtD, temperature)
+        teacher_NTD = self._stage.tensor.enter(teacher._hidden_NTtD)
         scoring, weights_NT = self._stage.head.scoring, self._own(weights)
         return self._summed(distillation_losses(scoring, *self._factors, teacher_NTD, weights_NT, distillation))
 
@@ -279,7 +279,7 @@ class ModelOutput:
 
 
 @dataclass(frozen=True)
-class Distillation:
+class DistillationTeacher:
     """The teacher's head [Vt, D] and how it scores; the loss is temperature^2 x KL (Hinton et al., arXiv 1503.02531,
     section 2.1)."""
 
@@ -294,7 +294,7 @@ def distillation_losses(
     head_VtD: Tensor,
     teacher_BTD: Tensor,
     weights_BT: Tensor,
-    distillation: Distillation,
+    distillation: DistillationTeacher,
 ) -> Tensor:
     """[B]: the divergence of each sample, summed over its tokens by weight; callers sum it with one factor."""
     return _Divergence.apply(hidden_BTD, head_VtD, teacher_BTD, weights_BT, (student, distillation))
@@ -308,7 +308,7 @@ class _Divergence(torch.autograd.Function):
         head_VtD: Tensor,
         teacher_BTD: Tensor,
         weights_BT: Tensor,
-        models: tuple[Scoring, Distillation],
+        models: tuple[Scoring, DistillationTeacher],
     ) -> Tensor:
         student, distillation = models
         hidden_ND, teacher_ND, weights_N = hidden_BTD.flatten(0, 1), teacher_BTD.flatten(0, 1), weights_BT.flatten()
@@ -318,8 +318,8 @@ class _Divergence(torch.autograd.Function):
         losses_N = []
         for chunk in token_chunks(len(hidden_ND), computed_VtD):
             raw_NVt = upcast(hidden_ND[chunk] @ computed_VtD.T)
-            theirs_NVt = distillation.scoring.logits(teacher_ND[chunk], distillation.head_VtD)
-            loss_N, slope_NVt = _chunk(student, raw_NVt, theirs_NVt, weights_N[chunk], distillation)
+            teacher_NVt = distillation.scoring.logits(teacher_ND[chunk], distillation.head_VtD)
+            loss_N, slope_NVt = _chunk(student, raw_NVt, teacher_NVt, weights_N[chunk], distillation)
             losses_N.append(loss_N)
             slope_NVt = slope_NVt.to(hidden_ND.dtype)
             hidden_gradient[chunk] = slope_NVt @ computed_VtD
@@ -336,19 +336,19 @@ class _Divergence(torch.autograd.Function):
 
 
 def _chunk(
-    student: Scoring, raw_NVt: Tensor, theirs_NVt: Tensor, weights_N: Tensor, distillation: Distillation
+    student: Scoring, raw_NVt: Tensor, teacher_NVt: Tensor, weights_N: Tensor, distillation: DistillationTeacher
 ) -> tuple[Tensor, Tensor]:
     """The chunk's losses [N], and their gradient by the raw products of the student's head.
 
     By a logit divided by the temperature it is p_student - p_teacher; temperature^2 / temperature is left."""
     temperature = distillation.temperature
     shaped_NVt = student.shaped(raw_NVt)
-    ours_NVt = _log_softmax(shaped_NVt / temperature, student)
-    theirs_NVt = _log_softmax(theirs_NVt / temperature, student)
-    chance_NVt = theirs_NVt.exp()
-    divergence_N = over_ranks((chance_NVt * (theirs_NVt - ours_NVt)).sum(dim=1), student.tensor, dist.ReduceOp.SUM)
+    student_NVt = _log_softmax(shaped_NVt / temperature, student)
+    teacher_NVt = _log_softmax(teacher_NVt / temperature, student)
+    chance_NVt = teacher_NVt.exp()
+    divergence_N = over_ranks((chance_NVt * (teacher_NVt - student_NVt)).sum(dim=1), student.tensor, dist.ReduceOp.SUM)
     weights_N = weights_N.to(raw_NVt.dtype)
-    slope_NVt = (ours_NVt.exp() - chance_NVt) * (weights_N * temperature * student.scale).unsqueeze(1)
+    slope_NVt = (student_NVt.exp() - chance_NVt) * (weights_N * temperature * student.scale).unsqueeze(1)
     if student.softcap is not None:
         slope_NVt = slope_NVt * (1 - (shaped_NVt / student.softcap).square())
     return weights_N * temperature**2 * divergence_N, slope_NVt

@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from gristmill.training.config.mixer import Mixer, MixerParameter
 from gristmill.training.config.model import ModelConfig
-from gristmill.training.model.attention.attention import Attention
+from gristmill.training.model.attention.attention import GroupedQueryAttention
 from gristmill.training.model.modules import GatedMlp
 from gristmill.training.model.transformer import Transformer
 from gristmill.training.parallel.linear import place_jointly
@@ -22,7 +22,7 @@ from gristmill.training.parallel.tensor import ColumnParallelLinear
 CHUNK_ELEMENTS = 2**22  # of one draw: 16 MB of float32, a hundredth of a second
 
 
-def initialise(model: Transformer, seed: int, device: torch.device, dtype: torch.dtype) -> None:
+def initialize(model: Transformer, seed: int, device: torch.device, dtype: torch.dtype) -> None:
     """Fills every parameter. Drawn in float32 on the CPU, so that the values do not depend on device and precision."""
     fill(model, first_values(model.config, seed, device, dtype))
 
@@ -107,7 +107,8 @@ def fill(model: nn.Module, value: Callable[[str, Tensor], Tensor]) -> None:
 
 
 def parameter_dtype(name: str, config: ModelConfig, dtype: torch.dtype) -> torch.dtype:
-    """Of a parameter in a model that computes in dtype: that, but at least float32 where its mixer declares it so."""
+    """Dtype of a parameter in a model that computes in dtype: that, but at least float32 where its mixer declares it
+    so."""
     declared = declared_parameter(name, config)
     return torch.promote_types(dtype, torch.float32) if declared is not None and declared.fp32 else dtype
 
@@ -134,7 +135,7 @@ def stored_name(name: str, config: ModelConfig) -> str:
     return "embedding.weight" if name == "head.weight" and config.tied_embeddings else name
 
 
-# The role of a parameter, from its name; it decides initialisation, weight decay, Muon and muP's learning rates.
+# The role of a parameter, from its name; it decides initialization, weight decay, Muon and muP's learning rates.
 
 
 class Role(Enum):
@@ -221,7 +222,7 @@ def place_joint_weights(model: Transformer) -> None:
     """Moves the weights of query, key and value, and of gate and up, next to each other (parallel/linear.py), where
     they are whole and in memory. Quantized layers stay as they are."""
     for layer in model.layers.values():
-        if isinstance(layer.mixer, Attention):
+        if isinstance(layer.mixer, GroupedQueryAttention):
             _place([layer.mixer.query, layer.mixer.key, layer.mixer.value])
         if isinstance(layer.mlp, GatedMlp):
             _place([layer.mlp.gate, layer.mlp.up])

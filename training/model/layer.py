@@ -94,7 +94,7 @@ class Layer(nn.Module):
         return self._add(x_BTD, change_BTD, None), state, counts_E
 
     def _wanted(self, x_BTD: Tensor, metadata: AttentionMetadata) -> Tensor:
-        """Of the last layer the wanted tokens alone, [1, N, D]: behind its mixer no token reads another."""
+        """Selects the wanted tokens in the last layer, [1, N, D]: behind its mixer no token reads another."""
         if metadata.wanted_N is None or not self.is_last:
             return x_BTD
         return x_BTD.flatten(0, 1)[metadata.wanted_N].unsqueeze(0)
@@ -127,9 +127,9 @@ def build_mixer(config: ModelConfig, layer: LayerConfig, tensor: TensorAxis) -> 
     mixer = config.mixer_named(layer.mixer, layer)
     file, name = mixer.module.split(":")
     built = getattr(importlib.import_module(file), name)(config, mixer, tensor)
-    found = {path: tuple(parameter.shape) for path, parameter in built.named_parameters()}
-    declared = {parameter.name: parameter.shape for parameter in mixer.parameters(config.width)}
-    if found != declared:
-        differ = sorted(set(found.items()) ^ set(declared.items()))
+    built_shapes = {path: tuple(parameter.shape) for path, parameter in built.named_parameters()}
+    declared_shapes = {parameter.name: parameter.shape for parameter in mixer.parameters(config.width)}
+    if built_shapes != declared_shapes:
+        differ = sorted(set(built_shapes.items()) ^ set(declared_shapes.items()))
         raise TypeError(f"mixer {layer.mixer} declares other parameters than its module {mixer.module} has: {differ}")
     return built

@@ -134,7 +134,7 @@ class Transformer(nn.Module):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of activations and matmuls."""
+        """Dtype of activations and matmuls."""
         return self.options.dtype
 
     def hidden_states(
@@ -294,5 +294,5 @@ class Transformer(nn.Module):
 
 def _row_numbers(samples_B: Tensor, rows: int) -> Tensor:
     """A number for each row, from the samples' numbers. [4, 7] with 4 rows in all -> [8, 9, 14, 15]."""
-    each = rows // len(samples_B)
-    return (samples_B.unsqueeze(1) * each + torch.arange(each, device=samples_B.device)).flatten()
+    rows_per_sample = rows // len(samples_B)
+    return (samples_B.unsqueeze(1) * rows_per_sample + torch.arange(rows_per_sample, device=samples_B.device)).flatten()

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gristmill.training.config.model import ModelConfig
 from gristmill.training.model.heads import FrozenHead, TeacherStage
-from gristmill.training.model.init import initialise
+from gristmill.training.model.init import initialize
 from gristmill.training.model.transformer import INPUT_FIELDS, ComputeOptions, Transformer
 from gristmill.training.objectives.batches import collate
 from gristmill.training.objectives.objective import (
@@ -109,8 +109,8 @@ def _drawn(objective: Objective, k: int) -> dict[str, np.ndarray]:
 
 def _check_repeats(objective: Objective, k: int, before: Mapping[str, np.ndarray]) -> None:
     """Raises RecipeError unless sample k, drawn again, has the values it had before."""
-    again = _drawn(objective, k)
-    differ = [name for name in before if name not in again or not np.array_equal(before[name], again[name])]
+    redrawn = _drawn(objective, k)
+    differ = [name for name in before if name not in redrawn or not np.array_equal(before[name], redrawn[name])]
     if differ:
         raise wrong(
             objective,
@@ -127,12 +127,12 @@ def _tiny_model(config: ModelConfig, vocab_size: int, z_loss: float) -> Transfor
     patterns |= {"norm_order": "pre", "rope_layers": None, "rope_width": 0}
     tiny = ModelConfig.model_validate(config.model_dump() | shape | patterns)
     model = Transformer(tiny, vocab_size, options=ComputeOptions(z_loss=z_loss))
-    initialise(model, 0, torch.device("cpu"), torch.float32)
+    initialize(model, 0, torch.device("cpu"), torch.float32)
     return model
 
 
 def _call(model: Transformer, batch: Mapping[str, Tensor], objective: Objective, name: str) -> Any:
-    """What loss or predict returns for the batch."""
+    """Result of loss or predict for the batch."""
 
     def output(made: Any, fields: Mapping[str, Tensor]) -> Any:
         place = defined_at(type(objective), name)
@@ -168,10 +168,12 @@ def _term_problem(term: Term, batch: Mapping[str, Tensor]) -> str | None:
     return None
 
 
-def _check_predictions(objective: Objective, found: Any) -> None:
-    if not isinstance(found, Mapping) or not found:
-        raise wrong(objective, "predict", f"returns {type(found).__name__}; return a dict of tensors, at least one")
-    for name, value in found.items():
+def _check_predictions(objective: Objective, predictions: Any) -> None:
+    if not isinstance(predictions, Mapping) or not predictions:
+        raise wrong(
+            objective, "predict", f"returns {type(predictions).__name__}; return a dict of tensors, at least one"
+        )
+    for name, value in predictions.items():
         if not isinstance(value, Tensor) or value.dim() < 1 or len(value) != SAMPLES:
             shape = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
             raise wrong(
@@ -188,7 +190,7 @@ NUMBERS = "biuf"  # numpy's kinds that become tensors: booleans, integers, float
 
 
 def sample_problem(sample: Any, model: ModelConfig, vocab_size: int) -> str | None:
-    """What is wrong, or None: "has no `tokens`; ..."."""
+    """Problem of the sample, or None: "has no `tokens`; ..."."""
     if not isinstance(sample, Mapping) or not all(isinstance(value, np.ndarray) for value in sample.values()):
         return f"returns {type(sample).__name__}; return a dict of numpy arrays"
     for name, values in sample.items():
@@ -206,8 +208,8 @@ def sample_problem(sample: Any, model: ModelConfig, vocab_size: int) -> str | No
         )
     for name in INPUT_FIELDS:
         if name in sample and (sample[name].shape != tokens.shape or sample[name].dtype.kind not in "iu"):
-            found = f"{sample[name].dtype}{list(sample[name].shape)}"
-            return f"{name} are {found}, tokens {list(tokens.shape)}; give one integer for each"
+            form = f"{sample[name].dtype}{list(sample[name].shape)}"
+            return f"{name} are {form}, tokens {list(tokens.shape)}; give one integer for each"
     return range_problem(sample, model, vocab_size)
 
 

@@ -103,7 +103,7 @@ class MultipleChoice(LabelledFiles):
         if "questions" not in record:
             return [(record, where)]
         lists = [record.get(name) for name in ("questions", "options", "answers")]
-        if not all(isinstance(each, list) and len(each) == len(lists[0]) for each in lists):
+        if not all(isinstance(column, list) and len(column) == len(lists[0]) for column in lists):
             raise InputError(
                 f"{where}: questions, options and answers are not three lists of one length; correct the line"
             )
@@ -116,7 +116,7 @@ class MultipleChoice(LabelledFiles):
     def parsed(cls, record: dict[str, Any], where: str, options: Any) -> tuple[str, list[str], int]:
         article, question = (text_of(record, field, where) for field in ("article", "question"))
         answers, answer = record.get("options"), record.get("answer")
-        if not (isinstance(answers, list) and all(isinstance(each, str) for each in answers)):
+        if not (isinstance(answers, list) and all(isinstance(choice, str) for choice in answers)):
             raise InputError(f"{where}: `options` is no list of texts; correct the line")
         if len(answers) != options.choices:
             raise InputError(
@@ -126,7 +126,7 @@ class MultipleChoice(LabelledFiles):
         number = ord(answer) - ord("A") if isinstance(answer, str) and len(answer) == 1 else answer
         if not isinstance(number, int) or isinstance(number, bool) or not 0 <= number < len(answers):
             raise InputError(f"{where}: answer {answer!r} is none of the {len(answers)}; correct the line")
-        return article, [f"{question} {each}" for each in answers], number
+        return article, [f"{question} {choice}" for choice in answers], number
 
     def fields(self, record: tuple[str, list[str], int]) -> dict[str, np.ndarray]:
         article, questions, number = record

@@ -57,8 +57,10 @@ class LabelledFiles(Objective):
     @classmethod
     def parsed_records(cls, path: Path, options: Any) -> list[Any]:
         """As `parsed` has them. Raises InputError, with file and line, on the first wrong one."""
-        found = [cls.parsed(*each, options) for located in read_records(path) for each in cls.expanded(*located)]
-        kept = [record for record in found if record is not None]
+        parsed = [
+            cls.parsed(*expanded, options) for located in read_records(path) for expanded in cls.expanded(*located)
+        ]
+        kept = [record for record in parsed if record is not None]
         if not kept:
             raise InputError(f"{path}: no record is left; name a file with records that are not left out")
         return kept

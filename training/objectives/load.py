@@ -49,45 +49,49 @@ def load_objective(name: str) -> type[Objective]:
         return OBJECTIVES[name]
     path, class_name = parse_user_objective(name)
     module = run_file(str(path), read_source(path, "train.objective"), "train.objective")
-    found = getattr(module, class_name, None)
-    if not (isinstance(found, type) and issubclass(found, Objective)):
+    objective = getattr(module, class_name, None)
+    if not (isinstance(objective, type) and issubclass(objective, Objective)):
         classes = sorted(
             name
-            for name, each in vars(module).items()
-            if isinstance(each, type) and issubclass(each, Objective) and each is not Objective
+            for name, member in vars(module).items()
+            if isinstance(member, type) and issubclass(member, Objective) and member is not Objective
         )
         raise RecipeError(
             f"train.objective: {path} has no class {class_name!r} that derives from Objective; it has {classes}"
         )
-    _check_class(found, path)
-    return found
+    _check_class(objective, path)
+    return objective
 
 
-def _check_class(found: type[Objective], path: Path) -> None:
+def _check_class(objective: type[Objective], path: Path) -> None:
     """Raises RecipeError for a class that lacks one of the three functions, or whose settings are of another kind."""
-    missing = [name for name in FUNCTIONS if getattr(found, name) is getattr(Objective, name)]
+    missing = [name for name in FUNCTIONS if getattr(objective, name) is getattr(Objective, name)]
     if missing:
-        raise RecipeError(f"train.objective: {path}: {found.__name__} does not define {', '.join(missing)}; write them")
+        raise RecipeError(
+            f"train.objective: {path}: {objective.__name__} does not define {', '.join(missing)}; write them"
+        )
     for name, arguments in CALLS.items():
-        is_bound = isinstance(inspect.getattr_static(found, name), staticmethod | classmethod)
+        is_bound = isinstance(inspect.getattr_static(objective, name), staticmethod | classmethod)
         try:
-            inspect.signature(getattr(found, name)).bind(*(arguments if is_bound else ("self", *arguments)))
+            inspect.signature(getattr(objective, name)).bind(*(arguments if is_bound else ("self", *arguments)))
         except TypeError as error:
             raise RecipeError(
-                f"train.objective: {defined_at(found, name)}: {found.__name__}.{name} is called with "
+                f"train.objective: {defined_at(objective, name)}: {objective.__name__}.{name} is called with "
                 f"({', '.join(arguments)}) and {error}; correct it, or rename a function of your own"
             ) from error
-    if not (isinstance(found.Options, type) and issubclass(found.Options, Config)):
-        raise RecipeError(f"train.objective: {path}: {found.__name__}.Options is no class that derives from Config")
-    if found.data not in DATA_FORMS:
-        raise RecipeError(f"train.objective: {path}: {found.__name__}.data is {found.data!r}; one of {DATA_FORMS}")
+    if not (isinstance(objective.Options, type) and issubclass(objective.Options, Config)):
+        raise RecipeError(f"train.objective: {path}: {objective.__name__}.Options is no class that derives from Config")
+    if objective.data not in DATA_FORMS:
+        raise RecipeError(
+            f"train.objective: {path}: {objective.__name__}.data is {objective.data!r}; one of {DATA_FORMS}"
+        )
 
 
 def make_objective(name: str, options: Mapping[str, Any], inputs: ObjectiveInputs) -> Objective:
     """The objective with its options. Raises RecipeError naming a wrong option, or file and line of its own error."""
-    found, checked = check_options(name, options)
-    with errors_named("cannot be made", defined_at(found, "__init__")):
-        made = found(inputs, checked)
+    objective, checked = check_options(name, options)
+    with errors_named("cannot be made", defined_at(objective, "__init__")):
+        made = objective(inputs, checked)
     if getattr(made, "inputs", None) is not inputs or getattr(made, "options", None) is not checked:
         raise wrong(made, "__init__", "does not set self.inputs and self.options; call super().__init__")
     return made
@@ -95,10 +99,10 @@ def make_objective(name: str, options: Mapping[str, Any], inputs: ObjectiveInput
 
 def check_options(name: str, options: Mapping[str, Any]) -> tuple[type[Objective], Any]:
     """(the class, its checked options). Raises RecipeError as `make_objective` does."""
-    found = load_objective(name)
+    objective = load_objective(name)
     try:
-        return found, found.Options.model_validate(dict(options))
+        return objective, objective.Options.model_validate(dict(options))
     except ValidationError as error:
         first = error.errors()[0]
         field = ".".join(str(part) for part in ("train.objective_options", *first["loc"]))
-        raise RecipeError(f"{field}: {first['msg']}; {name} takes {sorted(found.Options.model_fields)}") from error
+        raise RecipeError(f"{field}: {first['msg']}; {name} takes {sorted(objective.Options.model_fields)}") from error

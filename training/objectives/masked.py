@@ -102,10 +102,10 @@ class Masked(Objective):
         return terms
 
     def predict(self, model: ModelOutput, batch: Batch) -> Mapping[str, Tensor]:
-        found = {"targets": model.best_tokens()}
+        predictions = {"targets": model.best_tokens()}
         if self.options.sentence_order:
-            found["swapped"] = model.output("sentence_order").argmax(dim=-1)
-        return found
+            predictions["swapped"] = model.output("sentence_order").argmax(dim=-1)
+        return predictions
 
 
 # Which tokens are masked: whole words and n-grams of words, up to a share of the tokens.

@@ -16,7 +16,7 @@ BUILT_IN = ("causal", "distillation", "masked", "span_corruption", "source_class
 
 
 def objective_identity(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """What the objective is, for the run's fingerprint: its name, or class and digest of the user's file."""
+    """Identity of the objective in the run's fingerprint: its name, or class and digest of the user's file."""
     if name in BUILT_IN:
         return {"name": name, "options": dict(options)}
     path, class_name = parse_user_objective(name)
@@ -26,17 +26,17 @@ def objective_identity(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
 
 def records_digests(options: Mapping[str, Any]) -> dict[str, str]:
     """SHA-256 of each file of records that the options name. Raises InputError if one cannot be read."""
-    found = {}
+    digests = {}
     for split in RECORD_FILES:
         if options.get(split) is not None:
             path = Path(str(options[split]))
             try:
-                found[split] = records_digest(path)
+                digests[split] = records_digest(path)
             except OSError as error:
                 raise InputError(
                     f"train.objective_options.{split}: {path}: {error.strerror}; name a file of records"
                 ) from error
-    return found
+    return digests
 
 
 def parse_user_objective(name: str) -> tuple[Path, str]:

@@ -44,7 +44,7 @@ class TermSpec:
     weight: float
 
     def counts(self, batch: Batch) -> Tensor:
-        """What each sample adds to the count, float64[B]."""
+        """Counts of the samples, float64[B]."""
         if self.count is None:
             return torch.ones(len(batch["samples"]), dtype=torch.float64)
         return batch[self.count].reshape(len(batch["samples"]), -1).sum(dim=1, dtype=torch.float64)
@@ -63,7 +63,7 @@ class NoCorpus:
 
 @dataclass(frozen=True)
 class ObjectiveInputs:
-    """What an objective is made from. samples: the indexed corpus of one split, in the form that the objective's `data`
+    """Inputs of an objective. samples: the indexed corpus of one split, in the form that the objective's `data`
     names (`NoCorpus` where the objective makes its own); mask_documents: as the recipe's section `index` has it.
     seed: of the recipe. split: of the samples. pieces: the tokenizer's pieces by id. encode: a text's token ids."""
 
@@ -168,13 +168,13 @@ class Objective:
     @property
     def fingerprint(self) -> str:
         """Identifies the data; a run resumes on equal data only."""
-        found: str = self.inputs.samples.fingerprint
-        return found
+        fingerprint: str = self.inputs.samples.fingerprint
+        return fingerprint
 
     def source_of(self, k: int) -> str:
         """The source of sample k, by which validation losses are listed."""
-        found: str = self.inputs.samples.source_of(k)
-        return found
+        source: str = self.inputs.samples.source_of(k)
+        return source
 
 
 @dataclass(frozen=True)
@@ -187,10 +187,10 @@ class LossFunction:
     def __call__(self, model: ModelOutput, batch: Batch) -> Tensor:
         with user_errors_named("loss fails"):
             terms = self.objective.loss(model, batch)
-        found = tuple(TermSpec(term.name, term.count, float(term.weight)) for term in terms)
-        if found != self.terms:
+        returned = tuple(TermSpec(term.name, term.count, float(term.weight)) for term in terms)
+        if returned != self.terms:
             raise wrong(
-                self.objective, "loss", f"returns {found} after {self.terms}; return the same terms for every batch"
+                self.objective, "loss", f"returns {returned} after {self.terms}; return the same terms for every batch"
             )
         return torch.stack([term.sum.to(model.loss_dtype) for term in terms], dim=1)
 
@@ -246,7 +246,7 @@ def user_errors_named(what: str) -> Iterator[None]:
 
 
 def wrong(objective: Any, function: str, problem: str) -> RecipeError:
-    """What a function of the objective returns is wrong."""
+    """Error of a function of the objective that returns a wrong value."""
     return RecipeError(f"train.objective: {defined_at(type(objective), function)}: {problem}")
 
 

@@ -17,21 +17,21 @@ def read_records(path: Path) -> list[Located]:
 
     .tsv: a header, then a record a line (GLUE's files: no quoting, no escapes); anything else is JSON, as a whole or a
     record a line. A JSON object with `data` is a file of SQuAD: a record for each question."""
-    found = [located for each in record_paths(path) for located in _read_file(each)]
-    if not found:
+    records = [located for file in record_paths(path) for located in _read_file(file)]
+    if not records:
         raise InputError(f"{path}: holds no record; name a file of JSON lines")
-    return found
+    return records
 
 
 def record_paths(path: Path) -> list[Path]:
     if not path.is_dir():
         return [path]
-    return sorted(each for each in path.rglob("*") if each.is_file() and not each.name.startswith("."))
+    return sorted(file for file in path.rglob("*") if file.is_file() and not file.name.startswith("."))
 
 
 def records_digest(path: Path) -> str:
-    """Of the bytes of all files of `read_records`, in its order. Raises OSError if one cannot be read."""
-    digests = [file_digest(each) for each in record_paths(path)]
+    """Digest of the bytes of all files of `read_records`, in its order. Raises OSError if one cannot be read."""
+    digests = [file_digest(file) for file in record_paths(path)]
     return digests[0] if len(digests) == 1 else hashlib.sha256("".join(digests).encode()).hexdigest()
 
 
@@ -106,7 +106,7 @@ def _squad_questions(path: Path, articles: list[Any]) -> Iterator[Located]:
                 yield question | {"context": paragraph.get("context")}, f"{where}.qas[{k}]"
 
 
-def _list_in(found: Any, name: str, where: str) -> list[Any]:
-    if not isinstance(found, dict) or not isinstance(found.get(name), list):
+def _list_in(parsed: Any, name: str, where: str) -> list[Any]:
+    if not isinstance(parsed, dict) or not isinstance(parsed.get(name), list):
         raise InputError(f"{where}: has no list `{name}`, as files of SQuAD have; correct the file")
-    return found[name]
+    return parsed[name]

@@ -39,7 +39,7 @@ class SpanExtractionOptions(LabelledFilesOptions):
 
 
 @dataclass(frozen=True)
-class Question:
+class SpanQuestion:
     """words: (first character, behind the last) of each word of the context. answer: (first word, last word), or
     None."""
 
@@ -51,10 +51,10 @@ class Question:
 
 
 @dataclass(frozen=True)
-class Window:
+class ContextWindow:
     """first: of the context's tokens, its place. number: of the window, among the `siblings` of one question."""
 
-    question: Question
+    question: SpanQuestion
     first: int
     number: int
     siblings: int
@@ -73,7 +73,7 @@ class SpanExtraction(LabelledFiles):
         self.records = [window for question in self.records for window in self._windows(question)]
 
     @classmethod
-    def parsed(cls, record: dict[str, Any], where: str, options: Any) -> Question:
+    def parsed(cls, record: dict[str, Any], where: str, options: Any) -> SpanQuestion:
         context, question = (text_of(record, field, where) for field in ("context", "question"))
         words = tuple(match.span() for match in _WORD.finditer(context))
         answers = _answers(record, where)
@@ -83,7 +83,7 @@ class SpanExtraction(LabelledFiles):
                     f"{where}: has no answer, and train.objective_options.unanswerable is false; correct the line or "
                     "the option"
                 )
-            return Question(context, question, (), words, None)
+            return SpanQuestion(context, question, (), words, None)
         for text, start in answers:
             if not _stands_there(context, text, start):
                 raise InputError(
@@ -91,23 +91,23 @@ class SpanExtraction(LabelledFiles):
                 )
         first, behind = answers[0][1], answers[0][1] + len(answers[0][0])
         inside = [number for number, (start, stop) in enumerate(words) if start < behind and stop > first]
-        return Question(context, question, tuple(text for text, _ in answers), words, (inside[0], inside[-1]))
+        return SpanQuestion(context, question, tuple(text for text, _ in answers), words, (inside[0], inside[-1]))
 
-    def fields(self, record: Window) -> dict[str, np.ndarray]:
+    def fields(self, record: ContextWindow) -> dict[str, np.ndarray]:
         question, (tokens, word_of) = self._question_tokens(record.question), self._context_tokens(record.question)
         length = self.inputs.model.sequence_length
         offset = len(question) + 2
-        shown = slice(record.first, record.first + length - offset - 1)
+        visible = slice(record.first, record.first + length - offset - 1)
         begin = end = NO_ANSWER
         if record.question.answer is not None:
             first = bisect_left(word_of, record.question.answer[0]) - record.first
             last = bisect_right(word_of, record.question.answer[1]) - 1 - record.first
-            if 0 <= first <= last < len(tokens[shown]):
+            if 0 <= first <= last < len(tokens[visible]):
                 begin, end = offset + first, offset + last
         candidates = np.zeros(length, dtype=np.float32)
-        candidates[[NO_ANSWER, *range(offset, offset + len(tokens[shown]))]] = 1.0
+        candidates[[NO_ANSWER, *range(offset, offset + len(tokens[visible]))]] = 1.0
         places = {"begin": np.array(begin, dtype=np.int64), "end": np.array(end, dtype=np.int64)}
-        return self.packed([question, tokens[shown]]) | places | {"candidates": candidates}
+        return self.packed([question, tokens[visible]]) | places | {"candidates": candidates}
 
     def loss(self, model: ModelOutput, batch: Batch) -> Sequence[Term]:
         begin, end = self._scores(model, batch)
@@ -136,18 +136,21 @@ class SpanExtraction(LabelledFiles):
         """SQuAD's exact match and F1, the best over all given answers. Of the passage's windows the best span counts,
         and no answer where it scores higher in every window than that span (arXiv 1810.04805, section 4.3)."""
         question = self.record(k).question
-        spans = [float(each["score"]) for each in predictions]
+        spans = [float(prediction["score"]) for prediction in predictions]
         best = max(range(len(spans)), key=spans.__getitem__)
-        nothing = self.options.unanswerable and min(float(each["no_answer"]) for each in predictions) > spans[best]
-        found = "" if nothing else self._text(self.record(k + best), predictions[best]["span"])
+        nothing = (
+            self.options.unanswerable
+            and min(float(prediction["no_answer"]) for prediction in predictions) > spans[best]
+        )
+        predicted = "" if nothing else self._text(self.record(k + best), predictions[best]["span"])
         wanted = question.answers or ("",)
         return {
-            "exact match": max(float(normalized(found) == normalized(each)) for each in wanted),
-            "F1": max(word_f1(found, each) for each in wanted),
+            "exact match": max(float(normalized(predicted) == normalized(prediction)) for prediction in wanted),
+            "F1": max(word_f1(predicted, prediction) for prediction in wanted),
         }
 
     def chances(self, k: int) -> Mapping[str, float]:
-        """Of answering nothing."""
+        """Scores of answering nothing."""
         empty = float(not self.record(k).question.answers)
         return {"exact match": empty, "F1": empty}
 
@@ -156,7 +159,7 @@ class SpanExtraction(LabelledFiles):
         begin, end = spans.masked_fill(batch["candidates"].unsqueeze(-1) == 0, -1e9).unbind(dim=-1)
         return begin, end
 
-    def _windows(self, question: Question) -> list[Window]:
+    def _windows(self, question: SpanQuestion) -> list[ContextWindow]:
         room = self.inputs.model.sequence_length - len(self._question_tokens(question)) - 3
         if room < 1:
             raise RecipeError(
@@ -165,12 +168,12 @@ class SpanExtraction(LabelledFiles):
             )
         surplus = max(0, len(self._context_tokens(question)[0]) - room)
         firsts = range(0, surplus + min(self.options.stride, room), min(self.options.stride, room))
-        return [Window(question, first, number, len(firsts)) for number, first in enumerate(firsts)]
+        return [ContextWindow(question, first, number, len(firsts)) for number, first in enumerate(firsts)]
 
-    def _question_tokens(self, question: Question) -> list[int]:
+    def _question_tokens(self, question: SpanQuestion) -> list[int]:
         return self.encode(question.question)[: self.options.max_question_tokens]
 
-    def _context_tokens(self, question: Question) -> tuple[list[int], list[int]]:
+    def _context_tokens(self, question: SpanQuestion) -> tuple[list[int], list[int]]:
         """(tokens, the word that each belongs to): every word is encoded by itself, so that each token has a place."""
         tokens, word_of = [], []
         for number, (start, stop) in enumerate(question.words):
@@ -181,7 +184,7 @@ class SpanExtraction(LabelledFiles):
             word_of += [number] * len(self.words[word])
         return tokens, word_of
 
-    def _text(self, window: Window, span: Tensor) -> str:
+    def _text(self, window: ContextWindow, span: Tensor) -> str:
         question = window.question
         word_of = self._context_tokens(question)[1]
         offset = len(self._question_tokens(question)) + 2 - window.first
@@ -200,7 +203,8 @@ def _answers(record: dict[str, Any], where: str) -> list[tuple[Any, Any]]:
     if not isinstance(answers, list):
         raise InputError(f"{where}: `answers` is no list; give [] where there is no answer")
     return [
-        (each.get("text"), each.get("answer_start")) if isinstance(each, dict) else (each, None) for each in answers
+        (answer.get("text"), answer.get("answer_start")) if isinstance(answer, dict) else (answer, None)
+        for answer in answers
     ]
 
 
@@ -211,7 +215,7 @@ def _stands_there(context: str, text: Any, start: Any) -> bool:
 
 
 def _space_before_words(encode: Callable[[str], list[int]]) -> str:
-    """What stands before a word that is encoded by itself, so that it gets the tokens it has within a text."""
+    """Prefix of a word that is encoded by itself, so that it gets the tokens it has within a text."""
     return " " if encode("one") + encode(" one") == encode("one one") else ""
 
 
@@ -221,10 +225,10 @@ def normalized(text: str) -> str:
     return " ".join(_ARTICLE.sub(" ", text).split())
 
 
-def word_f1(found: str, wanted: str) -> float:
+def word_f1(predicted: str, wanted: str) -> float:
     """F1 of the words, as SQuAD counts them. "the red cat", "a cat" -> 2/3."""
-    ours, theirs = normalized(found).split(), normalized(wanted).split()
-    if not ours or not theirs:
-        return float(ours == theirs)
-    both = sum((Counter(ours) & Counter(theirs)).values())
-    return 2 * both / (len(ours) + len(theirs))
+    predicted_words, wanted_words = normalized(predicted).split(), normalized(wanted).split()
+    if not predicted_words or not wanted_words:
+        return float(predicted_words == wanted_words)
+    both = sum((Counter(predicted_words) & Counter(wanted_words)).values())
+    return 2 * both / (len(predicted_words) + len(wanted_words))

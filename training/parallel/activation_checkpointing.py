@@ -69,14 +69,14 @@ def _recomputed(function: Callable[..., Any], inputs: tuple[Any, ...], **options
 
 
 def _kept_and_reused() -> tuple["_KeptResults", "_ReusedResults"]:
-    """What stands around a layer's forward pass, and around its recomputation."""
+    """Dispatch modes of a layer's forward pass and of its recomputation."""
     kept = _KeptResults()
     return kept, _ReusedResults(kept)
 
 
 @dataclass(frozen=True)
 class _Kept:
-    """What an operator returned, and how often each tensor had been written to."""
+    """Results of an operator, and how often each tensor had been written to."""
 
     tensors: tuple[Any, ...]
     versions: tuple[int, ...]
@@ -85,7 +85,7 @@ class _Kept:
     @classmethod
     def of(cls, result: Any) -> "_Kept":
         tensors = tuple(result) if isinstance(result, tuple | list) else (result,)
-        kept = tuple(each.detach() if isinstance(each, torch.Tensor) else each for each in tensors)
+        kept = tuple(tensor.detach() if isinstance(tensor, torch.Tensor) else tensor for tensor in tensors)
         return cls(kept, _versions(kept), not isinstance(result, tuple | list))
 
     def result(self) -> Any:
@@ -95,7 +95,7 @@ class _Kept:
 
 
 def _versions(values: tuple[Any, ...]) -> tuple[int, ...]:
-    return tuple(each._version for each in values if isinstance(each, torch.Tensor))
+    return tuple(tensor._version for tensor in values if isinstance(tensor, torch.Tensor))
 
 
 class _KeptResults(TorchDispatchMode):
@@ -114,7 +114,7 @@ class _KeptResults(TorchDispatchMode):
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
-        """What a compiled layer calls is not looked at; it is computed again as a whole."""
+        """True: operators inside a compiled layer are not seen; it is recomputed as a whole."""
         return True
 
     def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

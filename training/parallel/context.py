@@ -35,7 +35,7 @@ class TokenShares:
 
     @property
     def tokens(self) -> int:
-        """Of a sample."""
+        """Tokens of a sample."""
         return self.index_CT.numel()
 
     def own(self, per_token: Tensor, dim: int = 1) -> Tensor:
@@ -64,8 +64,8 @@ def contiguous_shares(tokens: int, ranks: int) -> Tensor:
 
 
 def zigzag_shares(tokens: int, ranks: int) -> Tensor:
-    """Of 2 C equal blocks rank r has blocks r and 2 C - 1 - r, so that all have the same work in causal attention.
-    8 tokens, 2 ranks -> [[0, 1, 6, 7], [2, 3, 4, 5]]."""
+    """Shares of 2 C equal blocks, of which rank r has blocks r and 2 C - 1 - r, so that all have the same work in
+    causal attention. 8 tokens, 2 ranks -> [[0, 1, 6, 7], [2, 3, 4, 5]]."""
     blocks = torch.arange(tokens).unflatten(0, (2 * ranks, -1))
     return torch.cat([blocks[:ranks], blocks[ranks:].flip(0)], dim=1)
 
@@ -80,8 +80,8 @@ def balanced_shares(work_T: Tensor, ranks: int) -> Tensor:
     work = work_T.double().unflatten(0, (ranks * number, -1)).sum(dim=1).tolist()
     loads: list[float] = [0.0] * ranks
     chosen: list[list[int]] = [[] for _ in range(ranks)]
-    for block in sorted(range(len(work)), key=lambda each: (-work[each], each)):
-        rank = min((each for each in range(ranks) if len(chosen[each]) < number), key=lambda each: loads[each])
+    for block in sorted(range(len(work)), key=lambda index: (-work[index], index)):
+        rank = min((index for index in range(ranks) if len(chosen[index]) < number), key=lambda index: loads[index])
         loads[rank] += work[block]
         chosen[rank].append(block)
     blocks = torch.arange(len(work_T)).unflatten(0, (ranks * number, -1))

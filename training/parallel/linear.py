@@ -34,7 +34,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 def joint_linear(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor] = ()) -> tuple[Tensor, ...]:
     """x W^T + b of each weight and bias (or without any), in the dtype of x: views of one product."""
-    bias = torch.cat([each.to(x.dtype) for each in biases]) if biases else None
+    bias = torch.cat([part.to(x.dtype) for part in biases]) if biases else None
     if trains(x, weights[0]):
         return _JointLinear.apply(x, bias, *weights)
     return linear(x, _above(weights, x.dtype), bias).split([len(weight) for weight in weights], dim=-1)
@@ -55,7 +55,7 @@ def trains(x: Tensor, weight: Tensor) -> bool:
 def place_jointly(parameters: Sequence[nn.Parameter]) -> None:
     """Moves the values of these matrices [F, D] next to each other in memory, so that `joint_linear` copies none."""
     joint = torch.cat([parameter.detach() for parameter in parameters])
-    for parameter, part in zip(parameters, joint.split([len(each) for each in parameters]), strict=True):
+    for parameter, part in zip(parameters, joint.split([len(param) for param in parameters]), strict=True):
         parameter.data = part
 
 
@@ -99,7 +99,7 @@ def _above(weights: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
 
 def _beside(gradients: Sequence[Tensor]) -> Tensor:
     """Gradients [..., F] beside each other: a view where they lie so, as those of causal attention do, else a copy."""
-    first, width = gradients[0], sum(each.shape[-1] for each in gradients)
+    first, width = gradients[0], sum(gradient.shape[-1] for gradient in gradients)
     if len(gradients) == 1:
         return first
     if _adjacent(gradients, rows=False) and first.stride(-1) == 1 and first.stride(-2) == width:
@@ -236,7 +236,8 @@ def float8_linear(x_BTD: Tensor, weight_FD: Tensor, copy: Float8Copy | None = No
 
 
 def float8_copy(weight: Tensor, largest: Tensor | None = None) -> Float8Copy:
-    """Of a weight in the computation's dtype. largest: the largest element by size, where this is a shard of it."""
+    """Float8 copy of a weight in the computation's dtype. largest: the largest element by size, where this is a shard
+    of it."""
     largest = weight.abs().amax() if largest is None else largest
     return Float8Copy(*_scaled(weight, largest, torch.float8_e4m3fn))
 

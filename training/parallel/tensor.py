@@ -235,8 +235,8 @@ class VocabularyEmbedding(nn.Module):
 def local_ids(ids: Tensor, vocab_size: int, tensor: TensorAxis, rows: int) -> tuple[Tensor, Tensor]:
     """(row in this rank's shard of the table, whether the id is there); ids of other ranks point at row 0."""
     index = ids - tensor.rank * math.ceil(vocab_size / tensor.size)
-    mine = (index >= 0) & (index < rows)
-    return index.where(mine, torch.zeros_like(index)), mine
+    is_local = (index >= 0) & (index < rows)
+    return index.where(is_local, torch.zeros_like(index)), is_local
 
 
 # Products of tensor-parallel layers that overlap with their collectives under sequence parallelism: the collective is

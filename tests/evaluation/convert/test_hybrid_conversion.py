@@ -12,7 +12,7 @@ from gristmill.evaluation.convert.hf.architectures import family_for
 from gristmill.evaluation.convert.huggingface import read_huggingface, write_huggingface
 from gristmill.foundation.errors import InputError
 from gristmill.training.config.model import ModelConfig
-from gristmill.training.model.init import initialise
+from gristmill.training.model.init import initialize
 from gristmill.training.model.transformer import Transformer
 from tests.support.huggingface_shapes import NEMOTRON_H_SHAPE
 
@@ -61,7 +61,7 @@ def test_their_folder_has_their_logits(name: str, tmp_path: Path) -> None:
 @torch.no_grad()
 def test_a_written_folder_has_our_logits(name: str, tmp_path: Path) -> None:
     ours = Transformer(OURS[name], VOCAB)
-    initialise(ours, 1, torch.device("cpu"), torch.float32)
+    initialize(ours, 1, torch.device("cpu"), torch.float32)
     enlarge(ours)
     assert write_huggingface(tmp_path, ours, 2) == name
     theirs = AutoModelForCausalLM.from_pretrained(tmp_path).eval()

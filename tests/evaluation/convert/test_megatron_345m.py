@@ -22,7 +22,7 @@ from gristmill.foundation.errors import InputError
 from gristmill.tokenizers.tokenizer import load_tokenizer
 from gristmill.training.checkpoint.checkpoint import read_model_config, step_folder
 from gristmill.training.config.model import ModelConfig
-from gristmill.training.model.init import initialise
+from gristmill.training.model.init import initialize
 from gristmill.training.model.transformer import Transformer
 from tests.training.model.test_bert import REARRANGED, VOCAB, batch, drawn_model, theirs_of
 from tests.training.objectives.test_bert_runs import bert_run
@@ -141,7 +141,7 @@ def as_gpts(model: Transformer, version: float, ranks: int) -> list[dict[str, An
 @pytest.mark.parametrize("version", [0.0, 1.0, 3.0])
 def test_a_gpt_comes_back_from_every_layout_and_any_number_of_ranks(version: float, ranks: int, tmp_path: Path) -> None:
     model = Transformer(GPT, 60)
-    initialise(model, 1, torch.device("cpu"), torch.float32)
+    initialize(model, 1, torch.device("cpu"), torch.float32)
     for rank, content in enumerate(as_gpts(model, version, ranks)):
         place = tmp_path / f"release/mp_rank_{rank:02d}"
         place.mkdir(parents=True)

@@ -23,7 +23,7 @@ from torch.distributed.checkpoint.metadata import (
 from gristmill.evaluation.import_export import open_source
 from gristmill.foundation.errors import InputError
 from gristmill.training.config.model import ModelConfig
-from gristmill.training.model.init import initialise
+from gristmill.training.model.init import initialize
 from gristmill.training.model.transformer import Transformer
 
 SIZE: dict[str, Any] = {"layers": 3, "width": 32, "heads": 4, "hidden": 48, "head_width": 8, "sequence_length": 16}
@@ -136,7 +136,7 @@ def write_chunks(folder: Path, tensors: dict[str, Tensor], ranks: int) -> None:
 @pytest.fixture(params=MODELS)
 def model(request) -> Transformer:
     made = Transformer(MODELS[request.param], 60)
-    initialise(made, 1, torch.device("cpu"), torch.float32)
+    initialize(made, 1, torch.device("cpu"), torch.float32)
     for parameter in made.parameters():  # norms and biases too
         parameter.data += 0.1 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(2))
     return made
@@ -198,7 +198,7 @@ def lose_chunk(folder: Path) -> None:
 )
 def test_damage_and_foreign_code_are_refused(damage, said, tmp_path, capfd):
     made = Transformer(MODELS["llama"], 60)
-    initialise(made, 1, torch.device("cpu"), torch.float32)
+    initialize(made, 1, torch.device("cpu"), torch.float32)
     write_chunks(tmp_path, as_core(made, fused=True, stacked=True), 2)
     write_rest(tmp_path, made.config)
     damage(tmp_path)
@@ -213,7 +213,7 @@ def test_damage_and_foreign_code_are_refused(damage, said, tmp_path, capfd):
 )
 def test_what_is_not_supported_is_said(field, value, said, tmp_path):
     made = Transformer(MODELS["llama"], 60)
-    initialise(made, 1, torch.device("cpu"), torch.float32)
+    initialize(made, 1, torch.device("cpu"), torch.float32)
     write_chunks(tmp_path, as_core(made, fused=True, stacked=True), 1)
     write_rest(tmp_path, made.config)
     arguments = argparse.Namespace(**vars(arguments_of(made.config)) | {field: value})

@@ -12,7 +12,7 @@ from gristmill.evaluation.inference.quantize import quantize
 from gristmill.foundation.errors import InputError
 from gristmill.training.checkpoint.checkpoint import load_model
 from gristmill.training.config.model import ModelConfig
-from gristmill.training.model.init import initialise
+from gristmill.training.model.init import initialize
 from gristmill.training.model.transformer import Transformer
 from tests.support.decoding import read_in_pieces
 
@@ -71,7 +71,7 @@ def test_generation_with_a_cache_is_generation_without(theirs, tmp_path):
 def test_what_no_architecture_has_is_named(tmp_path, moe, says):
     config = ModelConfig(layers=2, width=16, heads=2, sequence_length=16, moe={"experts": 4} | moe)
     model = Transformer(config, 31)
-    initialise(model, 1, torch.device("cpu"), torch.float32)
+    initialize(model, 1, torch.device("cpu"), torch.float32)
     with pytest.raises(InputError) as error:
         write_huggingface(tmp_path / "out", model, end_of_document=0)
     assert says in str(error.value)

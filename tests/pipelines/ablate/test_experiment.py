@@ -19,7 +19,7 @@ from gristmill.pipelines.ablate.report import terminal_table, write_report
 from gristmill.pipelines.init.dial import ModelSize
 from gristmill.pipelines.python_api import run as run_recipe
 from gristmill.training.config.model import ModelConfig
-from gristmill.training.model.init import initialise
+from gristmill.training.model.init import initialize
 from gristmill.training.model.transformer import Transformer
 
 HERE = LocalEngine(1, Reporter.silent())
@@ -136,7 +136,7 @@ class Bytes:
 
 def test_bits_of_a_text_longer_than_a_window_are_those_of_its_windows():
     model = Transformer(ModelConfig(layers=1, width=8, heads=1, sequence_length=16), 64)
-    initialise(model, 0, torch.device("cpu"), torch.float32)
+    initialize(model, 0, torch.device("cpu"), torch.float32)
     causal_lm = LocalCausalLM(model, 16)
     text = "grain and flour and bread and water"
     ids = Bytes().encode(text)

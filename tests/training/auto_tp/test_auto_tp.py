@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor
 
 from gristmill.training.auto_tp.apply import ShardedRegion, apply_plan, whole_parameters
 from gristmill.training.auto_tp.model import local_model, parallelize
-from gristmill.training.auto_tp.plan import CollectiveCounter, Role, collectives, described, hand_plan_collectives
+from gristmill.training.auto_tp.plan import CollectiveCounter, LayerRole, collectives, described, hand_plan_collectives
 from gristmill.training.auto_tp.transformers_folder import plan_for
 from gristmill.training.calibrate.layers import causal_loss
 from gristmill.training.config.layout import LayoutConfig
@@ -82,7 +82,7 @@ def compare(family: str, degree: int) -> Outcome:
         assert (parameter.grad is None) == (gradients[name] is None), name
         if parameter.grad is not None:
             difference = max(difference, (gradients[name] - parameter.grad).abs().max().item())
-    reasons = [layer.reason for layer in plan.having(Role.REPLICATED)]
+    reasons = [layer.reason for layer in plan.having(LayerRole.REPLICATED)]
     return Outcome(
         abs(loss.item() - expected.item()),
         difference,

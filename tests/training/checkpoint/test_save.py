@@ -19,7 +19,7 @@ from gristmill.training.checkpoint.checkpoint import (
 from gristmill.training.checkpoint.save import Saver, kept_steps, save_streamed
 from gristmill.training.config.model import ModelConfig
 from gristmill.training.config.train import CheckpointConfig
-from gristmill.training.model.init import initialise
+from gristmill.training.model.init import initialize
 from gristmill.training.model.moe.router import saved_buffers
 from gristmill.training.model.transformer import Transformer
 from gristmill.training.parallel.mesh import single_process
@@ -55,7 +55,7 @@ def content_of(empty: Transformer) -> CheckpointContent:
 
 def test_tensors_are_written_and_let_go(tmp_path):
     model = Transformer(CONFIG, 99)
-    initialise(model, 1, torch.device("cpu"), torch.float32)
+    initialize(model, 1, torch.device("cpu"), torch.float32)
     held, most = [], 0
 
     def stream():

@@ -11,7 +11,7 @@ from gristmill.evaluation.convert.hf.architectures import family_for, family_nam
 from gristmill.evaluation.convert.hf.bert import BERT, MEGATRON_BERT, ORIGINAL, REARRANGED
 from gristmill.training.config.model import ModelConfig
 from gristmill.training.model.heads import ModelOutput
-from gristmill.training.model.init import initialise
+from gristmill.training.model.init import initialize
 from gristmill.training.model.transformer import ComputeOptions, Transformer
 
 VOCAB, TOKENS, SAMPLES = 61, 24, 3
@@ -21,7 +21,7 @@ ORDERS = {"rearranged": (REARRANGED, MEGATRON_BERT), "original": (ORIGINAL, BERT
 
 def drawn_model(constants: dict[str, Any], gelu: str) -> Transformer:
     model = Transformer(ModelConfig(**SHAPE, **constants, gelu=gelu), VOCAB, options=ComputeOptions(torch.float64))
-    initialise(model, 3, torch.device("cpu"), torch.float64)
+    initialize(model, 3, torch.device("cpu"), torch.float64)
     generator = torch.Generator().manual_seed(0)
     for parameter in model.parameters():  # norms and biases as well, which start at ones and zeros
         parameter.data += 0.1 * torch.randn(parameter.shape, generator=generator)

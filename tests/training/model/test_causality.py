@@ -10,7 +10,7 @@ from torch import Tensor
 from gristmill.training.config.layout import LayoutConfig
 from gristmill.training.config.mixer import NO_MIXER, mixer_names
 from gristmill.training.config.model import ModelConfig
-from gristmill.training.model.init import initialise
+from gristmill.training.model.init import initialize
 from gristmill.training.model.transformer import ComputeOptions, Transformer
 from tests.support.parity import MAMBA2, TCNCA
 
@@ -42,7 +42,7 @@ def model(mixer: str, moe: dict[str, Any] | None) -> Transformer:
         mixer=mixer, mixers={mixer: OPTIONS[mixer]} if mixer in OPTIONS else {}, moe=moe, init_std=0.3, **sizes
     )
     built = Transformer(config, VOCAB, layout=LayoutConfig(), options=ComputeOptions(torch.float64, 1))
-    initialise(built, 3, torch.device("cpu"), torch.float64)
+    initialize(built, 3, torch.device("cpu"), torch.float64)
     built.side_loss_factor = 1.0  # as in training, where routers have a capacity
     return built
 

@@ -14,7 +14,7 @@ from gristmill.training.checkpoint.checkpoint import step_folder
 from gristmill.training.config.layout import LayoutConfig
 from gristmill.training.config.train import TeacherConfig
 from gristmill.training.metrics import METRICS_NAME, read_metrics
-from gristmill.training.model.heads import Distillation, distillation_losses
+from gristmill.training.model.heads import DistillationTeacher, distillation_losses
 from gristmill.training.model.loss import Scoring
 from gristmill.training.objectives.causal import DistillationOptions
 from gristmill.training.parallel.mesh import build_mesh, single_process
@@ -36,7 +36,7 @@ def distilled(tensor: TensorAxis, rows: slice) -> tuple[Tensor, Tensor, Tensor]:
     values = tensors()
     hidden, head = values["hidden"].requires_grad_(), values["head"][rows].clone().requires_grad_()
     scoring = Scoring(tensor, VOCAB, scale=0.5, softcap=2.0)
-    distillation = Distillation(Scoring(tensor, VOCAB), values["table"][rows], temperature=2.0)
+    distillation = DistillationTeacher(Scoring(tensor, VOCAB), values["table"][rows], temperature=2.0)
     weights = torch.tensor([[1.0, 0.0, 1.0], [1.0, 1.0, 0.0]])
     losses = distillation_losses(scoring, hidden, head, values["teacher"], weights, distillation)
     (losses.sum() * 0.25).backward()

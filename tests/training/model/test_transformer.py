@@ -11,7 +11,7 @@ from gristmill.training.config.model import ModelConfig
 from gristmill.training.model.attention.attention import attend
 from gristmill.training.model.attention.block_masks import block_masks
 from gristmill.training.model.attention.metadata import causal_masks
-from gristmill.training.model.init import initialise
+from gristmill.training.model.init import initialize
 from gristmill.training.model.modules import Dropout
 from gristmill.training.model.transformer import ComputeOptions, Transformer
 from tests.support.decoding import read_in_pieces
@@ -33,7 +33,7 @@ GPT2 = {
 
 def model_of(settings: dict) -> Transformer:
     model = Transformer(ModelConfig(**settings), VOCAB, options=ComputeOptions(torch.float64))
-    initialise(model, 3, torch.device("cpu"), torch.float64)
+    initialize(model, 3, torch.device("cpu"), torch.float64)
     generator = torch.Generator().manual_seed(0)
     for parameter in model.parameters():  # norms and biases as well, which start at ones and zeros
         parameter.data += 0.1 * torch.randn(parameter.shape, generator=generator)
@@ -155,7 +155,7 @@ def test_softcap_bounds_the_logits() -> None:
 def test_first_values_depend_on_seed_and_name_alone() -> None:
     small, large = (Transformer(ModelConfig(**(LLAMA | {"layers": layers})), VOCAB) for layers in (1, 3))
     for model, seed in ((small, 1), (large, 1)):
-        initialise(model, seed, torch.device("cpu"), torch.float32)
+        initialize(model, seed, torch.device("cpu"), torch.float32)
     name = "layers.0.mixer.query.weight"
     assert torch.equal(dict(small.named_parameters())[name], dict(large.named_parameters())[name])
     ratio = dict(small.named_parameters())["layers.0.mlp.down.weight"].std().item() * 2**0.5 / 0.02
@@ -168,7 +168,7 @@ def test_losses_are_cross_entropy_with_its_gradient(monkeypatch, softcap: float 
     model = Transformer(
         ModelConfig(**LLAMA, logit_softcap=softcap), VOCAB, options=ComputeOptions(torch.float64, z_loss=z_loss)
     )
-    initialise(model, 3, torch.device("cpu"), torch.float64)
+    initialize(model, 3, torch.device("cpu"), torch.float64)
     model.head.weight.data *= 30
     weights = torch.rand(2, CONTEXT, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
     targets = tokens().roll(-1, dims=1)

@@ -10,7 +10,7 @@ import torch
 
 from gristmill.evaluation.objective_scores import evaluate_objective, f1, write_objective_scores
 from gristmill.foundation.errors import InputError
-from gristmill.training.model.init import initialise
+from gristmill.training.model.init import initialize
 from gristmill.training.model.transformer import Transformer
 from gristmill.training.objectives.check import checked_loss
 from gristmill.training.objectives.load import make_objective
@@ -164,7 +164,7 @@ def test_bad_records_are_named(name: str, record: Any, says: str, tmp_path: Path
 def test_scores_stand_beside_chance(tmp_path: Path) -> None:
     config = model(14, outputs=OUTPUTS)
     transformer = Transformer(config, VOCAB)
-    initialise(transformer, 3, torch.device("cpu"), torch.float32)
+    initialize(transformer, 3, torch.device("cpu"), torch.float32)
     records = [SQUAD, SQUAD | {"answers": []}, SQUAD | {"answers": []}]
     rows = {row.metric: row for row in evaluate_objective(transformer, made(tmp_path, "span_extraction", records), 3)}
     assert rows["exact match"].chance == pytest.approx(2 / 3) and 0 <= rows["exact match"].score <= 1

@@ -17,7 +17,7 @@ class Attention(Mixer):
     model has them, turn queries and keys."""
 
     symbol: ClassVar[str] = "*"
-    module: ClassVar[str] = "gristmill.training.model.attention.attention:Attention"
+    module: ClassVar[str] = "gristmill.training.model.attention.attention:GroupedQueryAttention"
     marks_mixing: ClassVar[bool] = True
     carries_state: ClassVar[bool] = False
     attends: ClassVar[bool] = True

@@ -28,7 +28,7 @@ class LatentAttention(Mixer):
     The last fields are the model's and are not set here. refused: what the model asks for that is not built."""
 
     symbol: ClassVar[str] = "L"
-    module: ClassVar[str] = "gristmill.training.model.attention.latent:LatentAttention"
+    module: ClassVar[str] = "gristmill.training.model.attention.latent:MultiHeadLatentAttention"
     marks_mixing: ClassVar[bool] = True
     carries_state: ClassVar[bool] = False
     attends: ClassVar[bool] = True

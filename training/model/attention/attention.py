@@ -89,8 +89,8 @@ class CoreAttention(nn.Module):
         return mixed_BTHtK
 
 
-class Attention(CoreAttention):
-    """Attention with grouped heads. clip: of the model."""
+class GroupedQueryAttention(CoreAttention):
+    """Attention whose key and value heads serve groups of query heads. clip: of the model."""
 
     def __init__(self, config: ModelConfig, mixer: mixers.Attention, tensor: TensorAxis):
         super().__init__(config, mixer.window)
@@ -142,8 +142,8 @@ class Attention(CoreAttention):
         return x_BTF if self.clip is None else x_BTF.clamp(-self.clip, self.clip)
 
 
-def _share_memory(one: Tensor, other: Tensor) -> bool:
-    return one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
+def _share_memory(first: Tensor, second: Tensor) -> bool:
+    return first.untyped_storage().data_ptr() == second.untyped_storage().data_ptr()
 
 
 def _share_of_heads(query_BTHK: Tensor, key_BTGK: Tensor, value_BTGK: Tensor, axis: Axis) -> tuple[Tensor, ...]:

@@ -16,7 +16,7 @@ from gristmill.training.parallel.tensor import ColumnParallelLinear, RowParallel
 # values, L width of the latent vectors; Ht = heads on this tensor rank
 
 
-class LatentAttention(CoreAttention):
+class MultiHeadLatentAttention(CoreAttention):
     """Queries, keys and values of the heads are sharded over the tensor ranks; the narrow projections, which all heads
     share, are on each of them. Decoding keeps the latent vector and the rotary key of each token: they are in the
     places of keys and values in its caches."""

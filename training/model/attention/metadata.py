@@ -202,9 +202,9 @@ class AttentionMetadata:
 
     def tensors(self) -> list[Tensor]:
         """Those that all layers share."""
-        found = [self.positions_BT, *(self.rotation_BTK or ()), *(self.window_rotation_BTK or ())]
-        found += [mask for mask in self.masks_BTS.values() if isinstance(mask, Tensor)]
-        return found if self.documents_BT is None else [*found, self.documents_BT]
+        shared = [self.positions_BT, *(self.rotation_BTK or ()), *(self.window_rotation_BTK or ())]
+        shared += [mask for mask in self.masks_BTS.values() if isinstance(mask, Tensor)]
+        return shared if self.documents_BT is None else [*shared, self.documents_BT]
 
     @property
     def segments(self) -> Segments | None:

@@ -77,8 +77,8 @@ class Tile:
 
 @dataclass(frozen=True)
 class RingPlan:
-    """What the layers of one window compute. tiles: by the rank that the keys come from. first_BTc, last_BTc: the
-    tokens that this rank's tokens see; index_CT: of the shares; slopes_H of ALiBi. All on the device."""
+    """Tiles and visibility bounds of the layers of one window. tiles: by the rank that the keys come from. first_BTc,
+    last_BTc: the tokens that this rank's tokens see; index_CT: of the shares; slopes_H of ALiBi. All on the device."""
 
     shares: TokenShares
     tiles: Sequence[Sequence[Tile]]
@@ -88,14 +88,16 @@ class RingPlan:
     slopes_H: Tensor | None
 
     def bias(self, tile: Tile, source: int, dtype: torch.dtype) -> Tensor | None:
-        """What is added to the scores: [B, 1, N, S] or, with ALiBi, [B, H, N, S]; None where nothing is."""
+        """Bias that is added to the scores: [B, 1, N, S] or, with ALiBi, [B, H, N, S]; None where nothing is."""
         key_S = self.index_CT[source, tile.keys]
         bias = None
         if self.slopes_H is not None:
             back_NS = self.shares.own_T[tile.queries].unsqueeze(1) - key_S
             bias = -self.slopes_H.to(dtype).view(1, -1, 1, 1) * back_NS
         if tile.masked:
-            first_BN1, last_BN1 = (each[:, tile.queries].unsqueeze(2) for each in (self.first_BTc, self.last_BTc))
+            first_BN1, last_BN1 = (
+                bound_BTc[:, tile.queries].unsqueeze(2) for bound_BTc in (self.first_BTc, self.last_BTc)
+            )
             hidden_BNS = (key_S < first_BN1) | (key_S > last_BN1)
             nothing = key_S.new_zeros((), dtype=dtype) if bias is None else bias
             bias = nothing.masked_fill(hidden_BNS.unsqueeze(1), -torch.inf)
@@ -104,7 +106,7 @@ class RingPlan:
 
 def ring_plan(visible: VisibleTokens, shares: TokenShares, slopes_H: Tensor | None) -> RingPlan:
     own_T, device = shares.index_CT[shares.axis.rank], shares.own_T.device
-    first_BTc, last_BTc = (each.index_select(1, own_T) for each in (visible.first_BT, visible.last_BT))
+    first_BTc, last_BTc = (bound_BT.index_select(1, own_T) for bound_BT in (visible.first_BT, visible.last_BT))
     seen = first_BTc.numpy(), last_BTc.numpy()
     queries = QUERIES if device.type == "cpu" else QUERIES_GPU
     begins = _begins(own_T.numpy(), queries)
@@ -117,7 +119,7 @@ def _tiles(
 ) -> list[Tile]:
     """The tokens that a token sees are neighbours, so the keys that the queries of a tile see are a slice of a rising
     share. begins: of the tiles."""
-    first_TcM, last_TcM = ((each.min(axis=0), each.max(axis=0)) for each in (first_BTc, last_BTc))
+    first_TcM, last_TcM = ((bound_BTc.min(axis=0), bound_BTc.max(axis=0)) for bound_BTc in (first_BTc, last_BTc))
     start = np.searchsorted(keys_T, np.minimum.reduceat(first_TcM[0], begins))
     end = np.searchsorted(keys_T, np.maximum.reduceat(last_TcM[1], begins), side="right")
     all_begun, none_ended = np.maximum.reduceat(first_TcM[1], begins), np.minimum.reduceat(last_TcM[0], begins)
@@ -146,11 +148,11 @@ def ring_attention(
 ) -> Tensor:
     """[B, H, Tc, K]: what this rank's tokens see of all ranks' tokens, in float32 or better inside. softcap: scores
     become cap x tanh(scores / cap)."""
-    return _RingAttention.apply(query_BHTcK, key_BGTcK, value_BGTcK, plan, Scoring(scale, softcap))
+    return _RingAttention.apply(query_BHTcK, key_BGTcK, value_BGTcK, plan, ScoreScale(scale, softcap))
 
 
 @dataclass(frozen=True)
-class Scoring:
+class ScoreScale:
     """scale q k^T, soft-capped, plus a bias."""
 
     scale: float
@@ -174,7 +176,7 @@ class Scoring:
 
 class _RingAttention(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, plan: RingPlan, scoring: Scoring) -> Tensor:
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, plan: RingPlan, scoring: ScoreScale) -> Tensor:
         axis, exact = plan.shares.axis, upcast_dtype(query)
         batch, heads, tokens, width = query.shape
         mixed = torch.zeros(batch, tokens, heads, width, dtype=exact, device=query.device).transpose(1, 2)
@@ -182,8 +184,8 @@ class _RingAttention(torch.autograd.Function):
         for source, (keys, values) in around_the_ring(torch.stack([key, value]), axis):
             for tile in plan.tiles[source]:
                 rows, bias = (slice(None), slice(None), tile.queries), plan.bias(tile, source, exact)
-                found = attend_tile(query[rows], keys[:, :, tile.keys], values[:, :, tile.keys], bias, scoring)
-                mixed[rows], log_sum[rows] = merge(mixed[rows], log_sum[rows], *found)
+                tile_result = attend_tile(query[rows], keys[:, :, tile.keys], values[:, :, tile.keys], bias, scoring)
+                mixed[rows], log_sum[rows] = merge(mixed[rows], log_sum[rows], *tile_result)
         result = mixed.to(query.dtype)
         ctx.save_for_backward(query, key, value, result, log_sum)
         ctx.plan, ctx.scoring = plan, scoring
@@ -203,15 +205,15 @@ class _RingAttention(torch.autograd.Function):
             own = torch.zeros_like(travelling)
             for tile in plan.tiles[source]:
                 rows, columns = (slice(None), slice(None), tile.queries), (slice(None), slice(None), tile.keys)
-                found = tile_gradients(
+                gradients = tile_gradients(
                     TileResult(query[rows], keys[columns], values[columns], mixed[rows], log_sum[rows]),
                     gradient[rows],
                     plan.bias(tile, source, exact),
                     ctx.scoring,
                 )
-                query_gradient[rows] += found[0]
-                own[0][columns] += found[1]
-                own[1][columns] += found[2]
+                query_gradient[rows] += gradients[0]
+                own[0][columns] += gradients[1]
+                own[1][columns] += gradients[2]
             travelling = own if passing is None else passing.wait() + own
             passing = pass_on(travelling, axis, GRADIENT)
         assert passing is not None
@@ -220,7 +222,7 @@ class _RingAttention(torch.autograd.Function):
 
 
 def attend_tile(
-    query_BHNK: Tensor, key_BGSK: Tensor, value_BGSK: Tensor, bias: Tensor | None, scoring: Scoring
+    query_BHNK: Tensor, key_BGSK: Tensor, value_BGSK: Tensor, bias: Tensor | None, scoring: ScoreScale
 ) -> tuple[Tensor, Tensor]:
     """(softmax(scores + bias) v, log-sum-exp of the scores [B, H, N]); rows that see nothing: (0, -inf)."""
     if scoring.fuses(query_BHNK):
@@ -236,13 +238,14 @@ def attend_tile(
 def merge(mixed: Tensor, log_sum: Tensor, new_mixed: Tensor, new_log_sum: Tensor) -> tuple[Tensor, Tensor]:
     """The result over two sets of keys: means by the sums of their exponentials."""
     total = torch.logaddexp(log_sum, new_log_sum)
-    old_weight, new_weight = ((each - total).exp().unsqueeze(-1) for each in (log_sum, new_log_sum))
+    old_weight, new_weight = ((logsum - total).exp().unsqueeze(-1) for logsum in (log_sum, new_log_sum))
     return mixed * old_weight + new_mixed * new_weight, total
 
 
 @dataclass(frozen=True)
 class TileResult:
-    """Of a tile, for its backward pass. mixed and log_sum, the log-sum-exp of the scores, are over all keys."""
+    """Results of a tile that its backward pass needs. mixed and log_sum, the log-sum-exp of the scores, are over all
+    keys."""
 
     query_BHNK: Tensor
     key_BGSK: Tensor
@@ -252,9 +255,9 @@ class TileResult:
 
 
 def tile_gradients(
-    tile: TileResult, gradient_BHNK: Tensor, bias: Tensor | None, scoring: Scoring
+    tile: TileResult, gradient_BHNK: Tensor, bias: Tensor | None, scoring: ScoreScale
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Of query, key and value (FlashAttention, arXiv 2205.14135, appendix B.2)."""
+    """Gradients of query, key and value (FlashAttention, arXiv 2205.14135, appendix B.2)."""
     if scoring.fuses(tile.query_BHNK):
         inputs, results = (tile.query_BHNK, tile.key_BGSK, tile.value_BGSK), (tile.mixed_BHNK, tile.log_sum_BHN)
         return fused_tile_gradients(inputs, results, gradient_BHNK, bias, scoring.scale)
@@ -323,24 +326,24 @@ def fused_tile_gradients(
     bias: Tensor | None,
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Of query, key and value. results: mixed [B, H, N, K] and log-sum-exp [B, H, N] over all keys, not of this tile,
-    which is all that the kernels need to give this tile's share."""
+    """Gradients of query, key and value. results: mixed [B, H, N, K] and log-sum-exp [B, H, N] over all keys, not of
+    this tile, which is all that the kernels need to give this tile's share."""
     query, key_BGSK, value_BGSK = inputs
     mixed, log_sum = results
     heads, groups = query.shape[1], key_BGSK.shape[1]
     key, value, mask = _copies(key_BGSK, heads), _copies(value_BGSK, heads), _bias(bias, query, key_BGSK)
     gradient_BHNK = gradient_BHNK.to(query.dtype)
     if query.device.type == "cpu":
-        found = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
+        gradients = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
             gradient_BHNK, query, key, value, mixed, log_sum, 0.0, False, attn_mask=mask, scale=scale
         )
     else:
         padded = F.pad(log_sum, (0, -log_sum.shape[-1] % PADDED), value=torch.inf).contiguous()
         none = torch.empty(0, dtype=torch.int64, device=query.device)
-        found = torch.ops.aten._scaled_dot_product_efficient_attention_backward(
+        gradients = torch.ops.aten._scaled_dot_product_efficient_attention_backward(
             gradient_BHNK, query, key, value, mask, mixed, padded, none, none, 0.0, [True] * 3 + [False], scale=scale
         )
-    query_gradient, *copied = found[:3]
+    query_gradient, *copied = gradients[:3]
     key_gradient, value_gradient = (part.unflatten(1, (groups, -1)).sum(dim=2) for part in copied)
     return query_gradient, key_gradient, value_gradient
 
@@ -398,5 +401,5 @@ def work_imbalance(work_T: Tensor, index_CT: Tensor) -> float:
 def ring_plans(
     visible: Mapping[int | None, VisibleTokens], shares: TokenShares, slopes_H: Tensor | None
 ) -> dict[int | None, RingPlan] | None:
-    """What the layers of each window compute; None without a ring."""
-    return {window: ring_plan(each, shares, slopes_H) for window, each in visible.items()} or None
+    """Ring plan of each window; None without a ring."""
+    return {window: ring_plan(visibility, shares, slopes_H) for window, visibility in visible.items()} or None

@@ -79,12 +79,12 @@ class _LoopLinear(torch.autograd.Function):
 
 def runs_of(sizes: tuple[int, ...]) -> list[tuple[int, slice]]:
     """(expert, its rows) of the experts that have rows. (2, 0, 1) -> [(0, 0:2), (2, 2:3)]."""
-    found, start = [], 0
+    runs, start = [], 0
     for expert, size in enumerate(sizes):
         if size:
-            found.append((expert, slice(start, start + size)))
+            runs.append((expert, slice(start, start + size)))
         start += size
-    return found
+    return runs
 
 
 def padded_positions(counts_E: Tensor, rows: int) -> tuple[Tensor, Tensor, int]:

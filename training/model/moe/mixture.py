@@ -286,7 +286,7 @@ class _LoopSwiGLU(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, dy_ND: Tensor) -> tuple[Tensor | None, ...]:
         x_ND, gate_EFD, up_EFD, down_EDF, gate_NF, up_NF = ctx.saved_tensors
-        dx_ND, d_gate, d_up, d_down = (torch.empty_like(each) for each in (x_ND, gate_EFD, up_EFD, down_EDF))
+        dx_ND, d_gate, d_up, d_down = (torch.empty_like(operand) for operand in (x_ND, gate_EFD, up_EFD, down_EDF))
         for expert, rows in runs_of(ctx.sizes):
             gate, up, dy = gate_NF[rows], up_NF[rows], dy_ND[rows]
             silu = F.silu(gate)

@@ -39,7 +39,7 @@ class TokenPlaces:
     shares: TokenShares | None = None
 
     def among_all(self, shares: TokenShares) -> "TokenPlaces":
-        """Of places among this context rank's tokens those among all tokens."""
+        """Places among all tokens, of places among this context rank's."""
         position_N = shares.own_T[self.index_N % self.tokens]
         return TokenPlaces(self.sample_N * shares.tokens + position_N, self.samples, shares.tokens, shares)
 
@@ -161,7 +161,7 @@ class Router(nn.Module):
         total, gathered_NK, index_N = places.samples * places.tokens, experts_NK, places.index_N
         for ranks, rows in ((axis, total // context.size), (context, total)):
             if ranks.size > 1:
-                gathered_NK, index_N = (all_gather_rows(each, rows, ranks.group) for each in (gathered_NK, index_N))
+                gathered_NK, index_N = (all_gather_rows(share, rows, ranks.group) for share in (gathered_NK, index_N))
         return torch.empty_like(gathered_NK).index_copy_(0, index_N, gathered_NK)
 
     def _priorities(self, places: TokenPlaces, metadata: RoutingMetadata) -> Tensor:
@@ -218,7 +218,7 @@ def choose_experts(scores_NE: Tensor, bias_E: Tensor | None, top_k: int, config:
 
 
 def gates_of(scores_NE: Tensor, experts_NK: Tensor, config: MoeConfig) -> Tensor:
-    """The scores of the chosen experts, without the bias; normalised and scaled if the config says so."""
+    """The scores of the chosen experts, without the bias; normalized and scaled if the config says so."""
     gates_NK = scores_NE.gather(1, experts_NK)
     if config.normalize_gates:
         gates_NK = gates_NK / (gates_NK.sum(dim=-1, keepdim=True) + 1e-20)

@@ -30,8 +30,8 @@ from gristmill.training.parallel.tensor import (
 
 @dataclass(frozen=True)
 class Mamba2State:
-    """Of the tokens so far: the last K - 1 inputs of the convolutions, [B, K - 1, channels] of x, B and C each, and the
-    scan's state in float32 or better. Its size does not grow."""
+    """State after the tokens so far: the last K - 1 inputs of the convolutions, [B, K - 1, channels] of x, B and C
+    each, and the scan's state in float32 or better. Its size does not grow."""
 
     inputs: tuple[Tensor, Tensor, Tensor]
     scan_BHPN: Tensor
@@ -72,7 +72,9 @@ class Mamba2Mixer(nn.Module):
         if metadata.around_mixing is None:
             y_BTHP, state = self._mixed(streams, dt_BTH, metadata, state)
         else:  # in training, which keeps no state
-            y_BTHP = metadata.mix(lambda *each: self._mixed(each[:3], each[3], metadata, None)[0], *streams, dt_BTH)
+            y_BTHP = metadata.mix(
+                lambda *inputs: self._mixed(inputs[:3], inputs[3], metadata, None)[0], *streams, dt_BTH
+            )
         return self.output(self.norm(y_BTHP.flatten(2), z_BTI)), state
 
     def _mixed(
@@ -132,7 +134,7 @@ class Scan(nn.Module):
         dtype, exact = streams[0].dtype, upcast_dtype(streams[0])
         x_BTI, dt_BTH, B_BTF, C_BTF = (upcast(stream) for stream in streams)
         A_log_H, D_H, dt_bias_H = (
-            self.tensor.local(each, Sharding.OUTPUT, exact) for each in (self.A_log, self.D, self.dt_bias)
+            self.tensor.local(parameter, Sharding.OUTPUT, exact) for parameter in (self.A_log, self.D, self.dt_bias)
         )
         x_BTHP = x_BTI.unflatten(-1, (-1, self.mixer.head_width))
         step_BTH = F.softplus(dt_BTH + dt_bias_H)

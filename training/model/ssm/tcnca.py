@@ -20,8 +20,8 @@ from gristmill.training.parallel.tensor import ColumnParallelLinear, Sharding, T
 
 @dataclass(frozen=True)
 class TcncaState:
-    """Of the tokens so far: the inputs that each convolution still needs, the last C keys and values, and for each row
-    how many tokens of its document there were. Its size does not grow."""
+    """State after the tokens so far: the inputs that each convolution still needs, the last C keys and values, and for
+    each row how many tokens of its document there were. Its size does not grow."""
 
     inputs: tuple[RingBuffer, ...]
     keys: RingBuffer
@@ -38,7 +38,7 @@ class TcncaState:
 
     def take(self, rows: Tensor) -> "TcncaState":
         """The state of the given batch rows, in that order."""
-        inputs = tuple(each.take(rows) for each in self.inputs)
+        inputs = tuple(stream.take(rows) for stream in self.inputs)
         return TcncaState(inputs, self.keys.take(rows), self.values.take(rows), self.position_B[rows])
 
 
@@ -249,7 +249,8 @@ class ScaleAndShift(nn.Module):
 
     def forward(self, z_BTZ: Tensor) -> tuple[Tensor, Tensor]:
         weight_2Z, bias_2Z = (
-            self.tensor.local(each, Sharding.REPLICATED_OVER_HEADS, z_BTZ.dtype) for each in (self.weight, self.bias)
+            self.tensor.local(parameter, Sharding.REPLICATED_OVER_HEADS, z_BTZ.dtype)
+            for parameter in (self.weight, self.bias)
         )
         query_BTZ, key_BTZ = (z_BTZ * weight_2Z[index] + bias_2Z[index] for index in (0, 1))
         return query_BTZ, key_BTZ
@@ -294,8 +295,8 @@ def chunk_numbers(position_BT: Tensor, chunk: int) -> Tensor:
 
 
 def attend_in_chunks(query_BTZ: Tensor, key_BTZ: Tensor, value_BTV: Tensor, bias_C: Tensor) -> Tensor:
-    """Of rows that are one document each: token t sees those of its chunk t // C up to itself. softmax(q k^T + bias
-    of the distance) v, with scores and softmax in float32 or better."""
+    """Attention in chunks of rows that are one document each: token t sees those of its chunk t // C up to itself.
+    softmax(q k^T + bias of the distance) v, with scores and softmax in float32 or better."""
     tokens, size = query_BTZ.shape[1], min(len(bias_C), query_BTZ.shape[1])
     spare = -tokens % size
 
@@ -331,7 +332,7 @@ def attend_in_packed_chunks(
     same_BnQS = chunk_BnQ1 == padded_BS.unfold(1, size + block, block).unsqueeze(2)
     # A query behind the last token sees itself alone, so that its softmax is a number.
     visible_BnQS = (same_BnQS & (back_QS >= 0)) | (back_QS == 0)
-    keys_BnSZ, values_BnSV = (seen(F.pad(each, (0, 0, 0, spare))) for each in (key_BSZ, value_BSV))
+    keys_BnSZ, values_BnSV = (seen(F.pad(part, (0, 0, 0, spare))) for part in (key_BSZ, value_BSV))
     mixed_BnQV = _attend(query_BnQZ, keys_BnSZ, values_BnSV, (bias_C, back_QS, visible_BnQS))
     return mixed_BnQV.flatten(1, 2)[:, :tokens]
 

@@ -171,7 +171,7 @@ class _Order:
 
 @dataclass(frozen=True)
 class _Rows:
-    """Of a saved tensor the first tokens are in host memory; number: of the saved tensor in the recomputation."""
+    """A saved tensor whose first tokens are in host memory; number: of the saved tensor in the recomputation."""
 
     number: int | str
     first: InHostMemory | None
@@ -250,7 +250,7 @@ class SwappedLayer:
         return mixed
 
     def _names(self, streams: Sequence[Tensor]) -> list[str]:
-        """Of what is mixed next: the same in the recomputation."""
+        """Names of the streams that are mixed next: the same in the recomputation."""
         self._mixings += 1
         return [f"{self._mixings}.{index}" for index in range(len(streams))]
 
@@ -295,11 +295,11 @@ class SwappedLayer:
     def _copied(self, tensor: Tensor, part: str, take: Callable[[Tensor], Tensor], order: _Order) -> InHostMemory:
         """Views of the same values are copied once, while they are alive."""
         key = part, *_key(tensor)
-        held = self._copies.get(key)
-        if held is None or not _is_at(held[0], key[1]):
+        cached = self._copies.get(key)
+        if cached is None or not _is_at(cached[0], key[1]):
             copy = InHostMemory(take(order.in_memory(tensor.detach())), self.swap)
-            held = self._copies[key] = StorageWeakRef(tensor.untyped_storage()), copy
-        return held[1]
+            cached = self._copies[key] = StorageWeakRef(tensor.untyped_storage()), copy
+        return cached[1]
 
     def _unpack(self, saved: Tensor | _Rows | _Whole) -> Tensor:
         if isinstance(saved, Tensor):
@@ -325,17 +325,17 @@ class SwappedLayer:
 
     def _recompute(self) -> dict[int | str, Tensor]:
         assert self._input is not None
-        again: dict[int | str, Tensor] = {}
+        recomputed: dict[int | str, Tensor] = {}
         mixed, self._mixings = iter(self._mixed), 0
 
         def pack(tensor: Tensor) -> Tensor:
-            number = sum(isinstance(key, int) for key in again)
-            again[number] = _Order.of(tensor).in_memory(tensor.detach())
+            number = sum(isinstance(key, int) for key in recomputed)
+            recomputed[number] = _Order.of(tensor).in_memory(tensor.detach())
             return tensor
 
         def mix(_: Callable[..., Tensor], *streams: Tensor) -> Tensor:
             for part, name in zip(streams, self._names(streams), strict=True):
-                again[name] = _Order.of(part).in_memory(part.detach())
+                recomputed[name] = _Order.of(part).in_memory(part.detach())
             saved, shards = next(mixed)
             return _last(saved, self.cut, shards).requires_grad_(streams[0].requires_grad)
 
@@ -343,13 +343,13 @@ class SwappedLayer:
         x_BRD = _last(self._input, self.cut, 1).requires_grad_(self.needs_gradient)
         with torch.enable_grad(), saved_tensors_hooks(pack, lambda tensor: tensor):
             self.compute(x_BRD, metadata, None)
-        return again
+        return recomputed
 
     def _is_by_token(self, order: _Order) -> bool:
         return self._tokens_of(order) in (self.tokens, self.shards * self.tokens)
 
     def _tokens_of(self, order: _Order) -> int:
-        """Of a sample, in a tensor [B, T, ...] or [B x T, ...]; 0 in others."""
+        """Tokens of a sample, in a tensor [B, T, ...] or [B x T, ...]; 0 in others."""
         if order.shape[:1] == (self.batch,) and len(order.shape) > 1:
             return order.shape[1]
         return order.shape[0] // self.batch if order.shape and order.shape[0] % self.batch == 0 else 0

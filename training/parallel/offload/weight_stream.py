@@ -203,7 +203,7 @@ class WeightStream:
 
     @property
     def held_bytes(self) -> int:
-        """Of the layers that are on the device at once, the largest."""
+        """Bytes of the layers that are on the device at once, at most."""
         sizes = sorted((sum(weight.stored.nbytes for weight in layer.weights) for layer in self._layers), reverse=True)
         return sum(sizes[:LAYERS_HELD])
 
@@ -264,7 +264,7 @@ class WeightStream:
         if self._copies is not None:
             free = torch.cuda.current_stream(self.device).record_event()
         layer.arrival = self._reader.submit(self._fill, layer.weights, free)
-        self.max_held = max(self.max_held, sum(each.arrival is not None for each in self._layers))
+        self.max_held = max(self.max_held, sum(streamed.arrival is not None for streamed in self._layers))
 
     def _fill(self, weights: Sequence[_Weight], free: "torch.cuda.Event | None") -> "torch.cuda.Event | None":
         """Runs in the reading thread; returns the event of the last copy to a CUDA device."""
@@ -285,7 +285,7 @@ class WeightStream:
     def _pinned(self, weight: _Weight) -> Tensor:
         """The weight's values in one of two pinned buffers of the largest weight, once its last copy has ended."""
         if not self._ring:
-            size = max(each.stored.nbytes for layer in self._layers for each in layer.weights)
+            size = max(streamed.stored.nbytes for layer in self._layers for streamed in layer.weights)
             self._ring = [(torch.empty(size, dtype=torch.uint8, pin_memory=True), torch.cuda.Event()) for _ in range(2)]
         self._ring.append(self._ring.pop(0))
         buffer, copied = self._ring[-1]

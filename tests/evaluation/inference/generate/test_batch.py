@@ -13,7 +13,7 @@ from gristmill.evaluation.inference.generate.sequence import log_softmax
 from gristmill.evaluation.inference.local_causal_lm import LocalCausalLM
 from gristmill.foundation.errors import InputError
 from gristmill.training.config.model import ModelConfig
-from gristmill.training.model.init import initialise
+from gristmill.training.model.init import initialize
 from gristmill.training.model.transformer import ComputeOptions, Transformer
 
 VOCABULARY, CONTEXT = 300, 96
@@ -47,7 +47,7 @@ class Words:
 def model_of(shape: str) -> LocalCausalLM:
     config = ModelConfig(layers=2, width=32, sequence_length=CONTEXT, **SHAPES[shape])
     model = Transformer(config, VOCABULARY, options=ComputeOptions(torch.float64))
-    initialise(model, seed=0, device=torch.device("cpu"), dtype=torch.float64)
+    initialize(model, seed=0, device=torch.device("cpu"), dtype=torch.float64)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(3 if parameter.dim() > 1 else 1)  # likelier differences

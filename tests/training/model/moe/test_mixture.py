@@ -14,7 +14,7 @@ from gristmill.training.config.layout import LayoutConfig
 from gristmill.training.config.model import ModelConfig
 from gristmill.training.engine.passes import GradientAccumulation
 from gristmill.training.model.attention.metadata import RoutingMetadata
-from gristmill.training.model.init import fill, initialise
+from gristmill.training.model.init import fill, initialize
 from gristmill.training.model.modules import token_priorities
 from gristmill.training.model.moe import mixture as experts_module
 from gristmill.training.model.moe.dispatch import padded_positions
@@ -257,7 +257,7 @@ def test_side_losses_enter_by_their_gradient(router: str) -> None:
 def trained(moe: dict[str, Any], micro_batch: int, recompute: str) -> tuple[dict[str, Tensor], list[int]]:
     config = model_config(layers=2, **moe)
     model = Transformer(config, 31, layout=LayoutConfig(recompute=recompute), options=ComputeOptions(torch.float64, 1))
-    initialise(model, 1, torch.device("cpu"), torch.float64)
+    initialize(model, 1, torch.device("cpu"), torch.float64)
     generator = torch.Generator().manual_seed(0)
     drawn = torch.randint(0, 31, (4, TOKENS + 1), generator=generator)
     batch = {

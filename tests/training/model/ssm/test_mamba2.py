@@ -12,7 +12,7 @@ from torch import Tensor
 
 from gristmill.training.config.mixers.mamba2 import Mamba2
 from gristmill.training.config.model import ModelConfig
-from gristmill.training.model.init import Role, initialise, role_of
+from gristmill.training.model.init import Role, initialize, role_of
 from gristmill.training.model.ssm.mamba2 import ScanInputs, backend_for, by_kernels, scan, ssd
 from gristmill.training.model.transformer import ComputeOptions, Transformer
 from tests.support.decoding import decoded
@@ -116,7 +116,7 @@ def test_a_scan_goes_on_from_its_state() -> None:
 
 def model_of(**changes: Any) -> Transformer:
     model = Transformer(ModelConfig(**HYBRID | changes), 31, options=ComputeOptions(torch.float64))
-    initialise(model, 3, torch.device("cpu"), torch.float64)
+    initialize(model, 3, torch.device("cpu"), torch.float64)
     with torch.no_grad():  # first values of 0.02 would hide the mixers behind the residual stream
         for name, parameter in model.named_parameters():
             if role_of(name, model.config).is_matrix_of_layer:
@@ -160,7 +160,7 @@ def test_first_values_and_decay_are_the_papers() -> None:
     """A in [1, 16), softplus(dt_bias) in [1e-3, 1e-1), D one; those and no matrix go without weight decay."""
     config = ModelConfig(**HYBRID | {"width": 512, "heads": 8, "sequence_length": 16})
     model = Transformer(config, 31)
-    initialise(model, 0, torch.device("cpu"), torch.float32)
+    initialize(model, 0, torch.device("cpu"), torch.float32)
     values = dict(model.named_parameters())
     A, dt_bias = values["layers.0.mixer.scan.A_log"].exp(), values["layers.0.mixer.scan.dt_bias"]
     step = torch.nn.functional.softplus(dt_bias)

@@ -12,7 +12,7 @@ from gristmill.training.config.mixer import Share
 from gristmill.training.config.mixers.tcnca import Tcnca
 from gristmill.training.config.model import ModelConfig
 from gristmill.training.model.decoding_cache import RingBuffer
-from gristmill.training.model.init import Role, initialise, role_of
+from gristmill.training.model.init import Role, initialize, role_of
 from gristmill.training.model.ssm.convolution import CausalConvolution
 from gristmill.training.model.ssm.tcnca import TcncaMixer
 from gristmill.training.model.transformer import ComputeOptions, Transformer
@@ -30,7 +30,7 @@ def model_of(pattern: str = "T-T", norm_order: str = "pre", **options: Any) -> T
         **SIZE, pattern=pattern, mlp="gelu", norm_order=norm_order, mixers={"tcnca": OPTIONS | options}
     )
     model = Transformer(config, 31, options=ComputeOptions(torch.float64))
-    initialise(model, 3, torch.device("cpu"), torch.float64)
+    initialize(model, 3, torch.device("cpu"), torch.float64)
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():  # first values of 0.02 and 0 would hide the mixers behind the residual stream
         for name, parameter in model.named_parameters():
@@ -215,7 +215,7 @@ def test_a_ring_buffer_keeps_the_last_columns() -> None:
 
 def test_roles_and_first_values() -> None:
     model = Transformer(ModelConfig(**SIZE, mixer="tcnca", mixers={"tcnca": OPTIONS}), 31)
-    initialise(model, 0, torch.device("cpu"), torch.float32)
+    initialize(model, 0, torch.device("cpu"), torch.float32)
     here = "layers.0.mixer."
     values = {name.removeprefix(here): value for name, value in model.named_parameters() if name.startswith(here)}
     roles = {name: role_of(here + name, model.config) for name in values}

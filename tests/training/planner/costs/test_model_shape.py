@@ -10,7 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from gristmill.training.calibrate.layers import causal_loss
 from gristmill.training.config.mixers.attention import attended_pairs
 from gristmill.training.config.model import ModelConfig
-from gristmill.training.model.init import initialise
+from gristmill.training.model.init import initialize
 from gristmill.training.model.transformer import Transformer
 from gristmill.training.planner.costs.model_shape import (
     flops_per_token,
@@ -38,7 +38,7 @@ def test_by_hand() -> None:
 
 def test_torch_counts_the_same_matrix_products() -> None:
     model = Transformer(MODEL, VOCAB)
-    initialise(model, 1, torch.device("cpu"), torch.float32)
+    initialize(model, 1, torch.device("cpu"), torch.float32)
     tokens = torch.zeros(3, 8, dtype=torch.int64)
     model.output = causal_loss()
     onednn = torch.ops.mkldnn._linear_pointwise  # float32 products on CPUs
