@@ -88,7 +88,7 @@ class CurateConfig(Config):
     @field_validator("span_dedup")
     @classmethod
     def each_unit_once(cls, value: tuple[SpanDedupConfig, ...]) -> tuple[SpanDedupConfig, ...]:
-        units = [one.unit for one in value]
+        units = [config.unit for config in value]
         if len(units) != len(set(units)):
             raise ValueError(f"span_dedup names {units[0]!r} twice; give `paragraph` and `line` once each")
         return value

@@ -38,7 +38,7 @@ def read_reference(
     """Reads JSONL files, compressed or not. languages: only these; empty for all.
 
     Raises InputError for a file that cannot be read or lacks a field, RecipeError if no English text is left."""
-    found: dict[tuple[str, str], list[tuple[float, str]]] = defaultdict(list)
+    texts_by_label: dict[tuple[str, str], list[tuple[float, str]]] = defaultdict(list)
     mislabelled: Counter[str] = Counter()
     wanted = {language_code(name) for name in languages} | ({"en"} if languages else set())
     for path in paths:
@@ -48,17 +48,19 @@ def read_reference(
         for (text, tag), script, row in zip(pairs, scripts, detected, strict=True):
             language = language_code(tag.replace("_", "-").partition("-")[0])
             if language not in UNDETERMINED and (not wanted or language in wanted):
-                found[language, script].append((row["language_score"] * (row["detected_language"] == language), text))
+                texts_by_label[language, script].append(
+                    (row["language_score"] * (row["detected_language"] == language), text)
+                )
     texts_of: dict[tuple[str, str], list[str]] = {}
-    for (language, script), scored in found.items():
+    for (language, script), scored in texts_by_label.items():
         best = max(score for score, _ in scored)
         kept = [text for score, text in scored if best < SURE or score >= best / 2]
         texts_of[language, script] = kept
         mislabelled[language] += len(scored) - len(kept)
-    if ("en", "Latn") not in found:
+    if ("en", "Latn") not in texts_by_label:
         raise RecipeError(
-            f"no English text among {sum(map(len, found.values()))} records; thresholds are matched to English ones: "
-            f"give a corpus with English texts, or set the field of the language with --language-field"
+            f"no English text among {sum(map(len, texts_by_label.values()))} records; thresholds are matched to "
+            f"English ones: give a corpus with English texts, or set the field of the language with --language-field"
         )
     return ReferenceTexts(texts_of, +mislabelled)
 
@@ -88,9 +90,9 @@ def _records(path: Path, text_field: str, language_field: str) -> list[tuple[str
             raise InputError(f"{path}: line {number} is not JSON ({error}); name a JSONL file") from error
         for field in (text_field, language_field):
             if not isinstance(record, dict) or not isinstance(record.get(field), str):
-                held = ", ".join(record) if isinstance(record, dict) else "none"
+                fields = ", ".join(record) if isinstance(record, dict) else "none"
                 raise InputError(
-                    f"{path}: line {number}: no text in field {field!r}; fields are {held}; set --text-field or "
+                    f"{path}: line {number}: no text in field {field!r}; fields are {fields}; set --text-field or "
                     f"--language-field"
                 )
         pairs.append((record[text_field], record[language_field]))

@@ -88,7 +88,7 @@ class CurationInputs:
 
 @dataclass(frozen=True)
 class CurationState:
-    """What the steps have produced so far.
+    """Results of the steps so far.
 
     annotated: by source, its annotated files; annotate_configs: by source, how they were annotated. sources: the
     same with the results of the filters. removals: the removals steps that removed documents. scores: annotated file ->
@@ -222,8 +222,8 @@ def _sources_to_write(state: CurationState, inputs: CurationInputs) -> list[Sour
     quality = inputs.config.quality
     scored = () if quality is None else quality.scored
     return [
-        SourceToWrite(one, config, state.scores if one.source.name in scored else None)
-        for one, config in zip(state.final, state.annotate_configs, strict=True)
+        SourceToWrite(state_of_source, config, state.scores if state_of_source.source.name in scored else None)
+        for state_of_source, config in zip(state.final, state.annotate_configs, strict=True)
     ]
 
 
@@ -231,11 +231,11 @@ def _counts(state: CurationState, inputs: CurationInputs) -> dict[str, Any]:
     """By source, its entry in counts.json."""
     assert state.edits is not None
     files = count_files(state.sources, state.final, state.removals, state.edits.evidence(), inputs.engine)
-    found = {}
+    counts = {}
     for read in state.sources:
         reasons = quarantined_rows(read, ["unreadable"])
-        found[read.source.name] = count_source(read, files[read.files.start : read.files.stop], reasons)
-    return found
+        counts[read.source.name] = count_source(read, files[read.files.start : read.files.stop], reasons)
+    return counts
 
 
 def _delete_other_annotations(cache: Path, tasks: Sequence[Sequence[AnnotateTask]]) -> None:

@@ -92,10 +92,10 @@ def count_files(
 ) -> list[FileCounts]:
     """The counts of every annotated file of all sources. written: the sources with the files that are written."""
     tasks = []
-    for one, final in zip(curated, written, strict=True):
-        labels = tuple(rule.label for rule in one.rules.rules)
+    for state, final in zip(curated, written, strict=True):
+        labels = tuple(rule.label for rule in state.rules.rules)
         for path, file, read, results in zip(
-            one.paths, one.files, one.filter_results, final.filter_results, strict=True
+            state.paths, state.files, state.filter_results, final.filter_results, strict=True
         ):
             tasks.append(CountTask(path, file, read, results, labels, tuple(removals), evidence[file]))
     return engine.map(_count_file, tasks, "count outcomes", unit="files")
@@ -123,12 +123,12 @@ def _edit_counts(task: CountTask, kept: np.ndarray) -> tuple[Counter[str], dict[
     """(changes, removed_spans, pieces) of FileCounts."""
     changes: Counter[str] = Counter()
     with pq.ParquetFile(task.path) as file:  # pq.read_table imports pyarrow.dataset
-        found = file.read(["changes", "doc_id"] if task.evidence else ["changes"])
-    for entry in pc.value_counts(pc.list_flatten(found["changes"])).to_pylist():
+        edits = file.read(["changes", "doc_id"] if task.evidence else ["changes"])
+    for entry in pc.value_counts(pc.list_flatten(edits["changes"])).to_pylist():
         changes[entry["values"]] += entry["counts"]
     if not task.evidence:
         return changes, {}, 0
-    doc_ids = found.column("doc_id").combine_chunks().filter(pa.array(kept))
+    doc_ids = edits.column("doc_id").combine_chunks().filter(pa.array(kept))
     evidence = read_evidence(task.evidence)
     spans, _ = rows_by_document(evidence.removed_spans, "doc_id", doc_ids)
     pieces, _ = rows_by_document(evidence.pieces, "parent_id", doc_ids)
@@ -141,7 +141,7 @@ def _language_counts(read: FilterResults, num_rules: int) -> dict[str, np.ndarra
     codes += np.maximum(read.failed_rule[readable], KEPT) + 1
     counts = np.bincount(codes, minlength=len(read.language_names) * (1 + num_rules))
     rows = zip(read.language_names, counts.reshape(-1, 1 + num_rules), strict=True)
-    return {name: mine for name, mine in rows if mine.any()}
+    return {name: language_row for name, language_row in rows if language_row.any()}
 
 
 def count_source(
@@ -150,18 +150,18 @@ def count_source(
     """The source's entry in counts.json. files: of its files."""
     kept, removed, quarantined = Tally(), Tally(), Tally()
     spans: dict[str, Counter[str]] = {}
-    for one in files:
-        kept.update(one.kept)
-        removed.update(one.removed)
-        for name, counts in one.removed_spans.items():
+    for file_counts in files:
+        kept.update(file_counts.kept)
+        removed.update(file_counts.removed)
+        for name, counts in file_counts.removed_spans.items():
             spans.setdefault(name, Counter()).update(counts)
     for row in quarantined_rows:
         quarantined.add(row["unreadable"], 1, 0)
     tallies = Tallies(kept, removed, quarantined, {name: dict(spans[name]) for name in sorted(spans)})
-    totals = {"documents": read.num_documents, "bytes": sum(one.num_bytes for one in files)}
-    changes: Counter[str] = sum((one.changes for one in files), Counter())
+    totals = {"documents": read.num_documents, "bytes": sum(file_counts.num_bytes for file_counts in files)}
+    changes: Counter[str] = sum((file_counts.changes for file_counts in files), Counter())
     return {
-        **source_counts(totals, tallies, sum(one.pieces for one in files)),
+        **source_counts(totals, tallies, sum(file_counts.pieces for file_counts in files)),
         "changed": dict(sorted(changes.items())),
         "languages": language_counts([rule.label for rule in read.rules.rules], files),
     }
@@ -170,34 +170,34 @@ def count_source(
 def language_counts(rules: Sequence[str], files: Sequence[FileCounts]) -> dict[str, dict[str, Any]]:
     """By language profile (detected language, where none are used): documents read that could be, and how many each
     rule of the filters removed. rules: their labels."""
-    found: dict[str, np.ndarray] = {}
-    for one in files:
-        for name, mine in one.languages.items():
-            found[name] = found.get(name, 0) + mine
+    totals: dict[str, np.ndarray] = {}
+    for file_counts in files:
+        for name, counts in file_counts.languages.items():
+            totals[name] = totals.get(name, 0) + counts
     return {
-        name: {"documents": int(found[name].sum()), "removed": _by_label(rules, found[name][1:].tolist())}
-        for name in sorted(found)
+        name: {"documents": int(totals[name].sum()), "removed": _by_label(rules, totals[name][1:].tolist())}
+        for name in sorted(totals)
     }
 
 
 def _by_label(labels: Sequence[str], counts: Sequence[int]) -> dict[str, int]:
-    """Of rules with one label the last one's count."""
+    """Counts by label; of rules with one label, the count of the last."""
     return {label: count for label, count in dict(zip(labels, counts, strict=True)).items() if count}
 
 
 def removed_span_counts(removed_spans: pa.Table) -> dict[str, Counter[str]]:
     """By step: documents that lost something, spans, their bytes. Spans that were only annotated are left out."""
-    found: dict[str, Counter[str]] = {}
+    counts_of_steps: dict[str, Counter[str]] = {}
     rules = removed_spans.column("rule")
     for rule in sorted(rules.unique().to_pylist()):
         if not rule.endswith(ANNOTATIONS):
-            mine = removed_spans.filter(pc.equal(rules, rule))
-            found[rule.split(".")[0]] = Counter(
-                documents=len(mine.column("doc_id").unique()),
-                spans=len(mine),
-                bytes=int(mine.column("bytes").to_numpy().sum()),
+            spans = removed_spans.filter(pc.equal(rules, rule))
+            counts_of_steps[rule.split(".")[0]] = Counter(
+                documents=len(spans.column("doc_id").unique()),
+                spans=len(spans),
+                bytes=int(spans.column("bytes").to_numpy().sum()),
             )
-    return found
+    return counts_of_steps
 
 
 @dataclass(frozen=True)
@@ -250,8 +250,8 @@ def check_not_empty(source: SourceConfig, counts: Mapping[str, Any], first_reaso
     if not lost:
         raise InputError(f"source {source.name}: all {read} documents are in held-out splits; lower curate.splits")
     name, largest = max(lost.items(), key=lambda item: item[1]["documents"])
-    held = sum(entry["documents"] for entry in counts["kept"].values())
-    purpose = f"to train on ({held} are held out)" if source.held_out is None else "to score"
+    num_held_out = sum(entry["documents"] for entry in counts["kept"].values())
+    purpose = f"to train on ({num_held_out} are held out)" if source.held_out is None else "to score"
     raise InputError(
         f"source {source.name}: of {read} documents none is left {purpose}; {name} removed {largest['documents']} of "
         "them; loosen that rule in curate.filters or the source's filters"
@@ -298,7 +298,7 @@ def check_training_documents(
 
 
 def sources_without_documents(corpus: Path, names: Iterable[str]) -> frozenset[str]:
-    """Of these sources those of which curation kept no training document; it has said so, and the run goes on. None
+    """Those of the sources of which curation kept no training document; it has said so, and the run goes on. None
     where the corpus has no counts: then the stage that finds no documents says so."""
     path = corpus / COUNTS_NAME
     counts = json.loads(path.read_bytes())["sources"] if path.is_file() else {}
@@ -309,39 +309,39 @@ def sources_without_documents(corpus: Path, names: Iterable[str]) -> frozenset[s
 def rule_table(sources: Sequence[SourceState]) -> dict[str, Any]:
     """By source: each rule with its signal, comparison, threshold and where the number is from."""
     return {
-        one.source.name: [
+        state.source.name: [
             {
                 "rule": rule.label,
                 "signal": rule.signal,
                 "keep": rule.keep,
                 "threshold": float(rule.threshold),
                 "source": rule.source,
-                "profiles": _profile_thresholds(one, index),
+                "profiles": _profile_thresholds(state, index),
             }
-            for index, rule in enumerate(one.rules.rules)
+            for index, rule in enumerate(state.rules.rules)
         ]
-        for one in sources
+        for state in sources
     }
 
 
-def _profile_thresholds(one: SourceState, rule_index: int) -> dict[str, float | None]:
+def _profile_thresholds(state: SourceState, rule_index: int) -> dict[str, float | None]:
     """The rule's threshold in each language profile that the source's documents have; null where the rule is off."""
     present: set[str] = set()
-    for results in one.filter_results:
+    for results in state.filter_results:
         present.update(results.present_languages)
-    profiles = sorted(present & one.rules.by_profile.keys())
-    thresholds = {key: one.rules.by_profile[key][rule_index] for key in profiles}
+    profiles = sorted(present & state.rules.by_profile.keys())
+    thresholds = {key: state.rules.by_profile[key][rule_index] for key in profiles}
     return {key: None if np.isnan(number) else float(number) for key, number in thresholds.items()}
 
 
 def document_totals(summary: Mapping[str, Any]) -> dict[str, int]:
     """Documents read, kept, removed and quarantined, summed over all sources."""
-    found = Counter[str]()
+    totals = Counter[str]()
     for entry in summary["sources"].values():
-        found["read"] += entry["read"]["documents"]
+        totals["read"] += entry["read"]["documents"]
         for outcome in ("kept", "removed", "quarantined"):
-            found[outcome] += sum(counts["documents"] for counts in entry[outcome].values())
-    return dict(found)
+            totals[outcome] += sum(counts["documents"] for counts in entry[outcome].values())
+    return dict(totals)
 
 
 # The steps after the filters.

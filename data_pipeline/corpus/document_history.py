@@ -26,7 +26,7 @@ REWRITING = ("paragraph_dedup", "line_dedup", "substring_dedup", "decontaminate"
 
 @dataclass(frozen=True)
 class Event:
-    """What one step did with a document. lines: what it found, with values and thresholds."""
+    """Outcome of one step for a document. lines: what it found, with values and thresholds."""
 
     step: str
     outcome: str
@@ -181,17 +181,17 @@ def _span_line(span: dict[str, Any]) -> str:
 
 def _contaminated(row: dict[str, Any]) -> list[Event]:
     """Which benchmark texts were found in the document."""
-    found = row["contamination"]
-    if not found:
+    matches = row["contamination"]
+    if not matches:
         return []
     lines = [
         f"{match['benchmark']} {match['example']} ({match['field']}): {match['kind']}, {match['matched']} of "
         f"{match['of']} {'words' if match['kind'] in ('short', 'edited') else 'n-grams'}"
-        for match in found[:MAX_SHOWN]
+        for match in matches[:MAX_SHOWN]
     ]
-    if len(found) > MAX_SHOWN:
-        lines.append(f"and {len(found) - MAX_SHOWN} more")
-    return [Event("decontamination", f"{len(found)} benchmark texts found", tuple(lines))]
+    if len(matches) > MAX_SHOWN:
+        lines.append(f"and {len(matches) - MAX_SHOWN} more")
+    return [Event("decontamination", f"{len(matches)} benchmark texts found", tuple(lines))]
 
 
 def _removed_by_rewriting(row: dict[str, Any]) -> list[Event]:
@@ -204,11 +204,11 @@ def _removed_by_rewriting(row: dict[str, Any]) -> list[Event]:
 
 def _kept(doc_id: str, row: dict[str, Any], corpus: Path) -> Event:
     for path in _shards("documents", row, corpus):
-        found = pq.read_table(path, columns=["text"], filters=pc.field("doc_id") == doc_id).to_pylist()
-        if found:
+        rows = pq.read_table(path, columns=["text"], filters=pc.field("doc_id") == doc_id).to_pylist()
+        if rows:
             where = path.relative_to(corpus).as_posix()
             name = () if doc_id == row["doc_id"] else (f"piece {doc_id}",)
-            return Event("split", row["split"], (*name, where, excerpt(found[0]["text"], 300)))
+            return Event("split", row["split"], (*name, where, excerpt(rows[0]["text"], 300)))
     raise InputError(f"{corpus}: {doc_id} is in the ledger and in no shard; run gristmill verify on the folder")
 
 

@@ -49,7 +49,7 @@ def signals_schema(edits: Sequence[str], optional: OptionalSignals, pii: bool, s
 
 @dataclass(frozen=True)
 class ShardFormat:
-    """What the shards of a source have in common. edits: the filters that edited the source, each of which added
+    """Settings that the shards of a source share. edits: the filters that edited the source, each of which added
     columns to its signals. is_scored: by the quality classifier."""
 
     source: str
@@ -120,7 +120,7 @@ class ShardTask:
 
     @property
     def columns(self) -> list[str]:
-        """Of the files that it reads."""
+        """Columns of the files that it reads."""
         scores = [QUALITY_FIELD.name] if self.format.is_scored and self.scores is None else []
         return [*self.format.annotated_columns, *scores]
 

@@ -94,11 +94,11 @@ def _runs(tasks: Sequence[ShardTask], workers: int) -> list[tuple[ShardTask, ...
     """Runs of up to MAX_RUN consecutive shards of one source and split, fewer where the workers would be unevenly
     loaded. Each run is written by one worker."""
     size = MAX_RUN if workers == 1 else min(max(len(tasks) // (RUNS_PER_WORKER * workers), 1), MAX_RUN)
-    found: list[tuple[ShardTask, ...]] = []
+    runs: list[tuple[ShardTask, ...]] = []
     for _, group in groupby(tasks, lambda task: (task.format.source, task.split)):
         shards = tuple(group)
-        found += [shards[start : start + size] for start in range(0, len(shards), size)]
-    return found
+        runs += [shards[start : start + size] for start in range(0, len(shards), size)]
+    return runs
 
 
 def _training_shards(
@@ -119,7 +119,7 @@ def _training_shards(
             for split in range(1, len(SPLITS))
             if plan.held_out[number, split]
         }
-        scores = None if source.scores is None else tuple(source.scores[one.path] for one in rows)
+        scores = None if source.scores is None else tuple(source.scores[row_range.path] for row_range in rows)
         tasks.append(ShardTask(folder, SPLITS[0], f"{name}-{number:05}.parquet", shard_format, rows, scores, held_out))
     return tasks, plan
 
@@ -143,22 +143,22 @@ def ledger_tasks(
 ) -> list[LedgerTask]:
     """evidence: of each annotated file of all sources."""
     tasks = []
-    for one in curated:
-        for number, start in enumerate(range(0, max(one.num_documents, 1), LEDGER_ROWS)):
+    for state in curated:
+        for number, start in enumerate(range(0, max(state.num_documents, 1), LEDGER_ROWS)):
             rows = tuple(
                 LedgerRows(
-                    one.paths[file],
+                    state.paths[file],
                     first,
                     last,
-                    one.filter_results[file],
+                    state.filter_results[file],
                     tuple(removals),
-                    one.first_file + file,
-                    evidence[one.first_file + file],
+                    state.first_file + file,
+                    evidence[state.first_file + file],
                 )
-                for file, first, last in one.row_ranges(start, start + LEDGER_ROWS)
+                for file, first, last in state.row_ranges(start, start + LEDGER_ROWS)
             )
-            path = folder / "ledger" / f"{one.source.name}-{number:05}.parquet"
-            tasks.append(LedgerTask(path, one.source.name, one.rules, rows, SPLITS))
+            path = folder / "ledger" / f"{state.source.name}-{number:05}.parquet"
+            tasks.append(LedgerTask(path, state.source.name, state.rules, rows, SPLITS))
     return tasks
 
 
@@ -166,30 +166,32 @@ def write_quarantine(curated: Sequence[SourceState], folder: Path) -> None:
     """One JSON line a record that could not be read. Files are named by digest; the lock has their names."""
     columns = ["doc_id", "raw_digest", "record", "offset", "unreadable", "reason", "excerpt"]
     with atomic_path(folder / QUARANTINE_NAME) as temporary, temporary.open("wb") as file:
-        for one in curated:
-            for row in quarantined_rows(one, columns):
-                file.write(orjson.dumps({"source": one.source.name, **row}) + b"\n")
+        for state in curated:
+            for row in quarantined_rows(state, columns):
+                file.write(orjson.dumps({"source": state.source.name, **row}) + b"\n")
 
 
-def quarantined_rows(one: SourceState, columns: Sequence[str]) -> Iterator[dict[str, Any]]:
+def quarantined_rows(state: SourceState, columns: Sequence[str]) -> Iterator[dict[str, Any]]:
     """The source's records that could not be read."""
-    for path, results in zip(one.paths, one.filter_results, strict=True):
+    for path, results in zip(state.paths, state.filter_results, strict=True):
         if results.num_quarantined:
             yield from pq.read_table(path, columns=list(columns), filters=pc.field("unreadable").is_valid()).to_pylist()
 
 
 def write_examples(curated: Sequence[SourceState], removals: Sequence[Removals], folder: Path, engine: Engine) -> None:
-    lines = [orjson.dumps(example) + b"\n" for one in curated for example in borderline_examples(one, removals, engine)]
+    lines = [
+        orjson.dumps(example) + b"\n" for state in curated for example in borderline_examples(state, removals, engine)
+    ]
     write_atomic(folder / EXAMPLES_NAME, b"".join(lines))
 
 
-def write_contamination(found: Decontamination, folder: Path) -> None:
-    """What of which benchmark stood in the corpus, for programs and for people."""
+def write_contamination(decontamination: Decontamination, folder: Path) -> None:
+    """Writes the report on benchmark texts in the corpus, as JSON and Markdown."""
     where = folder / DECONTAMINATION_FOLDER
-    write_atomic(where / REPORT_JSON, canonical_json(found.report) + b"\n")
-    write_atomic(where / REPORT_MARKDOWN, report_markdown(found.report).encode())
+    write_atomic(where / REPORT_JSON, canonical_json(decontamination.report) + b"\n")
+    write_atomic(where / REPORT_MARKDOWN, report_markdown(decontamination.report).encode())
     with atomic_path(where / QUESTIONS_NAME) as temporary, temporary.open("wb") as file:
-        for path in found.question_files:
+        for path in decontamination.question_files:
             with path.open("rb") as lines:
                 shutil.copyfileobj(lines, file)
 
@@ -213,17 +215,17 @@ class Example:
     duplicate_of: str | None = None
 
 
-def borderline_examples(one: SourceState, removals: Sequence[Removals], engine: Engine) -> Iterator[dict[str, Any]]:
+def borderline_examples(state: SourceState, removals: Sequence[Removals], engine: Engine) -> Iterator[dict[str, Any]]:
     """For each rule that removed a document of the source, the EXAMPLES_PER_SIDE documents nearest its threshold on
     either side; for each later step, the removed documents with the lowest values. Of equals the first in the
     source."""
-    chosen = [*_rule_examples(one), *(example for step in removals for example in _step_examples(one, step))]
-    documents = _read_documents(one, chosen, engine)
+    chosen = [*_rule_examples(state), *(example for step in removals for example in _step_examples(state, step))]
+    documents = _read_documents(state, chosen, engine)
     for example in chosen:
         doc_id, excerpt = documents[example.file, example.row]
         yield {
             "rule": example.rule,
-            "source": one.source.name,
+            "source": state.source.name,
             "side": example.side,
             "doc_id": doc_id,
             "value": example.value,
@@ -233,13 +235,13 @@ def borderline_examples(one: SourceState, removals: Sequence[Removals], engine: 
         }
 
 
-def _rule_examples(one: SourceState) -> Iterator[Example]:
-    nearest = [results.nearest for results in one.filter_results if results.nearest is not None]
+def _rule_examples(state: SourceState) -> Iterator[Example]:
+    nearest = [results.nearest for results in state.filter_results if results.nearest is not None]
     if not nearest:
         return
     # [rules, sides, files, EXAMPLES_PER_SIDE]
     rows, values, thresholds = (
-        np.stack([getattr(found, name) for found in nearest], axis=2) for name in ("rows", "values", "thresholds")
+        np.stack([getattr(arrays, name) for arrays in nearest], axis=2) for name in ("rows", "values", "thresholds")
     )
     for rule, side in np.ndindex(rows.shape[:2]):
         if (rows[rule, REMOVED_SIDE] < 0).all():
@@ -250,49 +252,53 @@ def _rule_examples(one: SourceState) -> Iterator[Example]:
         order = np.lexsort((row, file, distances))[:EXAMPLES_PER_SIDE]
         for at in order[np.lexsort((row[order], file[order]))].tolist():
             where = rule, side, file[at], place[at]
-            label = one.rules.rules[rule].label
+            label = state.rules.rules[rule].label
             yield Example(
                 int(file[at]), int(row[at]), label, SIDES[side], float(values[where]), float(thresholds[where])
             )
 
 
-def _step_examples(one: SourceState, step: Removals) -> list[Example]:
+def _step_examples(state: SourceState, step: Removals) -> list[Example]:
     lowest: list[Example] = []
-    for file, number in enumerate(one.files):
-        mine = step.in_file(number)
-        order = np.argsort(mine.values, kind="stable")[:EXAMPLES_PER_SIDE]
-        ids = [None] * len(order) if mine.duplicate_of is None else unpacked_ids(mine.duplicate_of[order]).to_pylist()
+    for file, number in enumerate(state.files):
+        removed = step.in_file(number)
+        order = np.argsort(removed.values, kind="stable")[:EXAMPLES_PER_SIDE]
+        ids = (
+            [None] * len(order)
+            if removed.duplicate_of is None
+            else unpacked_ids(removed.duplicate_of[order]).to_pylist()
+        )
         for at, duplicate_of in zip(order.tolist(), ids, strict=True):
-            row, value = int(mine.rows[at]), float(mine.values[at])
+            row, value = int(removed.rows[at]), float(removed.values[at])
             lowest.append(Example(file, row, step.step, "removed", value, float(step.threshold), duplicate_of))
         lowest = sorted(lowest, key=attrgetter("value"))[:EXAMPLES_PER_SIDE]
     return lowest
 
 
 def _read_documents(
-    one: SourceState, examples: Sequence[Example], engine: Engine
+    state: SourceState, examples: Sequence[Example], engine: Engine
 ) -> Mapping[tuple[int, int], tuple[str, str]]:
     """By file and row: (doc_id, excerpt)."""
-    rows = {file: sorted({one.row for one in examples if one.file == file}) for file in {e.file for e in examples}}
-    tasks = [(file, one.paths[file], wanted) for file, wanted in sorted(rows.items())]
-    found: dict[tuple[int, int], tuple[str, str]] = {}
+    rows = {number: sorted({e.row for e in examples if e.file == number}) for number in {e.file for e in examples}}
+    tasks = [(file, state.paths[file], wanted) for file, wanted in sorted(rows.items())]
+    documents_by_row: dict[tuple[int, int], tuple[str, str]] = {}
     for documents in engine.map(_read_rows, tasks, "examples", unit="files"):
-        found |= documents
-    return found
+        documents_by_row |= documents
+    return documents_by_row
 
 
 def _read_rows(task: tuple[int, Path, list[int]]) -> dict[tuple[int, int], tuple[str, str]]:
     number, path, rows = task
-    found = {}
+    documents = {}
     with pq.ParquetFile(path) as file:
         start = 0
         for group in range(file.num_row_groups):
             stop = start + file.metadata.row_group(group).num_rows
-            mine = [row for row in rows if start <= row < stop]
-            if mine:
+            group_rows = [row for row in rows if start <= row < stop]
+            if group_rows:
                 table = file.read_row_group(group, columns=["doc_id", "text"])
-                for row in mine:
+                for row in group_rows:
                     doc_id, text = (table.column(name)[row - start].as_py() for name in ("doc_id", "text"))
-                    found[number, row] = (doc_id, text[:EXCERPT_CHARACTERS])
+                    documents[number, row] = (doc_id, text[:EXCERPT_CHARACTERS])
             start = stop
-    return found
+    return documents

@@ -1,4 +1,4 @@
-"""What the recipe says about decontamination."""
+"""Settings of decontamination in the recipe."""
 
 import bz2
 import glob
@@ -42,13 +42,13 @@ class BenchmarkConfig(Config):
 
     def files(self) -> list[Path]:
         """The files of the paths, each once. Raises InputError for a glob that matches nothing."""
-        found: list[Path] = []
+        paths: list[Path] = []
         for path in self.paths:
             matches = sorted(map(Path, glob.glob(str(path), recursive=True))) if glob.has_magic(str(path)) else [path]
             if not matches:
                 raise InputError(f"{path}: the benchmark {self.name} has no file of this pattern; check its paths")
-            found += [match for match in matches if match not in found]
-        return found
+            paths += [match for match in matches if match not in paths]
+        return paths
 
     @model_validator(mode="after")
     def lines_hold_the_fields(self) -> Self:
@@ -161,9 +161,9 @@ def read_benchmark(config: BenchmarkConfig) -> list[Example]:
     """All texts of the benchmark; an empty one for each field that a record lacks.
 
     Raises InputError, naming file and line, for a missing file, a bad line, or a field that no record has."""
-    found: list[Example] = []
+    examples: list[Example] = []
     fields = config.fields or (PLAIN,)
-    held: set[str] = set()
+    filled_fields: set[str] = set()
     first: tuple[str, dict[str, Any]] | None = None
     for number, (where, record) in enumerate(_records(config)):
         first = first or (where, record)
@@ -172,17 +172,17 @@ def read_benchmark(config: BenchmarkConfig) -> list[Example]:
         for field in fields:
             value = value_of(record, field)
             texts = [text for text in _texts(value) if text.strip()]
-            held |= {field} if texts else set()
+            filled_fields |= {field} if texts else set()
             is_answer = is_answer_field(field, fields, config.answers, value)
-            found += [Example(config.name, name, field, text, is_answer) for text in texts or [""]]
+            examples += [Example(config.name, name, field, text, is_answer) for text in texts or [""]]
     if first is None:
         raise InputError(f"{config.paths[0]}: the benchmark {config.name} has no text; check its paths and fields")
     for field in fields:
-        if field not in held:
+        if field not in filled_fields:
             where, record = first
             field_value(record, field, where)
             raise InputError(f"{where}: no record has a text in the field {field!r}; check `fields`")
-    return found
+    return examples
 
 
 def is_answer_field(field: str, fields: Sequence[str], answers: Sequence[str], value: Any) -> bool:
@@ -192,12 +192,12 @@ def is_answer_field(field: str, fields: Sequence[str], answers: Sequence[str], v
 
 def missing_fields(examples: Iterable[Example]) -> dict[str, dict[str, int]]:
     """By benchmark and field: in how many records the field is missing, null or empty. Those in none are left out."""
-    found: dict[str, dict[str, int]] = {}
+    missing: dict[str, dict[str, int]] = {}
     for example in examples:
         if not example.text:
-            fields = found.setdefault(example.benchmark, {})
+            fields = missing.setdefault(example.benchmark, {})
             fields[example.field] = fields.get(example.field, 0) + 1
-    return found
+    return missing
 
 
 def benchmark_digests(config: BenchmarkConfig) -> list[str]:
@@ -209,7 +209,7 @@ def benchmark_digests(config: BenchmarkConfig) -> list[str]:
 
 
 def numbered_examples(texts: Iterable[tuple[str, int, str, str, bool]]) -> list[Example]:
-    """Of (benchmark, record, field, text, is_answer), as evaluation hands down the records of its tasks."""
+    """Examples of (benchmark, record, field, text, is_answer), as evaluation hands down the records of its tasks."""
     return [Example(benchmark, str(record), field, text, answer) for benchmark, record, field, text, answer in texts]
 
 
@@ -225,17 +225,17 @@ def _records(config: BenchmarkConfig) -> Iterator[tuple[str, dict[str, Any]]]:
 
 def _records_of_lines(config: BenchmarkConfig) -> Iterator[tuple[str, dict[str, Any]]]:
     for path in config.files():
-        held = list(_lines([path]))
-        if len(held) % len(config.lines):
+        lines = list(_lines([path]))
+        if len(lines) % len(config.lines):
             raise InputError(
-                f"{path}: {len(held)} lines are no whole number of records of {len(config.lines)}; set `lines` to the "
+                f"{path}: {len(lines)} lines are no whole number of records of {len(config.lines)}; set `lines` to the "
                 "lines of one record, or fetch the file again"
             )
-        for first in range(0, len(held), len(config.lines)):
+        for first in range(0, len(lines), len(config.lines)):
             record: dict[str, Any] = {}
-            for name, (_, line) in zip(config.lines, held[first : first + len(config.lines)], strict=True):
+            for name, (_, line) in zip(config.lines, lines[first : first + len(config.lines)], strict=True):
                 record.setdefault(name, []).append(line)
-            yield held[first][0], record
+            yield lines[first][0], record
 
 
 def _lines(paths: Sequence[Path]) -> Iterator[tuple[str, str]]:
@@ -266,7 +266,7 @@ def _record(line: str, where: str) -> dict[str, Any]:
 
 
 def field_value(record: dict[str, Any], field: str, where: str) -> Any:
-    """What stands at a dotted name: {"a": {"b": 1}}, "a.b" -> 1. Raises InputError if nothing does."""
+    """Value at a dotted name: {"a": {"b": 1}}, "a.b" -> 1. Raises InputError if nothing does."""
     if (value := value_of(record, field)) is None:
         raise InputError(f"{where}: no field {field!r}; fields are {sorted(record)}; set `fields`")
     return value

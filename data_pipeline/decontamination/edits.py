@@ -83,12 +83,12 @@ def _answers(
     for number, example in enumerate(examples):
         if (example.benchmark, example.example) in records and counts[number]:
             records[example.benchmark, example.example].append(number)
-    found: dict[int, list[int]] = {}
+    answers_of: dict[int, list[int]] = {}
     for numbers in records.values():
         fields = list(dict.fromkeys(examples[number].field for number in numbers))
         for number in short.intersection(numbers):
             later = fields[fields.index(examples[number].field) + 1 :]
-            found[number] = [
+            answers_of[number] = [
                 other
                 for other in numbers
                 if examples[other].field in later
@@ -96,9 +96,9 @@ def _answers(
                 and total[number] + total[other] >= config.min_information
             ]
     sizes = np.zeros(len(examples), np.int64)
-    for number, answers in found.items():
+    for number, answers in answers_of.items():
         sizes[number] = len(answers)
-    rows = [answer for number in sorted(found) for answer in found[number]]
+    rows = [answer for number in sorted(answers_of) for answer in answers_of[number]]
     return np.array(rows, np.int64), np.concatenate([[0], np.cumsum(sizes)])
 
 
@@ -124,19 +124,20 @@ def _seed_table(texts: SearchedTexts, edited: np.ndarray) -> SeedTable:
 
 def _short_seeds(texts: SearchedTexts) -> list[tuple[np.uint64, int]]:
     """(key, text) of the first three words of each short question, or of it and the answer right behind it."""
-    found = []
+    seeds = []
     for text in np.flatnonzero(np.diff(texts.answer_first)).tolist():
         question = texts.hashes[texts.ends[text] : texts.ends[text + 1]]
-        mine = texts.answers[texts.answer_first[text] : texts.answer_first[text + 1]]
+        answers = texts.answers[texts.answer_first[text] : texts.answer_first[text + 1]]
         rows = (
             [question]
             if len(question) >= SEED_WORDS
             else [
-                np.concatenate([question, texts.hashes[texts.ends[answer] : texts.ends[answer + 1]]]) for answer in mine
+                np.concatenate([question, texts.hashes[texts.ends[answer] : texts.ends[answer + 1]]])
+                for answer in answers
             ]
         )
-        found += [(seed_hash(*row[:SEED_WORDS]), text) for row in rows]
-    return list(dict.fromkeys(found))
+        seeds += [(seed_hash(*row[:SEED_WORDS]), text) for row in rows]
+    return list(dict.fromkeys(seeds))
 
 
 def search_edits(index: EditIndex, words: Words, window: int) -> np.ndarray:
@@ -144,12 +145,12 @@ def search_edits(index: EditIndex, words: Words, window: int) -> np.ndarray:
     met = np.empty((3, len(words.hashes) // 4 + 4096), np.int64)  # seeds are met at one word in 30
     while (count := search_seeds(words.hashes, words.ends, index.seeds, met)) > met.shape[1]:
         met = np.empty((3, count), np.int64)
-    found = np.empty((6, count), np.int64)
+    copies = np.empty((6, count), np.int64)
     met = met[:, :count]
     if not count:
-        return found
-    return found[
-        :, : verify_seeds(met, words.hashes, words.ends, index.seeds, index.texts, SURE, EDIT_COST, window, found)
+        return copies
+    return copies[
+        :, : verify_seeds(met, words.hashes, words.ends, index.seeds, index.texts, SURE, EDIT_COST, window, copies)
     ]
 
 
@@ -157,13 +158,13 @@ def copy_of(index: EditIndex, text: int, document: np.ndarray, word: int) -> tup
     """(first word, last + 1, words found) of the text's best edited copy around `word` of the document, or None.
 
     For the few documents that hold an n-gram of a text which is too long to be searched for edits."""
-    mine = slice(*index.texts.ends[text : text + 2])
-    hashes, nats = index.texts.hashes[mine], index.texts.nats[mine]
+    words = slice(*index.texts.ends[text : text + 2])
+    hashes, nats = index.texts.hashes[words], index.texts.nats[words]
     low, high = max(word - len(hashes) - SLACK, 0), min(word + len(hashes) + SLACK, len(document))
     size = high - low + 1
     row = np.empty(size), np.empty(size, np.int64), np.empty(size, np.int64), np.empty(size, np.uint64)
-    score, first, last, found, _ = align(hashes, nats, document, low, high, EDIT_COST, *row)
-    return (int(first), int(last), int(found)) if score >= index.texts.wanted[text] else None
+    score, first, last, matched, _ = align(hashes, nats, document, low, high, EDIT_COST, *row)
+    return (int(first), int(last), int(matched)) if score >= index.texts.wanted[text] else None
 
 
 # The indexes of the benchmark texts: made once, saved, and loaded by every worker that searches documents.

@@ -172,8 +172,8 @@ def _sorted_places(keys: np.ndarray, prefixes: np.ndarray) -> np.ndarray:
     is_shared = np.zeros(len(order), bool)
     is_shared[1:] = ordered[1:] == ordered[:-1]
     is_shared[:-1] |= is_shared[1:]
-    mine = order[is_shared]
-    order[is_shared] = mine[np.lexsort((keys[mine], prefixes[mine]))]
+    shared = order[is_shared]
+    order[is_shared] = shared[np.lexsort((keys[shared], prefixes[shared]))]
     return order
 
 
@@ -212,13 +212,13 @@ def _fill(table, keys):
 def search(index: NgramIndex, words: Words) -> np.ndarray:
     """int64[3, matches] of the words of texts: text, n-gram, and the word of the text at which it begins, ascending."""
     prefixes = np.empty(words.longest + 1, np.uint64)
-    found = np.empty((3, 4096), np.int64)
+    matches = np.empty((3, 4096), np.int64)
     tables = (index.lengths, index.keys, index.prefixes, index.first, index.filter, index.table)
-    while (count := search_ngrams(words.hashes, words.ends, index.min_ngram, *tables, prefixes, found)) > found.shape[
-        1
-    ]:
-        found = np.empty((3, count), np.int64)
-    return found[:, :count]
+    while (
+        count := search_ngrams(words.hashes, words.ends, index.min_ngram, *tables, prefixes, matches)
+    ) > matches.shape[1]:
+        matches = np.empty((3, count), np.int64)
+    return matches[:, :count]
 
 
 # Common phrases: what stands in so many documents that it says nothing of one benchmark.
@@ -226,7 +226,7 @@ def search(index: NgramIndex, words: Words) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Found:
-    """What was found in one document file, ordered by row. ngrams int64[3, matches]: row, n-gram, its first word.
+    """Matches in one document file, ordered by row. ngrams int64[3, matches]: row, n-gram, its first word.
     copies int64[6, copies], edited or short: row, text, first word, last + 1, words found, hash of which."""
 
     ngrams: np.ndarray
@@ -245,10 +245,10 @@ NGRAM = -1
 MIX = np.uint64(0x9E3779B97F4A7C15)  # odd: the golden ratio
 
 
-def phrase_counts(found: Found, config: DecontaminateConfig) -> np.ndarray:
+def phrase_counts(matches: Found, config: DecontaminateConfig) -> np.ndarray:
     """PHRASE[distinct phrases] of one document file."""
-    row, ngram = found.ngrams[:2]
-    rows = np.concatenate([np.stack([row, np.full(len(row), NGRAM), ngram]), found.copies[[0, 1, 5]]], axis=1)
+    row, ngram = matches.ngrams[:2]
+    rows = np.concatenate([np.stack([row, np.full(len(row), NGRAM), ngram]), matches.copies[[0, 1, 5]]], axis=1)
     if config.common_in == "documents":
         rows = np.unique(rows, axis=1)
     phrases, times = np.unique(rows[1:], axis=1, return_counts=True)
@@ -268,36 +268,36 @@ def common_phrases(counts: np.ndarray, config: DecontaminateConfig) -> np.ndarra
     new = np.ones(len(counts), bool)
     new[1:] = (counts["phrase"][1:] != counts["phrase"][:-1]) | (counts["text"][1:] != counts["text"][:-1])
     firsts = np.flatnonzero(new)
-    found = counts[firsts].copy()
-    found["times"] = np.add.reduceat(counts["times"], firsts) if len(firsts) else 0
-    return found[found["times"] >= config.common]
+    phrases = counts[firsts].copy()
+    phrases["times"] = np.add.reduceat(counts["times"], firsts) if len(firsts) else 0
+    return phrases[phrases["times"] >= config.common]
 
 
 def common_ngrams(common: np.ndarray, num_ngrams: int) -> np.ndarray:
     """bool[n-grams]: which of them are among these phrases."""
-    found = np.zeros(num_ngrams, bool)
-    found[common["phrase"][common["text"] == NGRAM]] = True
-    return found
+    is_common = np.zeros(num_ngrams, bool)
+    is_common[common["phrase"][common["text"] == NGRAM]] = True
+    return is_common
 
 
-def without_common(found: Found, common: np.ndarray, index: NgramIndex) -> Found:
-    """What counts: without the common n-grams, and without the copies that are common phrases as well: the same words
-    of one text in at least `common` documents (or places), or a copy of which every n-gram is a common one."""
+def without_common(matches: Found, common: np.ndarray, index: NgramIndex) -> Found:
+    """Matches that count: without the common n-grams, and without the copies that are common phrases as well: the same
+    words of one text in at least `common` documents (or places), or a copy of which every n-gram is a common one."""
     copies = common[common["text"] != NGRAM]
     known = set(zip(copies["text"].tolist(), copies["phrase"].tolist(), strict=True))
-    often = np.array([tuple(pair) in known for pair in found.copies[[1, 5]].T.tolist()], bool) if known else None
-    often = np.zeros(found.copies.shape[1], bool) if often is None else often
-    return _counting(found, often, common_ngrams(common, len(index.keys)), index)
+    often = np.array([tuple(pair) in known for pair in matches.copies[[1, 5]].T.tolist()], bool) if known else None
+    often = np.zeros(matches.copies.shape[1], bool) if often is None else often
+    return _counting(matches, often, common_ngrams(common, len(index.keys)), index)
 
 
-def _counting(found: Found, often: np.ndarray, common: np.ndarray, index: NgramIndex) -> Found:
-    is_common = common[found.ngrams[1]]
-    copies = found.copies[:, ~often]
+def _counting(matches: Found, often: np.ndarray, common: np.ndarray, index: NgramIndex) -> Found:
+    is_common = common[matches.ngrams[1]]
+    copies = matches.copies[:, ~often]
     if copies.shape[1] and is_common.any():
-        counting, all_of_them = (_owners(found.ngrams[:, rows], index) for rows in (~is_common, slice(None)))
+        counting, all_of_them = (_owners(matches.ngrams[:, rows], index) for rows in (~is_common, slice(None)))
         only_common = all_of_them - counting
         copies = copies[:, [(row, text) not in only_common for row, text in copies[:2].T.tolist()]]
-    return Found(found.ngrams[:, ~is_common], copies)
+    return Found(matches.ngrams[:, ~is_common], copies)
 
 
 def _owners(ngrams: np.ndarray, index: NgramIndex) -> set[tuple[int, int]]:

@@ -124,17 +124,17 @@ def max_score(text, nats, document, bits):
     for word in range(len(document)):
         bit = document[word] & mask
         bits[bit >> U6] |= ONE << (bit & U63)
-    found = ROUNDING
+    score = ROUNDING
     for word in range(len(text)):
         bit = text[word] & mask
         if (bits[bit >> U6] >> (bit & U63)) & ONE:
-            found += nats[word]
-    return found
+            score += nats[word]
+    return score
 
 
 @cached_njit(nogil=True)
-def search_seeds(document, bounds, seeds, found):
-    """Fills found[3, :] as far as there is room (number of the document, its word, which place of the seeds), in this
+def search_seeds(document, bounds, seeds, matches):
+    """Fills matches[3, :] as far as there is room (number of the document, its word, which place of the seeds), in this
     order; returns how many there are. Document d is document[bounds[d]:bounds[d + 1]]."""
     bit_mask, slot_mask = np.uint64(64 * len(seeds.filter) - 1), np.uint64(len(seeds.slots) - 1)
     count = 0
@@ -154,15 +154,15 @@ def search_seeds(document, bounds, seeds, found):
                 if seeds.slots[slot] == EMPTY:
                     continue
                 for place in range(seeds.first[seeds.slots[slot]], seeds.first[seeds.slots[slot] + 1]):
-                    if count < found.shape[1]:
-                        found[0, count], found[1, count], found[2, count] = number, word, place
+                    if count < matches.shape[1]:
+                        matches[0, count], matches[1, count], matches[2, count] = number, word, place
                     count += 1
     return count
 
 
 @cached_njit(nogil=True)
-def verify_seeds(met, document, bounds, seeds, texts, sure, gap, window, found):
-    """Fills found[:, :len]: document, benchmark text, first word and last + 1 there, words found, hash of which, for
+def verify_seeds(met, document, bounds, seeds, texts, sure, gap, window, copies):
+    """Fills copies[:, :len]: document, benchmark text, first word and last + 1 there, words found, hash of which, for
     each copy of a text around the seeds that were met (`search_seeds`); returns how many there are.
 
     A seed of less than `sure` nats is followed up only if another of its text stands near it."""
@@ -176,14 +176,14 @@ def verify_seeds(met, document, bounds, seeds, texts, sure, gap, window, found):
         number, word, place = met[0, row], met[1, row], met[2, row]
         text = seeds.texts[place]
         start, stop, begin = bounds[number], bounds[number + 1], word - seeds.places[place]
-        mine = texts.hashes[texts.ends[text] : texts.ends[text + 1]]
+        text_hashes = texts.hashes[texts.ends[text] : texts.ends[text + 1]]
         if word < done[text]:
             continue
         if texts.answer_first[text] < texts.answer_first[text + 1]:
-            final = _end_of_answer(mine, document, begin, start, stop, texts, text, window)
+            final = _end_of_answer(text_hashes, document, begin, start, stop, texts, text, window)
             if final < 0:
                 continue
-            words, which = len(mine), ZERO
+            words, which = len(text_hashes), ZERO
         else:
             if tried[text] >= start and abs(begin - tried[text]) <= SLACK // 2:
                 continue
@@ -192,17 +192,22 @@ def verify_seeds(met, document, bounds, seeds, texts, sure, gap, window, found):
                 continue
             tried[text] = begin
             nats = texts.nats[texts.ends[text] : texts.ends[text + 1]]
-            low, high = max(start, begin - SLACK), min(stop, begin + len(mine) + SLACK)
-            if max_score(mine, nats, document[low:high], bits) < texts.wanted[text]:
+            low, high = max(start, begin - SLACK), min(stop, begin + len(text_hashes) + SLACK)
+            if max_score(text_hashes, nats, document[low:high], bits) < texts.wanted[text]:
                 continue
             score, begin, final, words, which = align(
-                mine, nats, document, low, high, gap, scores, starts, counts, places
+                text_hashes, nats, document, low, high, gap, scores, starts, counts, places
             )
             if score < texts.wanted[text]:
                 continue
         done[text] = final
-        found[0, count], found[1, count], found[2, count], found[3, count] = number, text, begin - start, final - start
-        found[4, count], found[5, count] = words, np.int64(which)
+        copies[0, count], copies[1, count], copies[2, count], copies[3, count] = (
+            number,
+            text,
+            begin - start,
+            final - start,
+        )
+        copies[4, count], copies[5, count] = words, np.int64(which)
         count += 1
     return count
 

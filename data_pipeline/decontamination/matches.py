@@ -60,22 +60,22 @@ def document_matches(
 ) -> list[TextMatch]:
     """The texts found in the document, by number. ngrams, copies: its columns of `Found`, without the row."""
     index = indexes.ngrams
-    held: dict[int, list[tuple[int, int]]] = {}
+    ngrams_of_text: dict[int, list[tuple[int, int]]] = {}
     for ngram, word in ngrams.T.tolist():
         for text in index.text_of[index.text_first[ngram] : index.text_first[ngram + 1]].tolist():
-            held.setdefault(text, []).append((ngram, word))
+            ngrams_of_text.setdefault(text, []).append((ngram, word))
     near: dict[int, list[tuple[int, int, int]]] = {}
     for text, first, last, words, _ in copies.T.tolist():
         near.setdefault(text, []).append((first, last, words))
-    found = []
-    for text in sorted(held.keys() | near.keys()):
-        mine = held.get(text, [])
-        distinct = len({ngram for ngram, _ in mine})
-        if mine and distinct < counting[text] and text not in near and not indexes.edits.edited[text]:
-            copy = copy_of(indexes.edits, text, words_of([document]).hashes, mine[0][1])
+    matches = []
+    for text in sorted(ngrams_of_text.keys() | near.keys()):
+        text_ngrams = ngrams_of_text.get(text, [])
+        distinct = len({ngram for ngram, _ in text_ngrams})
+        if text_ngrams and distinct < counting[text] and text not in near and not indexes.edits.edited[text]:
+            copy = copy_of(indexes.edits, text, words_of([document]).hashes, text_ngrams[0][1])
             near[text] = [copy] if copy else []
-        found.append(_match(text, mine, distinct, near.get(text, []), indexes, int(counting[text])))
-    return found
+        matches.append(_match(text, text_ngrams, distinct, near.get(text, []), indexes, int(counting[text])))
+    return matches
 
 
 def _match(text, ngrams, distinct, copies, indexes: Indexes, counting: int) -> TextMatch:
@@ -106,28 +106,28 @@ def cut_spans(text: str, matches: list[tuple[int, int]], margin: int) -> list[tu
     """Disjoint ascending (start, stop) characters to cut: each match, `margin` to both sides, out to a sentence end.
 
     The sentence end before stays, the one after goes: "A. B c d. E", match (5, 6), margin 0 -> [(2, 9)]."""
-    found: list[tuple[int, int]] = []
+    spans: list[tuple[int, int]] = []
     for start, stop in sorted(matches):
         left = max(text.rfind(end, 0, max(start - margin, 0)) for end in SENTENCE_ENDS) + 1
         behind = [text.find(end, min(stop + margin, len(text))) for end in SENTENCE_ENDS]
         right = min((place + 1 for place in behind if place >= 0), default=len(text))
-        if found and left <= found[-1][1]:
-            left, right = found[-1][0], max(right, found.pop()[1])
-        found.append((left, right))
-    return found
+        if spans and left <= spans[-1][1]:
+            left, right = spans[-1][0], max(right, spans.pop()[1])
+        spans.append((left, right))
+    return spans
 
 
 def pieces(text: str, removed: list[tuple[int, int]]) -> list[tuple[int, int]]:
     """(start, stop) of what is left between the removed spans, without white space at its ends.
 
     " ab", cut (2, 3) -> [(1, 2)]: the blank before a is nobody's."""
-    found = []
+    kept_pieces = []
     for start, stop in complement(removed, len(text)):
         piece = text[start:stop]
         start, stop = start + len(piece) - len(piece.lstrip()), start + len(piece.rstrip())
         if start < stop:
-            found.append((start, stop))
-    return found
+            kept_pieces.append((start, stop))
+    return kept_pieces
 
 
 # The edit of one document in which benchmark texts were found: split, dropped or annotated.
@@ -168,10 +168,10 @@ def edit_document(doc_id, text, matches: Sequence[TextMatch], spans, examples, c
     owner_of = {(first, last): match.text for match in reversed(matches) for first, last in match.words}
     words = sorted(owner_of)
     places = [(int(spans[0, first]), int(spans[1, last - 1])) for first, last in words]
-    found = pieces(text, cut_spans(text, places, config.margin))
-    kept = [(start, stop) for start, stop in found if stop - start >= config.min_piece_characters]
+    document_pieces = pieces(text, cut_spans(text, places, config.margin))
+    kept = [(start, stop) for start, stop in document_pieces if stop - start >= config.min_piece_characters]
     if not kept:
-        longest = max((stop - start for start, stop in found), default=0)
+        longest = max((stop - start for start, stop in document_pieces), default=0)
         return _dropped(doc_id, text, "min_piece_characters", longest, config.min_piece_characters)
     if len(kept) > config.max_pieces:
         return _dropped(doc_id, text, "max_pieces", len(kept), config.max_pieces)
@@ -212,13 +212,13 @@ def found_questions(matches: pa.Table, hits: pa.Table) -> list[dict[str, Any]]:
      "documents": [{"doc_id": "00..1", "kind": "verbatim", "outcome": "split"}]}
     kind: the strongest of the record (of a field, of a document); outcome: as in HITS."""
     outcomes = dict(zip(hits.column("doc_id").to_pylist(), hits.column("outcome").to_pylist(), strict=True))
-    found: dict[tuple[str, str], dict[str, Any]] = {}
+    questions: dict[tuple[str, str], dict[str, Any]] = {}
     for row in matches.to_pylist():
         key = row["benchmark"], row["example"]
-        entry = found.setdefault(key, {"kind": row["kind"], "fields": {}, "documents": {}})
+        entry = questions.setdefault(key, {"kind": row["kind"], "fields": {}, "documents": {}})
         entry["kind"] = _stronger(entry["kind"], row["kind"])
-        for held, name in ((entry["fields"], row["field"]), (entry["documents"], row["doc_id"])):
-            held[name] = _stronger(held.get(name, row["kind"]), row["kind"])
+        for strongest, name in ((entry["fields"], row["field"]), (entry["documents"], row["doc_id"])):
+            strongest[name] = _stronger(strongest.get(name, row["kind"]), row["kind"])
     return [
         {
             "benchmark": benchmark,
@@ -230,19 +230,19 @@ def found_questions(matches: pa.Table, hits: pa.Table) -> list[dict[str, Any]]:
                 for doc_id, kind in sorted(entry["documents"].items())
             ],
         }
-        for (benchmark, example), entry in sorted(found.items(), key=lambda item: _in_order(*item[0]))
+        for (benchmark, example), entry in sorted(questions.items(), key=lambda item: _in_order(*item[0]))
     ]
 
 
 def question_order(examples: Sequence[Example]) -> np.ndarray:
     """int64[texts]: the place of each text's record in the order of `found_questions`."""
-    keys = [(one.benchmark, one.example) for one in examples]
+    keys = [(example.benchmark, example.example) for example in examples]
     place = {key: number for number, key in enumerate(sorted(set(keys), key=lambda key: _in_order(*key)))}
     return np.array([place[key] for key in keys], np.int64)
 
 
-def _stronger(one: str, other: str) -> str:
-    return min(one, other, key=KINDS.index)
+def _stronger(kind: str, other: str) -> str:
+    return min(kind, other, key=KINDS.index)
 
 
 def _in_order(benchmark: str, example: str) -> tuple[str, int, str]:

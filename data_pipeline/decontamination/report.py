@@ -24,7 +24,7 @@ class ContaminationReport:
 
     def __init__(self, examples: Sequence[Example], indexes: Indexes, common: np.ndarray):
         self.examples, self.indexes, self.common, self.num_matches = examples, indexes, common, 0
-        self._found = {one.benchmark: _Found() for one in examples}
+        self._found = {example.benchmark: _Found() for example in examples}
 
     def add(self, matches: pa.Table, hits: pa.Table) -> None:
         """MATCHES and HITS of one document file."""
@@ -33,8 +33,8 @@ class ContaminationReport:
         rows: dict[str, list[dict[str, Any]]] = {}
         for row in matches.to_pylist():
             rows.setdefault(row["benchmark"], []).append(row)
-        for name, mine in rows.items():
-            self._found[name].add(mine, outcomes)
+        for name, benchmark_rows in rows.items():
+            self._found[name].add(benchmark_rows, outcomes)
 
     def content(self) -> dict[str, Any]:
         texts: dict[str, list[int]] = {}
@@ -42,14 +42,14 @@ class ContaminationReport:
             texts.setdefault(example.benchmark, []).append(number)
         missing = missing_fields(self.examples)
         return {
-            name: self._of_benchmark(mine, self._found[name]) | {"missing": missing.get(name, {})}
-            for name, mine in texts.items()
+            name: self._of_benchmark(numbers, self._found[name]) | {"missing": missing.get(name, {})}
+            for name, numbers in texts.items()
         }
 
-    def _of_benchmark(self, texts: list[int], found: "_Found") -> dict[str, Any]:
+    def _of_benchmark(self, texts: list[int], hits: "_Found") -> dict[str, Any]:
         """texts: the numbers of the benchmark's examples."""
         examples, searched = self.examples, self.indexes.searched
-        kinds = found.kinds.values()
+        kinds = hits.kinds.values()
         return {
             "examples": len({examples[number].example for number in texts}),
             "searched": len({examples[number].example for number in texts if searched[number]}),
@@ -57,16 +57,16 @@ class ContaminationReport:
             **{kind: sum(strongest == place for strongest in kinds) for place, kind in enumerate(KINDS)},
             "texts_too_short": sum(bool(examples[number].text) and not searched[number] for number in texts),
             "common_ngrams": _common_ngrams(texts, self.indexes.ngrams, self.common),
-            "documents": found.documents,
-            "dropped": found.dropped,
-            "characters": found.characters,
-            "shown": [_shown(row, examples) for row in found.strongest],
+            "documents": hits.documents,
+            "dropped": hits.dropped,
+            "characters": hits.characters,
+            "shown": [_shown(row, examples) for row in hits.strongest],
         }
 
 
 @dataclass
 class _Found:
-    """Of one benchmark, so far. kinds: by example, the strongest. strongest: the first SHOWN matches."""
+    """Hits of one benchmark, so far. kinds: by example, the strongest. strongest: the first SHOWN matches."""
 
     kinds: dict[str, int] = field(default_factory=dict)
     documents: int = 0

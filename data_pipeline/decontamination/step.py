@@ -196,14 +196,16 @@ def all_examples(config: DecontaminateConfig, task_examples: Sequence[Example]) 
     if config.tasks and not task_examples:
         name = config.tasks[0].name
         raise RecipeError(f"no texts of the task {name!r} were handed over; name local files in `benchmarks`")
-    found = [example for benchmark in config.benchmarks for example in read_benchmark(benchmark)]
-    return found + (list(task_examples) if config.tasks else [])
+    examples = [example for benchmark in config.benchmarks for example in read_benchmark(benchmark)]
+    return examples + (list(task_examples) if config.tasks else [])
 
 
 def _identity(
     document_files: Sequence[DocumentFile], config: DecontaminateConfig, examples: Sequence[Example]
 ) -> dict[str, Any]:
-    texts = [[one.benchmark, one.example, one.field, one.text, one.is_answer] for one in examples]
+    texts = [
+        [example.benchmark, example.example, example.field, example.text, example.is_answer] for example in examples
+    ]
     settings = config.model_dump(mode="json", exclude={"benchmarks", "tasks", "task_data", "download"})
     digest = hashlib.sha256(orjson.dumps(texts)).hexdigest()
     return {
@@ -222,7 +224,7 @@ def _search_files(
     phrase of a benchmark that one document file has."""
     sizes = [document_file.bytes for document_file in document_files]
     counts = Shuffle(folder / "phrases", PHRASE, len(document_files), ranges_for(int(sum(sizes)) // PHRASE_BYTES))
-    tasks = [(each, config, folder, counts, number) for number, each in enumerate(document_files)]
+    tasks = [(document_file, config, folder, counts, number) for number, document_file in enumerate(document_files)]
     tasks = [task for task in tasks if not counts.has(task[-1])]
     engine.map(_search_file, tasks, "decontamination: search benchmark texts", [task[0].bytes for task in tasks], "B")
     sized = engine if counts.ranges > 1 else LocalEngine(1, engine.reporter)
@@ -257,12 +259,12 @@ def _search_file(task: tuple[DocumentFile, DecontaminateConfig, Path, Shuffle, i
     ngrams, copies = [np.empty((3, 0), np.int64)], [np.empty((6, 0), np.int64)]
     for rows, _, texts in document_file.batches():
         words = words_of_bytes(*utf8_of(texts))
-        for found, held in (
+        for matches, batches in (
             (search(indexes.ngrams, words), ngrams),
             (search_edits(indexes.edits, words, config.answer_window), copies),
         ):
-            found[0] = rows[found[0]]
-            held.append(found)
+            matches[0] = rows[matches[0]]
+            batches.append(matches)
     save_array(_copies_file(path), np.concatenate(copies, axis=1))
     save_array(path, np.concatenate(ngrams, axis=1))
     phrases = phrase_counts(_read_found(folder, number), config)
@@ -282,7 +284,7 @@ class BenchmarkTexts:
 def _edit_files(
     document_files: Sequence[DocumentFile], texts: BenchmarkTexts, engine: Engine, folder: Path, removed: Shuffle
 ) -> list[Path | None]:
-    """Of each document file the prefix of its files of matches, hits, removed spans and pieces; None if it has none.
+    """The prefix of each document file's files of matches, hits, removed spans and pieces; None if it has none.
     removed: takes the dropped documents."""
     prefixes = [folder / f"file-{number:05d}" for number in range(len(document_files))]
     tasks = [
@@ -294,9 +296,9 @@ def _edit_files(
     return [prefix if result_file(prefix, "hits").exists() else None for prefix in prefixes]
 
 
-def _of_row(found: np.ndarray, row: int) -> np.ndarray:
-    first, last = np.searchsorted(found[0], [row, row + 1])
-    return found[1:, first:last]
+def _of_row(matches: np.ndarray, row: int) -> np.ndarray:
+    first, last = np.searchsorted(matches[0], [row, row + 1])
+    return matches[1:, first:last]
 
 
 def result_file(prefix: Path, name: str) -> Path:
@@ -307,21 +309,21 @@ def _edit_file(task) -> None:
     document_file, number, benchmarks, folder, prefix, removed = task
     examples, counting, config = benchmarks.examples, benchmarks.counting, benchmarks.config
     indexes = load_indexes(folder)
-    found = without_common(_read_found(folder, number), benchmarks.common, indexes.ngrams)
-    if not len(found.rows):
+    searched = without_common(_read_found(folder, number), benchmarks.common, indexes.ngrams)
+    if not len(searched.rows):
         return
     wanted = np.zeros(len(document_file.kept_mask()), bool)
-    wanted[found.rows] = True
+    wanted[searched.rows] = True
     matches: list[tuple] = []
     edits: list[DocumentEdit] = []
     hits: list[tuple] = []
     for numbers, doc_ids, texts in document_file.batches(wanted):
         for row, doc_id, text in zip(numbers, doc_ids.to_pylist(), texts.to_pylist(), strict=True):
-            ngrams, copies = (_of_row(rows, row) for rows in (found.ngrams, found.copies))
-            mine = document_matches(text, ngrams, copies, indexes, counting)
+            ngrams, copies = (_of_row(rows, row) for rows in (searched.ngrams, searched.copies))
+            document_hits = document_matches(text, ngrams, copies, indexes, counting)
             spans = word_spans(text)
-            matches += [match_row(doc_id, text, match, spans, examples) for match in mine]
-            edits.append(edit_document(doc_id, text, mine, spans, examples, config))
+            matches += [match_row(doc_id, text, match, spans, examples) for match in document_hits]
+            edits.append(edit_document(doc_id, text, document_hits, spans, examples, config))
             hits.append((*edits[-1].hit, int(row)))
     tables = {
         "matches": _table(matches, MATCHES),
@@ -353,5 +355,5 @@ def _table(rows: list[tuple], schema: pa.Schema) -> pa.Table:
 
 def joined_tables(prefixes: Sequence[Path | None], name: str, schema: pa.Schema) -> pa.Table:
     """The tables of all document files, ordered."""
-    joined = pa.concat_tables([schema.empty_table(), *(_read(each, name, schema) for each in prefixes if each)])
+    joined = pa.concat_tables([schema.empty_table(), *(_read(prefix, name, schema) for prefix in prefixes if prefix)])
     return joined.sort_by([(key, "ascending") for key in SORT_KEYS[name]]).combine_chunks()

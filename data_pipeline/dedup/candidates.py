@@ -100,10 +100,10 @@ def _write_keys(task: tuple[StorePart, Banding, Shuffle, int]) -> None:
     records, bounds = np.empty(sum(sizes), KEY), np.zeros(keys.ranges + 1, np.int64)
     start = 0
     for band, size in enumerate(sizes):
-        found, whose = (of_bands[band], members) if band < banding.bands else (ids[:, 1], np.arange(size))
-        order = key_order(found)
-        ordered, mine = found[order], records[start : start + size]
-        mine["key"], mine["document"] = ordered, whose[order]
+        band_hashes, owners = (of_bands[band], members) if band < banding.bands else (ids[:, 1], np.arange(size))
+        order = key_order(band_hashes)
+        ordered, band_records = band_hashes[order], records[start : start + size]
+        band_records["key"], band_records["document"] = ordered, owners[order]
         first = band * ranges
         bounds[first : first + ranges + 1] = start + np.searchsorted(
             range_of_keys(ordered, ranges), np.arange(ranges + 1)
@@ -138,7 +138,14 @@ def write_links(documents: StoredDocuments, keys: Shuffle, bands: int, engine: E
     firsts = [(band, part) for band in range(0, bands + 1, steps) for part in range(ranges)]
     links = Shuffle(folder / "links", LINK, len(firsts), 1)
     tasks = [
-        (documents, keys, bands, [each * ranges + part for each in range(band, min(band + steps, bands + 1))], links, n)
+        (
+            documents,
+            keys,
+            bands,
+            [band_number * ranges + part for band_number in range(band, min(band + steps, bands + 1))],
+            links,
+            n,
+        )
         for n, (band, part) in enumerate(firsts)
         if not links.has(n)
     ]
@@ -148,7 +155,7 @@ def write_links(documents: StoredDocuments, keys: Shuffle, bands: int, engine: E
 
 def _write_links(task: tuple[StoredDocuments, Shuffle, int, list[int], Shuffle, int]) -> None:
     documents, keys, bands, numbers, links, place = task
-    found = [np.empty(0, LINK)]
+    links_of_ranges = [np.empty(0, LINK)]
     for number in numbers:
         pieces = [keys.piece(part, number) for part in range(keys.parts)]
         key = _joined([piece["key"] for piece in pieces], np.uint64)
@@ -160,10 +167,10 @@ def _write_links(task: tuple[StoredDocuments, Shuffle, int, list[int], Shuffle, 
             _refuse_twins(documents, member)
             continue
         same = bucket[1:] == bucket[:-1]
-        mine = np.empty(int(same.sum()), LINK)
-        mine["left"], mine["right"] = member[:-1][same], member[1:][same]
-        found.append(mine)
-    records = np.concatenate(found)
+        neighbours = np.empty(int(same.sum()), LINK)
+        neighbours["left"], neighbours["right"] = member[:-1][same], member[1:][same]
+        links_of_ranges.append(neighbours)
+    records = np.concatenate(links_of_ranges)
     records = records[np.lexsort((records["right"], records["left"]))]
     new = np.ones(len(records), bool)  # most pairs meet in several bands
     new[1:] = (records["left"][1:] != records["left"][:-1]) | (records["right"][1:] != records["right"][:-1])
@@ -200,10 +207,10 @@ def write_groups(
     Range p of the candidates holds those of part p, in the order of their positions."""
     candidates = Shuffle(folder / "candidates", CANDIDATE, 1, len(documents.parts))
     tasks = [(documents, links, batch_shingles, candidates), None]  # a single task would run in this process
-    found = sized(engine, len(documents)).map(
+    num_batches = sized(engine, len(documents)).map(
         _write_groups, tasks, "near duplicates: groups", [links.num_records(), 0.0], "links"
     )
-    return candidates, found[0]
+    return candidates, num_batches[0]
 
 
 def _write_groups(task: tuple[StoredDocuments, Shuffle, int, Shuffle] | None) -> int:
@@ -249,11 +256,11 @@ def _linked(num_documents: int, links: Shuffle) -> np.ndarray:
 
 def _shingles(documents: StoredDocuments, positions: np.ndarray, owners: np.ndarray) -> np.ndarray:
     """int64[positions]: shingles with repetition of these documents; positions ascend."""
-    found = [np.empty(0, np.int64)]
+    counts = [np.empty(0, np.int64)]
     for number in np.unique(owners).tolist():
         shingles = documents.parts[number].documents(["shingles"]).column("shingles").to_numpy()
-        found.append(shingles[positions[owners == number] - documents.starts[number]])
-    return np.concatenate(found)
+        counts.append(shingles[positions[owners == number] - documents.starts[number]])
+    return np.concatenate(counts)
 
 
 def _batches(group: np.ndarray, weights: np.ndarray, batch_weight: int) -> np.ndarray:

@@ -61,7 +61,7 @@ class ExactDedupConfig(Config):
 def exact_duplicates(
     document_files: Sequence[DocumentFile], config: ExactDedupConfig, engine: Engine, folder: Path
 ) -> pa.Table:
-    """What `find_exact_duplicates` finds, in memory: doc_id, duplicate_of, similarity (1.0); sorted by doc_id."""
+    """Duplicates of `find_exact_duplicates`, in memory: doc_id, duplicate_of, similarity (1.0); sorted by doc_id."""
     return table_of(find_exact_duplicates(document_files, config, engine, folder))
 
 
@@ -80,21 +80,25 @@ def find_exact_duplicates(
     open_workspace(folder, {"config": config.model_dump(), "document_files": identities})
     num_rows = sum(num_rows_of(document_file) for document_file in document_files)
     hashes = Shuffle(folder / "hashes", HASHED, len(document_files), ranges_for(num_rows))
-    tasks = [(each, config, hashes, number) for number, each in enumerate(document_files) if not hashes.has(number)]
+    tasks = [
+        (document_file, config, hashes, number)
+        for number, document_file in enumerate(document_files)
+        if not hashes.has(number)
+    ]
     engine.map(_hash_file, tasks, "exact duplicates: hash texts", [task[0].bytes for task in tasks], "B")
-    found = Shuffle(folder / "equals", DUPLICATE, hashes.ranges, len(document_files))
+    duplicates = Shuffle(folder / "equals", DUPLICATE, hashes.ranges, len(document_files))
     priorities = np.array([document_file.priority for document_file in document_files], np.int64)
-    ranges = [(hashes, priorities, found, number) for number in range(hashes.ranges) if not found.has(number)]
+    ranges = [(hashes, priorities, duplicates, number) for number in range(hashes.ranges) if not duplicates.has(number)]
     (engine if hashes.ranges > 1 else LocalEngine(1, engine.reporter)).map(
         _find_equals, ranges, "exact duplicates: compare hashes"
     )
-    return found
+    return duplicates
 
 
 def _hash_file(task: tuple[DocumentFile, ExactDedupConfig, Shuffle, int]) -> None:
     document_file, config, hashes, number = task
     seed = xxh3_64_intdigest(document_file.source.encode()) if config.scope == "source" else 0
-    found = [np.empty(0, HASHED)]
+    batches = [np.empty(0, HASHED)]
     for rows, doc_ids, texts in document_file.batches():
         data, offsets = utf8_of(texts)
         records = np.empty(len(rows), HASHED)
@@ -103,8 +107,8 @@ def _hash_file(task: tuple[DocumentFile, ExactDedupConfig, Shuffle, int]) -> Non
             records["key"][:, 1] = 0
         records["id"] = packed_ids(doc_ids, document_file.path)
         records["length"], records["row"] = np.diff(offsets), rows
-        found.append(records)
-    records = np.concatenate(found)
+        batches.append(records)
+    records = np.concatenate(batches)
     records = records[key_order(np.ascontiguousarray(records["key"][:, 0]))]
     hashes.write_sorted(number, records, range_of_keys(records["key"][:, 0], hashes.ranges))
 
@@ -119,7 +123,7 @@ def _keys(data: np.ndarray, offsets: np.ndarray, normalise: str, seed: int) -> b
 
 def _find_equals(task: tuple[Shuffle, np.ndarray, Shuffle, int]) -> None:
     """Writes the documents of one range of the hashes that are not the first of their equals."""
-    hashes, priorities, found, number = task
+    hashes, priorities, removed_documents, number = task
     pieces = list(hashes.pieces(number))
     high = np.concatenate([np.empty(0, np.uint64), *(piece["key"][:, 0] for _, piece in pieces)])
     chosen = repeated_keys(high)
@@ -140,7 +144,7 @@ def _find_equals(task: tuple[Shuffle, np.ndarray, Shuffle, int]) -> None:
     )
     duplicates["duplicate_of"], duplicates["value"] = hashed["id"][kept], 1.0
     duplicates = duplicates[np.lexsort((duplicates["row"], duplicates["file"]))]
-    found.write_sorted(number, duplicates, duplicates["file"])
+    removed_documents.write_sorted(number, duplicates, duplicates["file"])
 
 
 def _equals(high: np.ndarray, low: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -159,9 +163,9 @@ DUPLICATES = pa.schema([("doc_id", pa.string()), ("duplicate_of", pa.string()), 
 DUPLICATE = np.dtype([("file", "<i4"), ("row", "<i8"), ("id", "<u8", 2), ("duplicate_of", "<u8", 2), ("value", "<f8")])
 
 
-def table_of(found: Shuffle) -> pa.Table:
+def table_of(duplicates: Shuffle) -> pa.Table:
     """Records of DUPLICATE in memory: doc_id, duplicate_of, similarity; sorted by doc_id."""
-    records = found.read_all()
+    records = duplicates.read_all()
     records = records[np.lexsort((records["id"][:, 1], records["id"][:, 0]))]
     columns = [unpacked_ids(records["id"]), unpacked_ids(records["duplicate_of"]), pa.array(records["value"])]
     return pa.table(columns, schema=DUPLICATES)
@@ -185,8 +189,8 @@ def reassign_copies(exact: Shuffle, near: Shuffle, folder: Path, engine: Engine)
         sized.map(_shuffle_by_id, tasks, "duplicates: removed documents")
         by_id.append(shuffled)
     left, moved = (Shuffle(prefix, DUPLICATE, ranges, side.ranges) for side, _, prefix in sides)
-    found = (by_id[0], by_id[1]) if by_id else (exact, near)
-    joins = [(found[0], found[1], left, moved, number) for number in range(ranges) if not moved.has(number)]
+    removals = (by_id[0], by_id[1]) if by_id else (exact, near)
+    joins = [(removals[0], removals[1], left, moved, number) for number in range(ranges) if not moved.has(number)]
     sized.map(_reassign_range, joins, "duplicates: copies of removed documents")
     return left, moved
 

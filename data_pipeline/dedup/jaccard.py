@@ -83,7 +83,7 @@ def jaccard(left: np.ndarray, right: np.ndarray) -> float:
 
 @dataclass(frozen=True)
 class Decisions:
-    """What is decided of the documents of a batch, which are in keep-order.
+    """Decisions on the documents of a batch, which are in keep-order.
 
     bucket_of: int64[documents, bands], -1 for no bucket. protected: they are kept unasked. newest, older: of each
     bucket the last kept document, of each kept document the one before it in its bucket. keepers: the most similar kept
@@ -118,15 +118,15 @@ class Decisions:
 def compare_blocks(
     decided: Decisions,
     block: tuple[int, int],
-    mine: tuple[np.ndarray, np.ndarray],
+    block_sets: tuple[np.ndarray, np.ndarray],
     before: tuple[int, int],
-    theirs: tuple[np.ndarray, np.ndarray],
+    earlier_sets: tuple[np.ndarray, np.ndarray],
     threshold: float,
 ) -> None:
     """Compares the documents of a block with the kept ones of an earlier block, or of its own, which decides it.
 
     mine, theirs: the blocks' sets, one after the other, and int64[documents of the batch, 2]: first and last + 1."""
-    _compare(*vars(decided).values(), *block, *mine, *before, *theirs, threshold)
+    _compare(*vars(decided).values(), *block, *block_sets, *before, *earlier_sets, threshold)
 
 
 @cached_njit(nogil=True)
@@ -137,17 +137,17 @@ def _compare(
     bands = bucket_of.shape[1]
     for document in range(start, stop):
         if not protected[document]:
-            mine = sets[places[document, 0] : places[document, 1]]
+            shingles = sets[places[document, 0] : places[document, 1]]
             for band in range(bands):
                 bucket = bucket_of[document, band]
                 other = newest[bucket] if bucket >= 0 else -1
                 while other >= first:
                     if other < last and compared_with[other] != document:
                         compared_with[other] = document
-                        theirs = other_sets[other_places[other, 0] : other_places[other, 1]]
-                        total = len(mine) + len(theirs)
+                        other_shingles = other_sets[other_places[other, 0] : other_places[other, 1]]
+                        total = len(shingles) + len(other_shingles)
                         # both / (total - both) >= threshold; one less than needed, so that rounding never decides.
-                        both = overlap(mine, theirs, np.int64(threshold / (1.0 + threshold) * total) - 1)
+                        both = overlap(shingles, other_shingles, np.int64(threshold / (1.0 + threshold) * total) - 1)
                         similarity = both / (total - both) if both > 0 else 0.0
                         better = similarity > best[document] or (
                             similarity == best[document] and other < keepers[document]

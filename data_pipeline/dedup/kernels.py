@@ -128,11 +128,11 @@ def _minima(mixed, count, factors, summands, signature) -> None:
     signature[:] = LARGEST_HASH
     whole = count - count % 4
     for i in range(0, whole, 4):
-        one, two, three, four = mixed[i], mixed[i + 1], mixed[i + 2], mixed[i + 3]
+        first, second, third, fourth = mixed[i], mixed[i + 1], mixed[i + 2], mixed[i + 3]
         for k in range(len(signature)):
             factor, summand = factors[k], summands[k]
-            low = min(_permuted(factor, one, summand), _permuted(factor, two, summand))
-            high = min(_permuted(factor, three, summand), _permuted(factor, four, summand))
+            low = min(_permuted(factor, first, summand), _permuted(factor, second, summand))
+            high = min(_permuted(factor, third, summand), _permuted(factor, fourth, summand))
             signature[k] = min(signature[k], min(low, high))
     for i in range(whole, count):
         for k in range(len(signature)):
@@ -160,9 +160,9 @@ def all_ngrams(hashes, word_ends, longest, shortest, keys, prefixes, lengths, te
         words = word_ends[text + 1] - word_ends[text]
         if words < shortest:
             continue
-        mine = hashes[word_ends[text] : word_ends[text + 1]]
-        shingle_hashes(mine, words, shortest, prefixes[total:])
-        count = shingle_hashes(mine, words, longest, keys[total:])
+        text_hashes = hashes[word_ends[text] : word_ends[text + 1]]
+        shingle_hashes(text_hashes, words, shortest, prefixes[total:])
+        count = shingle_hashes(text_hashes, words, longest, keys[total:])
         lengths[total : total + count] = min(longest, words)
         texts[total : total + count] = text
         total += count
@@ -176,8 +176,8 @@ def filter_bits(key):
 
 
 @cached_njit(nogil=True)
-def search_ngrams(hashes, word_ends, shortest, lengths, keys, known, first, bits, table, prefixes, found):
-    """Fills found as far as there is room; returns how many there are."""
+def search_ngrams(hashes, word_ends, shortest, lengths, keys, known, first, bits, table, prefixes, ngram_matches):
+    """Fills ngram_matches as far as there is room; returns how many there are."""
     bit_mask = np.uint64(64 * len(bits) - 1)
     slot_mask = np.uint64(len(table) - 1)
     matches = 0
@@ -199,8 +199,12 @@ def search_ngrams(hashes, word_ends, shortest, lengths, keys, known, first, bits
                 continue
             for ngram in range(first[table[slot]], first[table[slot] + 1]):
                 if word + lengths[ngram] <= words and _hash_at(units, word, lengths[ngram]) == keys[ngram]:
-                    if matches < found.shape[1]:
-                        found[0, matches], found[1, matches], found[2, matches] = text, ngram, word
+                    if matches < ngram_matches.shape[1]:
+                        ngram_matches[0, matches], ngram_matches[1, matches], ngram_matches[2, matches] = (
+                            text,
+                            ngram,
+                            word,
+                        )
                     matches += 1
     return matches
 

@@ -72,13 +72,13 @@ class NearDedupConfig(Config):
 
     @property
     def scheme(self) -> SignatureScheme:
-        """What decides the signatures."""
+        """Settings that decide the signatures."""
         hashes = self.hashes or self.bands * self.rows
         return SignatureScheme(unit=self.unit, ngram=self.ngram, hashes=hashes, seed=self.seed)
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What decides which documents are removed, but for the corpora themselves."""
+        """Settings that decide which documents are removed, but for the corpora themselves."""
         return self.model_dump(mode="json", exclude={"keep_signatures", "protected"})
 
 
@@ -97,7 +97,7 @@ def near_duplicates(
     folder: Path,
     protected: Sequence[Protected] = (),
 ) -> pa.Table:
-    """What `find_near_duplicates` finds, in memory: doc_id, duplicate_of, similarity; sorted by doc_id."""
+    """Duplicates that `find_near_duplicates` finds, in memory: doc_id, duplicate_of, similarity; sorted by doc_id."""
     return table_of(find_near_duplicates(document_files, config, engine, folder, protected))
 
 
@@ -128,8 +128,8 @@ def find_near_duplicates(
     links = write_links(documents, keys, config.bands, engine, folder)
     candidates = write_groups(documents, links, BATCH_SHINGLES, engine, folder)
     sets = write_candidate_sets([*sides, *document_files], documents, candidates, banding, engine, folder)
-    found = Shuffle(folder / "verified", DUPLICATE, sets.members.ranges, len(document_files))
-    return verify_batches(sets, config.threshold, BLOCK_SHINGLES, found, engine)
+    duplicates = Shuffle(folder / "verified", DUPLICATE, sets.members.ranges, len(document_files))
+    return verify_batches(sets, config.threshold, BLOCK_SHINGLES, duplicates, engine)
 
 
 def _protected_stores(protected: Sequence[Protected], scheme: SignatureScheme) -> list[SignatureStore]:
@@ -149,8 +149,8 @@ def _protected_stores(protected: Sequence[Protected], scheme: SignatureScheme) -
 def _identity(document_files: Sequence[DocumentFile], sides: Sequence[DocumentFile], config: NearDedupConfig) -> dict:
     return {
         "config": config.identity,
-        "document_files": [document_file_identity(each) for each in document_files],
-        "protected": [document_file_identity(each) for each in sides],
+        "document_files": [document_file_identity(document_file) for document_file in document_files],
+        "protected": [document_file_identity(document_file) for document_file in sides],
     }
 
 
@@ -174,10 +174,10 @@ def keep_signatures(corpus: Path, scheme: SignatureScheme, engine: Engine) -> Si
 
 def protected_corpora(config: NearDedupConfig | None) -> list[Protected]:
     """The corpora that the config protects. Raises InputError for one without a store, or of another scheme."""
-    found = []
+    corpora = []
     for folder in config.protected if config is not None else ():
         store = open_store(find_store(folder))
         assert config is not None
         same_scheme(config.scheme, store.scheme, store.folder)
-        found.append(Protected(store.folder, store.document_files()))
-    return found
+        corpora.append(Protected(store.folder, store.document_files()))
+    return corpora

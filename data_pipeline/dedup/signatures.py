@@ -74,20 +74,20 @@ class StorePart:
         path = documents_file(self.folder, self.number)
         try:
             with pq.ParquetFile(fetch(path)) as file:  # pq.read_table imports pyarrow.dataset
-                found = file.read(list(columns))
+                table = file.read(list(columns))
         except (OSError, pa.ArrowException) as error:
             raise InputError(f"{path}: no readable table of a signature store ({error}); {SIGN_AGAIN}") from error
-        self._check_rows(path, len(found))
-        return found
+        self._check_rows(path, len(table))
+        return table
 
     def signatures(self) -> np.ndarray:
         """uint32[documents, hashes], mapped from disk."""
         path = signatures_file(self.folder, self.number)
-        found = load_array(path, mapped=True)
-        if found.dtype != np.uint32 or found.shape[1:] != (self.hashes,):
+        signatures = load_array(path, mapped=True)
+        if signatures.dtype != np.uint32 or signatures.shape[1:] != (self.hashes,):
             raise InputError(f"{path}: no uint32[documents, {self.hashes}]; {SIGN_AGAIN}")
-        self._check_rows(path, len(found))
-        return found
+        self._check_rows(path, len(signatures))
+        return signatures
 
     def _check_rows(self, path: Path, rows: int) -> None:
         if rows != self.stored.documents:
@@ -116,7 +116,7 @@ class SignatureStore:
 
     def document_files(self) -> list[DocumentFile]:
         """The files that the store's documents stand in. Raises InputError if it does not know them or one is gone."""
-        found = []
+        document_files = []
         for stored in self.files:
             path = (self.folder / stored.file).resolve()
             if not stored.file or not path.is_file():
@@ -124,8 +124,8 @@ class SignatureStore:
                     f"{self.folder}: the documents it was made from ({path.name}) are not where they were; keep them "
                     "together, or curate that corpus again with near_dedup.keep_signatures"
                 )
-            found.append(DocumentFile(path, stored.source, stored.priority))
-        return found
+            document_files.append(DocumentFile(path, stored.source, stored.priority))
+        return document_files
 
     def minhashes(self) -> "Iterator[tuple[str, MinHash]]":
         """Every document as (doc_id, datasketch.MinHash): to fill datasketch's LSH, Forest or Redis storage."""
@@ -169,7 +169,7 @@ def sign_corpus(
     """Writes (or, after a kill, completes) the store of the files' kept documents at `folder`.
 
     is_kept: the store is to outlive this work, so it says where its document files stand, seen from its folder."""
-    tasks = [(each, scheme, folder, number) for number, each in enumerate(document_files)]
+    tasks = [(document_file, scheme, folder, number) for number, document_file in enumerate(document_files)]
     missing = [task for task in tasks if not documents_file(folder, task[3]).exists()]
     engine.map(_sign_file, missing, "near duplicates: MinHash signatures", [task[0].bytes for task in missing], "B")
     stored = []
@@ -188,10 +188,10 @@ def _seen_from(folder: Path, path: Path) -> str:
 
 def find_store(folder: Path) -> Path:
     """The store in this folder: itself, or `signatures` in it or its `curate`. Raises InputError if there is none."""
-    if not (found := _stores_in(folder)):
+    if not (stores := _stores_in(folder)):
         raise InputError(f"{folder}: no signature store; curate that corpus with near_dedup: {{keep_signatures: true}}")
-    check_outputs(found[0].parent, lambda path: path.startswith(f"{STORE_FOLDER}/"))
-    return found[0]
+    check_outputs(stores[0].parent, lambda path: path.startswith(f"{STORE_FOLDER}/"))
+    return stores[0]
 
 
 def has_store(folder: Path) -> bool:
@@ -204,7 +204,7 @@ def _stores_in(folder: Path) -> list[Path]:
 
 
 def store_digest(folder: Path) -> str:
-    """Of the store's scheme and its documents' ids, lengths and places: what of it decides who is a duplicate."""
+    """Digest of what decides who is a duplicate: the store's scheme, its documents' ids, lengths and places."""
     store = open_store(folder)
     files = [file_digest(documents_file(folder, number)) for number in range(len(store.files))]
     return fingerprint([store.scheme.model_dump(), [[stored.source, stored.priority] for stored in store.files], files])
@@ -216,7 +216,7 @@ def open_store(folder: Path) -> SignatureStore:
     try:
         content = orjson.loads(path.read_bytes())
         scheme = SignatureScheme.model_validate(content["scheme"])
-        stored = tuple(StoredFile.model_validate(each) for each in content["files"])
+        stored = tuple(StoredFile.model_validate(entry) for entry in content["files"])
     except (OSError, orjson.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
         raise InputError(f"{path}: no signature store ({error}); make one by deduplicating the corpus") from error
     except ValidationError as error:
@@ -249,10 +249,10 @@ def merge_stores(stores: Sequence[Path], folder: Path) -> SignatureStore:
     return _write_store(folder, opened[0].scheme, tuple(merged))
 
 
-def same_scheme(wanted: SignatureScheme, found: SignatureScheme, folder: Path) -> None:
+def same_scheme(wanted: SignatureScheme, actual: SignatureScheme, folder: Path) -> None:
     """Raises InputError, naming the fields, if the schemes differ: their signatures say nothing of each other."""
     for field in type(wanted).model_fields:
-        want, has = getattr(wanted, field), getattr(found, field)
+        want, has = getattr(wanted, field), getattr(actual, field)
         if want != has:
             mend = "sign that corpus again, or use its settings"
             raise InputError(f"{folder}: signatures with {field}={has!r}, but {want!r} is wanted; {mend}")
@@ -327,12 +327,14 @@ def similar(
     signature, shingles = signatures_of(raw, offsets, scheme.ngram, scheme.unit, scheme.hashes, scheme.seed)
     if not shingles[0]:
         raise InputError("the text holds no word, so nothing can be similar to it")
-    mine = shingle_sets(raw, offsets, scheme.ngram, scheme.unit)[0]
+    shingles_of_text = shingle_sets(raw, offsets, scheme.ngram, scheme.unit)[0]
     proposed = _estimated(signature[0], store) if exhaustive else _proposed(signature[0], store)
     best = sorted(proposed, key=lambda f: (-f[0], f[1], f[2]))[: limit * MEASURED]
-    found = [_measured(mine, estimate, document_files[number], row, store) for estimate, number, row in best]
-    found = [neighbour for neighbour in found if neighbour.similarity > 0]
-    return sorted(found, key=lambda n: (-n.similarity, n.doc_id))[:limit]
+    neighbours = [
+        _measured(shingles_of_text, estimate, document_files[number], row, store) for estimate, number, row in best
+    ]
+    neighbours = [neighbour for neighbour in neighbours if neighbour.similarity > 0]
+    return sorted(neighbours, key=lambda n: (-n.similarity, n.doc_id))[:limit]
 
 
 def _proposed(signature: np.ndarray, store: SignatureStore) -> Iterator[tuple[float, int, int]]:
@@ -366,12 +368,12 @@ def _estimated(signature: np.ndarray, store: SignatureStore) -> Iterator[tuple[f
 
 
 def _measured(
-    mine: np.ndarray, estimate: float, document_file: DocumentFile, row: int, store: SignatureStore
+    shingles: np.ndarray, estimate: float, document_file: DocumentFile, row: int, store: SignatureStore
 ) -> Neighbour:
     wanted = np.zeros(len(document_file.kept_mask()), bool)
     wanted[row] = True
     for _, doc_ids, texts in document_file.batches(wanted):
-        theirs = shingle_sets(*utf8_of(texts), store.scheme.ngram, store.scheme.unit)[0]
+        other_shingles = shingle_sets(*utf8_of(texts), store.scheme.ngram, store.scheme.unit)[0]
         text = " ".join(texts[0].as_py()[: 2 * EXCERPT].split())[:EXCERPT]
-        return Neighbour(doc_ids[0].as_py(), document_file.source, jaccard(mine, theirs), estimate, text)
+        return Neighbour(doc_ids[0].as_py(), document_file.source, jaccard(shingles, other_shingles), estimate, text)
     raise InputError(f"{document_file.path}: row {row} of the signature store is not there; sign the corpus again")

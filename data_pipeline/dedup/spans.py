@@ -81,10 +81,10 @@ class SpanDedupConfig(Config):
 def duplicate_spans(
     document_files: Sequence[DocumentFile], config: SpanDedupConfig, engine: Engine, folder: Path
 ) -> pa.Table:
-    """What `find_duplicate_spans` finds, in memory: doc_id, start, stop (characters), count, kept_in; ordered by
+    """Spans that `find_duplicate_spans` finds, in memory: doc_id, start, stop (characters), count, kept_in; ordered by
     doc_id, start."""
-    found = find_duplicate_spans(document_files, config, engine, folder)
-    spans = found.read_all()
+    records = find_duplicate_spans(document_files, config, engine, folder)
+    spans = records.read_all()
     spans = spans[np.lexsort((spans["start"], spans["id"][:, 1], spans["id"][:, 0]))]
     ids, kept = unpacked_ids(spans["id"]), unpacked_ids(spans["kept_in"])
     columns = [ids, *(pa.array(spans[name]) for name in ("start", "stop", "count")), kept]
@@ -105,7 +105,11 @@ def find_duplicate_spans(
     open_workspace(folder, {"config": config.model_dump(), "document_files": identities})
     sizes = [document_file.bytes for document_file in document_files]
     pieces = Shuffle(folder / "pieces", PIECE, len(document_files), ranges_for(int(sum(sizes)) // PIECE_BYTES))
-    tasks = [(each, config, pieces, number) for number, each in enumerate(document_files) if not pieces.has(number)]
+    tasks = [
+        (document_file, config, pieces, number)
+        for number, document_file in enumerate(document_files)
+        if not pieces.has(number)
+    ]
     engine.map(_cut_file, tasks, f"{config.unit}s", [task[0].bytes for task in tasks], "B")
     spans = Shuffle(folder / "spans", SPAN, pieces.ranges, len(document_files))
     counts = [(pieces, config.min_count, spans, number) for number in range(pieces.ranges) if not spans.has(number)]
@@ -132,7 +136,7 @@ def pieces_of(text: str, unit: Literal["paragraph", "line"]) -> list[tuple[int, 
 def _cut_file(task: tuple[DocumentFile, SpanDedupConfig, Shuffle, int]) -> None:
     document_file, config, pieces, number = task
     salt = document_file.source if config.scope == "source" else ""
-    found = [np.empty(0, PIECE)]
+    batches = [np.empty(0, PIECE)]
     for _, doc_ids, texts in document_file.batches():
         ids = packed_ids(doc_ids, document_file.path)
         keys, places = bytearray(), array("q")
@@ -150,8 +154,8 @@ def _cut_file(task: tuple[DocumentFile, SpanDedupConfig, Shuffle, int]) -> None:
         records["id"] = ids[columns[0]]
         records["length"], records["start"], records["stop"] = columns[1:]
         records["file"], records["priority"] = number, document_file.priority
-        found.append(records)
-    joined = np.concatenate(found)
+        batches.append(records)
+    joined = np.concatenate(batches)
     joined = joined[key_order(np.ascontiguousarray(joined["key"][:, 0]))]
     pieces.write_sorted(number, joined, range_of_keys(joined["key"][:, 0], pieces.ranges))
 
@@ -159,21 +163,21 @@ def _cut_file(task: tuple[DocumentFile, SpanDedupConfig, Shuffle, int]) -> None:
 def _count_range(task: tuple[Shuffle, int, Shuffle, int]) -> None:
     """Writes the spans to remove among the pieces of one range of the hashes."""
     pieces, min_count, spans, number = task
-    found = pieces.read(number)
-    found = found[repeated_keys(np.ascontiguousarray(found["key"][:, 0]))]
-    keys, ids = found["key"], found["id"]
-    order = (found["start"], ids[:, 1], ids[:, 0], -found["length"], found["priority"], keys[:, 1], keys[:, 0])
-    found = found[np.lexsort(order)]
-    new = np.ones(len(found), bool)
-    new[1:] = (found["key"][1:] != found["key"][:-1]).any(axis=1)
+    repeated = pieces.read(number)
+    repeated = repeated[repeated_keys(np.ascontiguousarray(repeated["key"][:, 0]))]
+    keys, ids = repeated["key"], repeated["id"]
+    order = (repeated["start"], ids[:, 1], ids[:, 0], -repeated["length"], repeated["priority"], keys[:, 1], keys[:, 0])
+    repeated = repeated[np.lexsort(order)]
+    new = np.ones(len(repeated), bool)
+    new[1:] = (repeated["key"][1:] != repeated["key"][:-1]).any(axis=1)
     firsts = np.flatnonzero(new)
     group = np.cumsum(new) - 1
     counts = np.diff(np.append(firsts, len(new)))
     chosen = np.flatnonzero(~new & (counts[group] >= min_count)) if len(new) else np.empty(0, np.int64)
     records = np.empty(len(chosen), SPAN)
     for name in ("file", "id", "start", "stop"):
-        records[name] = found[name][chosen]
+        records[name] = repeated[name][chosen]
     if len(chosen):
-        records["count"], records["kept_in"] = counts[group[chosen]], found["id"][firsts[group[chosen]]]
+        records["count"], records["kept_in"] = counts[group[chosen]], repeated["id"][firsts[group[chosen]]]
     records = records[np.lexsort((records["start"], records["id"][:, 1], records["id"][:, 0], records["file"]))]
     spans.write_sorted(number, records, records["file"])

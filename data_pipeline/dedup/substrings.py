@@ -74,7 +74,7 @@ class Group:
 def repeated_substrings(
     document_files: Sequence[DocumentFile], config: SubstringDedupConfig, engine: Engine, folder: Path
 ) -> pa.Table:
-    """What `find_repeated_substrings` finds, in memory: doc_id, start, stop (bytes of UTF-8), kept_in; ordered by
+    """Spans that `find_repeated_substrings` finds, in memory: doc_id, start, stop (bytes of UTF-8), kept_in; ordered by
     doc_id, start."""
     spans = find_repeated_substrings(document_files, config, engine, folder).read_all()
     spans = spans[np.lexsort((spans["start"], spans["id"][:, 1], spans["id"][:, 0]))]
@@ -101,7 +101,11 @@ def find_repeated_substrings(
     if not missing:
         return spans
     texts = Shuffle(folder / "texts", np.dtype("u1"), len(document_files), num_groups)
-    gathers = [(each, firsts, texts, number) for number, each in enumerate(document_files) if not texts.has(number)]
+    gathers = [
+        (document_file, firsts, texts, number)
+        for number, document_file in enumerate(document_files)
+        if not texts.has(number)
+    ]
     engine.map(_gather, gathers, "repeated substrings: gather documents", [task[0].bytes for task in gathers], "B")
     searches = [(texts, config.min_bytes, spans, number) for number in missing]
     engine.map(_search_group, searches, "repeated substrings: search", unit="groups")
@@ -161,12 +165,12 @@ def _spans(covered: np.ndarray, group: Group, min_bytes: int) -> list[tuple[int,
     stops = begins[np.append(np.flatnonzero(new)[1:] - 1, len(begins) - 1)] + min_bytes
     owners = np.searchsorted(group.firsts, starts, side="right") - 1
     keepers = np.searchsorted(group.firsts, covered[starts], side="right") - 1
-    found = []
+    spans = []
     for start, stop, owner, keeper in zip(starts, stops, owners, keepers, strict=True):
         start, stop = _on_characters(group.data, int(start), int(stop))
         first = int(group.firsts[owner])
-        found.append((int(owner), start - first, stop - first, int(keeper)))
-    return found
+        spans.append((int(owner), start - first, stop - first, int(keeper)))
+    return spans
 
 
 def _on_characters(data: np.ndarray, start: int, stop: int) -> tuple[int, int]:
@@ -184,7 +188,11 @@ def _write_groups(document_files: Sequence[DocumentFile], group_bytes: int, engi
     if not path.exists():
         num_rows = sum(num_rows_of(document_file) for document_file in document_files)
         lengths = Shuffle(folder / "lengths", LENGTH, len(document_files), ranges_for(num_rows))
-        tasks = [(each, group_bytes, lengths, n) for n, each in enumerate(document_files) if not lengths.has(n)]
+        tasks = [
+            (document_file, group_bytes, lengths, n)
+            for n, document_file in enumerate(document_files)
+            if not lengths.has(n)
+        ]
         engine.map(_write_lengths, tasks, "repeated substrings: lengths", [task[0].bytes for task in tasks], "B")
         sized = engine if lengths.ranges > 1 else LocalEngine(1, engine.reporter)
         sized.map(_fill_groups, [(lengths, group_bytes, path), None], "repeated substrings: groups", unit="tasks")
@@ -193,19 +201,19 @@ def _write_groups(document_files: Sequence[DocumentFile], group_bytes: int, engi
 
 def _write_lengths(task: tuple[DocumentFile, int, Shuffle, int]) -> None:
     document_file, group_bytes, lengths, number = task
-    found = [np.empty(0, LENGTH)]
+    batches = [np.empty(0, LENGTH)]
     for _, doc_ids, texts in document_file.batches():
         records = np.empty(len(doc_ids), LENGTH)
         records["id"] = packed_ids(doc_ids, document_file.path)
         records["length"] = np.diff(utf8_of(texts)[1])
-        found.append(records)
+        batches.append(records)
         too_long = records[records["length"] >= group_bytes]
         if len(too_long):
             raise InputError(
                 f"document {unpacked_ids(too_long['id'][:1])[0]} has {too_long['length'][0]} bytes; "
                 f"group_bytes={group_bytes} must be more than that"
             )
-    records = np.concatenate(found)
+    records = np.concatenate(batches)
     lengths.write_unsorted(number, records, range_of_keys(records["id"][:, 0], lengths.ranges))
 
 
@@ -242,8 +250,8 @@ def _gather(task: tuple[DocumentFile, Path, Shuffle, int]) -> None:
     document_file, firsts, texts, number = task
     starts = sortable_ids(load_array(firsts))
     tables, groups = [], []
-    for _, doc_ids, found in document_file.batches():
-        tables.append(pa.table([doc_ids.cast(pa.string()), found.cast(pa.large_string())], schema=TEXTS))
+    for _, doc_ids, batch_texts in document_file.batches():
+        tables.append(pa.table([doc_ids.cast(pa.string()), batch_texts.cast(pa.large_string())], schema=TEXTS))
         ids = sortable_ids(packed_ids(doc_ids, document_file.path))
         groups.append(np.searchsorted(starts, ids, side="right") - 1)
     group = np.concatenate([np.empty(0, np.int64), *groups])
@@ -255,9 +263,9 @@ def _gather(task: tuple[DocumentFile, Path, Shuffle, int]) -> None:
     content, ends = io.BytesIO(), [0]
     for first, last in pairwise(bounds.tolist()):
         if last > first:
-            mine = table.take(pa.array(order[first:last]))
-            with pa.ipc.new_stream(content, mine.schema) as stream:
-                stream.write_table(mine)
+            group_table = table.take(pa.array(order[first:last]))
+            with pa.ipc.new_stream(content, group_table.schema) as stream:
+                stream.write_table(group_table)
         ends.append(content.tell())
     texts.write(number, np.frombuffer(content.getbuffer(), np.uint8), np.array(ends))
 
@@ -266,11 +274,11 @@ def _search_group(task: tuple[Shuffle, int, Shuffle, int]) -> None:
     """Writes the group's repeats."""
     texts, min_bytes, spans, number = task
     group, files = _read_group(texts, number)
-    found = np.array(repeats_of(group, min_bytes), np.int64).reshape(-1, 4)
-    owner, keeper = found[:, 0], found[:, 3]
-    records = np.empty(len(found), REPEAT)
+    repeats = np.array(repeats_of(group, min_bytes), np.int64).reshape(-1, 4)
+    owner, keeper = repeats[:, 0], repeats[:, 3]
+    records = np.empty(len(repeats), REPEAT)
     records["file"], records["id"], records["kept_in"] = files[owner], group.ids[owner], group.ids[keeper]
-    records["start"], records["stop"] = found[:, 1], found[:, 2]
+    records["start"], records["stop"] = repeats[:, 1], repeats[:, 2]
     records = records[np.lexsort((records["start"], records["id"][:, 1], records["id"][:, 0], records["file"]))]
     spans.write_sorted(number, records, records["file"])
 

@@ -70,7 +70,7 @@ def write_candidate_sets(
     folder: Path,
 ) -> CandidateSets:
     """document_files: of the documents' parts. candidates: as `write_groups` returns them."""
-    found, batches = candidates
+    candidate_records, batches = candidates
     parts = len(documents.parts)
     written = CandidateSets(
         Shuffle(folder / "members", member_dtype(banding.bands), parts, batches),
@@ -78,8 +78,8 @@ def write_candidate_sets(
     )
     num_protected = int(documents.is_protected.sum())
     tasks = [
-        SetsTask(each, part, number, int(start), num_protected, found, banding, written)
-        for number, (each, part, start) in enumerate(
+        SetsTask(document_file, part, number, int(start), num_protected, candidate_records, banding, written)
+        for number, (document_file, part, start) in enumerate(
             zip(document_files, documents.parts, documents.starts[:-1], strict=True)
         )
         if not written.members.has(number)
@@ -91,12 +91,12 @@ def write_candidate_sets(
 
 
 def _write_sets(task: SetsTask) -> None:
-    found = task.candidates.read(task.number)
+    candidates = task.candidates.read(task.number)
     table = task.part.documents()
-    places = found["position"] - task.start
-    members = np.zeros(len(found), task.written.members.dtype)
+    places = candidates["position"] - task.start
+    members = np.zeros(len(candidates), task.written.members.dtype)
     rows = table.column("row").to_numpy()[places]
-    members["group"], members["row"] = found["group"], rows
+    members["group"], members["row"] = candidates["group"], rows
     members["length"] = table.column("length").to_numpy()[places]
     members["id"] = packed_ids(table.column("doc_id"), task.part.folder)[places]
     members["file"] = task.number - task.num_protected
@@ -106,8 +106,8 @@ def _write_sets(task: SetsTask) -> None:
         members["keys"] = keys_of(task.part, task.banding, places)
     values, bounds = _sets(task, rows)
     members["size"] = np.diff(bounds)
-    order = np.argsort(found["batch"], kind="stable")
-    batch, sizes = found["batch"][order].astype(np.int64), members["size"][order]
+    order = np.argsort(candidates["batch"], kind="stable")
+    batch, sizes = candidates["batch"][order].astype(np.int64), members["size"][order]
     picked = np.concatenate([np.empty(0, SHINGLE), *(values[bounds[i] : bounds[i + 1]] for i in order.tolist())])
     firsts = np.searchsorted(batch, np.arange(task.written.sets.ranges + 1))
     task.written.sets.write(task.number, picked, np.concatenate([[0], np.cumsum(sizes)])[firsts])
@@ -136,26 +136,26 @@ def _sets(task: SetsTask, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 @dataclass(frozen=True)
 class BatchTask:
-    """block_shingles: 64-bit hashes of a block of documents. found: takes the duplicates by document file."""
+    """block_shingles: 64-bit hashes of a block of documents. duplicates: takes the duplicates by document file."""
 
     sets: CandidateSets
     batch: int
     threshold: float
     block_shingles: int
-    found: Shuffle
+    duplicates: Shuffle
 
 
 def verify_batches(
-    sets: CandidateSets, threshold: float, block_shingles: int, found: Shuffle, engine: Engine
+    sets: CandidateSets, threshold: float, block_shingles: int, duplicates: Shuffle, engine: Engine
 ) -> Shuffle:
-    """The documents to remove, in `found`, a part a batch."""
+    """The documents to remove, in `duplicates`, a part a batch."""
     tasks = [
-        BatchTask(sets, batch, threshold, block_shingles, found)
+        BatchTask(sets, batch, threshold, block_shingles, duplicates)
         for batch in range(sets.members.ranges)
-        if not found.has(batch)
+        if not duplicates.has(batch)
     ]
     engine.map(_verify_batch, tasks, "near duplicates: compare pairs", unit="batches")
-    return found
+    return duplicates
 
 
 def _verify_batch(task: BatchTask) -> None:
@@ -163,11 +163,11 @@ def _verify_batch(task: BatchTask) -> None:
     decided = Decisions.of(_buckets(batch.members["keys"]), batch.members["protected"])
     blocks = _blocks(batch.members["size"], task.block_shingles)
     for number, block in enumerate(blocks):
-        mine = batch.sets(np.arange(*block))
+        block_sets = batch.sets(np.arange(*block))
         for before in blocks[:number]:
             kept = np.flatnonzero(decided.keepers[slice(*before)] < 0) + before[0]
-            compare_blocks(decided, block, mine, before, batch.sets(kept), task.threshold)
-        compare_blocks(decided, block, mine, block, mine, task.threshold)
+            compare_blocks(decided, block, block_sets, before, batch.sets(kept), task.threshold)
+        compare_blocks(decided, block, block_sets, block, block_sets, task.threshold)
     removed = np.flatnonzero(decided.keepers >= 0)
     members, kept = batch.members[removed], batch.members[decided.keepers[removed]]
     both = decided.boths[removed]
@@ -176,7 +176,7 @@ def _verify_batch(task: BatchTask) -> None:
     records["duplicate_of"] = kept["id"]
     records["value"] = both / (members["size"] + kept["size"] - both)
     records = records[np.lexsort((records["row"], records["file"]))]
-    task.found.write_sorted(task.batch, records, records["file"])
+    task.duplicates.write_sorted(task.batch, records, records["file"])
 
 
 @dataclass(frozen=True)
@@ -192,14 +192,14 @@ class _Batch:
     @classmethod
     def read(cls, sets: CandidateSets, batch: int) -> "_Batch":
         read = dict(sets.members.pieces(batch))
-        held = dict(sets.sets.pieces(batch))
+        set_pieces = dict(sets.sets.pieces(batch))
         members = np.concatenate([np.empty(0, sets.members.dtype), *read.values()])
-        starts = [np.cumsum(one["size"]) - one["size"] for one in read.values()]
+        starts = [np.cumsum(piece["size"]) - piece["size"] for piece in read.values()]
         start = np.concatenate([np.empty(0, np.int64), *starts])
-        piece_of = np.repeat(np.arange(len(read)), [len(one) for one in read.values()])
+        piece_of = np.repeat(np.arange(len(read)), [len(piece) for piece in read.values()])
         ids = members["id"]
         order = np.lexsort((ids[:, 1], ids[:, 0], -members["length"], members["priority"], members["group"]))
-        pieces = [np.asarray(held.get(part, np.empty(0, np.uint64))) for part in read]
+        pieces = [np.asarray(set_pieces.get(part, np.empty(0, np.uint64))) for part in read]
         return cls(members[order], pieces, piece_of[order], start[order])
 
     def sets(self, chosen: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -228,13 +228,13 @@ def _blocks(sizes: np.ndarray, block_shingles: int) -> list[tuple[int, int]]:
 
 def _buckets(keys: np.ndarray) -> tuple[int, np.ndarray]:
     """(number of buckets, int64[members, bands]: the bucket of each, -1 where it is alone in it)."""
-    found = np.empty(keys.shape, np.int64)
+    bucket_of = np.empty(keys.shape, np.int64)
     count = 0
     for band in range(keys.shape[1]):
         values, place, times = np.unique(keys[:, band], return_inverse=True, return_counts=True)
         number = np.full(len(values), -1, np.int64)
         shared = np.flatnonzero(times > 1)
         number[shared] = count + np.arange(len(shared))
-        found[:, band] = number[place.reshape(-1)]
+        bucket_of[:, band] = number[place.reshape(-1)]
         count += len(shared)
-    return count, found
+    return count, bucket_of

@@ -53,11 +53,11 @@ def _bit_reversed(size: int) -> np.ndarray:
 
 def places_of_values(values: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
     """[5, 2, 5] -> (2, [1]), (5, [0, 2]): where each value stands."""
-    found = sorted(set(values.tolist()))
-    if len(found) == 1:
-        yield found[0], np.arange(len(values))
+    distinct = sorted(set(values.tolist()))
+    if len(distinct) == 1:
+        yield distinct[0], np.arange(len(values))
         return
-    for value in found:
+    for value in distinct:
         yield value, (values == value).nonzero()[0]
 
 
@@ -82,11 +82,11 @@ class Blend:
     def locate_many(self, slots: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """int64 each: `locate` of all these slots."""
         blocks, inside = np.divmod(slots, self.block_samples)
-        found = np.empty((2, len(slots)), np.int64)
+        located = np.empty((2, len(slots)), np.int64)
         for block, chosen in places_of_values(blocks):
-            for column, values in zip(found, self._placed(block), strict=True):
+            for column, values in zip(located, self._placed(block), strict=True):
                 column[chosen] = values[inside[chosen]]
-        return found[0], found[1]
+        return located[0], located[1]
 
     def slot_of(self, source: int, ordinal: int) -> int | None:
         """The slot of the sample before which `ordinal` of the source came; None if the blend never draws it."""
@@ -112,7 +112,7 @@ class Blend:
         return rounds * self._before[-1] + self._before[in_round]
 
     def _place(self, block: int) -> tuple[np.ndarray, np.ndarray]:
-        """Of every slot of the block: its source, and how many samples of that source stand before it in the blend."""
+        """Source of every slot of the block, and how many samples of that source stand before it in the blend."""
         before = self._before_block(block)
         counts = self._before_block(block + 1) - before
         edges = np.cumsum(counts)

@@ -1,4 +1,4 @@
-"""What a recipe says about the indexed data: how documents become samples, and samples a stream."""
+"""Settings of the indexed data in a recipe: how documents become samples, and samples a stream."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -167,7 +167,7 @@ def repeat_warnings(epochs: Mapping[str, float], tokens: Mapping[str, int], trai
 
 @dataclass(frozen=True)
 class Draw:
-    """What a run takes from one source. epoch_samples: samples in one pass over it. cap: of the passes."""
+    """Samples that a run takes from one source. epoch_samples: samples in one pass over it. cap: of the passes."""
 
     source: str
     samples: int

@@ -149,7 +149,7 @@ def open_checked(
 def checked_state(
     folder: Path, split: str, source: str, vocab_size: int, digests: dict[str, str] | None
 ) -> dict[str, Any]:
-    """What is remembered of a source's files once they were checked: it changes when they do."""
+    """Record of a source's files once they were checked: it changes when they do."""
     files = _states(folder, source_prefix(folder, split, source), digests)
     return {"rules": RULES, "vocab_size": vocab_size, "files": files}
 
@@ -159,7 +159,7 @@ def record_path(folder: Path, split: str, source: str) -> Path:
 
 
 def _states(folder: Path, prefix: Path, digests: dict[str, str] | None) -> dict[str, Any]:
-    """Of both files, by name: state and, where the manifest gives one, the digest it must have."""
+    """State of both files, by name, and, where the manifest gives one, the digest it must have."""
     return {path.name: _state(folder, path, digests) for path in (bin_path(prefix), idx_path(prefix))}
 
 

@@ -31,7 +31,7 @@ def document_ranges(corpus: Path, split: str, source: str) -> list[DocumentRange
     """The source's documents in their canonical order, file by file and row by row. Empty if it has none.
 
     Raises InputError if a file is no Parquet file or has no column `text`."""
-    found: list[DocumentRange] = []
+    ranges: list[DocumentRange] = []
     for path in sorted((corpus / "documents" / split).glob(f"{source}-[0-9][0-9][0-9][0-9][0-9].parquet")):
         try:
             metadata = pq.read_metadata(path)
@@ -43,8 +43,8 @@ def document_ranges(corpus: Path, split: str, source: str) -> list[DocumentRange
         for number in range(metadata.num_row_groups):
             group = metadata.row_group(number)
             size = group.column(columns.index("text")).total_uncompressed_size
-            found += _cut(path, number, group.num_rows, size)
-    return found
+            ranges += _cut(path, number, group.num_rows, size)
+    return ranges
 
 
 def read(documents: DocumentRange, *columns: str) -> pa.Table:

@@ -1,4 +1,4 @@
-"""What an indexed file holds, for people: counts, a histogram of lengths, the first documents."""
+"""Summary of an indexed file for people: counts, a histogram of lengths, the first documents."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -74,20 +74,22 @@ def inspect(
     )
 
 
-def lines(found: Inspection) -> list[str]:
+def lines(inspection: Inspection) -> list[str]:
     """The inspection as it is printed; the bars are proportional to the tokens."""
-    most = max((each.tokens for each in found.lengths), default=1)
+    most = max((bucket.tokens for bucket in inspection.lengths), default=1)
     return [
-        f"{found.prefix}: {found.documents:,} documents, {found.sequences:,} sequences, {found.tokens:,} tokens",
-        f"  dtype {found.dtype}, {found.bin_bytes:,} bytes of tokens, {found.idx_bytes:,} bytes of index",
-        f"  tokens a document: {found.shortest:,} to {found.longest:,}, mean {found.mean:,.1f}",
+        f"{inspection.prefix}: {inspection.documents:,} documents, {inspection.sequences:,} sequences, "
+        f"{inspection.tokens:,} tokens",
+        f"  dtype {inspection.dtype}, {inspection.bin_bytes:,} bytes of tokens, "
+        f"{inspection.idx_bytes:,} bytes of index",
+        f"  tokens a document: {inspection.shortest:,} to {inspection.longest:,}, mean {inspection.mean:,.1f}",
         f"  {'length':>21}  {'documents':>12}  {'tokens':>15}",
         *(
-            f"  {f'{each.first:,}-{each.last:,}':>21}  {each.documents:>12,}  {each.tokens:>15,}  "
-            + "#" * round(40 * each.tokens / most)
-            for each in found.lengths
+            f"  {f'{bucket.first:,}-{bucket.last:,}':>21}  {bucket.documents:>12,}  {bucket.tokens:>15,}  "
+            + "#" * round(40 * bucket.tokens / most)
+            for bucket in inspection.lengths
         ),
-        *(f"  document {number}: {text!r}" for number, text in enumerate(found.first_documents)),
+        *(f"  document {number}: {text!r}" for number, text in enumerate(inspection.first_documents)),
     ]
 
 
@@ -140,15 +142,15 @@ class PackingCost:
 def packing_report(folder: Path, split: str, sequence_length: int) -> list[PackingCost]:
     """Both packings of every source of an `index` folder that has documents in the split."""
     dataset = read_dataset(folder)
-    found: list[PackingCost] = []
+    costs: list[PackingCost] = []
     for source in dataset.sources:
         if source.splits[split].documents:
             reader = IndexedReader(source_prefix(folder, split, source.name))
-            found += [
+            costs += [
                 concat_cost(reader, source.name, sequence_length),
                 best_fit_cost(reader, source.name, sequence_length),
             ]
-    return found
+    return costs
 
 
 def concat_cost(reader: IndexedReader, source: str, sequence_length: int) -> PackingCost:

@@ -42,7 +42,7 @@ def pooled(tokens: Mapping[str, int], min_tokens: int) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class RunLength:
-    """What caps on epochs depend on. train_tokens: None where the recipe trains nothing."""
+    """Lengths that caps on epochs depend on. train_tokens: None where the recipe trains nothing."""
 
     train_tokens: int | None
     sequence_length: int = 1
@@ -152,14 +152,14 @@ def _bounded(
 
 def tokens_by_language(dataset: Dataset) -> dict[str, dict[str, int]]:
     """Split -> language -> tokens of all sources; no language where the recipe does not sample by language."""
-    found: dict[str, dict[str, int]] = {split: {} for split in SPLITS}
+    tokens: dict[str, dict[str, int]] = {split: {} for split in SPLITS}
     for source in dataset.sources:
         language = language_of(source.name)
         if language is None:
             continue
         for split in SPLITS:
-            found[split][language] = found[split].get(language, 0) + source.splits[split].tokens
-    return found
+            tokens[split][language] = tokens[split].get(language, 0) + source.splits[split].tokens
+    return tokens
 
 
 def held_out_notes(tokens: Mapping[str, Mapping[str, int]]) -> list[str]:

@@ -22,7 +22,7 @@ def merge(prefixes: Sequence[Path], prefix: Path, key: int | None = None, chosen
     None: all.
 
     Memory: 4 bytes a document. Raises InputError if no dataset is given, or datasets of two dtypes."""
-    readers = [IndexedReader(each) for each in prefixes]
+    readers = [IndexedReader(source_prefix) for source_prefix in prefixes]
     if not readers:
         raise InputError(f"{bin_path(prefix)}: nothing to merge; name at least one dataset by its prefix")
     for reader in readers[1:]:
@@ -44,8 +44,8 @@ def merge(prefixes: Sequence[Path], prefix: Path, key: int | None = None, chosen
                 continue
             starts, ends = np.empty(len(numbers), np.int64), np.empty(len(numbers), np.int64)
             for owner in np.unique(owners).tolist():
-                mine = owners == owner
-                starts[mine], ends[mine] = readers[owner].token_ranges(numbers[mine] - first[owner])
+                owned = owners == owner
+                starts[owned], ends[owned] = readers[owner].token_ranges(numbers[owned] - first[owner])
             ranges = zip(owners.tolist(), starts.tolist(), ends.tolist(), strict=True)
             writer.add_many(np.concatenate([tokens[owner][start:end] for owner, start, end in ranges]), ends - starts)
 
@@ -68,11 +68,13 @@ def cut_out(source: Path, prefix: Path, first: int, last: int) -> None:
 def _copy(documents: Sequence[tuple[IndexedReader, int]], writer: IndexedWriter) -> None:
     """Appends documents with their sentences. Raises InputError if one is empty."""
     lengths = [reader.sentence_lengths(number) for reader, number in documents]
-    lengths = [each if len(each) else np.zeros(1, np.int32) for each in lengths]  # which the writer refuses by name
+    lengths = [
+        sentences if len(sentences) else np.zeros(1, np.int32) for sentences in lengths
+    ]  # which the writer refuses by name
     writer.add_many(
         np.concatenate([reader.document(number) for reader, number in documents]),
         np.concatenate(lengths),
-        np.array([len(each) for each in lengths]),
+        np.array([len(sentences) for sentences in lengths]),
     )
 
 

@@ -87,13 +87,13 @@ class Concat:
     def pieces(self, index: int) -> list[Piece]:
         first = index * self._sequence_length
         last = first + self._sequence_length  # the target of the last input
-        found, place = [], first
+        pieces, place = [], first
         while place <= last:
             document = self._reader.document_at(place)
             (start,), (end,) = self._reader.token_ranges(np.array([document]))
-            found.append(Piece(document, place - int(start), min(last + 1, int(end)) - int(start)))
+            pieces.append(Piece(document, place - int(start), min(last + 1, int(end)) - int(start)))
             place = int(end)
-        return found
+        return pieces
 
     def windows_of(self, document: int) -> list[int]:
         (start,), (end,) = self._reader.token_ranges(np.array([document]))

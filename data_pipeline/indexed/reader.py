@@ -191,12 +191,12 @@ def check_sequences(path: Path, lengths: np.ndarray, pointers: np.ndarray, items
         byte_lengths = lengths[first : first + CHUNK].astype(np.int64) * itemsize
         # At most 2^20 sequences of 2^31 tokens of 8 bytes: no overflow.
         ends = position + np.cumsum(byte_lengths)
-        found = pointers[first : first + CHUNK]
-        wrong = (byte_lengths < 0) | (found != ends - byte_lengths) | (ends > bin_bytes)
+        chunk = pointers[first : first + CHUNK]
+        wrong = (byte_lengths < 0) | (chunk != ends - byte_lengths) | (ends > bin_bytes)
         if wrong.any():
             place = int(np.argmax(wrong))
             start, end = int(ends[place] - byte_lengths[place]), int(ends[place])
-            _refuse_sequence(path, first + place, int(byte_lengths[place]) // itemsize, int(found[place]), start, end)
+            _refuse_sequence(path, first + place, int(byte_lengths[place]) // itemsize, int(chunk[place]), start, end)
         position = int(ends[-1])
     if position != bin_bytes:
         raise InputError(

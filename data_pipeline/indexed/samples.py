@@ -133,14 +133,14 @@ class Samples(DrawForecast):
 
     def _located_many(self, numbers_N: np.ndarray) -> np.ndarray:
         """int64[3, N]: source, ordinal and window of each sample."""
-        found = [
+        located_blocks = [
             (rows, self._located(block)[:, numbers_N[rows] - block * BLOCK_SAMPLES])
             for block, rows in places_of_values(numbers_N // BLOCK_SAMPLES)
         ]
-        if len(found) == 1:
-            return found[0][1]
+        if len(located_blocks) == 1:
+            return located_blocks[0][1]
         located_3N = np.empty((3, len(numbers_N)), np.int64)
-        for rows, located in found:
+        for rows, located in located_blocks:
             located_3N[:, rows] = located
         return located_3N
 
@@ -167,14 +167,14 @@ class Samples(DrawForecast):
         place = self.sources.index(source)
         packing = self._packings[place]
         drawn = int(self._schedule.drawn(num_samples)[place])
-        found = []
+        numbers = []
         for epoch in range(-(-drawn // packing.num_windows)):
             for window in packing.windows_of(document):
                 ordinal = epoch * packing.num_windows + self._order(place, epoch).inverse(window)
                 k = self._schedule.number_of(place, ordinal)
                 if k is not None and k < num_samples:
-                    found.append((k, epoch))
-        return sorted(found)
+                    numbers.append((k, epoch))
+        return sorted(numbers)
 
     def source_of(self, k: int) -> str:
         return self.sources[self._schedule.locate(k)[0]]
@@ -184,7 +184,7 @@ class Samples(DrawForecast):
         return self._packings[self.sources.index(source)].num_windows
 
     def drawn(self, num_samples: int) -> list[Draw]:
-        """What a run of `num_samples` takes from each source, computed without drawing."""
+        """Samples that a run of `num_samples` takes from each source, computed without drawing."""
         counts = self._schedule.drawn(num_samples).tolist()
         return [
             Draw(name, count, packing.num_windows, self.sequence_length, cap)

@@ -71,7 +71,7 @@ class SentencePairs(DrawForecast):
         return self.sources[self._schedule.locate(k)[0]]
 
     def drawn(self, num_samples: int) -> list[Draw]:
-        """What a run of `num_samples` pairs takes from each source, each pair counted with all tokens it may have."""
+        """Pairs that a run of `num_samples` takes from each source, each pair counted with all tokens it may have."""
         counts = self._schedule.drawn(num_samples).tolist()
         return [
             Draw(name, count, len(runs), self.max_tokens, cap_of(self._config, name))
@@ -167,7 +167,7 @@ def sentence_runs(lengths: np.ndarray, bounds: np.ndarray, max_tokens: int) -> n
 
 @cached_njit()
 def _runs(lengths: np.ndarray, bounds: np.ndarray, max_tokens: int) -> np.ndarray:
-    found = np.empty((len(lengths) // 2, 2), dtype=np.int64)
+    runs = np.empty((len(lengths) // 2, 2), dtype=np.int64)
     count = 0
     for document in range(len(bounds) - 1):
         first, last = bounds[document], bounds[document + 1]
@@ -178,7 +178,7 @@ def _runs(lengths: np.ndarray, bounds: np.ndarray, max_tokens: int) -> np.ndarra
             tokens += lengths[sentence]
             left = last - sentence - 1
             if (tokens >= max_tokens and left > 1 and sentence - start >= 1) or left == 0:
-                found[count, 0], found[count, 1] = start, sentence + 1
+                runs[count, 0], runs[count, 1] = start, sentence + 1
                 count += 1
                 start, tokens = sentence + 1, 0
-    return found[:count].copy()
+    return runs[:count].copy()

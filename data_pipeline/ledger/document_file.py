@@ -72,7 +72,7 @@ class DocumentFile:
         return np.asarray(kept, bool)
 
     def kept_digest(self) -> str:
-        """Of the mask of kept rows: SHA-256, or "" if all rows are kept."""
+        """SHA-256 of the mask of kept rows, or "" if all rows are kept."""
         if self.kept is None:
             return ""
         kept = self.kept if isinstance(self.kept, np.ndarray) else self.kept.mask()
@@ -99,8 +99,8 @@ class DocumentFile:
                 rows = start + np.flatnonzero(mask)
                 start += len(batch)
                 if len(rows):
-                    found = batch if mask.all() else batch.filter(pa.array(mask))
-                    yield rows, found.column("doc_id"), found.column("text")
+                    kept_rows = batch if mask.all() else batch.filter(pa.array(mask))
+                    yield rows, kept_rows.column("doc_id"), kept_rows.column("text")
         except (OSError, pa.ArrowInvalid) as error:
             said = (
                 f"row group {groups[0]}" if len(groups) == 1 else f"one of the row groups {groups[0]} to {groups[-1]}"
@@ -113,15 +113,15 @@ def _runs(groups: list[int], sizes: list[tuple[int, int]]) -> list[tuple[list[in
     have at most MAX_JOINED_BYTES, since pyarrow holds all of them until the last is read. sizes: rows of a batch and
     bytes of each group. [0, 1, 3], [(8192, 9), (5000, 9), (40, 9)] -> [([0, 1], 5000), ([3], 40)]."""
     runs: list[tuple[list[int], int]] = []
-    held = 0
+    joined_bytes = 0
     for group, (size, num_bytes) in zip(groups, sizes, strict=True):
-        held += num_bytes
-        follows = bool(runs) and group == runs[-1][0][-1] + 1 and held <= MAX_JOINED_BYTES
+        joined_bytes += num_bytes
+        follows = bool(runs) and group == runs[-1][0][-1] + 1 and joined_bytes <= MAX_JOINED_BYTES
         if follows and min(size, runs[-1][1]) >= MIN_JOINED_ROWS:
             runs[-1] = ([*runs[-1][0], group], min(size, runs[-1][1]))
         else:
             runs.append(([group], size))
-            held = num_bytes
+            joined_bytes = num_bytes
     return runs
 
 
@@ -186,8 +186,8 @@ def unpacked_ids(packed: np.ndarray) -> pa.Array:
     """The hex digits of packed ids, as a string array."""
     digits = HEX_DIGITS[packed.astype(">u8").view(np.uint8).ravel()]
     bounds = np.arange(len(packed) + 1, dtype=np.int64) * ID_DIGITS
-    found = pa.LargeStringArray.from_buffers(len(packed), pa.py_buffer(bounds), pa.py_buffer(digits.tobytes()))
-    return found.cast(pa.string())
+    strings = pa.LargeStringArray.from_buffers(len(packed), pa.py_buffer(bounds), pa.py_buffer(digits.tobytes()))
+    return strings.cast(pa.string())
 
 
 def keep_order(priorities: np.ndarray, lengths: np.ndarray, ids: np.ndarray) -> np.ndarray:
@@ -236,7 +236,7 @@ def open_workspace(folder: Path, identity: dict[str, Any]) -> None:
 
 
 def document_file_identity(document_file: DocumentFile) -> dict[str, Any]:
-    """What decides the work on one document file: source, priority, kept rows, and the file by size and Parquet footer.
+    """Values that decide the work on one document file: source, priority, kept rows, file size, Parquet footer.
 
     The footer holds the sizes, offsets and statistics of every column of every row group."""
     size = int(document_file.bytes)

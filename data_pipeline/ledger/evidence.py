@@ -1,4 +1,4 @@
-"""What the edits of texts recorded of the documents of one annotated file: removed spans, pieces, benchmark texts."""
+"""Records of text edits for the documents of one annotated file: removed spans, pieces, benchmark texts."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -50,7 +50,7 @@ def sorted_spans(tables: list[pa.Table]) -> pa.Table:
 
 
 def complement(spans: list[tuple[int, int]], length: int) -> list[tuple[int, int]]:
-    """What lies between disjoint ascending spans: [(2, 9)], 11 -> [(0, 2), (9, 11)]."""
+    """Gaps between disjoint ascending spans: [(2, 9)], 11 -> [(0, 2), (9, 11)]."""
     bounds = [0, *(place for span in spans for place in span), length]
     return [(bounds[i], bounds[i + 1]) for i in range(0, len(bounds), 2) if bounds[i] < bounds[i + 1]]
 
@@ -106,11 +106,11 @@ def rows_by_document(table: pa.Table, key: str, doc_ids: pa.Array) -> tuple[pa.T
     if not len(table):
         return table, np.zeros(len(doc_ids) + 1, np.int64)
     places = pc.index_in(table.column(key).combine_chunks(), value_set=doc_ids)
-    found = np.flatnonzero(pc.is_valid(places).to_numpy(zero_copy_only=False))
-    place = places.take(pa.array(found)).to_numpy(zero_copy_only=False)
+    matches = np.flatnonzero(pc.is_valid(places).to_numpy(zero_copy_only=False))
+    place = places.take(pa.array(matches)).to_numpy(zero_copy_only=False)
     order = np.argsort(place, kind="stable")
     counts = np.bincount(place, minlength=len(doc_ids))
-    return table.take(pa.array(found[order])), np.concatenate([[0], np.cumsum(counts)])
+    return table.take(pa.array(matches[order])), np.concatenate([[0], np.cumsum(counts)])
 
 
 def list_column(values: pa.Array, bounds: np.ndarray) -> pa.ListArray:

@@ -198,7 +198,7 @@ def _named(codes: np.ndarray, names: list[str] | tuple[str, ...]) -> pa.Array:
 
 
 def _places(mask: np.ndarray) -> pa.Array:
-    """Of each True its number among them, null for False: [False, True, True] -> [null, 0, 1]."""
+    """Number of each True among them, null for False: [False, True, True] -> [null, 0, 1]."""
     return pa.array(np.cumsum(mask) - 1, mask=~mask)
 
 
@@ -210,7 +210,7 @@ def _failed_column(
     values_RN, thresholds_RN, failed_RN = apply_rules(table.take(pa.array(removed)), rules)
     places, rule = np.nonzero(failed_RN.T)
     columns = [
-        pa.array([one.label for one in rules.rules], pa.string()).take(pa.array(rule)),
+        pa.array([rule_config.label for rule_config in rules.rules], pa.string()).take(pa.array(rule)),
         pa.array(values_RN[rule, places]),
         pa.array(thresholds_RN[rule, places]),
     ]

@@ -37,17 +37,17 @@ class RowRange:
 
 
 def spans_of_runs(sizes: Sequence[int], runs: Sequence[tuple[int, int]]) -> list[list[tuple[int, int, int]]]:
-    """Of files with so many rows each: of each run (start, stop) of the rows of all, (file, first, last + 1) in each
+    """Spans of each run (start, stop) of the rows of files with so many rows: (file, first, last + 1) in each
     file that it has rows of. Sizes [2, 0, 3], runs [(1, 4)] -> [[(0, 1, 2), (2, 0, 2)]]."""
     starts = np.cumsum([0, *sizes]).tolist()
-    found = []
+    spans_of = []
     for start, stop in runs:
         first, last = max(bisect_right(starts, start) - 1, 0), bisect_left(starts, stop)
         spans = [
             (file, max(start - starts[file], 0), min(stop - starts[file], sizes[file])) for file in range(first, last)
         ]
-        found.append([span for span in spans if span[2] > span[1]])
-    return found
+        spans_of.append([span for span in spans if span[2] > span[1]])
+    return spans_of
 
 
 def read_rows(row_range: RowRange, columns: Sequence[str]) -> pa.Table:
@@ -101,7 +101,7 @@ def row_groups(
     """The same rows in tables of one chunk, each with as many as fit into max_rows and max_bytes, and at least one.
 
     size_column: int64, the bytes that count for max_bytes. How the rows were spread over `tables` decides nothing."""
-    held: list[pa.Table] = []
+    waiting: list[pa.Table] = []
     rows = num_bytes = 0
     for table in tables:
         sizes = np.ones(len(table), np.int64) if max_bytes is None else table.column(size_column).to_numpy()
@@ -110,16 +110,16 @@ def row_groups(
         start = 0
         while start < len(table):
             fitting = int(np.searchsorted(before, before[start] + limit - num_bytes, side="right")) - 1
-            stop = min(max(fitting, start if held else start + 1), start + max_rows - rows)
+            stop = min(max(fitting, start if waiting else start + 1), start + max_rows - rows)
             if stop > start:
-                held.append(table.slice(start, stop - start))
+                waiting.append(table.slice(start, stop - start))
                 rows, num_bytes = rows + stop - start, num_bytes + int(before[stop] - before[start])
             start = stop
             if start < len(table) or rows == max_rows:
-                yield pa.concat_tables(held).combine_chunks()
-                held, rows, num_bytes = [], 0, 0
-    if held:
-        yield pa.concat_tables(held).combine_chunks()
+                yield pa.concat_tables(waiting).combine_chunks()
+                waiting, rows, num_bytes = [], 0, 0
+    if waiting:
+        yield pa.concat_tables(waiting).combine_chunks()
 
 
 class WeightRuns:

@@ -16,7 +16,7 @@ REMOVED_FIELDS = {"row": "<i8", "value": "<f8", "duplicate_of": ("<u8", 2), "thr
 
 
 class Removals(Protocol):
-    """What one step removed, in memory (`RemovalStep`) or on disk (`StoredRemovals`)."""
+    """Documents that one step removed, in memory (`RemovalStep`) or on disk (`StoredRemovals`)."""
 
     @property
     def step(self) -> str: ...
@@ -66,9 +66,9 @@ class RemovalStep:
         return self.in_files(number, number + 1)
 
     def in_rows(self, start: int, stop: int) -> "RemovalStep":
-        """Of a step of one file, the documents of the rows start..stop - 1, with rows counted from `start`."""
-        found = self._chosen(slice(*np.searchsorted(self.rows, [start, stop])))
-        return RemovalStep(**{**vars(found), "rows": found.rows - start})
+        """The documents, of a step of one file, of the rows start..stop - 1, with rows counted from `start`."""
+        removed = self._chosen(slice(*np.searchsorted(self.rows, [start, stop])))
+        return RemovalStep(**{**vars(removed), "rows": removed.rows - start})
 
     def removed_mask(self, file: int, num_rows: int) -> np.ndarray:
         """bool[num_rows]: which rows of the file this step removed."""
@@ -78,7 +78,7 @@ class RemovalStep:
 
     def _chosen(self, chosen: np.ndarray | slice) -> "RemovalStep":
         arrays = ("files", "rows", "values", "duplicate_of", "thresholds", "rules")
-        taken = {name: None if (held := getattr(self, name)) is None else held[chosen] for name in arrays}
+        taken = {name: None if (column := getattr(self, name)) is None else column[chosen] for name in arrays}
         return RemovalStep(**{**vars(self), **taken})
 
 
@@ -92,8 +92,8 @@ def _fields(names: Sequence[str]) -> list[tuple]:
 
 
 def write_removed(removed: Shuffle, number: int, **columns: np.ndarray) -> None:
-    """What a step removed of one annotated file, as that part of `removed`, which has one range. columns: the fields of
-    its records."""
+    """Writes what a step removed of one annotated file, as that part of `removed`, which has one range. columns: the
+    fields of its records."""
     records = np.empty(len(columns["row"]), removed.dtype)
     for name, values in columns.items():
         records[name] = values
@@ -169,18 +169,18 @@ class SourceState:
 
     def kept_masks(self, removals: Sequence[Removals] = ()) -> Iterator[np.ndarray]:
         """By file, bool[rows]: the documents of `kept`, loaded one file at a time."""
-        return (one.mask() for one in self.kept(removals))
+        return (rows.mask() for rows in self.kept(removals))
 
     def row_ranges(self, start: int, stop: int) -> list[tuple[int, int, int]]:
         """(file of the source, first row, last + 1) behind the rows start..stop - 1 of the source."""
-        found, before = [], 0
+        ranges, before = [], 0
         for index, results in enumerate(self.filter_results):
             size = results.num_documents
             first, last = max(start - before, 0), min(stop - before, size)
             if last > first:
-                found.append((index, first, last))
+                ranges.append((index, first, last))
             before += size
-        return found
+        return ranges
 
 
 @dataclass(frozen=True)
@@ -217,7 +217,7 @@ class KeptAfter:
 def kept_document_files(curated: Sequence[SourceState], removals: Sequence[Removals]) -> list[DocumentFile]:
     """All annotated files as deduplication takes them: source after source, each in its order."""
     return [
-        DocumentFile(path, one.source.name, one.source.priority, kept)
-        for one in curated
-        for path, kept in zip(one.paths, one.kept(removals), strict=True)
+        DocumentFile(path, state.source.name, state.source.priority, kept)
+        for state in curated
+        for path, kept in zip(state.paths, state.kept(removals), strict=True)
     ]
