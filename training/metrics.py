@@ -58,11 +58,12 @@ class MetricsLog:
 
     def write_evaluation(self, step: int, tokens: int, scores: Mapping[str, Mapping[str, float]]) -> None:
         """One line {"step", "tokens", "scores": {task: {metric: value}}}."""
-        record = {"step": step, "tokens": tokens, "scores": {task: dict(found) for task, found in scores.items()}}
+        assert self._evaluations is not None  # opened where the recipe evaluates during training
+        record = {"step": step, "tokens": tokens, "scores": {task: dict(values) for task, values in scores.items()}}
         self._evaluations.write(json.dumps(record) + "\n")
         self._evaluations.flush()
         for tracker in self._trackers:
-            tracker.log(dict(_scalars(record["scores"], "evaluation/")), step)
+            tracker.log(dict(_scalars(scores, "evaluation/")), step)
 
     def copies(self) -> dict[str, bytes]:
         """Contents of the files to store in a checkpoint, by name; flushed to disk first."""
@@ -83,7 +84,7 @@ class MetricsLog:
 
 
 @dataclass
-class Observation:
+class StepObservation:
     """communication_seconds: the time in which at least one collective or message was under way, waiting for other
     processes included; None where it was not measured."""
 
@@ -91,20 +92,20 @@ class Observation:
 
 
 @contextmanager
-def observed(folder: Path, step: int, rank: int, traced: bool, measured: bool) -> Iterator[Observation]:
+def observed(folder: Path, step: int, rank: int, traced: bool, measured: bool) -> Iterator[StepObservation]:
     """Runs a step under torch's profiler. traced: write a Chrome trace, logs/trace-00000010-rank0.json; measured: find
     the time in communication. The profiler does not change the results."""
-    found = Observation()
+    observation = StepObservation()
     if not (traced or measured):
-        yield found
+        yield observation
         return
     with profile() as trace:
-        yield found
+        yield observation
     if traced:
         trace.export_chrome_trace(str(folder / LOG_FOLDER / f"trace-{step:08d}-rank{rank}.json"))
     if measured:
         events = [(event.name(), event.start_ns(), event.end_ns()) for event in trace.profiler.kineto_results.events()]
-        found.communication_seconds = (
+        observation.communication_seconds = (
             covered(
                 [
                     (since, until)
@@ -145,10 +146,10 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 def _open_restored(path: Path, saved: Path | None, reporter: Reporter) -> TextIO:
     """The file as it was when the checkpoint was saved; empty without one."""
     copy = b"" if saved is None or not (saved / path.name).is_file() else (saved / path.name).read_bytes()
-    found = path.read_bytes() if path.exists() else b""
-    if not found.startswith(copy):
-        lines = zip(found.splitlines(), copy.splitlines(), strict=False)
-        same = next((number for number, (here, there) in enumerate(lines) if here != there), len(found.splitlines()))
+    content = path.read_bytes() if path.exists() else b""
+    if not content.startswith(copy):
+        lines = zip(content.splitlines(), copy.splitlines(), strict=False)
+        same = next((number for number, (here, there) in enumerate(lines) if here != there), len(content.splitlines()))
         reporter.say(f"{path}: damaged or missing from line {same + 1} on; restored from the copy in {saved}")
     write_atomic(path, copy)
     return path.open("a")
@@ -156,8 +157,8 @@ def _open_restored(path: Path, saved: Path | None, reporter: Reporter) -> TextIO
 
 def _open_after(path: Path, step: int, reporter: Reporter) -> TextIO:
     """The file with its lines up to `step`. An incomplete last line is dropped; damaged lines are reported."""
-    found = path.read_bytes() if path.exists() else b""
-    records, damaged = _parse(found[: found.rfind(b"\n") + 1])
+    content = path.read_bytes() if path.exists() else b""
+    records, damaged = _parse(content[: content.rfind(b"\n") + 1])
     if damaged:
         reporter.say(f"{path}: lines {damaged[:10]} are damaged and were removed; they contain times only")
     kept = [line + b"\n" for line, record in records if isinstance(at := record.get("step"), int) and at <= step]
@@ -182,13 +183,13 @@ def _parse(content: bytes) -> tuple[list[tuple[bytes, dict[str, Any]]], list[int
 
 def _scalars(record: Mapping[str, Any], prefix: str = "") -> set[tuple[str, float]]:
     """{"a": 1, "b": {"c": 2}} -> {("a", 1), ("b/c", 2)}."""
-    found: set[tuple[str, float]] = set()
+    scalars: set[tuple[str, float]] = set()
     for name, value in record.items():
         if isinstance(value, Mapping):
-            found |= _scalars(value, f"{prefix}{name}/")
+            scalars |= _scalars(value, f"{prefix}{name}/")
         elif isinstance(value, int | float) and name != "step":
-            found.add((prefix + name, value))
-    return found
+            scalars.add((prefix + name, value))
+    return scalars
 
 
 # Peak FLOP/s of a device: the denominator of model FLOP utilisation (MFU).
@@ -266,7 +267,7 @@ class StepMetrics:
             metrics |= {"skipped": report.skipped, "samples": list(report.samples)}
         return metrics
 
-    def timing(self, report: StepReport, observation: Observation) -> dict[str, Any]:
+    def timing(self, report: StepReport, observation: StepObservation) -> dict[str, Any]:
         """A line of timing.jsonl: rates over all processes in the seconds of this step, without validation and
         saving."""
         seconds, waiting = sum(report.seconds.values()), report.seconds["data"]
@@ -295,9 +296,9 @@ class StepMetrics:
         loss is not one of text."""
         if not self.bits_per_byte:
             return None
-        found = [self.data.training_bytes_per_token.get(self.data.samples.source_of(k)) for k in report.samples]
-        known = [value for value in found if value is not None]
-        return sum(known) / len(known) if known and len(known) == len(found) else None
+        figures = [self.data.training_bytes_per_token.get(self.data.samples.source_of(k)) for k in report.samples]
+        known = [value for value in figures if value is not None]
+        return sum(known) / len(known) if known and len(known) == len(figures) else None
 
 
 def _finite(value: float) -> float | None:

@@ -49,6 +49,8 @@ class RankInfo:
         return cls(*(torchrun_variable(name, default) for name, default in _TORCHRUN))
 
 
+STDERR = 2  # the descriptor, which takes bytes while print or rich holds its lock
+
 _TORCHRUN = (
     ("RANK", 0),
     ("LOCAL_RANK", 0),
@@ -114,7 +116,7 @@ def connect(backend: str, store: dist.Store, rank: int, world_size: int, patienc
 def _outcomes(names: dist.Store, world_size: int) -> list[str]:
     """The error of each rank in an attempt; empty where it connected."""
     try:
-        return [names.get(f"rank-{each}").decode() for each in range(world_size)]
+        return [names.get(f"rank-{rank}").decode() for rank in range(world_size)]
     except RuntimeError as error:
         raise InputError(
             f"another rank did not report whether it connected ({error}); start all processes again"
@@ -310,7 +312,7 @@ class Watchdog:
                     file=sys.stderr,
                     flush=True,
                 )
-                faulthandler.dump_traceback(file=sys.__stderr__)
+                faulthandler.dump_traceback(file=STDERR)
                 self._end()
                 return
 
@@ -342,17 +344,19 @@ class StopRequest:
         if self.signal is not None and number == signal.SIGINT:
             raise KeyboardInterrupt("stopped at once; the same command goes on from the last checkpoint")
         self.signal = signal.Signals(number)
-        # os.write, because a signal may arrive while print or rich holds its lock
-        os.write(sys.__stderr__.fileno(), b"\ntrain: stopping after this step, then saving; Ctrl-C stops at once\n")
+        os.write(STDERR, b"\ntrain: stopping after this step, then saving; Ctrl-C stops at once\n")
 
     def error(self, step: int, saved: Path) -> BaseException:
-        """What ends the run: KeyboardInterrupt after Ctrl-C (exit code 130), Terminated after SIGTERM (143), else
+        """Error that ends the run: KeyboardInterrupt after Ctrl-C (exit code 130), Terminated after SIGTERM (143), else
         InputError (1): the recipe's time limit, or a signal to another rank alone."""
         message = (
             f"stopped after step {step} as requested, and saved; run the same command to go on. Kept: {saved} and the "
             f"metrics of {step} steps"
         )
-        endings = {signal.SIGINT: KeyboardInterrupt, signal.SIGTERM: Terminated}
+        endings: dict[signal.Signals | None, type[BaseException]] = {
+            signal.SIGINT: KeyboardInterrupt,
+            signal.SIGTERM: Terminated,
+        }
         return endings.get(self.signal, InputError)(message)
 
 

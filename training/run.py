@@ -35,8 +35,8 @@ from gristmill.training.metrics import (
     EVALUATIONS_NAME,
     METRICS_NAME,
     MetricsLog,
-    Observation,
     StepMetrics,
+    StepObservation,
     TrainingData,
     observed,
     read_metrics,
@@ -228,8 +228,8 @@ class Run:
 
     def _resume(self) -> Path | None:
         """Resumes from the last complete checkpoint and returns its folder, or None."""
-        found = checkpoint.newest_complete(self.root, self.saved_config, self.reporter, self.mesh, self.saver.digests)
-        folder, state = found or (None, {})
+        newest = checkpoint.newest_complete(self.root, self.saved_config, self.reporter, self.mesh, self.saver.digests)
+        folder, state = newest or (None, {})
         if folder is None:
             if self._left_empty and self.transformers is None and self.model.stream is None:
                 draw_in_place(self.model.parameters, self.model.config, self.seed)
@@ -314,7 +314,7 @@ class Run:
             metrics["validation"] = self.validation.run()
         return metrics
 
-    def _observed(self) -> AbstractContextManager[Observation]:
+    def _observed(self) -> AbstractContextManager[StepObservation]:
         step, monitoring = self.trainer.progress.step + 1, self.config.monitoring
         measured = bool(monitoring.communication_every) and step % monitoring.communication_every == 0
         rank = self.mesh.world.rank
@@ -327,6 +327,7 @@ class Run:
 
     def _evaluate(self, report: StepReport) -> dict[str, Any]:
         """Evaluates and logs before the step's checkpoint is saved, so that a run resumed from it has the line."""
+        assert self.evaluate is not None
         started = time.monotonic()
         scores = self.evaluate(self.model)
         if self.log is not None:

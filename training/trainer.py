@@ -181,7 +181,7 @@ class Trainer:
         return sums
 
     def _factors(self, counts: Tensor) -> Tensor:
-        """Of each term of the loss, float64[terms] on the device."""
+        """Factor of each term of the loss, float64[terms] on the device."""
         weights = counts.new_tensor([self.scale.value * term.weight for term in self.terms])
         return weights / torch.stack([counts[self._counted.index(term.count)] for term in self.terms])
 
@@ -254,7 +254,7 @@ class ExpertBalance:
         if self.mesh.stage.size > 1 and counts:
             every = torch.cat(counts)
             dist.all_reduce(every, group=self.mesh.stage.group)
-            counts = list(every.split([len(one) for one in counts]))
+            counts = list(every.split([len(expert_counts) for expert_counts in counts]))
         return counts
 
     @torch.no_grad()
@@ -264,7 +264,7 @@ class ExpertBalance:
             load_E = counts_E.double()
             if router.balance_bias is not None:
                 step_E = router.config.bias_update_rate * (load_E.mean() - load_E).sign()
-                router.balance_bias += step_E.to(router.balance_bias.dtype)
+                router.balance_bias.add_(step_E.to(router.balance_bias.dtype))
             if router.last_load is not None:
                 router.last_load.copy_(load_E)
 

@@ -3,7 +3,7 @@ each direction of the link (MEMO, SIGMOD 2025)."""
 
 from dataclasses import dataclass
 
-from gristmill.training.planner.costs.host_update import Work, end_times
+from gristmill.training.planner.costs.host_update import QueuedWork, end_times
 
 ROUNDING_BUFFERS = 2  # layers whose activations are on the device at once
 
@@ -32,19 +32,19 @@ class SwappedPass:
         """Seconds by which the copies lengthen the pass."""
         return max(0.0, self.seconds - self.computing)
 
-    def works(self) -> list[Work]:
+    def works(self) -> list[QueuedWork]:
         """A layer's forward pass waits until the layer before the last has left its buffer; its copy back begins once
         the layer two behind it has been computed backward, and its backward pass waits for it."""
         swapped = self.layers - self.kept
-        works: list[Work] = []
+        works: list[QueuedWork] = []
         stored: list[int] = []
         for index in range(self.layers):
             before = index - ROUNDING_BUFFERS
             after = (stored[before],) if 0 <= before < len(stored) else ()
-            works.append(Work("compute", self.forward, after))
+            works.append(QueuedWork("compute", self.forward, after))
             if index < swapped:
                 stored.append(len(works))
-                works.append(Work("to_host", self.copy, (len(works) - 1,)))
+                works.append(QueuedWork("to_host", self.copy, (len(works) - 1,)))
         done: dict[int, int] = {}
         forward_end = max(index for index, work in enumerate(works) if work.stream == "compute")
         for index in reversed(range(self.layers)):
@@ -52,10 +52,10 @@ class SwappedPass:
             if index < swapped:
                 behind = index + ROUNDING_BUFFERS
                 ready = done.get(behind, forward_end)
-                works.append(Work("to_device", self.copy, (ready, stored[index])))
+                works.append(QueuedWork("to_device", self.copy, (ready, stored[index])))
                 fetched = (len(works) - 1,)
             done[index] = len(works)
-            works.append(Work("compute", self.backward, fetched))
+            works.append(QueuedWork("compute", self.backward, fetched))
         return works
 
 

@@ -62,7 +62,7 @@ CUDA_SHAPES = (
 )
 
 
-class Measured(NamedTuple):
+class MeasuredProduct(NamedTuple):
     """One product [rows, depth] @ [depth, columns] and its seconds."""
 
     rows: int
@@ -93,7 +93,7 @@ def measure_beside(
     if processes > 1:
         works |= collective_works(device) | send_works(device)
     with reporter.meter("measurements", repeats + WARM_UP, "rounds") as meter:
-        seconds = interleaved_seconds(works | beside, device, repeats, meter.advance)
+        seconds = interleaved_seconds({**works, **beside}, device, repeats, meter.advance)
     others = {name: seconds.pop(name) for name in beside}
     if processes > 1:
         seconds = _means_over_ranks(works, seconds, device)
@@ -156,7 +156,8 @@ def profile_of(seconds: Mapping[str, float], device: torch.device, base: Hardwar
 def matmul_works(device: torch.device) -> dict[str, Work]:
     """The matmuls of a transformer's shapes by number and kind: in bf16 on CUDA forward; in fp32 on CPU also by the
     input and by the weight, where layouts of the operands differ by a quarter."""
-    cuda, works = device.type == "cuda", {}
+    cuda = device.type == "cuda"
+    works: dict[str, Work] = {}
     for index, (rows, depth, columns) in enumerate(_shapes(device)):
         dtype = torch.bfloat16 if cuda else torch.float32
         x = torch.randn(rows, depth, device=device, dtype=dtype)
@@ -169,11 +170,11 @@ def matmul_works(device: torch.device) -> dict[str, Work]:
     return works
 
 
-def measured_matmuls(seconds: Mapping[str, float], device: torch.device) -> list[Measured]:
+def measured_matmuls(seconds: Mapping[str, float], device: torch.device) -> list[MeasuredProduct]:
     """The mean over the kinds of each shape."""
     kinds = 1 if device.type == "cuda" else 3
     return [
-        Measured(*shape, sum(seconds[f"matmul {index} {kind}"] for kind in range(kinds)) / kinds)
+        MeasuredProduct(*shape, sum(seconds[f"matmul {index} {kind}"] for kind in range(kinds)) / kinds)
         for index, shape in enumerate(_shapes(device))
     ]
 
@@ -196,7 +197,7 @@ def _copied_bytes(device: torch.device) -> int:
 def _means_over_ranks(
     works: Mapping[str, Work], seconds: Mapping[str, float], device: torch.device
 ) -> dict[str, float]:
-    """Of the works that each rank does alone; rank 0's of the others."""
+    """Mean seconds of the works that each rank does alone; rank 0's of the others."""
     means = torch.tensor([seconds[name] for name in works], device=device)
     dist.all_reduce(means)
     means /= dist.get_world_size()
@@ -205,7 +206,7 @@ def _means_over_ranks(
     }
 
 
-def fit_device(points: Sequence[Measured], copy: float, device: torch.device, base: Hardware | None) -> Device:
+def fit_device(points: Sequence[MeasuredProduct], copy: float, device: torch.device, base: Hardware | None) -> Device:
     """Fit a device to the measured matmuls: the best rate, and the costs of tiles, of a small K and of launches.
 
     Fitted by least squares of the logarithms, so that a small matmul counts as much as a large one."""
@@ -267,8 +268,8 @@ def _start_processes(device: torch.device) -> bool:
 def _plain_device(best: float, copy: float, device: torch.device) -> Device:
     """The device before the fit. On a CPU, threads count as multiprocessors."""
     if device.type == "cuda":
-        found = torch.cuda.get_device_properties(device)
-        memory, units = found.total_memory / GIB, found.multi_processor_count
+        properties = torch.cuda.get_device_properties(device)
+        memory, units = properties.total_memory / GIB, properties.multi_processor_count
     else:
         memory, units = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / GIB, torch.get_num_threads()
     return Device(

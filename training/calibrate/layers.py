@@ -1,4 +1,4 @@
-"""What a CPU does around a layer's matmuls: attention, element-wise work, the loss, Python, autograd and FSDP.
+"""Work of a CPU around a layer's matmuls: attention, element-wise work, the loss, Python, autograd and FSDP.
 
 Layers are measured in float32, as differences of models of some layers more, so that their ends do not count."""
 
@@ -43,7 +43,7 @@ Seconds = Mapping[str, float]
 
 
 def layer_works(processes: int) -> dict[str, Work]:
-    """What `fit_layers` needs the seconds of, by name."""
+    """Works that `fit_layers` needs the seconds of, by name."""
     works = {}
     for width in WIDTHS:
         for layers in LAYERS:
@@ -131,11 +131,11 @@ def _meshes(processes: int) -> dict[str, Mesh]:
 def _attention(length: int) -> tuple[Work, Work]:
     """(forward, forward and backward) over samples of so many tokens, of heads as a projection leaves them."""
     shape = (SAMPLES * TOKENS // length, length, HEADS, HEAD_DIM)
-    heads = [torch.randn(shape).transpose(1, 2).requires_grad_() for _ in range(3)]
+    query, key, value = heads = [torch.randn(shape).transpose(1, 2).requires_grad_() for _ in range(3)]
     gradient = torch.randn(shape).transpose(1, 2)
 
     def forward() -> torch.Tensor:
-        return attend(*heads, None, HEAD_DIM**-0.5)
+        return attend(query, key, value, None, HEAD_DIM**-0.5)
 
     return Work(forward), Work(lambda: torch.autograd.grad(forward(), heads, gradient))
 
@@ -180,14 +180,14 @@ def _with_attention(device: Device, seconds: Seconds) -> Device:
 
 
 def _attention_flops(length: int) -> float:
-    """Of the forward pass over all samples, as if heads were 128 wide."""
+    """FLOPs of the forward pass over all samples, as if heads were 128 wide."""
     model = ModelConfig(layers=1, width=HEADS * HEAD_DIM, heads=HEADS, sequence_length=length)
     flops = attention_flops(shape_of(model, VOCABULARY).blocks[0], length, causal=True)
     return SAMPLES * TOKENS // length * flops / flash_width_share(HEAD_DIM)
 
 
 def _logit_seconds(device: Device, seconds: Seconds) -> float:
-    """What the loss takes for a logit beside its three products."""
+    """Seconds of the loss for a logit beside its three products."""
     rates = Rates(rested_machine(device), FLOAT32)
     beside = [
         seconds[f"loss {width}"] - fsum(head_products(LOSS_TOKENS, width, LOSS_VOCABULARY, rates)) for width in WIDTHS

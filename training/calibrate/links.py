@@ -35,9 +35,9 @@ def measure_host_update(device: torch.device, repeats: int) -> tuple[float, floa
 
     def update() -> None:
         weight, gradient, first, second = ([tensor] for tensor in tensors)
-        numbers = {"beta1": 0.9, "beta2": 0.95, "lr": 1e-3, "weight_decay": 0.1, "eps": 1e-8}
-        options = {"fused": True, "amsgrad": False, "maximize": False}
-        adamw(weight, gradient, first, second, [], [torch.zeros(())], **options, **numbers)
+        options: dict[str, Any] = {"fused": True, "amsgrad": False, "maximize": False, "lr": 1e-3}
+        options |= {"beta1": 0.9, "beta2": 0.95, "weight_decay": 0.1, "eps": 1e-8}
+        adamw(weight, gradient, first, second, [], [torch.zeros(())], **options)
 
     alone = median_seconds(update, HOST, repeats, alone=False)
     copier = threading.Thread(target=copy)
@@ -102,11 +102,11 @@ def interleaved_seconds(
             if index >= WARM_UP:
                 times[name].append(seconds)
         advance()
-    return {name: sorted(each)[len(each) // 4] for name, each in times.items()}
+    return {name: sorted(measured)[len(measured) // 4] for name, measured in times.items()}
 
 
 def median_seconds(work: Callable[[], Any], device: torch.device, repeats: int, alone: bool = True) -> float:
-    """Of `repeats` runs after two warm-up runs."""
+    """Median seconds of `repeats` runs after two warm-up runs."""
     times = [_seconds(Work(work, alone), device) for _ in range(repeats + WARM_UP)][WARM_UP:]
     return sorted(times)[len(times) // 2]
 
@@ -149,7 +149,7 @@ def collective_works(device: torch.device) -> dict[str, Work]:
 
 
 def collected_messages(seconds: Mapping[str, float], device: torch.device) -> list[Sent]:
-    """Of one collective, the mean of both."""
+    """Messages of one collective, the mean of both."""
     ranks = dist.get_world_size()
     return [Sent(size, (ranks - 1) / ranks * size, seconds[f"collectives {size}"] / 2) for size in _sizes(device)]
 
@@ -174,7 +174,7 @@ def _sizes(device: torch.device) -> list[int]:
 def send_works(device: torch.device) -> dict[str, Work]:
     """From rank 0 to rank 1 and back, as between pipeline stages. The other ranks wait."""
     messages = {size: torch.zeros(size // 4, device=device) for size in SENT_SIZES}
-    return {f"send {size}": Work(partial(_there_and_back, each), alone=False) for size, each in messages.items()}
+    return {f"send {size}": Work(partial(_there_and_back, message), alone=False) for size, message in messages.items()}
 
 
 def sent_messages(seconds: Mapping[str, float]) -> list[Sent]:

@@ -117,13 +117,13 @@ def step_folder(root: Path, step: int) -> Path:
 
 def steps_in(root: Path) -> list[int]:
     """Steps that have a checkpoint, in ascending order. Folders with other names are ignored."""
-    found = [STEP_NAME.fullmatch(path.name) for path in root.glob("step-*") if path.is_dir()]
-    return sorted(int(match[1]) for match in found if match)
+    matches = [STEP_NAME.fullmatch(path.name) for path in root.glob("step-*") if path.is_dir()]
+    return sorted(int(match[1]) for match in matches if match)
 
 
 @dataclass(frozen=True)
 class CheckpointContent:
-    """What a checkpoint holds. metadata: the run's state, as JSON. files: contents of other files by name, such as the
+    """Content of a checkpoint. metadata: the run's state, as JSON. files: contents of other files by name, such as the
     metrics so far; those of rank 0 are written."""
 
     tensors: Mapping[str, Tensor]
@@ -146,9 +146,11 @@ def start_saving(
     """Copies the tensors and writes them in the background; `commit` must follow once the future is done."""
     folder = fresh_folder(root, step, mesh)
     with without_warning():
-        return dcp.async_save(
+        saved: Any = dcp.async_save(
             dict(tensors), storage_writer=_Writer(folder), process_group=group, no_dist=not mesh.distributed
         )
+    assert isinstance(saved, Future)  # an AsyncSaveResponse only where a stager is given
+    return saved
 
 
 def commit(
@@ -218,13 +220,13 @@ def _resumable(
 ) -> dict[str, Any]:
     """The metadata a run resumes from. Raises InputError on all processes if it is damaged or belongs to another step
     or run."""
-    found: tuple[str | None, Manifest | None] = (None, None)
+    outcome: tuple[str | None, Manifest | None] = (None, None)
     if mesh.is_first:
         try:
-            found = None, _manifest_of_run(folder, step, saved_config)
+            outcome = None, _manifest_of_run(folder, step, saved_config)
         except InputError as error:
-            found = str(error), None
-    problem, manifest = broadcast_from_first(mesh, found)
+            outcome = str(error), None
+    problem, manifest = broadcast_from_first(mesh, outcome)
     if manifest is None:
         raise InputError(problem or "")
     _refuse(folder, _differences_jointly(folder, manifest, mesh, digests))
@@ -235,12 +237,12 @@ def _differences_jointly(folder: Path, manifest: Manifest, mesh: Mesh, digests: 
     """Each process hashes its share of the files, by size in turn."""
     by_size = sorted(manifest.outputs, key=lambda output: (-output.bytes, output.path))
     own = changed(folder, by_size[mesh.world.rank :: mesh.world.size], digests)
-    found = [own]
+    differences = [own]
     if mesh.distributed:
-        found = [[] for _ in range(mesh.world.size)]
-        dist.all_gather_object(found, own)
+        differences = [[] for _ in range(mesh.world.size)]
+        dist.all_gather_object(differences, own)
     wrong = broadcast_from_first(mesh, missing_and_extra(folder, manifest) if mesh.is_first else [])
-    return wrong + sorted(line for lines in found for line in lines)
+    return wrong + sorted(line for lines in differences for line in lines)
 
 
 def _manifest_of_run(folder: Path, step: int, saved_config: SavedModelConfig) -> Manifest:
@@ -364,12 +366,12 @@ def fresh_folder(root: Path, step: int, mesh: Mesh) -> Path:
 
 
 def _gather_on_first(own: dict[str, str], mesh: Mesh, group: dist.ProcessGroup | None) -> dict[str, str]:
-    """What all processes have, on the first one."""
+    """Digests of all processes, on the first one."""
     if group is None:
         return own
-    found: list[dict[str, str]] | None = [{} for _ in range(mesh.world.size)] if mesh.is_first else None
-    dist.gather_object(own, found, group=group, group_dst=0)
-    return {name: digest for each in found or [] for name, digest in each.items()}
+    digests: list[dict[str, str]] | None = [{} for _ in range(mesh.world.size)] if mesh.is_first else None
+    dist.gather_object(own, digests, group=group, group_dst=0)
+    return {name: digest for rank_digests in digests or [] for name, digest in rank_digests.items()}
 
 
 def _wait_for_all(group: dist.ProcessGroup | None) -> None:

@@ -57,7 +57,7 @@ def load_init_from(folder: Path, model: LocalModel, mesh: Mesh) -> list[str]:
     fresh = [f"outputs.linear.{name}." for name in new]
     if not there.has_pooler:
         fresh.append("outputs.pooler.")
-    weights = {name: each for name, each in model.weights.items() if not name.startswith(tuple(fresh))}
+    weights = {name: weight for name, weight in model.weights.items() if not name.startswith(tuple(fresh))}
     checkpoint.load(folder, checkpoint.saved_tensors(weights, model.buffers), mesh)
     model.release_pages()
     model.update_copies()
@@ -69,21 +69,21 @@ def architecture(model: Mapping[str, Any]) -> dict[str, Any]:
     and initialisation may differ, so may the sequence length unless learned positions depend on it, and the outputs;
     rotary base and scaling where a run has longer samples than the checkpoint."""
     config = ModelConfig.model_validate(model)
-    found = config.model_dump(mode="json", exclude=MAY_DIFFER)
+    fields = config.model_dump(mode="json", exclude=MAY_DIFFER)
     if config.positions != "learned":
-        del found["sequence_length"]
+        del fields["sequence_length"]
     mixers = {name: config.mixer_named(name) for name in config.stateful_mixers}
-    found["mixers"] = {name: mixer.model_dump(exclude=set(mixer.not_of_weights)) for name, mixer in mixers.items()}
-    del found["pattern"]
-    found["rope_layers"] = [layer.rope for layer in config.layer_list]
+    fields["mixers"] = {name: mixer.model_dump(exclude=set(mixer.not_of_weights)) for name, mixer in mixers.items()}
+    del fields["pattern"]
+    fields["rope_layers"] = [layer.rope for layer in config.layer_list]
     for name in ("mixer", "mlp", "window", "norm_order"):
-        found[name] = [getattr(layer, name) for layer in config.layer_list]
-    found |= {"kv_heads": config.num_kv_heads, "head_width": config.head_dim}
+        fields[name] = [getattr(layer, name) for layer in config.layer_list]
+    fields |= {"kv_heads": config.num_kv_heads, "head_width": config.head_dim}
     for name in ("hidden", "experts", "top_k", "expert_hidden"):
-        found[name] = [getattr(layer, name) for layer in config.layer_list]
-    found |= _mixture(found.pop("moe", None) and config.moe)
-    found["mup"] = config.mup_base_width / config.width if config.initialisation == "mup" else None
-    return found
+        fields[name] = [getattr(layer, name) for layer in config.layer_list]
+    fields |= _mixture(fields.pop("moe", None) and config.moe)
+    fields["mup"] = config.mup_base_width / config.width if config.initialisation == "mup" else None
+    return fields
 
 
 def _mixture(moe: MoeConfig | None) -> dict[str, Any]:

@@ -40,11 +40,11 @@ ALLOWED: list[Any] = [argparse.Namespace, *((ForeignValue, name) for name in ENU
 
 
 def load_restricted(path: Path, content: bytes | None = None, kind: type = dict) -> Any:
-    """What a file holds, of that kind. content: of the file or of a part of it. Raises InputError for anything that is
+    """Object of that kind in a file. content: of the file or of a part of it. Raises InputError for anything that is
     not allowed or not readable."""
     try:
         with torch.serialization.safe_globals(ALLOWED):
-            found = torch.load(
+            content_object = torch.load(
                 path if content is None else io.BytesIO(content),
                 map_location="cpu",
                 weights_only=True,
@@ -52,9 +52,9 @@ def load_restricted(path: Path, content: bytes | None = None, kind: type = dict)
             )
     except DAMAGED as error:
         raise InputError(f"{path}: cannot be read as {path.name} ({_reason(error)}); fetch the file again") from error
-    if not isinstance(found, kind):
-        raise InputError(f"{path}: holds {type(found).__name__}, not a checkpoint; fetch the file again")
-    return found
+    if not isinstance(content_object, kind):
+        raise InputError(f"{path}: holds {type(content_object).__name__}, not a checkpoint; fetch the file again")
+    return content_object
 
 
 def read_metadata_pickle(path: Path) -> Metadata:

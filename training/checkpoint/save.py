@@ -69,8 +69,10 @@ class Saver:
         are damaged, stay until they are replaced; a finished run keeps none of them."""
         if self.mesh.is_first:
             steps = checkpoint.steps_in(self.root)
-            keep = kept_steps([one for one in steps if one <= step], self.config, finished)
-            checkpoint.prune(self.root, keep if finished else keep | {one for one in steps if one > step})
+            keep = kept_steps([saved_step for saved_step in steps if saved_step <= step], self.config, finished)
+            checkpoint.prune(
+                self.root, keep if finished else keep | {saved_step for saved_step in steps if saved_step > step}
+            )
 
     def _finish(self, written: Future[Any], step: int, content: checkpoint.CheckpointContent, finished: bool) -> None:
         with checkpoint.errors_of_ranks():

@@ -118,6 +118,7 @@ def load_teacher(folder: Path, train: TrainConfig, mesh: Mesh) -> tuple[LocalMod
 @torch.no_grad()
 def _own_rows(stage: Transformer) -> Tensor:
     """This tensor rank's rows of the output table, gathered over the data ranks, in the dtype of the computation."""
+    assert stage.head is not None  # a teacher has no pipeline, so its stage is the last
     table = stage.head.weight.detach()
     if not isinstance(table, DTensor):
         return table.to(stage.dtype)

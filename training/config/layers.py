@@ -140,8 +140,8 @@ class MoeConfig(Config):
 
     def patterns(self) -> dict[str, tuple[int, ...]]:
         """The per-layer fields that were given as patterns."""
-        found = {name: getattr(self, name) for name in ("experts", "top_k", "hidden")}
-        return {name: value for name, value in found.items() if isinstance(value, tuple)}
+        settings = {name: getattr(self, name) for name in ("experts", "top_k", "hidden")}
+        return {name: value for name, value in settings.items() if isinstance(value, tuple)}
 
     def layer_problem(self, experts: int, top_k: int, hidden: int) -> str | None:
         """Why a layer with these numbers is not legal, or None."""

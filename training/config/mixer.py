@@ -1,4 +1,4 @@
-"""What a mixer declares: its options, parameters, costs and how it is split over tensor ranks. Without torch.
+"""Declaration of a mixer: its options, parameters, costs and how it is split over tensor ranks. Without torch.
 
 A mixer is one file of `training/config/mixers/` with one subclass of `Mixer`, whose fields are the options that a
 recipe sets under `model.mixers.NAME`."""
@@ -47,7 +47,7 @@ class MixerParameter:
 
 
 class Share(NamedTuple):
-    """What one tensor rank mixes. rows: samples, each of `tokens` tokens; compute and statistics: bytes of a number in
+    """Work of one tensor rank. rows: samples, each of `tokens` tokens; compute and statistics: bytes of a number in
     the computation (2 in bf16) and in statistics (4). sequence_parallel: the residual stream has this rank's tokens.
     cuda: the fused kernels of GPUs run. context: ranks that share a sample's tokens.
     ring: their keys and values travel."""
@@ -91,7 +91,7 @@ class Mixer(Config):
         return cls(**options)
 
     def problem(self, width: int, sequence_length: int) -> str | None:
-        """What is wrong with the options for a model of this size, with the nearest legal value; None if nothing is."""
+        """Fault of the options for a model of this size, with the nearest legal value; None if nothing is."""
         return None
 
     def tensor_problem(self, width: int, tensor: int) -> str | None:
@@ -111,12 +111,12 @@ class Mixer(Config):
         return self.scan_flops(width, tokens)
 
     def activation_bytes(self, width: int, share: Share) -> float:
-        """What autograd keeps between the normed input, which is not counted, and the output's product, of which the
-        input is counted."""
+        """Bytes that autograd keeps between the normed input, which is not counted, and the output's product, of which
+        the input is counted."""
         raise NotImplementedError
 
     def whole_bytes(self, width: int, share: Share) -> float:
-        """Of those, what is no token's own or lies where `metadata.mix` is called: a swap by token
+        """Bytes of those that are no token's own or lie where `metadata.mix` is called: a swap by token
         (training/parallel/offload/swap.py) moves it whole."""
         return self.activation_bytes(width, share)
 
@@ -130,13 +130,15 @@ class Mixer(Config):
         raise NotImplementedError
 
     def multiply_adds(self, width: int) -> int:
-        """Of one token with the matrices and filters, whose every number it meets once."""
-        return sum(each.count for each in self.parameters(width) if each.is_matrix or each.role == "filter")
+        """Multiply-adds of one token with the matrices and filters, whose every number it meets once."""
+        return sum(
+            parameter.count for parameter in self.parameters(width) if parameter.is_matrix or parameter.role == "filter"
+        )
 
 
 def norm_bytes(vectors: float, width: int, share: Any, rmsnorm: bool) -> float:
-    """What autograd keeps of a norm: LayerNorm its input (in fp32 on GPUs) and two statistics a vector, our RMSNorm its
-    input as it is and one. share: with the bytes of compute and statistics, and cuda."""
+    """Bytes that autograd keeps of a norm: LayerNorm its input (in fp32 on GPUs) and two statistics a vector, our
+    RMSNorm its input as it is and one. share: with the bytes of compute and statistics, and cuda."""
     if rmsnorm:
         return float(vectors * (width * share.compute + share.statistics))
     return float(vectors * (width * (share.statistics if share.cuda else share.compute) + 2 * share.statistics))
@@ -170,12 +172,12 @@ def mixer_class(name: str) -> type[Mixer]:
     if name in installed_mixers():
         return installed_mixers()[name].load()
     module = importlib.import_module(f"{PACKAGE}.{name}")
-    (found,) = (
-        each
-        for each in vars(module).values()
-        if isinstance(each, type) and issubclass(each, Mixer) and each.__module__ == module.__name__
+    (mixer,) = (
+        declared
+        for declared in vars(module).values()
+        if isinstance(declared, type) and issubclass(declared, Mixer) and declared.__module__ == module.__name__
     )
-    return found
+    return mixer
 
 
 def known_mixer(name: str) -> str:
@@ -201,10 +203,10 @@ class MixerOptions(dict[str, dict[str, Any]]):
 
 
 def _validated(options: Mapping[str, dict[str, Any]]) -> MixerOptions:
-    for name, each in options.items():
+    for name, settings in options.items():
         if known_mixer(name) not in with_options():
             raise ValueError(f"mixer {name} has no options; its settings are fields of model")
-        _check_options(name, each)
+        _check_options(name, settings)
     return MixerOptions(options)
 
 
@@ -248,7 +250,7 @@ STAGE = "|"
 
 
 class PatternLayer(NamedTuple):
-    """What a letter stands for. A layer of a pattern is a mixer alone, an MLP alone, or a mixture of experts alone."""
+    """Meaning of a letter. A layer of a pattern is a mixer alone, an MLP alone, or a mixture of experts alone."""
 
     mixer: str
     has_mlp: bool
@@ -256,7 +258,7 @@ class PatternLayer(NamedTuple):
 
 
 def pattern_problem(pattern: str, layers: int) -> str | None:
-    """What is wrong with the pattern of a model with so many layers; None if nothing is."""
+    """Fault of the pattern of a model with so many layers; None if nothing is."""
     letters = {**symbols(), "-": "MLP", "E": "experts", STAGE: "next stage"}
     wrong = next((letter for letter in pattern if letter not in letters), None)
     if wrong is not None:

@@ -369,7 +369,7 @@ class ModelConfig(ModelFields):
 
     @property
     def attention_windows(self) -> tuple[int | None, ...]:
-        """Of each layer with attention."""
+        """Window of each layer with attention."""
         return tuple(
             layer.window for layer in self.layer_list if layer.mixer != NO_MIXER and mixer_class(layer.mixer).attends
         )

@@ -16,8 +16,8 @@ from gristmill.training.parallel.mesh import local, stored_like
 
 @dataclass(frozen=True)
 class Operands:
-    """What one update reads and writes of a parameter's shard, or of a piece of it: tensors of one shape on one device.
-    state: in the order of the optimizer's `tensors_of`. The gradient is only read."""
+    """Tensors that one update reads and writes of a parameter's shard, or of a piece of it: tensors of one shape on one
+    device. state: in the order of the optimizer's `tensors_of`. The gradient is only read."""
 
     name: str
     parameter: Tensor
@@ -60,17 +60,17 @@ class AdamW:
     def update(self, operands: Sequence[Operands], rate_share: float) -> None:
         """Updates these with the state they carry; all are on one device."""
         groups: dict[tuple[float, float], list[Operands]] = {}
-        for each in operands:
-            if each.parameter.numel():
-                groups.setdefault(self._rates[each.name], []).append(each)
+        for operand in operands:
+            if operand.parameter.numel():
+                groups.setdefault(self._rates[operand.name], []).append(operand)
         for (decay, factor), members in groups.items():
             # One tensor cut up: a number each would be a copy to the GPU each.
             steps = torch.full((len(members),), float(self.updates), device=members[0].state[0].device)
             adamw(
-                [each.parameter for each in members],
-                [each.gradient for each in members],
-                [each.state[0] for each in members],
-                [each.state[1] for each in members],
+                [operand.parameter for operand in members],
+                [operand.gradient for operand in members],
+                [operand.state[0] for operand in members],
+                [operand.state[1] for operand in members],
                 [],
                 list(steps.unbind()),
                 fused=True,
@@ -119,9 +119,15 @@ class _HasState(Protocol):
     def tensors_of(self, name: str) -> tuple[Tensor, ...]: ...
 
 
+def local_gradient(parameter: nn.Parameter) -> Tensor:
+    """This process's shard of the gradient, which a backward pass has left."""
+    assert parameter.grad is not None
+    return local(parameter.grad)
+
+
 def operands_of(optimizer: _HasState, name: str, parameter: nn.Parameter) -> Operands:
     """Those of the whole shard, with the parameter's own gradient."""
-    return Operands(name, local(parameter.detach()), local(parameter.grad), optimizer.tensors_of(name))
+    return Operands(name, local(parameter.detach()), local_gradient(parameter), optimizer.tensors_of(name))
 
 
 def _rates(

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from math import prod
+from typing import cast
 
 import torch
 import torch.distributed as dist
@@ -47,7 +48,7 @@ class _Piece:
 
 
 class MatrixExchange:
-    """Of parameters [rows, columns] or [matrices, rows, columns], on meshes of the processes of the group.
+    """Exchange of parameters [rows, columns] or [matrices, rows, columns], on meshes of the processes of the group.
     Each matrix has an owner; a rank sends each owner its piece of the owner's matrices in one all-to-all, and gets its
     pieces of all results in another. Copies of a shard (HSDP) send none twice: an owner asks the shards beside it."""
 
@@ -106,10 +107,11 @@ class MatrixExchange:
         sizes = [[sum(piece.elements for piece in pieces) for pieces in side] for side in (sent, received)]
         target = like.new_empty(sum(sizes[1]))
         dist.all_to_all_single(target, source, sizes[1], sizes[0], group=self._group)
-        pieces = [piece for each in received for piece in each]
+        pieces = [piece for elements in received for piece in elements]
         values = target.split([piece.elements for piece in pieces])
         return [
-            (piece, each.view(len(piece.rows), len(piece.columns))) for piece, each in zip(pieces, values, strict=True)
+            (piece, elements.view(len(piece.rows), len(piece.columns)))
+            for piece, elements in zip(pieces, values, strict=True)
         ]
 
     def _shape(self, matrix: _Matrix) -> torch.Size:
@@ -120,8 +122,8 @@ class MatrixExchange:
         return shard if index is None else shard[index - self._first[piece.matrix.place]]
 
     def _pieces(self, matrices: Sequence[_Matrix], rank: int, owner: int | None = None) -> list[_Piece]:
-        """What the rank holds of the matrices, without what another copy of its shard sends to the owner."""
-        found = []
+        """Pieces of the matrices that the rank holds, without what another copy of its shard sends to the owner."""
+        pieces = []
         for matrix in matrices:
             parameter = self._parameters[matrix.place]
             places = self._coordinates[matrix.place]
@@ -131,8 +133,8 @@ class MatrixExchange:
             *lead, rows, columns = ranges_of_shard(parameter, coordinates)
             piece = _Piece(matrix, rows, columns)
             if piece.elements and (matrix.index is None or matrix.index in lead[0]):
-                found.append(piece)
-        return found
+                pieces.append(piece)
+        return pieces
 
 
 def balanced(costs: Sequence[int], ranks: int) -> list[int]:
@@ -146,14 +148,16 @@ def balanced(costs: Sequence[int], ranks: int) -> list[int]:
 
 
 def _coordinates(mesh: DeviceMesh) -> dict[int, tuple[int, ...]]:
-    """Of each process of the mesh."""
+    """Coordinates of each process of the mesh."""
     places = product(*(range(length) for length in mesh.mesh.shape))
     return dict(zip(mesh.mesh.flatten().tolist(), places, strict=True))
 
 
-def _beside(parameter: DTensor, one: Sequence[int], other: Sequence[int]) -> bool:
+def _beside(parameter: DTensor, coordinates: Sequence[int], other: Sequence[int]) -> bool:
     """Whether both hold the same copy, where the mesh holds several."""
-    return all(one[axis] == other[axis] for axis, placed in enumerate(parameter.placements) if placed.is_replicate())
+    return all(
+        coordinates[axis] == other[axis] for axis, placed in enumerate(parameter.placements) if placed.is_replicate()
+    )
 
 
 # Newton-Schulz quintic a x + b x^3 + c x^5 whose fixed slope at 0 is steep: singular values reach 0.7 to 1.2 in 5
@@ -200,14 +204,14 @@ class Muon(CountsWithinAnother):
         made orthogonal on its parameter's device, which holds the processes' links, wherever the rest is computed."""
         rate, decay = self.config.muon_learning_rate * rate_share, self.config.weight_decay
         by_group: dict[dist.ProcessGroup | None, list[Operands]] = {}
-        for each in operands:
-            if each.name in self.matrices:
-                by_group.setdefault(self._group_of(self.matrices[each.name]), []).append(each)
+        for operand in operands:
+            if operand.name in self.matrices:
+                by_group.setdefault(self._group_of(self.matrices[operand.name]), []).append(operand)
         for group, members in by_group.items():
             for together in rounds(members, self.matrices, _round_elements(self.matrices[members[0].name], group)):
-                for each, direction in zip(together, self._directions(together, group), strict=True):
-                    each.parameter.mul_(1 - rate * decay).sub_(direction, alpha=rate)
-        self.adamw.update([each for each in operands if each.name not in self.matrices], rate_share)
+                for operand, direction in zip(together, self._directions(together, group), strict=True):
+                    operand.parameter.mul_(1 - rate * decay).sub_(direction, alpha=rate)
+        self.adamw.update([operand for operand in operands if operand.name not in self.matrices], rate_share)
 
     def state(self) -> dict[str, Tensor]:
         own = {f"{name}.momentum": stored_like(self.momentum[name], value) for name, value in self.matrices.items()}
@@ -225,20 +229,20 @@ class Muon(CountsWithinAnother):
     def _directions(self, operands: Sequence[Operands], group: dist.ProcessGroup | None) -> list[Tensor]:
         """This process's shards of the orthogonal updates with Nesterov momentum, times sqrt(max(1, rows / columns)).
         On GPUs in bfloat16, as in Keller Jordan's own code."""
-        ahead = [self._ahead(each) for each in operands]
+        ahead = [self._ahead(operand) for operand in operands]
         if group is None:
             made = orthogonal_each(ahead)
         else:
-            exchange = self._exchange(tuple(each.name for each in operands), group)
+            exchange = self._exchange(tuple(operand.name for operand in operands), group)
             made = exchange.scatter(orthogonal_each(exchange.gather(ahead)), ahead)
         return [
-            (one.to(each.gradient.dtype) * self._factor(each.name)).to(each.gradient.device)
-            for each, one in zip(operands, made, strict=True)
+            (direction.to(operand.gradient.dtype) * self._factor(operand.name)).to(operand.gradient.device)
+            for operand, direction in zip(operands, made, strict=True)
         ]
 
     def _exchange(self, names: tuple[str, ...], group: dist.ProcessGroup) -> MatrixExchange:
         if names not in self._exchanges:
-            self._exchanges[names] = MatrixExchange([self.matrices[name] for name in names], group)
+            self._exchanges[names] = MatrixExchange([cast(DTensor, self.matrices[name]) for name in names], group)
         return self._exchanges[names]
 
     def _factor(self, name: str) -> float:
@@ -255,7 +259,8 @@ class Muon(CountsWithinAnother):
 
 
 def _round_elements(parameter: Tensor, group: dist.ProcessGroup | None) -> int:
-    """Of all ranks together. A process alone on a CPU takes one matrix at a time: batches gain nothing there."""
+    """Elements of all ranks together. A process alone on a CPU takes one matrix at a time: batches gain nothing
+    there."""
     ranks = 1 if group is None else dist.get_world_size(group)
     return ROUND_ELEMENTS * ranks if ranks > 1 or parameter.is_cuda else 0
 
@@ -264,18 +269,18 @@ def rounds(operands: Sequence[Operands], parameters: Mapping[str, Tensor], max_e
     """Matrices of one shape after each other, in runs of at most so many elements together (or one matrix). Of 2 x 3, 4
     x 4, 2 x 3 and 2 x 3 in runs of 12: the first with the third, the fourth, the second."""
     by_shape: dict[torch.Size, list[Operands]] = {}
-    for each in operands:
-        by_shape.setdefault(parameters[each.name].shape, []).append(each)
-    found: list[list[Operands]] = []
+    for operand in operands:
+        by_shape.setdefault(parameters[operand.name].shape, []).append(operand)
+    runs: list[list[Operands]] = []
     room = 0
-    for each in (each for same in by_shape.values() for each in same):
-        elements = parameters[each.name].numel()
+    for operand in (operand for same in by_shape.values() for operand in same):
+        elements = parameters[operand.name].numel()
         if elements > room:
-            found.append([])
+            runs.append([])
             room = max_elements
-        found[-1].append(each)
+        runs[-1].append(operand)
         room -= elements
-    return found
+    return runs
 
 
 def orthogonal_each(matrices: Sequence[Tensor]) -> list[Tensor]:

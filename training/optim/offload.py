@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from gristmill.training.optim.adamw import AdamW, CountsWithinAnother, Operands
+from gristmill.training.optim.adamw import AdamW, CountsWithinAnother, Operands, local_gradient
 from gristmill.training.optim.muon import Muon
 from gristmill.training.parallel.mesh import local, ranges_of_shard
 from gristmill.training.parallel.offload.swap import HostCopies, host_zeros_like
@@ -26,7 +26,7 @@ PIECE_ELEMENTS = 4096
 
 
 @dataclass(frozen=True)
-class Piece:
+class ShardPiece:
     """Elements [start, end) of a parameter's local shard, flattened. longest: their number on the first rank, whose
     shard is the longest; here there may be none."""
 
@@ -40,7 +40,7 @@ class Piece:
         return self.end - self.start
 
 
-Subgroup = tuple[Piece, ...]
+Subgroup = tuple[ShardPiece, ...]
 
 
 def split_into_subgroups(
@@ -53,10 +53,10 @@ def split_into_subgroups(
     Shards of 6, 9 elements, size 10, if pieces of 4 -> (6, 4 of the 9), (5)."""
     size = max(PIECE_ELEMENTS, size // PIECE_ELEMENTS * PIECE_ELEMENTS)
     groups: list[Subgroup] = []
-    pieces: list[Piece] = []
+    pieces: list[ShardPiece] = []
     free = size
     for name, parameter in parameters.items():
-        start, end, held = 0, _longest_shard(parameter), local(parameter.detach()).numel()
+        start, end, shard_elements = 0, _longest_shard(parameter), local(parameter.detach()).numel()
         while start < end:
             room = max(0, free)
             taken = end - start
@@ -66,7 +66,7 @@ def split_into_subgroups(
                 groups.append(tuple(pieces))
                 pieces, free = [], size
                 continue
-            pieces.append(Piece(name, min(start, held), min(start + taken, held), taken))
+            pieces.append(ShardPiece(name, min(start, shard_elements), min(start + taken, shard_elements), taken))
             start, free = start + taken, free - taken
     return [*groups, tuple(pieces)] if pieces else groups
 
@@ -117,9 +117,9 @@ class OffloadedOptimizer(CountsWithinAnother):
         on_host = {
             piece.name for group, device in zip(subgroups, on_device, strict=True) if not device for piece in group
         }
-        held = [name for name in parameters if name in on_host]
-        self.host_gradients = {name: host_zeros_like(local(parameters[name].detach())) for name in held}
-        self._host_parameters = {name: host_zeros_like(local(parameters[name].detach())) for name in held}
+        host_names = [name for name in parameters if name in on_host]
+        self.host_gradients = {name: host_zeros_like(local(parameters[name].detach())) for name in host_names}
+        self._host_parameters = {name: host_zeros_like(local(parameters[name].detach())) for name in host_names}
         self._parameters_are_copied = False
         device = local(next(iter(parameters.values())).detach()).device
         self.to_host, self.to_device = HostCopies(device), HostCopies(device)
@@ -168,7 +168,7 @@ class OffloadedOptimizer(CountsWithinAnother):
             copy.copy_(local(self.parameters[name].detach()))
         self._parameters_are_copied = True
 
-    def _on_host(self, piece: Piece) -> Operands:
+    def _on_host(self, piece: ShardPiece) -> Operands:
         state = tuple(_cut(tensor, piece, self._is_whole(piece)) for tensor in self.optimizer.tensors_of(piece.name))
         parameter, gradient = self._host_parameters[piece.name], self.host_gradients[piece.name]
         whole = self._is_whole(piece)
@@ -193,7 +193,7 @@ class OffloadedOptimizer(CountsWithinAnother):
                 state.append(target)
             taken += piece.size
             parameter = self.parameters[piece.name]
-            own, gradient = local(parameter.detach()), local(parameter.grad)
+            own, gradient = local(parameter.detach()), local_gradient(parameter)
             operands.append(Operands(piece.name, _cut(own, piece, whole), _cut(gradient, piece, whole), tuple(state)))
         return operands, arrived
 
@@ -211,9 +211,9 @@ class OffloadedOptimizer(CountsWithinAnother):
 
     def _store(self, index: int, operands: Sequence[Operands]) -> torch.cuda.Event | None:
         event = None
-        for piece, each in zip(self.subgroups[index], operands, strict=True):
+        for piece, operand in zip(self.subgroups[index], operands, strict=True):
             whole = self._is_whole(piece)
-            for target, source in zip(self.optimizer.tensors_of(piece.name), each.state, strict=True):
+            for target, source in zip(self.optimizer.tensors_of(piece.name), operand.state, strict=True):
                 event = self.to_host.copy(_cut(target, piece, whole), source)
         return event
 
@@ -224,11 +224,11 @@ class OffloadedOptimizer(CountsWithinAnother):
             own = _cut(local(self.parameters[piece.name].detach()), piece, whole)
             self.to_device.copy(own, _cut(self._host_parameters[piece.name], piece, whole))
 
-    def _is_whole(self, piece: Piece) -> bool:
+    def _is_whole(self, piece: ShardPiece) -> bool:
         return self.optimizer.is_whole(piece.name)
 
 
-def _cut(tensor: Tensor, piece: Piece, whole: bool) -> Tensor:
+def _cut(tensor: Tensor, piece: ShardPiece, whole: bool) -> Tensor:
     """The piece's elements, sharing memory; in the tensor's own shape where it is whole."""
     return tensor if whole else tensor.view(-1)[piece.start : piece.end]
 
@@ -274,8 +274,8 @@ class StreamedOptimizer(CountsWithinAnother):
 
     @torch.no_grad()
     def step(self, rate_share: float) -> None:
-        """Of a store on disk, one thread reads the next piece while this one is updated, then writes this one: it works
-        in turn, so a buffer is written out before it is filled again."""
+        """Update one subgroup after the other. With a store on disk, one thread reads the next piece while this one is
+        updated, then writes this one: it works in turn, so a buffer is written out before it is filled again."""
         self.stream.release()
         with ThreadPoolExecutor(max_workers=1, thread_name_prefix="optimizer") as mover:
             written: Future[None] | None = None
@@ -312,13 +312,15 @@ class StreamedOptimizer(CountsWithinAnother):
             operands.append(Operands(piece.name, values[0], values[1], tuple(values[2:])))
         return _Fetched(operands, written)
 
-    def _parameter_and_gradient(self, piece: Piece) -> tuple[Tensor, Tensor]:
+    def _parameter_and_gradient(self, piece: ShardPiece) -> tuple[Tensor, Tensor]:
         if piece.name in self.stored:
             return self.stored[piece.name], self.host_gradients[piece.name]
         parameter = self.parameters[piece.name]
-        return local(parameter.detach()), local(parameter.grad)
+        return local(parameter.detach()), local_gradient(parameter)
 
-    def _in_host_memory(self, tensor: Tensor, piece: Piece, index: int, taken: dict[int, int], kind: int) -> Tensor:
+    def _in_host_memory(
+        self, tensor: Tensor, piece: ShardPiece, index: int, taken: dict[int, int], kind: int
+    ) -> Tensor:
         """The piece's elements: the tensor's own where they are in host memory, else a copy in a buffer."""
         on_disk = self.store.on_disk(tensor)
         if tensor.device.type == "cpu" and not on_disk:

@@ -10,9 +10,9 @@ from typing import Literal, NamedTuple
 
 from gristmill.training.config.layout import SWAPS
 from gristmill.training.config.mixer import Share, norm_bytes
-from gristmill.training.config.mixers.attention import BLOCK, Attention
+from gristmill.training.config.mixers.attention import BLOCK, AttentionMixer
 from gristmill.training.planner.block_time import Widths, declared_linears, widths
-from gristmill.training.planner.costs.model_shape import Block, ModelShape
+from gristmill.training.planner.costs.model_shape import BlockShape, ModelShape
 from gristmill.training.planner.costs.parameters import chunk_logits
 from gristmill.training.planner.framework import Framework
 from gristmill.training.planner.hardware import GIB
@@ -89,7 +89,7 @@ INDEX_BYTES = 8  # of an int64
 
 
 def korthikanti_layer(
-    block: Block,
+    block: BlockShape,
     tokens: int,
     sequence_length: int,
     tensor: int = 1,
@@ -135,7 +135,7 @@ class ElementSizes(NamedTuple):
 
 
 def layer_bytes(
-    block: Block, shape: ModelShape, layout: Layout, framework: Framework, sizes: ElementSizes
+    block: BlockShape, shape: ModelShape, layout: Layout, framework: Framework, sizes: ElementSizes
 ) -> ActivationBytes:
     """Activation bytes of one layer of the model under the layout's recomputation."""
     sequence_length, dropout, norm = shape.sequence_length, shape.model.dropout > 0, shape.model.norm
@@ -156,9 +156,11 @@ def layer_bytes(
     return ActivationBytes(mixer + mlp, 0.0)
 
 
-def swap_bytes(block: Block, shape: ModelShape, layout: Layout, framework: Framework, sizes: ElementSizes) -> SwapBytes:
-    """Of one layer: what MEMO always swaps, and the rest. Routed experts count as attention does: what they keep, but
-    for the tokens that they are given, and their result."""
+def swap_bytes(
+    block: BlockShape, shape: ModelShape, layout: Layout, framework: Framework, sizes: ElementSizes
+) -> SwapBytes:
+    """Bytes of one layer: what MEMO always swaps, and the rest. Routed experts count as attention does: what they keep,
+    but for the tokens that they are given, and their result."""
     whole = layer_bytes(block, shape, replace(layout, recompute="none"), framework, sizes).kept
     always = _residual(block, layout, shape.sequence_length) * sizes.compute
     if block.mixer is not None:
@@ -171,12 +173,14 @@ def swap_bytes(block: Block, shape: ModelShape, layout: Layout, framework: Frame
     return SwapBytes(always, whole - always)
 
 
-def attention_in_blocks(block: Block, shape: ModelShape, layout: Layout, sizes: ElementSizes) -> tuple[float, float]:
+def attention_in_blocks(
+    block: BlockShape, shape: ModelShape, layout: Layout, sizes: ElementSizes
+) -> tuple[float, float]:
     """(bytes that the mixer keeps, bytes that its backward pass takes beside them) where a CPU attends in blocks of
     queries: gradients of its output, queries, keys and values, and of the scores and the weights of two blocks; zeros
     elsewhere."""
     share = _share(layout, shape.sequence_length, sizes)
-    if not isinstance(block.mixer, Attention) or not block.mixer.block_weights(share):
+    if not isinstance(block.mixer, AttentionMixer) or not block.mixer.block_weights(share):
         return 0.0, 0.0
     kept = _mixer(block, layout, shape.sequence_length, sizes, shape.model.dropout > 0, shape.model.norm)
     rows, tokens = share.rows * block.heads, share.sequence
@@ -228,7 +232,7 @@ def boundary_bytes(shape: ModelShape, layout: Layout, framework: Framework, size
     return (2 if layout.recompute in ("none", *SWAPS) else 1) * tokens * shape.width / share * sizes.compute
 
 
-def _residual(block: Block, layout: Layout, sequence_length: int) -> float:
+def _residual(block: BlockShape, layout: Layout, sequence_length: int) -> float:
     return widths(block, layout, sequence_length).residual
 
 
@@ -236,7 +240,7 @@ def _norm(tokens: float, width: int, sizes: ElementSizes, norm: str) -> float:
     return norm_bytes(tokens, width, sizes, norm == "rmsnorm")
 
 
-def _norms(block: Block, w: Widths, sizes: ElementSizes, norm: str) -> float:
+def _norms(block: BlockShape, w: Widths, sizes: ElementSizes, norm: str) -> float:
     """The norms around a mixer or an MLP: one, or two in a sandwich."""
     count = 2 if block.norm_order == "sandwich" else 1
     return count * _norm(w.residual / block.width, block.width, sizes, norm)
@@ -256,7 +260,9 @@ def _share(layout: Layout, sequence_length: int, sizes: ElementSizes) -> Share:
     )
 
 
-def _mixer(block: Block, layout: Layout, sequence_length: int, sizes: ElementSizes, dropout: bool, norm: str) -> float:
+def _mixer(
+    block: BlockShape, layout: Layout, sequence_length: int, sizes: ElementSizes, dropout: bool, norm: str
+) -> float:
     """Norm, its output (gathered), what the mixer itself keeps, dropout's mask; nothing without a mixer."""
     if block.mixer is None:
         return 0.0
@@ -266,7 +272,9 @@ def _mixer(block: Block, layout: Layout, sequence_length: int, sizes: ElementSiz
     return outside + w.tokens * block.width * sizes.compute + inside
 
 
-def _mlp(block: Block, layout: Layout, sequence_length: int, sizes: ElementSizes, dropout: bool, norm: str) -> float:
+def _mlp(
+    block: BlockShape, layout: Layout, sequence_length: int, sizes: ElementSizes, dropout: bool, norm: str
+) -> float:
     """Norm, its output (gathered), and gate, silu, up, product; or up and gelu."""
     if not block.has_mlp:
         return 0.0
@@ -283,7 +291,7 @@ def _mlp(block: Block, layout: Layout, sequence_length: int, sizes: ElementSizes
     return total + w.tokens * (block.width * (not shared) + inner * w.hidden) * sizes.compute
 
 
-def _experts(block: Block, layout: Layout, sequence_length: int, sizes: ElementSizes) -> float:
+def _experts(block: BlockShape, layout: Layout, sequence_length: int, sizes: ElementSizes) -> float:
     """The router's input, scores, gates and permutations; the sorted tokens of this rank's experts and their inner
     activations (of the loop on a CPU gate and up alone, see moe/mixture.py); the results of its own tokens. Tokens are
     taken to be balanced over the experts."""
@@ -296,14 +304,14 @@ def _experts(block: Block, layout: Layout, sequence_length: int, sizes: ElementS
     return router + copies * (layout.expert_tensor * (block.width + inner) + block.width) * sizes.compute
 
 
-def _router_input(block: Block, layout: Layout, sequence_length: int, sizes: ElementSizes) -> float:
+def _router_input(block: BlockShape, layout: Layout, sequence_length: int, sizes: ElementSizes) -> float:
     """Nothing where an MLP beside the experts keeps it."""
     if block.hidden and layout.tensor == 1:
         return 0.0
     return widths(block, layout, sequence_length).routed_tokens * block.width * sizes.compute
 
 
-def _products(block: Block, layout: Layout, sequence_length: int, sizes: ElementSizes) -> float:
+def _products(block: BlockShape, layout: Layout, sequence_length: int, sizes: ElementSizes) -> float:
     """Bytes that `recompute: operators` keeps: results of matmuls and of attention, but for the ring's."""
     w = widths(block, layout, sequence_length)
     inner = (2 if block.gated else 1) * w.hidden
@@ -312,12 +320,12 @@ def _products(block: Block, layout: Layout, sequence_length: int, sizes: Element
     mixer = w.query + 2 * w.key_value if block.heads else declared - block.width * block.has_mixer
     count = w.tokens * (mixer + outputs * block.width + inner) * sizes.compute
     share = _share(layout, sequence_length, sizes)
-    if not isinstance(block.mixer, Attention) or share.ring or block.mixer.block_weights(share):
+    if not isinstance(block.mixer, AttentionMixer) or share.ring or block.mixer.block_weights(share):
         return count
     return count + w.tokens * w.query * sizes.compute + w.tokens * w.heads * sizes.statistics
 
 
-def _megatron_layer(block: Block, layout: Layout, sequence_length: int, framework: Framework) -> ActivationBytes:
+def _megatron_layer(block: BlockShape, layout: Layout, sequence_length: int, framework: Framework) -> ActivationBytes:
     tokens = layout.micro_batch * sequence_length // layout.context
     kept = "attention" if framework.attention == "flash" and layout.recompute == "none" else layout.recompute
     arguments = (block, tokens, sequence_length, layout.tensor, layout.sequence_parallel)

@@ -10,7 +10,7 @@ from math import gcd, log2, prod
 from typing import NamedTuple
 
 from gristmill.training.config.mixer import Share
-from gristmill.training.planner.costs.model_shape import Block, ModelShape, attention_flops
+from gristmill.training.planner.costs.model_shape import BlockShape, ModelShape, attention_flops
 from gristmill.training.planner.costs.parameters import block_weights
 from gristmill.training.planner.framework import Framework
 from gristmill.training.planner.hardware import Rates
@@ -69,7 +69,7 @@ class Widths(NamedTuple):
     routed_tokens: float = 0.0
 
 
-def widths(block: Block, layout: Layout, sequence_length: int) -> Widths:
+def widths(block: BlockShape, layout: Layout, sequence_length: int) -> Widths:
     """tokens: of the micro-batch on this context rank; routed_tokens: those that this tensor rank sends to experts.
     Tensor ranks that share a key/value head each compute it."""
     tokens = layout.micro_batch * sequence_length // layout.context
@@ -86,7 +86,7 @@ def widths(block: Block, layout: Layout, sequence_length: int) -> Widths:
 
 
 def block_times(
-    block: Block,
+    block: BlockShape,
     layout: Layout,
     sequence_length: int,
     framework: Framework,
@@ -105,14 +105,14 @@ def block_times(
     forward = TimeParts(linear_forward, core_forward, light_seconds, comm_forward, context, hidden)
     backward = TimeParts(linear_backward, core_backward, heavy_seconds, comm_backward, context_back, hidden)
     # torch stops recomputing at the last tensor it needs: the last all-reduce (or scatter) of a layer is not repeated.
-    sharded, again = layout.sequence_parallel, comm_forward
+    sharded, comm_recomputed = layout.sequence_parallel, comm_forward
     if framework.selective != "core":
-        again *= 0.75 if sharded else 0.5
-    by_token = TimeParts(linear_forward, memory=light_seconds, tensor=again)
+        comm_recomputed *= 0.75 if sharded else 0.5
+    by_token = TimeParts(linear_forward, memory=light_seconds, tensor=comm_recomputed)
     if block.experts:
         experts_forward, experts_backward = _experts(block, layout, w, rates, framework, links.expert)
         forward, backward = forward.plus(experts_forward), backward.plus(experts_backward)
-    full = forward._replace(tensor=again)
+    full = forward._replace(tensor=comm_recomputed)
     if framework.selective == "core":
         return BlockTimes(forward, backward, full, TimeParts(attention=core_forward, context=context), by_token)
     mixer = _mixer_linears(block, layout, w, rates)
@@ -122,7 +122,7 @@ def block_times(
 
 
 def _experts(
-    block: Block, layout: Layout, w: Widths, rates: Rates, framework: Framework, link: GroupLink
+    block: BlockShape, layout: Layout, w: Widths, rates: Rates, framework: Framework, link: GroupLink
 ) -> tuple[TimeParts, TimeParts]:
     """(forward, backward) of the router, the exchange of tokens and the experts, on the busiest rank. Shared experts
     are the block's MLP.
@@ -135,11 +135,15 @@ def _experts(
     copies = w.routed_tokens * block.top_k * routed.imbalance
     rows, experts = copies * layout.expert_tensor, block.experts // layout.expert
     hidden = block.expert_hidden // layout.expert_tensor
-    inner, each = hidden * (2 if block.gated else 1), max(1, round(rows / experts))
-    up = rates.matmul(each, block.width, inner, experts)
-    down = rates.matmul(each, hidden, block.width, experts)
-    up_back = rates.matmul(each, inner, block.width, experts) + rates.matmul(inner, each, block.width, experts)
-    down_back = rates.matmul(each, block.width, hidden, experts) + rates.matmul(block.width, each, hidden, experts)
+    inner, expert_rows = hidden * (2 if block.gated else 1), max(1, round(rows / experts))
+    up = rates.matmul(expert_rows, block.width, inner, experts)
+    down = rates.matmul(expert_rows, hidden, block.width, experts)
+    up_back = rates.matmul(expert_rows, inner, block.width, experts) + rates.matmul(
+        inner, expert_rows, block.width, experts
+    )
+    down_back = rates.matmul(expert_rows, block.width, hidden, experts) + rates.matmul(
+        block.width, expert_rows, hidden, experts
+    )
     router = rates.matmul(max(1, round(w.routed_tokens)), block.width, block.experts)
     sorts = 4 if layout.expert_ranks > 1 else 2
     light = rates.memory((4 * sorts + 3) * copies * block.width / routed.copies)
@@ -194,7 +198,7 @@ def head_products(tokens: int, width: int, vocab: int, rates: Rates) -> tuple[fl
     return rates.matmul(tokens, width, vocab), *back
 
 
-def _linears(block: Block, layout: Layout, w: Widths, rates: Rates, framework: Framework) -> tuple[float, float]:
+def _linears(block: BlockShape, layout: Layout, w: Widths, rates: Rates, framework: Framework) -> tuple[float, float]:
     """Query, key and value are packed into one product, gate and up into another; backward is two products for each."""
     inner = w.hidden * (2 if block.gated else 1)
     linears = (
@@ -212,23 +216,23 @@ def _linears(block: Block, layout: Layout, w: Widths, rates: Rates, framework: F
     return forward, inputs + weights
 
 
-def declared_linears(block: Block, layout: Layout) -> list[tuple[int, int]]:
+def declared_linears(block: BlockShape, layout: Layout) -> list[tuple[int, int]]:
     """(inputs, outputs) of the matrices of a mixer that is not attention, on one tensor rank."""
     if block.heads or block.mixer is None:
         return []
-    found = []
+    linears = []
     for parameter in block.mixer.parameters(block.width):
         if parameter.is_matrix:
             outputs, inputs = parameter.shape
-            found.append(
+            linears.append(
                 (inputs // layout.tensor, outputs)
                 if parameter.sharding == "input"
                 else (inputs, max(1, outputs // layout.tensor))
             )
-    return found
+    return linears
 
 
-def _mixer_linears(block: Block, layout: Layout, w: Widths, rates: Rates) -> float:
+def _mixer_linears(block: BlockShape, layout: Layout, w: Widths, rates: Rates) -> float:
     """Forward seconds of the mixer's projections only."""
     if not block.heads:
         return sum(rates.linear(w.tokens, depth, columns) for depth, columns in declared_linears(block, layout))
@@ -237,7 +241,7 @@ def _mixer_linears(block: Block, layout: Layout, w: Widths, rates: Rates) -> flo
 
 
 def _attention(
-    block: Block, layout: Layout, w: Widths, sequence_length: int, framework: Framework, rates: Rates
+    block: BlockShape, layout: Layout, w: Widths, sequence_length: int, framework: Framework, rates: Rates
 ) -> tuple[float, float]:
     """Scores, softmax and product with the values; or a scan."""
     if not block.heads:
@@ -264,13 +268,13 @@ def _attention(
 
 
 def flash_width_share(head_dim: int) -> float:
-    """Of the rate of heads of 128: heads of 64 reach nine tenths (FlashAttention-2, figures 4 and 5)."""
+    """Share of the rate of heads of 128: heads of 64 reach nine tenths (FlashAttention-2, figures 4 and 5)."""
     return head_dim / (head_dim + 16) * 9 / 8
 
 
-def _scan(block: Block, layout: Layout, sequence_length: int, rates: Rates) -> tuple[float, float]:
-    """Of a mixer that is not attention: its FLOPs at the rate of matmuls, and what it keeps for the backward pass
-    written and read once. The backward pass does twice the FLOPs and as much traffic."""
+def _scan(block: BlockShape, layout: Layout, sequence_length: int, rates: Rates) -> tuple[float, float]:
+    """Seconds of a mixer that is not attention: its FLOPs at the rate of matmuls, and what it keeps for the backward
+    pass written and read once. The backward pass does twice the FLOPs and as much traffic."""
     if block.mixer is None:
         return 0.0, 0.0
     share = Share(layout.micro_batch, sequence_length // layout.context, layout.tensor)
@@ -279,7 +283,7 @@ def _scan(block: Block, layout: Layout, sequence_length: int, rates: Rates) -> t
     return flops / rates.matmul_rate + traffic, 2 * flops / rates.matmul_rate + traffic
 
 
-def _elementwise(block: Block, w: Widths, framework: Framework) -> tuple[float, float]:
+def _elementwise(block: BlockShape, w: Widths, framework: Framework) -> tuple[float, float]:
     """Bytes forward and backward of norms, residuals, activations, rotary positions, biases and copies."""
     # Of a layer with one of mixer and MLP, half of the norms and additions; a scan reads and writes as q, k and v do.
     u = w.residual * (block.has_mixer + block.has_mlp) / 2
@@ -302,23 +306,23 @@ def _elementwise(block: Block, w: Widths, framework: Framework) -> tuple[float, 
 
 
 def _tensor_comm(
-    block: Block, w: Widths, layout: Layout, framework: Framework, link: GroupLink, compute: float
+    block: BlockShape, w: Widths, layout: Layout, framework: Framework, link: GroupLink, compute: float
 ) -> tuple[float, float, float]:
     """(exposed forward, exposed backward, hidden in each): two all-reduces each way, or as much in halves.
 
     arXiv 1909.08053, figure 4, and 2205.05198, figure 5. Overlap is with the linear layers' matmuls."""
     if layout.tensor == 1:
         return 0.0, 0.0, 0.0
-    one = all_reduce_seconds(2 * w.tokens * block.width, layout.tensor, link) * _tensor_layers(block, layout) / 2
+    all_reduce = all_reduce_seconds(2 * w.tokens * block.width, layout.tensor, link) * _tensor_layers(block, layout) / 2
     share = framework.tensor_hidden_async if layout.async_tensor else framework.tensor_hidden
-    hidden = min(2 * one * share, compute)
-    again = 0.0
+    hidden = min(2 * all_reduce * share, compute)
+    regather = 0.0
     if layout.sequence_parallel and framework.regather_in_backward:
-        again = (1 - share) * 2 * gather_seconds(2 * w.tokens * block.width, layout.tensor, link)
-    return 2 * one - hidden, 2 * one - hidden + again, hidden
+        regather = (1 - share) * 2 * gather_seconds(2 * w.tokens * block.width, layout.tensor, link)
+    return 2 * all_reduce - hidden, 2 * all_reduce - hidden + regather, hidden
 
 
-def _tensor_layers(block: Block, layout: Layout) -> float:
+def _tensor_layers(block: BlockShape, layout: Layout) -> float:
     """How many pairs of column- and row-parallel layers a block has: attention and the MLP. A mixture without an MLP
     beside its experts has one; without sequence parallelism its results are gathered, half an all-reduce. A mixer or an
     MLP alone is one."""
@@ -328,7 +332,7 @@ def _tensor_layers(block: Block, layout: Layout) -> float:
 
 
 def _context_comm(
-    block: Block, w: Widths, layout: Layout, link: GroupLink, core: tuple[float, float]
+    block: BlockShape, w: Widths, layout: Layout, link: GroupLink, core: tuple[float, float]
 ) -> tuple[float, float]:
     """Exposed (forward, backward). Keys and values go around the ring while attention computes the block before, which
     takes `core` over all blocks; the exchanges of heads wait for the projections and attention for them, and so do
@@ -336,14 +340,14 @@ def _context_comm(
     if layout.context == 1 or not block.has_mixer:
         return 0.0, 0.0
     forward, backward = context_numbers(block, layout, w.tokens, layout.micro_batch)
-    sent = [2 * each.compute + 4 * each.statistics for each in (forward, backward)]
+    sent = [2 * numbers.compute + 4 * numbers.statistics for numbers in (forward, backward)]
     if not block.heads:
-        gathered = [each / link.bandwidth + link.latency * log2(layout.context) for each in sent]
+        gathered = [numbers / link.bandwidth + link.latency * log2(layout.context) for numbers in sent]
         return gathered[0], gathered[1]
     if layout.context_method == "all_to_all":
-        exchanged = [each / link.bandwidth + 4 * link.latency * log2(layout.context) for each in sent]
+        exchanged = [numbers / link.bandwidth + 4 * link.latency * log2(layout.context) for numbers in sent]
         return exchanged[0], exchanged[1]
-    hops = [each / link.bandwidth + layout.context * link.latency for each in sent]
+    hops = [numbers / link.bandwidth + layout.context * link.latency for numbers in sent]
     return max(0.0, hops[0] - core[0]), max(0.0, hops[1] - core[1])
 
 

@@ -147,7 +147,7 @@ def _schedules(pipeline: int, layers: int, fixed: FixedChoices, framework: Frame
     names: Sequence[Schedule] = (fixed.schedule,) if fixed.schedule else framework.schedules
     if not fixed.schedule and fixed.virtual:
         names = ("1f1b",) if fixed.virtual == 1 else ("interleaved",)
-    found: list[tuple[Schedule, int]] = []
+    schedules: list[tuple[Schedule, int]] = []
     for name in names:
         default = STAGES_PER_RANK.get(name)
         max_virtual = min(MAX_STAGES_PER_RANK, layers // pipeline)
@@ -155,8 +155,8 @@ def _schedules(pipeline: int, layers: int, fixed: FixedChoices, framework: Frame
             [2] if max_virtual >= 2 else []
         )
         virtuals = [default] if default else _choices(fixed.virtual, open_virtual)
-        found += [(name, virtual) for virtual in virtuals if virtual * pipeline <= layers]
-    return found
+        schedules += [(name, virtual) for virtual in virtuals if virtual * pipeline <= layers]
+    return schedules
 
 
 def _micro_batches(share: int, fixed: FixedChoices) -> list[int]:

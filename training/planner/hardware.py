@@ -225,7 +225,7 @@ FLOAT32 = Sustained(memory=0.5)
 
 
 class Routed(Config):
-    """What a mixture of experts costs beside its products and its exchange of tokens.
+    """Costs of a mixture of experts beside its products and its exchange of tokens.
 
     Rows in the order of their experts are read and written one by one, not as a stream; 8-bit casts and products are
     one small kernel for each expert. The two shares are fitted to three of the eight published rows of

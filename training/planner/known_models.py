@@ -115,12 +115,12 @@ def _sentences(error: Exception) -> str:
     if not isinstance(error, ValidationError):
         return str(error)
     problems = []
-    for one in error.errors():
-        place = ".".join(str(part) for part in one["loc"])
-        if one["type"] == "extra_forbidden":
+    for detail in error.errors():
+        place = ".".join(str(part) for part in detail["loc"])
+        if detail["type"] == "extra_forbidden":
             near = nearest_name(place, ModelConfig.model_fields, cutoff=0.3)
             hint = f"did you mean {near}?" if near else f"fields are {', '.join(ModelConfig.model_fields)}"
             problems.append(f"unknown field {place}; {hint}")
         else:
-            problems.append(f"{place}: {one['msg']}" if place else one["msg"])
+            problems.append(f"{place}: {detail['msg']}" if place else detail["msg"])
     return "; ".join(problems)

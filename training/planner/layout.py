@@ -110,7 +110,7 @@ class Layout:
 
     @property
     def token_share(self) -> float:
-        """Of the tokens, whose activations go to host memory."""
+        """Share of the tokens whose activations go to host memory."""
         if self.recompute not in SWAPS:
             return 0.0
         return 1.0 if self.recompute == "swap" else self.swapped_tokens or 0.0

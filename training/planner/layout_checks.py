@@ -47,7 +47,7 @@ class CheckedModel:
 
     @cached_property
     def hidden_widths(self) -> list[int]:
-        """Of the MLPs, without those of experts; sorted."""
+        """Widths of the MLPs, without those of experts; sorted."""
         return sorted({layer.hidden for layer in self.config.layer_list})
 
     @cached_property
@@ -76,7 +76,7 @@ class CheckedModel:
 
 def reasons_of(error: ValidationError) -> str:
     """The sentences of the configuration's validators without pydantic's frame."""
-    return "; ".join(one["msg"].removeprefix("Value error, ") for one in error.errors())
+    return "; ".join(detail["msg"].removeprefix("Value error, ") for detail in error.errors())
 
 
 def micro_batch_size(model: ModelConfig, train: TrainConfig) -> int:
@@ -236,7 +236,7 @@ def _overlap(model: ModelConfig, train: TrainConfig) -> Iterator[str]:
 
 
 def _graphs(checked: CheckedModel, train: TrainConfig) -> Iterator[str]:
-    """What moves memory from step to step, or asks the device for a number within a pass."""
+    """Reasons against graphs: what moves memory from step to step, or asks the device for a number within a pass."""
     model, layout, fix = checked.config, train.layout, "set cuda_graphs: false"
     if layout.world_size > 1:
         yield f"cuda_graphs is not built for {layout.world_size} processes, whose weights FSDP gathers anew; {fix}"
@@ -251,7 +251,7 @@ def _graphs(checked: CheckedModel, train: TrainConfig) -> Iterator[str]:
 
 
 def _streamed(model: ModelConfig, train: TrainConfig) -> Iterator[str]:
-    """What cannot run where the layers' weights are in host memory or on disk."""
+    """Reasons against what cannot run where the layers' weights are in host memory or on disk."""
     layout, name = train.layout, f"offload.parameters: {train.layout.offload.parameters}"
     if layout.pipeline > 1:
         yield (

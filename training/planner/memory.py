@@ -84,14 +84,14 @@ class MemoryModel:
     def weights(self, rank_layers: RankLayers) -> list[Weight]:
         """Every parameter that a pipeline rank holds; a tied table on both ends of one rank once."""
         shape = self.shape
-        found = [
+        weights = [
             weight
             for block, count in zip(shape.distinct, rank_layers.kinds, strict=True)
             for _ in range(count)
             for weight in block_weights(block)
         ]
-        found += embedding_weights(shape) if rank_layers.embeds else []
-        return found + (head_weights(shape, not (shape.tied and rank_layers.embeds)) if rank_layers.scores else [])
+        weights += embedding_weights(shape) if rank_layers.embeds else []
+        return weights + (head_weights(shape, not (shape.tied and rank_layers.embeds)) if rank_layers.scores else [])
 
     def count(self, layout: Layout, rank_layers: RankLayers, sharded: bool) -> int:
         """Number of parameters on the first rank of a shard group, which holds the most rows of each."""
@@ -138,7 +138,7 @@ class MemoryModel:
         )
 
     def swap_bytes(self, layout: Layout, kind: int) -> SwapBytes:
-        """Of one layer of the kind."""
+        """Swapped bytes of one layer of the kind."""
         return swap_bytes(self.shape.distinct[kind], self.shape, layout, self.framework, self.sizes)
 
     def swapped_layers(self, layout: Layout, rank_layers: RankLayers, place: int, microbatches: int) -> float:
@@ -152,15 +152,15 @@ class MemoryModel:
 
     def ranks(self, layout: Layout, rank_layers: list[RankLayers], microbatches: int) -> list[Memory]:
         """Memory of every pipeline rank: of its tensor and data rank that needs the most."""
-        return [self.rank(layout, one, place, microbatches) for place, one in enumerate(rank_layers)]
+        return [self.rank(layout, stage_layers, place, microbatches) for place, stage_layers in enumerate(rank_layers)]
 
     def fullest(self, layout: Layout, rank_layers: list[RankLayers], microbatches: int) -> Memory:
         """Memory of the rank that needs the most, with the most host memory of any. Of equal middle ranks the first
         needs the most, so few are evaluated."""
         seen: dict[RankLayers, int] = {}
-        for place, one in enumerate(rank_layers):
-            seen.setdefault(one, place)
-        ranks = [self.rank(layout, one, place, microbatches) for one, place in seen.items()]
+        for place, stage_layers in enumerate(rank_layers):
+            seen.setdefault(stage_layers, place)
+        ranks = [self.rank(layout, stage_layers, place, microbatches) for stage_layers, place in seen.items()]
         return replace(max(ranks, key=lambda memory: memory.total), host=max(memory.host for memory in ranks))
 
     def _static(self, layout: Layout, rank_layers: RankLayers, microbatches: int) -> dict[str, float]:
@@ -195,11 +195,11 @@ class MemoryModel:
         sums = max(one_layer, self._largest_end(layout, rank_layers, ends))
         sums = unsharded if microbatches > 1 and not layout.reduce_each else sums
         moments, gradients, host = self._moments_bytes(layout, rank_layers), 1.0, 0.0
-        held = float(sharded)
+        updated = float(sharded)
         if self.offload.active:
             # Two subgroups' state is on the device; a pipeline's gradients are complete only at its end.
             host = (moments + 2 * exact * (1 - self.device_share)) * sharded
-            held = min(held, 2.0 * self.offload.subgroup_parameters) if self.device_share else 0.0
+            updated = min(updated, 2.0 * self.offload.subgroup_parameters) if self.device_share else 0.0
             gradients = self.device_share if layout.pipeline == 1 else 1.0
         second_table, sharded_table = (
             self._second_table(layout, rank_layers, shard) for shard in (1, layout.shard * layout.context)
@@ -212,7 +212,7 @@ class MemoryModel:
         return {
             "parameters": exact * (sharded + sharded_table),
             "gradients": exact * (gradients * sharded + sharded_table),
-            "optimizer": moments * held,
+            "optimizer": moments * updated,
             "host": host,
             "disk": 0.0,
             "buffers": gathered + exact * (sums + second_table + one_layer),
@@ -227,21 +227,21 @@ class MemoryModel:
         that it is added to."""
         exact, compute = self.sizes.statistics, self.sizes.compute
         moments = self._moments_bytes(layout, rank_layers)
-        one, ends = self._layer_and_ends(layout, rank_layers, sharded=True)
+        layer_weights, ends = self._layer_and_ends(layout, rank_layers, sharded=True)
         layers = self.count(layout, rank_layers, sharded=True) - ends
-        held = min(layers, LAYERS_HELD * one)
+        resident = min(layers, LAYERS_HELD * layer_weights)
         if layout.gpus == 1:
             gradient = max((self._largest_weight(kind) for kind in _present(rank_layers)), default=0)
             gradient += min(CHUNK_ELEMENTS, gradient) * (microbatches > 1)
-            buffers = compute * one if compute != exact else 0.0
+            buffers = compute * layer_weights if compute != exact else 0.0
         else:
-            gradient = one
+            gradient = layer_weights
             layer, whole_ends = self._layer_and_ends(layout, rank_layers, sharded=False)
             buffers = compute * (whole_ends + 3 * layer) + exact * max(layer, whole_ends)
         stored = (2 * exact + moments) * layers + moments * ends
         on_disk = self.offload.parameters == "disk"
         return {
-            "parameters": exact * (ends + held),
+            "parameters": exact * (ends + resident),
             "gradients": exact * (ends + gradient),
             "optimizer": 0.0,
             "host": 0.0 if on_disk else stored,
@@ -250,8 +250,8 @@ class MemoryModel:
         }
 
     def _moments_bytes(self, layout: Layout, rank_layers: RankLayers) -> float:
-        """Of the rank's mean parameter. Muon has one moment where AdamW has two: in the layers (but for their vectors,
-        which are few)."""
+        """Bytes of the moments of an average parameter on this rank. Muon has one moment where AdamW has two: in the
+        layers (but for their vectors, which are few)."""
         both = self.framework.moments_bytes * self.sizes.statistics / 4
         if self.framework.optimizer == "adamw":
             return both
@@ -265,7 +265,8 @@ class MemoryModel:
         return max(counts.values(), default=0), self.count(layout, rank_layers, sharded) - layers
 
     def _largest_end(self, layout: Layout, rank_layers: RankLayers, ends: int) -> int:
-        """Of embedding and head, whose gradients are reduced apart unless they share the table."""
+        """Parameters of embedding or head, the larger one, whose gradients are reduced apart unless they share the
+        table."""
         if self.shape.tied or not (rank_layers.embeds and rank_layers.scores):
             return ends
         none = RankLayers((0,) * len(rank_layers.kinds), True, False)
@@ -285,25 +286,31 @@ class MemoryModel:
         """Bytes on the device that the micro-batches alive keep from their forward to their backward pass, without what
         comes and goes within one layer."""
         extra = max(
-            (again for count, (_, again) in zip(rank_layers.kinds, self._layer_bytes(layout), strict=True) if count),
+            (
+                transient
+                for count, (_, transient) in zip(rank_layers.kinds, self._layer_bytes(layout), strict=True)
+                if count
+            ),
             default=0.0,
         )
-        held = self._activations(layout, rank_layers, place, microbatches) - extra
+        kept_bytes = self._activations(layout, rank_layers, place, microbatches) - extra
         if layout.recompute in SWAPS and rank_layers.scores:  # the last layers, which fill the buffers
-            held += min(layout.unswapped_layers, sum(rank_layers.kinds)) * extra / ROUNDING_BUFFERS
-        return held
+            kept_bytes += min(layout.unswapped_layers, sum(rank_layers.kinds)) * extra / ROUNDING_BUFFERS
+        return kept_bytes
 
     def _activations(self, layout: Layout, rank_layers: RankLayers, place: int, microbatches: int) -> float:
         layers = self._layer_bytes(layout)
-        one = sum(count * kept for count, (kept, _) in zip(rank_layers.kinds, layers, strict=True))
-        extra = max((again for count, (_, again) in zip(rank_layers.kinds, layers, strict=True) if count), default=0.0)
+        chunk_bytes = sum(count * kept for count, (kept, _) in zip(rank_layers.kinds, layers, strict=True))
+        extra = max(
+            (transient for count, (_, transient) in zip(rank_layers.kinds, layers, strict=True) if count), default=0.0
+        )
         first, last = ends_bytes(self.shape, layout, self.framework, self.sizes)
         live = live_chunks(layout.schedule, layout.pipeline, layout.virtual, microbatches, place) / layout.virtual
-        one += first if rank_layers.embeds else 0.0
+        chunk_bytes += first if rank_layers.embeds else 0.0
         if layout.pipeline > 1:
-            one += layout.virtual * boundary_bytes(self.shape, layout, self.framework, self.sizes)
+            chunk_bytes += layout.virtual * boundary_bytes(self.shape, layout, self.framework, self.sizes)
         # The last stage runs each backward pass at once, so the head keeps one micro-batch.
-        return live * one + extra + (last if rank_layers.scores else 0.0)
+        return live * chunk_bytes + extra + (last if rank_layers.scores else 0.0)
 
     def _layer_bytes(self, layout: Layout) -> list[tuple[float, float]]:
         key = (

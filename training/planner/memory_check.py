@@ -34,8 +34,8 @@ def min_process_bytes(model: ModelConfig, train: TrainConfig, vocab_size: int) -
     if train.layout.offload.streams_weights:
         stated = stated_memory(model, train, vocab_size)
         return int(stated.parameters + stated.gradients)
-    each = WEIGHT_BYTES if train.layout.offload.active else MIN_BYTES_PER_PARAMETER
-    return int(process_parameters(model, train, vocab_size) * each)
+    parameter_bytes = WEIGHT_BYTES if train.layout.offload.active else MIN_BYTES_PER_PARAMETER
+    return int(process_parameters(model, train, vocab_size) * parameter_bytes)
 
 
 def process_parameters(model: ModelConfig, train: TrainConfig, vocab_size: int) -> float:
@@ -95,13 +95,14 @@ def check_host_memory(
         needed = stated_memory(model, train, vocab_size).host
         _check_room(needed, parameters, processes, memory_bytes, "host memory")
         return
-    each = host_bytes_per_parameter(train, parameters)
-    if parameters * each * processes <= memory_bytes:
+    parameter_bytes = host_bytes_per_parameter(train, parameters)
+    if parameters * parameter_bytes * processes <= memory_bytes:
         return
-    fits = int(memory_bytes / each / processes)
+    fits = int(memory_bytes / parameter_bytes / processes)
     raise InputError(
-        f"layout.offload keeps {parameters * each / 2**30:,.1f} GiB of optimizer state in host memory for each of "
-        f"{processes} processes ({parameters:,.0f} parameters, {each:g} bytes each), and this machine has "
+        f"layout.offload keeps {parameters * parameter_bytes / 2**30:,.1f} GiB of optimizer state in host memory for "
+        f"each of {processes} processes ({parameters:,.0f} parameters, {parameter_bytes:g} bytes each), and this "
+        "machine has "
         f"{memory_bytes / 2**30:,.1f} GiB; at most {fits:,} parameters a process fit: shard the model over more "
         "machines (data, tensor, pipeline), lower model.layers or model.width, or set offload.optimizer: none"
     )
@@ -132,7 +133,7 @@ def _check_room(needed: float, parameters: float, processes: int, free: int, pla
 
 
 def memory_statement(memory: Memory) -> str:
-    """What a run with streamed weights says before its first step."""
+    """Sentence that a run with streamed weights prints before its first step."""
     place, size = ("on disk", memory.disk) if memory.disk else ("in host memory", memory.host)
     parts = {
         f"embedding, head and {LAYERS_HELD} layers": memory.parameters,

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from gristmill.training.config.layout import SWAPS
-from gristmill.training.planner.costs.model_shape import Block, ModelShape
+from gristmill.training.planner.costs.model_shape import BlockShape, ModelShape
 from gristmill.training.planner.framework import Framework
 from gristmill.training.planner.hardware import Rates
 from gristmill.training.planner.layout import Layout
@@ -37,8 +37,8 @@ def tensor_volume(
     layers: int,
     compute_bytes: int = 2,
 ) -> float:
-    """Of the layers: two all-reduces a layer each way (arXiv 1909.08053, figure 4), or a gather and a scatter for each
-    under sequence parallelism, and what recomputation sends again."""
+    """Bytes of the layers: two all-reduces a layer each way (arXiv 1909.08053, figure 4), or a gather and a scatter for
+    each under sequence parallelism, and what recomputation sends again."""
     all_reduce = 2 * gather_volume(_tokens(shape, layout, samples) * shape.width * compute_bytes, layout.tensor)
     return (4 + _sent_again(layout, framework)) * all_reduce * layers * _share_with_mlp(shape)
 
@@ -54,8 +54,8 @@ def _share_with_mlp(shape: ModelShape) -> float:
 
 
 def ends_tensor_volume(shape: ModelShape, layout: Layout, samples: int, compute_bytes: int = 2) -> float:
-    """Of the embedding and the head: rows of the embedding are summed (under sequence parallelism gathered again in the
-    backward pass), hidden states enter the head, and of the logits three fp32 numbers a token are exchanged: the
+    """Bytes of the embedding and the head: rows of the embedding are summed (under sequence parallelism gathered again
+    in the backward pass), hidden states enter the head, and of the logits three fp32 numbers a token are exchanged: the
     maximum, the sum of exponentials, the target's."""
     tokens = _tokens(shape, layout, samples)
     all_reduce = 2 * gather_volume(tokens * shape.width * compute_bytes, layout.tensor)
@@ -81,10 +81,10 @@ def _sent_again(layout: Layout, framework: Framework) -> float:
 
 
 def context_volume(shape: ModelShape, layout: Layout, samples: int, layers: int, compute_bytes: int = 2) -> float:
-    """Of the mixer of the model's average layer. The ring: a rank's keys and values go to all others forward and again
-    backward, and their gradients in the dtype of statistics all around. all_to_all: queries, keys, values and results
-    each way. Other mixers pass states and the last tokens of their runs. A recomputed mixer sends its forward pass
-    again."""
+    """Bytes of the mixer of the model's average layer. The ring: a rank's keys and values go to all others forward and
+    again backward, and their gradients in the dtype of statistics all around. all_to_all: queries, keys, values and
+    results each way. Other mixers pass states and the last tokens of their runs. A recomputed mixer sends its forward
+    pass again."""
     if layout.context == 1:
         return 0.0
     passes, statistics_bytes, total = 1 if layout.recompute in ("none", *SWAPS) else 2, max(4, compute_bytes), 0.0
@@ -105,7 +105,7 @@ class ContextNumbers:
     statistics: float = 0.0
 
 
-def context_numbers(block: Block, layout: Layout, tokens: int, rows: int) -> tuple[ContextNumbers, ContextNumbers]:
+def context_numbers(block: BlockShape, layout: Layout, tokens: int, rows: int) -> tuple[ContextNumbers, ContextNumbers]:
     """(forward, backward) of one layer. tokens, of so many samples: on this context rank."""
     if block.mixer is None:
         return ContextNumbers(0.0), ContextNumbers(0.0)
@@ -163,8 +163,8 @@ def data_volumes(
     reduce = gather_volume(reduced, shard) + 2 * gather_volume(reduced / shard, layout.replicate)
     reduce *= layout.microbatches(samples) if layout.reduce_each else 1
     times = layout.microbatches(samples) if layout.pipeline == 1 or layout.reshard else 1
-    again = weights - ends * framework.weight_bytes if layout.reshard else 0.0
-    return reduce, times * gather_volume(weights + again, shard)
+    regathered = weights - ends * framework.weight_bytes if layout.reshard else 0.0
+    return reduce, times * gather_volume(weights + regathered, shard)
 
 
 def expert_data_volumes(experts: int, layout: Layout, samples: int, framework: Framework) -> tuple[float, float]:
@@ -232,8 +232,8 @@ class AxisLinks:
 
 
 def group_link(rates: Rates, size: int, stride: int, gpus: int | None = None) -> GroupLink:
-    """Of the groups of `size` ranks b, b + stride, b + 2 stride, ... that fill `gpus` ranks (None: any number of them);
-    node_gpus neighbours share a node. All groups of an axis work at once, so the slowest one's link counts.
+    """Link of the groups of `size` ranks b, b + stride, b + 2 stride, ... that fill `gpus` ranks (None: any number of
+    them); node_gpus neighbours share a node. All groups of an axis work at once, so the slowest one's link counts.
 
     A group with k members in a node drives k adapters there: 4 data ranks in each of 8 nodes share 4 x 25 GB/s. Where
     its nodes hold unequal numbers the smallest decides: ranks 6, 7 | 8 of a tensor group of 3 on nodes of 8 have 1."""

@@ -115,8 +115,8 @@ class _Machines:
             self.clusters[list(numbers)] = index
 
     def cluster_of(self, ranks: np.ndarray) -> np.ndarray:
-        found: np.ndarray = self.clusters[ranks // self.node]
-        return found
+        clusters: np.ndarray = self.clusters[ranks // self.node]
+        return clusters
 
     def crossing(self, groups: np.ndarray) -> bool:
         """True if any group has members in two clusters."""
@@ -182,12 +182,12 @@ def data_outermost(layout: Layout, hosts: np.ndarray) -> np.ndarray:
 
 def _node_numbers(clusters: Sequence[Cluster]) -> list[Sequence[int]]:
     """Node numbers of each cluster; consecutive where none are given."""
-    found: list[Sequence[int]] = []
+    numbers: list[Sequence[int]] = []
     start = 0
     for cluster in clusters:
-        found.append(cluster.node_numbers or range(start, start + cluster.nodes))
+        numbers.append(cluster.node_numbers or range(start, start + cluster.nodes))
         start += cluster.nodes
-    return found
+    return numbers
 
 
 def _rates_in(cluster: Cluster, rates: Rates) -> Rates:

@@ -82,7 +82,7 @@ def _support(plan: SearchResult, best: Forecast) -> list[str]:
 def _memory(plan: SearchResult, best: Forecast) -> str:
     memory, limit = best.memory, plan.request.hardware.device.memory_gib
     state = (memory.parameters + memory.gradients + memory.optimizer) / GIB
-    ranks = [one.total / GIB for one in Planner(plan.request).memory_by_rank(best.layout, best.split_points)]
+    ranks = [rank.total / GIB for rank in Planner(plan.request).memory_by_rank(best.layout, best.split_points)]
     min_text = f" Pipeline rank {ranks.index(min(ranks))} needs the least, {min(ranks):.1f}." if len(ranks) > 1 else ""
     return (
         f"The rank with the most memory needs {memory.total / GIB:.1f} of {limit:.1f} GiB "
@@ -105,7 +105,7 @@ def _offload(plan: SearchResult, best: Forecast) -> list[str]:
 def _tensor(plan: SearchResult, best: Forecast) -> str:
     size, node = best.layout.tensor, plan.request.hardware.node_gpus
     if size == 1:
-        other = _rival(plan, best, lambda one: one.tensor)
+        other = _rival(plan, best, lambda layout: layout.tensor)
         return f"No tensor axis: the best with tensor {other.layout.tensor} is {_slower(other, best)}." if other else ""
     if stays_in_nodes(best.layout, best.placement, "tensor", node):
         where = f"stays within a node of {node} ({PAPER}, takeaway 1)"
@@ -120,7 +120,7 @@ def _tensor(plan: SearchResult, best: Forecast) -> str:
 def _pipeline(plan: SearchResult, best: Forecast) -> str:
     layout = best.layout
     if layout.pipeline == 1:
-        other = _rival(plan, best, lambda one: one.pipeline)
+        other = _rival(plan, best, lambda candidate: candidate.pipeline)
         return f"No pipeline: with {other.layout.pipeline} stages it is {_slower(other, best)}." if other else ""
     microbatches = layout.microbatches(plan.request.samples)
     bubble = bubble_share(layout.schedule, layout.pipeline, layout.virtual, microbatches)
@@ -149,11 +149,11 @@ def _data(plan: SearchResult, best: Forecast) -> str:
 
 
 def _micro_batch(plan: SearchResult, best: Forecast) -> str:
-    rivals = _by(plan, lambda one: one.micro_batch)
+    rivals = _by(plan, lambda rival: rival.micro_batch)
     rivals.pop(best.layout.micro_batch, None)
     if not rivals:
         return f"Micro-batch {best.layout.micro_batch} is the only one that fits."
-    listed = ", ".join(f"{size}: {_slower(one, best)}" for size, one in sorted(rivals.items()))
+    listed = ", ".join(f"{size}: {_slower(rival, best)}" for size, rival in sorted(rivals.items()))
     return f"Micro-batch {best.layout.micro_batch} is best ({PAPER}, takeaway 3); {listed}."
 
 
@@ -182,18 +182,18 @@ def _clusters(plan: SearchResult, best: Forecast) -> str:
 
 def _by(plan: SearchResult, choice: Callable[[Layout], object]) -> dict[object, Forecast]:
     """Fastest forecast for each value of a choice."""
-    found: dict[object, Forecast] = {}
-    for one in plan.ranked:
-        found.setdefault(choice(one.layout), one)
-    return found
+    fastest: dict[object, Forecast] = {}
+    for forecast in plan.ranked:
+        fastest.setdefault(choice(forecast.layout), forecast)
+    return fastest
 
 
 def _rival(plan: SearchResult, best: Forecast, choice: Callable[[Layout], object]) -> Forecast | None:
-    return next((one for one in plan.ranked if choice(one.layout) != choice(best.layout)), None)
+    return next((forecast for forecast in plan.ranked if choice(forecast.layout) != choice(best.layout)), None)
 
 
 def _against(plan: SearchResult, best: Forecast, axis: str, size: int) -> str:
-    rivals = _by(plan, lambda one: getattr(one, axis))
+    rivals = _by(plan, lambda layout: getattr(layout, axis))
     sizes = [s for s in (size // 2, size * 2) if s]
     sentences = [
         f"{axis} {s} is {_slower(rivals[s], best)}" if s in rivals else f"with {axis} {s} no layout is legal and fits"
@@ -202,8 +202,8 @@ def _against(plan: SearchResult, best: Forecast, axis: str, size: int) -> str:
     return "; ".join(sentences).capitalize() + "."
 
 
-def _slower(one: Forecast, best: Forecast) -> str:
-    return f"{1 - one.tokens_per_second / best.tokens_per_second:.1%} slower"
+def _slower(rival: Forecast, best: Forecast) -> str:
+    return f"{1 - rival.tokens_per_second / best.tokens_per_second:.1%} slower"
 
 
 def _seconds(seconds: float) -> str:
@@ -232,7 +232,7 @@ def to_json(plan: SearchResult, top: int = 20) -> dict[str, Any]:
         "sequence_length": request.shape.sequence_length,
         "constants": request.sustained.model_dump(),
         "num_candidates": plan.num_candidates,
-        "layouts": [forecast_json(planner, one) for one in plan.ranked[:top]],
+        "layouts": [forecast_json(planner, forecast) for forecast in plan.ranked[:top]],
         "explanation": explain(plan) if plan.ranked else [],
         "failures": [{"reason": f.reason, "count": f.count, "example": f.example} for f in plan.failures],
     }
@@ -242,16 +242,16 @@ def forecast_json(planner: Planner, forecast: Forecast) -> dict[str, Any]:
     """One layout's forecast. bytes: of the rank with the most memory; bytes_sent: by a rank in one step, for each
     axis."""
     request, layout, placement = planner.request, forecast.layout, forecast.placement
-    held = planner.steps.rank_layers(layout, forecast.split_points)[0]
+    rank_layers = planner.steps.rank_layers(layout, forecast.split_points)[0]
     sent = volumes(
         request.shape,
         layout,
         request.samples,
         request.framework,
-        planner.steps.parameters.dense(layout.tensor, held),
-        sum(held.kinds),
+        planner.steps.parameters.dense(layout.tensor, rank_layers),
+        sum(rank_layers.kinds),
     )
-    experts = planner.steps.parameters.experts(layout, held)
+    experts = planner.steps.parameters.experts(layout, rank_layers)
     reduced, gathered = expert_data_volumes(experts, layout, request.samples, request.framework)
     sent = replace(sent, reduce=sent.reduce + reduced, gather=sent.gather + gathered)
     return {
@@ -303,20 +303,21 @@ def ranking(plan: SearchResult, top: int) -> Table:
     if request.tokens is not None:
         table.add_column("days", justify="right")
         table.add_column(request.hardware.currency, justify="right")
-    for one in plan.ranked[:top]:
+    for forecast in plan.ranked[:top]:
         row = [
-            one.layout.name(),
-            f"{one.tokens_per_second:,.0f}",
+            forecast.layout.name(),
+            f"{forecast.tokens_per_second:,.0f}",
             "-".join(
-                f"{bound:,.3g}" if bound < 1000 else f"{bound / 1e3:,.0f}k" for bound in one.tokens_per_second_range
+                f"{bound:,.3g}" if bound < 1000 else f"{bound / 1e3:,.0f}k"
+                for bound in forecast.tokens_per_second_range
             ),
-            f"{one.mfu:.1%}",
-            f"{one.time.total:.3f}",
-            "-".join(f"{bound / GIB:.1f}" for bound in one.memory_range),
+            f"{forecast.mfu:.1%}",
+            f"{forecast.time.total:.3f}",
+            "-".join(f"{bound / GIB:.1f}" for bound in forecast.memory_range),
         ]
         if request.tokens is not None:
-            price = cost(request, one)
-            row += [f"{days(request, one):,.1f}", "-" if price is None else f"{price:,.0f}"]
+            price = cost(request, forecast)
+            row += [f"{days(request, forecast):,.1f}", "-" if price is None else f"{price:,.0f}"]
         table.add_row(*row)
     return table
 

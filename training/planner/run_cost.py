@@ -36,7 +36,8 @@ def best_interval(checkpoint_seconds: float, mttf_seconds: float) -> float:
 
 @dataclass(frozen=True)
 class Interruptions:
-    """Of a whole job, in seconds: mean time to the next one, of a restart until training goes on, of a checkpoint."""
+    """Interruptions of a whole job, in seconds: mean time to the next one, of a restart until training goes on, of a
+    checkpoint."""
 
     mttf: float
     restart: float
@@ -62,12 +63,12 @@ class Interruptions:
 
 
 def sentences(request: PlanRequest, forecast: Forecast) -> list[str]:
-    """Of the whole training: days and price with their ranges, and what interruptions add."""
+    """Sentences on the whole training: days and price with their ranges, and what interruptions add."""
     length, price = days(request, forecast), cost(request, forecast)
-    found = [] if length is None else [f"Training takes {_range(length, forecast, 'days')}{_price(request, forecast)}."]
+    lines = [] if length is None else [f"Training takes {_range(length, forecast, 'days')}{_price(request, forecast)}."]
     interruptions = Interruptions.of(request.hardware, request)
     if interruptions is None:
-        return found
+        return lines
     slowdown = interruptions.slowdown(interruptions.best)
     text = (
         f"An interruption every {interruptions.mttf / 3600:.1f} h (of {request.gpus} GPUs, one in "
@@ -80,7 +81,7 @@ def sentences(request: PlanRequest, forecast: Forecast) -> list[str]:
         text += f": {length * slowdown:,.1f} days in all"
     if length is not None and price is not None:
         text += f", {price * slowdown:,.0f} {request.hardware.currency}"
-    return [*found, f"{text}.", *_recipes(request, forecast, interruptions)]
+    return [*lines, f"{text}.", *_recipes(request, forecast, interruptions)]
 
 
 def _recipes(request: PlanRequest, forecast: Forecast, interruptions: Interruptions) -> list[str]:

@@ -137,7 +137,7 @@ class Planner:
         if len(set(placement.speeds)) < 2:
             return None
         passes, _, last = self.steps.block_times(layout, placement.links)
-        costs = [one.forward.seconds + one.backward.seconds for one in passes]
+        costs = [block.forward.seconds + block.backward.seconds for block in passes]
         ends = last.forward.seconds + last.backward.seconds
         ranks = [rank_of_stage(stage, layout.pipeline, layout.schedule) for stage in range(layout.stages)]
         speeds = [placement.speeds[rank] for rank in ranks]
@@ -150,10 +150,13 @@ class Planner:
         times, _, _ = self.steps.block_times(layout, placement.links)
         ranks = self.steps.rank_layers(layout, self.split_points(layout, placement))
         microbatches = layout.microbatches(self.request.samples)
-        swapped = max(self.memories.swapped_layers(layout, one, place, microbatches) for place, one in enumerate(ranks))
+        swapped = max(
+            self.memories.swapped_layers(layout, stage_layers, place, microbatches)
+            for place, stage_layers in enumerate(ranks)
+        )
         kinds = range(len(self.request.shape.distinct))
         sizes = [self.memories.swap_bytes(layout, kind) for kind in kinds]
-        kind = max(kinds, key=lambda each: sizes[each].of_share(1.0))
+        kind = max(kinds, key=lambda index: sizes[index].of_share(1.0))
         state = self.memory(replace(layout, recompute="none")).host
         link = self.request.hardware.host_link.bytes_per_second
         seconds = times[kind].forward.seconds
@@ -216,8 +219,8 @@ def search(request: PlanRequest) -> SearchResult:
             fail(reason, layout.name())
             continue
         fitting, need = choose_recompute(planner, layout)
-        for one in _with_less_state(request, layout) if fitting is None else ():
-            fitting, need = choose_recompute(planner, one)
+        for lean in _with_less_state(request, layout) if fitting is None else ():
+            fitting, need = choose_recompute(planner, lean)
             if fitting is not None:
                 break
         if fitting is None and need <= planner.capacity:
@@ -227,7 +230,7 @@ def search(request: PlanRequest) -> SearchResult:
             fail(f"needs {_rounded_gib(need, request)} GiB", layout.name())
             continue
         ranked.append(planner.forecast(*fitting))
-    ranked.sort(key=lambda one: (-one.tokens_per_second, one.memory.total, one.layout.name()))
+    ranked.sort(key=lambda forecast: (-forecast.tokens_per_second, forecast.memory.total, forecast.layout.name()))
     failures = tuple(Failure(reason, count, examples[reason]) for reason, count in reasons.most_common())
     return SearchResult(request, tuple(ranked), failures, num_candidates)
 
@@ -261,8 +264,8 @@ def search_with_offload(request: PlanRequest) -> SearchResult:
 
 
 def _with_less_state(request: PlanRequest, layout: Layout) -> Iterator[Layout]:
-    """What our engine can do for a pipeline's memory: reduce the gradients of each micro-batch, and also give up the
-    weights between the passes."""
+    """Layouts by which our engine lowers a pipeline's memory: reduce the gradients of each micro-batch, and also give
+    up the weights between the passes."""
     if not request.framework.is_ours or layout.pipeline == 1 or layout.shard * layout.context == 1:
         return
     for reshard in (False, True):
@@ -274,28 +277,28 @@ def _with_less_state(request: PlanRequest, layout: Layout) -> Iterator[Layout]:
 def choose_recompute(planner: Planner, layout: Layout) -> tuple[tuple[Layout, Memory] | None, float]:
     """((layout, memory) with the cheapest policy of activations that fits or None, bytes of the last mode that was
     tried). Where not all are kept, swaps to host memory are compared with the cheapest recomputation by their time."""
-    found, need = _recomputed(planner, layout)
+    recomputed, need = _recomputed(planner, layout)
     if planner.request.fixed.recompute or not planner.request.framework.swaps:
-        return found, need
-    if found is not None and found[0].recompute == "none":
-        return found, need
+        return recomputed, need
+    if recomputed is not None and recomputed[0].recompute == "none":
+        return recomputed, need
     others = [_fitting(planner, replace(layout, recompute=mode)) for mode in SWAPS]
-    fitting = [each for each in (found, *others) if each is not None]
-    return min(fitting, key=lambda each: planner.forecast(*each).time.total, default=None), need
+    fitting = [candidate for candidate in (recomputed, *others) if candidate is not None]
+    return min(fitting, key=lambda candidate: planner.forecast(*candidate).time.total, default=None), need
 
 
 def _fitting(planner: Planner, layout: Layout) -> tuple[Layout, Memory] | None:
     """The layout with its planned share of swapped tokens, and its memory; None if it is illegal or does not fit."""
     if planner.request.illegal_reason(layout) is not None:
         return None
-    one = planner.with_share(layout)
-    memory = planner.memory(one, planner.split_points(layout, planner.placement(layout)))
+    shared = planner.with_share(layout)
+    memory = planner.memory(shared, planner.split_points(layout, planner.placement(layout)))
     fits = memory.total <= planner.capacity and memory.host <= planner.request.host_bytes
-    return (one, memory) if fits else None
+    return (shared, memory) if fits else None
 
 
 def _recomputed(planner: Planner, layout: Layout) -> tuple[tuple[Layout, Memory] | None, float]:
-    """Of the framework's recomputations, or the fixed policy."""
+    """The cheapest of the framework's recomputations that fits, or the fixed policy."""
     need = 0.0
     split_points = planner.split_points(layout, planner.placement(layout))
     # From the cheapest: recomputation only adds work, so the first mode that fits is the fastest.
@@ -308,11 +311,11 @@ def _recomputed(planner: Planner, layout: Layout) -> tuple[tuple[Layout, Memory]
             continue
         if planner.request.illegal_reason(replace(layout, recompute=mode)) is not None:
             continue
-        one = planner.with_share(replace(layout, recompute=mode))
-        memory = planner.memory(one, split_points)
+        candidate = planner.with_share(replace(layout, recompute=mode))
+        memory = planner.memory(candidate, split_points)
         need = memory.total
         if need <= planner.capacity and memory.host <= planner.request.host_bytes:
-            return (one, memory), need
+            return (candidate, memory), need
     return None, need
 
 

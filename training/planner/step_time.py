@@ -16,7 +16,7 @@ from gristmill.training.planner.block_time import (
     orthogonal_seconds,
 )
 from gristmill.training.planner.costs.host_update import host_rates, offloaded_update
-from gristmill.training.planner.costs.model_shape import Block, ModelShape
+from gristmill.training.planner.costs.model_shape import BlockShape, ModelShape
 from gristmill.training.planner.costs.stage_splitting import split_by_cost, split_evenly, stages_at
 from gristmill.training.planner.framework import Framework
 from gristmill.training.planner.hardware import Rates
@@ -85,7 +85,7 @@ def default_links(layout: Layout, rates: Rates) -> AxisLinks:
 
 
 class StepModel:
-    """Step times of layouts of one model on one machine. Block times are cached, so that a search is fast."""
+    """Step times of layouts of one model on one machine. Times of blocks are cached, so that a search is fast."""
 
     def __init__(
         self, shape: ModelShape, rates: Rates, framework: Framework, offload: OffloadConfig = ON_DEVICE
@@ -161,7 +161,7 @@ class StepModel:
         sends, sends_hidden = self._sends(layout, links, min(w[0].seconds + w[1].seconds for w in works.values()))
         times = {key: sum(part.seconds for part in work) + sends for key, work in works.items()}
         slowest = max(times, key=times.__getitem__)
-        forward, backward, again = works[slowest]
+        forward, backward, recomputed = works[slowest]
         mean = sum(times[key] * count for key, count in distinct.items()) / len(rank_layers)
         ahead = forward.seconds + sends / 2
         behind = times[slowest] - ahead
@@ -175,7 +175,7 @@ class StepModel:
             matmul=parts.matmul * microbatches,
             attention=parts.attention * microbatches,
             memory=parts.memory * microbatches,
-            recompute=again.seconds * microbatches,
+            recompute=recomputed.seconds * microbatches,
             tensor=parts.tensor * microbatches,
             context=parts.context * microbatches,
             expert=parts.expert * microbatches,
@@ -201,20 +201,24 @@ class StepModel:
     ) -> tuple[TimeParts, TimeParts, TimeParts]:
         """Forward, backward and recomputation times of one micro-batch on a pipeline rank."""
         blocks, first, last = passes
-        forward, backward, again = TimeParts(), TimeParts(), TimeParts()
-        for block, one, count in zip(self.shape.distinct, blocks, rank_layers.kinds, strict=True):
-            forward, backward = forward.plus(one.forward, count), backward.plus(one.backward, count)
+        forward, backward, recomputed = TimeParts(), TimeParts(), TimeParts()
+        for block, times, count in zip(self.shape.distinct, blocks, rank_layers.kinds, strict=True):
+            forward, backward = forward.plus(times.forward, count), backward.plus(times.backward, count)
             if layout.recompute == "full":
-                again = again.plus(one.full, count)
+                recomputed = recomputed.plus(times.full, count)
             elif layout.recompute == "attention":
-                again = again.plus(one.selective, count)
+                recomputed = recomputed.plus(times.selective, count)
             elif layout.recompute in SWAPS:
-                again = again.plus(self._swap(block, one, layout), count * self._swapped_part(rank_layers, layout))
+                recomputed = recomputed.plus(
+                    self._swap(block, times, layout), count * self._swapped_part(rank_layers, layout)
+                )
             elif layout.recompute == "operators":
-                products = self.framework.products_again * one.full.matmul
+                products = self.framework.products_again * times.full.matmul
                 fused = block.heads and (layout.context == 1 or layout.context_method == "all_to_all")
-                scan = 0.0 if fused else one.full.attention
-                again = again.plus(TimeParts(products, scan, one.full.memory, one.full.tensor, one.full.context), count)
+                scan = 0.0 if fused else times.full.attention
+                recomputed = recomputed.plus(
+                    TimeParts(products, scan, times.full.memory, times.full.tensor, times.full.context), count
+                )
         for present, end in ((rank_layers.embeds, first), (rank_layers.scores, last)):
             if present:
                 forward, backward = forward.plus(end.forward), backward.plus(end.backward)
@@ -227,21 +231,25 @@ class StepModel:
                 TimeParts(memory=self.rates.memory(copied)), 1 if layout.reshard else 1 / microbatches
             )
         if speed != 1.0:
-            forward, backward, again = (TimeParts().plus(part, 1 / speed) for part in (forward, backward, again))
-        return forward, backward, again
+            forward, backward, recomputed = (
+                TimeParts().plus(part, 1 / speed) for part in (forward, backward, recomputed)
+            )
+        return forward, backward, recomputed
 
-    def _swap(self, block: Block, one: BlockTimes, layout: Layout) -> TimeParts:
-        """What a swapped layer adds: the recomputation of the tokens that are not swapped, and what copying takes
+    def _swap(self, block: BlockShape, times: BlockTimes, layout: Layout) -> TimeParts:
+        """Time that a swapped layer adds: the recomputation of the tokens that are not swapped, and what copying takes
         beyond the forward pass, and back beyond the backward pass."""
         left = 1 - layout.token_share
-        again = TimeParts().plus(one.by_token, left)
+        recomputed = TimeParts().plus(times.by_token, left)
         sizes = swap_bytes(block, self.shape, layout, self.framework, ElementSizes())
         seconds = sizes.of_share(layout.token_share) / self.rates.hardware.host_link.bytes_per_second
-        shown = max(0.0, seconds - one.forward.seconds) + max(0.0, seconds - one.backward.seconds - again.seconds)
-        return again.plus(TimeParts(memory=shown))
+        exposed = max(0.0, seconds - times.forward.seconds) + max(
+            0.0, seconds - times.backward.seconds - recomputed.seconds
+        )
+        return recomputed.plus(TimeParts(memory=exposed))
 
     def _swapped_part(self, rank_layers: RankLayers, layout: Layout) -> float:
-        """Of the layers of a rank."""
+        """Share of the layers of a rank that are swapped."""
         layers = sum(rank_layers.kinds)
         return max(0, layers - layout.unswapped_layers) / layers if rank_layers.scores and layers else 1.0
 
@@ -268,7 +276,13 @@ class StepModel:
         return send_seconds(whole, links.pipeline)
 
     def _data(
-        self, layout: Layout, rank_layers: RankLayers, links: AxisLinks, backward: float, one: float, microbatches: int
+        self,
+        layout: Layout,
+        rank_layers: RankLayers,
+        links: AxisLinks,
+        backward: float,
+        microbatch: float,
+        microbatches: int,
     ) -> tuple[float, float]:
         """(exposed, hidden) seconds of a step's gradient and weight traffic, tied tables over the pipeline included.
 
@@ -303,7 +317,7 @@ class StepModel:
         reductions = microbatches if layout.reduce_each else 1
         reduce *= reductions
         share = framework.data_hidden if layout.pipeline == 1 else framework.data_hidden_in_pipeline
-        max_hidden = one * microbatches if layout.pipeline == 1 or layout.reshard else one - backward
+        max_hidden = microbatch * microbatches if layout.pipeline == 1 or layout.reshard else microbatch - backward
         hidden = min(share * reduce, backward * reductions) + min(share * gather, max_hidden)
         tied = 0.0
         if self.shape.tied and layout.pipeline > 1 and rank_layers.embeds != rank_layers.scores:
@@ -321,8 +335,8 @@ class StepModel:
         if layout.pipeline > 1 and not layout.reshard:
             return seconds
         layers = self.parameters.all(layout, RankLayers(rank_layers.kinds, False, False))
-        again = layers / self.parameters.all(layout, rank_layers) if layout.reshard else 0.0
-        return seconds * microbatches * (1 + again)
+        regathered = layers / self.parameters.all(layout, rank_layers) if layout.reshard else 0.0
+        return seconds * microbatches * (1 + regathered)
 
     def _weight_copies(self, layout: Layout, rank_layers: RankLayers, seconds: float, microbatches: int) -> float:
         """Seconds by which copying streamed weights outlasts the passes of so many seconds: of each micro-batch they
@@ -331,13 +345,13 @@ class StepModel:
         if not self.offload.streams_weights:
             return 0.0
         layers = self.parameters.all(layout, RankLayers(rank_layers.kinds, False, False)) / layout.shard
-        hardware, each = self.rates.hardware, 4 * layers
+        hardware, layer_bytes = self.rates.hardware, 4 * layers
         link, _ = self.rates.link(hardware.host_link)
-        copied = each * (3 * microbatches + (microbatches - 1))
+        copied = layer_bytes * (3 * microbatches + (microbatches - 1))
         if self.offload.parameters == "host":
             return max(0.0, copied / link - microbatches * seconds)
         disk = hardware.disk_gb_per_second * 1e9
-        return max(0.0, copied / min(link, disk) - microbatches * seconds) + 7 * each / disk
+        return max(0.0, copied / min(link, disk) - microbatches * seconds) + 7 * layer_bytes / disk
 
     def _optimizer(self, layout: Layout, rank_layers: RankLayers, backward: float) -> float:
         """Seconds of clipping, the update and the cast of what this rank updates; with Muon also of Newton-Schulz.

@@ -22,7 +22,7 @@ from gristmill.evaluation.convert.hf.architecture import (
 )
 from gristmill.evaluation.convert.hf.llama import ends_rules, layer_rules, mlp_rules, read_llama, write_llama
 from gristmill.evaluation.convert.hf.moe import expert_rules, one_value
-from gristmill.training.config.mixers.latent_attention import LatentAttention
+from gristmill.training.config.mixers.latent_attention import LatentAttentionMixer
 from gristmill.training.config.model import ModelConfig
 
 LATENT = "latent_attention"
@@ -31,9 +31,9 @@ BIAS_UPDATE_RATE = 1e-3  # of DeepSeek-V3 (section 4.2); no field of config.json
 SCALED = {"mscale": 0.0, "mscale_all_dim": 0.0}
 
 
-def _mixer(config: ModelConfig) -> LatentAttention:
+def _mixer(config: ModelConfig) -> LatentAttentionMixer:
     mixer = config.mixer_named(LATENT)
-    assert isinstance(mixer, LatentAttention)
+    assert isinstance(mixer, LatentAttentionMixer)
     return mixer
 
 

@@ -1,4 +1,4 @@
-"""Measured profiles, and fits to synthetic measurements."""
+"""MeasuredProduct profiles, and fits to synthetic measurements."""
 
 import pytest
 import torch
@@ -8,7 +8,13 @@ from gristmill.foundation.errors import RecipeError
 from gristmill.foundation.progress import Reporter
 from gristmill.training.calibrate import hardware as measure
 from gristmill.training.calibrate import layers
-from gristmill.training.calibrate.hardware import CUDA_SHAPES, Measured, fit_device, pattern_search, write_profile
+from gristmill.training.calibrate.hardware import (
+    CUDA_SHAPES,
+    MeasuredProduct,
+    fit_device,
+    pattern_search,
+    write_profile,
+)
 from gristmill.training.calibrate.links import Sent, fit_link
 from gristmill.training.planner.hardware import GIB, Rates, Sustained, load_hardware
 from gristmill.training.planner.memory_check import host_bytes
@@ -18,7 +24,7 @@ def test_a_known_device_is_recovered_from_its_times():
     """Points computed from the H100 profile: the fit predicts them within 3 %."""
     machine = load_hardware("h100")
     rates = Rates(machine, Sustained())
-    points = [Measured(*shape, rates.matmul(*shape)) for shape in CUDA_SHAPES]
+    points = [MeasuredProduct(*shape, rates.matmul(*shape)) for shape in CUDA_SHAPES]
     fitted = fit_device(points, copy=3.0e12, device=torch.device("cpu"), base=machine)
     short_run = fitted.model_copy(update={"sustained": 1.0})  # the fit is to short measurements
     refitted = Rates(machine.model_copy(update={"device": short_run}), Sustained())

@@ -18,7 +18,7 @@ from gristmill.training.planner.costs.host_update import (
     PAPER,
     CopiedBytes,
     HostRates,
-    Work,
+    QueuedWork,
     best_stride,
     end_times,
     equal_stride,
@@ -116,12 +116,12 @@ def test_strategies_by_hand() -> None:
 
 
 def test_clocks_by_hand() -> None:
-    works = [Work("a", 2), Work("b", 3, (0,)), Work("a", 1), Work("b", 1, (2,))]
+    works = [QueuedWork("a", 2), QueuedWork("b", 3, (0,)), QueuedWork("a", 1), QueuedWork("b", 1, (2,))]
     assert end_times(works) == [2, 5, 3, 6]
     # b slows a to half while both run: a needs 2 s alone; b runs 3 s, in which a does 1.5 s of work
-    assert end_times([Work("a", 2), Work("b", 3)], {"a": 0.5}, frozenset("b")) == pytest.approx([3.5, 3])
+    assert end_times([QueuedWork("a", 2), QueuedWork("b", 3)], {"a": 0.5}, frozenset("b")) == pytest.approx([3.5, 3])
     with pytest.raises(ValueError, match="waits for work behind it"):
-        end_times([Work("a", 1, (1,)), Work("a", 1)])
+        end_times([QueuedWork("a", 1, (1,)), QueuedWork("a", 1)])
 
 
 def test_the_papers_stride() -> None:

@@ -12,7 +12,7 @@ BLOCK = 64  # queries of a block of the CPU's kernel, and its most scores (train
 MAX_SCORES = 2**25
 
 
-class Attention(Mixer):
+class AttentionMixer(Mixer):
     """window: tokens that each token attends to, itself included; None: all. rope: whether rotary positions, where the
     model has them, turn queries and keys."""
 
@@ -80,22 +80,22 @@ class Attention(Mixer):
     def parameters(self, width: int) -> tuple[MixerParameter, ...]:
         def linear(name: str, shape: tuple[int, int], sharding: MixerSharding, bias: bool) -> list[MixerParameter]:
             role: ParameterRole = "output" if name == "output" else "hidden"
-            found = [MixerParameter(f"{name}.weight", shape, sharding, role)]
+            parameters = [MixerParameter(f"{name}.weight", shape, sharding, role)]
             of_bias: MixerSharding = "replicated" if sharding == "input" else sharding
-            return found + [MixerParameter(f"{name}.bias", shape[:1], of_bias, "bias")] * bias
+            return parameters + [MixerParameter(f"{name}.bias", shape[:1], of_bias, "bias")] * bias
 
-        found = linear("query", (self.query_width, width), "output", self.qkv_biases)
-        found += linear("key", (self.kv_width, width), "key_value", self.qkv_biases)
-        found += linear("value", (self.kv_width, width), "key_value", self.qkv_biases)
-        found += linear("output", (width, self.query_width), "input", self.output_biases)
+        parameters = linear("query", (self.query_width, width), "output", self.qkv_biases)
+        parameters += linear("key", (self.kv_width, width), "key_value", self.qkv_biases)
+        parameters += linear("value", (self.kv_width, width), "key_value", self.qkv_biases)
+        parameters += linear("output", (width, self.query_width), "input", self.output_biases)
         if self.qk_norm:
             over_heads = self.qk_norm == "width"
             shardings: tuple[MixerSharding, MixerSharding] = ("output", "key_value")
             for name, size, own in zip(NORMS, (self.query_width, self.kv_width), shardings, strict=True):
                 shape = (size if over_heads else self.head_dim,)
                 sharding: MixerSharding = own if over_heads else "replicated"
-                found += [MixerParameter(f"{name}.{leaf}", shape, sharding, "norm") for leaf in self.norm_leaves]
-        return tuple(found)
+                parameters += [MixerParameter(f"{name}.{leaf}", shape, sharding, "norm") for leaf in self.norm_leaves]
+        return tuple(parameters)
 
     def scan_flops(self, width: int, tokens: int) -> float:
         """Scores and their product with the values, 4 x pairs x width of the heads."""
@@ -125,9 +125,9 @@ class Attention(Mixer):
         return total
 
     def whole_bytes(self, width: int, share: Share) -> float:
-        """Of those, what is no token's own: all but queries, keys and values, their norms and clipped forms. A swap by
-        token (training/parallel/offload/swap.py) moves it whole; queries, keys and values too where attention works on
-        copies of them."""
+        """Bytes of those that are no token's own: all but queries, keys and values, their norms and clipped forms. A
+        swap by token (training/parallel/offload/swap.py) moves it whole; queries, keys and values too where attention
+        works on copies of them."""
         tokens = share.rows * share.tokens
         query, key_value = self.query_width // share.tensor, self.kv_width // gcd(self.kv_heads, share.tensor)
         own = self.clip * (query + 2 * key_value)

@@ -21,9 +21,9 @@ PLAIN: dict[str, Any] = {  # fields of the model that it is built without
 }
 
 
-class LatentAttention(Mixer):
-    """Of a head's model.head_width features the first model.rope_width turn. DeepSeek-V3 has head_width 192, rope_width
-    64 and {key_value_rank: 512, query_rank: 1536, value_width: 128}.
+class LatentAttentionMixer(Mixer):
+    """Latent attention: of a head's model.head_width features the first model.rope_width turn. DeepSeek-V3 has
+    head_width 192, rope_width 64 and {key_value_rank: 512, query_rank: 1536, value_width: 128}.
 
     The last fields are the model's and are not set here. refused: what the model asks for that is not built."""
 
@@ -48,10 +48,10 @@ class LatentAttention(Mixer):
         for name in OF_MODEL:
             if name in options:
                 raise ValueError(f"mixers.latent_attention.{name} follows from the model; leave it out")
-        found = {name: getattr(model, name) for name, plain in PLAIN.items() if getattr(model, name) != plain}
-        found |= {} if model.biases in (False, "mlp") else {"biases": model.biases}
-        found |= {} if layer.window is None else {"window": layer.window}
-        refused = [f"model.{name}={value} is not built for it; leave it out" for name, value in found.items()]
+        settings = {name: getattr(model, name) for name, plain in PLAIN.items() if getattr(model, name) != plain}
+        settings |= {} if model.biases in (False, "mlp") else {"biases": model.biases}
+        settings |= {} if layer.window is None else {"window": layer.window}
+        refused = [f"model.{name}={value} is not built for it; leave it out" for name, value in settings.items()]
         return cls(
             **options,
             heads=model.heads,
@@ -79,15 +79,19 @@ class LatentAttention(Mixer):
 
     def parameters(self, width: int) -> tuple[MixerParameter, ...]:
         query, rank = self.heads * self.head_dim, self.query_rank
-        found = [MixerParameter("query.weight", (query, rank or width), "output")]
+        parameters = [MixerParameter("query.weight", (query, rank or width), "output")]
         if rank:
-            found = [MixerParameter("query_down.weight", (rank, width)), *self._norm("query_norm", rank), *found]
-        found.append(MixerParameter("key_value_down.weight", (self.key_value_rank + self.rope_width, width)))
-        found += self._norm("key_value_norm", self.key_value_rank)
+            parameters = [
+                MixerParameter("query_down.weight", (rank, width)),
+                *self._norm("query_norm", rank),
+                *parameters,
+            ]
+        parameters.append(MixerParameter("key_value_down.weight", (self.key_value_rank + self.rope_width, width)))
+        parameters += self._norm("key_value_norm", self.key_value_rank)
         expanded = self.heads * (self.plain_width + self.value_width)
-        found.append(MixerParameter("key_value.weight", (expanded, self.key_value_rank), "output"))
-        found.append(MixerParameter("output.weight", (width, self.heads * self.value_width), "input", "output"))
-        return tuple(found)
+        parameters.append(MixerParameter("key_value.weight", (expanded, self.key_value_rank), "output"))
+        parameters.append(MixerParameter("output.weight", (width, self.heads * self.value_width), "input", "output"))
+        return tuple(parameters)
 
     def _norm(self, name: str, width: int) -> list[MixerParameter]:
         return [MixerParameter(f"{name}.{leaf}", (width,), "replicated", "norm") for leaf in self.norm_leaves]
@@ -113,7 +117,7 @@ class LatentAttention(Mixer):
         return kept + (blocks * share.compute if blocks else tokens * heads * share.statistics)
 
     def whole_bytes(self, width: int, share: Share) -> float:
-        """Of those, the attention's output with its log-sums; with the CPU's blocks their weights, and the copies of
+        """Bytes of the attention's output with its log-sums; with the CPU's blocks their weights, and the copies of
         queries, keys and values."""
         tokens, heads = share.rows * share.tokens, max(1, self.heads // share.tensor)
         blocks = block_weights(self.heads, share)

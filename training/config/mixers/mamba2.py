@@ -73,28 +73,28 @@ class Mamba2(Mixer):
     def parameters(self, width: int) -> tuple[MixerParameter, ...]:
         inner, heads, shared = self.inner(width), self.heads(width), self.group_width
         outputs = {"z": inner, "x": inner, "B": shared, "C": shared, "dt": heads}
-        found = [MixerParameter(f"{name}.weight", (size, width), "output") for name, size in outputs.items()]
+        parameters = [MixerParameter(f"{name}.weight", (size, width), "output") for name, size in outputs.items()]
         for name in ("x", "B", "C"):
             size = outputs[name]
-            found += [
+            parameters += [
                 MixerParameter(
                     f"{name}_convolution.weight", (size, self.kernel), "output", "filter", False, self._taps
                 ),
                 MixerParameter(f"{name}_convolution.bias", (size,), "output", "bias"),
             ]
         for name, initial in (("A_log", _first_decay), ("D", _ones), ("dt_bias", _first_step)):
-            found.append(MixerParameter(f"scan.{name}", (heads,), "output", "recurrence", True, initial))
-        found.append(MixerParameter("norm.weight", (inner,), "output", "norm"))
-        found.append(MixerParameter("output.weight", (width, inner), "input", "output"))
-        return tuple(found)
+            parameters.append(MixerParameter(f"scan.{name}", (heads,), "output", "recurrence", True, initial))
+        parameters.append(MixerParameter("norm.weight", (inner,), "output", "norm"))
+        parameters.append(MixerParameter("output.weight", (width, inner), "input", "output"))
+        return tuple(parameters)
 
     def _taps(self, uniform: Any) -> Any:
         """torch's first values of a convolution: uniform up to 1 / sqrt(taps)."""
         return (2 * uniform - 1) / math.sqrt(self.kernel)
 
     def scan_flops(self, width: int, tokens: int) -> float:
-        """Of each chunk of q tokens: C B^T (q q state a group), its product with x (q q head_width a head), the chunk's
-        state and the product of C with the state before it (q state head_width a head, each)."""
+        """FLOPs of each chunk of q tokens: C B^T (q q state a group), its product with x (q q head_width a head), the
+        chunk's state and the product of C with the state before it (q state head_width a head, each)."""
         inner, chunk = self.inner(width), self.chunk_of(tokens)
         return 2.0 * tokens * (chunk * (self.group_width + inner) + 2 * self.state * inner)
 
@@ -104,7 +104,7 @@ class Mamba2(Mixer):
         without scores; ten tensors of the inner width (x three times, weighted by step and by decay, z and its silu, y
         twice, gated and normed), eight of B and C, four numbers a head."""
         inner, heads, shared = (
-            each // share.tensor for each in (self.inner(width), self.heads(width), self.group_width)
+            size // share.tensor for size in (self.inner(width), self.heads(width), self.group_width)
         )
         groups, chunk = self.groups / share.tensor, self.chunk_of(share.tokens)
         padded = 1 + (self.kernel - 1) / share.tokens
@@ -113,8 +113,8 @@ class Mamba2(Mixer):
         return share.rows * share.tokens * (computed * share.compute + exact * share.statistics)
 
     def whole_bytes(self, width: int, share: Share) -> float:
-        """Of those, all but z, its silu, the gated and the normed inner width with a number a group, and the input of
-        the output projection. In 16 bits the scan's result, which moves whole, is widened by token."""
+        """Bytes of those, all but z, its silu, the gated and the normed inner width with a number a group, and the
+        input of the output projection. In 16 bits the scan's result, which moves whole, is widened by token."""
         inner, groups = self.inner(width) // share.tensor, self.groups / share.tensor
         own = inner * share.compute + (4 * inner + groups) * share.statistics
         if share.compute != share.statistics:

@@ -32,7 +32,7 @@ class Tcnca(Mixer):
 
     @property
     def dilations(self) -> tuple[int, ...]:
-        """Of the convolutions in order: 3 blocks of 2 with growth 4 -> 1, 1, 4, 4, 16, 16."""
+        """Dilations of the convolutions in order: 3 blocks of 2 with growth 4 -> 1, 1, 4, 4, 16, 16."""
         return tuple(self.dilation**block for block in range(self.blocks) for _ in range(self.depth))
 
     @property
@@ -61,26 +61,28 @@ class Tcnca(Mixer):
 
     def parameters(self, width: int) -> tuple[MixerParameter, ...]:
         shared, values = self.shared_width(width), self.expand * width
-        found = []
+        parameters = []
         for index in range(len(self.dilations)):
             name = f"convolutions.{index}"
-            found.append(MixerParameter(f"{name}.weight", (width, self.kernel), "output", "filter", initial=self._taps))
-            found.append(MixerParameter(f"{name}.bias", (width,), "output", "bias"))
-        found.append(MixerParameter("shared.weight", (shared, width), "input"))
-        found.append(MixerParameter("shared.bias", (shared,), role="bias"))
-        found.append(MixerParameter("query_key.weight", (2, shared), role="norm"))
-        found.append(MixerParameter("query_key.bias", (2, shared), role="bias"))
-        found.append(MixerParameter("distances.bias", (self.chunk,), role="bias"))
-        found.append(MixerParameter("value.weight", (values, width), "output"))
-        found.append(MixerParameter("value.bias", (values,), "output", "bias"))
+            parameters.append(
+                MixerParameter(f"{name}.weight", (width, self.kernel), "output", "filter", initial=self._taps)
+            )
+            parameters.append(MixerParameter(f"{name}.bias", (width,), "output", "bias"))
+        parameters.append(MixerParameter("shared.weight", (shared, width), "input"))
+        parameters.append(MixerParameter("shared.bias", (shared,), role="bias"))
+        parameters.append(MixerParameter("query_key.weight", (2, shared), role="norm"))
+        parameters.append(MixerParameter("query_key.bias", (2, shared), role="bias"))
+        parameters.append(MixerParameter("distances.bias", (self.chunk,), role="bias"))
+        parameters.append(MixerParameter("value.weight", (values, width), "output"))
+        parameters.append(MixerParameter("value.bias", (values,), "output", "bias"))
         if self.gated:
-            found.append(MixerParameter("reset.weight", (values, width), "output"))
-            found.append(MixerParameter("reset.bias", (values,), "output", "bias"))
+            parameters.append(MixerParameter("reset.weight", (values, width), "output"))
+            parameters.append(MixerParameter("reset.bias", (values,), "output", "bias"))
             for name in ("candidate", "update"):
-                found.append(MixerParameter(f"{name}.weight", (width, width), "input"))
-                found.append(MixerParameter(f"{name}.bias", (width,), role="bias"))
-        found.append(MixerParameter("output.weight", (width, values), "input", "output"))
-        return tuple(found)
+                parameters.append(MixerParameter(f"{name}.weight", (width, width), "input"))
+                parameters.append(MixerParameter(f"{name}.bias", (width,), role="bias"))
+        parameters.append(MixerParameter("output.weight", (width, values), "input", "output"))
+        return tuple(parameters)
 
     def _taps(self, uniform: Any) -> Any:
         """torch's first values of a convolution: uniform up to 1 / sqrt(taps)."""
@@ -100,7 +102,7 @@ class Tcnca(Mixer):
         return own + self.whole_bytes(width, share)
 
     def whole_bytes(self, width: int, share: Share) -> float:
-        """Of those, the convolutions' and their sum of this rank, what was read, and the weights of attention."""
+        """Bytes of those, the convolutions' and their sum of this rank, what was read, and the weights of attention."""
         tensor, convolutions = share.tensor, len(self.dilations)
         padded = convolutions + (self.receptive_field - 1) / share.tokens
         numbers = (width / tensor * (padded + convolutions + 1 + self.expand) + self.chunk) * share.compute

@@ -92,7 +92,7 @@ class CoreAttention(nn.Module):
 class GroupedQueryAttention(CoreAttention):
     """Attention whose key and value heads serve groups of query heads. clip: of the model."""
 
-    def __init__(self, config: ModelConfig, mixer: mixers.Attention, tensor: TensorAxis):
+    def __init__(self, config: ModelConfig, mixer: mixers.AttentionMixer, tensor: TensorAxis):
         super().__init__(config, mixer.window)
         self.tensor, self.head_dim, self.clip = tensor, config.head_dim, config.qkv_clip
         self.num_groups = max(1, config.num_kv_heads // tensor.size)

@@ -21,7 +21,7 @@ class MultiHeadLatentAttention(CoreAttention):
     share, are on each of them. Decoding keeps the latent vector and the rotary key of each token: they are in the
     places of keys and values in its caches."""
 
-    def __init__(self, config: ModelConfig, mixer: mixers.LatentAttention, tensor: TensorAxis):
+    def __init__(self, config: ModelConfig, mixer: mixers.LatentAttentionMixer, tensor: TensorAxis):
         super().__init__(config, None)
         if config.rope_scaling is not None:
             self.scale *= config.rope_scaling.latent_score_factor

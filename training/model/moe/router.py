@@ -66,6 +66,10 @@ class Router(nn.Module):
     before, all tokens of its batch, for a balancing loss over the batch. Both are float32 buffers: they are saved, and
     no optimizer, precision or sharding touches them. step_counts sums the counts of the step under way."""
 
+    balance_bias: Tensor | None
+    last_load: Tensor | None
+    step_counts: Tensor
+
     def __init__(self, config: ModelConfig, layer: LayerConfig, index: int, tensor: TensorAxis):
         super().__init__()
         assert config.moe is not None

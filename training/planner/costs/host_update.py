@@ -55,8 +55,8 @@ def on_device(count: int, offload: OffloadConfig, stride: int | None = None) -> 
 
 
 def operations(placement: Sequence[bool], order: Sequence[int] | None = None) -> list[Operation]:
-    """What the step does, in the order in which it is begun. Two buffers on the device: the state of the next subgroup
-    but one is fetched once that of this one is stored."""
+    """Operations of the step, in the order in which it is begun. Two buffers on the device: the state of the next
+    subgroup but one is fetched once that of this one is stored."""
     order = range(len(placement)) if order is None else order
     fetches = [index for index in order if placement[index]]
     done = [Operation("fetch", index) for index in fetches[:2]]
@@ -77,30 +77,30 @@ def update_seconds(
 ) -> float:
     """Seconds of the step over subgroups of so many parameters, with one clock for the host, the device and each
     direction of the link."""
-    works: list[Work] = []
+    works: list[QueuedWork] = []
     place: dict[Operation, int] = {}
     stored: list[int] = []  # places of the stores so far
     fetched = 0
-    for each in operations(placement):
-        size, device = sizes[each.subgroup], placement[each.subgroup]
+    for operation in operations(placement):
+        size, device = sizes[operation.subgroup], placement[operation.subgroup]
         stream, seconds, after = "device", size / rates.device_updates, []
-        if each.kind == "fetch":
+        if operation.kind == "fetch":
             stream, seconds = "to_device", size * copied.fetched / rates.bytes_per_second
             after = stored[fetched - 2 : fetched - 1] if fetched >= 2 else []
             fetched += 1
-        elif each.kind == "store":
+        elif operation.kind == "store":
             stream, seconds = "to_host", size * copied.stored / rates.bytes_per_second
-            after = [place[Operation("update", each.subgroup)]]
+            after = [place[Operation("update", operation.subgroup)]]
             stored.append(len(works))
-        elif each.kind == "publish":
+        elif operation.kind == "publish":
             stream, seconds = "to_device", size * copied.published / rates.bytes_per_second
-            after = [place[Operation("update", each.subgroup)]]
+            after = [place[Operation("update", operation.subgroup)]]
         elif device:
-            after = [place[Operation("fetch", each.subgroup)]]
+            after = [place[Operation("fetch", operation.subgroup)]]
         else:
             stream, seconds = "host", size / rates.host_updates
-        place[each] = len(works)
-        works.append(Work(stream, seconds, tuple(after)))
+        place[operation] = len(works)
+        works.append(QueuedWork(stream, seconds, tuple(after)))
     if not works:
         return 0.0
     return max(end_times(works, {"host": 1 / (1 + rates.contention)}, frozenset({"to_device", "to_host"})))
@@ -135,11 +135,11 @@ def device_share(offload: OffloadConfig, stride: int | None) -> float:
     return 0.0 if stride is None else 1 / stride
 
 
-# Work on streams, simulated with a clock each: when every piece ends, if streams run side by side.
+# QueuedWork on streams, simulated with a clock each: when every piece ends, if streams run side by side.
 
 
 @dataclass(frozen=True)
-class Work:
+class QueuedWork:
     """seconds on one stream, which runs its work in the order of the list. after: places in the list of what must end
     before, on any stream."""
 
@@ -149,7 +149,7 @@ class Work:
 
 
 def end_times(
-    works: Sequence[Work], slowed: Mapping[str, float] | None = None, by: frozenset[str] = frozenset()
+    works: Sequence[QueuedWork], slowed: Mapping[str, float] | None = None, by: frozenset[str] = frozenset()
 ) -> list[float]:
     """The time at which each piece of work ends.
 
@@ -166,7 +166,7 @@ def end_times(
         running = {
             stream: queue[0]
             for stream, queue in queues.items()
-            if queue and all(each in ends for each in works[queue[0]].after)
+            if queue and all(earlier in ends for earlier in works[queue[0]].after)
         }
         if not running:
             raise ValueError("work waits for work behind it; order each stream by what it waits for")
@@ -189,7 +189,7 @@ UPDATE_BYTES = 28
 
 
 def host_rates(hardware: Hardware) -> HostRates:
-    """Of one GPU and its share of the host."""
+    """Rates of one GPU and its share of the host."""
     device = hardware.device.memory_tb_per_second * 1e12 * hardware.device.memory_efficiency / UPDATE_BYTES
     return HostRates(
         hardware.host_link.bytes_per_second,

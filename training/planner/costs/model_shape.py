@@ -10,7 +10,7 @@ from gristmill.training.config.model import ModelConfig
 
 
 @dataclass(frozen=True)
-class Block:
+class BlockShape:
     """One layer. mixer: None where the layer is an MLP alone. heads: 0 where the mixer is not attention. mlp: none
     where the layer is a mixer alone. window: positions a query attends to, its own included; None is all.
 
@@ -72,7 +72,7 @@ class ModelShape:
     """blocks in order; vocab: ids the embedding holds; sequence_length: tokens of a sample."""
 
     model: ModelConfig
-    blocks: tuple[Block, ...]
+    blocks: tuple[BlockShape, ...]
     vocab: int
     sequence_length: int
 
@@ -94,7 +94,7 @@ class ModelShape:
         return self.model.tied_embeddings
 
     @cached_property
-    def distinct(self) -> tuple[Block, ...]:
+    def distinct(self) -> tuple[BlockShape, ...]:
         """Each kind of block once, in order of first appearance."""
         return tuple(dict.fromkeys(self.blocks))
 
@@ -108,7 +108,7 @@ class ModelShape:
 def shape_of(model: ModelConfig, vocab: int, sequence_length: int | None = None) -> ModelShape:
     """The planner's view of a model with `vocab` ids, with samples of `sequence_length` tokens (None: the model's)."""
     blocks = tuple(
-        Block(
+        BlockShape(
             width=model.width,
             heads=model.heads if layer.mixer == "attention" else 0,
             kv_heads=model.num_kv_heads if layer.mixer == "attention" else 0,
@@ -172,7 +172,7 @@ def paper_flops(
     return (4 if recompute else 3) * body + head
 
 
-def block_matmul_flops(block: Block) -> int:
+def block_matmul_flops(block: BlockShape) -> int:
     """Forward FLOPs of one token in the weight matrices: 2 for each weight; of experts, for those it goes to."""
     mixer = 0 if block.mixer is None else block.mixer.multiply_adds(block.width)
     hidden = block.hidden + block.top_k * block.expert_hidden
@@ -181,7 +181,7 @@ def block_matmul_flops(block: Block) -> int:
     return 2 * (mixer + mlp + router)
 
 
-def block_macs_per_token(block: Block, sequence_length: int) -> int:
+def block_macs_per_token(block: BlockShape, sequence_length: int) -> int:
     """Multiply-adds of one token's forward pass, the cost that stages are balanced by: weights, and one query's
     scores (or a scan's share of one token)."""
     matmuls = block_matmul_flops(block) // 2
@@ -190,7 +190,7 @@ def block_macs_per_token(block: Block, sequence_length: int) -> int:
     return matmuls + int(block.mixer.scan_flops(block.width, sequence_length)) // sequence_length // 2
 
 
-def attention_flops(block: Block, sequence_length: int, causal: bool = False) -> float:
+def attention_flops(block: BlockShape, sequence_length: int, causal: bool = False) -> float:
     """Forward FLOPs of one sample: scores and their product with the values; or those of the layer's scan."""
     if block.mixer is None:
         return 0.0
@@ -206,7 +206,7 @@ def step_flops(shape: ModelShape, samples: int, causal: bool = False, sequence_l
     return 3 * samples * (blocks + head)
 
 
-def recomputed_flops(blocks: Iterable[Block], samples: int, sequence_length: int, recompute: str) -> float:
+def recomputed_flops(blocks: Iterable[BlockShape], samples: int, sequence_length: int, recompute: str) -> float:
     """FLOPs that recomputation adds to a step: full repeats a layer's forward pass, attention its core."""
     if recompute == "full":
         return samples * sum(_forward(block, sequence_length, False) for block in blocks)
@@ -220,5 +220,5 @@ def flops_per_token(shape: ModelShape, causal: bool = False) -> float:
     return step_flops(shape, 1, causal) / shape.sequence_length
 
 
-def _forward(block: Block, sequence_length: int, causal: bool) -> float:
+def _forward(block: BlockShape, sequence_length: int, causal: bool) -> float:
     return sequence_length * block_matmul_flops(block) + attention_flops(block, sequence_length, causal)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from math import ceil, gcd, prod
 from typing import Literal
 
-from gristmill.training.planner.costs.model_shape import Block, ModelShape
+from gristmill.training.planner.costs.model_shape import BlockShape, ModelShape
 
 Sharding = Literal["output", "input", "key_value", "replicated", "expert_output", "expert_input", "expert"]
 
@@ -47,7 +47,7 @@ def chunk_length(length: int, pieces: int, index: int) -> int:
     return max(0, min(share, length - index * share))
 
 
-def block_weights(block: Block) -> list[Weight]:
+def block_weights(block: BlockShape) -> list[Weight]:
     """The parameters of one layer, in the model's order, without the `layers.N.` before them."""
     weights = _mixer(block) if block.has_mixer else []
     if not block.has_mlp:
@@ -61,22 +61,22 @@ def block_weights(block: Block) -> list[Weight]:
     return weights + _mlp("mlp", block)
 
 
-def _mixer(block: Block) -> list[Weight]:
+def _mixer(block: BlockShape) -> list[Weight]:
     weights = _norm("mixer_norm", block.width, block.norm_leaves)
     if block.norm_order == "sandwich":
         weights += _norm("mixer_output_norm", block.width, block.norm_leaves)
     declared = () if block.mixer is None else block.mixer.parameters(block.width)
-    return weights + [Weight(f"mixer.{each.name}", each.shape, each.sharding) for each in declared]
+    return weights + [Weight(f"mixer.{parameter.name}", parameter.shape, parameter.sharding) for parameter in declared]
 
 
-def _mlp(name: str, block: Block) -> list[Weight]:
+def _mlp(name: str, block: BlockShape) -> list[Weight]:
     weights: list[Weight] = []
     for inner in ("gate", "up") if block.gated else ("up",):
         weights += _linear(f"{name}.{inner}", block.hidden, block.width, "output", block.biases)
     return weights + _linear(f"{name}.down", block.width, block.hidden, "input", block.biases)
 
 
-def _mixture(block: Block) -> list[Weight]:
+def _mixture(block: BlockShape) -> list[Weight]:
     """Router, experts, and the MLP beside them."""
     experts, inner = block.experts, block.expert_hidden
     weights = [Weight("mlp.router.weight", (experts, block.width))]
@@ -146,7 +146,7 @@ def expert_parameter_count(shape: ModelShape) -> int:
     return sum(_in_experts(block) for block in shape.blocks)
 
 
-def _in_experts(block: Block) -> int:
+def _in_experts(block: BlockShape) -> int:
     return sum(weight.count for weight in block_weights(block) if weight.of_experts)
 
 
