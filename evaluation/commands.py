@@ -144,8 +144,8 @@ def generate_text(
                 raise InputError(
                     f"the prompt {prompt[:40]!r}... has {len(ids)} tokens, the model takes {max_tokens}; shorten it"
                 )
-        shown = stream if mesh.is_first else None
-        return generate(loaded.causal_lm, loaded.codec, encoded, settings, stream=shown)
+        output_stream = stream if mesh.is_first else None
+        return generate(loaded.causal_lm, loaded.codec, encoded, settings, stream=output_stream)
 
 
 def generate_to_file(

@@ -163,16 +163,16 @@ def text_section(codec: ModelTokenizer, folder: Path) -> str:
 
 def class_names(workdir: Workdir | None) -> list[str]:
     """Names of the classes, if the recipe's objective is a classification."""
-    train = _recipe(workdir.manifests()).get("train") if workdir is not None else None
-    field = CLASS_NAMES.get(train.get("objective")) if train else None
+    train: dict[str, Any] = (_recipe(workdir.manifests()).get("train") if workdir is not None else None) or {}
+    field = CLASS_NAMES.get(str(train.get("objective")))
     return [label_name(label) for label in train["objective_options"][field]] if field else []
 
 
 def _recipe(stages: dict[str, Manifest]) -> dict[str, Any]:
     for name in ("train", "curate"):
         if name in stages and "recipe" in stages[name].origin:
-            found: dict[str, Any] = stages[name].origin["recipe"]
-            return found
+            recipe: dict[str, Any] = stages[name].origin["recipe"]
+            return recipe
     return {}
 
 
@@ -212,7 +212,9 @@ def open_source(folder: Path) -> WeightSource:
 
 
 def _open_megatron_345m(files: list[Path]) -> WeightSource:
-    found = read_megatron_345m(files)
-    check_shapes(files[0], found.config, found.vocab_size, found.tensors)
-    names, stream = tuple(found.tensors), found.tensors.items
-    return WeightSource(found.name, found.config, found.vocab_size, 0, tuple(files), names, lambda: iter(stream()))
+    checkpoint = read_megatron_345m(files)
+    check_shapes(files[0], checkpoint.config, checkpoint.vocab_size, checkpoint.tensors)
+    names, stream = tuple(checkpoint.tensors), checkpoint.tensors.items
+    return WeightSource(
+        checkpoint.name, checkpoint.config, checkpoint.vocab_size, 0, tuple(files), names, lambda: iter(stream())
+    )

@@ -9,7 +9,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
 
+from gristmill.evaluation.convert.model_tokenizer import ModelTokenizer
 from gristmill.evaluation.inference.causal_lm import CausalLM
 from gristmill.evaluation.inference.config import EvaluateConfig
 from gristmill.evaluation.inference.load import check_tokenizer
@@ -63,7 +65,7 @@ def check_live(
     """Checks tokenizer and tasks before a run begins. Raises InputError if the tokenizer is not the model's or a task's
     file is absent, RecipeError on an unknown task (with the nearest name)."""
     codec = load_tokenizer(tokenizer_folder)
-    check_tokenizer(tokenizer_folder, codec, vocab_size, end_of_document, padded)
+    check_tokenizer(tokenizer_folder, ModelTokenizer.of(codec), vocab_size, end_of_document, padded)
     require_tasks(tasks, data)
 
 
@@ -102,11 +104,11 @@ def evaluate_live(
                 f"evaluation: {task_name}: {count} questions are longer than the sequence length and were not evaluated"
             )
         for row in rows:
-            found = scores.setdefault(row.task, {})
+            task_scores = scores.setdefault(row.task, {})
             if row.score is not None:
-                found[row.metric] = row.score
+                task_scores[row.metric] = row.score
             if row.error is not None:
-                found[f"{row.metric}_stderr"] = row.error
+                task_scores[f"{row.metric}_stderr"] = row.error
     return scores
 
 
@@ -157,8 +159,12 @@ def _unsharded_over_data(live: Transformer) -> dict[str, Tensor]:
                 values[name] = parameter.detach().to(parameter_dtype(name, live.config, live.dtype), copy=True)
         block.reshard()
         for name, parameter in gathered_in_float8.items():  # for training; here all bits count
-            values[name] = shard_like(live.get_parameter(name).detach().to(live.dtype).full_tensor(), parameter)
+            values[name] = shard_like(_whole(live.get_parameter(name).detach().to(live.dtype)), parameter)
     return values
+
+
+def _whole(parameter: Tensor) -> Tensor:
+    return parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
 
 
 def _rows(model: LanguageModel, config: EvaluateConfig, task: str, sources: LiveSources, mesh: Mesh) -> list[ScoreRow]:
@@ -166,7 +172,7 @@ def _rows(model: LanguageModel, config: EvaluateConfig, task: str, sources: Live
     one_task = EvaluateConfig(**{**config.model_dump(), "tasks": (task,)})
     held_out = build_held_out_tasks(one_task, model.codec, sources.corpus)
     made = [*held_out.tasks, *generated_tasks(one_task, model)]
-    results = run_tasks(model, made or [task], one_task, TaskSources(sources.data))
+    results = run_tasks(model, [*made] or [task], one_task, TaskSources(sources.data))
     rows = []
     if results is not None:
         add_groups(results, held_out.unigram, config.group_by)
@@ -178,9 +184,9 @@ def _on_every_process(rows: list[ScoreRow], mesh: Mesh) -> list[ScoreRow]:
     """Sends the rows to all processes; lm-eval returns them on the first replica only."""
     if not mesh.distributed:
         return rows
-    found: list[list[ScoreRow]] = [[] for _ in range(mesh.world.size)]
-    dist.all_gather_object(found, rows)
-    return next((each for each in found if each), [])
+    gathered: list[list[ScoreRow]] = [[] for _ in range(mesh.world.size)]
+    dist.all_gather_object(gathered, rows)
+    return next((rank_rows for rank_rows in gathered if rank_rows), [])
 
 
 def _budget_is_spent(begun: float, budget_seconds: float | None, mesh: Mesh) -> bool:

@@ -28,19 +28,19 @@ BATCH_TOKENS = 8192  # of one forward pass
 class Answers:
     """Predictions of one kind that count, and what they should be."""
 
-    found: list[np.ndarray] = field(default_factory=list)
+    predicted: list[np.ndarray] = field(default_factory=list)
     wanted: list[np.ndarray] = field(default_factory=list)
 
-    def add(self, found: Tensor, wanted: Tensor, weights: Tensor | None) -> None:
+    def add(self, predicted: Tensor, wanted: Tensor, weights: Tensor | None) -> None:
         counted = torch.ones_like(wanted, dtype=torch.bool) if weights is None else weights > 0
-        self.found.append(found[counted].cpu().numpy())
+        self.predicted.append(predicted[counted].cpu().numpy())
         self.wanted.append(wanted[counted].cpu().numpy())
 
     def rows(self, name: str) -> Iterator[ScoreRow]:
-        found, wanted = np.concatenate(self.found), np.concatenate(self.wanted)
+        predicted, wanted = np.concatenate(self.predicted), np.concatenate(self.wanted)
         if not len(wanted):
             return
-        right = found == wanted
+        right = predicted == wanted
         values, counts = np.unique(wanted, return_counts=True)
         chance = float(counts.max() / len(wanted))
         yield ScoreRow(
@@ -54,8 +54,8 @@ class Answers:
             chance=chance,
             verdict=accuracy_verdict(int(right.sum()), [chance] * len(right)),
         )
-        if set(values.tolist()) | set(np.unique(found).tolist()) <= {0, 1}:
-            yield ScoreRow(TASK, 0, len(wanted), f"{name}: F1", f1(found, wanted), None, True, _f1_of_ones(wanted))
+        if set(values.tolist()) | set(np.unique(predicted).tolist()) <= {0, 1}:
+            yield ScoreRow(TASK, 0, len(wanted), f"{name}: F1", f1(predicted, wanted), None, True, _f1_of_ones(wanted))
 
 
 @dataclass
@@ -72,9 +72,12 @@ class OwnMetrics:
         together = objective.scored_with(k)
         if k + 1 < together.stop:
             return
-        found, self.waiting = self.waiting, []
+        predictions, self.waiting = self.waiting, []
         first = together.start
-        for into, metrics in ((self.values, objective.scores(first, found)), (self.chances, objective.chances(first))):
+        for into, metrics in (
+            (self.values, objective.scores(first, predictions)),
+            (self.chances, objective.chances(first)),
+        ):
             for name, value in metrics.items():
                 into.setdefault(name, []).append(value)
 
@@ -88,10 +91,10 @@ class OwnMetrics:
         return float(np.mean(self.chances[name])) if name in self.chances else None
 
 
-def f1(found: np.ndarray, wanted: np.ndarray) -> float:
-    """2 x right / (found + wanted) of class 1. found [1, 1, 0], wanted [1, 0, 0] -> 2/3."""
-    both = float(((found == 1) & (wanted == 1)).sum())
-    total = float((found == 1).sum() + (wanted == 1).sum())
+def f1(predicted: np.ndarray, wanted: np.ndarray) -> float:
+    """2 x right / (predicted + wanted) of class 1. predicted [1, 1, 0], wanted [1, 0, 0] -> 2/3."""
+    both = float(((predicted == 1) & (wanted == 1)).sum())
+    total = float((predicted == 1).sum() + (wanted == 1).sum())
     return 2 * both / total if total else 0.0
 
 
@@ -116,15 +119,15 @@ def evaluate_objective(model: Transformer, objective: Objective, count: int) -> 
             predicted = passes.evaluate(batch, objective.predict)
             for row in range(len(batch["tokens"])):
                 own.add(objective, first + row, {name: values[row] for name, values in predicted.items()})
-        for name, found in predicted.items():
+        for name, prediction in predicted.items():
             wanted = batch.get(name)
-            if wanted is None or wanted.dtype != torch.int64 or wanted.shape != found.shape:
+            if wanted is None or wanted.dtype != torch.int64 or wanted.shape != prediction.shape:
                 continue
             weights = batch.get("weights")
-            shown = weights if weights is not None and weights.shape == wanted.shape else None
-            answers.setdefault(name, Answers()).add(found, wanted, shown)
+            valid_weights = weights if weights is not None and weights.shape == wanted.shape else None
+            answers.setdefault(name, Answers()).add(prediction, wanted, valid_weights)
     rows = [_term_row(name, torch.cat(sums)[:, number], counts[name]) for number, name in enumerate(counts)]
-    return rows + [row for name, each in answers.items() for row in each.rows(name)] + own.rows()
+    return rows + [row for name, answer in answers.items() for row in answer.rows(name)] + own.rows()
 
 
 def write_objective_scores(folder: Path, rows: list[ScoreRow], count: int) -> None:

@@ -33,7 +33,7 @@ from gristmill.evaluation.tasks.corpus_tasks import (
     held_out_documents,
     read_held_out,
 )
-from gristmill.evaluation.tasks.harness import Results, run_tasks
+from gristmill.evaluation.tasks.harness import TaskResults, run_tasks
 from gristmill.evaluation.tasks.recall_tasks import recall_tasks
 from gristmill.evaluation.tasks.suites import family_of
 from gristmill.evaluation.tasks.task_index import TaskSources
@@ -82,8 +82,8 @@ def evaluate_folder(
     loaded = load_for_evaluation(source, config, device)
     rows = evaluate(loaded, paths, config, reporter)
     if paths.corpus is not None and config.samples:
-        found = continuations(loaded.causal_lm, loaded.codec, read_held_out(paths.corpus.curate), config)
-        text = json.dumps([item.model_dump() for item in found], indent=2, ensure_ascii=False)
+        texts = continuations(loaded.causal_lm, loaded.codec, read_held_out(paths.corpus.curate), config)
+        text = json.dumps([item.model_dump() for item in texts], indent=2, ensure_ascii=False)
         write_atomic(paths.output / "generations.json", text.encode() + b"\n")
     return rows
 
@@ -158,8 +158,8 @@ def _add_bits_per_byte(
     counts: np.ndarray,
 ) -> None:
     """groups: held-out documents by source or language."""
-    for name, found in groups.items():
-        texts = bits_per_byte_texts(found, config.text_bytes)
+    for name, documents in groups.items():
+        texts = bits_per_byte_texts(documents, config.text_bytes)
         if texts:
             task = bits_per_byte_task(name, texts)
             work.tasks.append(task)
@@ -190,20 +190,20 @@ def table_notes(config: EvaluateConfig, unigram: Mapping[str, Sequence[float]]) 
 # Bits per byte over several tasks: all sources or languages, and the languages of each script.
 
 
-def add_groups(results: Results, unigram: Mapping[str, Sequence[float]], group_by: str) -> None:
+def add_groups(results: TaskResults, unigram: Mapping[str, Sequence[float]], group_by: str) -> None:
     """Adds lm-eval groups: over all sources or languages, and by language one for each script of several languages."""
     names = [name for name in results.samples if name.startswith(f"{BITS_PER_BYTE}_") and name in unigram]
     if group_by == "language":
         scripts: dict[str, list[str]] = {}
         for name in names:
-            if found := LANGUAGE_AND_SCRIPT.fullmatch(name):
-                scripts.setdefault(found["script"], []).append(name)
+            if parts := LANGUAGE_AND_SCRIPT.fullmatch(name):
+                scripts.setdefault(parts["script"], []).append(name)
         for script, of_script in sorted(scripts.items(), reverse=True):
             _add_group(results, f"{BITS_PER_BYTE}_script_{script}", f"{BITS_PER_BYTE} (script {script})", of_script)
     _add_group(results, BITS_PER_BYTE, f"{BITS_PER_BYTE} (all {group_by}s)", names)
 
 
-def _add_group(results: Results, group: str, alias: str, names: list[str]) -> None:
+def _add_group(results: TaskResults, group: str, alias: str, names: list[str]) -> None:
     """Summed bits over summed bytes; no group of a single task."""
     if len(names) < 2:
         return

@@ -16,7 +16,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from gristmill.evaluation.convert.hf.architecture import NO_WEIGHTS, Family, UnsupportedConfig
+from gristmill.evaluation.convert.hf.architecture import NO_WEIGHTS, ModelFamily, UnsupportedConfig
 from gristmill.evaluation.convert.hf.architectures import FAMILIES, family_for, family_named
 from gristmill.evaluation.convert.model_tokenizer import TextBounds
 from gristmill.evaluation.convert.weight_source import WeightSource, converted_source
@@ -49,7 +49,7 @@ def write_huggingface(
     end_of_document: int | TextBounds,
     tokenizer: Path | None = None,
     labels: Sequence[str] = (),
-    family: Family | None = None,
+    family: ModelFamily | None = None,
 ) -> str:
     """Writes config.json, weights and the tokenizer's files; returns the architecture's name. Same model, same bytes.
 
@@ -154,8 +154,8 @@ def open_huggingface(folder: Path) -> WeightSource:
             f"{folder / CONFIG_NAME}: has no field {error}; it is not a config of {family.architecture}"
         ) from error
     except ValidationError as error:
-        found = error.errors()[0]
-        problem = f"{'.'.join(map(str, found['loc']))}: {found['msg']}".removeprefix(": ")
+        first_error = error.errors()[0]
+        problem = f"{'.'.join(map(str, first_error['loc']))}: {first_error['msg']}".removeprefix(": ")
         raise InputError(
             f"{folder / CONFIG_NAME}: not a valid model config ({problem}); fetch the file again"
         ) from error
@@ -192,7 +192,7 @@ def read_source(
     return model.eval().requires_grad_(False), saved_config
 
 
-def _family_of(folder: Path, fields: Mapping[str, Any]) -> Family:
+def _family_of(folder: Path, fields: Mapping[str, Any]) -> ModelFamily:
     architectures = fields.get("architectures") or [""]
     if not isinstance(architectures, list):
         raise InputError(f"{folder / CONFIG_NAME}: architectures is no list; fetch the file again")
@@ -302,12 +302,12 @@ class SafetensorsFolder(Mapping[str, Tensor]):
         self._file_of: dict[str, Path] = {}
         self.meta: dict[str, Tensor] = {}  # of the same shapes and types, without values
         for path in self.files:
-            held = dict(_header(path))
-            for name, tensor in held.items():
+            header = dict(_header(path))
+            for name, tensor in header.items():
                 if name in self._file_of:
                     raise InputError(f"{path}: holds {name}, as {self._file_of[name].name} does; fetch the files again")
                 self._file_of[name], self.meta[name] = path, tensor
-            for name in sorted(names_by_file[path] - held.keys()):
+            for name in sorted(names_by_file[path] - header.keys()):
                 raise InputError(f"{path}: lacks {name}, which {INDEX_NAME} says it holds; fetch both again")
 
     def __getitem__(self, name: str) -> Tensor:
@@ -330,10 +330,10 @@ def _header(path: Path) -> Iterator[tuple[str, Tensor]]:
     try:
         with safe_open(path, "pt") as file:
             slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 (no mapping)
-            found = {name: (part.get_shape(), part.get_dtype()) for name, part in slices.items()}
+            tensors = {name: (part.get_shape(), part.get_dtype()) for name, part in slices.items()}
     except (SafetensorError, OSError) as error:
         raise InputError(f"{path}: not readable as safetensors ({error}); fetch the file again") from error
-    for name, (shape, dtype) in found.items():
+    for name, (shape, dtype) in tensors.items():
         if dtype not in DTYPES and not name.endswith(NO_WEIGHTS):
             raise InputError(
                 f"{path}: {name} has the type {dtype}; gristmill reads weights in {', '.join(DTYPES)}: turn quantised "

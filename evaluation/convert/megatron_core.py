@@ -11,9 +11,16 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed.checkpoint.metadata import MetadataIndex, TensorStorageMetadata
+from torch.distributed.checkpoint.metadata import BytesStorageMetadata, MetadataIndex, TensorStorageMetadata
 
-from gristmill.evaluation.convert.hf.architecture import Family, Fields, Rule, linear_rules, norm_rules, weight_and_bias
+from gristmill.evaluation.convert.hf.architecture import (
+    Fields,
+    ModelFamily,
+    WeightRule,
+    linear_rules,
+    norm_rules,
+    weight_and_bias,
+)
 from gristmill.evaluation.convert.hf.olmo_phi import HALVES
 from gristmill.evaluation.convert.hf.opt_bloom_falcon import GROUPED
 from gristmill.evaluation.convert.weight_source import WeightSource, converted_source
@@ -51,15 +58,16 @@ class DistributedFolder(Mapping[str, Tensor]):
                 name = _plain_name(key if layer is None else f"{LAYERS}{layer}.{key.removeprefix(LAYERS)}")
                 self._place[name] = (key, layer)
                 self.meta[name] = torch.empty(shape, dtype=stated.properties.dtype, device="meta")
-        self.files = tuple(sorted({folder / each.relative_path for each in self.metadata.storage_data.values()}))
+        self.files = tuple(sorted({folder / stored.relative_path for stored in self.metadata.storage_data.values()}))
         for path in self.files:
             if path.parent != folder or not path.is_file():
                 raise InputError(f"{path}: absent, but {METADATA_NAME} names it; fetch the file")
 
     def __getitem__(self, name: str) -> Tensor:
         key, layer = self._place[name]
-        found, filled = torch.empty_like(self.meta[name], device="cpu"), 0
-        chunks = self.metadata.state_dict_metadata[key].chunks
+        tensor, filled = torch.empty_like(self.meta[name], device="cpu"), 0
+        stored = self.metadata.state_dict_metadata[key]
+        chunks = [] if isinstance(stored, BytesStorageMetadata) else stored.chunks
         for index, chunk in enumerate(chunks):
             offsets, sizes = tuple(chunk.offsets), tuple(chunk.sizes)
             if layer is not None and not offsets[0] <= layer < offsets[0] + sizes[0]:
@@ -67,12 +75,12 @@ class DistributedFolder(Mapping[str, Tensor]):
             part = self._chunk(key, offsets, index)
             if layer is not None:
                 part, offsets, sizes = part[layer - offsets[0]], offsets[1:], sizes[1:]
-            target = found[tuple(slice(start, start + size) for start, size in zip(offsets, sizes, strict=True))]
+            target = tensor[tuple(slice(start, start + size) for start, size in zip(offsets, sizes, strict=True))]
             target.copy_(part)
             filled += part.numel()
-        if filled != found.numel():
+        if filled != tensor.numel():
             raise InputError(f"{self.folder}: the chunks of {key} do not fill it; fetch the folder again")
-        return found
+        return tensor
 
     def _chunk(self, key: str, offsets: tuple[int, ...], index: int) -> Tensor:
         stored = self.metadata.storage_data
@@ -85,8 +93,8 @@ class DistributedFolder(Mapping[str, Tensor]):
         with path.open("rb") as file:
             file.seek(place.offset)
             content = file.read(place.length)
-        found = load_restricted(path, content, kind=Tensor)
-        return found
+        tensor = load_restricted(path, content, kind=Tensor)
+        return tensor
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._place)
@@ -162,30 +170,30 @@ LLAMA3_SCALING = {  # of Megatron-Core's --use-rope-scaling
 }
 
 
-def _rules(config: ModelConfig) -> list[Rule]:
-    theirs, ours = "decoder.layers.{i}", "layers.{i}"
+def _rules(config: ModelConfig) -> list[WeightRule]:
+    hf_name, ours = "decoder.layers.{i}", "layers.{i}"
     triple = tuple(f"{ours}.mixer.{name}" for name in ("query", "key", "value"))
-    packed = weight_and_bias(f"{theirs}.self_attention.linear_qkv", triple, GROUPED, GROUPED)
+    packed = weight_and_bias(f"{hf_name}.self_attention.linear_qkv", triple, GROUPED, GROUPED)
     rules = packed if config.projection_biases else packed[:1]
-    rules += linear_rules({f"{theirs}.self_attention.linear_proj": f"{ours}.mixer.output"}, config.output_biases)
+    rules += linear_rules({f"{hf_name}.self_attention.linear_proj": f"{ours}.mixer.output"}, config.output_biases)
     if config.mlp in GATED:
-        both = weight_and_bias(f"{theirs}.mlp.linear_fc1", (f"{ours}.mlp.gate", f"{ours}.mlp.up"), HALVES, HALVES)
+        both = weight_and_bias(f"{hf_name}.mlp.linear_fc1", (f"{ours}.mlp.gate", f"{ours}.mlp.up"), HALVES, HALVES)
         rules += both if config.mlp_biases else both[:1]
     else:
-        rules += linear_rules({f"{theirs}.mlp.linear_fc1": f"{ours}.mlp.up"}, config.mlp_biases)
-    rules += linear_rules({f"{theirs}.mlp.linear_fc2": f"{ours}.mlp.down"}, config.mlp_biases)
+        rules += linear_rules({f"{hf_name}.mlp.linear_fc1": f"{ours}.mlp.up"}, config.mlp_biases)
+    rules += linear_rules({f"{hf_name}.mlp.linear_fc2": f"{ours}.mlp.down"}, config.mlp_biases)
     norms = {
-        f"{theirs}.input_layernorm": f"{ours}.mixer_norm",
-        f"{theirs}.pre_mlp_layernorm": f"{ours}.mlp_norm",
+        f"{hf_name}.input_layernorm": f"{ours}.mixer_norm",
+        f"{hf_name}.pre_mlp_layernorm": f"{ours}.mlp_norm",
         "decoder.final_layernorm": "final_norm",
     }
     if config.qk_norm:
-        norms |= {f"{theirs}.self_attention.{name}_layernorm": f"{ours}.mixer.{own}_norm" for name, own in QK.items()}
+        norms |= {f"{hf_name}.self_attention.{name}_layernorm": f"{ours}.mixer.{own}_norm" for name, own in QK.items()}
     rules += norm_rules(config, norms)
-    rules.append(Rule("embedding.word_embeddings.weight", ("embedding.weight",)))
+    rules.append(WeightRule("embedding.word_embeddings.weight", ("embedding.weight",)))
     if config.positions == "learned":
-        rules.append(Rule("embedding.position_embeddings.weight", ("positions.weight",)))
-    return rules if config.tied_embeddings else [*rules, Rule("output_layer.weight", ("head.weight",))]
+        rules.append(WeightRule("embedding.position_embeddings.weight", ("positions.weight",)))
+    return rules if config.tied_embeddings else [*rules, WeightRule("output_layer.weight", ("head.weight",))]
 
 
 QK = {"q": "query", "k": "key"}
@@ -261,6 +269,6 @@ def _not_of_transformers(_: Mapping[str, Any] | ModelConfig) -> Any:
     raise NotImplementedError("Megatron-Core's checkpoints are read, by open_megatron_core, and not written")
 
 
-GPT_MODEL = Family(
+GPT_MODEL = ModelFamily(
     "GPTModel", "megatron-core", _not_of_transformers, _rules, _not_of_transformers, _not_of_transformers
 )

@@ -56,8 +56,8 @@ def megatron_files(folder: Path) -> list[Path]:
     if (folder / WEIGHTS_NAME).is_file():
         return [folder / WEIGHTS_NAME]
     for place in (folder / "release", folder):
-        if found := sorted(place.glob(f"mp_rank_[0-9][0-9]/{WEIGHTS_NAME}")):
-            return found
+        if files := sorted(place.glob(f"mp_rank_[0-9][0-9]/{WEIGHTS_NAME}")):
+            return files
     return sorted(folder.glob("*.zip"))[:1]
 
 
@@ -106,13 +106,13 @@ def _layers_of(language: Mapping[str, Any]) -> dict[str, Tensor]:
 def _tables(languages: Sequence[Mapping[str, Any]], is_bert: bool) -> dict[str, Tensor]:
     embeddings = [language["embedding"] for language in languages]
     words = [embedding["word_embeddings"]["weight"] for embedding in embeddings]
-    found = {
+    tables = {
         "embedding.weight": joined("word_embeddings.weight", words),
         "positions.weight": mean([embedding["position_embeddings"]["weight"] for embedding in embeddings]),
     }
     if is_bert:
-        found["segments.weight"] = embeddings[0]["tokentype_embeddings"]["weight"]
-    return found
+        tables["segments.weight"] = embeddings[0]["tokentype_embeddings"]["weight"]
+    return tables
 
 
 def _config(
@@ -139,19 +139,19 @@ def _config(
 
 def _layer_tensors(ranks: Sequence[Mapping[str, Tensor]], config: ModelConfig, version: float) -> dict[str, Tensor]:
     """ranks: the layers of each tensor rank, which has its share of the heads."""
-    found = {}
+    tensors = {}
     for leaf in ("weight", "bias"):
-        found[f"final_norm.{leaf}"] = mean([layers[f"final_layernorm.{leaf}"] for layers in ranks])
+        tensors[f"final_norm.{leaf}"] = mean([layers[f"final_layernorm.{leaf}"] for layers in ranks])
         for number in range(config.layers):
-            for theirs, ours in LAYER_NAMES.items():
-                name = f"layers.{number}.{theirs}.{leaf}"
-                found[f"layers.{number}.{ours}.{leaf}"] = joined(name, [layers[name] for layers in ranks])
+            for hf_name, ours in LAYER_NAMES.items():
+                name = f"layers.{number}.{hf_name}.{leaf}"
+                tensors[f"layers.{number}.{ours}.{leaf}"] = joined(name, [layers[name] for layers in ranks])
             packed = [layers[f"layers.{number}.attention.query_key_value.{leaf}"] for layers in ranks]
             heads = config.heads // len(ranks)
-            parts = zip(*(unpacked(each, heads, config.head_dim, version) for each in packed), strict=True)
+            parts = zip(*(unpacked(tensor, heads, config.head_dim, version) for tensor in packed), strict=True)
             for name, shares in zip(("query", "key", "value"), parts, strict=True):
-                found[f"layers.{number}.mixer.{name}.{leaf}"] = cat(shares)
-    return found
+                tensors[f"layers.{number}.mixer.{name}.{leaf}"] = cat(shares)
+    return tensors
 
 
 def unpacked(packed: Tensor, heads: int, width: int, version: float) -> list[Tensor]:
@@ -167,13 +167,13 @@ def unpacked(packed: Tensor, heads: int, width: int, version: float) -> list[Ten
 
 def _head_tensors(model: Mapping[str, Any], language: Mapping[str, Any]) -> dict[str, Tensor]:
     pooler, head, order = language["pooler"], model["lm_head"], model["binary_head"]
-    found = {"head.bias": head["bias"]}
+    tensors = {"head.bias": head["bias"]}
     for leaf in ("weight", "bias"):
-        found[f"outputs.pooler.{leaf}"] = pooler[f"dense.{leaf}"]
-        found[f"head.transform.{leaf}"] = head[f"dense.{leaf}"]
-        found[f"head.transform.norm.{leaf}"] = head[f"layernorm.{leaf}"]
-        found[f"outputs.linear.sentence_order.{leaf}"] = order[leaf]
-    return found
+        tensors[f"outputs.pooler.{leaf}"] = pooler[f"dense.{leaf}"]
+        tensors[f"head.transform.{leaf}"] = head[f"dense.{leaf}"]
+        tensors[f"head.transform.norm.{leaf}"] = head[f"layernorm.{leaf}"]
+        tensors[f"outputs.linear.sentence_order.{leaf}"] = order[leaf]
+    return tensors
 
 
 # BLOOM as Megatron-DeepSpeed saves it: layer_XX-model_YY-model_states.pt of layer file XX and tensor rank YY.
@@ -204,21 +204,21 @@ class LayerFiles(Mapping[str, Tensor]):
         self._place: dict[str, tuple[int, str]] = {}
         self.meta: dict[str, Tensor] = {}
         for number in self._ranks:
-            for theirs in self._content(number)[0]:
-                name = TOP_NAMES.get(theirs, f"transformer.h.{number - FIRST_LAYER}.{theirs}")
+            for hf_name in self._content(number)[0]:
+                name = TOP_NAMES.get(hf_name, f"transformer.h.{number - FIRST_LAYER}.{hf_name}")
                 if name in self._place:
                     raise InputError(f"{folder}: {name} is in two files, {self._place[name][0]} and {number}")
-                self._place[name] = (number, theirs)
+                self._place[name] = (number, hf_name)
                 self.meta[name] = self[name].to("meta")
 
     def __getitem__(self, name: str) -> Tensor:
-        number, theirs = self._place[name]
-        found = []
+        number, hf_name = self._place[name]
+        parts = []
         for path, content in zip(self._ranks[number], self._content(number), strict=True):
-            if theirs not in content:
-                raise InputError(f"{path}: lacks {theirs}, which {self._ranks[number][0].name} has; fetch it again")
-            found.append(content[theirs])
-        return joined(theirs, found)
+            if hf_name not in content:
+                raise InputError(f"{path}: lacks {hf_name}, which {self._ranks[number][0].name} has; fetch it again")
+            parts.append(content[hf_name])
+        return joined(hf_name, parts)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._place)
@@ -275,17 +275,17 @@ def _deepspeed_config(place: Path, arguments: Any) -> ModelConfig:
 
 def _files(folder: Path) -> dict[int, list[Path]]:
     """The files of each layer file number, by tensor rank. Raises InputError where one is absent."""
-    found: dict[int, dict[int, Path]] = {}
+    files_by_layer: dict[int, dict[int, Path]] = {}
     for path in sorted(folder.iterdir()):
         if match := FILE_NAME.fullmatch(path.name):
-            found.setdefault(int(match[1]), {})[int(match[2])] = path
-    ranks = 1 + max(rank for files in found.values() for rank in files)
-    for number, files in found.items():
+            files_by_layer.setdefault(int(match[1]), {})[int(match[2])] = path
+    ranks = 1 + max(rank for files in files_by_layer.values() for rank in files)
+    for number, files in files_by_layer.items():
         for rank in range(ranks):
             if rank not in files:
                 name = f"layer_{number:02d}-model_{rank:02d}-model_states.pt"
                 raise InputError(f"{folder / name}: absent, and other layers have {ranks} tensor ranks; fetch it")
-    return {number: [found[number][rank] for rank in range(ranks)] for number in sorted(found)}
+    return {number: [files_by_layer[number][rank] for rank in range(ranks)] for number in sorted(files_by_layer)}
 
 
 # Joins the tensor-parallel shards of Megatron checkpoints: row-parallel weights along their inputs, column-parallel

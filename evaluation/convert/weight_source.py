@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from gristmill.evaluation.convert.hf.architecture import Family
+from gristmill.evaluation.convert.hf.architecture import ModelFamily
 from gristmill.foundation.errors import InputError
 from gristmill.training.config.model import ModelConfig
 from gristmill.training.model.moe.router import saved_buffers
@@ -33,23 +33,23 @@ class WeightSource:
     dtypes: Mapping[str, torch.dtype] = field(default_factory=dict)
 
 
-def check_shapes(place: Path, config: ModelConfig, vocab_size: int, found: Mapping[str, Tensor]) -> None:
+def check_shapes(place: Path, config: ModelConfig, vocab_size: int, tensors: Mapping[str, Tensor]) -> None:
     """Raises InputError unless the tensors, of which only shapes are read, are the parameters of the model."""
     model = Transformer(config, vocab_size)
     expected: dict[str, Tensor] = dict(model.named_parameters()) | saved_buffers(model)
-    for name, tensor in found.items():
+    for name, tensor in tensors.items():
         if name not in expected or tensor.shape != expected[name].shape:
             wanted = f"expected {list(expected[name].shape)}" if name in expected else "which the config does not have"
             raise InputError(
                 f"{place}: {name} is {list(tensor.shape)}, {wanted}; config and weights differ: fetch both again"
             )
-    for name in sorted(expected.keys() - found.keys()):
+    for name in sorted(expected.keys() - tensors.keys()):
         raise InputError(f"{place}: no weights of {name}, which the config has; fetch both again")
 
 
 def converted_source(
     place: Path,
-    family: Family,
+    family: ModelFamily,
     config: ModelConfig,
     sizes: tuple[int, int],
     weights: tuple[Mapping[str, Tensor], Mapping[str, Tensor], tuple[Path, ...]],
@@ -57,9 +57,9 @@ def converted_source(
     """Tensors by the names of transformers, to be converted one after the other. sizes: vocabulary, end of document.
     weights: tensors, the same without values, files. Raises InputError where they are not those of the family."""
     tensors, meta, files = weights
-    found = family.to_ours(config, meta)
-    check_shapes(place, config, sizes[0], found)
-    dtypes = {name: value.dtype for name, value in found.items()}
+    converted = family.to_ours(config, meta)
+    check_shapes(place, config, sizes[0], converted)
+    dtypes = {name: value.dtype for name, value in converted.items()}
     return WeightSource(
-        family.architecture, config, *sizes, files, tuple(found), lambda: family.converted(config, tensors), dtypes
+        family.architecture, config, *sizes, files, tuple(converted), lambda: family.converted(config, tensors), dtypes
     )

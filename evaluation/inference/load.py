@@ -180,7 +180,7 @@ def _checked_config(checkpoint: Path, folder: Path, codec: ModelTokenizer) -> Sa
 
 
 def _check_ends(checkpoint: Path, folder: Path, codec: ModelTokenizer, vocab_size: int) -> None:
-    """Of a Hugging Face folder, whose config.json may name several tokens that end a text, or none."""
+    """Checks the end tokens of a Hugging Face folder, whose config.json may name several of them, or none."""
     ends = ends_of_document(checkpoint)
     end = codec.end_of_document if not ends or codec.end_of_document in ends else ends[0]
     check_tokenizer(folder, codec, vocab_size, end, padded=True)
@@ -278,8 +278,8 @@ def one_model_on_ranks(
             f"{ranks.parallel.size}, or set --tensor"
         )
     source = CheckpointPaths(find_checkpoint(source.checkpoint), source.tokenizer)
-    with loaded_on_ranks(source, config, ranks.rank, ranks.parallel) as found:
-        yield found
+    with loaded_on_ranks(source, config, ranks.rank, ranks.parallel) as loaded:
+        yield loaded
 
 
 @contextmanager

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from gristmill.training.model.attention.attention import CoreAttention
 from gristmill.training.model.attention.metadata import AttentionMetadata
 from gristmill.training.model.decoding_cache import KVSlots, SlotRows, join_rows, take_rows
+from gristmill.training.model.heads import Head
 from gristmill.training.model.layer import Layer
 from gristmill.training.model.transformer import Transformer
 
@@ -45,7 +46,7 @@ class SlotCache:
                 self._states[index] = take_rows(state, torch.as_tensor(rows, dtype=torch.long)) if rows else None
 
     def states(self, rows: SlotRows) -> tuple[Any, ...]:
-        """What each layer's mixer is given in a pass over these rows."""
+        """States that each layer's mixer is given in a pass over these rows."""
         return tuple(
             layer.at(rows) if layer is not None else (None if rows.fresh else state)
             for layer, state in zip(self._layers, self._states, strict=True)
@@ -62,6 +63,17 @@ class SlotCache:
 # B rows, T tokens, D width, V vocabulary, N selected positions
 
 
+def head_of(model: Transformer) -> Head:
+    """The vocabulary head of a model whose last layer is here."""
+    if model.head is None:
+        raise ValueError("this part of the model has no head; score on the last pipeline stage")
+    return model.head
+
+
+def layers_of(model: Transformer) -> Iterable[Layer]:
+    return cast(Iterable[Layer], model.layers.values())
+
+
 class LocalCausalLM:
     """The model in one process, in eval mode and without gradients. vocab_size: of the tokenizer, where the model's
     table has rows of padding behind it; None: the model's."""
@@ -70,7 +82,7 @@ class LocalCausalLM:
         self.model = model.eval().requires_grad_(False)
         self.sequence_length = sequence_length
         self.vocab_size = vocab_size or model.vocab_size
-        self.device = model.head.weight.device
+        self.device = head_of(model).weight.device
         self.reads_trees = not model.config.stateful_mixers
 
     def hidden(
@@ -90,7 +102,7 @@ class LocalCausalLM:
         return hidden_1ND[0]
 
     def head(self, hidden_ND: Tensor) -> Tensor:
-        return self.model.head(hidden_ND.unsqueeze(0))[0]
+        return head_of(self.model)(hidden_ND.unsqueeze(0))[0]
 
     def new_cache(self, slots: int) -> SlotCache:
         return SlotCache([layer.mixer for layer in self._layers()], slots)
@@ -111,7 +123,7 @@ class LocalCausalLM:
 
     def _layers(self) -> Iterable[Layer]:
         """The layers of this rank, in the order of their states."""
-        return self.model.layers.values()
+        return layers_of(self.model)
 
     def _hidden_states(
         self, tokens_BT: Tensor, metadata: AttentionMetadata, caches: tuple[Any, ...] | None

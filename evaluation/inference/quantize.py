@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from gristmill.evaluation.inference.local_causal_lm import head_of, layers_of
 from gristmill.foundation.errors import InputError
 from gristmill.training.model.transformer import Transformer
 from gristmill.training.parallel.tensor import ColumnParallelLinear, RowParallelLinear
@@ -27,6 +28,10 @@ class Int8Linear(nn.Module):
 
     The scale is the row's largest magnitude / 127, so no weight is clipped. Weights only: products are computed in the
     dtype of x (LLM.int8(), arXiv 2208.07339, section 2.1, without its outlier columns)."""
+
+    weight: Tensor
+    scale: Tensor
+    bias: Tensor | None
 
     def __init__(self, weight_FD: Tensor, bias_F: Tensor | None):
         super().__init__()
@@ -46,6 +51,11 @@ class Int4Linear(nn.Module):
 
     Two numbers of 4 bits are stored in a byte; with a float32 scale and offset for 128 of them a weight takes 4.5 bits.
     Products are computed in the dtype of x."""
+
+    packed: Tensor
+    scale: Tensor
+    offset: Tensor
+    bias: Tensor | None
 
     def __init__(self, weight_FD: Tensor, bias_F: Tensor | None):
         super().__init__()
@@ -75,6 +85,11 @@ class SmoothQuantLinear(nn.Module):
     their own, and the product of the integers is exact (SmoothQuant, arXiv 2211.10438, equation 4; its level O1).
 
     largest_D: the largest magnitude of each input on calibration data; s_D = largest_D^.5 / (largest |W| of D)^.5."""
+
+    smoothing: Tensor
+    weight: Tensor
+    scale: Tensor
+    bias: Tensor | None
 
     def __init__(self, weight_FD: Tensor, bias_F: Tensor | None, largest_D: Tensor):
         super().__init__()
@@ -116,9 +131,11 @@ def quantize(model: Transformer, weights: str, first_token: int) -> None:
 
 
 def _linears(model: Transformer) -> Iterator[tuple[nn.Module, str, Linear]]:
-    for layer in model.layers.values():
+    for layer in layers_of(model):
         for block in (layer.mixer, layer.mlp):
-            for name, module in [] if block is None else list(block.named_children()):
+            if block is None:
+                continue
+            for name, module in list(block.named_children()):
                 if isinstance(module, Linear):
                     yield block, name, module
 
@@ -137,7 +154,7 @@ def own_text(model: Transformer, first_token: int) -> Tensor:
     """int64[rows, tokens]: texts that the model writes, drawn with a fixed seed, so that calibration needs no data
     (LLM-QAT, arXiv 2305.17888, section 2.1)."""
     generator = torch.Generator().manual_seed(0)
-    device = model.head.weight.device
+    device = head_of(model).weight.device
     tokens_BT = torch.full((CALIBRATION_ROWS, 1), first_token, device=device)
     while tokens_BT.shape[1] < min(CALIBRATION_TOKENS, model.config.sequence_length):
         probabilities_BV = model(tokens_BT)[:, -1].double().softmax(dim=-1).cpu()
@@ -148,14 +165,14 @@ def own_text(model: Transformer, first_token: int) -> Tensor:
 
 def largest_inputs(model: Transformer, tokens_BT: Tensor) -> dict[Linear, Tensor]:
     """The largest magnitude of each input of each linear module over these tokens, float[D]."""
-    found: dict[Linear, Tensor] = {}
+    largest: dict[Linear, Tensor] = {}
 
     def seen(linear: Linear, inputs: tuple[Tensor, ...]) -> None:
-        found[linear] = inputs[0].detach().abs().flatten(0, -2).amax(dim=0)
+        largest[linear] = inputs[0].detach().abs().flatten(0, -2).amax(dim=0)
 
     with _hooks([linear.register_forward_pre_hook(seen) for _, _, linear in _linears(model)]), torch.inference_mode():
         model(tokens_BT)
-    return {linear: largest_D.clone() for linear, largest_D in found.items()}
+    return {linear: largest_D.clone() for linear, largest_D in largest.items()}
 
 
 @contextmanager

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from gristmill.evaluation.convert.weight_source import WeightSource
-from gristmill.evaluation.inference.local_causal_lm import LocalCausalLM
+from gristmill.evaluation.inference.local_causal_lm import LocalCausalLM, head_of, layers_of
 from gristmill.training.checkpoint.checkpoint import load, read_model_config, saved_tensors, verified
 from gristmill.training.config.layout import LayoutConfig
 from gristmill.training.config.model import ModelConfig
@@ -41,7 +41,7 @@ class ShardedCausalLM(LocalCausalLM):
         self._rank_of = {stage: rank for rank in range(layout.pipeline) for stage in stages_of_rank(layout, rank)}
 
     def _layers(self) -> Iterable[Layer]:
-        return [layer for part in self.parts.values() for layer in part.layers.values()]
+        return [layer for part in self.parts.values() for layer in layers_of(part)]
 
     def _hidden_states(
         self, tokens_BT: Tensor, metadata: AttentionMetadata, caches: tuple[Any, ...] | None
@@ -76,7 +76,7 @@ class ShardedCausalLM(LocalCausalLM):
 
     def head(self, hidden_ND: Tensor) -> Tensor:
         if self._last in self.parts:
-            logits_NV = self._gathered(self.parts[self._last].head(hidden_ND.unsqueeze(0))[0])
+            logits_NV = self._gathered(head_of(self.parts[self._last])(hidden_ND.unsqueeze(0))[0])
         else:
             shape = len(hidden_ND), self.model.vocab_size
             logits_NV = torch.empty(shape, dtype=_logit_dtype(hidden_ND), device=self.device)
@@ -118,7 +118,7 @@ def shard_source(
     """This rank's shard of a model in a foreign format, of which each rank reads one tensor at a time."""
     config = source.config
     model = _shard(config, source.vocab_size, layout, mesh, dtype)
-    wanted = {stored_name(name, config): value for name, value in model.named_parameters()}
+    wanted: dict[str, Tensor] = {stored_name(name, config): value for name, value in model.named_parameters()}
     wanted |= saved_buffers(model)
     values = {
         name: shard_like(whole.to(mesh.device), wanted[name]) for name, whole in source.stream() if name in wanted

@@ -2,6 +2,7 @@
 DeepSpeed Inference, arXiv 2207.00032, section 6)."""
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -30,15 +31,15 @@ class StreamedModel:
 
     @property
     def weights(self) -> dict[str, Tensor]:
-        """What a checkpoint is loaded into, by name."""
+        """Tensors that a checkpoint is loaded into, by name."""
         stored = self.stream.stored
-        found = {
+        weights = {
             stored_name(name, self.model.config): stored_like(stored[name], parameter)
             if name in stored
             else parameter.detach()
             for name, parameter in self.model.named_parameters()
         }
-        return found | saved_buffers(self.model)
+        return weights | saved_buffers(self.model)
 
     def causal_lm(self, layout: LayoutConfig, mesh: Mesh, vocab_size: int) -> LocalCausalLM:
         """Once the weights are loaded. Buffers take the precision of the computation, as in a model that is cast."""
@@ -52,7 +53,7 @@ class StreamedModel:
         return LocalCausalLM(self.model, self.model.config.sequence_length, vocab_size)
 
     def note(self, place: str) -> str:
-        """What a user should know of how it runs."""
+        """Note to the user on how it runs."""
         weights = {name: local(value).nbytes for name, value in self.weights.items()}
         layers = sum(size for name, size in weights.items() if name in self.stream.stored)
         where = {"host": "in host memory", "disk": "in a file on disk"}[place]
@@ -70,9 +71,9 @@ def load_streamed_checkpoint(
     verified(checkpoint)
     saved_config = read_model_config(checkpoint)
     config, vocab_size = ModelConfig.model_validate(saved_config["model"]), saved_config["vocab_size"]
-    found = _without_values(_part(config, vocab_size, dtype, layout, mesh), place, checkpoint.parent, mesh.device)
-    load(checkpoint, saved_tensors(found.weights, {}), mesh)
-    return found
+    streamed = _without_values(_part(config, vocab_size, dtype, layout, mesh), place, checkpoint.parent, mesh.device)
+    load(checkpoint, saved_tensors(streamed.weights, {}), mesh)
+    return streamed
 
 
 def load_streamed_source(
@@ -80,14 +81,14 @@ def load_streamed_source(
 ) -> StreamedModel:
     """This process's part of a model in a foreign format, read one tensor at a time."""
     model = _part(source.config, source.vocab_size, dtype, layout, mesh)
-    found = _without_values(model, place, source.files[0].parent, mesh.device)
-    weights = found.weights
+    streamed = _without_values(model, place, source.files[0].parent, mesh.device)
+    weights = streamed.weights
     for name, whole in source.stream():
         if name in weights:
             target = weights[name]
             local(target).copy_(local(shard_like(whole, target)))
-            found.stream.store.release_pages()
-    return found
+            streamed.stream.store.release_pages()
+    return streamed
 
 
 def _part(config: ModelConfig, vocab_size: int, dtype: torch.dtype, layout: LayoutConfig, mesh: Mesh) -> Transformer:
@@ -99,14 +100,14 @@ def _without_values(model: Transformer, place: str, folder: Path, device: torch.
     """The model with room for its weights: those of the layers in the store."""
     stream, config = WeightStream(make_store(place, folder, device), device), model.config
 
-    def room(name: str, parameter: Tensor) -> Tensor:
-        return torch.empty_like(parameter, device=device, dtype=parameter_dtype(name, config, model.dtype))
+    def room(prefix: str, name: str, parameter: Tensor) -> Tensor:
+        return torch.empty_like(parameter, device=device, dtype=parameter_dtype(prefix + name, config, model.dtype))
 
     for number, (index, layer) in enumerate(model.layers.items()):
         prefix = f"layers.{index}."
-        fill(layer, lambda name, parameter, prefix=prefix: room(prefix + name, parameter))
+        fill(layer, partial(room, prefix))
         for name, parameter in layer.named_parameters():
             stream.take(number, prefix + name, local(parameter.detach()), keep_values=False)
-    fill(model, lambda name, parameter: parameter if name.startswith("layers.") else room(name, parameter))
+    fill(model, lambda name, parameter: parameter if name.startswith("layers.") else room("", name, parameter))
     stream.attach(list(model.layers.values()))
     return StreamedModel(model.eval().requires_grad_(False), stream)

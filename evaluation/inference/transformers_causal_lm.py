@@ -37,8 +37,9 @@ def load_transformers_causal_lm(
 
 
 class TransformersCausalLM:
-    """What it calls hidden states are the logits, so that `head` has nothing to do. Ranks that share the model make the
-    same calls in the same order and get the same results."""
+    """A model that runs in transformers' code. Its hidden states are the logits, so that `head` has nothing to do.
+
+    Ranks that share the model make the same calls in the same order and get the same results."""
 
     reads_trees = False
 
@@ -65,8 +66,9 @@ class TransformersCausalLM:
 
     def _logits(self, tokens_BT: Tensor, **options: Any) -> tuple[Tensor, Any]:
         """(float[B, T, rows of the table], transformers' cache of keys and values, where it is kept)."""
-        sharded = self.mesh.tensor.size > 1
-        region = ShardedRegion(self.mesh.tensor_grid) if sharded else nullcontext()
+        grid = self.mesh.tensor_grid if self.mesh.tensor.size > 1 else None
+        sharded = grid is not None
+        region = nullcontext() if grid is None else ShardedRegion(grid)
         # In inference mode DTensor meets operations whole that it shards by their parts, and gathers heads.
         with torch.inference_mode(not sharded), torch.no_grad(), region:
             result = self.model(input_ids=tokens_BT, **options)
@@ -107,7 +109,7 @@ class TransformersCausalLM:
         if self.mesh.tensor.size > 1 or "attention_mask" not in self._takes:
             return False
         generator = torch.Generator().manual_seed(0)
-        lengths, cache, found = (2, 7, 4), TokenSlots(3), []
+        lengths, cache, logits = (2, 7, 4), TokenSlots(3), []
         texts = [torch.randint(self.vocab_size, (length + 2,), generator=generator) for length in lengths]
         for step in range(3):
             width = max(lengths) if step == 0 else 1
@@ -121,11 +123,11 @@ class TransformersCausalLM:
             logits_BTV = self._read_padded(SlotRows.of_batch(positions_BT, self.device), cache)
             if logits_BTV is None:
                 return False
-            found.append(logits_BTV[:, -1])
+            logits.append(logits_BTV[:, -1])
         tolerance = 1e-4 if self.model.dtype == torch.float32 else 5e-2
         for row, (text, length) in enumerate(zip(texts, lengths, strict=True)):
             alone_TV = self.hidden(text[None].to(self.device))[0, length - 1 :]
-            padded_TV = torch.stack([step_BV[row] for step_BV in found])
+            padded_TV = torch.stack([step_BV[row] for step_BV in logits])
             if not (alone_TV - padded_TV).abs().max() <= tolerance * alone_TV.abs().max():
                 return False
         return True
@@ -195,7 +197,7 @@ def _keeps_all(keys: Any, tokens: int) -> bool:
     return (
         bool(tensors)
         and all(type(layer).__name__ == "DynamicLayer" for layer in layers)
-        and all(isinstance(each, Tensor) and each.dim() == 4 and each.shape[2] == tokens for each in tensors)
+        and all(isinstance(tensor, Tensor) and tensor.dim() == 4 and tensor.shape[2] == tokens for tensor in tensors)
     )
 
 
@@ -209,8 +211,8 @@ def _joined(kept: Sequence[_Row], seen: Sequence[int]) -> Any:
         joined = []
         for name in ("keys", "values"):
             parts = [
-                getattr(each.keys.layers[index], name)[each.row, :, -count:]
-                for each, count in zip(kept, seen, strict=True)
+                getattr(tensor.keys.layers[index], name)[tensor.row, :, -count:]
+                for tensor, count in zip(kept, seen, strict=True)
             ]
             joined.append(torch.stack([nn.functional.pad(part, (0, 0, width - part.shape[1], 0)) for part in parts]))
         keys.update(*joined, index)

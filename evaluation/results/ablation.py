@@ -71,7 +71,7 @@ class Effect:
 
 
 def effects(baseline: ArmScores, others: Sequence[ArmScores]) -> list[Effect]:
-    """Of each arm against the baseline.
+    """Effects of each arm against the baseline.
 
     Raises InputError with fewer than 2 seeds or 30 documents, or where arms scored other documents."""
     arms = [baseline, *others]

@@ -64,7 +64,7 @@ def _compare(first: Path, second: Path, seed: int) -> list[Comparison]:
     shared = sorted(left["task_hashes"].keys() & right["task_hashes"].keys())
     if not shared:
         raise InputError(f"{first} and {second} have no task in common; evaluate both on the same tasks")
-    found = []
+    comparisons = []
     for task in shared:
         if left["task_hashes"][task] != right["task_hashes"][task]:
             raise InputError(
@@ -82,14 +82,14 @@ def _compare(first: Path, second: Path, seed: int) -> list[Comparison]:
                 f"{task}: {first} and {second} have no question that both evaluated; evaluate models with a longer "
                 "sequence length"
             )
-        found += _compare_task(task, pairs, left["higher_is_better"].get(task, {}), seed)
-    return found
+        comparisons += _compare_task(task, pairs, left["higher_is_better"].get(task, {}), seed)
+    return comparisons
 
 
 def _compare_task(
     task: str, pairs: Sequence[tuple[Any, Any]], higher_is_better: Mapping[str, bool], seed: int
 ) -> list[Comparison]:
-    found = []
+    comparisons = []
     for metric in dict.fromkeys(metric for left, _ in pairs for metric in left["metrics"]):
         values = [(left[metric], right[metric]) for left, right in pairs if metric in left and metric in right]
         if not values:
@@ -103,7 +103,7 @@ def _compare_task(
             continue
         low, high = paired_interval(bits[:, 1] - bits[:, 0], sizes, seed)
         totals = bits.sum(axis=0) / sizes.sum()
-        found.append(
+        comparisons.append(
             Comparison(
                 task,
                 metric,
@@ -117,7 +117,7 @@ def _compare_task(
                 mcnemar(bits[:, 0], bits[:, 1]) if is_right_or_wrong(bits) and metric not in BITS else None,
             )
         )
-    return found
+    return comparisons
 
 
 def is_right_or_wrong(scores_N2: np.ndarray) -> bool:
@@ -135,29 +135,29 @@ def paired_interval(differences: np.ndarray, sizes: np.ndarray, seed: int, draws
     """The 2.5th and 97.5th percentile of sum(differences) / sum(sizes) over resampled questions (Efron 1979; paired as
     in Koehn 2004). differences: float64[n], one a question; sizes: their weights."""
     rng = np.random.default_rng([seed, len(differences)])
-    found = np.empty(draws)
+    means = np.empty(draws)
     for draw in range(draws):
         chosen = rng.integers(0, len(differences), len(differences))
-        found[draw] = differences[chosen].sum() / sizes[chosen].sum()
-    low, high = np.percentile(found, [2.5, 97.5])
+        means[draw] = differences[chosen].sum() / sizes[chosen].sum()
+    low, high = np.percentile(means, [2.5, 97.5])
     return float(low), float(high)
 
 
-def comparison_markdown(found: Sequence[Comparison]) -> str:
+def comparison_markdown(comparisons: Sequence[Comparison]) -> str:
     """The comparisons as a Markdown table."""
     lines = ["| " + " | ".join(HEADINGS) + " |", "|" + "---|" * len(HEADINGS)]
-    for each in found:
+    for comparison in comparisons:
         cells = (
-            each.task,
-            str(each.count),
-            each.metric,
-            f"{each.first:.4f}",
-            f"{each.second:.4f}",
-            f"{each.difference:+.4f}",
-            f"{each.low:+.4f} to {each.high:+.4f}",
-            "" if each.p is None else f"{each.p:.3g}",
-            "" if math.isnan(each.detectable) else f"{each.detectable:.4f}",
-            each.verdict,
+            comparison.task,
+            str(comparison.count),
+            comparison.metric,
+            f"{comparison.first:.4f}",
+            f"{comparison.second:.4f}",
+            f"{comparison.difference:+.4f}",
+            f"{comparison.low:+.4f} to {comparison.high:+.4f}",
+            "" if comparison.p is None else f"{comparison.p:.3g}",
+            "" if math.isnan(comparison.detectable) else f"{comparison.detectable:.4f}",
+            comparison.verdict,
         )
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
@@ -168,13 +168,13 @@ def _read_results(folder: Path) -> dict[str, Any]:
     if not path.is_file():
         raise InputError(f"{path}: absent; name a folder that `gristmill evaluate` wrote")
     try:
-        found: dict[str, Any] = json.loads(path.read_bytes())
-        hashes, better = found["task_hashes"], found["higher_is_better"]
+        results: dict[str, Any] = json.loads(path.read_bytes())
+        hashes, better = results["task_hashes"], results["higher_is_better"]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise InputError(f"{path}: damaged ({type(error).__name__}: {error}); evaluate again") from error
     if not all(isinstance(part, dict) for part in (hashes, better, *better.values())):
         raise InputError(f"{path}: damaged (task_hashes and higher_is_better are not objects); evaluate again")
-    return found
+    return results
 
 
 def _read_samples(folder: Path, task: str) -> list[dict[str, Any]]:

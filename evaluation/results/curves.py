@@ -22,16 +22,16 @@ def curve_svg(points: Sequence[Mapping[str, Any]]) -> str:
     rows = -(-len(panels) // COLUMNS)
     with matplotlib.rc_context({"svg.hashsalt": "gristmill", "font.size": 8}):
         figure = Figure(figsize=(4 * min(COLUMNS, len(panels)), 2.6 * rows), layout="constrained")
-        for index, ((task, metric), found) in enumerate(panels.items(), start=1):
+        for index, ((task, metric), curve) in enumerate(panels.items(), start=1):
             axes = figure.add_subplot(rows, min(COLUMNS, len(panels)), index)
-            known = all(point["tokens"] is not None for point in found)
-            places = [point["tokens"] / 1e6 if known else point["step"] for point in found]
-            scores = [point["score"] for point in found]
+            known = all(point["tokens"] is not None for point in curve)
+            places = [point["tokens"] / 1e6 if known else point["step"] for point in curve]
+            scores = [point["score"] for point in curve]
             axes.errorbar(
-                places, scores, [point["error"] or 0.0 for point in found], marker="o", markersize=3, capsize=2
+                places, scores, [point["error"] or 0.0 for point in curve], marker="o", markersize=3, capsize=2
             )
-            if found[0]["chance"] is not None:
-                axes.axhline(found[0]["chance"], linestyle="--", linewidth=0.8, color="gray")
+            if curve[0]["chance"] is not None:
+                axes.axhline(curve[0]["chance"], linestyle="--", linewidth=0.8, color="gray")
             axes.set(title=f"{task}: {metric}", xlabel="million tokens" if known else "step")
         drawn = io.StringIO()
         figure.savefig(drawn, format="svg", metadata={"Date": None})
@@ -72,15 +72,15 @@ def score_noise(points: Sequence[Mapping[str, Any]], last: int = LAST) -> list[S
     series: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
     for point in points:
         series.setdefault((point["task"], point["metric"]), []).append(point)
-    found = []
+    noises = []
     for (task, metric), every in series.items():
         scores = [point["score"] for point in every[-max(1, min(last, len(every) // 2)) :]]
         noise = stdev(scores) if len(scores) > 2 else None
-        found.append(ScoreNoise(task, metric, scores[-1], every[-1]["error"], noise, len(scores)))
-    return found
+        noises.append(ScoreNoise(task, metric, scores[-1], every[-1]["error"], noise, len(scores)))
+    return noises
 
 
-def noise_cells(found: Sequence[ScoreNoise]) -> list[tuple[str, ...]]:
+def noise_cells(noises: Sequence[ScoreNoise]) -> list[tuple[str, ...]]:
     """Rows of a table under HEADINGS."""
 
     def number(value: float | None) -> str:
@@ -88,19 +88,19 @@ def noise_cells(found: Sequence[ScoreNoise]) -> list[tuple[str, ...]]:
 
     return [
         (
-            each.task,
-            each.metric,
-            number(each.score),
-            number(each.error),
-            number(each.noise),
-            str(each.checkpoints),
-            number(each.detectable),
+            noise.task,
+            noise.metric,
+            number(noise.score),
+            number(noise.error),
+            number(noise.noise),
+            str(noise.checkpoints),
+            number(noise.detectable),
         )
-        for each in found
+        for noise in noises
     ]
 
 
-def noise_markdown(found: Sequence[ScoreNoise]) -> str:
+def noise_markdown(noises: Sequence[ScoreNoise]) -> str:
     lines = ["| " + " | ".join(HEADINGS) + " |", "|" + "---|" * len(HEADINGS)]
-    lines += ["| " + " | ".join(cells) + " |" for cells in noise_cells(found)]
+    lines += ["| " + " | ".join(cells) + " |" for cells in noise_cells(noises)]
     return "\n".join(lines) + "\n"

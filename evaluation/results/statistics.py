@@ -3,7 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 from lm_eval.api.group import Group
@@ -49,6 +49,7 @@ def unigram_bits_per_byte(counts: np.ndarray, token_ids: Sequence[int], num_byte
 
 LN2 = math.log(2)
 ANSWER_BITS = "answer_bits_per_byte"
+Sample = TypeVar("Sample", bound=Mapping[str, Any])
 BITS = ("bits_per_byte", ANSWER_BITS)  # metrics whose samples are (log-likelihood in nats, bytes)
 
 
@@ -163,10 +164,10 @@ def gather_skip_reasons(model: Any) -> SkipReasons:
     if model.world_size == 1:
         return model.too_long
     gathered = model.gather_object(model.too_long)
-    return {key: reason for found in gathered or () for key, reason in found.items()}
+    return {key: reason for reasons in gathered or () for key, reason in reasons.items()}
 
 
-def evaluated(samples: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+def evaluated(samples: Iterable[Sample]) -> list[Sample]:
     return [sample for sample in samples if MARK not in sample]
 
 
@@ -208,16 +209,19 @@ def scores(task: Task, samples: Sequence[Mapping[str, Any]]) -> dict[str, float]
         for metric in sample["metrics"]:
             values.setdefault((metric, sample["filter"]), []).append(sample[metric])
     aggregation = {**task.aggregation(), ANSWER_BITS: bits_per_byte}
-    return {f"{metric},{chosen}": aggregation.get(metric, mean)(found) for (metric, chosen), found in values.items()}
+    return {
+        f"{metric},{chosen}": aggregation.get(metric, mean)(metric_values)
+        for (metric, chosen), metric_values in values.items()
+    }
 
 
 def skipped_notes(samples: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[str]:
     """One note per task with skipped questions: their number, and the first one with its reason."""
     notes = []
-    for name, found in samples.items():
-        reasons = {sample["doc_id"]: sample[MARK] for sample in found if MARK in sample}
+    for name, task_samples in samples.items():
+        reasons = {sample["doc_id"]: sample[MARK] for sample in task_samples if MARK in sample}
         if reasons:
-            total = len({sample["doc_id"] for sample in found})
+            total = len({sample["doc_id"] for sample in task_samples})
             notes.append(
                 f"{name}: {len(reasons)} of {total} questions were not evaluated and are in no score; "
                 f"question {min(reasons)}: {reasons[min(reasons)]}"

@@ -65,9 +65,11 @@ def rows_of(
     unigram: Mapping[str, Sequence[float]],
 ) -> list[ScoreRow]:
     """The rows of one task or group. result: scores by "metric,filter"; samples: of its tasks."""
-    questions = {(task, sample["doc_id"]) for task, found in samples.items() for sample in found}
-    kept = {task: evaluated(found) for task, found in samples.items()}
-    num_skipped = len(questions) - len({(task, sample["doc_id"]) for task, found in kept.items() for sample in found})
+    questions = {(task, sample["doc_id"]) for task, task_samples in samples.items() for sample in task_samples}
+    kept = {task: evaluated(task_samples) for task, task_samples in samples.items()}
+    num_skipped = len(questions) - len(
+        {(task, sample["doc_id"]) for task, task_samples in kept.items() for sample in task_samples}
+    )
     better = summary["higher_is_better"].get(name, {})
     keys = [key for key in result if "," in key and "_stderr," not in key]
     if not keys and num_skipped:
@@ -75,18 +77,18 @@ def rows_of(
     rows = []
     for key in keys:
         metric, chosen_filter = key.split(",", 1)
-        found = [
+        task_samples = [
             (task, sample)
             for task, of_task in kept.items()
             for sample in of_task
             if metric in sample and sample["filter"] == chosen_filter
         ]
-        chance, verdict = against_chance(metric, found, summary["configs"], unigram)
+        chance, verdict = against_chance(metric, task_samples, summary["configs"], unigram)
         rows.append(
             ScoreRow(
                 task=result.get("alias", name).strip(),
                 shots=summary["n-shot"].get(name, 0),
-                count=len(found),
+                count=len(task_samples),
                 metric=metric if chosen_filter == "none" or metric == ANSWER_BITS else f"{metric} ({chosen_filter})",
                 score=result.get(key),
                 error=result.get(f"{metric}_stderr,{chosen_filter}"),
@@ -101,13 +103,13 @@ def rows_of(
 
 def tasks_of(name: str, summary: Mapping[str, Any], samples: Samples) -> list[str]:
     """The task itself, or the tasks of a group."""
-    found = [name] if name in samples else subtasks_of(name, summary["group_subtasks"])
-    return [task for task in found if task in samples]
+    tasks = [name] if name in samples else subtasks_of(name, summary["group_subtasks"])
+    return [task for task in tasks if task in samples]
 
 
 def against_chance(
     metric: str,
-    found: Sequence[tuple[str, Mapping[str, Any]]],
+    metric_samples: Sequence[tuple[str, Mapping[str, Any]]],
     configs: Mapping[str, Any],
     unigram: Mapping[str, Sequence[float]],
 ) -> tuple[float | None, Verdict | None]:
@@ -116,18 +118,24 @@ def against_chance(
     Bits per byte: an exact sign test over the documents: does the model need fewer bits than the unigram model in more
     than half of them? Accuracies: an exact test of the number of right answers. Perplexities have neither."""
     if metric == "bits_per_byte":
-        pairs = [(task, sample) for task, sample in found if task in unigram]
+        pairs = [(task, sample) for task, sample in metric_samples if task in unigram]
         if not pairs:
             return None, None
         guessed_bits = [unigram[task][sample["doc_id"]] for task, sample in pairs]
         bits = [-sample[metric][0] / LN2 for _, sample in pairs]
         chance = sum(guessed_bits) / sum(sample[metric][1] for _, sample in pairs)
-        return chance, sign_verdict([mine - other for mine, other in zip(bits, guessed_bits, strict=True)])
-    chances = [_chance_of(configs.get(task, {}), sample) for task, sample in found] if has_chance_level(metric) else []
+        return chance, sign_verdict(
+            [bits_per_answer - other for bits_per_answer, other in zip(bits, guessed_bits, strict=True)]
+        )
+    chances = (
+        [_chance_of(configs.get(task, {}), sample) for task, sample in metric_samples]
+        if has_chance_level(metric)
+        else []
+    )
     if not chances or any(chance is None for chance in chances):
         return None, None
     known = [chance for chance in chances if chance is not None]
-    values = [sample[metric] for _, sample in found]
+    values = [sample[metric] for _, sample in metric_samples]
     verdict = accuracy_verdict(int(sum(values)), known) if all(value in (0, 1) for value in values) else None
     return sum(known) / len(known), verdict
 
@@ -229,9 +237,9 @@ def transfer_table(rows: Sequence[ScoreRow], family_of: FamilyOf) -> list[list[s
     the languages but English, and chance."""
     scores: dict[str, dict[str, ScoreRow]] = {}
     for row in rows:
-        found = family_of(row.task)
-        if found is not None and row.metric in METRICS and row.score is not None:
-            scores.setdefault(found[0], {})[found[1]] = row
+        family = family_of(row.task)
+        if family is not None and row.metric in METRICS and row.score is not None:
+            scores.setdefault(family[0], {})[family[1]] = row
     families = {name: of_family for name, of_family in scores.items() if len(of_family) > 1}
     if not families:
         return []
@@ -281,13 +289,13 @@ def write_results(
     notes: Sequence[str],
 ) -> None:
     """Writes all files of a results folder. They hold no time, path or machine: same scores, same bytes."""
-    for name, found in samples.items():
-        lines = "".join(json.dumps(_plain(sample), ensure_ascii=False) + "\n" for sample in found)
+    for name, task_samples in samples.items():
+        lines = "".join(json.dumps(_plain(sample), ensure_ascii=False) + "\n" for sample in task_samples)
         write_atomic(folder / "samples" / f"{_file_name(name)}.jsonl", lines.encode())
     whole = {
         **summary,
         "verdicts": verdicts(rows),
-        "task_hashes": {name: task_hash(found) for name, found in samples.items()},
+        "task_hashes": {name: task_hash(task_samples) for name, task_samples in samples.items()},
         "lm_eval_version": importlib.metadata.version("lm_eval"),
     }
     text = json.dumps(_plain(whole), indent=2, ensure_ascii=False, sort_keys=True)
@@ -299,16 +307,16 @@ def write_results(
 def verdicts(rows: Sequence[ScoreRow]) -> dict[str, dict[str, Any]]:
     """{task: {metric: {...}}} as in the table: number of questions, skipped questions, chance level, p-value,
     verdict."""
-    found: dict[str, dict[str, Any]] = {}
+    verdicts_by_task: dict[str, dict[str, Any]] = {}
     for row in rows:
-        found.setdefault(row.task, {})[row.metric] = {
+        verdicts_by_task.setdefault(row.task, {})[row.metric] = {
             "n": row.count,
             "not_evaluated": row.not_evaluated,
             "chance": row.chance,
             "p_value": None if row.verdict is None else row.verdict.p,
             "verdict": None if row.verdict is None else str(row.verdict),
         }
-    return found
+    return verdicts_by_task
 
 
 def task_hash(samples: Sequence[Mapping[str, Any]]) -> str:

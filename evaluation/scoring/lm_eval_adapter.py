@@ -178,14 +178,14 @@ class LanguageModel(TemplateLM):
 
     def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
         """int[] of each replica -> int[replicas]."""
-        found = [torch.empty_like(tensor) for _ in range(self.world_size)]
-        dist.all_gather(found, tensor, group=self._group)
-        return torch.stack(found)
+        gathered = [torch.empty_like(tensor) for _ in range(self.world_size)]
+        dist.all_gather(gathered, tensor, group=self._group)
+        return torch.stack(gathered)
 
     def gather_object(self, obj: Any, dst: int = 0) -> list[Any] | None:
-        found: list[Any] | None = [None] * self.world_size if self.rank == dst else None
-        dist.gather_object(obj, found, group=self._group, group_dst=dst)
-        return found
+        gathered: list[Any] | None = [None] * self.world_size if self.rank == dst else None
+        dist.gather_object(obj, gathered, group=self._group, group_dst=dst)
+        return gathered
 
     def barrier(self) -> None:
         dist.barrier(group=self._group)
@@ -243,8 +243,10 @@ class LanguageModel(TemplateLM):
     def _loglikelihood_tokens(
         self, requests: list[tuple[tuple[str, str], list[int], list[int]]], **kwargs: object
     ) -> list[tuple[float, bool]]:
-        found = [Request(tuple(context), tuple(continuation)) for _, context, continuation in requests]
-        return [(found.logprob, found.greedy) for found in self._score(found, "scoring answers", share_prefixes=True)]
+        scored = [Request(tuple(context), tuple(continuation)) for _, context, continuation in requests]
+        return [
+            (scored.logprob, scored.greedy) for scored in self._score(scored, "scoring answers", share_prefixes=True)
+        ]
 
     def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
         """Full texts after the BOS or end-of-document token, in disjoint windows of the model's sequence length."""
@@ -257,8 +259,8 @@ class LanguageModel(TemplateLM):
                 windows.append(Request(tuple(context), tuple(continuation)))
                 owners.append(index)
         totals = [0.0] * len(requests)
-        for owner, found in zip(owners, self._score(windows, "scoring texts", share_prefixes=False), strict=True):
-            totals[owner] += found.logprob
+        for owner, result in zip(owners, self._score(windows, "scoring texts", share_prefixes=False), strict=True):
+            totals[owner] += result.logprob
         return totals
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
@@ -271,8 +273,8 @@ class LanguageModel(TemplateLM):
                     index: self.tok_encode(requests[index].args[0]) or [self.prefix_token_id] for index in indices
                 }
                 fitting = [index for index in indices if self._fits_prompt(requests[index], len(prompts[index]))]
-                found = self._generate([prompts[index] for index in fitting], settings)
-                for index, (text, cut_off) in zip(fitting, found, strict=True):
+                generations = self._generate([prompts[index] for index in fitting], settings)
+                for index, (text, cut_off) in zip(fitting, generations, strict=True):
                     answers[index] = text
                     if cut_off:
                         tokens = len(prompts[index])
@@ -292,9 +294,10 @@ class LanguageModel(TemplateLM):
         """(text, was it truncated by the sequence length?). Only greedy text is cached."""
 
         def write(prompts: list[list[int]]) -> list[tuple[str, bool]]:
-            found = generate(self.causal_lm, self.codec, prompts, settings, self._generation_tokens)
+            generations = generate(self.causal_lm, self.codec, prompts, settings, self._generation_tokens)
             return [
-                (made.text, made.ended == "length" and len(made.tokens) < settings.max_new_tokens) for made in found
+                (made.text, made.ended == "length" and len(made.tokens) < settings.max_new_tokens)
+                for made in generations
             ]
 
         if self.cache is None or settings.sampling.temperature > 0:
@@ -321,11 +324,11 @@ class LanguageModel(TemplateLM):
         known = {} if self.cache is None else self.cache.find([*digests.values()])
         new = [request for request, digest in digests.items() if digest not in known]
         with self.reporter.meter(description, len(new), "requests") as meter:
-            found = score(self.causal_lm, new, self.batch_tokens, share_prefixes, meter.advance)
-        self.read_tokens += found.read_tokens
-        self.unpacked_tokens += found.unpacked_tokens
+            scores = score(self.causal_lm, new, self.batch_tokens, share_prefixes, meter.advance)
+        self.read_tokens += scores.read_tokens
+        self.unpacked_tokens += scores.unpacked_tokens
         answers = {
-            digests[request]: [result.logprob, result.greedy] for request, result in zip(new, found, strict=True)
+            digests[request]: (result.logprob, result.greedy) for request, result in zip(new, scores, strict=True)
         }
         if self.cache is not None:
             self.cache.add(answers)

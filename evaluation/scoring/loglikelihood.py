@@ -30,7 +30,7 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Row:
+class ScoringRow:
     """One tree. tokens, positions: int64[N]. segments: (first node, end node, parent node or -1), in order; within a
     segment each node's parent is the node before it. nodes[i]: the nodes whose logits score request_ids[i]."""
 
@@ -79,12 +79,12 @@ def model_inputs(request: Request, sequence_length: int) -> Inputs:
     return Inputs(tokens=kept[:-1], scored=len(request.continuation))
 
 
-def pack(inputs: Sequence[Inputs], row_tokens: int, share: bool = True) -> list[Row]:
+def pack(inputs: Sequence[Inputs], row_tokens: int, share: bool = True) -> list[ScoringRow]:
     """Rows of at most row_tokens nodes (one long request may have more), largest first. Each input is in one row.
 
     Sorted, each request stands beside the one it shares most with. share=False gives each a row of its own."""
     order = sorted(range(len(inputs)), key=lambda index: inputs[index].tokens)
-    rows: list[Row] = []
+    rows: list[ScoringRow] = []
     tree = _Tree()
     for index in order:
         tokens = inputs[index].tokens
@@ -99,14 +99,14 @@ def pack(inputs: Sequence[Inputs], row_tokens: int, share: bool = True) -> list[
     return sorted(rows, key=lambda row: (-len(row.tokens), row.request_ids[0]))
 
 
-def batches(rows: Sequence[Row], batch_tokens: int) -> list[list[Row]]:
+def batches(rows: Sequence[ScoringRow], batch_tokens: int) -> list[list[ScoringRow]]:
     """Batches whose row count times longest row is at most batch_tokens; a longer row is a batch of its own.
 
     Chains and trees are batched apart: chains need no mask. Longest first: the first batch needs most memory. A much
     shorter row starts a new batch if the current one is large enough: padding costs compute too."""
-    all_batches: list[list[Row]] = []
+    all_batches: list[list[ScoringRow]] = []
     for is_chain in (True, False):
-        batch: list[Row] = []
+        batch: list[ScoringRow] = []
         for row in (row for row in rows if row.is_chain == is_chain):
             longest = len(batch[0].tokens) if batch else 0
             large_enough = len(batch) * longest >= MIN_BATCH_TOKENS and len(row.tokens) < MIN_FILL * longest
@@ -151,8 +151,8 @@ class _Tree:
         self.request_ids.append(index)
         self.nodes.append(self.path[len(self.path) - inputs.scored :])
 
-    def row(self) -> Row:
-        return Row(
+    def row(self) -> ScoringRow:
+        return ScoringRow(
             tokens=np.array(self.tokens, dtype=np.int64),
             positions=np.array(self.positions, dtype=np.int64),
             segments=self._merged_segments(),
@@ -206,22 +206,24 @@ def score(
     """Scores in the order of the requests. `advance` is called with the number of requests of each batch.
 
     Raises InputError if the model's output is not a number."""
-    found = Scores()
+    scores = Scores()
     if not requests:
-        return found
+        return scores
     inputs = [model_inputs(request, causal_lm.sequence_length) for request in requests]
-    found.unpacked_tokens = sum(len(item.tokens) for item in inputs)
-    found.extend([Score(0.0, False)] * len(requests))
+    scores.unpacked_tokens = sum(len(item.tokens) for item in inputs)
+    scores.extend([Score(0.0, False)] * len(requests))
     for batch in batches(pack(inputs, ROW_TOKENS, share and causal_lm.reads_trees), batch_tokens):
-        found.read_tokens += sum(len(row.tokens) for row in batch)
+        scores.read_tokens += sum(len(row.tokens) for row in batch)
         for request_id, result in _score_batch(causal_lm, batch, requests):
-            found[request_id] = result
+            scores[request_id] = result
         advance(sum(len(row.request_ids) for row in batch))
-    return found
+    return scores
 
 
 @torch.inference_mode()
-def _score_batch(causal_lm: CausalLM, batch: Sequence[Row], requests: Sequence[Request]) -> list[tuple[int, Score]]:
+def _score_batch(
+    causal_lm: CausalLM, batch: Sequence[ScoringRow], requests: Sequence[Request]
+) -> list[tuple[int, Score]]:
     scored = [
         (request_id, row_index, row.nodes[place])
         for row_index, row in enumerate(batch)
@@ -241,7 +243,7 @@ def _score_batch(causal_lm: CausalLM, batch: Sequence[Row], requests: Sequence[R
     return results
 
 
-def _hidden(causal_lm: CausalLM, batch: Sequence[Row], positions_U: np.ndarray) -> torch.Tensor:
+def _hidden(causal_lm: CausalLM, batch: Sequence[ScoringRow], positions_U: np.ndarray) -> torch.Tensor:
     """Hidden states [U, D] at these places of the rows, which are padded on the right and stand one after another."""
     width = max(len(row.tokens) for row in batch)
     tokens_BT = np.zeros((len(batch), width), dtype=np.int64)

@@ -10,7 +10,7 @@ from gristmill.data_pipeline.corpus.writer import DECONTAMINATION_FOLDER, QUESTI
 from gristmill.evaluation.results.statistics import evaluated, scores, standard_error
 from gristmill.evaluation.results.table import ScoreRow, rows_of
 from gristmill.evaluation.tasks.benchmark_texts import OURS
-from gristmill.evaluation.tasks.harness import Results
+from gristmill.evaluation.tasks.harness import TaskResults
 from gristmill.foundation.errors import InputError
 
 LEFT_IN = "annotated"  # outcome of a document that stays in the corpus with its match
@@ -29,26 +29,26 @@ def found_in_corpus(curate: Path) -> Found:
         return {}
     path = report
     try:
-        found: Found = {name: {} for name in json.loads(report.read_bytes())}
+        contaminated: Found = {name: {} for name in json.loads(report.read_bytes())}
         path = questions
         for line in questions.read_text("utf-8").splitlines():
             question = json.loads(line)
             if question["example"].isdecimal():
                 left_in = any(document["outcome"] == LEFT_IN for document in question["documents"])
-                found.setdefault(question["benchmark"], {})[int(question["example"])] = left_in
+                contaminated.setdefault(question["benchmark"], {})[int(question["example"])] = left_in
     except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
         raise InputError(f"{path}: damaged ({type(error).__name__}: {error}); run the stage `curate` again") from error
-    return found
+    return contaminated
 
 
-def contamination_rows(results: Results, found: Mapping[str, Mapping[int, bool]]) -> list[ScoreRow]:
+def contamination_rows(results: TaskResults, contamination: Mapping[str, Mapping[int, bool]]) -> list[ScoreRow]:
     """Rows "TASK, clean" and "TASK, contaminated" for every task with contaminated questions.
 
     Also adds the scores to results.summary["contamination"], and to results.notes a note for each task that was
     searched for."""
     rows: list[ScoreRow] = []
     for name, samples in results.samples.items():
-        known = found.get(name.removeprefix(OURS))
+        known = contamination.get(name.removeprefix(OURS))
         if known is None or name not in results.tasks:
             continue
         questions = {sample["doc_id"] for sample in samples}
@@ -70,12 +70,12 @@ def contamination_rows(results: Results, found: Mapping[str, Mapping[int, bool]]
     return rows
 
 
-def _result(results: Results, name: str, chosen: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+def _result(results: TaskResults, name: str, chosen: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     kept = evaluated(chosen)
     result = scores(results.tasks[name], kept)
     for key, score in list(result.items()):
         metric, chosen_filter = key.split(",", 1)
-        values = [each[metric] for each in kept if metric in each and each["filter"] == chosen_filter]
+        values = [sample[metric] for sample in kept if metric in sample and sample["filter"] == chosen_filter]
         error = standard_error(metric, values, score)
         if error is not None and math.isfinite(error):
             result[f"{metric}_stderr,{chosen_filter}"] = error

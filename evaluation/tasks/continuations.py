@@ -35,10 +35,11 @@ def continuations(
     chosen = _first_of_each_source(documents, config.samples, codec)
     prompt_tokens = max(1, min(PROMPT_TOKENS, causal_lm.sequence_length - config.sample_tokens))
     encoded = [list(codec.encode(document.text[:4000])) for document in chosen]
-    begin = [*ModelTokenizer.of(codec).prompt_prefix]
+    tokenizer = ModelTokenizer.of(codec)
+    begin = [*tokenizer.prompt_prefix]
     prompts = [[*begin, *ids[:prompt_tokens]][:prompt_tokens] for ids in encoded]
-    greedy = generate(causal_lm, codec, prompts, GenerationSettings(config.sample_tokens))
-    sampled = generate(causal_lm, codec, prompts, GenerationSettings(config.sample_tokens, config.sampling))
+    greedy = generate(causal_lm, tokenizer, prompts, GenerationSettings(config.sample_tokens))
+    sampled = generate(causal_lm, tokenizer, prompts, GenerationSettings(config.sample_tokens, config.sampling))
     return [
         Continuation(
             source=document.source,
@@ -57,8 +58,12 @@ def _first_of_each_source(
 ) -> list[HeldOutDocument]:
     """`count` documents with more than PROMPT_TOKENS tokens: the first of each source, then the second, and so on."""
     long_enough = {
-        source: [document for document in found if len(codec.encode(document.text[:2000])) > PROMPT_TOKENS][:count]
-        for source, found in ((source, found[: 20 * count]) for source, found in sorted(documents.items()))
+        source: [document for document in source_documents if len(codec.encode(document.text[:2000])) > PROMPT_TOKENS][
+            :count
+        ]
+        for source, source_documents in (
+            (source, source_documents[: 20 * count]) for source, source_documents in sorted(documents.items())
+        )
     }
     turns = [(turn, source) for turn in range(count) for source in long_enough]
     taken = [long_enough[source][turn] for turn, source in turns if turn < len(long_enough[source])]

@@ -52,22 +52,22 @@ class ClozeQuestion:
 
 def read_held_out(curate: Path) -> dict[str, list[HeldOutDocument]]:
     """{source: its `test` documents in canonical order}, from the folder of the stage `curate`."""
-    found: dict[str, list[HeldOutDocument]] = {}
+    held_out: dict[str, list[HeldOutDocument]] = {}
     for path in sorted((curate / "documents" / "test").glob("*.parquet")):
         table = pq.read_table(path, columns=["doc_id", "source", "text", "language"])
         for doc_id, source, text, language in zip(*(column.to_pylist() for column in table.columns), strict=True):
-            found.setdefault(source, []).append(HeldOutDocument(doc_id, source, text, language or ""))
-    return found
+            held_out.setdefault(source, []).append(HeldOutDocument(doc_id, source, text, language or ""))
+    return held_out
 
 
 def by_language(documents: Mapping[str, Sequence[HeldOutDocument]]) -> dict[str, list[HeldOutDocument]]:
     """{"ar_Arab": documents}: the documents of all sources by language, with the language's script."""
-    found: dict[str, list[HeldOutDocument]] = {}
+    by_code: dict[str, list[HeldOutDocument]] = {}
     for of_source in documents.values():
         for document in of_source:
-            found.setdefault(language_tag(document.language), []).append(document)
+            by_code.setdefault(language_tag(document.language), []).append(document)
     return {
-        f"{language}_{_script(language, of_language)}": of_language for language, of_language in sorted(found.items())
+        f"{language}_{_script(language, of_language)}": of_language for language, of_language in sorted(by_code.items())
     }
 
 
@@ -127,8 +127,8 @@ _PURPOSE = 0x636C6F7A  # "cloz": a random stream of its own for the same seed
 def _questions(documents: Sequence[HeldOutDocument], choices: int, rng: np.random.Generator) -> Iterator[ClozeQuestion]:
     lines = [_candidate_lines(document.text) for document in documents]
     pool = _LinePool.of(lines)
-    shuffled = [rng.permutation(len(found)) for found in lines]
-    for turn in range(max((len(found) for found in lines), default=0)):
+    shuffled = [rng.permutation(len(document_lines)) for document_lines in lines]
+    for turn in range(max((len(document_lines) for document_lines in lines), default=0)):
         for owner in rng.permutation(len(documents)):
             if turn >= len(lines[owner]):
                 continue
@@ -143,7 +143,7 @@ def _questions(documents: Sequence[HeldOutDocument], choices: int, rng: np.rando
 
 def _candidate_lines(text: str) -> list[tuple[str, str]]:
     """(context, line) for each line that can be an answer; the line break between them is in neither."""
-    found = []
+    candidates = []
     lines = text.split("\n")
     for index in range(CONTEXT_LINES, len(lines)):
         line = lines[index].rstrip()
@@ -151,8 +151,8 @@ def _candidate_lines(text: str) -> list[tuple[str, str]]:
         if suitable and lines[index - 1].strip():
             context = _end("\n".join(lines[max(0, index - 60) : index]))
             if len(context.strip().split("\n")) >= CONTEXT_LINES:
-                found.append((context, line))
-    return found
+                candidates.append((context, line))
+    return candidates
 
 
 def _end(text: str) -> str:
@@ -176,7 +176,7 @@ class _LinePool:
     @classmethod
     def of(cls, lines: Sequence[Sequence[tuple[str, str]]]) -> "_LinePool":
         """lines: by document, as `_candidate_lines` returns them."""
-        pool = [(document, line) for document, found in enumerate(lines) for _, line in found]
+        pool = [(document, line) for document, document_lines in enumerate(lines) for _, line in document_lines]
         return cls(
             [line for _, line in pool],
             np.array([document for document, _ in pool]),
@@ -279,8 +279,8 @@ def task_alias(task: str) -> str:
 
 def likely_script(language: str) -> str | None:
     """The script in which a language is usually written (CLDR), by the names of signals/scripts.py: ko -> "Hang"."""
-    found = get_global("likely_subtags").get(re.split("[_-]", language)[0])
-    script = found.split("_")[1] if found is not None and found.count("_") == 2 else None
+    subtags = get_global("likely_subtags").get(re.split("[_-]", language)[0])
+    script = subtags.split("_")[1] if subtags is not None and subtags.count("_") == 2 else None
     return ALIASES.get(script, script) if script is not None else None
 
 

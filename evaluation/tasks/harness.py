@@ -36,7 +36,7 @@ NO_SOURCES = TaskSources()
 
 
 @dataclass(frozen=True)
-class Results:
+class TaskResults:
     """summary: lm-eval's result dictionary without the samples; samples and tasks by name. notes: for the reader, such
     as skipped tasks of a suite and skipped questions. log: lm-eval's output."""
 
@@ -52,7 +52,7 @@ def run_tasks(
     tasks: Sequence[str | dict[str, Any]],
     config: EvaluateConfig,
     sources: TaskSources = NO_SOURCES,
-) -> Results | None:
+) -> TaskResults | None:
     """Results of the tasks: names of ours, of suites, paths of task files, or lm-eval task configs. None on every rank
     but the first.
 
@@ -75,13 +75,13 @@ def run_tasks(
         too_long = gather_skip_reasons(model)
         if raw is None:
             return None
-        samples = {name: _numbered(found) for name, found in sorted(raw.pop("samples").items())}
+        samples = {name: _numbered(task_samples) for name, task_samples in sorted(raw.pop("samples").items())}
         exclude_skipped(raw, samples, loaded["tasks"], loaded.get("groups", {}), too_long)
         add_answer_bits(raw, samples, loaded["tasks"], answers)
     summary = _portable(raw)
     add_standard_errors(summary, samples)
     notes = [*skipped_notes(samples), *filter(None, few_shot_notes), *task_notes]
-    return Results(summary, samples, loaded["tasks"], notes, printed.getvalue())
+    return TaskResults(summary, samples, loaded["tasks"], notes, printed.getvalue())
 
 
 @contextmanager
@@ -182,9 +182,9 @@ def set_shots(task: Task, shots: int | None) -> str | None:
         raise RecipeError(f"task {name} scores whole texts, which have no few-shot examples; leave --shots out")
     if wanted:
         note = _draw_from_another_split(task, name)
-        found = len(task.sampler.df) - (note is not None)
-        if wanted > found:
-            raise RecipeError(f"task {name} has {found} few-shot examples, {wanted} are requested; lower the shots")
+        available = len(task.sampler.df) - (note is not None)
+        if wanted > available:
+            raise RecipeError(f"task {name} has {available} few-shot examples, {wanted} are requested; lower the shots")
     task.set_fewshot_seed(seed=FEWSHOT_SEED)
     return note
 
@@ -207,8 +207,8 @@ def _draw_from_another_split(task: Task, name: str) -> str | None:
         config.validation_split: task.validation_docs,
     }
     for split, documents in others.items():
-        if split is not None and split != evaluated and len(found := list(documents() or ())):
-            task.sampler, fewshot.split = _sampler(task, found), split
+        if split is not None and split != evaluated and len(documents_of_split := list(documents() or ())):
+            task.sampler, fewshot.split = _sampler(task, documents_of_split), split
             return None
     task.sampler, fewshot.split = _sampler(task, list(task.eval_docs)), config.test_split
     return (
@@ -253,14 +253,14 @@ def generation_answers(model: Any, tasks: Mapping[str, Task]) -> Pairs:
                 sizes.append(((name, instance.doc_id), len(answer.encode())))
     scored = model.loglikelihood(requests) if requests else []
     too_long = getattr(model, "too_long", {})
-    found = {
+    answers = {
         place: (logprob, size)
         for request, (place, size), (logprob, _) in zip(requests, sizes, scored, strict=True)
         if (request.task_name, request.doc_id) not in too_long
     }
     if model.world_size == 1:
-        return found
-    return {place: pair for each in model.gather_object(found) or () for place, pair in each.items()}
+        return answers
+    return {place: pair for rank_answers in model.gather_object(answers) or () for place, pair in rank_answers.items()}
 
 
 def add_answer_bits(raw: dict[str, Any], samples: Samples, tasks: Mapping[str, Task], generated: Pairs) -> None:
@@ -268,9 +268,9 @@ def add_answer_bits(raw: dict[str, Any], samples: Samples, tasks: Mapping[str, T
 
     Multiple choice: the right choice, without the space before it, as acc_norm counts it; of several right ones the
     likeliest. Where the contexts differ and not the answers (Winogrande), the answer behind the right one."""
-    for name, found in samples.items():
+    for name, task_samples in samples.items():
         task = tasks[name]
-        kept = [sample for sample in evaluated(found) if sample["filter"] == found[0]["filter"]]
+        kept = [sample for sample in evaluated(task_samples) if sample["filter"] == task_samples[0]["filter"]]
         for sample in kept:
             pair = generated.get((name, sample["doc_id"]))
             if task.OUTPUT_TYPE in ("multiple_choice", "loglikelihood"):
@@ -309,6 +309,6 @@ def _right_answers(task: Task, sample: Mapping[str, Any]) -> list[int]:
         return [0]
     gold = task.doc_to_text(sample["doc"]) if task.multiple_input else task.doc_to_target(sample["doc"])
     choices = task.doc_to_choice(sample["doc"])
-    found = [choices.index(each) if each in choices else -1 if isinstance(each, str) else each
-             for each in (gold if isinstance(gold, list) else [gold])]  # fmt: skip
-    return [index for index in found if index < len(choices)]
+    indices = [choices.index(answer) if answer in choices else -1 if isinstance(answer, str) else answer
+             for answer in (gold if isinstance(gold, list) else [gold])]  # fmt: skip
+    return [index for index in indices if index < len(choices)]

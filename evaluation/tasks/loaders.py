@@ -56,10 +56,10 @@ def _documents(path: Path, records: list[dict[str, Any]]) -> Dataset:
 
 def _records(path: Path, fields: Sequence[str], form: str, sha256: str | None) -> list[dict[str, Any]]:
     content = _unpacked(path)
-    found = hashlib.sha256(content).hexdigest()
-    if sha256 is not None and found != sha256:
+    digest = hashlib.sha256(content).hexdigest()
+    if sha256 is not None and digest != sha256:
         raise InputError(
-            f"{path}: not the file that the task pins (sha256 {found[:16]}..., expected {sha256[:16]}...); "
+            f"{path}: not the file that the task pins (sha256 {digest[:16]}..., expected {sha256[:16]}...); "
             "download that one, or write your own task without sha256"
         )
     if form not in FORMS:

@@ -143,7 +143,9 @@ def _sentence(rng: np.random.Generator) -> str:
 
 
 def _task(name: str, length: int, questions: Sequence[RecallQuestion]) -> dict[str, Any]:
-    listed: list[Mapping[str, Any]] = [{**asdict(each), "choices": list(each.choices)} for each in questions]
+    listed: list[Mapping[str, Any]] = [
+        {**asdict(question), "choices": list(question.choices)} for question in questions
+    ]
     return {
         "task": f"{name}_{length}",
         "task_alias": f"{name} {length} tokens",

@@ -28,7 +28,7 @@ FLORES_SUFFIXES = (".devtest", ".dev")
 
 
 @dataclass(frozen=True)
-class Family:
+class TaskFamily:
     """Tasks of one benchmark. folder: of lm-eval's files. prefix: of the names of its tasks, PREFIX_LANGUAGE. fields:
     of a record. chance: of a guess."""
 
@@ -45,26 +45,26 @@ class Family:
 
 STORY = ("input_sentence_1", "input_sentence_2", "input_sentence_3", "input_sentence_4")
 FAMILIES = (
-    Family(
+    TaskFamily(
         "xnli", "xnli", "xnli",
         ("ar", "bg", "de", "el", "en", "es", "fr", "hi", "ru", "sw", "th", "tr", "ur", "vi", "zh"),
         ("premise", "hypothesis", "label"), 1 / 3,
     ),
-    Family(
+    TaskFamily(
         "xcopa", "xcopa", "default",
         ("et", "ht", "id", "it", "qu", "sw", "ta", "th", "tr", "vi", "zh"),
         ("premise", "choice1", "choice2", "question", "label"), 1 / 2,
     ),
-    Family(
+    TaskFamily(
         "xstorycloze", "xstorycloze", "default",
         ("ar", "en", "es", "eu", "hi", "id", "my", "ru", "sw", "te", "zh"),
         (*STORY, "sentence_quiz1", "sentence_quiz2", "answer_right_ending"), 1 / 2,
     ),
-    Family(
+    TaskFamily(
         "xwinograd", "xwinograd", "xwinograd",
         ("en", "fr", "jp", "pt", "ru", "zh"), ("sentence", "option1", "option2", "answer"), 1 / 2,
     ),
-    Family(
+    TaskFamily(
         "paws-x", "paws", "paws",
         ("de", "en", "es", "fr", "ja", "ko", "zh"), ("sentence1", "sentence2", "label"), 1 / 2,
     ),
@@ -83,11 +83,11 @@ def multilingual_configs(data: Path | None) -> Iterator[dict[str, Any]]:
     for family in FAMILIES:
         for language in family.languages:
             yield _config(family, language)
-    found = flores_files(data)
-    for language, file in found.items():
+    files = flores_files(data)
+    for language, file in files.items():
         yield _flores(language, file)
-    if found:
-        yield {"group": FLORES, "task": [f"{FLORES}_{language}" for language in found]}
+    if files:
+        yield {"group": FLORES, "task": [f"{FLORES}_{language}" for language in files]}
 
 
 def family_of(task: str) -> tuple[str, str] | None:
@@ -99,7 +99,7 @@ def family_of(task: str) -> tuple[str, str] | None:
     return None
 
 
-def _config(family: Family, language: str) -> dict[str, Any]:
+def _config(family: TaskFamily, language: str) -> dict[str, Any]:
     config = load_yaml(THEIRS / family.folder / f"{family.file_prefix}_{language}.yaml")
     name, split = f"{family.prefix}_{language}", config.get("test_split") or config["validation_split"]
     for key in ("dataset_path", "dataset_name", "validation_split", "test_split"):
@@ -122,15 +122,15 @@ def _config(family: Family, language: str) -> dict[str, Any]:
 
 def flores_files(data: Path | None) -> dict[str, str]:
     """Language -> its file below the data folder; devtest goes before dev."""
-    found: dict[str, str] = {}
+    files: dict[str, str] = {}
     if data is None:
-        return found
+        return files
     for suffix in FLORES_SUFFIXES:
         for packed in COMPRESSIONS:
             for path in sorted((data / BENCHMARKS / FLORES).glob(f"*{suffix}{packed}")):
                 name = path.name.removesuffix(packed)
-                found.setdefault(name.removesuffix(suffix), f"{BENCHMARKS}/{FLORES}/{name}")
-    return dict(sorted(found.items()))
+                files.setdefault(name.removesuffix(suffix), f"{BENCHMARKS}/{FLORES}/{name}")
+    return dict(sorted(files.items()))
 
 
 def _flores(language: str, file: str) -> dict[str, Any]:

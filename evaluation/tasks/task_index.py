@@ -77,12 +77,12 @@ def task_manager(data: Path | None, download: bool) -> TaskManager:
 
 
 def _entries(configs: Iterable[Mapping[str, Any]]) -> dict[str, Entry]:
-    found = {}
+    entries = {}
     for config in configs:
         entry = TaskIndex.entry_from_config(dict(config))
         assert entry is not None
-        found[entry.name] = entry
-    return found
+        entries[entry.name] = entry
+    return entries
 
 
 def known_tasks(names: Sequence[str], sources: TaskSources) -> KnownTasks:
@@ -90,17 +90,17 @@ def known_tasks(names: Sequence[str], sources: TaskSources) -> KnownTasks:
     and cannot be used."""
     known = KnownTasks(task_manager(sources.data, sources.download), [])
     if sources.include_path is not None:
-        found, known.wrong = task_files_below(sources.include_path, sources.download)
-        for name, config in found.items():
+        task_files, known.wrong = task_files_below(sources.include_path, sources.download)
+        for name, config in task_files.items():
             _add(known, name, config)
     for name in names:
         if is_reference(name):
             config = own_task(name)
-            name = config["task"]
+            name = str(config["task"])
             _add(known, name, config)
         elif is_task_file(name):
             config = read_task_file(Path(name), sources.download)
-            name = config.get("group", config.get("task"))
+            name = _task_name(config)
             _add(known, name, config)
         known.names.append(name)
     return known
@@ -167,7 +167,7 @@ def read_task_file(path: Path, download: bool = False) -> dict[str, Any]:
     config = _read(path, ())
     if not isinstance(config.get("task", config.get("group")), str | list):
         raise RecipeError(f"{path}: names no `task` (nor `group`); a task file of lm-eval has one")
-    for member in [config, *(each for each in _list(config.get("task")) if isinstance(each, dict))]:
+    for member in [config, *(entry for entry in _list(config.get("task")) if isinstance(entry, dict))]:
         _check(path, member, download)
         if "file" in member.get("dataset_kwargs", {}) and "dataset_path" not in member:
             member["custom_dataset"] = load
@@ -191,7 +191,7 @@ def _data_files(config: Mapping[str, Any], data: Path | None) -> list[Path]:
     named = [find_packed(options[key], folder) for key in ("file", "fewshot_file") if options.get(key)]
     patterns = options.get("data_files")
     if isinstance(patterns, dict):
-        patterns = [pattern for each in patterns.values() for pattern in _list(each)]
+        patterns = [pattern for value in patterns.values() for pattern in _list(value)]
     matched = [Path(name) for pattern in _list(patterns) for name in sorted(glob(str(pattern), recursive=True))]
     return [path for path in [*named, *matched] if path is not None and path.is_file()]
 
@@ -241,12 +241,20 @@ class _OurLoader(yaml.SafeLoader):
     """YAML loader of this repository's own task files, whose `!function` is always `loaders.load`."""
 
 
-_OurLoader.add_constructor("!function", lambda loader, node: {LOADER: load}[loader.construct_scalar(node)])
+def _our_function(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> Any:
+    return {LOADER: load}[str(loader.construct_scalar(node))]
+
+
+_OurLoader.add_constructor("!function", _our_function)
 
 
 def _ours(path: Path) -> dict[str, Any]:
     config: dict[str, Any] = yaml.load(path.read_text("utf-8"), _OurLoader)
     return config
+
+
+def _task_name(config: Mapping[str, Any]) -> str:
+    return str(config.get("group", config.get("task")))
 
 
 def _check(path: Path, config: Mapping[str, Any], download: bool) -> None:
@@ -255,7 +263,7 @@ def _check(path: Path, config: Mapping[str, Any], download: bool) -> None:
             raise RecipeError(f"{path}: {name} {CODE}")
     get_metric("acc")  # fills the registry
     for number, metric in enumerate(_list(config.get("metric_list"))):
-        name = metric.get("metric") if isinstance(metric, dict) else metric
+        name = str(metric.get("metric")) if isinstance(metric, dict) else metric
         if not isinstance(metric, dict) or name not in metric_registry or metric.get("hf_evaluate"):
             raise RecipeError(
                 f"{path}: metric_list.{number}: {name!r} is no metric of lm-eval's own; there are "
@@ -285,17 +293,17 @@ def task_files_below(folder: Path, download: bool = False) -> tuple[dict[str, di
     Files without a task name are includes of others and are skipped."""
     if not folder.is_dir():
         raise InputError(f"{folder}: no such folder; name one that holds task files (*.yaml)")
-    found: dict[str, dict[str, Any]] = {}
+    task_files: dict[str, dict[str, Any]] = {}
     wrong: list[str] = []
     for path in sorted(path for suffix in SUFFIXES for path in folder.rglob(f"*{suffix}")):
         try:
             config = _read(path, ())
             if "task" in config or "group" in config:
                 config = read_task_file(path, download)
-                found[config.get("group", config.get("task"))] = config
+                task_files[_task_name(config)] = config
         except (InputError, RecipeError) as error:
             wrong.append(str(error))
-    return found, wrong
+    return task_files, wrong
 
 
 def _list(value: Any) -> list[Any]:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import transformers
 
-from gristmill.evaluation.convert.hf.architecture import Family
+from gristmill.evaluation.convert.hf.architecture import ModelFamily
 from gristmill.evaluation.convert.hf.architectures import FAMILIES, family_for
 from gristmill.evaluation.convert.huggingface import WEIGHTS_NAME, write_huggingface
 from gristmill.evaluation.convert.weight_source import WeightSource
@@ -95,7 +95,7 @@ def cells(name: str, folder: Path) -> tuple[str, ...]:
 
 def _exported(source: WeightSource, model: Transformer, folder: Path) -> str:
     known = {family.architecture: family for family in FAMILIES}
-    family: Family = known.get(source.architecture) or family_for(source.config)
+    family: ModelFamily = known.get(source.architecture) or family_for(source.config)
     write_huggingface(folder / "back", model, source.end_of_document, family=family)
     same = (folder / WEIGHTS_NAME).is_file() and (
         (folder / WEIGHTS_NAME).read_bytes() == (folder / "back" / WEIGHTS_NAME).read_bytes()

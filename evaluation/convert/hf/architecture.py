@@ -50,27 +50,27 @@ BY_HEAD = TensorConversion(_interleave, _separate)
 
 
 @dataclass(frozen=True)
-class Rule:
+class WeightRule:
     """One Hugging Face tensor and the gristmill tensors it is made of. `{i}` is the layer index; layers: those that
     have it, None for all. With `{e}`, the tensors of all `experts` are one of gristmill's, stacked."""
 
-    theirs: str
+    hf_name: str
     ours: tuple[str, ...]
     form: TensorConversion = SAME
     layers: tuple[int, ...] | None = None
     experts: int = 0
 
-    def expanded(self, layers: int) -> list["Rule"]:
+    def expanded(self, layers: int) -> list["WeightRule"]:
         """One rule for each layer that has the tensor."""
-        if "{i}" not in self.theirs:
+        if "{i}" not in self.hf_name:
             return [self]
         return [self._at(layer) for layer in (range(layers) if self.layers is None else self.layers)]
 
     def names(self) -> list[str]:
         """Their tensors: one, or one for each expert."""
         if not self.experts:
-            return [self.theirs]
-        return [self.theirs.replace("{e}", str(expert)) for expert in range(self.experts)]
+            return [self.hf_name]
+        return [self.hf_name.replace("{e}", str(expert)) for expert in range(self.experts)]
 
     def to_theirs(self, tensors: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
         joined = self.form.join([tensors[name] for name in self.ours], config)
@@ -78,14 +78,14 @@ class Rule:
         return {name: part.contiguous() for name, part in zip(self.names(), parts, strict=True)}
 
     def to_ours(self, tensors: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
-        found = [tensors[name] for name in self.names()]
-        whole = torch.stack(found) if self.experts else found[0]
+        sources = [tensors[name] for name in self.names()]
+        whole = torch.stack(sources) if self.experts else sources[0]
         parts = self.form.split(whole, config)
         return {name: part.contiguous() for name, part in zip(self.ours, parts, strict=True)}
 
-    def _at(self, layer: int) -> "Rule":
+    def _at(self, layer: int) -> "WeightRule":
         ours = tuple(name.replace("{i}", str(layer)) for name in self.ours)
-        return replace(self, theirs=self.theirs.replace("{i}", str(layer)), ours=ours)
+        return replace(self, hf_name=self.hf_name.replace("{i}", str(layer)), ours=ours)
 
 
 Fields = dict[str, Any]
@@ -96,7 +96,7 @@ class UnsupportedConfig(InputError):
 
 
 @dataclass(frozen=True)
-class Family:
+class ModelFamily:
     """architecture: the class in transformers; model_type: its name in config.json.
 
     unsupported: fields of a config that the architecture cannot represent, as "name=value". write, read: to the fields
@@ -105,17 +105,17 @@ class Family:
     architecture: str
     model_type: str
     unsupported: Callable[[ModelConfig], list[str]]
-    rules: Callable[[ModelConfig], list[Rule]]
+    rules: Callable[[ModelConfig], list[WeightRule]]
     write: Callable[[ModelConfig], Fields]
     read: Callable[[Mapping[str, Any]], Fields]
     aliases: Mapping[str, str] = field(default_factory=dict)
 
     def to_theirs(self, config: ModelConfig, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """gristmill tensors by Hugging Face names."""
-        found: dict[str, Tensor] = {}
+        converted: dict[str, Tensor] = {}
         for rule in self._all_rules(config):
-            found |= rule.to_theirs(tensors, config)
-        return found
+            converted |= rule.to_theirs(tensors, config)
+        return converted
 
     def converted(self, config: ModelConfig, tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
         """(our name, tensor) for Hugging Face tensors that `to_ours` takes, each read as it is asked for."""
@@ -125,17 +125,17 @@ class Family:
 
     def to_ours(self, config: ModelConfig, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Hugging Face tensors by gristmill names. Raises InputError if one is absent or unexpected."""
-        found: dict[str, Tensor] = {}
+        converted: dict[str, Tensor] = {}
         taken = set()
         tensors = self._by_known_name(tensors)
         for rule in self._all_rules(config):
             for name in rule.names():
                 if name not in tensors:
                     raise InputError(f"the weights lack {name}; this {self.architecture} is incomplete")
-            found |= _converted(rule, tensors, config)
+            converted |= _converted(rule, tensors, config)
             taken.update(rule.names())
         self._nothing_left(config, sorted(tensors.keys() - taken))
-        return found
+        return converted
 
     def _by_known_name(self, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         return RenamedTensors(
@@ -149,12 +149,12 @@ class Family:
         if left:
             raise InputError(f"the weights hold {left[0]} ({len(left)} such), which {self.architecture} does not have")
 
-    def _all_rules(self, config: ModelConfig) -> Iterable[Rule]:
+    def _all_rules(self, config: ModelConfig) -> Iterable[WeightRule]:
         for rule in self.rules(config):
             yield from rule.expanded(config.layers)
 
 
-def _converted(rule: Rule, tensors: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
+def _converted(rule: WeightRule, tensors: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
     try:
         return rule.to_ours(tensors, config)
     except (RuntimeError, ValueError, IndexError) as error:
@@ -227,21 +227,23 @@ PLAIN: dict[str, Any] = {
 }
 
 
-def unsupported_fields(config: ModelConfig, windows: bool = False, **wanted: Any) -> list[str]:
+def unsupported_fields(config: ModelConfig, *, windows: Any = False, **wanted: Any) -> list[str]:
     """Fields in which the config differs from `wanted`, or that no architecture supports, as name=value. windows: the
     architecture may limit attention to a window."""
     wanted = {**PLAIN, **wanted}
     moe, norm_order = wanted.pop("moe", None), wanted.pop("norm_order", "pre")
-    found = [f"{name}={getattr(config, name)!r}" for name, value in wanted.items() if getattr(config, name) != value]
+    unsupported = [
+        f"{name}={getattr(config, name)!r}" for name, value in wanted.items() if getattr(config, name) != value
+    ]
     if config.moe != moe:
-        found.append("mixture of experts (moe)")
+        unsupported.append("mixture of experts (moe)")
     if not windows and any(layer.window is not None for layer in config.layer_list):
-        found.append(f"window={config.window}")
+        unsupported.append(f"window={config.window}")
     if any(layer.norm_order != norm_order for layer in config.layer_list):
-        found.append(f"norm_order={config.norm_order}")
+        unsupported.append(f"norm_order={config.norm_order}")
     if config.initialisation == "mup":
-        found.append("initialisation=mup (which scales attention and head)")
-    return found
+        unsupported.append("initialisation=mup (which scales attention and head)")
+    return unsupported
 
 
 def without(fields: Fields, *names: str) -> Fields:
@@ -249,33 +251,37 @@ def without(fields: Fields, *names: str) -> Fields:
 
 
 def other_widths(config: ModelConfig) -> list[str]:
-    """What an architecture lacks whose heads together are as wide as the model."""
+    """Fields that an architecture lacks whose heads together are as wide as the model."""
     return [f"head_width={config.head_dim}"] if config.head_dim * config.heads != config.width else []
 
 
 def grouped_heads(config: ModelConfig) -> list[str]:
-    """What an architecture lacks that has as many key/value heads as heads."""
+    """Fields that an architecture lacks that has as many key/value heads as heads."""
     return [f"kv_heads={config.kv_heads}"] if config.num_kv_heads != config.heads else []
 
 
-def norm_rules(config: ModelConfig, pairs: Mapping[str, str]) -> list[Rule]:
-    """The rules of norms, theirs to ours."""
+def norm_rules(config: ModelConfig, pairs: Mapping[str, str]) -> list[WeightRule]:
+    """The rules of norms, from Hugging Face names to ours."""
     return [
-        Rule(f"{theirs}.{leaf}", (f"{ours}.{leaf}",)) for theirs, ours in pairs.items() for leaf in config.norm_leaves
+        WeightRule(f"{hf_name}.{leaf}", (f"{ours}.{leaf}",))
+        for hf_name, ours in pairs.items()
+        for leaf in config.norm_leaves
     ]
 
 
-def linear_rules(pairs: Mapping[str, str], biases: bool) -> list[Rule]:
-    """The rules of linear layers, theirs to ours."""
+def linear_rules(pairs: Mapping[str, str], biases: bool) -> list[WeightRule]:
+    """The rules of linear layers, from Hugging Face names to ours."""
     leaves = ("weight", "bias") if biases else ("weight",)
-    return [Rule(f"{theirs}.{leaf}", (f"{ours}.{leaf}",)) for theirs, ours in pairs.items() for leaf in leaves]
+    return [WeightRule(f"{hf_name}.{leaf}", (f"{ours}.{leaf}",)) for hf_name, ours in pairs.items() for leaf in leaves]
 
 
-def weight_and_bias(theirs: str, ours: tuple[str, ...], weight: TensorConversion, bias: TensorConversion) -> list[Rule]:
+def weight_and_bias(
+    hf_name: str, ours: tuple[str, ...], weight: TensorConversion, bias: TensorConversion
+) -> list[WeightRule]:
     """The rules of a weight and a bias."""
     return [
-        Rule(f"{theirs}.weight", tuple(f"{name}.weight" for name in ours), weight),
-        Rule(f"{theirs}.bias", tuple(f"{name}.bias" for name in ours), bias),
+        WeightRule(f"{hf_name}.weight", tuple(f"{name}.weight" for name in ours), weight),
+        WeightRule(f"{hf_name}.bias", tuple(f"{name}.bias" for name in ours), bias),
     ]
 
 

@@ -1,6 +1,6 @@
 """Hugging Face architectures that our models can be exported to and imported from."""
 
-from gristmill.evaluation.convert.hf.architecture import Family, UnsupportedConfig
+from gristmill.evaluation.convert.hf.architecture import ModelFamily, UnsupportedConfig
 from gristmill.evaluation.convert.hf.bert import BERT, BERT_TASKS, MEGATRON_BERT
 from gristmill.evaluation.convert.hf.deepseek import DEEPSEEK_V2, DEEPSEEK_V3
 from gristmill.evaluation.convert.hf.gemma import GEMMA, GEMMA_2, GEMMA_3
@@ -29,7 +29,7 @@ HYBRIDS = (MAMBA2, NEMOTRON_H)
 FAMILIES = (*LLAMAS, *LAYER_NORMS, *MIXTURES, *HYBRIDS, MEGATRON_BERT, BERT, *BERT_TASKS)
 
 
-def family_for(config: ModelConfig, architecture: str | None = None, preferred: str | None = None) -> Family:
+def family_for(config: ModelConfig, architecture: str | None = None, preferred: str | None = None) -> ModelFamily:
     """The first family that supports every field of the config, or the one of that architecture. preferred: an
     architecture that is taken if it supports the config. Raises InputError naming the fields that each lacks."""
     reasons = []
@@ -46,7 +46,7 @@ def family_for(config: ModelConfig, architecture: str | None = None, preferred: 
     raise InputError(f"this model cannot be written for transformers: {'; '.join(reasons)}")
 
 
-def family_named(model_type: str, architecture: str = "") -> Family:
+def family_named(model_type: str, architecture: str = "") -> ModelFamily:
     """The family that a config.json names: that of the architecture, else the first of the model type.
 
     Raises InputError if the model type is not supported."""

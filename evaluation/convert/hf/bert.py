@@ -10,9 +10,9 @@ from typing import Any, Literal
 
 from gristmill.evaluation.convert.hf.architecture import (
     SAME,
-    Family,
     Fields,
-    Rule,
+    ModelFamily,
+    WeightRule,
     require_value,
     unsupported_fields,
     weight_and_bias,
@@ -61,21 +61,21 @@ HEADS = {
 }
 
 
-def rules(norms: Mapping[str, str], heads: Mapping[str, str]) -> list[Rule]:
+def rules(norms: Mapping[str, str], heads: Mapping[str, str]) -> list[WeightRule]:
     """The rules of embeddings and layers, and of heads: their linear layers by name."""
-    found = [
-        Rule("bert.embeddings.word_embeddings.weight", ("embedding.weight",)),
-        Rule("bert.embeddings.position_embeddings.weight", ("positions.weight",)),
-        Rule("bert.embeddings.token_type_embeddings.weight", ("segments.weight",)),
+    all_rules = [
+        WeightRule("bert.embeddings.word_embeddings.weight", ("embedding.weight",)),
+        WeightRule("bert.embeddings.position_embeddings.weight", ("positions.weight",)),
+        WeightRule("bert.embeddings.token_type_embeddings.weight", ("segments.weight",)),
     ]
-    layers = {f"bert.encoder.layer.{{i}}.{theirs}": f"layers.{{i}}.{ours}" for theirs, ours in LAYER_NAMES.items()}
-    for theirs, ours in (layers | dict(norms) | dict(heads)).items():
-        found += weight_and_bias(theirs, (ours,), SAME, SAME)
-    return found
+    layers = {f"bert.encoder.layer.{{i}}.{hf_name}": f"layers.{{i}}.{ours}" for hf_name, ours in LAYER_NAMES.items()}
+    for hf_name, ours in (layers | dict(norms) | dict(heads)).items():
+        all_rules += weight_and_bias(hf_name, (ours,), SAME, SAME)
+    return all_rules
 
 
-def _pretraining_rules(norms: Mapping[str, str]) -> list[Rule]:
-    return [*rules(norms, HEADS), Rule("cls.predictions.bias", ("head.bias",))]
+def _pretraining_rules(norms: Mapping[str, str]) -> list[WeightRule]:
+    return [*rules(norms, HEADS), WeightRule("cls.predictions.bias", ("head.bias",))]
 
 
 def write(config: ModelConfig) -> Fields:
@@ -112,15 +112,15 @@ def read(fields: Mapping[str, Any], constants: Mapping[str, Any]) -> Fields:
 
 
 def unsupported(config: ModelConfig, constants: Mapping[str, Any]) -> list[str]:
-    found = unsupported_fields(config, **constants, gelu=config.gelu, segments=config.segments)
+    lacking = unsupported_fields(config, **constants, gelu=config.gelu, segments=config.segments)
     if config.num_kv_heads != config.heads:
-        found.append(f"kv_heads={config.kv_heads}")
+        lacking.append(f"kv_heads={config.kv_heads}")
     if config.head_dim * config.heads != config.width:
-        found.append(f"head_width={config.head_width}")
-    return found
+        lacking.append(f"head_width={config.head_width}")
+    return lacking
 
 
-MEGATRON_BERT = Family(
+MEGATRON_BERT = ModelFamily(
     "MegatronBertForPreTraining",
     "megatron-bert",
     lambda config: unsupported(config, REARRANGED),
@@ -128,7 +128,7 @@ MEGATRON_BERT = Family(
     write,
     lambda fields: read(fields, REARRANGED),
 )
-BERT = Family(
+BERT = ModelFamily(
     "BertForPreTraining",
     "bert",
     lambda config: unsupported(config, ORIGINAL),
@@ -180,7 +180,7 @@ TASKS = (
 
 
 @dataclass(frozen=True)
-class Order:
+class NormPlacement:
     """One of the two orders of norms."""
 
     prefix: str
@@ -190,8 +190,8 @@ class Order:
 
 
 ORDERS = (
-    Order("MegatronBert", "megatron-bert", REARRANGED, REARRANGED_NORMS),
-    Order("Bert", "bert", ORIGINAL, ORIGINAL_NORMS),
+    NormPlacement("MegatronBert", "megatron-bert", REARRANGED, REARRANGED_NORMS),
+    NormPlacement("Bert", "bert", ORIGINAL, ORIGINAL_NORMS),
 )
 
 
@@ -200,12 +200,12 @@ def task_outputs(config: ModelConfig) -> list[OutputConfig]:
     return [output for output in config.outputs if output != SENTENCE_ORDER]
 
 
-def _family(order: Order, task: Task) -> Family:
+def _family(order: NormPlacement, task: Task) -> ModelFamily:
     def lacks(config: ModelConfig) -> list[str]:
         free = {name: getattr(config, name) for name in ("outputs", "head_transform", "head_bias")}
         return unsupported(config, {**order.constants, **free}) + task.problem(config)
 
-    def rules_of(config: ModelConfig) -> list[Rule]:
+    def rules_of(config: ModelConfig) -> list[WeightRule]:
         heads = {task.linear: f"outputs.linear.{task_outputs(config)[0].name}"}
         if task.over == "pooled":
             heads["bert.pooler.dense"] = "outputs.pooler"
@@ -224,7 +224,7 @@ def _family(order: Order, task: Task) -> Family:
         headless = {"outputs": (output,), "head_transform": False, "head_bias": False}
         return read(fields, {**order.constants, **headless})
 
-    return Family(f"{order.prefix}{task.ending}", order.model_type, lacks, rules_of, written, config_of)
+    return ModelFamily(f"{order.prefix}{task.ending}", order.model_type, lacks, rules_of, written, config_of)
 
 
 BERT_TASKS = tuple(_family(order, task) for order in ORDERS for task in TASKS)

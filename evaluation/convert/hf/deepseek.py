@@ -11,11 +11,11 @@ from torch import Tensor
 
 from gristmill.evaluation.convert.hf.architecture import (
     SAME,
-    Family,
     Fields,
-    Rule,
+    ModelFamily,
     TensorConversion,
     UnsupportedConfig,
+    WeightRule,
     require_value,
     unsupported_fields,
     without,
@@ -69,7 +69,7 @@ QUERY = TensorConversion(partial(_joined, _query_order), partial(_split, _query_
 KEY = TensorConversion(partial(_joined, _key_order), partial(_split, _key_order))
 
 
-def _attention_rules(config: ModelConfig) -> list[Rule]:
+def _attention_rules(config: ModelConfig) -> list[WeightRule]:
     named = [("q_proj", "query", QUERY)]
     if _mixer(config).query_rank:
         named = [("q_a_proj", "query_down", SAME), ("q_a_layernorm", "query_norm", SAME), ("q_b_proj", "query", QUERY)]
@@ -80,32 +80,32 @@ def _attention_rules(config: ModelConfig) -> list[Rule]:
         ("o_proj", "output", SAME),
     ]
     return [
-        Rule(f"model.layers.{{i}}.self_attn.{theirs}.weight", (f"layers.{{i}}.mixer.{ours}.weight",), form)
-        for theirs, ours, form in named
+        WeightRule(f"model.layers.{{i}}.self_attn.{hf_name}.weight", (f"layers.{{i}}.mixer.{ours}.weight",), form)
+        for hf_name, ours, form in named
     ]
 
 
-def _rules(config: ModelConfig) -> list[Rule]:
+def _rules(config: ModelConfig) -> list[WeightRule]:
     sparse = tuple(index for index, layer in enumerate(config.layer_list) if layer.experts)
     dense = tuple(index for index, layer in enumerate(config.layer_list) if not layer.experts)
     rules = [*_attention_rules(config), *ends_rules(config)]
-    rules += [Rule(rule.theirs, rule.ours, rule.form, dense) for rule in mlp_rules(config)]
+    rules += [WeightRule(rule.hf_name, rule.ours, rule.form, dense) for rule in mlp_rules(config)]
     if config.moe is None or not sparse:
         return rules
     rules += expert_rules(config, "mlp", {"gate_proj": "gate", "up_proj": "up", "down_proj": "down"}, sparse)
     if config.moe.shared_experts:
         names = {f"mlp.shared_experts.{name}_proj": f"mlp.shared.{name}" for name in ("gate", "up", "down")}
-        rules += [Rule(rule.theirs, rule.ours, rule.form, sparse) for rule in layer_rules(names, False)]
+        rules += [WeightRule(rule.hf_name, rule.ours, rule.form, sparse) for rule in layer_rules(names, False)]
     if config.moe.bias_update_rate:
-        theirs, ours = "mlp.gate.e_score_correction_bias", "mlp.router.balance_bias"
-        rules.append(Rule(f"model.layers.{{i}}.{theirs}", (f"layers.{{i}}.{ours}",), layers=sparse))
+        hf_name, ours = "mlp.gate.e_score_correction_bias", "mlp.router.balance_bias"
+        rules.append(WeightRule(f"model.layers.{{i}}.{hf_name}", (f"layers.{{i}}.{ours}",), layers=sparse))
     return rules
 
 
 def _write(config: ModelConfig) -> Fields:
     mixer, moe, fields = _mixer(config), config.moe, write_llama(config)
     sparse = [index for index, layer in enumerate(config.layer_list) if layer.experts]
-    found = without(fields, "mlp_bias", "head_dim", "num_key_value_heads") | {
+    written = without(fields, "mlp_bias", "head_dim", "num_key_value_heads") | {
         "num_key_value_heads": config.heads,
         "kv_lora_rank": mixer.key_value_rank,
         "q_lora_rank": mixer.query_rank or None,
@@ -120,8 +120,8 @@ def _write(config: ModelConfig) -> Fields:
         "topk_group": moe.top_groups if moe else 1,
     }
     if moe is None:
-        return found
-    return found | {
+        return written
+    return written | {
         "n_routed_experts": one_value(config, "experts"),
         "num_experts_per_tok": one_value(config, "top_k"),
         "moe_intermediate_size": one_value(config, "expert_hidden"),
@@ -146,10 +146,10 @@ def _read(fields: Mapping[str, Any]) -> Fields:
     llama = read_llama({**fields, "head_dim": turned + plain, "num_key_value_heads": None})
     options = {"key_value_rank": fields["kv_lora_rank"], "value_width": fields["v_head_dim"]}
     options |= {"query_rank": fields["q_lora_rank"]} if fields.get("q_lora_rank") else {}
-    found = {**llama, "kv_heads": 0, "rope_width": turned, "mixer": LATENT, "mixers": {LATENT: options}}
+    settings = {**llama, "kv_heads": 0, "rope_width": turned, "mixer": LATENT, "mixers": {LATENT: options}}
     dense, layers = int(fields.get("first_k_dense_replace", 0)), int(fields["num_hidden_layers"])
     if dense >= layers:
-        return found
+        return settings
     experts = int(fields["n_routed_experts"])
     moe = {
         "experts": tuple(0 if index < dense else experts for index in range(layers)) if dense else experts,
@@ -161,37 +161,37 @@ def _read(fields: Mapping[str, Any]) -> Fields:
         "groups": fields.get("n_group") or 1,
         "top_groups": fields.get("topk_group") or 1,
     }
-    return {**found, "moe": moe}
+    return {**settings, "moe": moe}
 
 
 def _read_v2(fields: Mapping[str, Any]) -> Fields:
     """Its groups are scored by their best expert alone."""
-    method, found = fields.get("topk_method") or "greedy", _read(fields)
+    method, settings = fields.get("topk_method") or "greedy", _read(fields)
     if method not in ("greedy", "group_limited_greedy"):
         require_value(fields, "topk_method", "greedy")
-    if moe := found.get("moe"):
+    if moe := settings.get("moe"):
         grouped = {"group_score": "best"} if method == "group_limited_greedy" else {"groups": 1, "top_groups": 1}
-        found["moe"] = {**moe, **grouped, "normalize_gates": False}  # norm_topk_prob has no effect in its code
-    return found
+        settings["moe"] = {**moe, **grouped, "normalize_gates": False}  # norm_topk_prob has no effect in its code
+    return settings
 
 
 def _read_v3(fields: Mapping[str, Any]) -> Fields:
     require_value({"rope_interleave": fields.get("rope_interleave", True)}, "rope_interleave", True)
-    found = _read(fields)
-    if moe := found.get("moe"):
+    settings = _read(fields)
+    if moe := settings.get("moe"):
         if moe["groups"] > 1 and moe["top_k"] != 2 * moe["top_groups"]:
             raise UnsupportedConfig(
                 f"config.json says num_experts_per_tok={moe['top_k']} of topk_group={moe['top_groups']}; DeepSeek-V3 "
                 "scores groups by their best two experts, and gristmill by top_k / top_groups"
             )
-        found["moe"] = {**moe, "router": "sigmoid", "bias_update_rate": BIAS_UPDATE_RATE}
-    return found
+        settings["moe"] = {**moe, "router": "sigmoid", "bias_update_rate": BIAS_UPDATE_RATE}
+    return settings
 
 
 def _unsupported(config: ModelConfig, **routing: Any) -> list[str]:
     if set(config.used_mixers) != {LATENT} or config.pattern is not None:
         return ["model without latent attention in each layer"]
-    found = unsupported_fields(
+    lacking = unsupported_fields(
         config,
         positions="rope",
         norm="rmsnorm",
@@ -205,15 +205,17 @@ def _unsupported(config: ModelConfig, **routing: Any) -> list[str]:
     )
     counts = [layer.experts for layer in config.layer_list]
     if counts != sorted(counts) or len(set(counts) - {0}) > 1:
-        found.append("experts in other layers than the last ones")
+        lacking.append("experts in other layers than the last ones")
     if config.moe is None:
-        return found
+        return lacking
     for name in ("top_k", "expert_hidden"):
         if len({getattr(layer, name) for layer in config.layer_list if layer.experts}) > 1:
-            found.append(f"moe with {name} by layer")
+            lacking.append(f"moe with {name} by layer")
     plain = {"residual": False, **routing}
-    found += [f"moe.{name}={getattr(config.moe, name)!r}" for name in plain if getattr(config.moe, name) != plain[name]]
-    return found if config.moe.shared_experts else [*found, "moe.shared_experts=0"]
+    lacking += [
+        f"moe.{name}={getattr(config.moe, name)!r}" for name in plain if getattr(config.moe, name) != plain[name]
+    ]
+    return lacking if config.moe.shared_experts else [*lacking, "moe.shared_experts=0"]
 
 
 def _v2_lacks(config: ModelConfig) -> list[str]:
@@ -223,13 +225,13 @@ def _v2_lacks(config: ModelConfig) -> list[str]:
 
 
 def _v3_lacks(config: ModelConfig) -> list[str]:
-    found, moe = _unsupported(config, router="sigmoid", group_score="sum"), config.moe
+    lacking, moe = _unsupported(config, router="sigmoid", group_score="sum"), config.moe
     if moe is not None and not moe.bias_update_rate:
-        found.append("moe.bias_update_rate=0.0")
+        lacking.append("moe.bias_update_rate=0.0")
     if moe is not None and moe.groups > 1 and one_value(config, "top_k") != 2 * moe.top_groups:
-        found.append(f"groups scored by other than two experts (moe.top_k={moe.top_k})")
-    return found
+        lacking.append(f"groups scored by other than two experts (moe.top_k={moe.top_k})")
+    return lacking
 
 
-DEEPSEEK_V2 = Family("DeepseekV2ForCausalLM", "deepseek_v2", _v2_lacks, _rules, _write_v2, _read_v2)
-DEEPSEEK_V3 = Family("DeepseekV3ForCausalLM", "deepseek_v3", _v3_lacks, _rules, _write_v3, _read_v3)
+DEEPSEEK_V2 = ModelFamily("DeepseekV2ForCausalLM", "deepseek_v2", _v2_lacks, _rules, _write_v2, _read_v2)
+DEEPSEEK_V3 = ModelFamily("DeepseekV3ForCausalLM", "deepseek_v3", _v3_lacks, _rules, _write_v3, _read_v3)

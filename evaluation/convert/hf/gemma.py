@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from gristmill.evaluation.convert.hf.architecture import (
-    Family,
     Fields,
-    Rule,
+    ModelFamily,
+    WeightRule,
     require_value,
     unsupported_fields,
     without,
@@ -38,11 +38,11 @@ CONSTANTS = {"positions": "rope", "norm": "rmsnorm", "norm_plus_one": True, "mlp
 GEMMA_3_BASES = (1000000.0, 10000.0)  # without and with a window
 
 
-def _rules(config: ModelConfig) -> list[Rule]:
+def _rules(config: ModelConfig) -> list[WeightRule]:
     return [*attention_rules(config), *mlp_rules(config), *ends_rules(config)]
 
 
-def _sandwich_rules(config: ModelConfig) -> list[Rule]:
+def _sandwich_rules(config: ModelConfig) -> list[WeightRule]:
     norms = QK_NORM_RULES if config.qk_norm else []
     return [*attention_rules(config), *norms, *mlp_rules(config), *ends_rules(config, SANDWICH)]
 
@@ -72,8 +72,8 @@ def _read_gemma(fields: Mapping[str, Any]) -> Fields:
 
 
 def _gemma_lacks(config: ModelConfig) -> list[str]:
-    found = _lacks(config, rope_scaling=config.rope_scaling)
-    return found if config.scales.attention is None else [*found, f"scales.attention={config.scales.attention}"]
+    lacking = _lacks(config, rope_scaling=config.rope_scaling)
+    return lacking if config.scales.attention is None else [*lacking, f"scales.attention={config.scales.attention}"]
 
 
 def _write_capped(config: ModelConfig) -> Fields:
@@ -130,8 +130,8 @@ def _write_gemma2(config: ModelConfig) -> Fields:
 
 def _gemma2_lacks(config: ModelConfig) -> list[str]:
     caps = {"attention_softcap": config.attention_softcap, "logit_softcap": config.logit_softcap}
-    found = _lacks(config, windows=True, norm_order="sandwich", rope_scaling=config.rope_scaling, **caps)
-    return found + several_windows(config)
+    lacking = _lacks(config, windows=True, norm_order="sandwich", rope_scaling=config.rope_scaling, **caps)
+    return lacking + several_windows(config)
 
 
 def _read_gemma3(fields: Mapping[str, Any]) -> Fields:
@@ -150,10 +150,10 @@ def _write_gemma3(config: ModelConfig) -> Fields:
 def _gemma3_lacks(config: ModelConfig) -> list[str]:
     rope = {"rope_scaling": config.rope_scaling, "window_rope_base": config.window_rope_base}
     caps = {"logit_softcap": config.logit_softcap}  # transformers' Gemma 3 reads a cap of attention and has none
-    found = _lacks(config, windows=True, norm_order="sandwich", qk_norm=True, **rope, **caps)
-    return found + several_windows(config)
+    lacking = _lacks(config, windows=True, norm_order="sandwich", qk_norm=True, **rope, **caps)
+    return lacking + several_windows(config)
 
 
-GEMMA = Family("GemmaForCausalLM", "gemma", _gemma_lacks, _rules, _write_gemma, _read_gemma)
-GEMMA_2 = Family("Gemma2ForCausalLM", "gemma2", _gemma2_lacks, _sandwich_rules, _write_gemma2, _read_gemma2)
-GEMMA_3 = Family("Gemma3ForCausalLM", "gemma3_text", _gemma3_lacks, _sandwich_rules, _write_gemma3, _read_gemma3)
+GEMMA = ModelFamily("GemmaForCausalLM", "gemma", _gemma_lacks, _rules, _write_gemma, _read_gemma)
+GEMMA_2 = ModelFamily("Gemma2ForCausalLM", "gemma2", _gemma2_lacks, _sandwich_rules, _write_gemma2, _read_gemma2)
+GEMMA_3 = ModelFamily("Gemma3ForCausalLM", "gemma3_text", _gemma3_lacks, _sandwich_rules, _write_gemma3, _read_gemma3)

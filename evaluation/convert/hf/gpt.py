@@ -12,11 +12,11 @@ from gristmill.evaluation.convert.hf.architecture import (
     TRANSPOSED,
     TRANSPOSED_TRIPLE,
     TRIPLE,
-    Family,
     Fields,
-    Rule,
+    ModelFamily,
     TensorConversion,
     UnsupportedConfig,
+    WeightRule,
     grouped_heads,
     linear_rules,
     norm_rules,
@@ -31,27 +31,27 @@ from gristmill.evaluation.convert.hf.rope_and_windows import read_partial_rope, 
 from gristmill.training.config.model import ModelConfig
 
 
-def _rules(config: ModelConfig) -> list[Rule]:
+def _rules(config: ModelConfig) -> list[WeightRule]:
     layer = "transformer.h.{i}"
     triple = ("layers.{i}.mixer.query", "layers.{i}.mixer.key", "layers.{i}.mixer.value")
     rules = weight_and_bias(f"{layer}.attn.c_attn", triple, TRANSPOSED_TRIPLE, TRIPLE)
-    for theirs, ours in (
+    for hf_name, ours in (
         ("attn.c_proj", "mixer.output"),
         ("mlp.c_fc", "mlp.up"),
         ("mlp.c_proj", "mlp.down"),
     ):
-        rules += weight_and_bias(f"{layer}.{theirs}", (f"layers.{{i}}.{ours}",), TRANSPOSED, SAME)
-    for theirs, ours in (
+        rules += weight_and_bias(f"{layer}.{hf_name}", (f"layers.{{i}}.{ours}",), TRANSPOSED, SAME)
+    for hf_name, ours in (
         (f"{layer}.ln_1", "layers.{i}.mixer_norm"),
         (f"{layer}.ln_2", "layers.{i}.mlp_norm"),
         ("transformer.ln_f", "final_norm"),
     ):
-        rules += [Rule(f"{theirs}.{leaf}", (f"{ours}.{leaf}",)) for leaf in ("weight", "bias")]
+        rules += [WeightRule(f"{hf_name}.{leaf}", (f"{ours}.{leaf}",)) for leaf in ("weight", "bias")]
     rules += [
-        Rule("transformer.wte.weight", ("embedding.weight",)),
-        Rule("transformer.wpe.weight", ("positions.weight",)),
+        WeightRule("transformer.wte.weight", ("embedding.weight",)),
+        WeightRule("transformer.wpe.weight", ("positions.weight",)),
     ]
-    return rules if config.tied_embeddings else [*rules, Rule("lm_head.weight", ("head.weight",))]
+    return rules if config.tied_embeddings else [*rules, WeightRule("lm_head.weight", ("head.weight",))]
 
 
 def _write(config: ModelConfig) -> Fields:
@@ -95,7 +95,7 @@ def _unsupported(config: ModelConfig) -> list[str]:
     return unsupported_fields(config, **CONSTANTS) + grouped_heads(config) + other_widths(config)
 
 
-GPT2 = Family("GPT2LMHeadModel", "gpt2", _unsupported, _rules, _write, _read)
+GPT2 = ModelFamily("GPT2LMHeadModel", "gpt2", _unsupported, _rules, _write, _read)
 
 
 # GPTJForCausalLM (GPT-J-6B, 2021) and our transformer: attention and MLP share one norm, and neighbouring features of
@@ -129,20 +129,20 @@ def _interleaved(tensors: Sequence[Tensor], config: ModelConfig) -> Tensor:
 INTERLEAVED = TensorConversion(_interleaved, lambda tensor, config: [_rows(tensor, _order(config), config)])
 
 
-def _gptj_rules(config: ModelConfig) -> list[Rule]:
-    theirs, ours = "transformer.h.{i}", "layers.{i}"
+def _gptj_rules(config: ModelConfig) -> list[WeightRule]:
+    hf_name, ours = "transformer.h.{i}", "layers.{i}"
     rules = [
-        Rule("transformer.wte.weight", ("embedding.weight",)),
-        Rule(f"{theirs}.attn.q_proj.weight", (f"{ours}.mixer.query.weight",), INTERLEAVED),
-        Rule(f"{theirs}.attn.k_proj.weight", (f"{ours}.mixer.key.weight",), INTERLEAVED),
+        WeightRule("transformer.wte.weight", ("embedding.weight",)),
+        WeightRule(f"{hf_name}.attn.q_proj.weight", (f"{ours}.mixer.query.weight",), INTERLEAVED),
+        WeightRule(f"{hf_name}.attn.k_proj.weight", (f"{ours}.mixer.key.weight",), INTERLEAVED),
     ]
-    attention = {f"{theirs}.attn.v_proj": f"{ours}.mixer.value", f"{theirs}.attn.out_proj": f"{ours}.mixer.output"}
+    attention = {f"{hf_name}.attn.v_proj": f"{ours}.mixer.value", f"{hf_name}.attn.out_proj": f"{ours}.mixer.output"}
     rules += linear_rules(attention, False)
-    mlp = {f"{theirs}.mlp.fc_in": f"{ours}.mlp.up", f"{theirs}.mlp.fc_out": f"{ours}.mlp.down"}
+    mlp = {f"{hf_name}.mlp.fc_in": f"{ours}.mlp.up", f"{hf_name}.mlp.fc_out": f"{ours}.mlp.down"}
     rules += linear_rules(mlp, True)
-    rules += norm_rules(config, {f"{theirs}.ln_1": f"{ours}.mixer_norm", "transformer.ln_f": "final_norm"})
-    rules.append(Rule("lm_head.bias", ("head.bias",)))
-    return rules if config.tied_embeddings else [*rules, Rule("lm_head.weight", ("head.weight",))]
+    rules += norm_rules(config, {f"{hf_name}.ln_1": f"{ours}.mixer_norm", "transformer.ln_f": "final_norm"})
+    rules.append(WeightRule("lm_head.bias", ("head.bias",)))
+    return rules if config.tied_embeddings else [*rules, WeightRule("lm_head.weight", ("head.weight",))]
 
 
 def _write_gptj(config: ModelConfig) -> Fields:
@@ -184,12 +184,12 @@ def _read_gptj(fields: Mapping[str, Any]) -> Fields:
 
 
 def _unsupported_gptj(config: ModelConfig) -> list[str]:
-    found = unsupported_fields(config, gelu=config.gelu, rope_width=config.rope_width, **GPTJ_CONSTANTS)
+    lacking = unsupported_fields(config, gelu=config.gelu, rope_width=config.rope_width, **GPTJ_CONSTANTS)
     base = [] if config.rope_base == 10000 else [f"rope_base={config.rope_base}"]
-    return found + base + grouped_heads(config) + other_widths(config)
+    return lacking + base + grouped_heads(config) + other_widths(config)
 
 
-GPTJ = Family("GPTJForCausalLM", "gptj", _unsupported_gptj, _gptj_rules, _write_gptj, _read_gptj)
+GPTJ = ModelFamily("GPTJForCausalLM", "gptj", _unsupported_gptj, _gptj_rules, _write_gptj, _read_gptj)
 
 
 # GPTNeoXForCausalLM (Pythia, arXiv 2304.01373; GPT-NeoX-20B, 2204.06745) and our transformer: attention and MLP read
@@ -199,22 +199,22 @@ NEOX_CONSTANTS = {"positions": "rope", "norm": "layernorm", "mlp": "gelu"}
 SHARE = 0.25  # of a head that turns, where config.json does not say it
 
 
-def _neox_rules(config: ModelConfig) -> list[Rule]:
-    theirs, ours = "gpt_neox.layers.{i}", "layers.{i}"
+def _neox_rules(config: ModelConfig) -> list[WeightRule]:
+    hf_name, ours = "gpt_neox.layers.{i}", "layers.{i}"
     triple = tuple(f"{ours}.mixer.{name}" for name in ("query", "key", "value"))
-    packed = weight_and_bias(f"{theirs}.attention.query_key_value", triple, BY_HEAD, BY_HEAD)
+    packed = weight_and_bias(f"{hf_name}.attention.query_key_value", triple, BY_HEAD, BY_HEAD)
     rules = packed if config.projection_biases else packed[:1]
-    rules += linear_rules({f"{theirs}.attention.dense": f"{ours}.mixer.output"}, config.output_biases)
-    mlp = {f"{theirs}.mlp.dense_h_to_4h": f"{ours}.mlp.up", f"{theirs}.mlp.dense_4h_to_h": f"{ours}.mlp.down"}
+    rules += linear_rules({f"{hf_name}.attention.dense": f"{ours}.mixer.output"}, config.output_biases)
+    mlp = {f"{hf_name}.mlp.dense_h_to_4h": f"{ours}.mlp.up", f"{hf_name}.mlp.dense_4h_to_h": f"{ours}.mlp.down"}
     rules += linear_rules(mlp, config.mlp_biases)
     norms = {
-        f"{theirs}.input_layernorm": f"{ours}.mixer_norm",
-        f"{theirs}.post_attention_layernorm": f"{ours}.mlp_norm",
+        f"{hf_name}.input_layernorm": f"{ours}.mixer_norm",
+        f"{hf_name}.post_attention_layernorm": f"{ours}.mlp_norm",
         "gpt_neox.final_layer_norm": "final_norm",
     }
     rules += norm_rules(config, norms)
-    rules.append(Rule("gpt_neox.embed_in.weight", ("embedding.weight",)))
-    return rules if config.tied_embeddings else [*rules, Rule("embed_out.weight", ("head.weight",))]
+    rules.append(WeightRule("gpt_neox.embed_in.weight", ("embedding.weight",)))
+    return rules if config.tied_embeddings else [*rules, WeightRule("embed_out.weight", ("head.weight",))]
 
 
 def _write_neox(config: ModelConfig) -> Fields:
@@ -240,7 +240,7 @@ def _write_neox(config: ModelConfig) -> Fields:
 
 def _read_neox(fields: Mapping[str, Any]) -> Fields:
     names = {"rotary_pct": "partial_rotary_factor", "rotary_emb_base": "rope_theta"}
-    rope = {**fields} | {ours: fields[theirs] for theirs, ours in names.items() if theirs in fields}
+    rope = {**fields} | {ours: fields[hf_name] for hf_name, ours in names.items() if hf_name in fields}
     width, heads = fields["hidden_size"], fields["num_attention_heads"]
     return {
         **NEOX_CONSTANTS,
@@ -270,7 +270,7 @@ def _unsupported_neox(config: ModelConfig) -> list[str]:
     return unsupported_fields(config, **wanted) + grouped_heads(config) + other_widths(config)
 
 
-GPT_NEOX = Family(
+GPT_NEOX = ModelFamily(
     "GPTNeoXForCausalLM",
     "gpt_neox",
     _unsupported_neox,

@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from gristmill.evaluation.convert.hf.architecture import (
-    Family,
     Fields,
-    Rule,
+    ModelFamily,
+    WeightRule,
     linear_rules,
     norm_rules,
     require_value,
@@ -26,32 +26,32 @@ MLP = {"mlp.gate_proj": "mlp.gate", "mlp.up_proj": "mlp.up", "mlp.down_proj": "m
 NORMS = {"input_layernorm": "mixer_norm", "post_attention_layernorm": "mlp_norm"}
 
 
-def attention_rules(config: ModelConfig) -> list[Rule]:
-    projections = {theirs: ours for theirs, ours in ATTENTION.items() if ours != OUTPUT}
-    output = {theirs: ours for theirs, ours in ATTENTION.items() if ours == OUTPUT}
+def attention_rules(config: ModelConfig) -> list[WeightRule]:
+    projections = {hf_name: ours for hf_name, ours in ATTENTION.items() if ours != OUTPUT}
+    output = {hf_name: ours for hf_name, ours in ATTENTION.items() if ours == OUTPUT}
     return layer_rules(projections, config.projection_biases) + layer_rules(output, config.output_biases)
 
 
-def mlp_rules(config: ModelConfig) -> list[Rule]:
+def mlp_rules(config: ModelConfig) -> list[WeightRule]:
     return layer_rules(MLP, config.mlp_biases)
 
 
-def layer_rules(pairs: Mapping[str, str], biases: bool) -> list[Rule]:
-    """Of linear layers, named from their layer on."""
+def layer_rules(pairs: Mapping[str, str], biases: bool) -> list[WeightRule]:
+    """Rules of linear layers, named from their layer on."""
     return linear_rules(
-        {f"model.layers.{{i}}.{theirs}": f"layers.{{i}}.{ours}" for theirs, ours in pairs.items()}, biases
+        {f"model.layers.{{i}}.{hf_name}": f"layers.{{i}}.{ours}" for hf_name, ours in pairs.items()}, biases
     )
 
 
-def ends_rules(config: ModelConfig, norms: Mapping[str, str] = NORMS) -> list[Rule]:
+def ends_rules(config: ModelConfig, norms: Mapping[str, str] = NORMS) -> list[WeightRule]:
     """Embedding, norms and head."""
-    pairs = {f"model.layers.{{i}}.{theirs}": f"layers.{{i}}.{ours}" for theirs, ours in norms.items()}
-    rules = [Rule("model.embed_tokens.weight", ("embedding.weight",))]
+    pairs = {f"model.layers.{{i}}.{hf_name}": f"layers.{{i}}.{ours}" for hf_name, ours in norms.items()}
+    rules = [WeightRule("model.embed_tokens.weight", ("embedding.weight",))]
     rules += norm_rules(config, pairs | {"model.norm": "final_norm"})
-    return rules if config.tied_embeddings else [*rules, Rule("lm_head.weight", ("head.weight",))]
+    return rules if config.tied_embeddings else [*rules, WeightRule("lm_head.weight", ("head.weight",))]
 
 
-def _rules(config: ModelConfig) -> list[Rule]:
+def _rules(config: ModelConfig) -> list[WeightRule]:
     return attention_rules(config) + mlp_rules(config) + ends_rules(config)
 
 
@@ -96,8 +96,10 @@ def read_biases(fields: Mapping[str, Any]) -> bool | str:
 
 
 def _unsupported(config: ModelConfig) -> list[str]:
-    found = unsupported_fields(config, positions="rope", norm="rmsnorm", mlp="swiglu", rope_scaling=config.rope_scaling)
-    return [*found, "biases=qkv"] if config.biases == "qkv" else found
+    lacking = unsupported_fields(
+        config, positions="rope", norm="rmsnorm", mlp="swiglu", rope_scaling=config.rope_scaling
+    )
+    return [*lacking, "biases=qkv"] if config.biases == "qkv" else lacking
 
 
-LLAMA = Family("LlamaForCausalLM", "llama", _unsupported, _rules, write_llama, read_llama)
+LLAMA = ModelFamily("LlamaForCausalLM", "llama", _unsupported, _rules, write_llama, read_llama)

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from gristmill.evaluation.convert.hf.architecture import (
-    Family,
     Fields,
-    Rule,
+    ModelFamily,
+    WeightRule,
     other_widths,
     require_value,
     unsupported_fields,
@@ -44,11 +44,11 @@ from gristmill.training.config.model import ModelConfig
 
 def _lacks(config: ModelConfig, **wanted: Any) -> list[str]:
     plain = {"positions": "rope", "norm": "rmsnorm", "mlp": "swiglu", "biases": False, "qk_norm": False}
-    found = unsupported_fields(config, windows=True, rope_scaling=config.rope_scaling, **(plain | wanted))
-    return found + several_windows(config)
+    lacking = unsupported_fields(config, windows=True, rope_scaling=config.rope_scaling, **(plain | wanted))
+    return lacking + several_windows(config)
 
 
-def _rules(config: ModelConfig) -> list[Rule]:
+def _rules(config: ModelConfig) -> list[WeightRule]:
     norms = QK_NORM_RULES if config.qk_norm else []
     return [*attention_rules(config), *norms, *mlp_rules(config), *ends_rules(config)]
 
@@ -91,7 +91,7 @@ def _qwen3_lacks(config: ModelConfig) -> list[str]:
     return _lacks(config, biases=biases, qk_norm=True)
 
 
-def _starcoder2_rules(config: ModelConfig) -> list[Rule]:
+def _starcoder2_rules(config: ModelConfig) -> list[WeightRule]:
     mlp = layer_rules({"mlp.c_fc": "mlp.up", "mlp.c_proj": "mlp.down"}, config.mlp_biases)
     return [*attention_rules(config), *mlp, *ends_rules(config)]
 
@@ -115,14 +115,14 @@ def _read_starcoder2(fields: Mapping[str, Any]) -> Fields:
 
 
 def _starcoder2_lacks(config: ModelConfig) -> list[str]:
-    found = _lacks(config, biases=True, norm="layernorm", mlp="gelu")
-    return found + some_windows(config) + other_widths(config)
+    lacking = _lacks(config, biases=True, norm="layernorm", mlp="gelu")
+    return lacking + some_windows(config) + other_widths(config)
 
 
-MISTRAL = Family("MistralForCausalLM", "mistral", _mistral_lacks, _rules, _write_mistral, _read_mistral)
-QWEN2 = Family("Qwen2ForCausalLM", "qwen2", _qwen2_lacks, _rules, _write_qwen2, _read_qwen2)
-QWEN3 = Family("Qwen3ForCausalLM", "qwen3", _qwen3_lacks, _rules, _write_qwen3, _read_qwen3)
-STARCODER2 = Family(
+MISTRAL = ModelFamily("MistralForCausalLM", "mistral", _mistral_lacks, _rules, _write_mistral, _read_mistral)
+QWEN2 = ModelFamily("Qwen2ForCausalLM", "qwen2", _qwen2_lacks, _rules, _write_qwen2, _read_qwen2)
+QWEN3 = ModelFamily("Qwen3ForCausalLM", "qwen3", _qwen3_lacks, _rules, _write_qwen3, _read_qwen3)
+STARCODER2 = ModelFamily(
     "Starcoder2ForCausalLM",
     "starcoder2",
     _starcoder2_lacks,
@@ -136,7 +136,7 @@ STARCODER2 = Family(
 # factors, and with layers without rotary positions.
 
 
-def _granite_rules(config: ModelConfig) -> list[Rule]:
+def _granite_rules(config: ModelConfig) -> list[WeightRule]:
     return [*attention_rules(config), *mlp_rules(config), *ends_rules(config)]
 
 
@@ -198,8 +198,8 @@ def _smollm3_lacks(config: ModelConfig) -> list[str]:
     return _lacks_in_granite(config, windows=True, rope_layers=config.rope_layers) + several_windows(config)
 
 
-GRANITE = Family("GraniteForCausalLM", "granite", _granite_lacks, _granite_rules, _write_granite, _read_granite)
-SMOLLM3 = Family("SmolLM3ForCausalLM", "smollm3", _smollm3_lacks, _granite_rules, _write_smollm3, _read_smollm3)
+GRANITE = ModelFamily("GraniteForCausalLM", "granite", _granite_lacks, _granite_rules, _write_granite, _read_granite)
+SMOLLM3 = ModelFamily("SmolLM3ForCausalLM", "smollm3", _smollm3_lacks, _granite_rules, _write_smollm3, _read_smollm3)
 
 
 # NemotronForCausalLM (Nemotron-4, arXiv 2402.16819; Minitron) and our transformer: LayerNorms that multiply by 1 +
@@ -209,7 +209,7 @@ CONSTANTS = {"positions": "rope", "norm": "layernorm", "norm_plus_one": True, "m
 SHARE = 0.5  # of a head that turns, where config.json does not say it
 
 
-def _nemotron_rules(config: ModelConfig) -> list[Rule]:
+def _nemotron_rules(config: ModelConfig) -> list[WeightRule]:
     mlp = layer_rules({"mlp.up_proj": "mlp.up", "mlp.down_proj": "mlp.down"}, config.mlp_biases)
     return [*attention_rules(config), *mlp, *ends_rules(config)]
 
@@ -237,4 +237,4 @@ def _unsupported(config: ModelConfig) -> list[str]:
     return unsupported_fields(config, **CONSTANTS, biases=biases, **rope)
 
 
-NEMOTRON = Family("NemotronForCausalLM", "nemotron", _unsupported, _nemotron_rules, _write, _read)
+NEMOTRON = ModelFamily("NemotronForCausalLM", "nemotron", _unsupported, _nemotron_rules, _write, _read)

@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 
 from gristmill.evaluation.convert.hf.architecture import (
-    Family,
     Fields,
-    Rule,
+    ModelFamily,
     TensorConversion,
     UnsupportedConfig,
+    WeightRule,
     require_value,
     unsupported_fields,
 )
@@ -26,9 +26,9 @@ CONSTANTS: dict[str, Any] = {"positions": "none", "norm": "rmsnorm", "biases": F
 
 
 def _options(config: ModelConfig) -> Mamba2:
-    found = config.mixer_named("mamba2")
-    assert isinstance(found, Mamba2)
-    return found
+    options = config.mixer_named("mamba2")
+    assert isinstance(options, Mamba2)
+    return options
 
 
 def _sizes(config: ModelConfig) -> tuple[int, ...]:
@@ -51,25 +51,25 @@ FILTERS = TensorConversion(
 )
 
 
-def _rules(config: ModelConfig) -> list[Rule]:
+def _rules(config: ModelConfig) -> list[WeightRule]:
     kinds = [(layer.mixer, layer.mlp) for layer in config.layer_list]
     scans = tuple(index for index, (mixer, _) in enumerate(kinds) if mixer == "mamba2")
     attentions = tuple(index for index, (mixer, _) in enumerate(kinds) if mixer == "attention")
     mlps = tuple(index for index, (mixer, _) in enumerate(kinds) if mixer == "none")
-    theirs, ours = "backbone.layers.{i}", "layers.{i}"
+    hf_name, ours = "backbone.layers.{i}", "layers.{i}"
     rules = [
-        Rule("backbone.embeddings.weight", ("embedding.weight",)),
-        Rule(f"{theirs}.norm.weight", (f"{ours}.mixer_norm.weight",), layers=tuple(sorted(scans + attentions))),
-        Rule(f"{theirs}.norm.weight", (f"{ours}.mlp_norm.weight",), layers=mlps),
-        Rule("backbone.norm_f.weight", ("final_norm.weight",)),
+        WeightRule("backbone.embeddings.weight", ("embedding.weight",)),
+        WeightRule(f"{hf_name}.norm.weight", (f"{ours}.mixer_norm.weight",), layers=tuple(sorted(scans + attentions))),
+        WeightRule(f"{hf_name}.norm.weight", (f"{ours}.mlp_norm.weight",), layers=mlps),
+        WeightRule("backbone.norm_f.weight", ("final_norm.weight",)),
     ]
     in_names = tuple(f"{ours}.mixer.{name}.weight" for name in ("z", "x", "B", "C", "dt"))
-    rules.append(Rule(f"{theirs}.mixer.in_proj.weight", in_names, PROJECTIONS, scans))
+    rules.append(WeightRule(f"{hf_name}.mixer.in_proj.weight", in_names, PROJECTIONS, scans))
     for leaf, form in (("weight", FILTERS), ("bias", STREAMS)):
         names = tuple(f"{ours}.mixer.{name}_convolution.{leaf}" for name in "xBC")
-        rules.append(Rule(f"{theirs}.mixer.conv1d.{leaf}", names, form, scans))
+        rules.append(WeightRule(f"{hf_name}.mixer.conv1d.{leaf}", names, form, scans))
     rules += [
-        Rule(f"{theirs}.mixer.{name}", (f"{ours}.mixer.scan.{name}",), layers=scans)
+        WeightRule(f"{hf_name}.mixer.{name}", (f"{ours}.mixer.scan.{name}",), layers=scans)
         for name in ("A_log", "D", "dt_bias")
     ]
     for name, own, layers in (
@@ -82,8 +82,8 @@ def _rules(config: ModelConfig) -> list[Rule]:
         ("up_proj", "mlp.up", mlps),
         ("down_proj", "mlp.down", mlps),
     ):
-        rules.append(Rule(f"{theirs}.mixer.{name}.weight", (f"{ours}.{own}.weight",), layers=layers))
-    return rules if config.tied_embeddings else [*rules, Rule("lm_head.weight", ("head.weight",))]
+        rules.append(WeightRule(f"{hf_name}.mixer.{name}.weight", (f"{ours}.{own}.weight",), layers=layers))
+    return rules if config.tied_embeddings else [*rules, WeightRule("lm_head.weight", ("head.weight",))]
 
 
 def _shared_fields(config: ModelConfig) -> Fields:
@@ -199,28 +199,28 @@ def _unsupported(config: ModelConfig) -> list[str]:
     if "mamba2" not in config.stateful_mixers:
         return ["layers without mamba2"]
     both = any(layer.mixer != "none" and layer.mlp != "none" for layer in config.layer_list)
-    found = unsupported_fields(config, **CONSTANTS, mixer=config.mixer, pattern=config.pattern)
-    return found + ["layers of mixer and MLP in one"] * both
+    lacking = unsupported_fields(config, **CONSTANTS, mixer=config.mixer, pattern=config.pattern)
+    return lacking + ["layers of mixer and MLP in one"] * both
 
 
 def _unsupported_by_mamba2(config: ModelConfig) -> list[str]:
-    found = _unsupported(config)
+    lacking = _unsupported(config)
     if any(layer.mixer != "mamba2" for layer in config.layer_list):
-        found.append("other layers than mamba2")
-    elif not found and _options(config).groups > 1:
-        found.append("norm over each of several groups")
-    elif not found and _options(config).min_step:
-        found.append(f"min_step={_options(config).min_step}")
-    return found
+        lacking.append("other layers than mamba2")
+    elif not lacking and _options(config).groups > 1:
+        lacking.append("norm over each of several groups")
+    elif not lacking and _options(config).min_step:
+        lacking.append(f"min_step={_options(config).min_step}")
+    return lacking
 
 
 def _unsupported_by_nemotron_h(config: ModelConfig) -> list[str]:
-    found = _unsupported(config)
+    lacking = _unsupported(config)
     mlps = sorted({layer.mlp for layer in config.layer_list if layer.mlp not in ("none", "relu2")})
-    return found + [f"mlp={mlp}" for mlp in mlps]
+    return lacking + [f"mlp={mlp}" for mlp in mlps]
 
 
-MAMBA2 = Family("Mamba2ForCausalLM", "mamba2", _unsupported_by_mamba2, _rules, _write_mamba2, _read_mamba2)
-NEMOTRON_H = Family(
+MAMBA2 = ModelFamily("Mamba2ForCausalLM", "mamba2", _unsupported_by_mamba2, _rules, _write_mamba2, _read_mamba2)
+NEMOTRON_H = ModelFamily(
     "NemotronHForCausalLM", "nemotron_h", _unsupported_by_nemotron_h, _rules, _write_nemotron_h, _read_nemotron_h
 )

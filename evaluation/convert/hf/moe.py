@@ -6,36 +6,44 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from gristmill.evaluation.convert.hf.architecture import Family, Fields, Rule, require_value, unsupported_fields
+from gristmill.evaluation.convert.hf.architecture import (
+    Fields,
+    ModelFamily,
+    WeightRule,
+    require_value,
+    unsupported_fields,
+)
 from gristmill.evaluation.convert.hf.llama import attention_rules, ends_rules, mlp_rules, read_llama, write_llama
 from gristmill.evaluation.convert.hf.rope_and_windows import one_window, read_one_window, several_windows, some_windows
 from gristmill.foundation.errors import InputError
 from gristmill.training.config.model import ModelConfig
 
 QK_NORM_RULES = [
-    Rule(f"model.layers.{{i}}.self_attn.{theirs}_norm.weight", (f"layers.{{i}}.mixer.{ours}_norm.weight",))
-    for theirs, ours in (("q", "query"), ("k", "key"))
+    WeightRule(f"model.layers.{{i}}.self_attn.{hf_name}_norm.weight", (f"layers.{{i}}.mixer.{ours}_norm.weight",))
+    for hf_name, ours in (("q", "query"), ("k", "key"))
 ]
 MIXTRAL_NAMES = ("block_sparse_moe", {"w1": "gate", "w3": "up", "w2": "down"})
 QWEN_NAMES = ("mlp", {"gate_proj": "gate", "up_proj": "up", "down_proj": "down"})
 
 
-def _rules(names: tuple[str, dict[str, str]], config: ModelConfig) -> list[Rule]:
+def _rules(names: tuple[str, dict[str, str]], config: ModelConfig) -> list[WeightRule]:
     block, experts = names
     sparse = tuple(index for index, layer in enumerate(config.layer_list) if layer.experts)
     dense = tuple(index for index, layer in enumerate(config.layer_list) if not layer.experts)
     rules = [*attention_rules(config), *ends_rules(config), *(QK_NORM_RULES if config.qk_norm else [])]
-    rules += [Rule(rule.theirs, rule.ours, rule.form, dense) for rule in mlp_rules(config)]
+    rules += [WeightRule(rule.hf_name, rule.ours, rule.form, dense) for rule in mlp_rules(config)]
     return rules + expert_rules(config, block, experts, sparse)
 
 
-def expert_rules(config: ModelConfig, block: str, experts: Mapping[str, str], sparse: tuple[int, ...]) -> list[Rule]:
-    """Those of the router and the experts in the layers `sparse`. experts: theirs to ours."""
-    rules = [Rule(f"model.layers.{{i}}.{block}.gate.weight", ("layers.{i}.mlp.router.weight",), layers=sparse)]
-    for theirs, ours in experts.items():
+def expert_rules(
+    config: ModelConfig, block: str, experts: Mapping[str, str], sparse: tuple[int, ...]
+) -> list[WeightRule]:
+    """Those of the router and the experts in the layers `sparse`. experts: Hugging Face names to ours."""
+    rules = [WeightRule(f"model.layers.{{i}}.{block}.gate.weight", ("layers.{i}.mlp.router.weight",), layers=sparse)]
+    for hf_name, ours in experts.items():
         rules.append(
-            Rule(
-                f"model.layers.{{i}}.{block}.experts.{{e}}.{theirs}.weight",
+            WeightRule(
+                f"model.layers.{{i}}.{block}.experts.{{e}}.{hf_name}.weight",
                 (f"layers.{{i}}.mlp.experts.{ours}.weight",),
                 layers=sparse,
                 experts=one_value(config, "experts"),
@@ -53,9 +61,9 @@ def _unsupported(config: ModelConfig, windows: bool = False, **wanted: Any) -> l
     if config.moe is None or not config.has_experts:
         return ["model without experts"]
     moe, sparse = config.moe, [layer for layer in config.layer_list if layer.experts]
-    found = unsupported_fields(
+    lacking = unsupported_fields(
         config,
-        windows,
+        windows=windows,
         positions="rope",
         norm="rmsnorm",
         mlp="swiglu",
@@ -67,16 +75,16 @@ def _unsupported(config: ModelConfig, windows: bool = False, **wanted: Any) -> l
     plain = {"shared_experts": 0, "residual": False, "router": "softmax", "gate_scale": 1.0, "groups": 1}
     for name, value in {**plain, "bias_update_rate": 0.0, **wanted}.items():
         if getattr(moe, name) != value:
-            found.append(f"moe.{name}={getattr(moe, name)!r}")
+            lacking.append(f"moe.{name}={getattr(moe, name)!r}")
     for name in ("experts", "top_k", "expert_hidden"):
         if len({getattr(layer, name) for layer in sparse}) > 1:
-            found.append(f"moe with {name} by layer")
-    return found
+            lacking.append(f"moe with {name} by layer")
+    return lacking
 
 
-def _all_layers(config: ModelConfig, found: list[str]) -> list[str]:
+def _all_layers(config: ModelConfig, lacking: list[str]) -> list[str]:
     dense = any(not layer.experts for layer in config.layer_list)
-    return [*found, "plain MLP in some layers"] if dense else found
+    return [*lacking, "plain MLP in some layers"] if dense else lacking
 
 
 def _write_moe(config: ModelConfig) -> Fields:
@@ -153,8 +161,8 @@ def _read_olmoe(fields: Mapping[str, Any]) -> Fields:
 
 
 def _mixtral_lacks(config: ModelConfig) -> list[str]:
-    found = _all_layers(config, _unsupported(config, windows=True, qk_norm=False, normalize_gates=True))
-    return found + several_windows(config) + some_windows(config)
+    lacking = _all_layers(config, _unsupported(config, windows=True, qk_norm=False, normalize_gates=True))
+    return lacking + several_windows(config) + some_windows(config)
 
 
 def _qwen_lacks(config: ModelConfig) -> list[str]:
@@ -162,11 +170,11 @@ def _qwen_lacks(config: ModelConfig) -> list[str]:
 
 
 def _olmoe_lacks(config: ModelConfig) -> list[str]:
-    found = _all_layers(config, _unsupported(config, qk_norm="width"))
-    return [*found, f"head_width={config.head_dim}"] if config.head_dim * config.heads != config.width else found
+    lacking = _all_layers(config, _unsupported(config, qk_norm="width"))
+    return [*lacking, f"head_width={config.head_dim}"] if config.head_dim * config.heads != config.width else lacking
 
 
-MIXTRAL = Family(
+MIXTRAL = ModelFamily(
     "MixtralForCausalLM",
     "mixtral",
     _mixtral_lacks,
@@ -174,7 +182,7 @@ MIXTRAL = Family(
     _write_mixtral,
     _read_mixtral,
 )
-QWEN3_MOE = Family(
+QWEN3_MOE = ModelFamily(
     "Qwen3MoeForCausalLM", "qwen3_moe", _qwen_lacks, partial(_rules, QWEN_NAMES), _write_qwen, _read_qwen
 )
-OLMOE = Family("OlmoeForCausalLM", "olmoe", _olmoe_lacks, partial(_rules, QWEN_NAMES), _write_olmoe, _read_olmoe)
+OLMOE = ModelFamily("OlmoeForCausalLM", "olmoe", _olmoe_lacks, partial(_rules, QWEN_NAMES), _write_olmoe, _read_olmoe)

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from gristmill.evaluation.convert.hf.architecture import (
-    Family,
     Fields,
-    Rule,
+    ModelFamily,
     TensorConversion,
+    WeightRule,
     norm_rules,
     other_widths,
     read_gelu,
@@ -53,11 +53,11 @@ OLMO_3_BASE = 500000.0
 
 
 def _biases(config: ModelConfig) -> bool | str:
-    """What the field must be: the whole attention's, or none."""
+    """Required value of the field: the whole attention's, or none."""
     return config.biases if config.biases in (False, "attention") else False
 
 
-def _olmo_rules(config: ModelConfig) -> list[Rule]:
+def _olmo_rules(config: ModelConfig) -> list[WeightRule]:
     return [*attention_rules(config), *mlp_rules(config), *ends_rules(config)]
 
 
@@ -72,7 +72,7 @@ def _read_olmo(fields: Mapping[str, Any]) -> Fields:
 
 
 def _olmo_lacks(config: ModelConfig) -> list[str]:
-    found = unsupported_fields(
+    lacking = unsupported_fields(
         config,
         positions="rope",
         norm="plain_layernorm",
@@ -82,11 +82,11 @@ def _olmo_lacks(config: ModelConfig) -> list[str]:
         rope_scaling=config.rope_scaling,
     )
     if config.norm_epsilon != NORM_EPSILON:
-        found.append(f"norm_epsilon={config.norm_epsilon}")
-    return found + other_widths(config)
+        lacking.append(f"norm_epsilon={config.norm_epsilon}")
+    return lacking + other_widths(config)
 
 
-def _olmo2_rules(config: ModelConfig) -> list[Rule]:
+def _olmo2_rules(config: ModelConfig) -> list[WeightRule]:
     return [*attention_rules(config), *QK_NORM_RULES, *mlp_rules(config), *ends_rules(config, OUTPUT_NORMS)]
 
 
@@ -99,7 +99,7 @@ def _read_olmo2(fields: Mapping[str, Any]) -> Fields:
 
 
 def _olmo2_lacks(config: ModelConfig, **wanted: Any) -> list[str]:
-    found = unsupported_fields(
+    lacking = unsupported_fields(
         config,
         positions="rope",
         norm="rmsnorm",
@@ -110,7 +110,7 @@ def _olmo2_lacks(config: ModelConfig, **wanted: Any) -> list[str]:
         rope_scaling=config.rope_scaling,
         **wanted,
     )
-    return found + other_widths(config)
+    return lacking + other_widths(config)
 
 
 def _write_olmo3(config: ModelConfig) -> Fields:
@@ -128,13 +128,13 @@ def _read_olmo3(fields: Mapping[str, Any]) -> Fields:
 
 
 def _olmo3_lacks(config: ModelConfig) -> list[str]:
-    found = _olmo2_lacks(config, windows=True, window_rope_base=config.window_rope_base)
-    return found + several_windows(config)
+    lacking = _olmo2_lacks(config, windows=True, window_rope_base=config.window_rope_base)
+    return lacking + several_windows(config)
 
 
-OLMO = Family("OlmoForCausalLM", "olmo", _olmo_lacks, _olmo_rules, _write_olmo, _read_olmo)
-OLMO_2 = Family("Olmo2ForCausalLM", "olmo2", _olmo2_lacks, _olmo2_rules, _write_olmo2, _read_olmo2)
-OLMO_3 = Family("Olmo3ForCausalLM", "olmo3", _olmo3_lacks, _olmo2_rules, _write_olmo3, _read_olmo3)
+OLMO = ModelFamily("OlmoForCausalLM", "olmo", _olmo_lacks, _olmo_rules, _write_olmo, _read_olmo)
+OLMO_2 = ModelFamily("Olmo2ForCausalLM", "olmo2", _olmo2_lacks, _olmo2_rules, _write_olmo2, _read_olmo2)
+OLMO_3 = ModelFamily("Olmo3ForCausalLM", "olmo3", _olmo3_lacks, _olmo2_rules, _write_olmo3, _read_olmo3)
 
 
 # PhiForCausalLM (Phi 1, 1.5 and 2, arXiv 2306.11644) and Phi3ForCausalLM (Phi 3 and 4, 2404.14219) and our
@@ -172,17 +172,20 @@ PACKED_HEADS = TensorConversion(_joined, _query_key_value)
 HALVES = TensorConversion(_joined, lambda tensor, _: tensor.chunk(2))
 
 
-def _phi_rules(config: ModelConfig) -> list[Rule]:
+def _phi_rules(config: ModelConfig) -> list[WeightRule]:
     norms = {
         "model.layers.{i}.input_layernorm": "layers.{i}.mixer_norm",
         "model.final_layernorm": "final_norm",
     }
     if config.qk_norm:
-        for theirs, ours in (("q", "query"), ("k", "key")):
-            norms[f"model.layers.{{i}}.self_attn.{theirs}_layernorm"] = f"layers.{{i}}.mixer.{ours}_norm"
+        for hf_name, ours in (("q", "query"), ("k", "key")):
+            norms[f"model.layers.{{i}}.self_attn.{hf_name}_layernorm"] = f"layers.{{i}}.mixer.{ours}_norm"
     rules = [*layer_rules(PHI_LAYER, True), *norm_rules(config, norms)]
-    rules += [Rule("model.embed_tokens.weight", ("embedding.weight",)), Rule("lm_head.bias", ("head.bias",))]
-    return rules if config.tied_embeddings else [*rules, Rule("lm_head.weight", ("head.weight",))]
+    rules += [
+        WeightRule("model.embed_tokens.weight", ("embedding.weight",)),
+        WeightRule("lm_head.bias", ("head.bias",)),
+    ]
+    return rules if config.tied_embeddings else [*rules, WeightRule("lm_head.weight", ("head.weight",))]
 
 
 def _write_phi(config: ModelConfig) -> Fields:
@@ -228,14 +231,14 @@ def _phi_lacks(config: ModelConfig) -> list[str]:
     return unsupported_fields(config, **wanted) + other_widths(config)
 
 
-def _phi3_rules(config: ModelConfig) -> list[Rule]:
-    theirs, ours = "model.layers.{i}", "layers.{i}"
+def _phi3_rules(config: ModelConfig) -> list[WeightRule]:
+    hf_name, ours = "model.layers.{i}", "layers.{i}"
     heads = tuple(f"{ours}.mixer.{name}.weight" for name in ("query", "key", "value"))
     return [
         *ends_rules(config),
         *layer_rules({"self_attn.o_proj": "mixer.output", "mlp.down_proj": "mlp.down"}, False),
-        Rule(f"{theirs}.self_attn.qkv_proj.weight", heads, PACKED_HEADS),
-        Rule(f"{theirs}.mlp.gate_up_proj.weight", (f"{ours}.mlp.gate.weight", f"{ours}.mlp.up.weight"), HALVES),
+        WeightRule(f"{hf_name}.self_attn.qkv_proj.weight", heads, PACKED_HEADS),
+        WeightRule(f"{hf_name}.mlp.gate_up_proj.weight", (f"{ours}.mlp.gate.weight", f"{ours}.mlp.up.weight"), HALVES),
     ]
 
 
@@ -253,11 +256,11 @@ def _read_phi3(fields: Mapping[str, Any]) -> Fields:
 
 
 def _phi3_lacks(config: ModelConfig) -> list[str]:
-    found = unsupported_fields(
+    lacking = unsupported_fields(
         config, windows=True, positions="rope", norm="rmsnorm", mlp="swiglu", biases=False, rope_width=config.rope_width
     )
-    return found + several_windows(config) + some_windows(config) + other_widths(config)
+    return lacking + several_windows(config) + some_windows(config) + other_widths(config)
 
 
-PHI_1 = Family("PhiForCausalLM", "phi", _phi_lacks, _phi_rules, _write_phi, _read_phi)
-PHI_3 = Family("Phi3ForCausalLM", "phi3", _phi3_lacks, _phi3_rules, _write_phi3, _read_phi3)
+PHI_1 = ModelFamily("PhiForCausalLM", "phi", _phi_lacks, _phi_rules, _write_phi, _read_phi)
+PHI_3 = ModelFamily("Phi3ForCausalLM", "phi3", _phi3_lacks, _phi3_rules, _write_phi3, _read_phi3)

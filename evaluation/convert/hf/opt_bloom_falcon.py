@@ -10,11 +10,11 @@ from torch import Tensor
 from gristmill.evaluation.convert.hf.architecture import (
     BY_HEAD,
     SAME,
-    Family,
     Fields,
-    Rule,
+    ModelFamily,
     TensorConversion,
     UnsupportedConfig,
+    WeightRule,
     grouped_heads,
     linear_rules,
     norm_rules,
@@ -45,16 +45,16 @@ NORMS = {
 }
 
 
-def _rules(config: ModelConfig) -> list[Rule]:
-    layer = {f"model.decoder.layers.{{i}}.{theirs}": f"layers.{{i}}.{ours}" for theirs, ours in LAYER.items()}
+def _rules(config: ModelConfig) -> list[WeightRule]:
+    layer = {f"model.decoder.layers.{{i}}.{hf_name}": f"layers.{{i}}.{ours}" for hf_name, ours in LAYER.items()}
     norms = NORMS | ({"model.decoder.final_layer_norm": "final_norm"} if config.final_norm else {})
     rules = [
         *linear_rules(layer, config.mlp_biases),
         *norm_rules(config, norms),
-        Rule("model.decoder.embed_tokens.weight", ("embedding.weight",)),
-        Rule("model.decoder.embed_positions.weight", ("positions.weight",)),
+        WeightRule("model.decoder.embed_tokens.weight", ("embedding.weight",)),
+        WeightRule("model.decoder.embed_positions.weight", ("positions.weight",)),
     ]
-    return rules if config.tied_embeddings else [*rules, Rule("lm_head.weight", ("head.weight",))]
+    return rules if config.tied_embeddings else [*rules, WeightRule("lm_head.weight", ("head.weight",))]
 
 
 def _write(config: ModelConfig) -> Fields:
@@ -112,13 +112,13 @@ def _unsupported(config: ModelConfig) -> list[str]:
         "biases": config.biases is True,
         "final_norm": config.final_norm and order == "pre",
     }
-    found = unsupported_fields(config, norm_order=order, **wanted)
+    lacking = unsupported_fields(config, norm_order=order, **wanted)
     if config.norm_epsilon != NORM_EPSILON:
-        found.append(f"norm_epsilon={config.norm_epsilon}")
-    return found + grouped_heads(config) + other_widths(config)
+        lacking.append(f"norm_epsilon={config.norm_epsilon}")
+    return lacking + grouped_heads(config) + other_widths(config)
 
 
-OPT = Family("OPTForCausalLM", "opt", _unsupported, _rules, _write, _read)
+OPT = ModelFamily("OPTForCausalLM", "opt", _unsupported, _rules, _write, _read)
 
 
 # BloomForCausalLM (arXiv 2211.05100) and our transformer: ALiBi, and a norm right after the embedding.
@@ -127,10 +127,10 @@ CONTEXT = 2048  # what BLOOM was trained with; ALiBi itself has no end, so confi
 BLOOM_CONSTANTS = {"positions": "alibi", "norm": "layernorm", "mlp": "gelu", "biases": True, "embedding_norm": True}
 
 
-def _bloom_rules(config: ModelConfig) -> list[Rule]:
+def _bloom_rules(config: ModelConfig) -> list[WeightRule]:
     layer, triple = "transformer.h.{i}", ("layers.{i}.mixer.query", "layers.{i}.mixer.key", "layers.{i}.mixer.value")
     rules = weight_and_bias(f"{layer}.self_attention.query_key_value", triple, BY_HEAD, BY_HEAD)
-    for theirs, ours in (
+    for hf_name, ours in (
         ("transformer.word_embeddings_layernorm", "embedding_norm"),
         (f"{layer}.input_layernorm", "layers.{i}.mixer_norm"),
         (f"{layer}.self_attention.dense", "layers.{i}.mixer.output"),
@@ -139,9 +139,9 @@ def _bloom_rules(config: ModelConfig) -> list[Rule]:
         (f"{layer}.mlp.dense_4h_to_h", "layers.{i}.mlp.down"),
         ("transformer.ln_f", "final_norm"),
     ):
-        rules += weight_and_bias(theirs, (ours,), SAME, SAME)
-    rules.append(Rule("transformer.word_embeddings.weight", ("embedding.weight",)))
-    return rules if config.tied_embeddings else [*rules, Rule("lm_head.weight", ("head.weight",))]
+        rules += weight_and_bias(hf_name, (ours,), SAME, SAME)
+    rules.append(WeightRule("transformer.word_embeddings.weight", ("embedding.weight",)))
+    return rules if config.tied_embeddings else [*rules, WeightRule("lm_head.weight", ("head.weight",))]
 
 
 def _write_bloom(config: ModelConfig) -> Fields:
@@ -174,13 +174,13 @@ def _read_bloom(fields: Mapping[str, Any]) -> Fields:
 
 
 def _unsupported_bloom(config: ModelConfig) -> list[str]:
-    found = unsupported_fields(config, **BLOOM_CONSTANTS) + grouped_heads(config) + other_widths(config)
+    lacking = unsupported_fields(config, **BLOOM_CONSTANTS) + grouped_heads(config) + other_widths(config)
     if config.hidden_width("gelu") != 4 * config.width:
-        found.append(f"hidden={config.hidden}")
-    return found
+        lacking.append(f"hidden={config.hidden}")
+    return lacking
 
 
-BLOOM = Family("BloomForCausalLM", "bloom", _unsupported_bloom, _bloom_rules, _write_bloom, _read_bloom)
+BLOOM = ModelFamily("BloomForCausalLM", "bloom", _unsupported_bloom, _bloom_rules, _write_bloom, _read_bloom)
 
 
 # FalconForCausalLM (arXiv 2311.16867) and our transformer: attention and MLP in parallel, behind one norm (7B) or two
@@ -211,27 +211,27 @@ def _norms(config: ModelConfig) -> dict[str, str]:
     return {"input_layernorm": "mixer_norm", "post_attention_layernorm": "mlp_norm"}
 
 
-def _falcon_rules(config: ModelConfig) -> list[Rule]:
-    theirs, ours = "transformer.h.{i}", "layers.{i}"
+def _falcon_rules(config: ModelConfig) -> list[WeightRule]:
+    hf_name, ours = "transformer.h.{i}", "layers.{i}"
     triple = tuple(f"{ours}.mixer.{name}" for name in ("query", "key", "value"))
-    packed = weight_and_bias(f"{theirs}.self_attention.query_key_value", triple, GROUPED, GROUPED)
+    packed = weight_and_bias(f"{hf_name}.self_attention.query_key_value", triple, GROUPED, GROUPED)
     rules = packed if config.projection_biases else packed[:1]
     linears = {
-        f"{theirs}.self_attention.dense": f"{ours}.mixer.output",
-        f"{theirs}.mlp.dense_h_to_4h": f"{ours}.mlp.up",
-        f"{theirs}.mlp.dense_4h_to_h": f"{ours}.mlp.down",
+        f"{hf_name}.self_attention.dense": f"{ours}.mixer.output",
+        f"{hf_name}.mlp.dense_h_to_4h": f"{ours}.mlp.up",
+        f"{hf_name}.mlp.dense_4h_to_h": f"{ours}.mlp.down",
     }
     rules += linear_rules(linears, config.mlp_biases)
-    norms = {f"{theirs}.{name}": f"{ours}.{norm}" for name, norm in _norms(config).items()}
+    norms = {f"{hf_name}.{name}": f"{ours}.{norm}" for name, norm in _norms(config).items()}
     rules += norm_rules(config, norms | {"transformer.ln_f": "final_norm"})
-    rules.append(Rule("transformer.word_embeddings.weight", ("embedding.weight",)))
-    return rules if config.tied_embeddings else [*rules, Rule("lm_head.weight", ("head.weight",))]
+    rules.append(WeightRule("transformer.word_embeddings.weight", ("embedding.weight",)))
+    return rules if config.tied_embeddings else [*rules, WeightRule("lm_head.weight", ("head.weight",))]
 
 
 def _new_architecture(config: ModelConfig) -> bool:
     """Whether it is that of Falcon-40B, which has groups of heads."""
-    one = config.parallel_residual == "one_norm" and config.num_kv_heads == 1
-    return bool(config.parallel_residual) and not one
+    one_norm = config.parallel_residual == "one_norm" and config.num_kv_heads == 1
+    return bool(config.parallel_residual) and not one_norm
 
 
 def _write_falcon(config: ModelConfig) -> Fields:
@@ -287,7 +287,7 @@ def _read_falcon(fields: Mapping[str, Any]) -> Fields:
 
 
 def _unsupported_falcon(config: ModelConfig) -> list[str]:
-    found = unsupported_fields(
+    lacking = unsupported_fields(
         config,
         **FALCON_CONSTANTS,
         gelu=config.gelu,
@@ -296,8 +296,8 @@ def _unsupported_falcon(config: ModelConfig) -> list[str]:
         rope_scaling=config.rope_scaling,
     )
     if not config.parallel_residual and config.num_kv_heads not in (1, config.heads):
-        found.append(f"kv_heads={config.kv_heads} without parallel_residual")
-    return found + other_widths(config)
+        lacking.append(f"kv_heads={config.kv_heads} without parallel_residual")
+    return lacking + other_widths(config)
 
 
-FALCON = Family("FalconForCausalLM", "falcon", _unsupported_falcon, _falcon_rules, _write_falcon, _read_falcon)
+FALCON = ModelFamily("FalconForCausalLM", "falcon", _unsupported_falcon, _falcon_rules, _write_falcon, _read_falcon)

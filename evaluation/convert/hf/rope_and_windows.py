@@ -27,7 +27,7 @@ def write_rope(config: ModelConfig) -> Fields:
     """As transformers 4 and as transformers 5 read it."""
     scaling, base = config.rope_scaling, config.rope_base
     if scaling is not None and scaling.rope_type == "ntk":
-        scaling, base = None, scaling.ntk_base(base, config.rope_width or config.head_dim)
+        base, scaling = scaling.ntk_base(base, config.rope_width or config.head_dim), None
     if scaling is None:
         return {"rope_theta": base, "rope_parameters": {"rope_type": "default", "rope_theta": base}}
     names = ("rope_type", "factor", *SCALING_FIELDS[scaling.rope_type])
@@ -40,8 +40,8 @@ def write_rope(config: ModelConfig) -> Fields:
 def read_rope(fields: Mapping[str, Any], partial: bool = False) -> Fields:
     """rope_base and rope_scaling. partial: the caller reads partial_rotary_factor. Raises InputError for a kind of
     scaling that is not supported."""
-    both = [found for name in ("rope_scaling", "rope_parameters") if (found := fields.get(name))] or [{}]
-    kinds = [found.get("rope_type", found.get("type", "default")) for found in both]
+    both = [rope_fields for name in ("rope_scaling", "rope_parameters") if (rope_fields := fields.get(name))] or [{}]
+    kinds = [rope_fields.get("rope_type", rope_fields.get("type", "default")) for rope_fields in both]
     if len(set(kinds)) > 1:
         raise InputError(f"config.json says rope_type={kinds[0]!r} and rope_type={kinds[1]!r}; remove the wrong one")
     stated, kind = both[-1], kinds[0]
@@ -116,15 +116,15 @@ def read_rope_by_window(fields: Mapping[str, Any], base: float, window_base: flo
     sliding = stated.get(SLIDING) or {}
     default = full["rope_theta"] if window_base is None else fields.get("rope_local_base_freq", window_base)
     sliding = {"rope_theta": default, **sliding}
-    found = read_rope({**plain, "rope_parameters": full})
+    settings = read_rope({**plain, "rope_parameters": full})
     in_windows = read_rope({**plain, "rope_parameters": sliding})
-    if in_windows == found:
-        return found
+    if in_windows == settings:
+        return settings
     if "rope_scaling" in in_windows:
         raise UnsupportedConfig(
             "config.json scales the rotary positions of layers with a window; gristmill scales the others"
         )
-    return {**found, "window_rope_base": in_windows["rope_base"]}
+    return {**settings, "window_rope_base": in_windows["rope_base"]}
 
 
 def write_rope_by_window(config: ModelConfig) -> Fields:
@@ -153,12 +153,12 @@ def stated_window(config: ModelConfig) -> int:
 
 
 def several_windows(config: ModelConfig) -> list[str]:
-    """What an architecture lacks whose windows all have one size."""
+    """Fields that an architecture lacks whose windows all have one size."""
     return [f"windows of several sizes ({config.window})"] if len(_sizes(config)) > 1 else []
 
 
 def some_windows(config: ModelConfig) -> list[str]:
-    """What an architecture lacks whose layers all have the same window."""
+    """Fields that an architecture lacks whose layers all have the same window."""
     differ = len({layer.window for layer in config.layer_list}) > 1
     return [f"windows in some layers only ({config.window})"] if differ else []
 

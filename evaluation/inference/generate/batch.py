@@ -18,7 +18,7 @@ from gristmill.evaluation.inference.generate.request import (
     TextStream,
     TokenLogprob,
 )
-from gristmill.evaluation.inference.generate.sequence import Decoder, RunningSequence, log_softmax, top_logprobs
+from gristmill.evaluation.inference.generate.sequence import RunningSequence, TokenDecoder, log_softmax, top_logprobs
 from gristmill.training.model.decoding_cache import SlotRows
 
 # Slots of a decoding cache: which sequence is in which, and which tokens are kept for later prompts.
@@ -58,9 +58,9 @@ class Slots:
         Below MIN_SHARED_TOKENS it is (0, 0)."""
         if not self.keeps_prefixes:
             return 0, 0
-        found = [min(common_prefix(prompt, slot.tokens[: slot.cached]), len(prompt) - 1) for slot in self._slots]
-        best = int(np.argmax(found))
-        return (best, found[best]) if found[best] >= MIN_SHARED_TOKENS else (0, 0)
+        lengths = [min(common_prefix(prompt, slot.tokens[: slot.cached]), len(prompt) - 1) for slot in self._slots]
+        best = int(np.argmax(lengths))
+        return (best, lengths[best]) if lengths[best] >= MIN_SHARED_TOKENS else (0, 0)
 
     def claim(self, tokens: np.ndarray, shared_with: int, shared: int) -> int:
         """Takes the next slot of the running batch for a sequence, with the first `shared` tokens of another slot."""
@@ -126,10 +126,10 @@ class BatchLimits:
 
     def slots(self, causal_lm: CausalLM) -> int:
         """Sequences that fit the cache at the model's sequence length, at least one."""
-        each = causal_lm.slot_token_bytes() * causal_lm.sequence_length
-        if self.cache_bytes is None or not each:
+        slot_bytes = causal_lm.slot_token_bytes() * causal_lm.sequence_length
+        if self.cache_bytes is None or not slot_bytes:
             return self.sequences
-        return max(1, min(self.sequences, self.cache_bytes // each))
+        return max(1, min(self.sequences, self.cache_bytes // slot_bytes))
 
 
 def default_limits(causal_lm: CausalLM, sequences: int | None = None) -> BatchLimits:
@@ -181,7 +181,7 @@ class _Joining:
 class ContinuousBatch:
     """One thread calls its methods. Of a sharded model, every rank makes the same calls in the same order."""
 
-    def __init__(self, causal_lm: CausalLM, decoder: Decoder, limits: BatchLimits):
+    def __init__(self, causal_lm: CausalLM, decoder: TokenDecoder, limits: BatchLimits):
         self.causal_lm, self.decoder, self.limits = causal_lm, decoder, limits
         count = limits.slots(causal_lm)
         self._slots = Slots(causal_lm.new_cache(count), count, keeps_prefixes=causal_lm.reads_trees)
@@ -346,34 +346,34 @@ class ContinuousBatch:
     def _logits(self, hidden_BD: Tensor) -> np.ndarray:
         logits_BV = self.causal_lm.head(hidden_BD)
         exact_BV = logits_BV if logits_BV.dtype == torch.float64 else logits_BV.float()
-        found: np.ndarray = exact_BV.cpu().numpy()
-        return found
+        logits_numpy: np.ndarray = exact_BV.cpu().numpy()
+        return logits_numpy
 
     def _score_prompts(self, chosen: list[_Joining], row_of: list[int], hidden_BTD: Tensor) -> None:
         """Log-probabilities of the tokens of prompts, where asked for."""
-        found: dict[tuple[int, int], tuple[TokenLogprob, ...]] = {}
+        scores: dict[tuple[int, int], tuple[TokenLogprob, ...]] = {}
         for joining, row in zip(chosen, row_of, strict=True):
             settings = joining.sequence.settings
             if not settings.prompt_logprobs:
                 continue
             key = row, settings.logprobs or 0
-            if key not in found:
+            if key not in scores:
                 hidden_TD = hidden_BTD[row, hidden_BTD.shape[1] - len(joining.prompt) : -1]
-                found[key] = (
+                scores[key] = (
                     TokenLogprob(int(joining.prompt[0]), None),
                     *self._token_logprobs(hidden_TD, joining.prompt[1:], key[1]),
                 )
-            joining.sequence.prompt_logprobs = found[key]
+            joining.sequence.prompt_logprobs = scores[key]
 
     def _token_logprobs(self, hidden_ND: Tensor, tokens_N: np.ndarray, top: int) -> list[TokenLogprob]:
-        found: list[TokenLogprob] = []
+        logprobs: list[TokenLogprob] = []
         size = max(1, LOGIT_CELLS // self.causal_lm.vocab_size)
         for first in range(0, len(tokens_N), size):
             logits_NV = self._logits(hidden_ND[first : first + size])
             for logits_V, token in zip(logits_NV, tokens_N[first : first + size].tolist(), strict=True):
                 logprobs_V = log_softmax(logits_V)[: self.causal_lm.vocab_size]
-                found.append(TokenLogprob(token, float(logprobs_V[token]), top_logprobs(logprobs_V, top)))
-        return found
+                logprobs.append(TokenLogprob(token, float(logprobs_V[token]), top_logprobs(logprobs_V, top)))
+        return logprobs
 
     def _end_done(self) -> list[RunningSequence]:
         ended = [slot for slot, sequence in enumerate(self._running) if sequence.done]

@@ -1,7 +1,7 @@
 """Continuations of a list of prompts."""
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -20,7 +20,7 @@ from gristmill.evaluation.inference.generate.request import (
     TextStream,
     TokenLogprob,
 )
-from gristmill.evaluation.inference.generate.sequence import Decoder
+from gristmill.evaluation.inference.generate.sequence import TokenDecoder
 from gristmill.foundation.errors import InputError, RecipeError, did_you_mean
 from gristmill.foundation.files import file_digest, write_atomic
 from gristmill.foundation.progress import Reporter
@@ -29,7 +29,7 @@ from gristmill.training.parallel.mesh import ALONE, Axis
 
 def generate(
     causal_lm: CausalLM,
-    decoder: Decoder,
+    decoder: TokenDecoder,
     prompts: Sequence[Sequence[int]],
     settings: GenerationSettings,
     batch_tokens: int = 8192,
@@ -54,13 +54,13 @@ def generate(
     index_of = {}
     for index in sorted(range(len(requests)), key=lambda index: (-len(requests[index].prompt), index)):
         index_of[batch.add(requests[index], _stream_of(stream, index))] = index
-    found: dict[int, Generation] = {}
+    generations: dict[int, Generation] = {}
     while not batch.is_idle:
         for result in batch.step():
             if result.error is not None:
                 raise result.error
-            found[index_of[result.number]] = result.generations[0]
-    return [found[index] for index in range(len(requests))]
+            generations[index_of[result.number]] = result.generations[0]
+    return [generations[index] for index in range(len(requests))]
 
 
 def _stream_of(stream: TextStream | None, index: int) -> TextStream | None:
@@ -131,13 +131,13 @@ class PromptFile:
 
 def _parsed(number: int, line: bytes) -> PromptLine:
     try:
-        found = json.loads(line.decode("utf-8"))
+        record = json.loads(line.decode("utf-8"))
     except (ValueError, RecursionError) as error:
         return PromptLine(number, None, f"not a line of JSON in UTF-8 ({str(error)[:100]})")
-    if not isinstance(found, dict):
-        return PromptLine(number, None, f"not a JSON object but {type(found).__name__}; write {{'prompt': ...}}")
+    if not isinstance(record, dict):
+        return PromptLine(number, None, f"not a JSON object but {type(record).__name__}; write {{'prompt': ...}}")
     try:
-        return PromptLine(number, PromptRecord(**found))
+        return PromptLine(number, PromptRecord(**record))
     except ValidationError as error:
         return PromptLine(number, None, describe(error, PromptRecord))
     except TypeError as error:
@@ -160,7 +160,7 @@ class Writer:
     """run: what the results depend on beside the prompts, such as the model's digest. ranks: the processes that hold
     the model together, of which the first writes."""
 
-    run: dict[str, object]
+    run: Mapping[str, object]
     reporter: Reporter
     ranks: Axis = ALONE
 
@@ -169,11 +169,11 @@ class Writer:
         return self.ranks.rank == 0
 
     def from_first(self, read: Callable[[], Any]) -> Any:
-        """What the first rank reads, on all of them."""
-        found = [read() if self.writes else None]
+        """Lines that the first rank reads, on all of them."""
+        values = [read() if self.writes else None]
         if self.ranks.size > 1:
-            dist.broadcast_object_list(found, src=0)
-        return found[0]
+            dist.broadcast_object_list(values, src=0)
+        return values[0]
 
 
 def generate_file(
@@ -255,24 +255,24 @@ def _failed(files: PromptFile, line: PromptLine, error: InputError) -> dict[str,
 
 
 def _succeeded(line: PromptLine, result: RequestResult) -> dict[str, Any]:
-    return {**_named(line), "completions": [_completion(each) for each in result.generations]}
+    return {**_named(line), "completions": [_completion(generation) for generation in result.generations]}
 
 
 def _completion(generation: Generation) -> dict[str, Any]:
-    found: dict[str, Any] = {
+    completion: dict[str, Any] = {
         "text": generation.text,
         "finish_reason": "length" if generation.ended == "length" else "stop",
         "tokens": list(generation.tokens),
     }
     if generation.logprobs:
-        found["logprobs"] = [_token_logprob(each) for each in generation.logprobs]
-    return found
+        completion["logprobs"] = [_token_logprob(token) for token in generation.logprobs]
+    return completion
 
 
-def _token_logprob(each: TokenLogprob) -> dict[str, Any]:
+def _token_logprob(scored: TokenLogprob) -> dict[str, Any]:
     """Six decimals: float32's own, which do not depend on the batch."""
-    top = [[token, round(logprob, 6)] for token, logprob in each.top]
-    return {"token": each.token, "logprob": None if each.logprob is None else round(each.logprob, 6), "top": top}
+    top = [[token, round(logprob, 6)] for token, logprob in scored.top]
+    return {"token": scored.token, "logprob": None if scored.logprob is None else round(scored.logprob, 6), "top": top}
 
 
 def _resume(partial: Path, header: dict[str, object]) -> tuple[int, int]:

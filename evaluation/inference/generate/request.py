@@ -1,4 +1,4 @@
-"""What is asked of generation, and what comes back."""
+"""Generation requests and results."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -12,7 +12,7 @@ from gristmill.foundation.errors import InputError
 # The text of a growing list of tokens, decoded piece by piece.
 
 
-class Decoder(Protocol):
+class TokenDecoder(Protocol):
     """ends: tokens that end a text."""
 
     ends: tuple[int, ...]
@@ -25,7 +25,7 @@ class TokenText:
     the decoding of a few tokens, not of all: decoders look at no more than the token before (SentencePiece drops the
     space at the start, so the tokens before are decoded with the new ones)."""
 
-    def __init__(self, decoder: Decoder):
+    def __init__(self, decoder: TokenDecoder):
         self.decoder = decoder
         self.tokens: list[int] = []
         self.text = ""
@@ -46,8 +46,8 @@ class TokenText:
 
 def first_stop(text: str, stops: Sequence[str], start: int = 0) -> int | None:
     """Where the first of the stop strings begins, from `start` on."""
-    found = [place for place in (text.find(stop, start) for stop in stops) if place >= 0]
-    return min(found) if found else None
+    places = [place for place in (text.find(stop, start) for stop in stops) if place >= 0]
+    return min(places) if places else None
 
 
 def undecided(text: str, stops: Sequence[str]) -> int:
@@ -68,7 +68,7 @@ class RunningSequence:
         self,
         request: GenerationRequest,
         candidate: int,
-        decoder: Decoder,
+        decoder: TokenDecoder,
         sequence_length: int,
         stream: Callable[[str], None] | None = None,
     ):
@@ -159,8 +159,8 @@ class RunningSequence:
     @property
     def mean_logprob(self) -> float:
         """For best_of. A continuation without tokens counts as certain."""
-        found = [each.logprob for each in self.logprobs if each.logprob is not None]
-        return sum(found) / len(found) if found else 0.0
+        values = [token.logprob for token in self.logprobs if token.logprob is not None]
+        return sum(values) / len(values) if values else 0.0
 
 
 # Choose the next token: greedy, or sampled with temperature, top-k, top-p, min-p and a repetition penalty.
@@ -186,7 +186,8 @@ def sample_token(logits_V: np.ndarray, sampling: SamplingConfig, seen: set[int],
     if sampling.temperature == 0.0:
         return int(logits.argmax())
     kept, weights = candidates(logits / sampling.temperature, sampling)
-    return int(kept[min(np.searchsorted(np.cumsum(weights), rng.random(), side="right"), len(kept) - 1)])
+    drawn = int(np.searchsorted(np.cumsum(weights), rng.random(), side="right"))
+    return int(kept[min(drawn, len(kept) - 1)])
 
 
 def candidates(logits_V: np.ndarray, sampling: SamplingConfig) -> tuple[np.ndarray, np.ndarray]:
@@ -220,8 +221,8 @@ def likeliest(logits_V: np.ndarray, count: int) -> np.ndarray:
 def log_softmax(logits_V: np.ndarray) -> np.ndarray:
     """Natural log-probabilities, float64."""
     shifted = logits_V.astype(np.float64) - float(logits_V.max())
-    found: np.ndarray = shifted - np.log(np.exp(shifted).sum())
-    return found
+    logprobs: np.ndarray = shifted - np.log(np.exp(shifted).sum())
+    return logprobs
 
 
 def top_logprobs(logprobs_V: np.ndarray, count: int) -> tuple[tuple[int, float], ...]:

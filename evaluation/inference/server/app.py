@@ -19,7 +19,7 @@ from gristmill.evaluation.convert.model_tokenizer import ModelTokenizer
 from gristmill.evaluation.inference.generate.prompts import describe
 from gristmill.evaluation.inference.generate.request import GenerationRequest, RequestResult
 from gristmill.evaluation.inference.server import chat_page
-from gristmill.evaluation.inference.server.engine import Engine, ServerBusyError, Ticket
+from gristmill.evaluation.inference.server.engine import GenerationEngine, ServerBusyError, Ticket
 from gristmill.evaluation.inference.server.openai_api import (
     ApiRequest,
     ChatRequest,
@@ -43,7 +43,7 @@ class ServedModel:
     """name: by which requests name it. token: that requests must carry; None: no one needs one."""
 
     name: str
-    engine: Engine
+    engine: GenerationEngine
     codec: ModelTokenizer
     template: ChatTemplate
     token: str | None = None
@@ -281,7 +281,7 @@ async def _answered(model: ServedModel, request: Request, call: _Call) -> Respon
     error = next((result.error for result in results if result.error is not None), None)
     if error is not None:
         return JSONResponse(error_body(str(error), "server_error"), 500)
-    prompts = [each.prompt for each in call.requests]
+    prompts = [prompt_request.prompt for prompt_request in call.requests]
     return JSONResponse(call.replies.whole(_without_begin(call, results), prompts, call.echoes))
 
 
@@ -289,7 +289,7 @@ def _without_begin(call: _Call, results: Sequence[RequestResult]) -> list[Reques
     """Results without the log-probabilities of the special tokens that were put before a text."""
     texts = isinstance(call.fields, CompletionRequest) and isinstance(call.fields.prompts[0], str)
     begin = call.begin_tokens if texts else 0
-    return [RequestResult(each.number, each.generations, each.prompt_logprobs[begin:]) for each in results]
+    return [RequestResult(result.number, result.generations, result.prompt_logprobs[begin:]) for result in results]
 
 
 def _submit(model: ServedModel, call: _Call, deliver: Callable[[int, Any], None], streams: bool) -> list[Ticket]:
@@ -337,7 +337,7 @@ async def _stream(
             for number, generation in enumerate(event.generations):
                 yield _event(call.replies.end(index * count + number, generation, results[index].prompt_logprobs))
         if call.fields.stream_options is not None and call.fields.stream_options.include_usage:
-            prompts = [each.prompt for each in call.requests]
+            prompts = [request.prompt for request in call.requests]
             yield _event(call.replies.stream_usage([results[index] for index in range(len(tickets))], prompts))
         yield "data: [DONE]\n\n"
     finally:
@@ -349,7 +349,7 @@ def _event(content: Any) -> str:
 
 
 async def _tokenizer_info(model: ServedModel, request: Request) -> Response:
-    """What lm-eval's remote tokenizer asks for."""
+    """Answer to lm-eval's remote tokenizer."""
     end, begin = (model.codec.pieces[token] for token in (model.codec.end_of_document, model.codec.prefix_token))
     return JSONResponse({"eos_token": end, "bos_token": begin, "pad_token": end, "vocab_size": model.codec.vocab_size})
 

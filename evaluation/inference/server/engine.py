@@ -22,7 +22,7 @@ from gristmill.training.parallel.mesh import Axis
 
 @dataclass(frozen=True)
 class Turn:
-    """What one pass of the engine's loop does before its step. added: new requests, in order. cancelled: numbers of
+    """Work of one pass of the engine's loop before its step. added: new requests, in order. cancelled: numbers of
     requests in the batch. idle: no step follows. stops: it is the last."""
 
     added: tuple[GenerationRequest, ...] = ()
@@ -55,9 +55,9 @@ def follow(make_batch: Callable[[], ContinuousBatch], ranks: Axis) -> None:
 
 
 def _heard(ranks: Axis) -> Turn:
-    found: list[Turn] = [Turn()]
-    dist.broadcast_object_list(found, src=0, group=ranks.group)
-    return found[0]
+    turns: list[Turn] = [Turn()]
+    dist.broadcast_object_list(turns, src=0, group=ranks.group)
+    return turns[0]
 
 
 @contextmanager
@@ -93,7 +93,7 @@ class Ticket:
     number: int = -1  # in the batch
 
 
-class Engine:
+class GenerationEngine:
     """submit and cancel may be called by any thread; the batch is used by the engine's own alone.
 
     announce: tells the other ranks of a sharded model of each turn; None without others. A rank that is lost ends the

@@ -87,7 +87,7 @@ class CompletionRequest(ApiRequest):
             return [self.prompt]
         if self.prompt and isinstance(self.prompt[0], int):
             return [[int(token) for token in self.prompt if isinstance(token, int)]]
-        return [each for each in self.prompt if not isinstance(each, int)]
+        return [prompt for prompt in self.prompt if not isinstance(prompt, int)]
 
     @model_validator(mode="after")
     def has_some_prompts(self) -> Self:
@@ -143,7 +143,8 @@ class ChatRequest(ApiRequest):
 
 
 class Vocabulary(Protocol):
-    pieces: tuple[str, ...]
+    @property
+    def pieces(self) -> tuple[str, ...]: ...
 
     def decode(self, ids: Sequence[int]) -> str: ...
 
@@ -158,7 +159,7 @@ class Replies:
 
     def whole(self, results: Sequence[RequestResult], prompts: Sequence[Sequence[int]], echoes: Sequence[str]) -> Any:
         """echoes: the text before each prompt's completions; empty without echo."""
-        choices = []
+        choices: list[dict[str, Any]] = []
         for result, echo in zip(results, echoes, strict=True):
             for generation in result.generations:
                 choices.append(self._choice(len(choices), generation, echo, result.prompt_logprobs))
@@ -168,13 +169,13 @@ class Replies:
     def piece(self, index: int, text: str, first: bool) -> Any:
         """A streamed piece of the choice with this index."""
         delta = {"role": "assistant", "content": text} if first else {"content": text}
-        content = {"delta": delta} if self.chat else {"text": text}
+        content: dict[str, Any] = {"delta": delta} if self.chat else {"text": text}
         return self._chunk([{"index": index, **content, "logprobs": None, "finish_reason": None}])
 
     def end(self, index: int, generation: Generation, prompt_logprobs: Sequence[TokenLogprob] = ()) -> Any:
         """The last chunk of a choice: its finish reason, and the log-probabilities of all its tokens."""
         choice = self._choice(index, generation, "", prompt_logprobs)
-        choice |= {"delta": {}} if self.chat else {"text": ""}
+        choice |= dict[str, Any](delta={}) if self.chat else {"text": ""}
         choice.pop("message", None)
         return self._chunk([choice])
 
@@ -199,20 +200,21 @@ class Replies:
         return {"index": index, **content, "logprobs": logprobs, "finish_reason": finish_reason(generation)}
 
     def _completion_logprobs(self, tokens: Iterable[TokenLogprob]) -> Any:
-        """Of tokens with equal texts, such as halves of characters, top_logprobs has the likelier one."""
-        found: dict[str, list[Any]] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
+        """Log-probabilities in columns. Of tokens with equal texts, such as halves of characters, top_logprobs has the
+        likelier one."""
+        columns: dict[str, list[Any]] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
         offset = 0
-        for each in tokens:
-            text = self._text(each.token)
-            top = None
-            if each.logprob is not None:
+        for scored in tokens:
+            text = self._text(scored.token)
+            top: dict[str, float] | None = None
+            if scored.logprob is not None:
                 top = {}
-                for token, logprob in sorted([*each.top, (each.token, each.logprob)], key=lambda pair: -pair[1]):
+                for token, logprob in sorted([*scored.top, (scored.token, scored.logprob)], key=lambda pair: -pair[1]):
                     top.setdefault(self._text(token), logprob)
-            for name, value in zip(found, (text, each.logprob, top, offset), strict=True):
-                found[name].append(value)
+            for name, value in zip(columns, (text, scored.logprob, top, offset), strict=True):
+                columns[name].append(value)
             offset += len(text)
-        return found
+        return columns
 
     def _chat_logprobs(self, tokens: Iterable[TokenLogprob]) -> Any:
         def described(token: int, logprob: float | None) -> dict[str, Any]:
@@ -221,8 +223,8 @@ class Replies:
 
         return {
             "content": [
-                {**described(each.token, each.logprob), "top_logprobs": [described(*pair) for pair in each.top]}
-                for each in tokens
+                {**described(scored.token, scored.logprob), "top_logprobs": [described(*pair) for pair in scored.top]}
+                for scored in tokens
             ]
         }
 
@@ -316,7 +318,7 @@ def chat_template(tokenizer: Path, given: Path | None, bounds: tuple[str, str] =
 
 def _default_template(settings: Path, named: list[Any]) -> str:
     """The template `default` of a list of {name, template}. Raises InputError if there is none."""
-    templates = {each.get("name"): each.get("template") for each in named if isinstance(each, dict)}
+    templates = {entry.get("name"): entry.get("template") for entry in named if isinstance(entry, dict)}
     source = templates.get("default")
     if not isinstance(source, str):
         raise InputError(

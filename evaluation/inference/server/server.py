@@ -13,7 +13,7 @@ from gristmill.evaluation.inference.config import EvaluateConfig
 from gristmill.evaluation.inference.generate.batch import ContinuousBatch, default_limits
 from gristmill.evaluation.inference.load import NO_OTHER_RANKS, LoadedModel, Ranks, one_model_on_ranks
 from gristmill.evaluation.inference.server.app import ServedModel, make_app
-from gristmill.evaluation.inference.server.engine import Engine, announcer, follow
+from gristmill.evaluation.inference.server.engine import GenerationEngine, announcer, follow
 from gristmill.evaluation.inference.server.openai_api import chat_template
 from gristmill.evaluation.inference.workdir import CheckpointPaths
 from gristmill.foundation.errors import InputError, RecipeError
@@ -68,7 +68,9 @@ def serve(
             return
         _, tokenizer = source.resolve()
         template = chat_template(tokenizer, options.template, loaded.codec.bounding_symbols)
-        engine = Engine(lambda: new_batch(loaded, options.sequences), options.max_requests, announcer(mesh.world))
+        engine = GenerationEngine(
+            lambda: new_batch(loaded, options.sequences), options.max_requests, announcer(mesh.world)
+        )
         model = ServedModel(options.name or loaded.name, engine, loaded.codec, template, options.token)
         host, port = listener.getsockname()[:2]
         for note in filter(None, (loaded.note, loaded.memory_note)):

@@ -7,7 +7,7 @@ import pytest
 
 from gristmill.data_pipeline.corpus.writer import DECONTAMINATION_FOLDER, QUESTIONS_NAME, REPORT_JSON
 from gristmill.evaluation.tasks.contamination import contamination_rows, found_in_corpus
-from gristmill.evaluation.tasks.harness import Results
+from gristmill.evaluation.tasks.harness import TaskResults
 from gristmill.foundation.errors import InputError
 
 
@@ -51,7 +51,7 @@ def test_a_damaged_file_is_an_error(curate, damage):
         found_in_corpus(folder)
 
 
-def results() -> Results:
+def results() -> TaskResults:
     """Five questions of two choices, the answers of 0, 1 and 2 are right."""
     samples = [
         {
@@ -70,7 +70,9 @@ def results() -> Results:
         "higher_is_better": {"gristmill_quiz": {"acc": True}},
         "n-shot": {"gristmill_quiz": 0},
     }
-    return Results(summary, {"gristmill_quiz": samples}, {"gristmill_quiz": SimpleNamespace(aggregation=lambda: {})})
+    return TaskResults(
+        summary, {"gristmill_quiz": samples}, {"gristmill_quiz": SimpleNamespace(aggregation=lambda: {})}
+    )
 
 
 def test_scores_of_clean_and_contaminated_questions():

@@ -9,7 +9,7 @@ from gristmill.evaluation.inference.config import EvaluateConfig, SamplingConfig
 from gristmill.evaluation.inference.generate.batch import BatchLimits, ContinuousBatch
 from gristmill.evaluation.inference.generate.request import GenerationRequest, GenerationSettings
 from gristmill.evaluation.inference.load import load_for_evaluation, load_for_evaluation_sharded
-from gristmill.evaluation.inference.server.engine import Engine, ServerBusyError, Ticket, announcer, follow
+from gristmill.evaluation.inference.server.engine import GenerationEngine, ServerBusyError, Ticket, announcer, follow
 from gristmill.evaluation.inference.workdir import CheckpointPaths
 from gristmill.training.config.layout import LayoutConfig
 from gristmill.training.parallel.mesh import build_mesh
@@ -88,7 +88,7 @@ def cancelled_on_ranks(checkpoint, tokenizer_folder, layout):
         return batch
 
     if mesh.is_first:
-        return completed_after_a_late_cancellation(Engine(watched_batch, 8, announcer(mesh.world))), let_go
+        return completed_after_a_late_cancellation(GenerationEngine(watched_batch, 8, announcer(mesh.world))), let_go
     follow(watched_batch, mesh.world)
     return None, let_go
 
@@ -99,7 +99,7 @@ def test_a_request_cancelled_while_it_runs_leaves_the_batch_of_every_rank(random
     (completed_0, let_go_0), (_, let_go_1) = pool.run(2, cancelled_on_ranks, checkpoint, tokenizer_folder, layout)
     assert let_go_0 == let_go_1 and let_go_0[0] == CANCELLED  # the others leave as they end
     loaded = load_for_evaluation(CheckpointPaths(checkpoint, tokenizer_folder), EvaluateConfig())
-    assert completed_0 == completed_after_a_late_cancellation(Engine(lambda: new_batch(loaded), 8))
+    assert completed_0 == completed_after_a_late_cancellation(GenerationEngine(lambda: new_batch(loaded), 8))
 
 
 def served_on_ranks(checkpoint, tokenizer_folder, layout):
@@ -107,7 +107,7 @@ def served_on_ranks(checkpoint, tokenizer_folder, layout):
     source = CheckpointPaths(checkpoint, tokenizer_folder)
     loaded = load_for_evaluation_sharded(source, EvaluateConfig(), layout, mesh)
     if mesh.is_first:
-        return completed(Engine(lambda: new_batch(loaded), 8, announcer(mesh.world)))
+        return completed(GenerationEngine(lambda: new_batch(loaded), 8, announcer(mesh.world)))
     follow(lambda: new_batch(loaded), mesh.world)
     return None
 
@@ -118,7 +118,7 @@ def test_ranks_complete_as_one_process(axis, random_checkpoint, tokenizer_folder
     layout = LayoutConfig(**{axis: 2}, sequence_parallel=False)
     found = pool.run(2, served_on_ranks, checkpoint, tokenizer_folder, layout)
     loaded = load_for_evaluation(CheckpointPaths(checkpoint, tokenizer_folder), EvaluateConfig())
-    expected = completed(Engine(lambda: new_batch(loaded), 8))
+    expected = completed(GenerationEngine(lambda: new_batch(loaded), 8))
     expected.pop(CANCELLED, None)
     found[0].pop(CANCELLED, None)
     assert found == [expected, None] and len(expected) == len(REQUESTS) - 1
@@ -131,7 +131,7 @@ def test_a_lost_rank_ends_the_engine_and_its_requests(random_checkpoint, tokeniz
         if turn.added:
             raise RuntimeError("Connection closed by peer")
 
-    engine, results, failed = Engine(lambda: new_batch(loaded), 8, announce), [], threading.Event()
+    engine, results, failed = GenerationEngine(lambda: new_batch(loaded), 8, announce), [], threading.Event()
     engine.start(failed.set)
     engine.submit([Ticket(REQUESTS[0], None, results.append)])
     assert failed.wait(60)

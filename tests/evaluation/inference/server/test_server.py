@@ -23,7 +23,7 @@ from gristmill.evaluation.inference.server.app import (
     ServedModel,
     make_app,
 )
-from gristmill.evaluation.inference.server.engine import Engine
+from gristmill.evaluation.inference.server.engine import GenerationEngine
 from gristmill.evaluation.inference.server.openai_api import (
     PLAIN,
     PLAIN_STOPS,
@@ -59,7 +59,7 @@ def loaded(random_checkpoint, tokenizer_folder):
 @contextmanager
 def running(loaded, max_requests=64, sequences=4, token=TOKEN, make_batch=None, body_seconds=60.0):
     """Serves in a thread; yields the address and the engine."""
-    engine = Engine(make_batch or (lambda: new_batch(loaded, sequences)), max_requests)
+    engine = GenerationEngine(make_batch or (lambda: new_batch(loaded, sequences)), max_requests)
     model = ServedModel("mill", engine, loaded.codec, ChatTemplate(PLAIN, PLAIN_STOPS), token)
     server = uvicorn.Server(uvicorn.Config(make_app(model, body_seconds), log_level="warning", lifespan="off"))
     listener = bound("127.0.0.1", 0)
