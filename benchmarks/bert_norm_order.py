@@ -63,7 +63,7 @@ def train_config(steps: int) -> TrainConfig:
         objective_options={"whole_words": False, "max_ngram": 1, "sentence_order": False},
         precision="fp32",
         optimizer={"learning_rate": LEARNING_RATE},
-        schedule={"shape": "linear", "warmup_share": 0.1},
+        lr_schedule={"shape": "linear", "warmup_share": 0.1},
         validation={"every": 0},
         checkpoint={"every": 0},
     )

@@ -24,7 +24,7 @@ from gristmill.evaluation.inference.config import CPU_BATCH_TOKENS
 from gristmill.evaluation.inference.local_causal_lm import LocalCausalLM
 from gristmill.evaluation.scoring.lm_eval_adapter import LanguageModel
 from gristmill.evaluation.tasks.corpus_tasks import ClozeQuestion, HeldOutDocument, bits_per_byte_task, cloze_task
-from gristmill.evaluation.tasks.harness import set_shots
+from gristmill.evaluation.tasks.harness import set_num_fewshot
 from gristmill.evaluation.tasks.task_index import TASK_FOLDER
 from gristmill.foundation.progress import Reporter
 from gristmill.tokenizers.tokenizer import load_tokenizer
@@ -73,17 +73,17 @@ def local_works(data: Path, quick: bool) -> list[Work]:
     manager = TaskManager(include_path=str(TASK_FOLDER), include_defaults=False, metadata={"data": str(data)})
     count = DOCUMENTS[quick]
     choices = requests(manager, CHOICE_TASKS, count)
-    shots = requests(manager, ["copa", "openbookqa"], count, shots=4)
-    fixed = requests(manager, ["copa", "openbookqa"], count // 4, shots=4, sampler=FirstNSampler)
+    few_shot = requests(manager, ["copa", "openbookqa"], count, num_fewshot=4)
+    fixed = requests(manager, ["copa", "openbookqa"], count // 4, num_fewshot=4, sampler=FirstNSampler)
     questions = [str(request.args[0]) for request in choices]
     starts = range(0, len(questions), 40)
     whole = [HeldOutDocument(str(i), "questions", "\n".join(questions[i : i + 40])) for i in starts]
-    generated = requests(manager, ["gsm8k"], 2 if quick else 16, shots=1)
+    generated = requests(manager, ["gsm8k"], 2 if quick else 16, num_fewshot=1)
     for request in generated:
         request.args[1]["max_gen_toks"] = 32 if quick else 96
     return [
         Work("multiple_choice", "loglikelihood", choices, 3.0),
-        Work("few_shot", "loglikelihood", shots, 5.0),
+        Work("few_shot", "loglikelihood", few_shot, 5.0),
         Work("few_shot_fixed", "loglikelihood", fixed, 5.0),
         Work(
             "whole_texts",
@@ -119,13 +119,13 @@ def requests(
     manager: TaskManager,
     tasks: Sequence[Any],
     limit: int | None,
-    shots: int = 0,
+    num_fewshot: int = 0,
     sampler: type[ContextSampler] | None = None,
 ) -> list[Instance]:
     found: list[Instance] = []
     for task in manager.load(list(tasks))["tasks"].values():
-        task.set_config("num_fewshot", shots)
-        set_shots(task, shots)
+        task.set_config("num_fewshot", num_fewshot)
+        set_num_fewshot(task, num_fewshot)
         if sampler is not None:
             task.sampler = sampler(list(task.sampler.df))
         task.build_all_requests(limit=limit)

@@ -56,8 +56,8 @@ POLICIES: dict[str, dict[str, Any]] = {
     "keep": {},
     "recompute": {"recompute": "full"},
     "swap": {"recompute": "swap"},
-    "tokens 0.5": {"recompute": "tokens", "swapped_tokens": 0.5},
-    "tokens 0": {"recompute": "tokens", "swapped_tokens": 0.0},
+    "tokens 0.5": {"recompute": "tokens", "offloaded_token_fraction": 0.5},
+    "tokens 0": {"recompute": "tokens", "offloaded_token_fraction": 0.0},
 }
 
 
@@ -155,7 +155,7 @@ def forecast_seconds(model: ModelConfig, keep: float) -> dict[str, float]:
         train = config(model, policy)
         layout = from_config(train.layout, 2)
         memory = MemoryModel(shape_of(model, VOCAB), GRISTMILL, ElementSizes(4, 4, cuda=False))
-        swapped = model.layers - layout.unswapped_layers
+        swapped = model.layers - layout.num_layers_on_device
         host = forecast_bytes(model, train)[2]
         again = {"full": model.layers * layer, "tokens": swapped * (1 - layout.token_share) * (layer - attention)}
         joined = swapped * memory.swap_bytes(layout, 0).others if layout.recompute == "tokens" else 0.0

@@ -135,7 +135,7 @@ def compare(work: Path, index: Path, seeds: int, tokens: int | None) -> tuple[di
             folder, used = work / f"{name}-{seed}", config
             if name == "student taught":
                 root = work / f"PR-MoE-{seed}" / CHECKPOINTS
-                teacher = {"checkpoint": str(step_folder(root, steps_in(root)[-1])), "until": 0.5}
+                teacher = {"checkpoint": str(step_folder(root, steps_in(root)[-1])), "stop_at_fraction": 0.5}
                 used = TrainConfig.model_validate(
                     config.model_dump() | {"objective": "distillation", "teacher": teacher}
                 )

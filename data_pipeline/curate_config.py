@@ -31,7 +31,7 @@ from gristmill.foundation.user_code import UserCode
 class CurateConfig(Config):
     """filters run in their order; the first failed rule is the one that removes, every failed rule is recorded.
 
-    words: what counts as one (signals/reference.py). languages: ISO 639 codes to keep; none named keeps all.
+    word_tokenizer: what counts as a word (signals/reference.py). languages: ISO 639 codes to keep; none keeps all.
     language_id: null leaves languages undetected, which is by far the slowest of the signals.
     profiles: thresholds by the document's language (filters/profiles.py); null: the published English ones for all.
     paragraph_languages: {} measures the language of every paragraph too. lists: files of bad words, blocked addresses.
@@ -40,7 +40,7 @@ class CurateConfig(Config):
     file of the corpus."""
 
     normalize: NormalizeConfig = NormalizeConfig()
-    words: WordRule = "unicode"
+    word_tokenizer: WordRule = "unicode"
     languages: tuple[str, ...] = ()
     language_id: LanguageConfig | None = LanguageConfig()
     profiles: ProfilesConfig | None = ProfilesConfig()

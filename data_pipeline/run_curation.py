@@ -288,7 +288,7 @@ def annotate_config(source: SourceConfig, config: CurateConfig) -> AnnotateConfi
     ]
     return AnnotateConfig(
         normalize=config.normalize,
-        words=config.words,
+        word_tokenizer=config.word_tokenizer,
         language_id=config.language_id,
         language_model=None if config.language_id is None else model_digest(config.language_id.model),
         edits=tuple(edits),

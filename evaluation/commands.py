@@ -51,7 +51,7 @@ def evaluate_checkpoint(
     model_parallel.require_processes(rank.world_size)
     if rank.world_size == 1:
         rows = evaluate_folder(source, paths, config, reporter, local_device(rank))
-        if config.weights != "as_trained":
+        if config.quantization != "none":
             _write_quantization_cost(source, paths, config, reporter)
         return rows
     return _evaluate_distributed(source, paths, config, reporter, rank, model_parallel)
@@ -61,11 +61,11 @@ def _write_quantization_cost(
     source: CheckpointPaths, paths: EvaluationPaths, config: EvaluateConfig, reporter: Reporter
 ) -> None:
     """Evaluates the weights as trained in OUTPUT/as_trained and writes the comparison to OUTPUT/cost_of_....md."""
-    plain = EvaluateConfig(**{**config.model_dump(), "weights": "as_trained", "samples": 0})
+    plain = EvaluateConfig(**{**config.model_dump(), "quantization": "none", "num_continuations": 0})
     as_trained = replace(paths, output=paths.output / "as_trained")
     evaluate_folder(source, as_trained, plain, reporter, local_device(ONLY_PROCESS))
     cost = comparison_markdown(compare_folders(as_trained.output, paths.output))
-    write_atomic(paths.output / f"cost_of_{config.weights}.md", cost.encode())
+    write_atomic(paths.output / f"cost_of_{config.quantization}.md", cost.encode())
 
 
 def _evaluate_distributed(

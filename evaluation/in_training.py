@@ -119,7 +119,7 @@ def live_causal_lm(model: LiveModel, vocab_size: int) -> CausalLM:
     changes = {
         "sequence_parallel": False,
         "recompute": "none",
-        "swapped_tokens": None,
+        "offloaded_token_fraction": None,
         "context": 1,
         "rank_order": None,
     }

@@ -45,7 +45,7 @@ class Answers:
         chance = float(counts.max() / len(wanted))
         yield ScoreRow(
             task=TASK,
-            shots=0,
+            num_fewshot=0,
             count=len(wanted),
             metric=f"{name}: accuracy",
             score=float(right.mean()),

@@ -81,7 +81,7 @@ def evaluate_folder(
     generations.json."""
     loaded = load_for_evaluation(source, config, device)
     rows = evaluate(loaded, paths, config, reporter)
-    if paths.corpus is not None and config.samples:
+    if paths.corpus is not None and config.num_continuations:
         texts = continuations(loaded.causal_lm, loaded.codec, read_held_out(paths.corpus.curate), config)
         text = json.dumps([item.model_dump() for item in texts], indent=2, ensure_ascii=False)
         write_atomic(paths.output / "generations.json", text.encode() + b"\n")
@@ -182,8 +182,8 @@ def table_notes(config: EvaluateConfig, unigram: Mapping[str, Sequence[float]]) 
         )
     if config.limit is not None:
         notes.append(f"only the first {config.limit} documents of each task were evaluated (limit)")
-    if config.weights != "as_trained":
-        notes.append(f"weights were quantized to {config.weights} for this evaluation")
+    if config.quantization != "none":
+        notes.append(f"weights were quantized to {config.quantization} for this evaluation")
     return notes
 
 

@@ -273,9 +273,10 @@ def _evaluation(recipe: Recipe, world_size: int) -> Iterator[Finding]:
     if recipe.training().train.objective not in SCORED_BY_TASKS:  # the stage scores the objective itself
         return
     yield from _tasks("evaluate.tasks", recipe.evaluate.tasks, recipe)
-    if recipe.evaluate.samples and not recipe.curate.splits.test:
+    if recipe.evaluate.num_continuations and not recipe.curate.splits.test:
         yield Finding(
-            "evaluate.samples needs held-out documents, but curate.splits.test is 0; raise it, or set samples: 0"
+            "evaluate.num_continuations needs held-out documents, but curate.splits.test is 0; raise it, or set "
+            "num_continuations: 0"
         )
 
 

@@ -15,7 +15,7 @@ from gristmill.foundation.errors import InputError, RecipeError
 from gristmill.foundation.files import file_digest, write_atomic
 from gristmill.foundation.lock import RawFile
 from gristmill.foundation.progress import Reporter
-from gristmill.tokenizers.config import STRATEGIES, ProxyConfig, TokenizerConfig
+from gristmill.tokenizers.config import PRESETS, ProxyConfig, TokenizerConfig
 from gristmill.tokenizers.report import ReportText, TokenizerReport, TrainedBits, tokenizer_report
 from gristmill.tokenizers.tokenizer import MODEL_NAME, Tokenizer, load_tokenizer
 from gristmill.tokenizers.train import train
@@ -31,7 +31,7 @@ class TokenizerComparison:
     the group that parity is relative to, such as "en". proxy: None trains no small models."""
 
     folder: Path
-    strategies: Sequence[str]
+    presets: Sequence[str]
     pretrained: Sequence[Path]
     vocab_size: int
     reference: str
@@ -41,15 +41,15 @@ class TokenizerComparison:
 def compare_tokenizers(
     texts: Sequence[ReportText], comparison: TokenizerComparison, reporter: Reporter
 ) -> list[TokenizerReport]:
-    """One report per tokenizer on the held-out texts: strategies are trained into FOLDER/NAME, pretrained ones loaded.
+    """One report per tokenizer on the held-out texts: presets are trained into FOLDER/NAME, pretrained ones loaded.
 
-    Raises RecipeError for an unknown strategy, InputError if there is too little text for the vocabulary."""
-    if unknown := sorted(set(comparison.strategies) - STRATEGIES.keys()):
-        raise RecipeError(f"no strategy {unknown[0]!r}; choose from {', '.join(STRATEGIES)}")
+    Raises RecipeError for an unknown preset, InputError if there is too little text for the vocabulary."""
+    if unknown := sorted(set(comparison.presets) - PRESETS.keys()):
+        raise RecipeError(f"no preset {unknown[0]!r}; choose from {', '.join(PRESETS)}")
     training, held_out = _split(texts)
     reports = []
-    for name in [*comparison.strategies, *map(str, comparison.pretrained)]:
-        if name in STRATEGIES:
+    for name in [*comparison.presets, *map(str, comparison.pretrained)]:
+        if name in PRESETS:
             tokenizer = _train(name, training, comparison.folder, comparison.vocab_size)
         else:
             tokenizer = load_tokenizer(Path(name))
@@ -121,10 +121,10 @@ def _split(texts: Sequence[ReportText]) -> tuple[list[ReportText], list[ReportTe
     return training, [text for text, out in zip(texts, is_held_out, strict=True) if out]
 
 
-def _train(strategy: str, texts: Sequence[ReportText], folder: Path, vocab_size: int) -> Tokenizer:
-    config = TokenizerConfig(strategy=strategy, vocab_size=vocab_size)
-    write_atomic(folder / strategy / MODEL_NAME, train((text.text for text in texts), config))
-    return load_tokenizer(folder / strategy)
+def _train(preset: str, texts: Sequence[ReportText], folder: Path, vocab_size: int) -> Tokenizer:
+    config = TokenizerConfig(preset=preset, vocab_size=vocab_size)
+    write_atomic(folder / preset / MODEL_NAME, train((text.text for text in texts), config))
+    return load_tokenizer(folder / preset)
 
 
 def _corpus_texts(corpus: Path) -> list[ReportText]:

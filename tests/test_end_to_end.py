@@ -31,7 +31,7 @@ train:
   optimizer: {{learning_rate: 1e-2}}
   validation: {{every: 16, samples: 4}}
   checkpoint: {{every: 8}}
-evaluate: {{cloze_items: 20, text_bytes: 20000, samples: 1, sample_tokens: 8}}
+evaluate: {{cloze_items: 20, text_bytes: 20000, num_continuations: 1, continuation_tokens: 8}}
 """
 
 

@@ -1,6 +1,6 @@
 """Adversarial strings for comparing encoders: ordinary text does not show the differences.
 
-Measured: with another normaliser kitoken agrees with sentencepiece on 400 of 400 documents but only on 1,229 of 2,034
+Measured: with another normalizer kitoken agrees with sentencepiece on 400 of 400 documents but only on 1,229 of 2,034
 such strings."""
 
 import random

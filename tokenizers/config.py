@@ -15,7 +15,7 @@ def _strategy(algorithm: str, *transforms: str) -> dict[str, Any]:
 
 # The five strategies that mGPT compared (Shliazhko et al. 2022, arXiv:2204.07580): each of the middle three adds to the
 # one before it.
-STRATEGIES: dict[str, dict[str, Any]] = {
+PRESETS: dict[str, dict[str, Any]] = {
     "default": _strategy("bpe"),
     "case": _strategy("bpe", "case_marks"),
     "arithmetic": _strategy("bpe", "case_marks", "split_digits", "split_operators"),
@@ -33,11 +33,10 @@ BYTE_PIECES = 256
 Goal = float | dict[str, float] | None
 
 
-class TokenizerGoals(Config):
-    """Goals that every language must reach, or the stage fails: a number for all, or one for each named
-    language.
+class TokenizerRequirements(Config):
+    """Values that every language must reach, or the stage fails: a number for all, or one for each named language.
 
-    Languages are those of the documents. parity: tokens over those of the same text in tokenizer.reference."""
+    Languages are those of the documents. parity: tokens over those of the same text in tokenizer.parity_language."""
 
     max_parity: Goal = Field(None, description="tokens over those of the same text in the reference language")
     max_fertility: Goal = Field(None, description="tokens per word")
@@ -59,14 +58,14 @@ class TokenizerConfig(Config):
     """pretrained: a SentencePiece .model, a Hugging Face tokenizer.json (or the folder or hub name that holds one) or a
     .tiktoken file of ranks; it is used unchanged, and the training fields do not apply.
 
-    temperature: sampling temperature of the training blend: a share p becomes p**(1/temperature), normalised, so 1
+    temperature: sampling temperature of the training blend: a share p becomes p**(1/temperature), normalized, so 1
     keeps the recipe's weights and large values approach equal shares."""
 
     algorithm: Literal["bpe", "unigram", "characters"] = "bpe"
     vocab_size: int = Field(
         8192, gt=0, le=10_000_000, description="number of pieces, including the 256 bytes and the control symbols"
     )
-    strategy: Literal["default", "case", "arithmetic", "combined", "characters"] | None = Field(
+    preset: Literal["default", "case", "arithmetic", "combined", "characters"] | None = Field(
         None, description="one of the five strategies of mGPT; sets the algorithm and the transforms together"
     )
     split_digits: bool = Field(True, description="every digit is a separate piece")
@@ -82,8 +81,10 @@ class TokenizerConfig(Config):
     sample_bytes: int = Field(16_000_000, gt=0, description="maximum amount of training text")
     temperature: float = Field(1.0, ge=1.0)
     group_by: Literal["source", "language"] = "source"
-    reference: str = Field("en", description="the language that parity is relative to")
-    goals: TokenizerGoals | None = Field(None, description="goals by language; the stage fails if one is missed")
+    parity_language: str = Field("en", description="the language that parity is relative to")
+    requirements: TokenizerRequirements | None = Field(
+        None, description="goals by language; the stage fails if one is missed"
+    )
     pretrained: str | None = None
     pattern: str | None = Field(None, description="for tiktoken ranks: the pre-tokenization regular expression")
     end_of_document: str | None = Field(None, description="for a pretrained tokenizer: the end-of-document symbol")
@@ -98,15 +99,15 @@ class TokenizerConfig(Config):
     @model_validator(mode="before")
     @classmethod
     def strategy_sets_its_fields(cls, fields: Any) -> Any:
-        if not isinstance(fields, dict) or str(fields.get("strategy")) not in STRATEGIES:
+        if not isinstance(fields, dict) or str(fields.get("preset")) not in PRESETS:
             return fields
-        for name, value in STRATEGIES[fields["strategy"]].items():
+        for name, value in PRESETS[fields["preset"]].items():
             if fields.get(name, value) != value:
                 raise ValueError(
-                    f"strategy={fields['strategy']!r} means {name}={value!r}, but the recipe says "
+                    f"preset={fields['preset']!r} means {name}={value!r}, but the recipe says "
                     f"{name}={fields[name]!r}; drop one of the two"
                 )
-        return {**fields, **STRATEGIES[fields["strategy"]]}
+        return {**fields, **PRESETS[fields["preset"]]}
 
     @model_validator(mode="after")
     def symbols_are_usable(self) -> Self:

@@ -49,7 +49,7 @@ def json_decoder(content: dict[str, Any], pieces: Sequence[str], skipped: set[in
     kinds = [step["type"] for step in steps]
     is_byte_level, byte_fallback = kinds == ["ByteLevel"], kinds[-1:] == ["ByteFallback"]
     added = (content.get("added_tokens") or []) if content.get("normalizer") else []
-    normalized = {token["id"] for token in added if token["normalized"]}  # decoded to their normalised text
+    normalized = {token["id"] for token in added if token["normalized"]}  # decoded to their normalized text
     replacements = [] if is_byte_level else steps[: len(steps) - byte_fallback]
     if not steps or any(step["type"] != "Replace" or "String" not in step["pattern"] for step in replacements):
         return reference

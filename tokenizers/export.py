@@ -28,7 +28,7 @@ UNREACHABLE_SCORE = -10_000.0
 def write_huggingface(folder: Path) -> None:
     """Writes tokenizer.json and tokenizer_config.json next to the folder's tokenizer.model.
 
-    The normalisation table of case marks is written rule by rule: Hugging Face reads a compiled table by graphemes,
+    The normalization table of case marks is written rule by rule: Hugging Face reads a compiled table by graphemes,
     sentencepiece by longest match, and they differ at combining marks."""
     proto = sentencepiece_model_pb2.ModelProto.FromString((folder / MODEL_NAME).read_bytes())
     write_atomic(folder / JSON_NAME, canonical_json(tokenizer_json(proto)) + b"\n")

@@ -1,6 +1,6 @@
-"""How fair a tokenizer is to the languages of its corpus: metrics by language, vocabulary budget, goals.
+"""How fair a tokenizer is to the languages of its corpus: metrics by language, vocabulary budget, requirements.
 
-Written by the stage `tokenizer` to languages.json, where the recipe groups its text by language or names goals."""
+Written by the stage `tokenizer` to languages.json, where the recipe groups its text by language or has requirements."""
 
 import json
 from collections import Counter
@@ -17,7 +17,7 @@ from gristmill.data_pipeline.signals.scripts import text_scripts
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.files import write_atomic
 from gristmill.foundation.fingerprint import canonical_json
-from gristmill.tokenizers.config import TokenizerGoals
+from gristmill.tokenizers.config import TokenizerRequirements
 from gristmill.tokenizers.report import GroupReport, ReportText, TokenizerReport, byte_ids, tokenizer_report
 from gristmill.tokenizers.tokenizer import Tokenizer
 
@@ -82,26 +82,26 @@ def vocabulary_budget(tokenizer: Tokenizer) -> dict[str, int]:
     return dict(sorted(counted.items(), key=lambda pair: (-pair[1], pair[0])))
 
 
-def require_goals(report: TokenizerReport, goals: TokenizerGoals) -> None:
-    """Raises InputError naming every language that misses a goal, and every language of a goal without text."""
-    missed = [line for group in report.groups for line in missed_goals(group, goals)]
-    absent = sorted(goals.languages() - {group.group for group in report.groups})
+def require_requirements(report: TokenizerReport, requirements: TokenizerRequirements) -> None:
+    """Raises InputError naming every language that misses a required, and every language of a required without text."""
+    missed = [line for group in report.groups for line in missed_requirements(group, requirements)]
+    absent = sorted(requirements.languages() - {group.group for group in report.groups})
     missed += [f"{language}: no text to measure it on" for language in absent]
     if missed:
         raise InputError(
-            f"the tokenizer misses {len(missed)} of tokenizer.goals: {'; '.join(missed)}; raise tokenizer.vocab_size, "
-            "tokenizer.temperature or tokenizer.character_coverage, or change the goals"
+            f"the tokenizer misses {len(missed)} of tokenizer.requirements: {'; '.join(missed)}; raise "
+            "tokenizer.vocab_size, tokenizer.temperature or tokenizer.character_coverage, or change the requirements"
         )
 
 
-def missed_goals(group: GroupReport, goals: TokenizerGoals) -> list[str]:
+def missed_requirements(group: GroupReport, requirements: TokenizerRequirements) -> list[str]:
     """["ja: byte_fallback 0.1200, at most 0.0500"]."""
     missed = []
     for name in ("parity", "fertility", "byte_fallback"):
-        goal, value = goals.limit(f"max_{name}", group.group), getattr(group, name)
-        if goal is not None and value is not None and value > goal:
-            missed.append(f"{group.group}: {name} {value:.4f}, at most {goal:.4f}")
-    goal = goals.limit("min_bytes_per_token", group.group)
-    if goal is not None and group.bytes_per_token < goal:
-        missed.append(f"{group.group}: bytes_per_token {group.bytes_per_token:.4f}, at least {goal:.4f}")
+        required, value = requirements.limit(f"max_{name}", group.group), getattr(group, name)
+        if required is not None and value is not None and value > required:
+            missed.append(f"{group.group}: {name} {value:.4f}, at most {required:.4f}")
+    required = requirements.limit("min_bytes_per_token", group.group)
+    if required is not None and group.bytes_per_token < required:
+        missed.append(f"{group.group}: bytes_per_token {group.bytes_per_token:.4f}, at least {required:.4f}")
     return missed

@@ -265,7 +265,7 @@ MARK = 0xFF  # a byte that no UTF-8 holds
 def is_local(proto: Any) -> bool:
     """True if a SentencePiece model (its ModelProto) can be encoded segment by segment.
 
-    That is BPE without a normaliser, a leading space or the removal of spaces. Unigram is excluded: sentencepiece sums
+    That is BPE without a normalizer, a leading space or the removal of spaces. Unigram is excluded: sentencepiece sums
     its scores in float32, so on long texts the ids depend on the preceding text."""
     spec = proto.normalizer_spec
     changes_text = spec.precompiled_charsmap or spec.add_dummy_prefix or spec.remove_extra_whitespaces

@@ -1,6 +1,6 @@
 """The named reversible transforms of a trained tokenizer, read from its .model, which stores them.
 
-They are not a step of their own: case marks are sentencepiece's normalisation table, single operators and spaces are
+They are not a step of their own: case marks are sentencepiece's normalization table, single operators and spaces are
 pieces that nothing is merged with, single digits a rule of training. So every reader of the model applies them."""
 
 import sys
@@ -35,7 +35,7 @@ def has_case_marks(proto: Any) -> bool:
 
 # Encodes capital letters as a mark plus the lower-case letter: "Hello" and "hello" then share pieces.
 #
-# One of the strategies of mGPT (Shliazhko et al. 2022, arXiv:2204.07580). The rules are sentencepiece's normalisation
+# One of the strategies of mGPT (Shliazhko et al. 2022, arXiv:2204.07580). The rules are sentencepiece's normalization
 # tables, stored in the .model, so every reader of the model applies them. Text that contains the mark itself
 # round-trips: the mark is written as mark + escape.
 

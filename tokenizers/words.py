@@ -1,4 +1,4 @@
-"""tokenizer.json of any family that splits text before spaces: WordPiece, Unigram, BPE with Metaspace or a normaliser.
+"""tokenizer.json of any family that splits text before spaces: WordPiece, Unigram, BPE with Metaspace or a normalizer.
 
 Its ids are those of " word" segments, which repeat by Zipf's law and are cached. A file qualifies by its parts, each of
 which works inside a word or splits before a space; `fastest_by_words` then compares the ids."""
@@ -17,7 +17,7 @@ from gristmill.tokenizers.segments import SegmentEncoder, adjacent_bytes
 from tokenizers import Tokenizer as HuggingFaceTokenizer
 
 SPACE, SPACE_SIGN = 0x20, "▁"
-# Last bytes of characters that are white space, or that normalisers remove or turn into it. A text is not split
+# Last bytes of characters that are white space, or that normalizers remove or turn into it. A text is not split
 # after them, because white space is split by what follows the whole run.
 BLANK_BYTES = (
     *range(0x21), 0x7F, *range(0x80, 0x90), 0x9F, 0xA0, 0xA8, 0xA9, 0xAF, 0xBF,
@@ -165,7 +165,7 @@ def _merges_stay_in_words(model: dict[str, Any]) -> bool:
 
 
 def _without_prepended_space(content: dict[str, Any]) -> tuple[dict[str, Any], bool]:
-    """The tokenizer.json without a normaliser that puts ▁ before every text, which words in a text do not get; and
+    """The tokenizer.json without a normalizer that puts ▁ before every text, which words in a text do not get; and
     whether it had one."""
     steps = _parts(content.get("normalizer"), "normalizers")
     bare = content | {"post_processor": None}

@@ -192,7 +192,7 @@ def _scalars(record: Mapping[str, Any], prefix: str = "") -> set[tuple[str, floa
     return scalars
 
 
-# Peak FLOP/s of a device: the denominator of model FLOP utilisation (MFU).
+# Peak FLOP/s of a device: the denominator of model FLOP utilization (MFU).
 
 # Dense bf16 matrix peaks in FLOP/s, from the vendors' data sheets (the sparse figures are twice these).
 BF16_PEAKS = {"H100": 989e12, "H200": 989e12, "A100": 312e12, "L40S": 362e12, "V100": 125e12}

@@ -91,7 +91,7 @@ def init_distributed(
 
 
 def connect(backend: str, store: dist.Store, rank: int, world_size: int, patience: timedelta) -> None:
-    """Initialises the process group on all ranks; `rank` is this one's position in the mesh. Raises InputError after
+    """Initializes the process group on all ranks; `rank` is this one's position in the mesh. Raises InputError after
     CONNECTION_ATTEMPTS, or when a rank does not answer within the store's time-out (five minutes).
 
     gloo gives up when one connection is refused (`connectFullMesh failed`); each attempt is made by all ranks together,

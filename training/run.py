@@ -264,7 +264,7 @@ class Run:
                 self.mesh, lambda: check_init_from(initial, check_upcycling(initial, model, self.saved_config))
             )
             load_upcycled(initial, self.model, self.mesh)
-        self.reporter.say(f"train: initialises from the weights of {initial}")
+        self.reporter.say(f"train: initializes from the weights of {initial}")
 
     def _load_teacher(self, model: ModelConfig) -> Teacher:
         """Loads the frozen teacher and hands its output table to the student's head."""
@@ -276,7 +276,7 @@ class Run:
             stage.teacher = teacher
         forward_backward = build_forward_backward(local_model, RunConfig(model, self.config, 0), self.mesh, None)
         self.reporter.say(f"train: learns from the teacher {folder}")
-        return Teacher(forward_backward, self.config.teacher.until * self.config.tokens)
+        return Teacher(forward_backward, self.config.teacher.stop_at_fraction * self.config.tokens)
 
     def _objective(self, samples: Any, model: ModelConfig, split: Literal["train", "validation"]) -> Objective:
         data = self.data

@@ -37,7 +37,7 @@ class Progress:
 @dataclass(frozen=True)
 class StepReport:
     """progress: after the step. samples: those it took. means: of each term over the batch. loss: that of the first
-    term, in nats a valid token for a language model. objective: the minimised loss, the weighted sum of the means.
+    term, in nats a valid token for a language model. objective: the minimized loss, the weighted sum of the means.
     valid_tokens: the count of the first term.
 
     skipped: why the update was skipped, or None. stop: some process received a stop request. seconds by phase: data
@@ -107,7 +107,7 @@ class Trainer:
         objective = sum(term.weight * means[term.name] for term in self.terms)
         before, self.progress = self.progress, self._progress_after_batch()
         skipped = self.scale.skip_reason(norm) or self.guard.skip_reason(self.progress.step, objective, norm)
-        rate_factor = learning_rate_factor(self.config.schedule, self.progress.tokens, self.config.tokens)
+        rate_factor = learning_rate_factor(self.config.lr_schedule, self.progress.tokens, self.config.tokens)
         if skipped is None:
             self._update(norm, rate_factor)
             if self.balance is not None:

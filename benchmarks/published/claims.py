@@ -26,7 +26,7 @@ class Claim:
 
 _175B, _162B, _6B = gpt(96, 12288, 96), gpt(32, 20480, 128), gpt(32, 3840, 32)
 _FIGURE_12 = Layout(tensor=8, pipeline=12, recompute="full")
-_INTERLEAVED = replace(_FIGURE_12, virtual=4, schedule="interleaved")
+_INTERLEAVED = replace(_FIGURE_12, virtual=4, pipeline_schedule="interleaved")
 _BATCHES_12 = (12, 24, 36, 48, 60)
 
 

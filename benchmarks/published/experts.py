@@ -23,7 +23,7 @@ def _parallel(tensor: int, pipeline: int, virtual: int, gpus: int, expert: int, 
         replicate=gpus // (tensor * pipeline),
         virtual=virtual,
         micro_batch=micro,
-        schedule="interleaved" if virtual > 1 else "1f1b",
+        pipeline_schedule="interleaved" if virtual > 1 else "1f1b",
         sequence_parallel=tensor > 1,
         expert=expert,
     )

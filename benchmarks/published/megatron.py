@@ -29,7 +29,7 @@ def _table_1(
         replicate=gpus // (tensor * pipeline),
         virtual=virtual,
         micro_batch=micro_batch,
-        schedule="interleaved" if virtual > 1 else "1f1b",
+        pipeline_schedule="interleaved" if virtual > 1 else "1f1b",
         recompute="full",
     )
     return PublishedRun(name, gpt(*size), layout, samples, tflops, TABLE_1)
@@ -63,7 +63,7 @@ def _selective(
         pipeline=pipeline,
         virtual=virtual,
         micro_batch=micro,
-        schedule="interleaved" if virtual > 1 else "1f1b",
+        pipeline_schedule="interleaved" if virtual > 1 else "1f1b",
         recompute="attention",
         sequence_parallel=True,
     )
@@ -85,7 +85,7 @@ def _table_2(shape: ModelShape, pipeline: int, virtual: int, gpus: int, samples:
         pipeline=pipeline,
         replicate=gpus // (8 * pipeline),
         virtual=virtual,
-        schedule="interleaved",
+        pipeline_schedule="interleaved",
         recompute="full",
     )
     return PublishedRun(f"{gpus} GPUs, {pipeline} stages", shape, layout, samples, tflops, TABLE_2)

@@ -102,7 +102,7 @@ def greedy_plan(blocks: Sequence[Block]) -> AddressPlan:
 def best_plan(blocks: Sequence[Block]) -> AddressPlan:
     """The plan with the lowest peak that the programme finds in its time; the greedy one where it finds none better.
 
-    Minimise P with A_i + s_i <= P, and for each pair alive together A_i + s_i <= A_j or A_j + s_j <= A_i, by a binary
+    Minimize P with A_i + s_i <= P, and for each pair alive together A_i + s_i <= A_j or A_j + s_j <= A_i, by a binary
     z_ij and the greedy peak as the large number."""
     greedy = greedy_plan(blocks)
     pairs = [(i, j) for i, j in combinations(range(len(blocks)), 2) if blocks[i].meets(blocks[j])]

@@ -1,7 +1,7 @@
 """The metric of trafilatura's own evaluation (tests/evaluate.py at e90b0ef), reimplemented, on 660 of its pages.
 
 Of each page a few chunks of text are annotated that belong to the main text (`with`), and a few that do not
-(`without`). White space normalised, each of the former that is found counts as a true positive, each that is not as a
+(`without`). White space normalized, each of the former that is found counts as a true positive, each that is not as a
 false negative, each of the latter that is found as a false positive. F1 is of the counts summed over pages."""
 
 import gzip

@@ -34,7 +34,7 @@ class FilterDecisions:
 
 def decide(texts: Sequence[str], config: CurateConfig) -> FilterDecisions:
     """Applies the filters as curation does, without normalization and text edits."""
-    detected, measured = detect(texts, config.language_id), measure(texts, config.words)
+    detected, measured = detect(texts, config.language_id), measure(texts, config.word_tokenizer)
     optional = optional_signals(config, config.filters)
     columns = optional.columns(TextBuffer.of(texts), detected, pa.nulls(len(texts), pa.string()))
     names = [*detected.schema.names, *measured.schema.names, *(field.name for field in optional.fields())]

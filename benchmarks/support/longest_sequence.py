@@ -113,7 +113,7 @@ def length_figures(bench: PolicyBench, lengths: Sequence[int], limit: int, unit:
                 continue
             rates[policy, length] = length / seconds
             peer = rates.get(("full", length))
-            share = bench.train(policy, length).layout.swapped_tokens
+            share = bench.train(policy, length).layout.offloaded_token_fraction
             stated = "" if share is None else f", {share:.0%} of the tokens swapped"
             print(f"{name}: {length:,} tokens in {seconds:.3g} s{stated}")
             figures.append(_against_full(f"memory_{policy}_{length}_tokens", length / seconds, "tokens/s", peer))

@@ -37,7 +37,7 @@ def _kept(memories: MemoryModel, layout: Layout, number: int) -> float:
     """Bytes of a layer from its forward to its backward pass."""
     policy = layout
     if layout.recompute in SWAPS and not _is_swapped(memories, layout, number):
-        policy = replace(layout, recompute="none", swapped_tokens=None)
+        policy = replace(layout, recompute="none", offloaded_token_fraction=None)
     block = memories.shape.blocks[number]
     return layer_bytes(block, memories.shape, policy, memories.framework, memories.sizes).kept
 
@@ -71,7 +71,7 @@ def _of_backward(memories: MemoryModel, layout: Layout, number: int) -> float:
 
 
 def _is_swapped(memories: MemoryModel, layout: Layout, number: int) -> bool:
-    return layout.recompute in SWAPS and number < len(memories.shape.blocks) - layout.unswapped_layers
+    return layout.recompute in SWAPS and number < len(memories.shape.blocks) - layout.num_layers_on_device
 
 
 def _loss_bytes(memories: MemoryModel, layout: Layout) -> float:

@@ -82,7 +82,7 @@ class AnnotateConfig(Config):
     """Settings of the recipe that determine an annotated file, besides the source."""
 
     normalize: NormalizeConfig
-    words: WordRule
+    word_tokenizer: WordRule
     language_id: LanguageConfig | None
     language_model: str | None = None  # its digest; None: the bundled one
     edits: tuple[FilterChoice, ...]  # the filters that edit, in their order
@@ -293,13 +293,13 @@ def _repair_names(bits: int) -> tuple[str, ...]:
 
 def _edited(buffer: TextBuffer, config: AnnotateConfig) -> tuple[TextBuffer, list[pa.Array]]:
     """Return (the texts after all edits, columns of the final texts' signals, then the columns each edit adds)."""
-    measured, word_signals = measure_edited(buffer, config.words, None)
+    measured, word_signals = measure_edited(buffer, config.word_tokenizer, None)
     added: list[pa.Array] = []
     for edit in config.edits:
         options = edit.line_options()
         assert options is not None
         buffer, counts, same_words = EDITS[edit.preset](buffer, options)
-        after, word_signals = measure_edited(buffer, config.words, (word_signals, same_words))
+        after, word_signals = measure_edited(buffer, config.word_tokenizer, (word_signals, same_words))
         added += [*measured.columns, *map(pa.array, np.ascontiguousarray(counts.T))]
         words_before, words_after = measured.column("num_words").to_numpy(), after.column("num_words").to_numpy()
         # not 1 - after / before: that is above 0.05 for one word of twenty

@@ -1,4 +1,4 @@
-"""Exact duplicates: documents whose normalised texts are the same."""
+"""Exact duplicates: documents whose normalized texts are the same."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -30,20 +30,20 @@ from gristmill.foundation.runtime.tasks.shuffle import Shuffle, range_of_keys, r
 
 HASHED = np.dtype([("key", "<u8", 2), ("id", "<u8", 2), ("length", "<u8"), ("row", "<u4")])
 
-PRESETS: dict[str, dict[str, Any]] = {"mgpt": {"normalise": "bytes", "hash_bits": 64}}
+PRESETS: dict[str, dict[str, Any]] = {"mgpt": {"normalization": "bytes", "hash_bits": 64}}
 
 
 class ExactDedupConfig(Config):
     """scope: one pool for all sources, or each source by itself.
 
-    normalise: what counts as the same text: `bytes` (every byte), `whitespace` (runs of white space are one space,
+    normalization: what counts as the same text: `bytes` (every byte), `whitespace` (runs of white space are one space,
     none at the ends) or `words` (the folded words of `folding.py`: case and punctuation do not count, so that two
     programs that differ in an operator would be the same). preset `mgpt`: bytes, compared by 64 bits of their hash, as
     in arXiv 2204.07580; two different texts in 2^32 then have an even chance to be taken for equal somewhere."""
 
     preset: Literal["mgpt"] | None = Field(None, description="a published setting of the other fields")
     scope: Literal["all", "source"] = "all"
-    normalise: Literal["bytes", "whitespace", "words"] = "whitespace"
+    normalization: Literal["bytes", "whitespace", "words"] = "whitespace"
     hash_bits: Literal[64, 128] = Field(128, description="of the hash by which texts are compared")
 
     @model_validator(mode="before")
@@ -102,7 +102,7 @@ def _hash_file(task: tuple[DocumentFile, ExactDedupConfig, Shuffle, int]) -> Non
     for rows, doc_ids, texts in document_file.batches():
         data, offsets = utf8_of(texts)
         records = np.empty(len(rows), HASHED)
-        records["key"] = np.frombuffer(_keys(data, offsets, config.normalise, seed), ">u8").reshape(-1, 2)
+        records["key"] = np.frombuffer(_keys(data, offsets, config.normalization, seed), ">u8").reshape(-1, 2)
         if config.hash_bits == 64:
             records["key"][:, 1] = 0
         records["id"] = packed_ids(doc_ids, document_file.path)
@@ -113,10 +113,10 @@ def _hash_file(task: tuple[DocumentFile, ExactDedupConfig, Shuffle, int]) -> Non
     hashes.write_sorted(number, records, range_of_keys(records["key"][:, 0], hashes.ranges))
 
 
-def _keys(data: np.ndarray, offsets: np.ndarray, normalise: str, seed: int) -> bytes:
-    """XXH3-128 with this seed of every normalised text, one after the other."""
-    if normalise != "bytes":
-        data, offsets = fold_texts(data, offsets, "space" if normalise == "whitespace" else "word")
+def _keys(data: np.ndarray, offsets: np.ndarray, normalization: str, seed: int) -> bytes:
+    """XXH3-128 with this seed of every normalized text, one after the other."""
+    if normalization != "bytes":
+        data, offsets = fold_texts(data, offsets, "space" if normalization == "whitespace" else "word")
     seen = memoryview(data.data)
     return b"".join([xxh3_128_digest(seen[first:last], seed) for first, last in pairwise(offsets.tolist())])
 

@@ -68,13 +68,13 @@ PIECE_BYTES = 64  # of a document file, for the number of ranges: a guess that d
 class SpanDedupConfig(Config):
     """unit: pieces are lines, or paragraphs (set apart by blank lines). min_count: places from which on a piece is
     a duplicate; 2 removes every second one. min_characters: shorter pieces (a lone brace, "Yes.") never count.
-    normalise: pieces are compared as they are but for white space, or as folded words. scope: across all sources, or
-    each by itself."""
+    normalization: pieces are compared as they are but for white space, or as folded words. scope: across all sources,
+    or each by itself."""
 
     unit: Literal["paragraph", "line"] = "paragraph"
     min_count: int = Field(default=2, ge=2)
     min_characters: int = Field(default=40, ge=1)
-    normalise: Literal["whitespace", "words"] = "whitespace"
+    normalization: Literal["whitespace", "words"] = "whitespace"
     scope: Literal["all", "source"] = "all"
 
 
@@ -145,7 +145,7 @@ def _cut_file(task: tuple[DocumentFile, SpanDedupConfig, Shuffle, int]) -> None:
             for start, stop in pieces_of(text, config.unit):
                 piece = text[start:stop].strip()
                 if len(piece) >= config.min_characters:
-                    folded = fold_text(piece) if config.normalise == "words" else " ".join(piece.split())
+                    folded = fold_text(piece) if config.normalization == "words" else " ".join(piece.split())
                     keys += xxhash.xxh3_128_digest(f"{salt}\0{folded}".encode())
                     places.extend((document, num_bytes, start, stop))
         columns = np.array(places, np.int64).reshape(-1, 4).T

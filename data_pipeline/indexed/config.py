@@ -23,7 +23,7 @@ class PhaseConfig(Config):
 
 
 class LanguageSampling(Config):
-    """Sampling by language. A language's share p of the tokens becomes p**alpha, normalised (XLM-R, arXiv 1911.02116,
+    """Sampling by language. A language's share p of the tokens becomes p**alpha, normalized (XLM-R, arXiv 1911.02116,
     section 3.1): 1 keeps the shares, and the smaller alpha is, the more equal they are. Then min_share raises small
     languages, and max_epochs lowers those that the run would repeat more often; the others share the rest.
 

@@ -1,6 +1,6 @@
 """Keyed permutations computed in place: position i of a shuffled order, without the order.
 
-A generalised Feistel network with cycle walking (Black and Rogaway 2002, "Ciphers with Arbitrary Finite Domains",
+A generalized Feistel network with cycle walking (Black and Rogaway 2002, "Ciphers with Arbitrary Finite Domains",
 methods 2 and 3): numbers below `size` are written in two digits of base ceil(sqrt(size)); each round swaps the digits
 and adds a keyed hash of one to the other, which is a bijection of the square; a result outside [0, size) goes through
 the network again until it falls inside."""

@@ -220,7 +220,7 @@ def _with_measures(table: pa.Table, changed: np.ndarray, texts: list[str], task:
     config = task.config
     own = config.optional.own
     buffer = TextBuffer.of(texts)
-    languages, signals = detect_buffer(buffer, config.language_id), measure_buffer(buffer, config.words)
+    languages, signals = detect_buffer(buffer, config.language_id), measure_buffer(buffer, config.word_tokenizer)
     urls = table.column("url").take(pa.array(changed)).combine_chunks()
     optional = config.optional.columns(buffer, languages, urls)
     for field, measured in [

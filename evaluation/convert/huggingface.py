@@ -336,7 +336,7 @@ def _header(path: Path) -> Iterator[tuple[str, Tensor]]:
     for name, (shape, dtype) in tensors.items():
         if dtype not in DTYPES and not name.endswith(NO_WEIGHTS):
             raise InputError(
-                f"{path}: {name} has the type {dtype}; gristmill reads weights in {', '.join(DTYPES)}: turn quantised "
+                f"{path}: {name} has the type {dtype}; gristmill reads weights in {', '.join(DTYPES)}: turn quantized "
                 "ones into one of these first"
             )
         yield name, torch.empty(shape, dtype=DTYPES.get(dtype, torch.uint8), device="meta")

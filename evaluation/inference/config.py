@@ -34,21 +34,22 @@ class EvaluateConfig(Config):
     tasks: `bits_per_byte` and `cloze` are made from the held-out documents, `needle` and `phonebook` are generated;
         any other name is a task of evaluation/tasks/ over pinned local files.
     limit: maximum number of documents of each task; None takes all.
-    shots: few-shot examples before each question; None takes the task's own number.
+    num_fewshot: few-shot examples before each question; None takes the task's own number.
     batch_tokens: rows times padded length of one forward pass; None takes a default for the device.
     cloze_items: 400 questions of four choices have a standard error of at most 2.5 points (sqrt(0.25 / 400)).
     group_by: bits per byte is measured by source, or by language; then languages are named with their script (ar_Arab).
     text_bytes: bits per byte is measured on the first documents of each source or language, up to so many bytes.
     data: folder of the named tasks' files. The files are pinned by digest, so its path does not change the results.
-    samples: number of held-out texts that are continued for the report, by sample_tokens tokens, greedy and sampled."""
+    num_continuations: number of held-out texts that are continued for the report, greedy and sampled.
+    continuation_tokens: tokens of each of them."""
 
     tasks: tuple[str, ...] = ("bits_per_byte", "cloze")
     data: str | None = Field(None, json_schema_extra={"execution": True})
     limit: int | None = Field(None, ge=1, lt=2**31)
-    shots: int | None = Field(None, ge=0)
+    num_fewshot: int | None = Field(None, ge=0)
     batch_tokens: int | None = Field(None, ge=1)
     precision: Literal["fp32", "bf16"] = "fp32"
-    weights: Literal["as_trained", "int8", "int4", "smoothquant"] = "as_trained"
+    quantization: Literal["none", "int8", "int4", "smoothquant"] = "none"
     offload_parameters: OffloadParameters = Field(
         "none",
         description="where the weights of the layers lie: on the device, or in host memory or a file beside the "
@@ -66,8 +67,8 @@ class EvaluateConfig(Config):
     recall_choices: int = Field(8, ge=2, le=100, description="numbers to choose from in needle and phonebook")
     group_by: Literal["source", "language"] = "source"
     text_bytes: int = Field(300_000, ge=1)
-    samples: int = Field(4, ge=0, le=10_000)
-    sample_tokens: int = Field(48, ge=1, le=1_000_000)
+    num_continuations: int = Field(4, ge=0, le=10_000)
+    continuation_tokens: int = Field(48, ge=1, le=1_000_000)
     sampling: SamplingConfig = SamplingConfig(temperature=0.8, top_p=0.95)
 
     def pass_tokens(self, device: str) -> int:
@@ -84,16 +85,16 @@ class EvaluateConfig(Config):
 
     @model_validator(mode="after")
     def streams_weights_as_trained(self) -> Self:
-        if self.offload_parameters != "none" and self.weights != "as_trained":
+        if self.offload_parameters != "none" and self.quantization != "none":
             raise ValueError(
-                f"offload_parameters: {self.offload_parameters} streams weights as_trained, not {self.weights}; leave "
-                "one of the two out"
+                f"offload_parameters: {self.offload_parameters} streams full-precision weights, not "
+                f"{self.quantization}; leave one of the two out"
             )
         return self
 
     @model_validator(mode="after")
     def something_to_do(self) -> Self:
-        if not self.tasks and not self.samples:
+        if not self.tasks and not self.num_continuations:
             raise ValueError(
                 "no tasks and no samples, so nothing would be evaluated; try tasks: [bits_per_byte, cloze]"
             )

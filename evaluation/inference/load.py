@@ -77,8 +77,8 @@ def load_for_evaluation(
         if config.offload_parameters != "none":
             return _streamed(paths, None, config, codec, (LayoutConfig(), single_process(device)))
         model, _ = load_model(checkpoint, device, dtype)
-    if config.weights != "as_trained":
-        quantize(model, config.weights, codec.end_of_document)
+    if config.quantization != "none":
+        quantize(model, config.quantization, codec.end_of_document)
     place_joint_weights(model)
     return _loaded(checkpoint, LocalCausalLM(model, model.config.sequence_length, codec.vocab_size), codec, config)
 
@@ -150,8 +150,8 @@ def _of_transformers(
     checkpoint, tokenizer = paths.resolve()
     folder = open_causal_folder(checkpoint)
     name = folder.architecture.__name__
-    if config.weights != "as_trained":
-        raise RecipeError(f"weights: {config.weights} is not built for {name}; leave it out")
+    if config.quantization != "none":
+        raise RecipeError(f"quantization: {config.quantization} is not built for {name}; leave it out")
     if config.offload_parameters != "none":
         raise RecipeError(f"offload_parameters: {config.offload_parameters} is not built for {name}; leave it out")
     if codec.vocab_size > folder.vocab_size:
@@ -166,7 +166,7 @@ def _of_transformers(
 
 def _loaded(checkpoint: Path, causal_lm: CausalLM, codec: ModelTokenizer, config: EvaluateConfig) -> LoadedModel:
     tokenizer = [codec.fingerprint, codec.bounds.to_json() if not codec.bounds.starts_documents else None]
-    parts = [weights_digest(checkpoint), tokenizer, config.precision, config.weights, causal_lm.vocab_size]
+    parts = [weights_digest(checkpoint), tokenizer, config.precision, config.quantization, causal_lm.vocab_size]
     return LoadedModel(checkpoint.name, causal_lm, codec, fingerprint(parts))
 
 
@@ -288,8 +288,8 @@ def loaded_on_ranks(
 ) -> Iterator[tuple[LoadedModel, Mesh]]:
     """Yields this rank's shard of the model, or a replica, and the mesh of all processes. source: of one checkpoint."""
     checkpoint, sharded = source.checkpoint, parallel.size > 1
-    if sharded and config.weights != "as_trained":
-        raise RecipeError(f"weights={config.weights} cannot be sharded; set tensor and pipeline to 1")
+    if sharded and config.quantization != "none":
+        raise RecipeError(f"quantization={config.quantization} cannot be sharded; set tensor and pipeline to 1")
     layout = LayoutConfig(
         data=rank.world_size // (parallel.tensor * parallel.pipeline),
         expert=parallel.expert,

@@ -121,7 +121,7 @@ def quantize(model: Transformer, weights: str, first_token: int) -> None:
     quantized: they are a small share of large models and the most sensitive. first_token begins the texts that the
     model writes for its own calibration. Raises InputError for a model with experts."""
     if model.config.has_experts:
-        raise InputError(f"{weights} weights are not built for experts yet; evaluate with weights: as_trained")
+        raise InputError(f"{weights} weights are not built for experts yet; evaluate with quantization: none")
     if weights == "smoothquant":
         largest = largest_inputs(model, own_text(model, first_token))
         _replace(model, lambda linear: SmoothQuantLinear(*_parts(linear), largest[linear]))

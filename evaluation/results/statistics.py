@@ -22,7 +22,7 @@ def mean_error(values: Sequence[float]) -> float:
 
 
 def ratio_error(tops: Sequence[float], bottoms: Sequence[float]) -> float:
-    """Standard error of sum(tops) / sum(bottoms) over independent pairs, by linearisation.
+    """Standard error of sum(tops) / sum(bottoms) over independent pairs, by linearization.
 
     With r the ratio: sqrt(n / (n - 1) * sum((top - r * bottom)**2)) / sum(bottoms) (Cochran 1977, Sampling
     Techniques, section 6.4). Equal bottoms give the standard error of a mean: tops 1, 2, 3, bottoms 1 -> 0.577.

@@ -35,7 +35,7 @@ class ScoreRow:
     chance; None where there is no such test."""
 
     task: str
-    shots: int
+    num_fewshot: int
     count: int
     metric: str
     score: float | None
@@ -87,7 +87,7 @@ def rows_of(
         rows.append(
             ScoreRow(
                 task=result.get("alias", name).strip(),
-                shots=summary["n-shot"].get(name, 0),
+                num_fewshot=summary["n-shot"].get(name, 0),
                 count=len(task_samples),
                 metric=metric if chosen_filter == "none" or metric == ANSWER_BITS else f"{metric} ({chosen_filter})",
                 score=result.get(key),
@@ -206,7 +206,7 @@ def _cells(row: ScoreRow) -> tuple[str, ...]:
     chance = "" if row.chance is None else f"{row.chance:.4f}"
     score = "" if row.score is None else _number(row.score)
     verdict = "not evaluated" if not row.count else "" if row.verdict is None else str(row.verdict)
-    counts = (str(row.shots), str(row.count), str(row.not_evaluated))
+    counts = (str(row.num_fewshot), str(row.count), str(row.not_evaluated))
     return (row.task, *counts, row.metric, score, error, chance, verdict)
 
 

@@ -31,21 +31,21 @@ def continuations(
     documents: Mapping[str, Sequence[HeldOutDocument]],
     config: EvaluateConfig,
 ) -> list[Continuation]:
-    """Continuations of config.samples documents, taken from the sources in turn; prompts are their first tokens."""
-    chosen = _first_of_each_source(documents, config.samples, codec)
-    prompt_tokens = max(1, min(PROMPT_TOKENS, causal_lm.sequence_length - config.sample_tokens))
+    """Continuations of config.num_continuations documents, from the sources in turn; prompts are their first tokens."""
+    chosen = _first_of_each_source(documents, config.num_continuations, codec)
+    prompt_tokens = max(1, min(PROMPT_TOKENS, causal_lm.sequence_length - config.continuation_tokens))
     encoded = [list(codec.encode(document.text[:4000])) for document in chosen]
     tokenizer = ModelTokenizer.of(codec)
     begin = [*tokenizer.prompt_prefix]
     prompts = [[*begin, *ids[:prompt_tokens]][:prompt_tokens] for ids in encoded]
-    greedy = generate(causal_lm, tokenizer, prompts, GenerationSettings(config.sample_tokens))
-    sampled = generate(causal_lm, tokenizer, prompts, GenerationSettings(config.sample_tokens, config.sampling))
+    greedy = generate(causal_lm, tokenizer, prompts, GenerationSettings(config.continuation_tokens))
+    sampled = generate(causal_lm, tokenizer, prompts, GenerationSettings(config.continuation_tokens, config.sampling))
     return [
         Continuation(
             source=document.source,
             doc_id=document.doc_id,
             prompt=codec.decode(prompt[len(begin) :]),
-            reference=codec.decode(ids[len(prompt) - len(begin) :][: config.sample_tokens]),
+            reference=codec.decode(ids[len(prompt) - len(begin) :][: config.continuation_tokens]),
             greedy=plain.text,
             sampled=drawn.text,
         )

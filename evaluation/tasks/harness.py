@@ -61,7 +61,7 @@ def run_tasks(
     printed = io.StringIO()
     with offline(not sources.download), sandboxed(), redirect_stderr(printed), redirect_stdout(printed):
         loaded, task_notes = _load(tasks, sources)
-        few_shot_notes = [set_shots(task, config.shots) for task in loaded["tasks"].values()]
+        few_shot_notes = [set_num_fewshot(task, config.num_fewshot) for task in loaded["tasks"].values()]
         with _local_rank(model.rank):
             try:
                 raw = evaluate(model, loaded, limit=config.limit, bootstrap_iters=0, log_samples=True)
@@ -169,17 +169,17 @@ def _numbered(samples: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 FEWSHOT_SEED = 1234  # lm-eval's default: the same examples before the same question as there
 
 
-def set_shots(task: Task, shots: int | None) -> str | None:
+def set_num_fewshot(task: Task, num_fewshot: int | None) -> str | None:
     """Sets the number of few-shot examples where the task leaves it open, their split and their seed.
 
     Returns a note if they come from the evaluated questions. Raises RecipeError if there are too few examples."""
-    if task.get_config("num_fewshot") is None or (shots is not None and task.get_config("num_fewshot") != 0):
-        task.set_config("num_fewshot", shots or 0)
+    if task.get_config("num_fewshot") is None or (num_fewshot is not None and task.get_config("num_fewshot") != 0):
+        task.set_config("num_fewshot", num_fewshot or 0)
     wanted = task.get_config("num_fewshot")
     name = task.get_config("task")
     note = None
     if wanted and task.OUTPUT_TYPE == "loglikelihood_rolling":
-        raise RecipeError(f"task {name} scores whole texts, which have no few-shot examples; leave --shots out")
+        raise RecipeError(f"task {name} scores whole texts, which have no few-shot examples; leave --num-fewshot out")
     if wanted:
         note = _draw_from_another_split(task, name)
         available = len(task.sampler.df) - (note is not None)

@@ -69,7 +69,7 @@ def run(task: RunTask) -> None:
         batch_tokens=task.batch_tokens,
         precision=PRECISION,
         optimizer={"learning_rate": task.learning_rate},
-        schedule={"warmup_share": 0.05},
+        lr_schedule={"warmup_share": 0.05},
         validation={"every": 0},
         checkpoint={"every": 200, "keep_last": 1},
         monitoring={"trackers": []},

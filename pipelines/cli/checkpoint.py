@@ -49,9 +49,9 @@ class EvaluatedModel:
         int | None, typer.Option(min=1, help="Evaluate every n-th step's checkpoint of a run; draws a curve.")
     ] = None
     precision: Annotated[str, typer.Option(help="fp32 or bf16.")] = "fp32"
-    weights: Annotated[
-        str, typer.Option(help="as_trained, int8, int4 or smoothquant (reports the change in scores).")
-    ] = "as_trained"
+    quantization: Annotated[
+        str, typer.Option(help="none, int8, int4 or smoothquant (reports the change in scores).")
+    ] = "none"
     offload_parameters: OffloadOption = "none"
     batch_tokens: Annotated[int | None, typer.Option(min=1, help="Tokens per forward pass (default: by device).")] = (
         None
@@ -66,7 +66,7 @@ class TaskOptions:
     """Options of the tasks of `gristmill evaluate --checkpoint`."""
 
     tasks: Annotated[str, typer.Option(help="lm-eval task names or YAML files, comma-separated.")] = ""
-    shots: Annotated[int | None, typer.Option(min=0, help="Few-shot examples per question.")] = None
+    num_fewshot: Annotated[int | None, typer.Option(min=0, help="Few-shot examples per question.")] = None
     limit: Annotated[int | None, typer.Option(min=1, help="Maximum number of documents per task.")] = None
     data: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder of the tasks' data files.")] = None
     corpus: Annotated[
@@ -87,14 +87,14 @@ def evaluation_config(model: EvaluatedModel, tasks: TaskOptions) -> EvaluateConf
         EvaluateConfig,
         {
             "tasks": names,
-            "shots": tasks.shots,
+            "num_fewshot": tasks.num_fewshot,
             "limit": tasks.limit,
             "data": None if files is None else str(files),
             "precision": model.precision,
-            "weights": model.weights,
+            "quantization": model.quantization,
             "offload_parameters": model.offload_parameters,
             "batch_tokens": model.batch_tokens,
-            "samples": 0,
+            "num_continuations": 0,
         },
     )
 

@@ -25,7 +25,7 @@ from gristmill.pipelines.tokenizer_comparison import (
     read_texts,
     rows,
 )
-from gristmill.tokenizers.config import STRATEGIES, ProxyConfig
+from gristmill.tokenizers.config import PRESETS, ProxyConfig
 from gristmill.tokenizers.tokenizer import load_tokenizer
 
 data_app = typer.Typer(no_args_is_help=True, help="Inspect, merge, append and slice indexed datasets.")
@@ -104,9 +104,7 @@ tokenizer_app.command(STAGE_COMMAND)(stage_command("tokenizer"))
 class ComparedTokenizers:
     """The tokenizers that are trained for a comparison, and further ones."""
 
-    strategies: Annotated[str, typer.Option(help="Strategies to train, comma-separated; empty for none.")] = ",".join(
-        STRATEGIES
-    )
+    presets: Annotated[str, typer.Option(help="Presets to train, comma-separated; empty for none.")] = ",".join(PRESETS)
     tokenizer: Annotated[list[Path] | None, typer.Option(help="A further tokenizer folder to compare.")] = None
     vocab_size: Annotated[int, typer.Option(min=300)] = 16_000
 
@@ -144,12 +142,12 @@ def tokenizer_compare(
     """Compare tokenizers: bytes per token, fertility, parity, unused pieces, round trips, bits per byte."""
     left_out = groups.leave_out.split(",")
     chosen = [text for text in read_texts(texts) if text.group not in left_out]
-    names = [name for name in tokenizers.strategies.split(",") if name]
+    names = [name for name in tokenizers.presets.split(",") if name]
     if not names and not tokenizers.tokenizer:
-        raise RecipeError("nothing to compare; name strategies, or folders with --tokenizer")
+        raise RecipeError("nothing to compare; name presets, or folders with --tokenizer")
     comparison = TokenizerComparison(
         folder=output,
-        strategies=names,
+        presets=names,
         pretrained=tokenizers.tokenizer or [],
         vocab_size=tokenizers.vocab_size,
         reference=groups.reference,

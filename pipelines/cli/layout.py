@@ -78,7 +78,7 @@ class FixedOptions:
     virtual_stages: Annotated[int | None, typer.Option(min=1, help="Fix the stages per pipeline rank.")] = None
     micro_batch: Annotated[int | None, typer.Option(min=1, help="Fix the samples of a micro-batch.")] = None
     schedule: Annotated[
-        str | None, typer.Option(help="Fix the schedule: gpipe, 1f1b, interleaved, zbv or dualpipev.")
+        str | None, typer.Option(help="Fix the pipeline_schedule: gpipe, 1f1b, interleaved, zbv or dualpipev.")
     ] = None
     recompute: Annotated[
         str | None, typer.Option(help="Fix the recomputation: none, operators, attention, full, swap or tokens.")

@@ -40,7 +40,7 @@ class ServedOptions:
         Path | None, typer.Option(metavar="FILE", help="Jinja template of chats (default: the tokenizer's, or plain).")
     ] = None
     precision: Annotated[str, typer.Option(help="fp32 or bf16.")] = "fp32"
-    weights: Annotated[str, typer.Option(help="as_trained, int8, int4 or smoothquant.")] = "as_trained"
+    quantization: Annotated[str, typer.Option(help="none, int8, int4 or smoothquant.")] = "none"
     sequences: Annotated[int | None, typer.Option(min=1, help="Sequences that run at once (default: by device).")] = (
         None
     )
@@ -68,7 +68,7 @@ def serve(
     from gristmill.evaluation.inference.workdir import CheckpointPaths
     from gristmill.training.processes import RankInfo
 
-    fields = {"precision": served.precision, "weights": served.weights}
+    fields = {"precision": served.precision, "quantization": served.quantization}
     config = validate_config(EvaluateConfig, fields | {"offload_parameters": model.offload_parameters})
     options = ServerOptions(
         address.host,

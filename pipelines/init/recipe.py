@@ -213,11 +213,11 @@ def recipe_text(name: str, root: Path, sources: Sequence[PlannedSource], choice:
         f"  batch_tokens: {choice.batch_tokens}",
         f"  precision: {precision}",
         f"  optimizer: {_flow(optimizer_of(choice.size))}",
-        "  schedule: {shape: wsd, warmup_share: 0.05, decay_share: 0.4, final_ratio: 0.0}",
+        "  lr_schedule: {shape: wsd, warmup_share: 0.05, decay_share: 0.4, final_ratio: 0.0}",
         f"  validation: {{every: {max(1, steps // 8)}, samples: 16}}",
         f"  checkpoint: {{every: {max(1, steps // 3)}}}",
         "",
-        f"evaluate: {{tasks: [{tasks}], text_bytes: 100k, samples: 3}}",
+        f"evaluate: {{tasks: [{tasks}], text_bytes: 100k, num_continuations: 3}}",
     ]
     return "\n".join(lines) + "\n"
 

@@ -19,6 +19,26 @@ ConfigClass = TypeVar("ConfigClass", bound=BaseModel)
 RECIPES = Path(__file__).parent
 Location = tuple[int | str, ...]
 
+# Recipe fields of earlier versions and the word that replaced each: a message, not an alias.
+RENAMED_FIELDS = {
+    "curate.words": "word_tokenizer",
+    "curate.exact_dedup.normalize": "normalization",
+    "curate.span_dedup.normalize": "normalization",
+    "tokenizer.strategy": "preset",
+    "tokenizer.goals": "requirements",
+    "tokenizer.reference": "parity_language",
+    "model.initialization": "init_method",
+    "train.schedule": "lr_schedule",
+    "train.layout.schedule": "pipeline_schedule",
+    "train.layout.swapped_tokens": "offloaded_token_fraction",
+    "train.layout.unswapped_layers": "num_layers_on_device",
+    "train.teacher.until": "stop_at_fraction",
+    "evaluate.shots": "num_fewshot",
+    "evaluate.weights": "quantization",
+    "evaluate.samples": "num_continuations",
+    "evaluate.sample_tokens": "continuation_tokens",
+}
+
 
 def recipe_names() -> list[str]:
     return sorted(path.stem for path in RECIPES.glob("*.yaml"))
@@ -203,6 +223,8 @@ def _explain(items: Sequence[Any], location: Location, model: type[BaseModel]) -
     item = items[0]
     if item["type"] == "extra_forbidden":
         known = fields_at(model, location[:-1])
+        if renamed := RENAMED_FIELDS.get(".".join(part for part in location if isinstance(part, str))):
+            return f"this field is called {renamed} now"
         return f"unknown field{did_you_mean(str(location[-1]), known)}; known here: {', '.join(known)}"
     if item["type"] == "missing":
         return "missing; it has no default, so write it"

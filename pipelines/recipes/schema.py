@@ -141,7 +141,7 @@ def _short_filters() -> list[dict[str, Any]]:
 DESCRIPTIONS: dict[str, dict[str, str]] = {
     "Recipe": {
         "sources": "the raw data, one entry per source",
-        "curate": "how text is normalised, filtered, deduplicated and split",
+        "curate": "how text is normalized, filtered, deduplicated and split",
         "tokenizer": "the tokenizer to train, or a pretrained one",
         "index": "how samples are drawn from the indexed documents",
         "model": "model architecture; not needed for curation",
@@ -207,7 +207,7 @@ DESCRIPTIONS: dict[str, dict[str, str]] = {
         "batch_ramp": "batch size ramp-up at the start",
         "precision": "of the forward and backward pass",
         "optimizer": "optimizer and its rates",
-        "schedule": "the learning rate over the run",
+        "lr_schedule": "the learning rate over the run",
         "validation": "validation loss during training",
         "evaluation": "evaluation tasks during training",
         "guard": "skips outlier steps",
@@ -218,9 +218,9 @@ DESCRIPTIONS: dict[str, dict[str, str]] = {
     },
     "EvaluateConfig": {
         "precision": "of the forward pass",
-        "weights": "as trained, or quantized to 8 bits",
+        "quantization": "of the weights for this evaluation; none: as they were trained",
         "cloze_choices": "choices per cloze question",
-        "sample_tokens": "tokens generated per sample in the report",
+        "continuation_tokens": "tokens generated per sample in the report",
         "sampling": "sampling parameters of the report's samples",
     },
     "FilterChoice": {
@@ -296,7 +296,7 @@ DESCRIPTIONS: dict[str, dict[str, str]] = {
         "pipeline": "pipeline stages",
         "context": "context-parallel processes",
         "expert": "expert-parallel processes",
-        "schedule": "the order of micro-batches in the pipeline",
+        "pipeline_schedule": "the order of micro-batches in the pipeline",
         "recompute": "activation checkpointing: what the backward pass recomputes",
         "offload": "what lies in host memory instead of the device's",
     },

@@ -42,7 +42,7 @@ def run(context: StageContext) -> dict[str, Any]:
     tokenizer = loading.load_tokenizer(context.folder)
     exported = _export(context, tokenizer) if (context.folder / loading.MODEL_NAME).is_file() else True
     context.reporter.say(f"tokenizer: {tokenizer.vocab_size} pieces, encoder {tokenizer.encoder}")
-    if "curate" in context.inputs and (settings.goals is not None or settings.group_by == "language"):
+    if "curate" in context.inputs and (settings.requirements is not None or settings.group_by == "language"):
         _measure_languages(context, tokenizer)
     return {
         "vocab_size": tokenizer.vocab_size,
@@ -56,15 +56,17 @@ def run(context: StageContext) -> dict[str, Any]:
 def _measure_languages(context: StageContext, tokenizer: Any) -> None:
     """Writes languages.json. Raises InputError if a language misses a goal."""
     settings, names = context.recipe.tokenizer, [source.name for source in context.recipe.sources]
-    report = languages.write_languages(context.folder, context.inputs["curate"], names, tokenizer, settings.reference)
+    report = languages.write_languages(
+        context.folder, context.inputs["curate"], names, tokenizer, settings.parity_language
+    )
     worst = max(report.groups, key=lambda group: group.byte_fallback, default=None)
     if worst is not None:
         context.reporter.say(
             f"tokenizer: {len(report.groups)} languages in {languages.LANGUAGES_NAME}; most single bytes: "
             f"{worst.group} {worst.byte_fallback:.2%}"
         )
-    if settings.goals is not None:
-        languages.require_goals(report, settings.goals)
+    if settings.requirements is not None:
+        languages.require_requirements(report, settings.requirements)
 
 
 def _train(context: StageContext) -> dict[str, int]:
@@ -84,13 +86,13 @@ def _train(context: StageContext) -> dict[str, int]:
 def _export(context: StageContext, tokenizer: Any) -> bool:
     """Writes tokenizer.json next to the model if both give the same ids; True if they do.
 
-    A pretrained model may have a normaliser that tokenizer.json cannot express; a model trained here never has."""
+    A pretrained model may have a normalizer that tokenizer.json cannot express; a model trained here never has."""
     export.write_huggingface(context.folder)
     strings = adversarial_strings([piece.replace("▁", " ") for piece in tokenizer.pieces])
     different = export.differences(context.folder, strings)
     if different and context.recipe.tokenizer.pretrained is None:
         raise InputError(
-            f"tokenizer.json gives other ids than {loading.MODEL_NAME} on {different[0]!r}; set another strategy"
+            f"tokenizer.json gives other ids than {loading.MODEL_NAME} on {different[0]!r}; set another preset"
         )
     if different:
         (context.folder / loading.JSON_NAME).unlink()

@@ -21,7 +21,7 @@ from gristmill.training.objectives.names import OWN_DATA, SCORED_BY_TASKS, objec
 planner = DeferredModule("gristmill.training.planner.command")
 
 EVALUATION_FIELDS = (
-    "shots",
+    "num_fewshot",
     "group_by",
     "text_bytes",
     "batch_tokens",

@@ -2,6 +2,8 @@
 
 from bad_input import Case, each, small
 
+from gristmill.pipelines.recipes.recipe_file import RENAMED_FIELDS
+
 
 def wrong(change, *words):
     """The recipe small with one field changed; the message names the file and the field. An unknown value's field may
@@ -74,9 +76,9 @@ CHOICES = [
     field("sources.0.format: 7", "should be"),
     field("sources.0.record: lines", "'line'?"),
     field("sources.0.extractor: trafilature", "'trafilatura'?"),
-    field("curate.words: unicod", "'unicode'?"),
+    field("curate.word_tokenizer: unicod", "'unicode'?"),
     field("tokenizer.algorithm: bpee", "'bpe'?"),
-    field("tokenizer.strategy: defualt", "'default'?"),
+    field("tokenizer.preset: defualt", "'default'?"),
     field("tokenizer.group_by: lang", "'source' or 'language'"),
     wrong("model.mixer: mamba", "model.mixer", "did you mean 'mamba2'?", "attention"),
     wrong("model.mixer: [attention, mamba]", "model.mixer", "did you mean 'mamba2'?"),
@@ -90,11 +92,11 @@ CHOICES = [
     wrong("model.norm_order: before", "model.norm_order", "'pre', 'post', 'output' or 'sandwich'"),
     field("model.norm: rms", "'rmsnorm'?"),
     field("model.positions: rotary", "'rope'"),
-    field("model.initialisation: xavier", "'scaled', 'normal' or 'mup'"),
+    field("model.init_method: xavier", "'scaled', 'normal' or 'mup'"),
     field("train.precision: bfloat16", "'bf16'"),
     wrong("train.optimizer: {name: adam}", "train.optimizer.name", "'adamw'?"),
-    wrong("train.schedule: {shape: cosin}", "train.schedule.shape", "'cosine'?"),
-    wrong("train.layout: {schedule: 1f2b}", "train.layout.schedule", "'1f1b'?"),
+    wrong("train.lr_schedule: {shape: cosin}", "train.lr_schedule.shape", "'cosine'?"),
+    wrong("train.layout: {pipeline_schedule: 1f2b}", "train.layout.pipeline_schedule", "'1f1b'?"),
     wrong("train.layout: {recompute: all}", "train.layout.recompute", "'none', 'full'"),
     wrong("train.layout: {offload: {optimizer: gpu}}", "train.layout.offload.optimizer", "'none'"),
     wrong("index: {packing: best}", "index.packing", "'best_fit'?"),
@@ -106,40 +108,48 @@ CHOICES = [
     wrong("curate.decontaminate: {tasks: [x], policy: cut}", "curate.decontaminate.policy", "'split', 'drop'"),
     wrong("curate.quality: {positive: [a], negative: [b], keep: best}", "curate.quality.keep", "'threshold'"),
 ]
-UNKNOWN = [
-    field(f"{wrong_name}: 1", "unknown field", f"did you mean '{right}'?")
-    for wrong_name, right in (
-        ("seeds", "seed"),
-        ("sorces", "sources"),
-        ("sources.0.path", "paths"),
-        ("sources.0.wieght", "weight"),
-        ("sources.0.textfield", "text_field"),
-        ("curate.filter", "filters"),
-        ("curate.neardedup", "near_dedup"),
-        ("curate.splits.valid", "validation"),
-        ("tokenizer.vocab_sizes", "vocab_size"),
-        ("model.layer", "layers"),
-        ("model.head", "heads"),
-        ("train.token", "tokens"),
-        ("train.batch_token", "batch_tokens"),
-        ("train.validation.evry", "every"),
-    )
-] + [
-    wrong(f"{section}: {{{wrong_name}: 1}}", f"{section}.{wrong_name}: unknown field", f"'{right}'")
-    for section, wrong_name, right in (
-        ("index", "pack", "packing"),
-        ("evaluate", "task", "tasks"),
-        ("train.layout", "tensors", "tensor"),
-        ("train.optimizer", "lr_rate", "learning_rate"),
-        ("train.schedule", "warmup", "warmup_share"),
-        ("train.checkpoint", "keep", "keep_last"),
-        ("train.guard", "sigma", "sigmas"),
-        ("train.monitoring", "timeout", "timeout_seconds"),
-        ("curate.language_id", "treshold", "threshold"),
-        ("curate.normalize", "nf", "nfc"),
-        ("curate.lists", "badword", "badwords"),
-    )
-]
+UNKNOWN = (
+    [
+        field(f"{wrong_name}: 1", "unknown field", f"did you mean '{right}'?")
+        for wrong_name, right in (
+            ("seeds", "seed"),
+            ("sorces", "sources"),
+            ("sources.0.path", "paths"),
+            ("sources.0.wieght", "weight"),
+            ("sources.0.textfield", "text_field"),
+            ("curate.filter", "filters"),
+            ("curate.neardedup", "near_dedup"),
+            ("curate.splits.valid", "validation"),
+            ("tokenizer.vocab_sizes", "vocab_size"),
+            ("model.layer", "layers"),
+            ("model.head", "heads"),
+            ("train.token", "tokens"),
+            ("train.batch_token", "batch_tokens"),
+            ("train.validation.evry", "every"),
+        )
+    ]
+    + [
+        field(f"{path}: 1", f"this field is called {new} now")
+        for path, new in RENAMED_FIELDS.items()
+        if "dedup" not in path
+    ]
+    + [
+        wrong(f"{section}: {{{wrong_name}: 1}}", f"{section}.{wrong_name}: unknown field", f"'{right}'")
+        for section, wrong_name, right in (
+            ("index", "pack", "packing"),
+            ("evaluate", "task", "tasks"),
+            ("train.layout", "tensors", "tensor"),
+            ("train.optimizer", "lr_rate", "learning_rate"),
+            ("train.lr_schedule", "warmup", "warmup_share"),
+            ("train.checkpoint", "keep", "keep_last"),
+            ("train.guard", "sigma", "sigmas"),
+            ("train.monitoring", "timeout", "timeout_seconds"),
+            ("curate.language_id", "treshold", "threshold"),
+            ("curate.normalize", "nf", "nfc"),
+            ("curate.lists", "badword", "badwords"),
+        )
+    ]
+)
 SHAPES = [
     field("name: ''", "pattern"),
     field("name: a/b", "pattern"),
@@ -197,7 +207,7 @@ SHAPES = [
     wrong("curate.splits: {validation: 0.6, test: 0.5}", "leave no training text"),
     wrong("curate.splits: {test: 1}", "curate.splits.test", "less than 1"),
     wrong("tokenizer: {vocab_size: 100}", "is too small for"),
-    wrong("tokenizer: {strategy: case, case_marks: false}", "drop one of the two"),
+    wrong("tokenizer: {preset: case, case_marks: false}", "drop one of the two"),
     wrong("tokenizer: {pattern: x}", "read with a .tiktoken file"),
     wrong("tokenizer: {end_of_document: x}", "drop it, or set pretrained"),
     wrong("tokenizer: {user_symbols: ['']}", "is invalid"),
@@ -219,17 +229,17 @@ SHAPES = [
     wrong("train.layout: automatic", "mapping of fields"),
     wrong("train.layout: {data: 6, replicate: 4}", "not a multiple of replicate=4"),
     wrong("train.layout: {expert: 2}", "does not divide the 1 ranks"),
-    wrong("train.layout: {pipeline: 2, schedule: zbv, virtual_stages: 3}", "leave virtual_stages out"),
+    wrong("train.layout: {pipeline: 2, pipeline_schedule: zbv, virtual_stages: 3}", "leave virtual_stages out"),
     wrong("train.layout: {pipeline: 2, split_points: [1, 1]}", "rising layer numbers"),
     wrong("train.batch_ramp: {start_tokens: 512, increment_tokens: 32, over_tokens: 64}", "a ramp grows"),
     wrong("train.optimizer: {betas: [0.9]}", "train.optimizer.betas"),
     wrong("train.optimizer: {learning_rate: 0}", "train.optimizer.learning_rate", "greater than 0"),
-    wrong("train.schedule: {warmup_share: 2}", "train.schedule.warmup_share", LARGE),
+    wrong("train.lr_schedule: {warmup_share: 2}", "train.lr_schedule.warmup_share", LARGE),
     wrong("train.validation: {every: true}", "train.validation.every", BOOLEAN),
     wrong("train.evaluation: {every: 5, tasks: []}", "name a task or set every: 0"),
     wrong("train.checkpoint: {keep_last: 0}", "train.checkpoint.keep_last", SMALL),
     wrong("evaluate: {tasks: [cloze, cloze]}", "twice"),
-    wrong("evaluate: {tasks: [], samples: 0}", "nothing would be evaluated"),
+    wrong("evaluate: {tasks: [], num_continuations: 0}", "nothing would be evaluated"),
     wrong("evaluate: {cloze_choices: 1}", "evaluate.cloze_choices", SMALL),
     wrong("evaluate: {sampling: {top_p: 2}}", "evaluate.sampling.top_p", LARGE),
     wrong("evaluate: {sampling: {seed: -1}}", "evaluate.sampling.seed", SMALL),

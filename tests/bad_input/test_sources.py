@@ -110,8 +110,8 @@ CASES = [
            "train.evaluation.tasks: no task 'bits_per_bytes'; the nearest is 'bits_per_byte'", code=2),
     source("a task without data", ["evaluate: {tasks: [piqa]}"], "evaluate.tasks:", "piqa"),
     source("no documents held out", ["curate.splits: {validation: 0.1, test: 0}"], "bits_per_byte, cloze need held-out documents", code=2),
-    source("no documents held out, live", ["curate.splits: {test: 0}", "train.evaluation: {every: 2}", "evaluate: {tasks: [], samples: 1}"],
-           "train.evaluation.tasks: bits_per_byte need held-out documents", "evaluate.samples needs held-out", code=2),
+    source("no documents held out, live", ["curate.splits: {test: 0}", "train.evaluation: {every: 2}", "evaluate: {tasks: [], num_continuations: 1}"],
+           "train.evaluation.tasks: bits_per_byte need held-out documents", "evaluate.num_continuations needs held-out", code=2),
     source("cloze and a short context", ["model.sequence_length: 8"], "questions of cloze have at least 80 bytes", "model.sequence_length is 8", code=2),
 ]  # fmt: skip
 

@@ -25,15 +25,15 @@ CASES = [
     ),
     changed(
         "operators in a split backward",
-        ["train.layout: {pipeline: 2, schedule: dualpipev, recompute: operators}"],
+        ["train.layout: {pipeline: 2, pipeline_schedule: dualpipev, recompute: operators}"],
         "dualpipev splits the backward pass",
         "set recompute: full",
     ),
     changed(
         "weights given up between the halves of a backward pass",
-        ["train.layout: {pipeline: 2, schedule: zbv, fsdp_reshard_after_forward: always}"],
+        ["train.layout: {pipeline: 2, pipeline_schedule: zbv, fsdp_reshard_after_forward: always}"],
         "zbv splits the backward pass",
-        "set schedule: 1f1b or interleaved",
+        "set pipeline_schedule: 1f1b or interleaved",
     ),
     changed(
         "graphs of weights that are gathered anew",
@@ -49,8 +49,8 @@ CASES = [
     ),
     changed(
         "a share of tokens without its policy",
-        ["train.layout: {recompute: swap, swapped_tokens: 0.5}"],
-        "swapped_tokens is of recompute: tokens",
+        ["train.layout: {recompute: swap, offloaded_token_fraction: 0.5}"],
+        "offloaded_token_fraction is of recompute: tokens",
     ),
     changed(
         "a strategy without its setting",

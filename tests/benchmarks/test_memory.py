@@ -64,7 +64,7 @@ def test_each_policy_has_its_rates_and_its_longest_sequence(profile, monkeypatch
         assert (each.peer, each.ratio) == (rate, each.ours / rate)
     assert figures["memory_swap_longest"].ours == 64
     assert figures["memory_full_longest"].ours == 96
-    assert bench.train("tokens", 64).layout.swapped_tokens == pytest.approx(0.37, abs=0.005)
+    assert bench.train("tokens", 64).layout.offloaded_token_fraction == pytest.approx(0.37, abs=0.005)
     assert figures["memory_tokens_longest"].ours == 96
     assert "96 tokens fit (the search ends there)" in capsys.readouterr().out
 

@@ -27,8 +27,8 @@ POLICIES: dict[str, dict[str, Any]] = {
     "keep": {},
     "full": {"recompute": "full"},
     "swap": {"recompute": "swap"},
-    "some tokens": {"recompute": "tokens", "swapped_tokens": 0.5},
-    "no tokens": {"recompute": "tokens", "swapped_tokens": 0.0},
+    "some tokens": {"recompute": "tokens", "offloaded_token_fraction": 0.5},
+    "no tokens": {"recompute": "tokens", "offloaded_token_fraction": 0.0},
 }
 MODELS = {
     "swiglu": ModelConfig(layers=4, width=64, heads=8, sequence_length=TOKENS),

@@ -73,7 +73,7 @@ def test_every_choice_task_gives_the_same_examples(both, shared_data):
 
 def test_few_shot_prompts_are_the_same(both, shared_data):
     data = shared_data("benchmarks/copa.jsonl.zst").parents[1]
-    config = EvaluateConfig(limit=6, shots=2)
+    config = EvaluateConfig(limit=6, num_fewshot=2)
     names = ["copa", "winogrande"]
     ours, theirs = (run_tasks(model, names, config, TaskSources(data)) for model in both)
     assert ours.summary["n-shot"] == {"copa": 2, "winogrande": 2}
@@ -82,7 +82,7 @@ def test_few_shot_prompts_are_the_same(both, shared_data):
 
 def test_generated_answers_are_the_same(both, shared_data):
     data = shared_data("benchmarks/gsm8k_test.jsonl.zst").parents[1]
-    config = EvaluateConfig(limit=4, shots=1)
+    config = EvaluateConfig(limit=4, num_fewshot=1)
     ours, theirs = (run_tasks(model, ["gsm8k"], config, TaskSources(data)) for model in both)
     assert_same_examples(ours, theirs)
 

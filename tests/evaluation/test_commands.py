@@ -22,7 +22,7 @@ def config(tmp_path) -> EvaluateConfig:
     (tmp_path / "data" / "benchmarks").mkdir(parents=True)
     path = tmp_path / "data" / "benchmarks" / "hans_evaluation.jsonl"
     path.write_text("".join(json.dumps(record) + "\n" for record in records))
-    return EvaluateConfig(tasks=("gristmill_hans",), data=str(tmp_path / "data"), samples=0)
+    return EvaluateConfig(tasks=("gristmill_hans",), data=str(tmp_path / "data"), num_continuations=0)
 
 
 def test_a_checkpoint_alone(tmp_path, config, random_checkpoint, tokenizer_folder):
@@ -45,7 +45,7 @@ def test_a_checkpoint_alone(tmp_path, config, random_checkpoint, tokenizer_folde
 
 
 def test_the_cost_of_eight_bits_is_shown(tmp_path, config, random_checkpoint, tokenizer_folder):
-    eight = EvaluateConfig(**{**config.model_dump(), "weights": "int8"})
+    eight = EvaluateConfig(**{**config.model_dump(), "quantization": "int8"})
     evaluate_checkpoint(
         CheckpointPaths(random_checkpoint()),
         EvaluationPaths(tmp_path / "out", tmp_path / "data"),

@@ -54,8 +54,8 @@ def test_a_live_model_scores_as_its_checkpoint_and_does_not_change(tmp_path, han
 LAYOUTS = [
     {"tensor": 2, "pipeline": 2},
     pytest.param({"data": 2, "replicate": 2, "tensor": 2}, marks=pytest.mark.slow),
-    {"pipeline": 2, "schedule": "interleaved", "data": 2},
-    {"pipeline": 2, "schedule": "zbv"},
+    {"pipeline": 2, "pipeline_schedule": "interleaved", "data": 2},
+    {"pipeline": 2, "pipeline_schedule": "zbv"},
     {"data": 2, "expert": 2},
     pytest.param({"data": 2, "tensor": 2, "expert": 2}, marks=pytest.mark.slow),
     {"data": 2, "context": 2},

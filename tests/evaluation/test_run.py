@@ -17,7 +17,7 @@ from gristmill.foundation.errors import InputError, RecipeError
 from gristmill.foundation.progress import Reporter
 from gristmill.tokenizers.tokenizer import load_tokenizer
 
-CONFIG = EvaluateConfig(cloze_items=20, text_bytes=2000, samples=2, sample_tokens=8)
+CONFIG = EvaluateConfig(cloze_items=20, text_bytes=2000, num_continuations=2, continuation_tokens=8)
 
 
 def document(source: str, number: int) -> str:
@@ -70,7 +70,7 @@ def test_a_checkpoint_is_evaluated_from_folder_to_folder(tmp_path, corpus, rando
 
 def test_bits_per_byte_by_language_and_script(tmp_path, corpus, random_checkpoint, tokenizer_folder):
     checkpoint = random_checkpoint("llama", sequence_length=700)
-    config = EvaluateConfig(tasks=("bits_per_byte",), group_by="language", samples=0)
+    config = EvaluateConfig(tasks=("bits_per_byte",), group_by="language", num_continuations=0)
     rows = evaluate_folder(
         CheckpointPaths(checkpoint, tokenizer_folder),
         EvaluationPaths(tmp_path, corpus=corpus),
@@ -126,7 +126,7 @@ def test_a_half_written_checkpoint_is_refused(tmp_path, random_checkpoint, token
 
 def test_recall_is_measured_by_length_without_a_corpus(tmp_path, random_checkpoint, tokenizer_folder):
     source = CheckpointPaths(random_checkpoint("llama", sequence_length=400), tokenizer_folder)
-    config = EvaluateConfig(tasks=("needle", "phonebook"), recall_items=6, recall_choices=2, samples=0)
+    config = EvaluateConfig(tasks=("needle", "phonebook"), recall_items=6, recall_choices=2, num_continuations=0)
     rows = evaluate_folder(source, EvaluationPaths(tmp_path / "results"), config, Reporter.silent())
     assert {row.task for row in rows} == {f"{name} {length} tokens" for name in config.tasks for length in (200, 400)}
     assert all(row.count == 6 and row.not_evaluated == 0 for row in rows)

@@ -140,5 +140,5 @@ def test_one_request_to_an_unreachable_hub(monkeypatch):
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(pretrained.urllib.request, "urlopen", refuse)
     with pytest.raises(InputError, match="the hub has none"):
-        pretrained.require_pretrained("no-such-organisation/no-such-tokenizer")
+        pretrained.require_pretrained("no-such-organization/no-such-tokenizer")
     assert len(asked) == 1

@@ -78,7 +78,7 @@ curate: {near_dedup: null, splits: {}}
 tokenizer: {vocab_size: 300}
 model: {layers: 1, width: 16, heads: 2, sequence_length: 1024}
 train: {tokens: 4096, batch_tokens: 1024, precision: fp32, monitoring: {trackers: []}}
-evaluate: {tasks: [bits_per_byte], samples: 0}
+evaluate: {tasks: [bits_per_byte], num_continuations: 0}
 """)
     code, said = call("run", "three.yaml", "--workers", 1, "--to", "train")
     assert code == 0, said

@@ -24,8 +24,8 @@ PROXY = ProxyConfig(
 )
 
 
-def options(folder, strategies, pretrained, vocab_size, proxy=None):
-    return TokenizerComparison(folder, strategies, pretrained, vocab_size, "en", proxy)
+def options(folder, presets, pretrained, vocab_size, proxy=None):
+    return TokenizerComparison(folder, presets, pretrained, vocab_size, "en", proxy)
 
 
 @pytest.fixture(scope="module")
@@ -43,8 +43,8 @@ def texts(small_corpus, tmp_path_factory):
 
 def test_tokenizers_are_compared_on_the_same_held_out_texts(texts, tmp_path):
     pages = read_texts(texts)
-    strategies = ("default", "case")
-    found = compare_tokenizers(pages, options(tmp_path, strategies, [], 600, PROXY), Reporter.silent())
+    presets = ("default", "case")
+    found = compare_tokenizers(pages, options(tmp_path, presets, [], 600, PROXY), Reporter.silent())
     plain, marked = found
     assert [group.group for group in plain.groups] == ["de", "en"]
     assert plain.total.bytes == marked.total.bytes < sum(len(page.text.encode()) for page in pages) / 5
@@ -99,7 +99,7 @@ def test_a_ranking_worked_by_hand():
 
 def test_invalid_comparisons_are_refused(texts, tmp_path):
     pages = read_texts(texts)
-    with pytest.raises(RecipeError, match="no strategy 'defualt'; choose from default, case"):
+    with pytest.raises(RecipeError, match="no preset 'defualt'; choose from default, case"):
         compare_tokenizers(pages, options(tmp_path, ["defualt"], [], 600), Reporter.silent())
     with pytest.raises(InputError, match="more than the corpus supports"):
         compare_tokenizers(pages[:40], options(tmp_path, ["default"], [], 50_000), Reporter.silent())

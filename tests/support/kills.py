@@ -207,7 +207,7 @@ train:
   optimizer: {{learning_rate: 1e-2}}
   validation: {{every: 8, samples: 4}}
   checkpoint: {{every: 4}}
-evaluate: {{tasks: [bits_per_byte], text_bytes: 5000, samples: 1, sample_tokens: 4}}
+evaluate: {{tasks: [bits_per_byte], text_bytes: 5000, num_continuations: 1, continuation_tokens: 4}}
 """
 VOCABULARY = {
     "good": "the miller ground grain between two stones and the flour of the day was sold by weight in sacks",

@@ -75,7 +75,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "tied": {"tied_embeddings": True},
     "gpt2": GPT2,
     "one_kv_head": {"kv_heads": 1, "qk_norm": True, "logit_softcap": 5.0},
-    "windows": {"window": (4, None), "norm_order": "post", "initialisation": "mup", "mup_base_width": 16},
+    "windows": {"window": (4, None), "norm_order": "post", "init_method": "mup", "mup_base_width": 16},
     # dense and locally banded layers in turn (GPT-3, mGPT)
     "banded": GPT2 | {"layers": 4, "window": (None, 3)},
     "bloom": {"positions": "alibi", "embedding_norm": True, "norm": "layernorm", "mlp": "gelu", "biases": True},
@@ -488,5 +488,5 @@ MUTATIONS: dict[str | None, Any] = {
     "gradients in host memory not clipped": patched(
         ("engine.gradients.HostGradients.clip", lambda self, norm, max_norm: self.optimizer.to_host.finish())
     ),
-    "logits normalised by this rank's sum": patched(("model.loss.over_ranks", lambda x, tensor, operation: x)),
+    "logits normalized by this rank's sum": patched(("model.loss.over_ranks", lambda x, tensor, operation: x)),
 }

@@ -1,4 +1,4 @@
-"""Random tokenizer.json files: models of every family, normalisers, splits, added tokens, truncation and decoders."""
+"""Random tokenizer.json files: models of every family, normalizers, splits, added tokens, truncation and decoders."""
 
 import random
 from typing import Any
@@ -39,7 +39,7 @@ def random_tokenizer(rng: random.Random, byte_level: dict[str, Any]) -> dict[str
 
 def _added(rng: random.Random, token: int, name: str) -> dict[str, Any]:
     """tokenizers panics if two tokens take the same blanks, so these are rare; and it decodes a special token to its
-    normalised text, so the end of a document has none."""
+    normalized text, so the end of a document has none."""
     flags = {flag: rng.random() < 0.03 for flag in ("single_word", "lstrip", "rstrip")}
     normalized = name != END and rng.random() < 0.5
     return {"id": token, "content": name, **flags, "normalized": normalized, "special": name == END}
@@ -120,7 +120,7 @@ def _decoder(rng: random.Random) -> dict[str, Any] | None:
 
 
 def random_text(rng: random.Random, pieces: list[str]) -> str:
-    """Words, pieces, blanks of several kinds and characters that normalisers change."""
+    """Words, pieces, blanks of several kinds and characters that normalizers change."""
     strange = (
         "\u0301",
         "\u00a0",

@@ -193,7 +193,7 @@ def write(folder: Path, kind: str, limit: int) -> SourceConfig:
 
 def annotate(source: SourceConfig, cache: Path) -> None:
     engine = LocalEngine(1, Reporter.silent())
-    config = AnnotateConfig(normalize=NormalizeConfig(), words="unicode", language_id=None, edits=())
+    config = AnnotateConfig(normalize=NormalizeConfig(), word_tokenizer="unicode", language_id=None, edits=())
     [locked] = resolve([source], engine)
     [tasks] = annotation_tasks([(source, locked, config)], cache, engine)
     annotate_all(tasks, engine)

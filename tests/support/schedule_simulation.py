@@ -44,7 +44,7 @@ def actions(schedule: Schedule, ranks: int, micro_batches: int, stages_per_rank:
     if schedule == "1f1b":
         return {rank: _in_flight(rank, micro_batches, ranks - rank) for rank in range(ranks)}
     virtual = stages_per_rank if schedule == "interleaved" else 0
-    layout = LayoutConfig(pipeline=ranks, schedule=schedule, virtual_stages=virtual)
+    layout = LayoutConfig(pipeline=ranks, pipeline_schedule=schedule, virtual_stages=virtual)
     stages = [_stage(number, 0, layout) for number in stages_of_rank(layout, 0)]
     order = MULTIPLE[schedule](stages, micro_batches, loss_fn=_no_loss).pipeline_order
     return {rank: [work for action in order[rank] if action is not None for work in _works(action)] for rank in order}

@@ -40,7 +40,7 @@ def held_out_texts(small_corpus: Path) -> list[str]:
 
 @pytest.fixture(scope="session")
 def trained(training_texts, tmp_path_factory) -> Callable[..., Path]:
-    """trained(strategy="case") -> a whole tokenizer folder; the same settings are trained once."""
+    """trained(preset="case") -> a whole tokenizer folder; the same settings are trained once."""
     folders: dict[TokenizerConfig, Path] = {}
 
     def make(**settings) -> Path:

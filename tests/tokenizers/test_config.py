@@ -6,19 +6,19 @@ from gristmill.tokenizers.config import TokenizerConfig
 
 
 def test_a_strategy_sets_its_fields():
-    combined = TokenizerConfig(strategy="combined")
+    combined = TokenizerConfig(preset="combined")
     assert (combined.algorithm, combined.split_digits, combined.case_marks) == ("bpe", True, True)
     assert (combined.split_operators, combined.split_spaces) == (True, True)
-    arithmetic = TokenizerConfig(strategy="arithmetic", user_symbols=("<br>", "+"))
+    arithmetic = TokenizerConfig(preset="arithmetic", user_symbols=("<br>", "+"))
     assert (arithmetic.case_marks, arithmetic.split_spaces) == (True, False)
     assert arithmetic.symbols == ("<br>", "+", "-", "*", "/", "=", "<", ">", "^", "%", "±", "×", "÷", "\u2212")
-    assert TokenizerConfig(strategy="characters").algorithm == "characters"
+    assert TokenizerConfig(preset="characters").algorithm == "characters"
 
 
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"strategy": "case", "split_digits": True}, "means split_digits=False, but the recipe says"),
+        ({"preset": "case", "split_digits": True}, "means split_digits=False, but the recipe says"),
         ({"vocab_size": 200}, "is too small for 258 reserved pieces"),
         ({"user_symbols": ["a", "a"]}, "name each once"),
         ({"user_symbols": [""]}, "is invalid; symbols must not be empty"),

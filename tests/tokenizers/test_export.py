@@ -11,11 +11,11 @@ from gristmill.tokenizers.tokenizer import JSON_NAME, SETTINGS_NAME, load_tokeni
 SETTINGS = [
     {},
     {"algorithm": "unigram"},
-    {"strategy": "default"},
-    {"strategy": "case"},
-    {"strategy": "arithmetic"},
-    {"strategy": "combined"},
-    {"strategy": "characters"},
+    {"preset": "default"},
+    {"preset": "case"},
+    {"preset": "arithmetic"},
+    {"preset": "combined"},
+    {"preset": "characters"},
     {"user_symbols": ("<br>", "  ", "\n"), "fim": True},
 ]
 

@@ -9,7 +9,7 @@ import zstandard
 from gristmill.foundation.files import write_atomic
 from gristmill.pipelines.report.content import tokenizer_blocks
 from gristmill.pipelines.report.render import Table
-from gristmill.tokenizers.config import STRATEGIES, TokenizerConfig, TokenizerGoals
+from gristmill.tokenizers.config import PRESETS, TokenizerConfig, TokenizerRequirements
 from gristmill.tokenizers.export import differences, write_huggingface
 from gristmill.tokenizers.languages import missed_goals, translation_key
 from gristmill.tokenizers.report import GroupReport
@@ -51,10 +51,10 @@ def test_every_encoder_gives_the_same_ids(pages, tmp_path, algorithm):
     assert [reference.decode(ids) for ids in expected] == held_out
 
 
-@pytest.mark.parametrize("strategy", sorted(STRATEGIES))
-def test_declarations_in_446_languages_come_back(declarations, trained, strategy):
+@pytest.mark.parametrize("preset", sorted(PRESETS))
+def test_declarations_in_446_languages_come_back(declarations, trained, preset):
     """Most of their scripts have no piece in these vocabularies, so bytes and marks of capitals alternate."""
-    folder = trained(strategy=strategy)
+    folder = trained(preset=preset)
     tokenizer = load_tokenizer(folder)
     ids = tokenizer.encode_batch(declarations)
     assert [tokenizer.decode(each) for each in ids] == declarations
@@ -70,10 +70,13 @@ GERMAN = GroupReport(
 
 
 def test_goals_for_all_languages_and_for_one():
-    assert missed_goals(GERMAN, TokenizerGoals(max_parity=1.25, max_fertility={"fr": 1.0}, min_bytes_per_token=3)) == []
-    missed = missed_goals(GERMAN, TokenizerGoals(max_parity=1.2, max_byte_fallback={"de": 0.01, "fr": 1}))
+    assert (
+        missed_goals(GERMAN, TokenizerRequirements(max_parity=1.25, max_fertility={"fr": 1.0}, min_bytes_per_token=3))
+        == []
+    )
+    missed = missed_goals(GERMAN, TokenizerRequirements(max_parity=1.2, max_byte_fallback={"de": 0.01, "fr": 1}))
     assert missed == ["de: parity 1.2500, at most 1.2000", "de: byte_fallback 0.0200, at most 0.0100"]
-    assert TokenizerGoals(max_parity=2, max_byte_fallback={"de": 0.01, "fr": 1}).languages() == {"de", "fr"}
+    assert TokenizerRequirements(max_parity=2, max_byte_fallback={"de": 0.01, "fr": 1}).languages() == {"de", "fr"}
 
 
 def test_translations_share_the_last_two_parts_of_their_path():

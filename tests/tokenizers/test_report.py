@@ -7,7 +7,7 @@ from gristmill.tokenizers.tokenizer import load_tokenizer
 
 
 def test_metrics_computed_by_hand(trained):
-    characters = load_tokenizer(trained(strategy="characters"))
+    characters = load_tokenizer(trained(preset="characters"))
     texts = [
         ReportText("en", "the cat", key="1"),  # 7 bytes, 7 tokens, 2 words
         ReportText("en", "dog", key="2"),  # 3, 3, 1
@@ -28,7 +28,7 @@ def test_metrics_computed_by_hand(trained):
 
 
 def test_bytes_of_characters_without_a_piece_are_counted(trained):
-    tokenizer = load_tokenizer(trained(strategy="characters"))
+    tokenizer = load_tokenizer(trained(preset="characters"))
     (found,) = tokenizer_report("c", tokenizer, [ReportText("x", "a\U00012000b")], "x").groups
     assert (found.tokens, found.byte_fallback, found.pieces) == (6, 4 / 6, 5)  # two of the four bytes are equal
     assert byte_ids(["<0x00>", "a", "é", "<0xFF>"]) == [0, 3]
@@ -41,7 +41,7 @@ def test_round_trip_failures_are_counted(trained):
     assert found.groups[0].parity is None
 
 
-@pytest.mark.parametrize("fields", [{}, {"strategy": "case"}])
+@pytest.mark.parametrize("fields", [{}, {"preset": "case"}])
 def test_bytes_and_tokens_add_up(trained, held_out_texts, fields):
     texts = [ReportText(f"group{number % 3}", text) for number, text in enumerate(held_out_texts[-30:])]
     found = tokenizer_report("any", load_tokenizer(trained(**fields)), texts, "group0")

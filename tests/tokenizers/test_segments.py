@@ -78,7 +78,7 @@ def test_a_full_memory_is_emptied(trained, held_out_texts, monkeypatch):
     assert bulk.encode_batch(held_out_texts[-20:]) == load_tokenizer(trained()).encode_batch(held_out_texts[-20:])
 
 
-@pytest.mark.parametrize("fields", [{"algorithm": "unigram"}, {"strategy": "case"}], ids=str)
+@pytest.mark.parametrize("fields", [{"algorithm": "unigram"}, {"preset": "case"}], ids=str)
 def test_models_that_are_not_local_are_left_alone(trained, fields):
     assert load_bulk_tokenizer(trained(**fields)).encoder == "sentencepiece"
 

@@ -14,11 +14,11 @@ from tokenizers import Tokenizer as HuggingFaceTokenizer
 SETTINGS = [
     {},
     {"algorithm": "unigram"},
-    {"strategy": "default"},
-    {"strategy": "case"},
-    {"strategy": "arithmetic"},
-    {"strategy": "combined"},
-    {"strategy": "characters"},
+    {"preset": "default"},
+    {"preset": "case"},
+    {"preset": "arithmetic"},
+    {"preset": "combined"},
+    {"preset": "characters"},
     {"user_symbols": ("<br>", "\n"), "fim": True},
 ]
 
@@ -36,9 +36,9 @@ CASED = st.sampled_from("aAiIıİ\u0307ςσΣǅǄǆßẞſKkKåÅ\u030aÅᾳᾼ\
 
 @settings(max_examples=20)
 @given(text=st.text(CASED, max_size=12))
-@pytest.mark.parametrize("strategy", ["case", "arithmetic", "combined"])
-def test_any_text_with_capitals_comes_back_from_model_and_json(trained, strategy, text):
-    folder = trained(strategy=strategy)
+@pytest.mark.parametrize("preset", ["case", "arithmetic", "combined"])
+def test_any_text_with_capitals_comes_back_from_model_and_json(trained, preset, text):
+    folder = trained(preset=preset)
     tokenizer = load_tokenizer(folder)
     ids = tokenizer.encode(text)
     assert tokenizer.decode(ids) == text
@@ -60,13 +60,13 @@ def test_kitoken_is_taken_where_it_is_proved_equal(trained, held_out_texts):
     assert fast.encode_batch(held_out_texts) == reference.encode_batch(held_out_texts)
 
 
-@pytest.mark.parametrize("fields", [{"algorithm": "unigram"}, {"strategy": "case"}], ids=str)
+@pytest.mark.parametrize("fields", [{"algorithm": "unigram"}, {"preset": "case"}], ids=str)
 def test_sentencepiece_stays_where_kitoken_differs(trained, fields):
     assert load_tokenizer(trained(**fields)).encoder == "sentencepiece"
 
 
 def test_ordinary_text_would_hide_what_the_adversarial_set_finds(tmp_path, training_texts):
-    """A model with SentencePiece's default normaliser: the same ids on plain words, others on a lone space."""
+    """A model with SentencePiece's default normalizer: the same ids on plain words, others on a lone space."""
     with (tmp_path / MODEL_NAME).open("wb") as model:
         sentencepiece.SentencePieceTrainer.train(
             sentence_iterator=iter(training_texts[:40]), model_writer=model, vocab_size=700, minloglevel=2

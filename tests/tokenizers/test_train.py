@@ -53,7 +53,7 @@ def test_sentences_are_whole_lines_and_lose_nothing():
 
 def test_digits_are_single_pieces_if_configured(trained):
     assert pieces_of(trained(), "in 2024") == [*pieces_of(trained(), "in "), "2", "0", "2", "4"]
-    assert len(pieces_of(trained(strategy="default"), "0123456789")) < 10
+    assert len(pieces_of(trained(preset="default"), "0123456789")) < 10
 
 
 def test_user_symbols_are_one_piece_wherever_they_stand(trained):
@@ -64,32 +64,32 @@ def test_user_symbols_are_one_piece_wherever_they_stand(trained):
 
 
 def test_case_marks_share_the_pieces_of_small_letters(trained):
-    folder = trained(strategy="case")
+    folder = trained(preset="case")
     small, capital = pieces_of(folder, "return"), pieces_of(folder, "Return")
     assert capital in (["\ue000", *small], ["\ue000" + small[0], *small[1:]])
 
 
 def test_operators_and_digits_are_single_pieces(trained):
-    pieces = pieces_of(trained(strategy="arithmetic"), "x=12+345")
+    pieces = pieces_of(trained(preset="arithmetic"), "x=12+345")
     assert pieces[-7:] == list("=12+345")
 
 
 def test_combined_has_single_spaces_too(trained):
-    pieces = pieces_of(trained(strategy="combined"), "the  end of\nthe file")
+    pieces = pieces_of(trained(preset="combined"), "the  end of\nthe file")
     assert [piece for piece in pieces if "▁" in piece] == ["▁"] * 4
 
 
 def test_the_model_says_which_transforms_it_has(trained):
     assert transforms_of(model_of(trained())) == ["split_digits"]
-    assert transforms_of(model_of(trained(strategy="default"))) == []
-    combined = trained(strategy="combined")
+    assert transforms_of(model_of(trained(preset="default"))) == []
+    combined = trained(preset="combined")
     names = ["case_marks", "split_digits", "split_operators", "split_spaces"]
     assert transforms_of(model_of(combined)) == names
     assert json.loads((combined / SETTINGS_NAME).read_bytes())["transforms"] == names
 
 
 def test_characters_are_characters(trained):
-    assert pieces_of(trained(strategy="characters"), "the end") == list("the▁end")
+    assert pieces_of(trained(preset="characters"), "the end") == list("the▁end")
 
 
 def test_pieces_may_hold_line_ends(trained):

@@ -56,7 +56,7 @@ def test_what_joins_words_is_refused():
     assert splits_before_spaces(toy(plain, [], normalizer=REPLACED, added_tokens=[token | {"special": True}]))
 
 
-def test_a_byte_level_bpe_with_a_normaliser_is_encoded_by_words(gpt2_like, tmp_path, held_out_texts):
+def test_a_byte_level_bpe_with_a_normalizer_is_encoded_by_words(gpt2_like, tmp_path, held_out_texts):
     """As Qwen's: NFC before the merges."""
     content = json.loads(gpt2_like.read_text()) | {"normalizer": {"type": "NFC"}}
     (tmp_path / "tokenizer.json").write_text(json.dumps(content))

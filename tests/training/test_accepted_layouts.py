@@ -59,7 +59,7 @@ def drawn_layout(draw: Random, has_experts: bool) -> dict[str, Any]:
     )
     stage = layout["data"] * layout["tensor"] * layout["context"]
     layout["micro_batch"] = draw.choice([0, 1, 1, 1, 2, 2, 3])
-    layout["schedule"] = draw.choice(["1f1b", "1f1b", "interleaved", "zbv", "gpipe", "dualpipev"])
+    layout["pipeline_schedule"] = draw.choice(["1f1b", "1f1b", "interleaved", "zbv", "gpipe", "dualpipev"])
     layout["context_method"] = draw.choice(["ring", "all_to_all"])
     layout["recompute"] = draw.choice(["none", "none", "full", "attention", "operators", "swap", "tokens"])
     offload = draw.choice([{"optimizer": "cpu"}, {"optimizer": "auto"}, {"parameters": "host"}])
@@ -71,9 +71,9 @@ def drawn_layout(draw: Random, has_experts: bool) -> dict[str, Any]:
         "async_tensor_parallel": (3 if layout["tensor"] > 1 else 40, True),
         "fsdp_reshard_after_forward": (6, draw.choice(["always", "never"])),
         "reduce_each_micro_batch": (6, True),
-        "unswapped_layers": (3, 0),
+        "num_layers_on_device": (3, 0),
         "offload": (6, offload),
-        "swapped_tokens": (1 if layout["recompute"] == "tokens" else 40, 0.5),
+        "offloaded_token_fraction": (1 if layout["recompute"] == "tokens" else 40, 0.5),
     }
     return layout | {name: value for name, (every, value) in rare.items() if draw.randrange(every) == 0}
 

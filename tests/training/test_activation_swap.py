@@ -27,8 +27,8 @@ from tests.support.parity import Case, Outcome, alone, outcome
 
 def swapped(share: float | None, model: str, precision: str) -> Outcome:
     """share None: recompute: swap."""
-    policy = {"recompute": "swap"} if share is None else {"recompute": "tokens", "swapped_tokens": share}
-    return outcome(Case(policy | {"unswapped_layers": 0}, model, precision), single_process())
+    policy = {"recompute": "swap"} if share is None else {"recompute": "tokens", "offloaded_token_fraction": share}
+    return outcome(Case(policy | {"num_layers_on_device": 0}, model, precision), single_process())
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ def test_gradients_are_bitwise_those_of_no_policy(share: float | None, model: st
 
 @pytest.mark.slow  # compiles
 def test_compiled_layers_are_swapped() -> None:
-    policy = {"recompute": "swap", "unswapped_layers": 0}
+    policy = {"recompute": "swap", "num_layers_on_device": 0}
     plain, found = (
         outcome(Case({"micro_batch": 4} | layout, precision="fp32", compiled=True), single_process())
         for layout in ({}, policy)
@@ -81,7 +81,7 @@ def bytes_kept(share: float, monkeypatch: pytest.MonkeyPatch, name: str = "llama
 
     monkeypatch.setattr(InHostMemory, "__init__", counted)
     monkeypatch.setattr(SwappedLayer, "_pack", packed)
-    layout = {"recompute": "tokens", "swapped_tokens": share, "micro_batch": 16, "unswapped_layers": 1}
+    layout = {"recompute": "tokens", "offloaded_token_fraction": share, "micro_batch": 16, "num_layers_on_device": 1}
     case, mesh = Case(layout, name, "fp32"), single_process()
     model, train = case.configs
     parts = build_local_model(model, 51, train, mesh, seed=7)
@@ -108,7 +108,7 @@ def test_what_goes_to_host_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_planner_knows_the_bytes(name: str, share: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of all layers in host memory but the last, within 5 %."""
     host, _ = bytes_kept(share, monkeypatch, name)
-    layout = {"recompute": "tokens", "swapped_tokens": share, "micro_batch": 16, "unswapped_layers": 1}
+    layout = {"recompute": "tokens", "offloaded_token_fraction": share, "micro_batch": 16, "num_layers_on_device": 1}
     model, train = Case(layout, name, "fp32").configs
     memory = MemoryModel(shape_of(model, 51), GRISTMILL, ElementSizes(4, 4, cuda=False))
     forecast = memory.rank(from_config(train.layout, 16), RankLayers((model.layers,), True, True), 0, 1).host
@@ -131,14 +131,14 @@ def test_combinations_that_are_not_built_are_refused(
     layout: dict[str, Any], model: dict[str, Any], train: dict[str, Any], said: str
 ) -> None:
     config = ModelConfig(**({"layers": 2, "width": 32, "heads": 4, "sequence_length": 16, "hidden": 48} | model))
-    layout = {"recompute": "tokens", "swapped_tokens": 0.5} | layout
+    layout = {"recompute": "tokens", "offloaded_token_fraction": 0.5} | layout
     with pytest.raises(RecipeError, match=said):
         check_layout(config, TrainConfig(tokens=256, batch_tokens=256, layout=layout, **train), 51, 1)
 
 
 def test_a_mixer_that_does_not_mark_its_mixing_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Mamba2, "marks_mixing", False)
-    model, train = Case({"recompute": "tokens", "swapped_tokens": 0.5}, "mamba2").configs
+    model, train = Case({"recompute": "tokens", "offloaded_token_fraction": 0.5}, "mamba2").configs
     with pytest.raises(RecipeError, match=r"the mixer mamba2 does not say .* set recompute: swap or full"):
         check_layout(model, train, 51, 1)
 
@@ -157,8 +157,8 @@ def test_routed_experts_are_in_host_memory_whole(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize(
     ("layout", "said"),
     [
-        ({"recompute": "tokens", "pipeline": 2, "schedule": "zbv"}, "which zbv splits"),
-        ({"recompute": "full", "swapped_tokens": 0.5}, "swapped_tokens is of recompute: tokens"),
+        ({"recompute": "tokens", "pipeline": 2, "pipeline_schedule": "zbv"}, "which zbv splits"),
+        ({"recompute": "full", "offloaded_token_fraction": 0.5}, "offloaded_token_fraction is of recompute: tokens"),
     ],
 )
 def test_layouts_that_cannot_recompute_by_token_are_refused(layout: dict[str, Any], said: str) -> None:

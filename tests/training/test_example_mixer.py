@@ -20,7 +20,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "architecture.md"
 LAYOUTS = [
     {"data": 2},
     {"tensor": 2},
-    {"pipeline": 2, "schedule": "zbv"},
+    {"pipeline": 2, "pipeline_schedule": "zbv"},
 ]
 
 

@@ -36,7 +36,7 @@ RUN: dict[str, Any] = {
 }
 CHAIN = [
     ({"tensor": 2}, 2),
-    ({"pipeline": 2, "schedule": "zbv", "micro_batch": 1}, 3),
+    ({"pipeline": 2, "pipeline_schedule": "zbv", "micro_batch": 1}, 3),
     ({"data": 2}, 4),
     ({"context": 2}, 5),
     ({}, STEPS),

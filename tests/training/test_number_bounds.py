@@ -44,7 +44,7 @@ REFUSED: list[tuple[type[Config], dict[str, Any], str]] = [
     (ModelConfig, MODEL | {"norm_epsilon": 1e30}, "less than or equal to 1"),
     (ModelConfig, MODEL | {"scales": {"residual": 1e30}}, "less than or equal to 1000000"),
     (ModelConfig, MODEL | {"rope_scaling": {"rope_type": "linear", "factor": 1e30}}, "less than or equal to 1000000"),
-    (TrainConfig, TRAIN | {"schedule": {"shape": "inverse_sqrt", "warmup_share": 0.01}}, "never reaches its peak"),
+    (TrainConfig, TRAIN | {"lr_schedule": {"shape": "inverse_sqrt", "warmup_share": 0.01}}, "never reaches its peak"),
     (TrainConfig, TRAIN | {"z_loss": 1e30}, "less than or equal to 1"),
     (TrainConfig, TRAIN | {"z_loss": -1}, "greater than or equal to 0"),
     (GuardConfig, {"sigmas": 0}, "greater than 0"),

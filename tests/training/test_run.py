@@ -117,7 +117,7 @@ def test_fp16_finds_its_loss_scale_and_learns(undisturbed: Path, tmp_path: Path)
     assert there[-1]["loss"] == pytest.approx(here[-1]["loss"], abs=0.05)
 
 
-ZBV = {"pipeline": 2, "schedule": "zbv", "micro_batch": 1}
+ZBV = {"pipeline": 2, "pipeline_schedule": "zbv", "micro_batch": 1}
 CHAIN = [  # each continues what the one before it saved
     ({"data": 2}, 3),
     ({"tensor": 2, "micro_batch": 1, "offload": STATE_IN_HOST_MEMORY}, 6),

@@ -1,4 +1,4 @@
-"""Initialises a run from the weights of a checkpoint: step 0, a new optimizer, the same architecture."""
+"""Initializes a run from the weights of a checkpoint: step 0, a new optimizer, the same architecture."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -14,7 +14,7 @@ from gristmill.training.config.model import ModelConfig
 from gristmill.training.engine.local_model import LocalModel
 from gristmill.training.parallel.mesh import Mesh, local, local_shard
 
-MAY_DIFFER = {"dropout", "init_std", "initialisation", "mup_base_width", "outputs"}
+MAY_DIFFER = {"dropout", "init_std", "init_method", "mup_base_width", "outputs"}
 
 
 def padded_vocab_size(folder: Path | None, vocab_size: int) -> int:
@@ -66,7 +66,7 @@ def load_init_from(folder: Path, model: LocalModel, mesh: Mesh) -> list[str]:
 
 def architecture(model: Mapping[str, Any]) -> dict[str, Any]:
     """The fields that must be equal for weights to fit, with derived defaults written out. Dropout
-    and initialisation may differ, so may the sequence length unless learned positions depend on it, and the outputs;
+    and initialization may differ, so may the sequence length unless learned positions depend on it, and the outputs;
     rotary base and scaling where a run has longer samples than the checkpoint."""
     config = ModelConfig.model_validate(model)
     fields = config.model_dump(mode="json", exclude=MAY_DIFFER)
@@ -82,7 +82,7 @@ def architecture(model: Mapping[str, Any]) -> dict[str, Any]:
     for name in ("hidden", "experts", "top_k", "expert_hidden"):
         fields[name] = [getattr(layer, name) for layer in config.layer_list]
     fields |= _mixture(fields.pop("moe", None) and config.moe)
-    fields["mup"] = config.mup_base_width / config.width if config.initialisation == "mup" else None
+    fields["mup"] = config.mup_base_width / config.width if config.init_method == "mup" else None
     return fields
 
 
@@ -115,7 +115,7 @@ def _brief(value: Any) -> str:
     return json.dumps(value[0] if isinstance(value, list) and len(set(value)) == 1 else value)
 
 
-# Upcycling: a dense checkpoint initialises a mixture of experts (arXiv 2212.05055).
+# Upcycling: a dense checkpoint initializes a mixture of experts (arXiv 2212.05055).
 #
 # Each expert begins as a copy of its layer's MLP, so that at step 0 the mixture computes what the dense model does:
 # gates that sum to 1 weigh equal results.
@@ -142,7 +142,7 @@ def upcycling_problems(config: ModelConfig) -> Iterator[str]:
 
 
 def dense_twin(config: ModelConfig) -> ModelConfig:
-    """The dense model whose checkpoint initialises this one."""
+    """The dense model whose checkpoint initializes this one."""
     return ModelConfig.model_validate(config.model_dump() | {"moe": None})
 
 

@@ -77,7 +77,7 @@ def _problems(
 
 def teacher_config(train: TrainConfig, model: ModelConfig) -> TrainConfig:
     """How the teacher is built and run: on the student's layout, its own layers divided over the stages by cost."""
-    layout = train.layout.model_dump() | {"split_points": None, "recompute": "none", "swapped_tokens": None}
+    layout = train.layout.model_dump() | {"split_points": None, "recompute": "none", "offloaded_token_fraction": None}
     layout |= {"offload": {}}
     if not model.has_experts:
         layout |= {"expert": 1, "expert_tensor": 1}

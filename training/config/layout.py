@@ -118,7 +118,7 @@ class LayoutConfig(Config):
         False,
         description="products of attention and MLPs run beside the gathers and scatters of their tokens, rank by rank",
     )
-    schedule: Schedule = "1f1b"
+    pipeline_schedule: Schedule = "1f1b"
     virtual_stages: int = Field(
         0, ge=0, le=MAX_LAYERS, description="stages a pipeline rank holds; 0 means the schedule's usual number"
     )
@@ -146,14 +146,14 @@ class LayoutConfig(Config):
     )
     recompute: Recompute = "none"
     recompute_every: int = Field(1, ge=1, description="1 recomputes in every layer, n in every n-th")
-    swapped_tokens: float | None = Field(
+    offloaded_token_fraction: float | None = Field(
         None,
         ge=0,
         le=1,
         description="recompute: tokens: the share of the tokens whose activations go to host memory, beside each "
         "layer's input and attention output; the others are recomputed. null: the planner chooses",
     )
-    unswapped_layers: int = Field(
+    num_layers_on_device: int = Field(
         2, ge=0, description="recompute: swap, tokens: the model's last layers, whose activations stay on the device"
     )
     offload: OffloadConfig = OffloadConfig()
@@ -195,15 +195,17 @@ class LayoutConfig(Config):
     def schedule_is_legal(self) -> Self:
         if self.pipeline == 1:
             return self
-        usual = STAGES_PER_RANK.get(self.schedule)
+        usual = STAGES_PER_RANK.get(self.pipeline_schedule)
         if usual and self.virtual_stages not in (0, usual):
-            raise ValueError(f"schedule {self.schedule} holds {usual} stages a rank; leave virtual_stages out")
-        if self.schedule == "interleaved" and self.virtual_stages == 1:
-            raise ValueError("one stage a rank is not interleaved: set virtual_stages to 2 or more, or schedule: 1f1b")
-        if self.schedule in ("zbv", "dualpipev") and self.recompute == "operators":
+            raise ValueError(f"schedule {self.pipeline_schedule} holds {usual} stages a rank; leave virtual_stages out")
+        if self.pipeline_schedule == "interleaved" and self.virtual_stages == 1:
             raise ValueError(
-                f"{self.schedule} splits the backward pass, which torch's operator-wise recomputation forbids; "
-                "set recompute: full"
+                "one stage a rank is not interleaved: set virtual_stages to 2 or more, or pipeline_schedule: 1f1b"
+            )
+        if self.pipeline_schedule in ("zbv", "dualpipev") and self.recompute == "operators":
+            raise ValueError(
+                f"{self.pipeline_schedule} splits the backward pass, which torch's operator-wise recomputation "
+                "forbids; set recompute: full"
             )
         if self.split_points is not None and (
             len(self.split_points) != self.num_stages - 1 or list(self.split_points) != sorted(set(self.split_points))
@@ -224,23 +226,29 @@ class LayoutConfig(Config):
 
     @model_validator(mode="after")
     def split_backward_keeps_weights(self) -> Self:
-        if self.pipeline > 1 and self.schedule in ("zbv", "dualpipev") and self.fsdp_reshard_after_forward == "always":
+        if (
+            self.pipeline > 1
+            and self.pipeline_schedule in ("zbv", "dualpipev")
+            and self.fsdp_reshard_after_forward == "always"
+        ):
             raise ValueError(
-                f"{self.schedule} splits the backward pass, between whose halves the weights stay; leave "
-                "fsdp_reshard_after_forward out, or set schedule: 1f1b or interleaved"
+                f"{self.pipeline_schedule} splits the backward pass, between whose halves the weights stay; leave "
+                "fsdp_reshard_after_forward out, or set pipeline_schedule: 1f1b or interleaved"
             )
         return self
 
     @model_validator(mode="after")
     def swap_is_legal(self) -> Self:
-        if self.swapped_tokens is not None and self.recompute != "tokens":
-            raise ValueError("swapped_tokens is of recompute: tokens; set that, or leave swapped_tokens out")
+        if self.offloaded_token_fraction is not None and self.recompute != "tokens":
+            raise ValueError(
+                "offloaded_token_fraction is of recompute: tokens; set that, or leave offloaded_token_fraction out"
+            )
         if self.recompute != "tokens":
             return self
-        if self.pipeline > 1 and self.schedule in ("zbv", "dualpipev"):
+        if self.pipeline > 1 and self.pipeline_schedule in ("zbv", "dualpipev"):
             raise ValueError(
-                f"recompute: tokens recomputes once for a whole backward pass, which {self.schedule} splits; set "
-                "schedule: 1f1b or interleaved, or recompute: swap"
+                f"recompute: tokens recomputes once for a whole backward pass, which {self.pipeline_schedule} splits; "
+                "set pipeline_schedule: 1f1b or interleaved, or recompute: swap"
             )
         return self
 
@@ -279,7 +287,7 @@ class LayoutConfig(Config):
     def stages_per_rank(self) -> int:
         if self.pipeline == 1:
             return 1
-        return self.virtual_stages or STAGES_PER_RANK.get(self.schedule, 2)
+        return self.virtual_stages or STAGES_PER_RANK.get(self.pipeline_schedule, 2)
 
     @property
     def num_stages(self) -> int:

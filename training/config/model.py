@@ -165,7 +165,7 @@ class ModelFields(Config):
     )
     logit_softcap: float | None = Field(None, gt=0, description="logits become cap x tanh(logits / cap)")
     dropout: float = Field(0.0, ge=0, lt=1)
-    initialisation: Literal["scaled", "normal", "mup"] = Field(
+    init_method: Literal["scaled", "normal", "mup"] = Field(
         "scaled", description="scaled: output layers by 1 / sqrt(2 layers), as Megatron; mup: arXiv 2203.03466, table 8"
     )
     init_std: float = Field(0.02, gt=0, le=1)

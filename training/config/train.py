@@ -145,14 +145,14 @@ class MonitoringConfig(Config):
 
 
 class TeacherConfig(Config):
-    """A second, frozen model that the objective sees as `model.teacher`, over the first `until` of the run's tokens
-    (Mixture-of-Students, arXiv 2201.05596, section 4.4, stops distillation before the end)."""
+    """A second, frozen model that the objective sees as `model.teacher`, over the first `stop_at_fraction` of the run's
+    tokens (Mixture-of-Students, arXiv 2201.05596, section 4.4, stops distillation before the end)."""
 
     checkpoint: str = Field(
         description="a checkpoint with the same vocabulary; its digest, not its path, is part of what the run is",
         json_schema_extra=EXECUTION,
     )
-    until: float = Field(1.0, gt=0, le=1, description="share of the run's tokens after which it stops")
+    stop_at_fraction: float = Field(1.0, gt=0, le=1, description="share of the run's tokens after which it stops")
 
 
 class TrainConfig(Config):
@@ -173,7 +173,7 @@ class TrainConfig(Config):
     precision: Literal["bf16", "fp32", "fp16", "fp64"] = "bf16"
     z_loss: float = Field(0.0, ge=0, le=1, description="weight of log(Z)^2 (PaLM, arXiv 2204.02311, section 5: 1e-4)")
     optimizer: OptimizerConfig = OptimizerConfig()
-    schedule: ScheduleConfig = ScheduleConfig()
+    lr_schedule: ScheduleConfig = ScheduleConfig()
     validation: ValidationConfig = ValidationConfig()
     evaluation: TrainingEvaluationConfig = TrainingEvaluationConfig()
     init_from: str | None = Field(
@@ -216,11 +216,11 @@ class TrainConfig(Config):
             raise ValueError(
                 f"tokens={self.tokens} is less than one batch (batch_tokens={self.batch_tokens}); lower batch_tokens"
             )
-        schedule = self.schedule
+        schedule = self.lr_schedule
         warmup_tokens = schedule.warmup_share * (schedule.over_tokens or self.tokens)
         if schedule.shape == "inverse_sqrt" and warmup_tokens < self.batch_tokens:
             raise ValueError(
-                f"schedule: inverse_sqrt with a warm-up of {warmup_tokens:,.0f} tokens, less than one batch "
+                f"lr_schedule: inverse_sqrt with a warm-up of {warmup_tokens:,.0f} tokens, less than one batch "
                 f"(batch_tokens={self.batch_tokens}), never reaches its peak; raise warmup_share"
             )
         return self
@@ -264,10 +264,10 @@ class TrainConfig(Config):
 
     @model_validator(mode="after")
     def compiled_schedules(self) -> Self:
-        if self.compile and self.layout.pipeline > 1 and self.layout.schedule in ("zbv", "dualpipev"):
+        if self.compile and self.layout.pipeline > 1 and self.layout.pipeline_schedule in ("zbv", "dualpipev"):
             raise ValueError(
-                f"torch.compile cannot split the backward pass that schedule {self.layout.schedule} needs; "
-                "set compile: false or schedule: interleaved"
+                f"torch.compile cannot split the backward pass that schedule {self.layout.pipeline_schedule} needs; "
+                "set compile: false or pipeline_schedule: interleaved"
             )
         return self
 

@@ -255,10 +255,10 @@ class PipelineSchedule:
         """shape: of the tokens, [samples, T] or [samples, rows, T]."""
         stages = [self._stage(number, shape[1:]) for number in sorted(self.stages)]
         micro_batches = shape[0] // self.micro_batch
-        if self.layout.schedule in SINGLE:
-            single = SINGLE[self.layout.schedule]
+        if self.layout.pipeline_schedule in SINGLE:
+            single = SINGLE[self.layout.pipeline_schedule]
             return single(stages[0], micro_batches, loss_fn=_loss, scale_grads=False)
-        multiple = MULTIPLE[self.layout.schedule]
+        multiple = MULTIPLE[self.layout.pipeline_schedule]
         return multiple(stages, micro_batches, loss_fn=_loss, scale_grads=False)
 
     def _stage(self, number: int, sample: torch.Size) -> PipelineStage:

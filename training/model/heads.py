@@ -39,7 +39,7 @@ class Head(nn.Module):
         super().__init__()
         self.tensor = tensor
         self.weight = tensor.parameter((vocab_size, config.width), Sharding.OUTPUT)
-        scale = config.mup_base_width / config.width if config.initialisation == "mup" else 1.0
+        scale = config.mup_base_width / config.width if config.init_method == "mup" else 1.0
         scale /= config.scales.logit_divisor
         self.scoring = Scoring(tensor, vocab_size, scale, config.logit_softcap, z_loss)
         self.transform = HeadTransform(config, tensor) if config.head_transform else None
@@ -223,7 +223,7 @@ class ModelOutput:
 
     @property
     def has_teacher(self) -> bool:
-        """False after the share `train.teacher.until` of the run."""
+        """False after the share `train.teacher.stop_at_fraction` of the run."""
         return "teacher" in self._batch and self._stage.teacher is not None
 
     @property

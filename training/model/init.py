@@ -203,16 +203,16 @@ def initial_std(role: Role, config: ModelConfig) -> float:
     the additions to the residual stream, 2 for each layer that has mixer and MLP (GPT-2, section 2.3; Megatron-LM);
     "mup" divides matrices of layers by sqrt(width / base) as well (table 8)."""
     std = config.init_std
-    if role is Role.OUTPUT and config.initialisation != "normal":
+    if role is Role.OUTPUT and config.init_method != "normal":
         std /= config.residual_additions**0.5
-    if role.is_matrix_of_layer and config.initialisation == "mup":
+    if role.is_matrix_of_layer and config.init_method == "mup":
         std *= (config.mup_base_width / config.width) ** 0.5
     return std
 
 
 def rate_factor(role: Role, config: ModelConfig) -> float:
     """muP for Adam: matrices of layers learn at base / width of the rate (table 8)."""
-    return config.mup_base_width / config.width if role.is_matrix_of_layer and config.initialisation == "mup" else 1.0
+    return config.mup_base_width / config.width if role.is_matrix_of_layer and config.init_method == "mup" else 1.0
 
 
 # Weights that one product takes lie next to each other in memory.

@@ -31,7 +31,7 @@ class ActivationCheckpointing:
     """The policy of one layer. Recomputation needs no random state: dropout masks are hashes."""
 
     mode: Recompute = "none"
-    swapped_tokens: float = 1.0
+    offloaded_token_fraction: float = 1.0
     swap: SwapStreams | None = None
 
     def layer(self, compute: Callable[..., Any], *inputs: Any) -> Any:
@@ -42,7 +42,7 @@ class ActivationCheckpointing:
         if self.mode in SWAPS and torch.is_grad_enabled():
             assert self.swap is not None
             x_BTD, metadata, state = inputs
-            return SwappedLayer(compute, x_BTD, metadata, self.swapped_tokens, self.swap)(x_BTD, state)
+            return SwappedLayer(compute, x_BTD, metadata, self.offloaded_token_fraction, self.swap)(x_BTD, state)
         return compute(*inputs)
 
     def mixer(self, mix: Callable[..., Any], *inputs: Any) -> Any:
@@ -57,9 +57,9 @@ def activation_checkpointing(
         return ActivationCheckpointing()
     if layout.recompute not in SWAPS:
         return ActivationCheckpointing(layout.recompute)
-    if layer_index >= layers - layout.unswapped_layers:
+    if layer_index >= layers - layout.num_layers_on_device:
         return ActivationCheckpointing()
-    share = 1.0 if layout.recompute == "swap" else layout.swapped_tokens
+    share = 1.0 if layout.recompute == "swap" else layout.offloaded_token_fraction
     assert share is not None, "the planner chooses it before the model is built"
     return ActivationCheckpointing(layout.recompute, share, swap)
 

@@ -159,7 +159,7 @@ def with_token_share(model: ModelConfig, vocab: int, train: TrainConfig) -> tupl
     """(the training with the planned share of swapped tokens, a sentence that states it); unchanged and empty where the
     recipe leaves nothing open. Raises RecipeError where host memory does not hold even what is always swapped."""
     config = train.layout
-    if config.recompute != "tokens" or config.swapped_tokens is not None:
+    if config.recompute != "tokens" or config.offloaded_token_fraction is not None:
         return train, ""
     options = PlanOptions(config.hardware, train.batch_tokens, offload=config.offload, float8=train.float8)
     shape = shape_of(model, vocab)
@@ -172,7 +172,7 @@ def with_token_share(model: ModelConfig, vocab: int, train: TrainConfig) -> tupl
             f"{planner.request.host_bytes / GIB:,.1f}: lower model.sequence_length or the micro-batch, raise context, "
             "or set recompute: full"
         )
-    chosen = config.model_copy(update={"swapped_tokens": plan.share})
+    chosen = config.model_copy(update={"offloaded_token_fraction": plan.share})
     return train.model_copy(update={"layout": chosen}), plan.sentence()
 
 

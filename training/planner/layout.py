@@ -28,7 +28,7 @@ class Layout:
     context: int = 1
     virtual: int = 1
     micro_batch: int = 1
-    schedule: Schedule = "1f1b"
+    pipeline_schedule: Schedule = "1f1b"
     recompute: Recompute = "none"
     sequence_parallel: bool = False
     reshard: bool = False
@@ -37,8 +37,8 @@ class Layout:
     expert: int = 1
     expert_tensor: int = 1
     context_method: ContextMethod = "ring"
-    swapped_tokens: float | None = None
-    unswapped_layers: int = 2
+    offloaded_token_fraction: float | None = None
+    num_layers_on_device: int = 2
 
     @property
     def expert_ranks(self) -> int:
@@ -78,7 +78,7 @@ class Layout:
         self, split_points: tuple[int, ...] | None = None, rank_order: tuple[int, ...] | None = None
     ) -> LayoutConfig:
         """The recipe's `train.layout`; choices without effect keep their defaults."""
-        default = STAGES_PER_RANK.get(self.schedule)
+        default = STAGES_PER_RANK.get(self.pipeline_schedule)
         return LayoutConfig(
             data=self.data,
             replicate=self.replicate,
@@ -90,7 +90,7 @@ class Layout:
             expert_tensor=self.expert_tensor,
             sequence_parallel=self.sequence_parallel or self.tensor == 1,
             async_tensor_parallel=self.async_tensor,
-            schedule=self.schedule,
+            pipeline_schedule=self.pipeline_schedule,
             virtual_stages=0 if default or self.pipeline == 1 else self.virtual,
             split_points=split_points,
             rank_order=rank_order,
@@ -98,8 +98,8 @@ class Layout:
             fsdp_reshard_after_forward=self._reshard_after_forward,
             reduce_each_micro_batch=self.reduce_each,
             recompute=self.recompute,
-            swapped_tokens=self.swapped_tokens if self.recompute == "tokens" else None,
-            unswapped_layers=self.unswapped_layers,
+            offloaded_token_fraction=self.offloaded_token_fraction if self.recompute == "tokens" else None,
+            num_layers_on_device=self.num_layers_on_device,
         )
 
     @property
@@ -113,7 +113,7 @@ class Layout:
         """Share of the tokens whose activations go to host memory."""
         if self.recompute not in SWAPS:
             return 0.0
-        return 1.0 if self.recompute == "swap" else self.swapped_tokens or 0.0
+        return 1.0 if self.recompute == "swap" else self.offloaded_token_fraction or 0.0
 
     def name(self) -> str:
         """tensor 8 x pipeline 8 (2 stages each, interleaved) x data 24, micro-batch 2, full recomputation."""
@@ -122,7 +122,7 @@ class Layout:
             axes.append(f"context {self.context} ({self.context_method})")
         if self.pipeline > 1:
             stages = f"{self.virtual} stages each, " if self.virtual > 1 else ""
-            axes.append(f"pipeline {self.pipeline} ({stages}{self.schedule})")
+            axes.append(f"pipeline {self.pipeline} ({stages}{self.pipeline_schedule})")
         if self.data > 1:
             copies = f" ({self.replicate} copies x shard {self.shard})" if self.replicate > 1 and self.shard > 1 else ""
             axes.append(f"data {self.data}{copies}")
@@ -156,7 +156,7 @@ def from_config(config: LayoutConfig, micro_batch: int) -> Layout:
         context_method=config.context_method if config.context > 1 else "ring",
         virtual=config.stages_per_rank,
         micro_batch=config.micro_batch or micro_batch,
-        schedule=config.schedule,
+        pipeline_schedule=config.pipeline_schedule,
         recompute=config.recompute,
         sequence_parallel=config.sequence_parallel and config.tensor > 1,
         reshard=config.reshards,
@@ -164,8 +164,8 @@ def from_config(config: LayoutConfig, micro_batch: int) -> Layout:
         async_tensor=config.async_tensor_parallel,
         expert=config.expert,
         expert_tensor=config.expert_tensor,
-        swapped_tokens=config.swapped_tokens,
-        unswapped_layers=config.unswapped_layers,
+        offloaded_token_fraction=config.offloaded_token_fraction,
+        num_layers_on_device=config.num_layers_on_device,
     )
 
 
@@ -237,7 +237,7 @@ def layers_by_rank(kinds: Sequence[int], stages: Sequence[StageSpec], layout: La
     """For each pipeline rank. kinds: of each layer of the model, as `ModelShape.kinds`."""
     stages_by_rank: list[list[StageSpec]] = [[] for _ in range(layout.pipeline)]
     for index, stage in enumerate(stages):
-        stages_by_rank[rank_of_stage(index, layout.pipeline, layout.schedule)].append(stage)
+        stages_by_rank[rank_of_stage(index, layout.pipeline, layout.pipeline_schedule)].append(stage)
     return [_count_layers(kinds, of_rank) for of_rank in stages_by_rank]
 
 

@@ -98,7 +98,7 @@ def min_micro_batches(layout: LayoutConfig) -> int:
     """A pipeline needs a micro-batch for each rank (dualpipev: for each stage) to be in flight."""
     if layout.pipeline == 1:
         return 1
-    return layout.num_stages if layout.schedule == "dualpipev" else layout.pipeline
+    return layout.num_stages if layout.pipeline_schedule == "dualpipev" else layout.pipeline
 
 
 def batch_sizes(model: ModelConfig, train: TrainConfig) -> list[int]:
@@ -318,10 +318,10 @@ def _batches(model: ModelConfig, train: TrainConfig) -> Iterator[str]:
             yield f"{share} samples a data rank do not split into micro-batches of {size}; try one of {divisors(share)}"
         elif share // size < min_micro_batches(layout):
             yield (
-                f"schedule {layout.schedule} needs {min_micro_batches(layout)} micro-batches or more, a data rank "
-                f"has {share // size}; lower micro_batch, raise batch_tokens, or use fewer pipeline ranks"
+                f"schedule {layout.pipeline_schedule} needs {min_micro_batches(layout)} micro-batches or more, a data "
+                f"rank has {share // size}; lower micro_batch, raise batch_tokens, or use fewer pipeline ranks"
             )
-        elif layout.pipeline > 1 and layout.schedule == "interleaved" and share // size % layout.pipeline:
+        elif layout.pipeline > 1 and layout.pipeline_schedule == "interleaved" and share // size % layout.pipeline:
             yield (
                 f"interleaved runs rounds of {layout.pipeline} micro-batches, {share // size} are no whole number of "
                 "rounds; change micro_batch or batch_tokens"

@@ -146,8 +146,10 @@ class MemoryModel:
         a pipeline."""
         if layout.recompute not in SWAPS:
             return 0.0
-        live = live_chunks(layout.schedule, layout.pipeline, layout.virtual, microbatches, place) / layout.virtual
-        kept = layout.unswapped_layers if rank_layers.scores else 0
+        live = (
+            live_chunks(layout.pipeline_schedule, layout.pipeline, layout.virtual, microbatches, place) / layout.virtual
+        )
+        kept = layout.num_layers_on_device if rank_layers.scores else 0
         return live * max(0, sum(rank_layers.kinds) - kept)
 
     def ranks(self, layout: Layout, rank_layers: list[RankLayers], microbatches: int) -> list[Memory]:
@@ -295,7 +297,7 @@ class MemoryModel:
         )
         kept_bytes = self._activations(layout, rank_layers, place, microbatches) - extra
         if layout.recompute in SWAPS and rank_layers.scores:  # the last layers, which fill the buffers
-            kept_bytes += min(layout.unswapped_layers, sum(rank_layers.kinds)) * extra / ROUNDING_BUFFERS
+            kept_bytes += min(layout.num_layers_on_device, sum(rank_layers.kinds)) * extra / ROUNDING_BUFFERS
         return kept_bytes
 
     def _activations(self, layout: Layout, rank_layers: RankLayers, place: int, microbatches: int) -> float:
@@ -305,7 +307,9 @@ class MemoryModel:
             (transient for count, (_, transient) in zip(rank_layers.kinds, layers, strict=True) if count), default=0.0
         )
         first, last = ends_bytes(self.shape, layout, self.framework, self.sizes)
-        live = live_chunks(layout.schedule, layout.pipeline, layout.virtual, microbatches, place) / layout.virtual
+        live = (
+            live_chunks(layout.pipeline_schedule, layout.pipeline, layout.virtual, microbatches, place) / layout.virtual
+        )
         chunk_bytes += first if rank_layers.embeds else 0.0
         if layout.pipeline > 1:
             chunk_bytes += layout.virtual * boundary_bytes(self.shape, layout, self.framework, self.sizes)

@@ -123,12 +123,12 @@ def _pipeline(plan: SearchResult, best: Forecast) -> str:
         other = _rival(plan, best, lambda candidate: candidate.pipeline)
         return f"No pipeline: with {other.layout.pipeline} stages it is {_slower(other, best)}." if other else ""
     microbatches = layout.microbatches(plan.request.samples)
-    bubble = bubble_share(layout.schedule, layout.pipeline, layout.virtual, microbatches)
+    bubble = bubble_share(layout.pipeline_schedule, layout.pipeline, layout.virtual, microbatches)
     text = (
         f"Pipeline {layout.pipeline} crosses nodes: only b s h bytes are sent between stages; {microbatches} "
         f"micro-batches leave a bubble of {bubble:.1%} of the work"
     )
-    if layout.schedule == "interleaved":
+    if layout.pipeline_schedule == "interleaved":
         text += f", (p-1)/(v m) = {layout.pipeline - 1}/({layout.virtual} x {microbatches}) ({PAPER}, section 2.2.2)"
     return f"{text}. {_against(plan, best, 'pipeline', layout.pipeline)}"
 

@@ -123,9 +123,9 @@ class Planner:
             layout,
             micro_batch=1,
             recompute="none",
-            swapped_tokens=None,
+            offloaded_token_fraction=None,
             virtual=1,
-            schedule="1f1b",
+            pipeline_schedule="1f1b",
             sequence_parallel=False,
         )
         if key not in self._placements:
@@ -139,7 +139,7 @@ class Planner:
         passes, _, last = self.steps.block_times(layout, placement.links)
         costs = [block.forward.seconds + block.backward.seconds for block in passes]
         ends = last.forward.seconds + last.backward.seconds
-        ranks = [rank_of_stage(stage, layout.pipeline, layout.schedule) for stage in range(layout.stages)]
+        ranks = [rank_of_stage(stage, layout.pipeline, layout.pipeline_schedule) for stage in range(layout.stages)]
         speeds = [placement.speeds[rank] for rank in ranks]
         return balance_by_speed([costs[kind] for kind in self.request.shape.kinds], ends, speeds)
 
@@ -164,9 +164,9 @@ class Planner:
 
     def with_share(self, layout: Layout) -> Layout:
         """With the planned share, where recompute: tokens leaves it open."""
-        if layout.recompute != "tokens" or layout.swapped_tokens is not None:
+        if layout.recompute != "tokens" or layout.offloaded_token_fraction is not None:
             return layout
-        return replace(layout, swapped_tokens=self.swap_plan(layout).share)
+        return replace(layout, offloaded_token_fraction=self.swap_plan(layout).share)
 
     def forecast(self, layout: Layout, memory: Memory | None = None, naive: bool = False) -> Forecast:
         """Forecast one layout, whether it fits or not. naive: with a rank order that ignores clusters."""

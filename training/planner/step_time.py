@@ -107,7 +107,7 @@ class StepModel:
         key = (
             layout.pipeline,
             layout.virtual,
-            layout.schedule,
+            layout.pipeline_schedule,
             tuple(split_points) if split_points is not None else None,
         )
         if key not in self._rank_layers:
@@ -167,7 +167,7 @@ class StepModel:
         behind = times[slowest] - ahead
         scale = mean / times[slowest]
         bubble = bubble_seconds(
-            layout.schedule, layout.pipeline, layout.virtual, ahead * scale, behind * scale, microbatches
+            layout.pipeline_schedule, layout.pipeline, layout.virtual, ahead * scale, behind * scale, microbatches
         )
         data, data_hidden = self._data(layout, slowest[0], links, backward.seconds, times[slowest], microbatches)
         parts = forward.plus(backward)
@@ -251,7 +251,7 @@ class StepModel:
     def _swapped_part(self, rank_layers: RankLayers, layout: Layout) -> float:
         """Share of the layers of a rank that are swapped."""
         layers = sum(rank_layers.kinds)
-        return max(0, layers - layout.unswapped_layers) / layers if rank_layers.scores and layers else 1.0
+        return max(0, layers - layout.num_layers_on_device) / layers if rank_layers.scores and layers else 1.0
 
     def _sends(self, layout: Layout, links: AxisLinks, compute: float) -> tuple[float, float]:
         """(exposed, hidden) seconds of one micro-batch's sends: one forward and one backward for each stage of a rank.
@@ -262,7 +262,7 @@ class StepModel:
         whole = 2 * layout.micro_batch * self.shape.sequence_length // layout.context * self.shape.width
         seconds = self.send(layout, links, whole) * 2 * layout.virtual
         hidden = 0.0
-        if layout.schedule != "1f1b" and layout.schedule != "gpipe":
+        if layout.pipeline_schedule != "1f1b" and layout.pipeline_schedule != "gpipe":
             hidden = min(seconds * self.framework.pipeline_hidden, compute)
         return seconds - hidden, hidden
 

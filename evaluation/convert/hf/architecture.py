@@ -241,8 +241,8 @@ def unsupported_fields(config: ModelConfig, *, windows: Any = False, **wanted: A
         unsupported.append(f"window={config.window}")
     if any(layer.norm_order != norm_order for layer in config.layer_list):
         unsupported.append(f"norm_order={config.norm_order}")
-    if config.initialisation == "mup":
-        unsupported.append("initialisation=mup (which scales attention and head)")
+    if config.init_method == "mup":
+        unsupported.append("init_method=mup (which scales attention and head)")
     return unsupported
 
 

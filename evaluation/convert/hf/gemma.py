@@ -1,6 +1,6 @@
 """GemmaForCausalLM (arXiv 2403.08295), Gemma2ForCausalLM (2408.00118) and Gemma3ForCausalLM (2503.19786) and our
 transformer: norms multiply by 1 + weight, and embeddings by the root of the width. Gemma 2 has norms around attention
-and MLP, soft caps and windows; Gemma 3 normalises queries and keys instead of capping and has two rotary bases."""
+and MLP, soft caps and windows; Gemma 3 normalizes queries and keys instead of capping and has two rotary bases."""
 
 from collections.abc import Mapping
 from typing import Any

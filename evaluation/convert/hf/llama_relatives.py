@@ -1,5 +1,5 @@
 """MistralForCausalLM (arXiv 2310.06825), Qwen2ForCausalLM (2407.10671), Qwen3ForCausalLM (2505.09388) and
-Starcoder2ForCausalLM (2402.19173): Llamas with windows, with other biases, with normalised queries and keys, or with
+Starcoder2ForCausalLM (2402.19173): Llamas with windows, with other biases, with normalized queries and keys, or with
 GPT-2's norm and MLP."""
 
 from collections.abc import Mapping

@@ -1,5 +1,5 @@
 """MixtralForCausalLM (arXiv 2401.04088), Qwen3MoeForCausalLM (2505.09388), OlmoeForCausalLM (2409.02060) and our
-transformer with mixture-of-experts layers. All are Llamas with other MLPs; Qwen3 and OLMoE normalise queries and keys,
+transformer with mixture-of-experts layers. All are Llamas with other MLPs; Qwen3 and OLMoE normalize queries and keys,
 by head or over all heads."""
 
 from collections.abc import Mapping

@@ -1,6 +1,6 @@
 """OlmoForCausalLM (arXiv 2402.00838), Olmo2ForCausalLM (2501.00656) and Olmo3ForCausalLM (2512.13961) and our
 transformer. OLMo is a Llama whose norms have no parameters; from OLMo 2 on, norms follow attention and MLP and
-normalise queries and keys over all heads; OLMo 3 adds windows."""
+normalization queries and keys over all heads; OLMo 3 adds windows."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

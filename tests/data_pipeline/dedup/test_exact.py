@@ -14,7 +14,7 @@ from gristmill.data_pipeline.dedup.folding import fold_text
 from gristmill.foundation.runtime.tasks.shuffle import Shuffle
 
 
-def normalised(text: str, rule: str) -> str:
+def normalized(text: str, rule: str) -> str:
     return {"bytes": text, "whitespace": " ".join(text.split()), "words": fold_text(text)}[rule]
 
 
@@ -22,7 +22,7 @@ def by_dictionary(documents: list[tuple[int, str, str]], rule: str) -> dict[str,
     first: dict[str, str] = {}
     removed = {}
     for _, doc_id, text in sorted(documents, key=lambda d: (d[0], -len(d[2].encode()), padded(d[1]))):
-        kept = first.setdefault(normalised(text, rule), doc_id)
+        kept = first.setdefault(normalized(text, rule), doc_id)
         if kept != doc_id:
             removed[doc_id] = (kept, 1.0)
     return removed
@@ -46,17 +46,17 @@ def test_agrees_with_a_dictionary(tmp_path_factory, texts, rule):
         write_part(folder / f"{p}.parquet", {i: t for q, i, t in documents if q == p}, f"s{p}", priority=p)
         for p in {q for q, _, _ in documents}
     ]
-    table = exact_duplicates(parts, ExactDedupConfig(normalise=rule), engine(), folder / "work")
+    table = exact_duplicates(parts, ExactDedupConfig(normalization=rule), engine(), folder / "work")
     assert found(table) == by_dictionary(documents, rule)
 
 
 def test_the_preset_of_mgpt_compares_all_bytes_by_64_bits(tmp_path: Path):
     config = ExactDedupConfig(preset="mgpt")
-    assert (config.normalise, config.hash_bits) == ("bytes", 64)
+    assert (config.normalization, config.hash_bits) == ("bytes", 64)
     part = write_part(tmp_path / "p.parquet", {"1": "a b", "2": "a  b", "3": "a b", "4": "A b"})
     assert found(exact_duplicates([part], config, engine(), tmp_path / "work")) == {"3": ("1", 1.0)}
-    with pytest.raises(ValueError, match="preset mgpt means normalise: bytes; drop the preset or normalise"):
-        ExactDedupConfig(preset="mgpt", normalise="words")
+    with pytest.raises(ValueError, match="preset mgpt means normalization: bytes; drop the preset or normalization"):
+        ExactDedupConfig(preset="mgpt", normalization="words")
 
 
 def test_ranges_of_the_hashes_change_nothing(tmp_path: Path, monkeypatch):
@@ -70,12 +70,12 @@ def test_ranges_of_the_hashes_change_nothing(tmp_path: Path, monkeypatch):
 
 @pytest.mark.parametrize(("hash_bits", "num_removed"), [(64, 1), (128, 0)])
 def test_64_bits_are_the_high_half_of_the_hash(tmp_path: Path, monkeypatch, hash_bits, num_removed):
-    def equal_high_halves(data, offsets, normalise, seed):
+    def equal_high_halves(data, offsets, normalization, seed):
         return b"".join(bytes(8) + number.to_bytes(8, "big") for number in range(1, len(offsets)))
 
     monkeypatch.setattr(module, "_keys", equal_high_halves)
     part = write_part(tmp_path / "p.parquet", {"1": "one text", "2": "other words"})
-    config = ExactDedupConfig(normalise="bytes", hash_bits=hash_bits)
+    config = ExactDedupConfig(normalization="bytes", hash_bits=hash_bits)
     assert len(exact_duplicates([part], config, engine(), tmp_path / "work")) == num_removed
 
 

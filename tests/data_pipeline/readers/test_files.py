@@ -202,7 +202,7 @@ def test_a_folder_of_a_dataset(tmp_path):
 @pytest.mark.parametrize(("kind", "name"), [("jsonl", "a.jsonl"), ("jsonl", "a.jsonl.gz"), ("parquet", "a.parquet")])
 def test_nothing_of_a_changed_file_is_kept(kind, name, tmp_path):
     path, source, lock = locked(tmp_path, kind, name, CONTENTS[kind, name])
-    config = AnnotateConfig(normalize=NormalizeConfig(), words="unicode", language_id=None, edits=())
+    config = AnnotateConfig(normalize=NormalizeConfig(), word_tokenizer="unicode", language_id=None, edits=())
     [tasks] = annotation_tasks([(source, lock, config)], tmp_path / "cache", ENGINE)
     content = bytearray(path.read_bytes())
     content[-10] ^= 1

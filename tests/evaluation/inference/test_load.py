@@ -69,5 +69,7 @@ def test_equal_answers_have_equal_digests(random_checkpoint, tokenizer_folder):
     )
     assert (
         plain.digest
-        != load_for_evaluation(CheckpointPaths(checkpoint, tokenizer_folder), EvaluateConfig(weights="int8")).digest
+        != load_for_evaluation(
+            CheckpointPaths(checkpoint, tokenizer_folder), EvaluateConfig(quantization="int8")
+        ).digest
     )

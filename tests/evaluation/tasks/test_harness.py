@@ -14,7 +14,7 @@ from gristmill.evaluation.inference.config import EvaluateConfig
 from gristmill.evaluation.results.table import markdown, score_rows, write_results
 from gristmill.evaluation.scoring.lm_eval_adapter import LanguageModel
 from gristmill.evaluation.tasks.corpus_tasks import ClozeQuestion, HeldOutDocument, bits_per_byte_task, cloze_task
-from gristmill.evaluation.tasks.harness import run_tasks, set_shots
+from gristmill.evaluation.tasks.harness import run_tasks, set_num_fewshot
 from gristmill.evaluation.tasks.task_index import TaskSources
 from gristmill.foundation.errors import InputError, RecipeError
 from gristmill.foundation.progress import Reporter
@@ -159,7 +159,7 @@ def test_a_name_of_lm_evals_own_says_how_it_is_reached(model):
 
 
 def note_and_prompts(task, shots: int) -> tuple[str | None, list[str]]:
-    note = set_shots(task, shots)
+    note = set_num_fewshot(task, shots)
     task.build_all_requests(rank=0, world_size=1)
     return note, [str(instance.args[0]) for instance in task.instances]
 
@@ -223,7 +223,7 @@ def test_without_another_split_no_question_is_its_own_example(settings):
 def test_too_few_examples_are_an_error():
     for settings, count in (({"test_split": "only"}, 3), ({"test_split": "only", "training_split": "train"}, 2)):
         with pytest.raises(RecipeError, match=f"has {count} few-shot examples, 4 are requested"):
-            set_shots(quiz({"only": 4, "train": 2}, **settings), 4)
+            set_num_fewshot(quiz({"only": 4, "train": 2}, **settings), 4)
 
 
 @pytest.mark.parametrize(
@@ -231,7 +231,7 @@ def test_too_few_examples_are_an_error():
     [(None, None, 0), (None, 2, 2), (1, None, 1), (1, 2, 2), (1, 0, 0), (0, None, 0), (0, 2, 0)],
 )
 def test_the_number_of_examples(stated, asked, used):
-    """--shots replaces the task's own number, but a task that states 0 has none: its prompt is not made for them."""
+    """--num-fewshot replaces the task's own number, but a task that states 0 has none, as its prompt is made."""
     settings = {} if stated is None else {"num_fewshot": stated}
     _, prompts = note_and_prompts(
         quiz({"only": 4, "train": 3}, test_split="only", training_split="train", **settings), asked
@@ -243,7 +243,7 @@ def test_a_task_over_whole_texts_has_no_examples():
     rolling = {"output_type": "loglikelihood_rolling", "doc_to_text": "", "doc_to_target": "q"}
     rolling["metric_list"] = [{"metric": "byte_perplexity"}]
     with pytest.raises(RecipeError, match="task quiz scores whole texts, which have no few-shot examples"):
-        set_shots(quiz({"only": 4}, test_split="only", **rolling), 1)
+        set_num_fewshot(quiz({"only": 4}, test_split="only", **rolling), 1)
 
 
 def test_the_same_examples_every_time():

@@ -49,10 +49,10 @@ def test_compare_prints_both_tables(tmp_path, small_corpus):
             file.write(json.dumps({"text": source.read_text(), "language": ["en", "de"][number % 2]}) + "\n")
     app = typer.Typer()
     app.command()(tokenizer_compare)
-    arguments = [str(path), "--strategies", "characters", "--vocab-size", "600", "--output", str(tmp_path / "out")]
+    arguments = [str(path), "--presets", "characters", "--vocab-size", "600", "--output", str(tmp_path / "out")]
     result = CliRunner().invoke(app, arguments, catch_exceptions=False)
     assert result.exit_code == 0
     assert "characters" in result.output
     assert "parity" in result.output
     with pytest.raises(RecipeError, match="nothing to compare"):
-        CliRunner().invoke(app, [str(path), "--strategies", ""], catch_exceptions=False)
+        CliRunner().invoke(app, [str(path), "--presets", ""], catch_exceptions=False)

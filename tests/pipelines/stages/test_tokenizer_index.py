@@ -116,12 +116,15 @@ def test_the_tokenizer_is_measured_by_language_and_fails_on_a_missed_goal(corpus
     assert [group["group"] for group in found["languages"]] == ["de", "en"]
     assert all(group["bytes_per_token"] > 1.5 and group["byte_fallback"] < 0.1 for group in found["languages"])
     assert sum(found["vocabulary"].values()) == 800 and found["vocabulary"]["single bytes"] == 256
-    goals = {"min_bytes_per_token": {"de": 99, "fr": 1}, "max_byte_fallback": 0.5}
+    requirements = {"min_bytes_per_token": {"de": 99, "fr": 1}, "max_byte_fallback": 0.5}
     context = context_of(
-        tmp_path / "goals", {"curate": corpus}, recipe=recipe_of(tokenizer={**settings, "goals": goals})
+        tmp_path / "requirements",
+        {"curate": corpus},
+        recipe=recipe_of(tokenizer={**settings, "requirements": requirements}),
     )
     missed = (
-        r"misses 2 of tokenizer\.goals: de: bytes_per_token .*, at least 99.0000; fr: no text to measure it on; raise"
+        r"misses 2 of tokenizer\.requirements: de: bytes_per_token .*, at least 99.0000; "
+        "fr: no text to measure it on; raise"
     )
     with pytest.raises(InputError, match=missed):
         tokenizer.run(context)

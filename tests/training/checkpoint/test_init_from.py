@@ -30,7 +30,7 @@ def dense(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return step_folder(folder / "checkpoints", 12)
 
 
-def initialised(folder: Path, dense: Path, model: ModelConfig, mesh: Any = None, layout: Any = None) -> dict[str, Any]:
+def initialized(folder: Path, dense: Path, model: ModelConfig, mesh: Any = None, layout: Any = None) -> dict[str, Any]:
     """The parameters of a run at step 0, whole."""
     settings = SETTINGS | {"init_from": str(dense), "upcycle": "copy", "layout": layout or {}}
     run = new_run(folder, mesh, model=model, **settings)
@@ -53,11 +53,11 @@ def test_at_step_0_the_mixture_is_the_dense_model(moe: dict[str, Any], dense: Pa
 
 def on_mesh(folder: Path, dense: Path, model: ModelConfig, layout: dict[str, Any]) -> dict[str, Any]:
     mesh = build_mesh(LayoutConfig(**layout), model.num_kv_heads, torch.device("cpu"), model.has_experts)
-    return {name: value.numpy() for name, value in initialised(folder, dense, model, mesh, layout).items()}
+    return {name: value.numpy() for name, value in initialized(folder, dense, model, mesh, layout).items()}
 
 
 def test_experts_on_ranks_begin_alike(dense: Path, tmp_path: Path, pool: Any) -> None:
-    alone = initialised(tmp_path / "alone", dense, mixture())
+    alone = initialized(tmp_path / "alone", dense, mixture())
     layout = {"data": 4, "expert": 2, "micro_batch": 1}
     for found in pool.run(4, on_mesh, tmp_path / "mesh", dense, mixture(), layout):
         assert found.keys() == alone.keys()
@@ -75,13 +75,13 @@ def test_experts_on_ranks_begin_alike(dense: Path, tmp_path: Path, pool: Any) ->
 )
 def test_what_would_not_begin_equal_is_refused(moe: dict[str, Any], says: str, dense: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=says):
-        initialised(tmp_path, dense, mixture(**moe))
+        initialized(tmp_path, dense, mixture(**moe))
 
 
 def test_another_dense_model_is_named(dense: Path, tmp_path: Path) -> None:
     other = ModelConfig(**(mixture().model_dump() | {"width": 16, "heads": 2, "kv_heads": 1}))
     with pytest.raises(InputError, match="width 32 instead of 16"):
-        initialised(tmp_path, dense, other)
+        initialized(tmp_path, dense, other)
 
 
 def test_upcycling_needs_a_checkpoint() -> None:

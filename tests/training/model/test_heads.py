@@ -85,7 +85,7 @@ def teaching(teacher: Path, until: float = 1.0, **options: Any) -> dict[str, Any
         "checkpoint": {"every": 0},
         "objective": "distillation",
         "objective_options": options,
-        "teacher": {"checkpoint": str(teacher), "until": until},
+        "teacher": {"checkpoint": str(teacher), "stop_at_fraction": until},
     }
 
 
@@ -110,9 +110,9 @@ def train_on_mesh(folder: Path, settings: dict[str, Any], layout: dict[str, Any]
 @pytest.mark.parametrize(
     "layout",
     [
-        {"pipeline": 2, "schedule": "zbv"},
+        {"pipeline": 2, "pipeline_schedule": "zbv"},
         pytest.param({"data": 2, "tensor": 2}, marks=pytest.mark.slow),
-        pytest.param({"pipeline": 2, "tensor": 2, "schedule": "zbv"}, marks=pytest.mark.slow),
+        pytest.param({"pipeline": 2, "tensor": 2, "pipeline_schedule": "zbv"}, marks=pytest.mark.slow),
     ],
     ids=str,
 )
@@ -141,8 +141,8 @@ def test_a_teacher_that_is_no_checkpoint_is_named(tmp_path: Path) -> None:
 
 def test_shares_and_weights_must_be_positive() -> None:
     for until in (0.0, 1.5):
-        with pytest.raises(ValueError, match="until"):
-            TeacherConfig(checkpoint="x", until=until)
+        with pytest.raises(ValueError, match="stop_at_fraction"):
+            TeacherConfig(checkpoint="x", stop_at_fraction=until)
     for wrong in ({"weight": 0.0}, {"temperature": -1.0}):
         with pytest.raises(ValueError, match=next(iter(wrong))):
             DistillationOptions(**wrong)

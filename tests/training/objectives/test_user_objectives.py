@@ -21,7 +21,7 @@ FILES = {
 OBJECTIVES = {"contrastive": "Contrastive", "labelling": "Repeats", "preference": "Preference"}
 TAGS = ModelConfig.model_validate(MODEL.model_dump() | {"outputs": [{"name": "tags", "size": 2, "over": "tokens"}]})
 LAYOUTS = [{"data": 2}, {"tensor": 2}]
-RARE = [{"data": 2, "pipeline": 2, "schedule": "zbv"}]  # by hand (-m slow)
+RARE = [{"data": 2, "pipeline": 2, "pipeline_schedule": "zbv"}]  # by hand (-m slow)
 
 
 def test_the_page_has_three_files_of_20_to_40_lines() -> None:

@@ -47,7 +47,7 @@ def test_the_recipe_names_the_optimizer(name: str, kind: type) -> None:
 
 
 def test_mup_slows_the_matrices_of_layers() -> None:
-    wide = ModelConfig(layers=2, width=512, heads=2, initialisation="mup", mup_base_width=128)
+    wide = ModelConfig(layers=2, width=512, heads=2, init_method="mup", mup_base_width=128)
     values = parameters()
     before = {name: value.detach().clone() for name, value in values.items()}
     for value in values.values():

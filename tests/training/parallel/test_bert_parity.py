@@ -13,8 +13,8 @@ GRID = [
     {"tensor": 2},
     {"tensor": 2, "sequence_parallel": False},
     PP2,
-    PP2 | {"schedule": "zbv"},
-    PP2 | {"schedule": "dualpipev"},
+    PP2 | {"pipeline_schedule": "zbv"},
+    PP2 | {"pipeline_schedule": "dualpipev"},
     {"data": 2, "tensor": 2, "recompute": "operators"},
     {"tensor": 2, "recompute": "full"},
     {"tensor": 2, "recompute": "attention"} | PP2,
@@ -24,8 +24,8 @@ RARE = [
     CUBE | {"recompute": "attention"},
     {"data": 4, "replicate": 2, "micro_batch": 1},
     {"tensor": 4},
-    PP2 | {"schedule": "gpipe"},
-    PP2 | {"schedule": "interleaved"},
+    PP2 | {"pipeline_schedule": "gpipe"},
+    PP2 | {"pipeline_schedule": "interleaved"},
     {"data": 2} | PP2,
 ]
 
@@ -36,7 +36,7 @@ def bert(layout: dict[str, Any], model: str = "bert") -> Case:
 
 @pytest.mark.parametrize("layout", [*GRID, *(pytest.param(layout, marks=pytest.mark.slow) for layout in RARE)], ids=str)
 def test_every_layout_of_bert_is_one_process(layout: dict[str, Any], pool: Any) -> None:
-    deep = layout.get("schedule") in ("interleaved", "zbv", "dualpipev")  # two stages a rank
+    deep = layout.get("pipeline_schedule") in ("interleaved", "zbv", "dualpipev")  # two stages a rank
     found = differences(bert(layout, "bert_deep" if deep else "bert"), pool)
     assert max(found.values()) < 1e-12, found
 
@@ -51,7 +51,7 @@ CONTROLS = [
     ("tied gradients not summed", PP2, "gradients"),
     ("valid tokens counted on this rank only", {"data": 2}, "parameters"),
     ("gradients of all tokens summed over the ranks", {"tensor": 2}, "gradients"),
-    ("logits normalised by this rank's sum", {"tensor": 2}, "loss"),
+    ("logits normalized by this rank's sum", {"tensor": 2}, "loss"),
 ]
 
 

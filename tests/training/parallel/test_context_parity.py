@@ -26,7 +26,7 @@ GRID = [
     Case(RING2 | {"tensor": 2}),
     Case(HEADS2 | {"tensor": 2}, "one_kv_head"),
     # with a pipeline
-    Case(RING2 | PP2 | {"schedule": "interleaved"}, "tied"),
+    Case(RING2 | PP2 | {"pipeline_schedule": "interleaved"}, "tied"),
     # with data ranks, and all axes
     Case(RING2 | {"data": 2}, documents=True),
     # experts, whose ranks are those of data x context x tensor
@@ -38,8 +38,8 @@ GRID = [
 ]
 # further pairs of the same parts, by hand (-m slow)
 RARE = [
-    Case(RING2 | PP2 | {"tensor": 2, "data": 1, "schedule": "interleaved"}, documents=True),
-    Case(HEADS2 | PP2 | {"schedule": "zbv"}, "gpt2", documents=True),
+    Case(RING2 | PP2 | {"tensor": 2, "data": 1, "pipeline_schedule": "interleaved"}, documents=True),
+    Case(HEADS2 | PP2 | {"pipeline_schedule": "zbv"}, "gpt2", documents=True),
     Case(RING2 | {"tensor": 2, "recompute": "attention"}),
     Case(HEADS2 | {"data": 2, "expert": 2}, "experts_by_groups"),
     Case(HEADS2 | {"recompute": "operators"}),
@@ -53,14 +53,14 @@ RARE = [
     Case(RING2 | {"tensor": 2, "sequence_parallel": False}, "bloom", documents=True),
     Case(HEADS2 | {"tensor": 2}, "bloom"),
     Case(RING2 | PP2, documents=True),
-    Case(RING2 | PP2 | {"schedule": "zbv"}),
+    Case(RING2 | PP2 | {"pipeline_schedule": "zbv"}),
     Case(RING2 | {"data": 4, "replicate": 2}),
     Case(RING2 | {"data": 2, "fsdp_reshard_after_forward": "never"}, optimizer="muon"),
     Case(HEADS2 | PP2 | {"tensor": 2}, "gpt2"),
     Case(RING2 | {"tensor": 2, "expert": 4}, "experts", documents=True),
     Case(RING2 | {"tensor": 2, "sequence_parallel": False, "expert": 2}, "pr_moe"),
     Case(RING2 | {"recompute": "operators"}),
-    Case(RING2 | PP2 | {"schedule": "zbv", "recompute": "full"}),
+    Case(RING2 | PP2 | {"pipeline_schedule": "zbv", "recompute": "full"}),
     Case(HEADS2 | {"tensor": 2}, "bert", masked=True),
 ]
 

@@ -11,7 +11,7 @@ from gristmill.training.parallel.offload.swap import SwappedLayer
 from tests.support.parity import Case, by_size, differences, mesh_of_group, outcome
 
 EP2, EP4 = {"data": 2, "expert": 2}, {"data": 4, "expert": 4}
-SOME_TOKENS = {"recompute": "tokens", "swapped_tokens": 0.3, "unswapped_layers": 0}
+SOME_TOKENS = {"recompute": "tokens", "offloaded_token_fraction": 0.3, "num_layers_on_device": 0}
 PP2 = {"pipeline": 2, "micro_batch": 4}
 GRID = [
     # experts on one rank each; the data axis alone
@@ -40,8 +40,8 @@ GRID = [
     Case({"context": 2}, "random_drops", documents=True),
     # pipelines
     Case(PP2, "last_drops", documents=True),
-    Case(EP2 | PP2 | {"schedule": "zbv"}, "experts_deep"),
-    Case(PP2 | {"schedule": "dualpipev", "tensor": 2, "expert": 2}, "experts_deep"),
+    Case(EP2 | PP2 | {"pipeline_schedule": "zbv"}, "experts_deep"),
+    Case(PP2 | {"pipeline_schedule": "dualpipev", "tensor": 2, "expert": 2}, "experts_deep"),
     # recomputation
     Case(EP2 | {"recompute": "full"}, "experts"),
     Case(EP2 | {"recompute": "attention"}, "pr_moe"),
@@ -53,17 +53,17 @@ GRID = [
 ]
 # further pairs of the same parts, by hand (-m slow)
 RARE = [
-    Case(PP2 | {"data": 2, "tensor": 2, "expert": 4, "schedule": "zbv"}, "experts_deep"),
+    Case(PP2 | {"data": 2, "tensor": 2, "expert": 4, "pipeline_schedule": "zbv"}, "experts_deep"),
     Case(EP2 | PP2, "experts_deep"),
     Case(EP2 | PP2 | {"recompute": "operators"}, "experts_deep"),
     Case({"data": 8, "micro_batch": 1, "expert": 4}, "pr_moe"),
     Case({"context": 2, "tensor": 2}, "last_drops", documents=True),
     Case({"tensor": 2, "sequence_parallel": False}, "random_drops", documents=True),
     Case({"data": 4, "replicate": 4, "expert": 2}, "experts"),
-    Case(EP2 | PP2 | {"schedule": "zbv", "recompute": "full"}, "experts_deep"),
+    Case(EP2 | PP2 | {"pipeline_schedule": "zbv", "recompute": "full"}, "experts_deep"),
     Case(PP2 | {"data": 2, "tensor": 2, "expert": 2}, "experts_deep"),
     Case({"data": 2, "tensor": 2, "expert": 2}, "experts_by_groups"),
-    Case(EP2 | PP2 | {"schedule": "interleaved"}, "experts_deep"),
+    Case(EP2 | PP2 | {"pipeline_schedule": "interleaved"}, "experts_deep"),
     Case(EP2 | SOME_TOKENS, "pr_moe"),
     Case(EP2 | PP2 | SOME_TOKENS, "experts_deep"),
     Case({"tensor": 2, "expert": 2, "sequence_parallel": False} | SOME_TOKENS, "experts"),

@@ -11,7 +11,7 @@ from gristmill.training.model.ssm.mamba2 import Mamba2Mixer, Scan
 from tests.support.parity import Case, by_size, differences, mesh_of_group, outcome
 
 PP2 = {"pipeline": 2, "micro_batch": 4}
-SOME_TOKENS = {"recompute": "tokens", "swapped_tokens": 0.3, "unswapped_layers": 0}
+SOME_TOKENS = {"recompute": "tokens", "offloaded_token_fraction": 0.3, "num_layers_on_device": 0}
 CUBE = PP2 | {"data": 2, "tensor": 2}
 GRID = [
     Case({"data": 1, "micro_batch": 2}, "mamba2"),
@@ -38,33 +38,33 @@ GRID = [
 ]
 # further pairs of the same parts, by hand (-m slow)
 RARE = [
-    Case(PP2 | {"schedule": "interleaved"}, "hybrid"),
+    Case(PP2 | {"pipeline_schedule": "interleaved"}, "hybrid"),
     Case({"tensor": 4, "micro_batch": 8}, "tcnca_simple", documents=True),
-    Case(PP2 | {"schedule": "interleaved"}, "tcnca"),
-    Case(CUBE | {"schedule": "zbv"}, "three_mixers", documents=True),
+    Case(PP2 | {"pipeline_schedule": "interleaved"}, "tcnca"),
+    Case(CUBE | {"pipeline_schedule": "zbv"}, "three_mixers", documents=True),
     Case({"context": 4}, "tcnca", documents=True),
-    Case(PP2 | {"schedule": "zbv", "recompute": "full"}, "three_mixers"),
+    Case(PP2 | {"pipeline_schedule": "zbv", "recompute": "full"}, "three_mixers"),
     Case({"tensor": 4, "micro_batch": 8}, "mamba2", documents=True),
     Case({"data": 2, "recompute": "full"}, "hybrid"),
-    Case(PP2 | {"schedule": "zbv"}, "hybrid"),
-    Case(PP2 | {"schedule": "zbv", "recompute": "full"}, "mamba2"),
-    Case(CUBE | {"schedule": "interleaved"}, "hybrid", documents=True),
+    Case(PP2 | {"pipeline_schedule": "zbv"}, "hybrid"),
+    Case(PP2 | {"pipeline_schedule": "zbv", "recompute": "full"}, "mamba2"),
+    Case(CUBE | {"pipeline_schedule": "interleaved"}, "hybrid", documents=True),
     Case({"context": 2, "context_method": "all_to_all", "tensor": 2}, "three_mixers", documents=True),
-    Case({"context": 2} | PP2 | {"schedule": "zbv", "recompute": "full"}, "three_mixers"),
+    Case({"context": 2} | PP2 | {"pipeline_schedule": "zbv", "recompute": "full"}, "three_mixers"),
     Case({"data": 2}, "mamba2"),
     Case({"tensor": 4, "micro_batch": 8, "sequence_parallel": False}, "latent", documents=True),
     Case({"context": 2, "tensor": 2}, "latent"),
-    Case(PP2 | {"schedule": "zbv", "recompute": "full"}, "latent"),
+    Case(PP2 | {"pipeline_schedule": "zbv", "recompute": "full"}, "latent"),
     Case({"data": 2, "tensor": 2, "recompute": "attention"}, "latent", optimizer="muon"),
     Case({"context": 2, "context_method": "all_to_all"}, "latent", documents=True),
     Case({"data": 2, "recompute": "operators"}, "latent"),
     Case({"data": 2, "recompute": "swap"}, "latent"),
-    Case(CUBE | {"schedule": "interleaved"}, "latent"),
+    Case(CUBE | {"pipeline_schedule": "interleaved"}, "latent"),
     Case({"tensor": 2, "micro_batch": 8, "sequence_parallel": False}, "hybrid"),
     Case({"data": 4, "replicate": 2}, "hybrid"),
     Case({"data": 2, "recompute": "operators"}, "hybrid"),
     Case(PP2, "mamba2"),
-    Case(PP2 | {"tensor": 2, "schedule": "zbv", "micro_batch": 8}, "mamba2"),
+    Case(PP2 | {"tensor": 2, "pipeline_schedule": "zbv", "micro_batch": 8}, "mamba2"),
     Case({"tensor": 2, "micro_batch": 8}, "mamba2", optimizer="muon"),
     Case({"tensor": 2, "micro_batch": 8}, "tcnca"),
     Case({"tensor": 2, "micro_batch": 8, "recompute": "attention"}, "tcnca_simple"),

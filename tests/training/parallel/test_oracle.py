@@ -123,7 +123,7 @@ def on_this_rank(sequence_parallel: bool) -> tuple[Outcome, Outcome]:
 
 
 @pytest.mark.parametrize("sequence_parallel", [False, True])
-def test_our_layer_is_what_torch_parallelises(sequence_parallel: bool, pool: Any) -> None:
+def test_our_layer_is_what_torch_parallelizes(sequence_parallel: bool, pool: Any) -> None:
     block = PlainBlock().double()
     block.load_state_dict(weights())
     for rank, (ours, oracle) in enumerate(pool.run(SIZE, on_this_rank, sequence_parallel)):

@@ -14,8 +14,8 @@ TOLERANCES = {"fp64": 1e-12, "fp32": 1e-5}
 PP2, PP4 = {"pipeline": 2}, {"pipeline": 4}
 CUBE = {"data": 2, "tensor": 2, "pipeline": 2}
 HOST = {"offload": {"optimizer": "cpu"}}
-SWAP = {"recompute": "swap", "unswapped_layers": 0}
-SOME_TOKENS = {"recompute": "tokens", "swapped_tokens": 0.3, "unswapped_layers": 0}
+SWAP = {"recompute": "swap", "num_layers_on_device": 0}
+SOME_TOKENS = {"recompute": "tokens", "offloaded_token_fraction": 0.3, "num_layers_on_device": 0}
 HOST_AND_DEVICE = {"offload": {"optimizer": "interleaved", "stride": 2, "subgroup_parameters": 1}}
 IN_HOST_MEMORY = {"offload": {"parameters": "host"}}
 ON_DISK = {"offload": {"parameters": "disk", "subgroup_parameters": 1}}
@@ -33,19 +33,19 @@ GRID = [
     Case({"tensor": 4}),
     Case({"tensor": 4, "sequence_parallel": False}),
     Case(PP2),
-    Case(PP2 | {"schedule": "gpipe"}),
-    Case(PP2 | {"schedule": "interleaved"}),
-    Case(PP2 | {"schedule": "zbv"}),
-    Case(PP2 | {"schedule": "dualpipev"}),
+    Case(PP2 | {"pipeline_schedule": "gpipe"}),
+    Case(PP2 | {"pipeline_schedule": "interleaved"}),
+    Case(PP2 | {"pipeline_schedule": "zbv"}),
+    Case(PP2 | {"pipeline_schedule": "dualpipev"}),
     Case(PP4),
-    Case(PP4 | {"schedule": "interleaved"}, "deep"),
-    Case(PP4 | {"schedule": "zbv"}, "deep"),
+    Case(PP4 | {"pipeline_schedule": "interleaved"}, "deep"),
+    Case(PP4 | {"pipeline_schedule": "zbv"}, "deep"),
     Case(PP2 | {"split_points": (3,)}),
-    Case(PP2 | {"schedule": "interleaved", "virtual_stages": 4}, "deep"),
+    Case(PP2 | {"pipeline_schedule": "interleaved", "virtual_stages": 4}, "deep"),
     # pairs
     Case({"data": 2, "tensor": 2}),
     Case({"data": 2} | PP2),
-    Case({"data": 4, "replicate": 2} | PP2 | {"schedule": "interleaved"}),
+    Case({"data": 4, "replicate": 2} | PP2 | {"pipeline_schedule": "interleaved"}),
     Case({"tensor": 2} | PP2 | {"sequence_parallel": False}),
     # weights given up between passes, gradients reduced with each micro-batch
     Case({"data": 2, "micro_batch": 2, "reduce_each_micro_batch": True}),
@@ -55,26 +55,26 @@ GRID = [
     Case({"data": 2, "tensor": 2, "recompute": "operators"} | ASYNC),
     # all three
     Case(CUBE),
-    Case(CUBE | {"schedule": "zbv"}),
+    Case(CUBE | {"pipeline_schedule": "zbv"}),
     # recomputation
     Case({"data": 2, "recompute": "full"}),
     Case({"data": 2, "tensor": 2, "recompute": "operators"}),
     Case({"tensor": 2, "recompute": "attention"}),
     Case(PP2 | {"recompute": "full", "recompute_every": 2}),
-    Case(PP2 | {"schedule": "zbv", "recompute": "full"}),
+    Case(PP2 | {"pipeline_schedule": "zbv", "recompute": "full"}),
     # tied embeddings, GPT-2's parts
     Case({"data": 2, "tensor": 2}, "tied"),
     Case(PP2, "tied"),
-    Case(PP2 | {"schedule": "zbv"}, "tied"),
+    Case(PP2 | {"pipeline_schedule": "zbv"}, "tied"),
     Case({"tensor": 2}, "gpt2"),
     # fewer key/value heads than tensor ranks; windows, norms after, muP; whole documents only
     Case({"tensor": 2}, "one_kv_head"),
     Case({"tensor": 2, "data": 2}, "windows"),
     Case({"data": 4, "replicate": 2}, "banded"),
-    Case(PP2 | {"schedule": "interleaved", "recompute": "attention"}, "banded"),
-    Case(PP2 | {"schedule": "zbv"}, "banded"),
+    Case(PP2 | {"pipeline_schedule": "interleaved", "recompute": "attention"}, "banded"),
+    Case(PP2 | {"pipeline_schedule": "zbv"}, "banded"),
     Case({"tensor": 2, "data": 2}, documents=True),
-    Case(PP2 | {"schedule": "interleaved"}, "gpt2", documents=True),
+    Case(PP2 | {"pipeline_schedule": "interleaved"}, "gpt2", documents=True),
     # ALiBi, whose slopes go with the heads, and a norm right behind the embedding
     Case({"tensor": 2}, "bloom"),
     # biases of query, key and value alone, scaled rotary positions
@@ -89,7 +89,7 @@ GRID = [
     # activations in host memory, of all tokens or of some
     Case({"data": 2} | SWAP, "banded"),
     Case({"tensor": 2} | SOME_TOKENS, "gpt2"),
-    Case(PP2 | SOME_TOKENS | {"unswapped_layers": 1}, documents=True),
+    Case(PP2 | SOME_TOKENS | {"num_layers_on_device": 1}, documents=True),
     # the optimizer's state in host memory, updated there or in turns; Muon, which needs whole matrices
     Case({"data": 1, "micro_batch": 4} | HOST_AND_DEVICE, "tied", optimizer="muon"),
     Case({"data": 2} | HOST),
@@ -103,30 +103,30 @@ GRID = [
 # further pairs of the same parts, by hand (-m slow)
 RARE = [
     Case({"tensor": 4} | ASYNC, "one_kv_head", documents=True),
-    Case(CUBE | ASYNC | {"schedule": "zbv"}, "tied"),
+    Case(CUBE | ASYNC | {"pipeline_schedule": "zbv"}, "tied"),
     Case({"tensor": 2, "context": 2, "recompute": "full"} | ASYNC),
     Case({"tensor": 2} | ASYNC, "hybrid"),
     Case({"tensor": 2} | ASYNC | SOME_TOKENS),
     Case({"tensor": 2, "data": 2, "expert": 2} | ASYNC, "experts"),
-    Case({"data": 4, "replicate": 2} | PP2 | LESS_STATE | {"schedule": "interleaved"}, "tied"),
-    Case({"data": 2, "reduce_each_micro_batch": True} | PP2 | {"schedule": "zbv"}),
+    Case({"data": 4, "replicate": 2} | PP2 | LESS_STATE | {"pipeline_schedule": "interleaved"}, "tied"),
+    Case({"data": 2, "reduce_each_micro_batch": True} | PP2 | {"pipeline_schedule": "zbv"}),
     Case({"data": 2, "expert": 2} | PP2 | LESS_STATE | {"recompute": "full"}, "experts_deep"),
     Case({"data": 2, "tensor": 2, "micro_batch": 2, "reduce_each_micro_batch": True} | HOST_AND_DEVICE, "tied"),
-    Case(CUBE | {"schedule": "interleaved"}),
+    Case(CUBE | {"pipeline_schedule": "interleaved"}),
     Case({"data": 4, "replicate": 2, "tensor": 2}, optimizer="muon"),
-    Case(CUBE | {"schedule": "interleaved"}, "gpt2", documents=True),
-    Case(CUBE | {"schedule": "dualpipev"}),
+    Case(CUBE | {"pipeline_schedule": "interleaved"}, "gpt2", documents=True),
+    Case(CUBE | {"pipeline_schedule": "dualpipev"}),
     Case(CUBE | {"recompute": "full", "recompute_every": 2}),
     Case({"tensor": 4, "data": 2}, "one_kv_head"),
-    Case(CUBE | {"schedule": "zbv"}, "one_kv_head", optimizer="muon"),
+    Case(CUBE | {"pipeline_schedule": "zbv"}, "one_kv_head", optimizer="muon"),
     Case(CUBE | HOST_AND_DEVICE, "tied"),
     Case({"tensor": 4, "sequence_parallel": False, "recompute": "full"}, "bloom"),
-    Case(CUBE | {"schedule": "interleaved"}, "tied"),
+    Case(CUBE | {"pipeline_schedule": "interleaved"}, "tied"),
     Case({"data": 4, "replicate": 2, "tensor": 2}),
     Case({"tensor": 2} | PP4),
-    Case({"tensor": 4} | PP2 | {"schedule": "zbv"}),
+    Case({"tensor": 4} | PP2 | {"pipeline_schedule": "zbv"}),
     Case(CUBE | {"sequence_parallel": False}),
-    Case(CUBE | {"schedule": "interleaved", "recompute": "attention"}),
+    Case(CUBE | {"pipeline_schedule": "interleaved", "recompute": "attention"}),
     Case(CUBE, "tied"),
     Case(CUBE, "gpt2"),
     Case({"tensor": 4, "sequence_parallel": False}, "gpt2"),
@@ -142,18 +142,18 @@ RARE = [
     Case(CUBE, "gemma2", documents=True),
     Case(CUBE, precision="fp32"),
     Case({"data": 4, "replicate": 4}),
-    Case(PP4 | {"schedule": "dualpipev"}, "deep"),
-    Case(CUBE | {"schedule": "gpipe"}),
+    Case(PP4 | {"pipeline_schedule": "dualpipev"}, "deep"),
+    Case(CUBE | {"pipeline_schedule": "gpipe"}),
     Case(CUBE | {"replicate": 2}),
-    Case(CUBE | {"schedule": "dualpipev"}, "tied"),
-    Case(PP2 | {"schedule": "zbv"}, "bloom"),
-    Case(PP2 | {"schedule": "zbv", "recompute": "full"}, "qwen2"),
-    Case(CUBE | {"schedule": "interleaved"}, "tied", precision="fp32"),
+    Case(CUBE | {"pipeline_schedule": "dualpipev"}, "tied"),
+    Case(PP2 | {"pipeline_schedule": "zbv"}, "bloom"),
+    Case(PP2 | {"pipeline_schedule": "zbv", "recompute": "full"}, "qwen2"),
+    Case(CUBE | {"pipeline_schedule": "interleaved"}, "tied", precision="fp32"),
     Case({"data": 2}, precision="fp32"),
     Case({"tensor": 4, "data": 2}, "one_kv_head", precision="fp32"),
     Case({"data": 4, "replicate": 2, "fsdp_reshard_after_forward": "never"} | HOST_AND_DEVICE),
-    Case(CUBE | SOME_TOKENS | {"schedule": "interleaved"}, "windows"),
-    Case(CUBE | SWAP | {"schedule": "zbv"}, "tied"),
+    Case(CUBE | SOME_TOKENS | {"pipeline_schedule": "interleaved"}, "windows"),
+    Case(CUBE | SWAP | {"pipeline_schedule": "zbv"}, "tied"),
     Case(CUBE | SWAP, "gemma2", documents=True),
     Case({"context": 2, "tensor": 2} | SOME_TOKENS, documents=True),
     Case({"tensor": 2, "sequence_parallel": False} | SOME_TOKENS, "gpt2"),
@@ -161,7 +161,7 @@ RARE = [
     Case({"context": 2, "context_method": "all_to_all", "data": 2} | SOME_TOKENS, "banded"),
     Case({"data": 2, "expert": 2} | SWAP, "experts"),
     Case({"tensor": 2} | SWAP, "mamba2"),
-    Case(PP2 | {"schedule": "zbv"} | HOST, "tied"),
+    Case(PP2 | {"pipeline_schedule": "zbv"} | HOST, "tied"),
     Case({"context": 2, "data": 2} | HOST_AND_DEVICE, documents=True),
     Case({"data": 2, "expert": 2} | HOST_AND_DEVICE, "experts"),
     Case({"data": 2, "expert": 2} | ON_DISK, "experts"),
@@ -189,7 +189,7 @@ def test_tokens_of_each_shard_are_recomputed(model: str, pool: Any) -> None:
 
 
 def test_bf16_on_a_layout_is_bf16_alone_to_its_rounding(pool: Any) -> None:
-    case = Case({"tensor": 2, "schedule": "zbv"} | PP2, precision="bf16")
+    case = Case({"tensor": 2, "pipeline_schedule": "zbv"} | PP2, precision="bf16")
     found = differences(case, pool)
     assert found["loss"] < 2e-3 and found["norm"] < 2e-2, found  # bf16 has 8 bits; measured 4e-4 and 4e-3
 
@@ -224,7 +224,7 @@ CONTROLS = [
     ("tokens cut anywhere, of another shard", Case({"tensor": 2} | SOME_TOKENS), "gradients"),
     ("gradients in host memory not clipped", Case({"data": 2} | HOST), "parameters"),
     ("weights of the step before", Case({"data": 2} | ON_DISK), "parameters"),
-    ("logits normalised by this rank's sum", Case({"tensor": 2}), "loss"),
+    ("logits normalized by this rank's sum", Case({"tensor": 2}), "loss"),
 ]
 
 

@@ -245,14 +245,14 @@ def test_the_recipe_of_a_million_tokens() -> None:
     model, train = recipe.training()
     shape = shape_of(model, recipe.tokenizer.vocab_size)
     chosen, sentence = with_token_share(model, recipe.tokenizer.vocab_size, train)
-    assert 0 < chosen.layout.swapped_tokens < 1 and "the limit is host memory" in sentence
+    assert 0 < chosen.layout.offloaded_token_fraction < 1 and "the limit is host memory" in sentence
     planner = Planner(make_request(shape, 8, PlanOptions("a100-80g", train.batch_tokens)))
     ours = planner.forecast(from_config(chosen.layout, 1))
     full = planner.forecast(
-        from_config(chosen.layout.model_copy(update={"recompute": "full", "swapped_tokens": None}), 1)
+        from_config(chosen.layout.model_copy(update={"recompute": "full", "offloaded_token_fraction": None}), 1)
     )
     kept = planner.memory(
-        from_config(chosen.layout.model_copy(update={"recompute": "none", "swapped_tokens": None}), 1)
+        from_config(chosen.layout.model_copy(update={"recompute": "none", "offloaded_token_fraction": None}), 1)
     )
     assert ours.memory.total < planner.capacity < kept.total  # it fits, without the policy it does not
     assert ours.memory.host <= load_hardware("a100-80g").host_memory_gib_per_gpu * GIB * 1.0001
@@ -266,9 +266,9 @@ def test_the_planner_chooses_the_policy_and_states_the_share() -> None:
     model, train = recipe.training()
     plan = plan_recipe(shape_of(model, recipe.tokenizer.vocab_size), train, 8, "a100-80g")
     best = plan.best
-    assert best.layout.recompute == "tokens" and 0 < best.layout.swapped_tokens < 1
+    assert best.layout.recompute == "tokens" and 0 < best.layout.offloaded_token_fraction < 1
     assert any("the limit is host memory" in sentence for sentence in explain(plan))
-    full = replace(best.layout, recompute="full", swapped_tokens=None)
+    full = replace(best.layout, recompute="full", offloaded_token_fraction=None)
     assert best.time.total < Planner(plan.request).forecast(full).time.total
     # short samples, whose copies the link does not hide, are recomputed or kept
     short = model.model_copy(update={"sequence_length": 2**13})
@@ -289,6 +289,6 @@ def test_later_ranks_of_a_pipeline_swap_less() -> None:
     model, train = recipe.training()
     shape = shape_of(model.model_copy(update={"sequence_length": 2**17}), recipe.tokenizer.vocab_size)
     planner = Planner(make_request(shape, 8, PlanOptions("a100-80g", 2**20)))
-    layout = train.layout.model_copy(update={"pipeline": 4, "context": 2, "swapped_tokens": 0.2})
+    layout = train.layout.model_copy(update={"pipeline": 4, "context": 2, "offloaded_token_fraction": 0.2})
     host = [memory.host for memory in planner.memory_by_rank(from_config(layout, 1))]
     assert host == sorted(host, reverse=True) and host[0] > 2 * host[-1] > 0

@@ -62,11 +62,11 @@ def test_what_context_ranks_cut() -> None:
 
 
 def test_what_a_pipeline_needs() -> None:
-    interleaved = {"pipeline": 4, "schedule": "interleaved"}
+    interleaved = {"pipeline": 4, "pipeline_schedule": "interleaved"}
     assert "8 stages but 4 layers; use at most 2 pipeline ranks with 2 stages each" in refusal(interleaved, 4)
     assert "needs 2 micro-batches or more, a data rank has 1" in refusal({"pipeline": 2, "micro_batch": 16}, 2)
     assert "split_points [9] must lie between 1 and 3" in refusal({"pipeline": 2, "split_points": [9]}, 2)
-    three = {"pipeline": 2, "schedule": "interleaved", "micro_batch": 1}
+    three = {"pipeline": 2, "pipeline_schedule": "interleaved", "micro_batch": 1}
     assert "no whole number of rounds" in refusal(three, 2, batch_tokens=15 * 48, tokens=15 * 48)
 
 
@@ -80,10 +80,13 @@ def test_what_a_batch_needs() -> None:
     [
         ({"data": 4, "replicate": 3}, "try one of [1, 2, 4]"),
         ({"expert": 2}, "does not divide the 1 ranks of data x context x tensor that hold experts; try one of [1]"),
-        ({"pipeline": 2, "schedule": "1f1b", "virtual_stages": 2}, "leave virtual_stages out"),
-        ({"pipeline": 2, "schedule": "interleaved", "virtual_stages": 1}, "set virtual_stages to 2 or more"),
-        ({"pipeline": 2, "schedule": "zbv", "recompute": "operators"}, "set recompute: full"),
-        ({"pipeline": 2, "schedule": "dualpipev", "recompute": "operators"}, "dualpipev splits the backward pass"),
+        ({"pipeline": 2, "pipeline_schedule": "1f1b", "virtual_stages": 2}, "leave virtual_stages out"),
+        ({"pipeline": 2, "pipeline_schedule": "interleaved", "virtual_stages": 1}, "set virtual_stages to 2 or more"),
+        ({"pipeline": 2, "pipeline_schedule": "zbv", "recompute": "operators"}, "set recompute: full"),
+        (
+            {"pipeline": 2, "pipeline_schedule": "dualpipev", "recompute": "operators"},
+            "dualpipev splits the backward pass",
+        ),
         ({"pipeline": 3, "split_points": [2]}, "split_points must be 2 rising layer numbers"),
     ],
 )
@@ -96,9 +99,9 @@ def test_errors_of_a_layout_alone(layout: dict, fix: str) -> None:
 @pytest.mark.parametrize("schedule", ["zbv", "dualpipev"])
 def test_schedules_that_cannot_compile(schedule: str) -> None:
     with pytest.raises(
-        ValidationError, match=f"schedule {schedule} needs; set compile: false or schedule: interleaved"
+        ValidationError, match=f"schedule {schedule} needs; set compile: false or pipeline_schedule: interleaved"
     ):
-        TrainConfig(tokens=9, batch_tokens=9, compile=True, layout={"pipeline": 2, "schedule": schedule})
+        TrainConfig(tokens=9, batch_tokens=9, compile=True, layout={"pipeline": 2, "pipeline_schedule": schedule})
 
 
 def test_the_engine_chooses_a_micro_batch() -> None:

@@ -152,5 +152,5 @@ def test_scatter_gather_sends_an_eighth():
     without = MEGATRON_2021.model_validate(MEGATRON_2021.model_dump() | {"scatter_gather": False})
     assert pipeline_volume(shape, layout, 1, without) == 2 * 2048 * 12288 * 2
     assert pipeline_volume(shape, layout, 1, MEGATRON_2021) == 2 * 2048 * 12288 * 2 / 8
-    turns = replace(layout, virtual=4, schedule="interleaved")
+    turns = replace(layout, virtual=4, pipeline_schedule="interleaved")
     assert pipeline_volume(shape, turns, 1, MEGATRON_2021) == 4 * pipeline_volume(shape, layout, 1, MEGATRON_2021)

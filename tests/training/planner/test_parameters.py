@@ -145,8 +145,8 @@ LAYOUTS = [
     {"tensor": 4},
     {"tensor": 8, "data": 2},
     {"pipeline": 2, "tensor": 2, "data": 3},
-    {"pipeline": 3, "schedule": "interleaved", "virtual_stages": 2},
-    {"pipeline": 2, "schedule": "zbv", "data": 2},
+    {"pipeline": 3, "pipeline_schedule": "interleaved", "virtual_stages": 2},
+    {"pipeline": 2, "pipeline_schedule": "zbv", "data": 2},
     {"data": 4, "replicate": 2, "tensor": 2},
 ]
 

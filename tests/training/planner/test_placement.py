@@ -155,7 +155,7 @@ def test_the_members_of_every_group_are_counted(tensor, context, shard, replicat
 def test_interleaved_and_v_shaped_schedules_get_uneven_split_points_too():
     planner = Planner(PlanRequest(named_shape("gpt-3.6b"), two_clusters(speed=0.5), 32, 64))
     for schedule, virtual, slow in (("interleaved", 3, (1, 3, 5)), ("zbv", 2, (1, 2))):
-        layout = Layout(tensor=4, pipeline=2, shard=4, schedule=schedule, virtual=virtual)
+        layout = Layout(tensor=4, pipeline=2, shard=4, pipeline_schedule=schedule, virtual=virtual)
         forecast = planner.forecast(layout)
         bounds = [0, *forecast.split_points, 30]
         layers = [b - a for a, b in pairwise(bounds)]
@@ -184,7 +184,7 @@ def test_a_real_run_has_the_mesh_and_the_split_points_that_were_planned(pool):
     slow = {"kind": "ethernet", "gb_per_second": 3.0}
     machine = parse_hardware(FIELDS | {"node_gpus": 1, "clusters": clusters, "between_clusters": slow}, "four.yaml")
     request = PlanRequest(
-        shape_of(MODEL, 51), machine, 4, 16, fixed=FixedChoices(pipeline=2, tensor=1, schedule="interleaved")
+        shape_of(MODEL, 51), machine, 4, 16, fixed=FixedChoices(pipeline=2, tensor=1, pipeline_schedule="interleaved")
     )
     best = search(request).best
     assert best.placement.stage_clusters == ("fast", "slow")

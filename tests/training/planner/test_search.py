@@ -36,8 +36,8 @@ SMALL = ModelConfig(layers=8, width=1024, heads=8, kv_heads=4, sequence_length=1
 def test_a_layout_converts_to_a_recipe_and_back():
     for config in (
         LayoutConfig(data=4, replicate=2, tensor=2),
-        LayoutConfig(pipeline=2, schedule="interleaved", virtual_stages=2, tensor=2, data=2, recompute="full"),
-        LayoutConfig(pipeline=2, schedule="zbv"),
+        LayoutConfig(pipeline=2, pipeline_schedule="interleaved", virtual_stages=2, tensor=2, data=2, recompute="full"),
+        LayoutConfig(pipeline=2, pipeline_schedule="zbv"),
         LayoutConfig(data=2, context=4, context_method="all_to_all"),
         LayoutConfig(data=2, fsdp_reshard_after_forward="never"),
         LayoutConfig(data=2, pipeline=2, fsdp_reshard_after_forward="always", reduce_each_micro_batch=True),
@@ -142,7 +142,7 @@ def test_ranked_layouts_fit_and_are_sorted_by_throughput(hardware):
 
 
 def test_fixed_choices_are_kept(hardware):
-    fixed = FixedChoices(tensor=2, pipeline=2, micro_batch=2, recompute="full", schedule="1f1b")
+    fixed = FixedChoices(tensor=2, pipeline=2, micro_batch=2, recompute="full", pipeline_schedule="1f1b")
     plan = search(PlanRequest(shape_of(SMALL, 32000), hardware, 8, 32, fixed=fixed))
     assert plan.ranked
     for one in plan.ranked:
@@ -395,7 +395,7 @@ def test_dualpipev_is_searched_when_it_is_fixed_and_is_never_faster_than_zbv():
         name: plan_model(shape, 16, PlanOptions("h100", 256 * 2048), FixedChoices(pipeline=4, schedule=name))
         for name in ("zbv", "dualpipev")
     }
-    assert plans["dualpipev"].best.layout.schedule == "dualpipev"
+    assert plans["dualpipev"].best.layout.pipeline_schedule == "dualpipev"
     assert plans["zbv"].best.tokens_per_second >= plans["dualpipev"].best.tokens_per_second
 
 
@@ -422,7 +422,7 @@ def test_operators_recompute_the_attention_of_the_ring_and_not_that_of_whole_hea
 def test_a_pipeline_that_does_not_fit_reduces_each_micro_batch() -> None:
     """18 billion parameters on two stages of 4 A100: 9.1e9 unsharded fp32 sums alone would take 34 GiB."""
     shape = named_shape("gpt-18b")
-    fixed = FixedChoices(tensor=1, pipeline=2, replicate=1, schedule="1f1b", micro_batch=1)
+    fixed = FixedChoices(tensor=1, pipeline=2, replicate=1, pipeline_schedule="1f1b", micro_batch=1)
     plan = search(make_request(shape, 8, PlanOptions(hardware="a100-80g", batch_tokens=2**20), fixed))
     assert plan.ranked and all(one.layout.reduce_each for one in plan.ranked)
     planner, lean = Planner(plan.request), plan.best.layout

@@ -227,7 +227,7 @@ def attention_scale(config: ModelConfig) -> float:
     4.1)."""
     if config.scales.attention is not None:
         return config.scales.attention
-    return 8 / config.head_dim if config.initialisation == "mup" else config.head_dim**-0.5
+    return 8 / config.head_dim if config.init_method == "mup" else config.head_dim**-0.5
 
 
 # Plainly causal attention on the CPU, as matmuls over blocks of queries.

@@ -54,7 +54,7 @@ class TcncaMixer(nn.Module):
         super().__init__()
         self.tensor, self.mixer = tensor, mixer
         width, shared, values = config.width, mixer.shared_width(config.width), mixer.expand * config.width
-        self.scale = 8 / shared if config.initialisation == "mup" else shared**-0.5
+        self.scale = 8 / shared if config.init_method == "mup" else shared**-0.5
         self.convolutions = nn.ModuleList(
             CausalConvolution(tensor, width, mixer.kernel, dilation) for dilation in mixer.dilations
         )

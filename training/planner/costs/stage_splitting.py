@@ -49,7 +49,7 @@ def rank_of_stage(stage: int, pipeline: int, schedule: Schedule) -> int:
 def stages_of_rank(layout: LayoutConfig, rank: int) -> list[int]:
     """Stage numbers of a pipeline rank. Two ranks, V-shaped: rank 0 has 0 and 3; interleaved: 0 and 2."""
     stages = range(layout.num_stages)
-    return [stage for stage in stages if rank_of_stage(stage, layout.pipeline, layout.schedule) == rank]
+    return [stage for stage in stages if rank_of_stage(stage, layout.pipeline, layout.pipeline_schedule) == rank]
 
 
 @lru_cache(maxsize=1024)

@@ -122,10 +122,10 @@ def test_the_samplers_filters_are_those_of_transformers():
         scores = step(torch.tensor([sorted(seen)]), scores)
     theirs = torch.softmax(scores[0], dim=-1).numpy()
     settings = SamplingConfig(temperature=0.7, top_k=12, top_p=0.8, repetition_penalty=1.3)
-    penalised = logits.copy()
+    penalized = logits.copy()
     for token in seen:
-        penalised[token] *= 1.3 if penalised[token] < 0 else 1 / 1.3
-    kept, weights = candidates(penalised / 0.7, settings)
+        penalized[token] *= 1.3 if penalized[token] < 0 else 1 / 1.3
+    kept, weights = candidates(penalized / 0.7, settings)
     ours = np.zeros_like(theirs)
     ours[kept] = weights
     assert ours.tolist() == pytest.approx(theirs.tolist(), abs=1e-12)

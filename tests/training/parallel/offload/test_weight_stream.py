@@ -37,7 +37,7 @@ POLICIES: dict[str, dict[str, Any]] = {
     "attention": {"recompute": "attention"},
     "operators": {"recompute": "operators"},
     "swap": {"recompute": "swap"},
-    "tokens": {"recompute": "tokens", "swapped_tokens": 0.5},
+    "tokens": {"recompute": "tokens", "offloaded_token_fraction": 0.5},
 }
 
 

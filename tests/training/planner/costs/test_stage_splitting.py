@@ -65,7 +65,11 @@ def test_the_planner_splits_the_model_as_the_engine(pipeline, layers, vocab):
         layers=layers, width=64, heads=4, sequence_length=64, window=(16, None) if layers == 12 else None
     )
     planner = StepModel(shape_of(model, vocab), Rates(load_hardware("a100-80g"), FITTED), GRISTMILL)
-    for axes in ({"schedule": "1f1b"}, {"schedule": "interleaved", "virtual_stages": 2}, {"schedule": "zbv"}):
+    for axes in (
+        {"pipeline_schedule": "1f1b"},
+        {"pipeline_schedule": "interleaved", "virtual_stages": 2},
+        {"pipeline_schedule": "zbv"},
+    ):
         layout = LayoutConfig(pipeline=pipeline, **axes)
         stages = split_model(model, vocab, layout)
         planned = planner.rank_layers(from_config(layout, 1))
@@ -76,7 +80,7 @@ def test_the_planner_splits_the_model_as_the_engine(pipeline, layers, vocab):
 
 
 def test_stages_of_a_rank():
-    loop, vee = (LayoutConfig(pipeline=2, schedule=schedule) for schedule in ("interleaved", "zbv"))
+    loop, vee = (LayoutConfig(pipeline=2, pipeline_schedule=schedule) for schedule in ("interleaved", "zbv"))
     assert [stages_of_rank(loop, rank) for rank in range(2)] == [[0, 2], [1, 3]]
     assert [stages_of_rank(vee, rank) for rank in range(2)] == [[0, 3], [1, 2]]
 
