@@ -22,6 +22,7 @@ test: $(INSTALLED)
 lint: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/python tests/support/naming.py
 	mkdir -p build/types/gristmill
 	ln -sfn $(addprefix $(CURDIR)/,$(FOLDERS)) build/types/gristmill/
 	ln -sfn $(CURDIR)/benchmarks/published build/types/published

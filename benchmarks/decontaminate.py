@@ -19,7 +19,12 @@ from rich.console import Console
 from rich.table import Table
 from support.planted import corpus, write_parquet
 
-from gristmill.data_pipeline.decontamination.config import BenchmarkConfig, DecontaminateConfig, Example, read_benchmark
+from gristmill.data_pipeline.decontamination.config import (
+    BenchmarkConfig,
+    BenchmarkExample,
+    DecontaminateConfig,
+    read_benchmark,
+)
 from gristmill.data_pipeline.decontamination.edits import build_indexes, search_edits
 from gristmill.data_pipeline.decontamination.index import search, words_of_bytes
 from gristmill.data_pipeline.decontamination.step import decontaminate
@@ -109,7 +114,7 @@ def search_alone(benchmarks: list[BenchmarkConfig], texts: list[str]) -> Figure:
     return Figure("decontaminate_search", rates[0], "MB/s/core", rates[1], "plain Python", ratio)
 
 
-def plain_index(examples: list[Example]) -> set[tuple[str, ...]]:
+def plain_index(examples: list[BenchmarkExample]) -> set[tuple[str, ...]]:
     found = set()
     for example in examples:
         words = fold_text(example.text).split()
@@ -172,7 +177,7 @@ def recall(benchmarks: list[BenchmarkConfig], texts: list[str], planted: int) ->
 
 
 def planted_questions(
-    questions: list[Example], planted: int, generator: np.random.Generator
+    questions: list[BenchmarkExample], planted: int, generator: np.random.Generator
 ) -> dict[str, tuple[list[str], float]]:
     """{kind of edit: (questions to plant, required recall)}."""
     found: dict[str, tuple[list[str], float]] = {}
@@ -190,7 +195,7 @@ def planted_questions(
 
 
 def short_questions(
-    examples: list[Example], words: list[int], config: DecontaminateConfig
+    examples: list[BenchmarkExample], words: list[int], config: DecontaminateConfig
 ) -> tuple[list[str], list[str]]:
     """The questions of fewer than 8 words that are searched for, alone and with one of their answers."""
     index = build_indexes(examples, config).edits
@@ -203,7 +208,7 @@ def short_questions(
     return asked, answered
 
 
-def false_positives(texts: list[str], config: DecontaminateConfig, examples: list[Example]) -> list[Figure]:
+def false_positives(texts: list[str], config: DecontaminateConfig, examples: list[BenchmarkExample]) -> list[Figure]:
     """False positives: documents without any question, and ten that share a common phrase of 14 words with a
     benchmark."""
     clean = hits(texts, config)

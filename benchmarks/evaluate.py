@@ -22,7 +22,7 @@ from measure import Figure, arguments, in_turn, print_figures
 from gristmill.evaluation.convert.huggingface import write_huggingface
 from gristmill.evaluation.inference.config import CPU_BATCH_TOKENS
 from gristmill.evaluation.inference.local_causal_lm import LocalCausalLM
-from gristmill.evaluation.scoring.lm_eval_adapter import LanguageModel
+from gristmill.evaluation.scoring.lm_eval_adapter import LmEvalAdapter
 from gristmill.evaluation.tasks.corpus_tasks import ClozeQuestion, HeldOutDocument, bits_per_byte_task, cloze_task
 from gristmill.evaluation.tasks.harness import set_num_fewshot
 from gristmill.evaluation.tasks.task_index import TASK_FOLDER
@@ -137,7 +137,7 @@ def texts(instances: Sequence[Instance]) -> list[str]:
     return [part for instance in instances for part in instance.args if isinstance(part, str)]
 
 
-def our_model(folder: Path, corpus: Sequence[str]) -> LanguageModel:
+def our_model(folder: Path, corpus: Sequence[str]) -> LmEvalAdapter:
     """A random model and a tokenizer trained on the requests; both are exported to `folder` for HFLM."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -153,10 +153,10 @@ def our_model(folder: Path, corpus: Sequence[str]) -> LanguageModel:
     model = Transformer(MODEL, codec.vocab_size)
     initialize(model, seed=0, device=torch.device("cpu"), dtype=torch.float32)
     write_huggingface(folder, model, codec.end_of_document)
-    return LanguageModel(LocalCausalLM(model, MODEL.sequence_length), codec, CPU_BATCH_TOKENS, Reporter.silent())
+    return LmEvalAdapter(LocalCausalLM(model, MODEL.sequence_length), codec, CPU_BATCH_TOKENS, Reporter.silent())
 
 
-def measured(work: Work, ours: LanguageModel, folder: Path, quick: bool) -> Figure:
+def measured(work: Work, ours: LmEvalAdapter, folder: Path, quick: bool) -> Figure:
     def asked(model: Any) -> Callable[[], list[Any]]:
         return lambda: getattr(model, work.kind)(work.requests, disable_tqdm=True)
 

@@ -42,7 +42,7 @@ from gristmill.data_pipeline.curate_config import (
     unmeasured_signals,
     used_profiles,
 )
-from gristmill.data_pipeline.decontamination.config import Example, missing_fields
+from gristmill.data_pipeline.decontamination.config import BenchmarkExample, missing_fields
 from gristmill.data_pipeline.decontamination.step import all_examples
 from gristmill.data_pipeline.dedup.near import Protected, keep_signatures, protected_corpora
 from gristmill.data_pipeline.dedup.signatures import STORE_FILE
@@ -78,7 +78,7 @@ class CurationInputs:
     folder: Path
     cache: Path
     engine: Engine
-    task_examples: Sequence[Example] = ()
+    task_examples: Sequence[BenchmarkExample] = ()
 
     @property
     def work(self) -> Path:

@@ -20,7 +20,7 @@ from gristmill.evaluation.inference.sharded import ShardedCausalLM
 from gristmill.evaluation.inference.workdir import HeldOutCorpus
 from gristmill.evaluation.results.table import ScoreRow, score_rows
 from gristmill.evaluation.run import add_groups, build_held_out_tasks, generated_tasks
-from gristmill.evaluation.scoring.lm_eval_adapter import LanguageModel
+from gristmill.evaluation.scoring.lm_eval_adapter import LmEvalAdapter
 from gristmill.evaluation.tasks.harness import require_tasks, run_tasks
 from gristmill.evaluation.tasks.task_index import TaskSources
 from gristmill.foundation.progress import Reporter
@@ -97,7 +97,7 @@ def evaluate_live(
             )
             break
         batch_tokens = config.pass_tokens(mesh.device.type)
-        language_model = LanguageModel(causal_lm, codec, batch_tokens, Reporter.silent(), data=copies)
+        language_model = LmEvalAdapter(causal_lm, codec, batch_tokens, Reporter.silent(), data=copies)
         rows = _rows(language_model, config, task, sources, mesh)
         for task_name, count in {row.task: row.not_evaluated for row in rows if row.not_evaluated}.items():
             reporter.say(
@@ -167,7 +167,7 @@ def _whole(parameter: Tensor) -> Tensor:
     return parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
 
 
-def _rows(model: LanguageModel, config: EvaluateConfig, task: str, sources: LiveSources, mesh: Mesh) -> list[ScoreRow]:
+def _rows(model: LmEvalAdapter, config: EvaluateConfig, task: str, sources: LiveSources, mesh: Mesh) -> list[ScoreRow]:
     """The rows of one task or suite, on every process."""
     one_task = EvaluateConfig(**{**config.model_dump(), "tasks": (task,)})
     held_out = build_held_out_tasks(one_task, model.codec, sources.corpus)

@@ -15,7 +15,7 @@ from gristmill.evaluation.inference.load import LoadedModel, load_for_evaluation
 from gristmill.evaluation.inference.workdir import CheckpointPaths, HeldOutCorpus
 from gristmill.evaluation.results.statistics import LN2, bits_per_byte, ratio_error, unigram_bits_per_byte
 from gristmill.evaluation.results.table import ScoreRow, score_rows, transfer_markdown, transfer_table, write_results
-from gristmill.evaluation.scoring.lm_eval_adapter import LanguageModel, RequestCache, TextTokenizer
+from gristmill.evaluation.scoring.lm_eval_adapter import LmEvalAdapter, RequestCache, TextTokenizer
 from gristmill.evaluation.tasks.contamination import contamination_rows, found_in_corpus
 from gristmill.evaluation.tasks.continuations import continuations
 from gristmill.evaluation.tasks.corpus_tasks import (
@@ -105,7 +105,7 @@ def evaluate(
     for note in filter(None, (loaded.note, loaded.memory_note)):
         reporter.say(note)
     batch_tokens = config.pass_tokens(loaded.causal_lm.device.type)
-    model = LanguageModel(loaded.causal_lm, loaded.codec, batch_tokens, reporter, cache, data=data)
+    model = LmEvalAdapter(loaded.causal_lm, loaded.codec, batch_tokens, reporter, cache, data=data)
     config, missing = answerable(config, paths.corpus)
     if missing:
         reporter.say(f"evaluate: {missing}")
@@ -125,7 +125,7 @@ def evaluate(
     return rows
 
 
-def generated_tasks(config: EvaluateConfig, model: LanguageModel) -> list[dict[str, Any]]:
+def generated_tasks(config: EvaluateConfig, model: LmEvalAdapter) -> list[dict[str, Any]]:
     """The recall tasks of config.tasks, at the lengths that the model reads."""
 
     def count_tokens(texts: Sequence[str]) -> list[int]:

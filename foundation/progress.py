@@ -28,7 +28,7 @@ def plain_console(file: TextIO, quiet: bool = False) -> "Console":
     return rich_console.Console(file=file, width=width, quiet=quiet, markup=False, emoji=False, highlight=False)
 
 
-class JsonLines:
+class JsonLog:
     """In the place of a console: each message is a line of JSON, {"time", "message"}, and of progress also {"task",
     "done", "total", "unit", "seconds"}. time: UTC, ISO 8601."""
 
@@ -46,7 +46,7 @@ class JsonLines:
 class ProgressMeter:
     """Progress of one task in units of work. `advance` may be called at any rate."""
 
-    def __init__(self, description: str, total: float, unit: str, console: "Console | JsonLines"):
+    def __init__(self, description: str, total: float, unit: str, console: "Console | JsonLog"):
         self.description, self.total, self.unit, self.console = description, total, unit, console
         self.done = 0.0
         self.note = ""
@@ -88,7 +88,7 @@ class ProgressMeter:
         self._print(f"{self.description}: {amount(self.done, self.unit)} in {seconds:.1f} s {self.note}".rstrip())
 
     def _print(self, message: str) -> None:
-        if not isinstance(self.console, JsonLines):
+        if not isinstance(self.console, JsonLog):
             self.console.print(message)
             return
         seconds = round(time.monotonic() - self._started, 3)
@@ -110,7 +110,7 @@ class ProgressMeter:
 class Reporter:
     """Creates progress meters and prints messages; `Reporter.silent()` prints nothing."""
 
-    def __init__(self, console: "Console | JsonLines"):
+    def __init__(self, console: "Console | JsonLog"):
         self.console = console
 
     @classmethod
@@ -120,7 +120,7 @@ class Reporter:
     @classmethod
     def to_json(cls) -> "Reporter":
         """Lines of JSON on standard error, for programs that collect logs."""
-        return cls(JsonLines(sys.stderr))
+        return cls(JsonLog(sys.stderr))
 
     @classmethod
     def silent(cls) -> "Reporter":

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 
+import naming
 import pytest
 
 ROOT = Path(__file__).parent.parent
@@ -260,3 +261,24 @@ def test_all_dependencies_are_pinned():
         for requirement in required
     }
     assert names - pinned == set()
+
+
+def test_names_are_nouns_of_the_field():
+    assert [f"{path}:{line}: {message}" for path, line, message in naming.faults()] == []
+
+
+def test_a_vague_name_is_told(tmp_path):
+    (tmp_path / "one.py").write_text(
+        '"""What it does."""\n\nclass Layer: ...\n\n'
+        'def initialise(each):\n    """Of it."""\n    for found in each: ...\n'
+    )
+    (tmp_path / "two.py").write_text("class Layer: ...\n")
+    told = [(str(path), line, message.split(":")[0]) for path, line, message in naming.faults(["."], tmp_path)]
+    assert told == [
+        ("one.py", 1, "a docstring begins with 'What'"),
+        ("one.py", 5, "a value is called each"),
+        ("one.py", 5, "initialise"),
+        ("one.py", 6, "a docstring begins with 'Of'"),
+        ("one.py", 7, "a value is called found"),
+        ("two.py", 1, "class Layer is in one.py too"),
+    ]

@@ -55,7 +55,7 @@ class PagesTask:
 
 
 @dataclass(frozen=True)
-class CountTask:
+class BlockCountTask:
     """The rows whose block is in [first, last]. pages: uint64[2, H], hosts of min_pages pages or more, in order, and
     their numbers of pages."""
 
@@ -164,7 +164,9 @@ def boilerplate(row_files: Sequence[Path], config: SiteBoilerplateConfig, engine
     """uint64[2, K]: hosts and keys of the boilerplate blocks, ordered by key, then host."""
     pages = _pages_of_hosts([_slice(_mapped(path), BLOCK, 0, 0) for path in row_files], config.min_pages)
     bounds = _bounds(sum(_mapped(path).shape[1] for path in row_files))
-    tasks = [CountTask(tuple(row_files), max(first, 1), last - 1, pages, config) for first, last in pairwise(bounds)]
+    tasks = [
+        BlockCountTask(tuple(row_files), max(first, 1), last - 1, pages, config) for first, last in pairwise(bounds)
+    ]
     return np.concatenate(engine.map(count_blocks, tasks, "site boilerplate: count blocks"), axis=1)
 
 
@@ -195,7 +197,7 @@ def _slice(rows: np.ndarray, column: int, first: int, last: int) -> np.ndarray:
     return rows[:, start : np.searchsorted(rows[column], np.uint64(last), "right")]
 
 
-def count_blocks(task: CountTask) -> np.ndarray:
+def count_blocks(task: BlockCountTask) -> np.ndarray:
     """uint64[2, K]: hosts and keys of the range's boilerplate blocks, ordered by key, then host."""
     hosts, totals = task.pages
     counted = []

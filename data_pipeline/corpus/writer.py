@@ -203,7 +203,7 @@ SIDES = {REMOVED_SIDE: "removed", KEPT_SIDE: "kept"}
 
 
 @dataclass(frozen=True)
-class Example:
+class ThresholdExample:
     """A document near a threshold, or a duplicate. file: number in its source; row: of the annotated file."""
 
     file: int
@@ -235,7 +235,7 @@ def borderline_examples(state: SourceState, removals: Sequence[Removals], engine
         }
 
 
-def _rule_examples(state: SourceState) -> Iterator[Example]:
+def _rule_examples(state: SourceState) -> Iterator[ThresholdExample]:
     nearest = [results.nearest for results in state.filter_results if results.nearest is not None]
     if not nearest:
         return
@@ -253,13 +253,13 @@ def _rule_examples(state: SourceState) -> Iterator[Example]:
         for at in order[np.lexsort((row[order], file[order]))].tolist():
             where = rule, side, file[at], place[at]
             label = state.rules.rules[rule].label
-            yield Example(
+            yield ThresholdExample(
                 int(file[at]), int(row[at]), label, SIDES[side], float(values[where]), float(thresholds[where])
             )
 
 
-def _step_examples(state: SourceState, step: Removals) -> list[Example]:
-    lowest: list[Example] = []
+def _step_examples(state: SourceState, step: Removals) -> list[ThresholdExample]:
+    lowest: list[ThresholdExample] = []
     for file, number in enumerate(state.files):
         removed = step.in_file(number)
         order = np.argsort(removed.values, kind="stable")[:EXAMPLES_PER_SIDE]
@@ -270,13 +270,13 @@ def _step_examples(state: SourceState, step: Removals) -> list[Example]:
         )
         for at, duplicate_of in zip(order.tolist(), ids, strict=True):
             row, value = int(removed.rows[at]), float(removed.values[at])
-            lowest.append(Example(file, row, step.step, "removed", value, float(step.threshold), duplicate_of))
+            lowest.append(ThresholdExample(file, row, step.step, "removed", value, float(step.threshold), duplicate_of))
         lowest = sorted(lowest, key=attrgetter("value"))[:EXAMPLES_PER_SIDE]
     return lowest
 
 
 def _read_documents(
-    state: SourceState, examples: Sequence[Example], engine: Engine
+    state: SourceState, examples: Sequence[ThresholdExample], engine: Engine
 ) -> Mapping[tuple[int, int], tuple[str, str]]:
     """By file and row: (doc_id, excerpt)."""
     rows = {number: sorted({e.row for e in examples if e.file == number}) for number in {e.file for e in examples}}

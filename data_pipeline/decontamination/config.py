@@ -146,7 +146,7 @@ OPENERS = {".gz": gzip.open, ".bz2": bz2.open}
 
 
 @dataclass(frozen=True)
-class Example:
+class BenchmarkExample:
     """One text of one benchmark. example: the record's id; field: which of its fields, so that questions and answers
     are told apart in index, ledger and report. text: empty if the record lacks the field."""
 
@@ -157,11 +157,11 @@ class Example:
     is_answer: bool = False
 
 
-def read_benchmark(config: BenchmarkConfig) -> list[Example]:
+def read_benchmark(config: BenchmarkConfig) -> list[BenchmarkExample]:
     """All texts of the benchmark; an empty one for each field that a record lacks.
 
     Raises InputError, naming file and line, for a missing file, a bad line, or a field that no record has."""
-    examples: list[Example] = []
+    examples: list[BenchmarkExample] = []
     fields = config.fields or (PLAIN,)
     filled_fields: set[str] = set()
     first: tuple[str, dict[str, Any]] | None = None
@@ -174,7 +174,7 @@ def read_benchmark(config: BenchmarkConfig) -> list[Example]:
             texts = [text for text in _texts(value) if text.strip()]
             filled_fields |= {field} if texts else set()
             is_answer = is_answer_field(field, fields, config.answers, value)
-            examples += [Example(config.name, name, field, text, is_answer) for text in texts or [""]]
+            examples += [BenchmarkExample(config.name, name, field, text, is_answer) for text in texts or [""]]
     if first is None:
         raise InputError(f"{config.paths[0]}: the benchmark {config.name} has no text; check its paths and fields")
     for field in fields:
@@ -190,7 +190,7 @@ def is_answer_field(field: str, fields: Sequence[str], answers: Sequence[str], v
     return field in answers if answers else isinstance(value, list) and field != fields[0]
 
 
-def missing_fields(examples: Iterable[Example]) -> dict[str, dict[str, int]]:
+def missing_fields(examples: Iterable[BenchmarkExample]) -> dict[str, dict[str, int]]:
     """By benchmark and field: in how many records the field is missing, null or empty. Those in none are left out."""
     missing: dict[str, dict[str, int]] = {}
     for example in examples:
@@ -208,9 +208,12 @@ def benchmark_digests(config: BenchmarkConfig) -> list[str]:
         raise InputError(f"{error.filename}: the benchmark cannot be read ({error}); check its path") from error
 
 
-def numbered_examples(texts: Iterable[tuple[str, int, str, str, bool]]) -> list[Example]:
+def numbered_examples(texts: Iterable[tuple[str, int, str, str, bool]]) -> list[BenchmarkExample]:
     """Examples of (benchmark, record, field, text, is_answer), as evaluation hands down the records of its tasks."""
-    return [Example(benchmark, str(record), field, text, answer) for benchmark, record, field, text, answer in texts]
+    return [
+        BenchmarkExample(benchmark, str(record), field, text, answer)
+        for benchmark, record, field, text, answer in texts
+    ]
 
 
 def _records(config: BenchmarkConfig) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from gristmill.data_pipeline.decontamination.config import DecontaminateConfig, Example
+from gristmill.data_pipeline.decontamination.config import BenchmarkExample, DecontaminateConfig
 from gristmill.data_pipeline.decontamination.index import (
     NgramIndex,
     Words,
@@ -55,7 +55,7 @@ class EditIndex:
     short: np.ndarray
 
 
-def build_edits(examples: Sequence[Example], words: Words, config: DecontaminateConfig) -> EditIndex:
+def build_edits(examples: Sequence[BenchmarkExample], words: Words, config: DecontaminateConfig) -> EditIndex:
     """The index of the examples, whose words are `words`.
 
     Searched for edits are texts of min_ngram words up to `max_edited_words`, longer ones keep an n-gram whole;
@@ -73,7 +73,7 @@ def build_edits(examples: Sequence[Example], words: Words, config: Decontaminate
 
 
 def _answers(
-    examples: Sequence[Example], counts: np.ndarray, total: np.ndarray, config: DecontaminateConfig
+    examples: Sequence[BenchmarkExample], counts: np.ndarray, total: np.ndarray, config: DecontaminateConfig
 ) -> tuple[np.ndarray, np.ndarray]:
     """(answers, answer_first) of SearchedTexts: of each short question, the texts of its record's later fields that
     have enough information together with it."""
@@ -181,7 +181,7 @@ class Indexes:
         return (self.ngrams.ngrams_of > 0) | self.edits.edited | self.edits.short
 
 
-def build_indexes(examples: Sequence[Example], config: DecontaminateConfig) -> Indexes:
+def build_indexes(examples: Sequence[BenchmarkExample], config: DecontaminateConfig) -> Indexes:
     words = words_of([example.text for example in examples])
     return Indexes(build_index(words, config.ngram, config.min_ngram), build_edits(examples, words, config))
 

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import xxhash
 
-from gristmill.data_pipeline.decontamination.config import Example
+from gristmill.data_pipeline.decontamination.config import BenchmarkExample
 from gristmill.data_pipeline.decontamination.edits import Indexes, copy_of
 from gristmill.data_pipeline.decontamination.index import NgramIndex, words_of
 from gristmill.data_pipeline.ledger.evidence import complement, removed_span_row
@@ -89,7 +89,9 @@ def _match(text, ngrams, distinct, copies, indexes: Indexes, counting: int) -> T
     return TextMatch(text, "verbatim" if distinct == counting else "partial", distinct, counting, words)
 
 
-def match_row(doc_id: str, text: str, match: TextMatch, spans: np.ndarray, examples: Sequence[Example]) -> tuple:
+def match_row(
+    doc_id: str, text: str, match: TextMatch, spans: np.ndarray, examples: Sequence[BenchmarkExample]
+) -> tuple:
     """A row of MATCHES. spans: first and last + 1 character of every word of the document (`word_spans`)."""
     start = max(int(spans[0, match.words[0][0]]) - EXCERPT_MARGIN, 0)
     example = examples[match.text]
@@ -234,7 +236,7 @@ def found_questions(matches: pa.Table, hits: pa.Table) -> list[dict[str, Any]]:
     ]
 
 
-def question_order(examples: Sequence[Example]) -> np.ndarray:
+def question_order(examples: Sequence[BenchmarkExample]) -> np.ndarray:
     """int64[texts]: the place of each text's record in the order of `found_questions`."""
     keys = [(example.benchmark, example.example) for example in examples]
     place = {key: number for number, key in enumerate(sorted(set(keys), key=lambda key: _in_order(*key)))}

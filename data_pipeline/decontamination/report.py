@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from gristmill.data_pipeline.decontamination.config import Example, missing_fields
+from gristmill.data_pipeline.decontamination.config import BenchmarkExample, missing_fields
 from gristmill.data_pipeline.decontamination.edits import Indexes
 from gristmill.data_pipeline.decontamination.index import NgramIndex
 from gristmill.data_pipeline.decontamination.matches import EXCERPT_MARGIN, KINDS
@@ -22,7 +22,7 @@ class ContaminationReport:
 
     It grows with the benchmarks, not with the documents, whose matches are added file by file in any order."""
 
-    def __init__(self, examples: Sequence[Example], indexes: Indexes, common: np.ndarray):
+    def __init__(self, examples: Sequence[BenchmarkExample], indexes: Indexes, common: np.ndarray):
         self.examples, self.indexes, self.common, self.num_matches = examples, indexes, common, 0
         self._found = {example.benchmark: _Found() for example in examples}
 
@@ -96,7 +96,7 @@ def _strongest_first(row: dict[str, Any]) -> tuple:
     return (KINDS.index(row["kind"]), -row["matched"] / row["of"], -row["matched"], row["text"], row["doc_id"])
 
 
-def _shown(row: dict[str, Any], examples: Sequence[Example]) -> dict[str, Any]:
+def _shown(row: dict[str, Any], examples: Sequence[BenchmarkExample]) -> dict[str, Any]:
     names = ("doc_id", "example", "field", "kind", "matched", "of", "excerpt")
     return {**{name: row[name] for name in names}, "benchmark_text": examples[row["text"]].text[: 4 * EXCERPT_MARGIN]}
 

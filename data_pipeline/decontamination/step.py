@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from gristmill.data_pipeline.decontamination.config import DecontaminateConfig, Example, read_benchmark
+from gristmill.data_pipeline.decontamination.config import BenchmarkExample, DecontaminateConfig, read_benchmark
 from gristmill.data_pipeline.decontamination.edits import build_indexes, load_indexes, save_indexes, search_edits
 from gristmill.data_pipeline.decontamination.index import (
     PHRASE,
@@ -111,7 +111,7 @@ def decontaminate(
     config: DecontaminateConfig,
     engine: Engine,
     folder: Path,
-    task_examples: Sequence[Example] = (),
+    task_examples: Sequence[BenchmarkExample] = (),
 ) -> Decontamination:
     """Searches the kept documents for the texts of the config's benchmarks and, if it names tasks, `task_examples`.
 
@@ -153,7 +153,11 @@ class QuestionsTask:
 
 
 def _write_questions(
-    prefixes: Sequence[Path | None], examples: Sequence[Example], num_matches: int, engine: Engine, folder: Path
+    prefixes: Sequence[Path | None],
+    examples: Sequence[BenchmarkExample],
+    num_matches: int,
+    engine: Engine,
+    folder: Path,
 ) -> tuple[Path, ...]:
     """The lines about the questions that were found, in files one after the other. A task holds about
     MATCHES_OF_TASK matches."""
@@ -189,7 +193,7 @@ SORT_KEYS = {
 }
 
 
-def all_examples(config: DecontaminateConfig, task_examples: Sequence[Example]) -> list[Example]:
+def all_examples(config: DecontaminateConfig, task_examples: Sequence[BenchmarkExample]) -> list[BenchmarkExample]:
     """The texts that must not stand in the corpus: of the local files, then of the tasks.
 
     A suite's name is not its tasks', so only the absence of all texts can be told."""
@@ -201,7 +205,7 @@ def all_examples(config: DecontaminateConfig, task_examples: Sequence[Example]) 
 
 
 def _identity(
-    document_files: Sequence[DocumentFile], config: DecontaminateConfig, examples: Sequence[Example]
+    document_files: Sequence[DocumentFile], config: DecontaminateConfig, examples: Sequence[BenchmarkExample]
 ) -> dict[str, Any]:
     texts = [
         [example.benchmark, example.example, example.field, example.text, example.is_answer] for example in examples
@@ -275,7 +279,7 @@ def _search_file(task: tuple[DocumentFile, DecontaminateConfig, Path, Shuffle, i
 class BenchmarkTexts:
     """counting: n-grams of each text that are no common phrases. common: PHRASE[]."""
 
-    examples: tuple[Example, ...]
+    examples: tuple[BenchmarkExample, ...]
     counting: np.ndarray
     common: np.ndarray
     config: DecontaminateConfig

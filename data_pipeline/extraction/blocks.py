@@ -22,7 +22,7 @@ from gristmill.data_pipeline.extraction.attributes import (
 )
 from gristmill.data_pipeline.extraction.blocks_config import BlocksConfig
 from gristmill.data_pipeline.extraction.metadata import page_metadata
-from gristmill.data_pipeline.extraction.page import Page, Workspace, classify, read_page
+from gristmill.data_pipeline.extraction.page import Page, PageBuffers, classify, read_page
 from gristmill.data_pipeline.extraction.repeated_blocks import HostBlocks
 from gristmill.data_pipeline.extraction.tags import CELL, ITEM, TAG_IDS, TAG_KINDS
 from gristmill.data_pipeline.extraction.weights import Weights
@@ -37,7 +37,7 @@ FEEDS = {b"rss", b"feed", b"rdf:rdf", b"urlset", b"sitemapindex", b"opml", b"err
 
 class _Space(threading.local):
     def __init__(self) -> None:
-        self.space = Workspace()
+        self.space = PageBuffers()
 
 
 _SPACE = _Space()  # one a thread
@@ -82,7 +82,7 @@ def _classified(html: bytes, weights: Weights, config: BlocksConfig) -> tuple[Pa
     """(the page, its blocks to keep as bool[B])."""
     check_page(html)
     if _SPACE.space.tags > MAX_KEPT_TAGS:
-        _SPACE.space = Workspace()
+        _SPACE.space = PageBuffers()
     page = read_page(html, weights.token_weights, _SPACE.space)
     return page, with_options(page, classify(page, weights.first, weights.second) >= config.threshold, config)
 

@@ -57,7 +57,7 @@ class Page(NamedTuple):
     links: np.ndarray
 
 
-class Workspace:
+class PageBuffers:
     """Arrays for a page, kept between pages because fresh memory costs as much as the tokenizer."""
 
     def __init__(self) -> None:
@@ -81,11 +81,13 @@ class Workspace:
             self.tags = num_tags
 
 
-def read_page(html: bytes, token_weights: np.ndarray, space: Workspace | None = None, with_pairs: bool = False) -> Page:
+def read_page(
+    html: bytes, token_weights: np.ndarray, space: PageBuffers | None = None, with_pairs: bool = False
+) -> Page:
     """Tokenize and count. html: valid UTF-8. space: the page's arrays are views of it; without one they are new.
     with_pairs: return the (element, token) pairs, for fitting."""
     size, tags = len(html), html.count(b"<")
-    space = space or Workspace()
+    space = space or PageBuffers()
     space.grow(size, tags)
     space.source[:size] = np.frombuffer(html, np.uint8)
     space.source[size : size + PADDING] = 0

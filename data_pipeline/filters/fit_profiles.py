@@ -40,7 +40,7 @@ POOLED = 0.05  # a script's threshold is as strict as one of twenty of its langu
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredTexts:
     """Reference data of one language. windows, documents: signal -> values. stop_words: the most frequent first."""
 
     stop_words: tuple[str, ...]
@@ -88,7 +88,7 @@ def matched(threshold: float, english: np.ndarray, values: np.ndarray) -> float 
     return float(own * threshold / edge) if edge > 0 and own > 0 else float(threshold)
 
 
-def _fit(language: str, script: str, source: str, own: Measured, english: Measured) -> Profile:
+def _fit(language: str, script: str, source: str, own: MeasuredTexts, english: MeasuredTexts) -> Profile:
     thresholds: dict[str, dict[str, float | None]] = {}
     for preset in FITTED:
         rules = (*PRESETS[preset], *PROFILE_RULES.get(preset, ()))
@@ -97,7 +97,7 @@ def _fit(language: str, script: str, source: str, own: Measured, english: Measur
     return Profile(language=language, script=script, source=source, stop_words=words, thresholds=thresholds)
 
 
-def _threshold(rule: Rule, script: str, own: Measured, english: Measured) -> float | None:
+def _threshold(rule: Rule, script: str, own: MeasuredTexts, english: MeasuredTexts) -> float | None:
     if rule.name == "min_stop_words":
         return None  # Gopher's eight are English
     if script in WITHOUT_SPACES and rule.name in _OFF_WITHOUT_SPACES:
@@ -150,9 +150,9 @@ def _rounded(value: float) -> float:
     return float(f"{value:.3g}")
 
 
-def _measured(texts: Sequence[str]) -> Measured:
+def _measured(texts: Sequence[str]) -> MeasuredTexts:
     words = stop_words(texts)
-    return Measured(words, _signals([w for text in texts for w in windows(text)], words), _signals(texts, words))
+    return MeasuredTexts(words, _signals([w for text in texts for w in windows(text)], words), _signals(texts, words))
 
 
 def _signals(texts: Sequence[str], words: Sequence[str]) -> dict[str, np.ndarray]:

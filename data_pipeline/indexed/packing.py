@@ -30,7 +30,7 @@ class Window:
     num_valid: int
 
 
-class Piece(NamedTuple):
+class DocumentPiece(NamedTuple):
     """Tokens start to stop of a document, which is counted in the order of its file."""
 
     document: int
@@ -57,7 +57,7 @@ class Packing(Protocol):
 
     def window(self, index: int) -> Window: ...
 
-    def pieces(self, index: int) -> list[Piece]: ...
+    def pieces(self, index: int) -> list[DocumentPiece]: ...
 
     def windows_of(self, document: int) -> list[int]: ...
 
@@ -84,14 +84,14 @@ class Concat:
         ends = np.flatnonzero(tokens[:-2] == self._end)
         return Window(tokens, np.concatenate([_ZERO, ends + 1]), len(tokens))
 
-    def pieces(self, index: int) -> list[Piece]:
+    def pieces(self, index: int) -> list[DocumentPiece]:
         first = index * self._sequence_length
         last = first + self._sequence_length  # the target of the last input
         pieces, place = [], first
         while place <= last:
             document = self._reader.document_at(place)
             (start,), (end,) = self._reader.token_ranges(np.array([document]))
-            pieces.append(Piece(document, place - int(start), min(last + 1, int(end)) - int(start)))
+            pieces.append(DocumentPiece(document, place - int(start), min(last + 1, int(end)) - int(start)))
             place = int(end)
         return pieces
 
@@ -148,12 +148,12 @@ class BestFit:
             starts.append(filled)
         return Window(tokens, np.array(starts, dtype=np.int64), filled)
 
-    def pieces(self, index: int) -> list[Piece]:
+    def pieces(self, index: int) -> list[DocumentPiece]:
         group = int(group_of(self._first_window, index))
         edges, pieces = self._pack(group)
         place = index - int(self._first_window[group])
         chosen = pieces[edges[place] : edges[place + 1]].tolist()
-        return [Piece(document, start, start + length) for document, start, length in chosen]
+        return [DocumentPiece(document, start, start + length) for document, start, length in chosen]
 
     def windows_of(self, document: int) -> list[int]:
         group = document // GROUP_DOCUMENTS

@@ -26,7 +26,15 @@ from gristmill.data_pipeline.indexed.dataset import (
     source_prefix,
 )
 from gristmill.data_pipeline.indexed.language_shares import language_of
-from gristmill.data_pipeline.indexed.packing import BestFit, Concat, Order, Packing, Piece, Window, kept_first_windows
+from gristmill.data_pipeline.indexed.packing import (
+    BestFit,
+    Concat,
+    DocumentPiece,
+    Order,
+    Packing,
+    Window,
+    kept_first_windows,
+)
 from gristmill.data_pipeline.indexed.permutation import key_of
 from gristmill.data_pipeline.indexed.window_batch import WindowBatch
 from gristmill.foundation.errors import InputError, RecipeError
@@ -155,7 +163,7 @@ class Samples(DrawForecast):
                 windows[rows[chosen]] = self._order(source, epoch).many(places[chosen])
         return np.stack([sources, ordinals, windows])
 
-    def pieces_of(self, k: int) -> tuple[str, int, list[Piece]]:
+    def pieces_of(self, k: int) -> tuple[str, int, list[DocumentPiece]]:
         """(source, epoch, the pieces of documents in sample k); each document is counted in the order of the source's
         .bin. Fill-in-the-middle moves tokens inside a document only."""
         source, ordinal = self._schedule.locate(k)

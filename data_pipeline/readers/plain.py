@@ -22,7 +22,7 @@ _BLANK_LINE = re.compile(rb"[ \t]*\r?\n")
 _SPACE = b" \t\n\r\f\v"
 
 
-class Piece(NamedTuple):
+class RawPiece(NamedTuple):
     """A piece of the file at `offset`. raw is b"" if num_bytes is over the limit."""
 
     offset: int
@@ -60,19 +60,19 @@ def _in_narrow_encoding(stream: Iterator[bytes], source: SourceConfig) -> tuple[
     return stream, source.encoding, False
 
 
-def _whole(stream: Iterator[bytes], limit: int) -> Iterator[Piece]:
+def _whole(stream: Iterator[bytes], limit: int) -> Iterator[RawPiece]:
     piece = _Held(0, limit)
     for block in stream:
         piece.add(block, len(block))
     yield piece.piece()
 
 
-def _lines(stream: Iterator[bytes], limit: int) -> Iterator[Piece]:
+def _lines(stream: Iterator[bytes], limit: int) -> Iterator[RawPiece]:
     for line in _ended_lines(stream, limit):
-        yield Piece(line.offset, _without_line_end(line.raw), line.num_bytes)
+        yield RawPiece(line.offset, _without_line_end(line.raw), line.num_bytes)
 
 
-def _paragraphs(stream: Iterator[bytes], limit: int) -> Iterator[Piece]:
+def _paragraphs(stream: Iterator[bytes], limit: int) -> Iterator[RawPiece]:
     """Split at blank lines; white space after them is dropped."""
     paragraph = _Held(0, limit)
     between = False
@@ -82,7 +82,7 @@ def _paragraphs(stream: Iterator[bytes], limit: int) -> Iterator[Piece]:
             if line.raw and not text:
                 continue
             gone = len(line.raw) - len(text)
-            line = Piece(line.offset + gone, text, line.num_bytes - gone)
+            line = RawPiece(line.offset + gone, text, line.num_bytes - gone)
             paragraph, between = _Held(line.offset, limit), False
         elif paragraph.num_bytes and _BLANK_LINE.fullmatch(line.raw):
             yield paragraph.piece(without_line_end=True)
@@ -93,16 +93,16 @@ def _paragraphs(stream: Iterator[bytes], limit: int) -> Iterator[Piece]:
         yield paragraph.piece()
 
 
-def _ended_lines(stream: Iterator[bytes], limit: int) -> Iterator[Piece]:
+def _ended_lines(stream: Iterator[bytes], limit: int) -> Iterator[RawPiece]:
     """Lines with their line ends."""
     offset = 0
     for piece in whole_lines(stream, limit + LINE_END_BYTES):
         if isinstance(piece, TooLong):
-            yield Piece(offset, b"", piece.num_bytes)
+            yield RawPiece(offset, b"", piece.num_bytes)
             offset += piece.num_bytes
         else:
             for line in BytesIO(piece):
-                yield Piece(offset, line, len(line))
+                yield RawPiece(offset, line, len(line))
                 offset += len(line)
 
 
@@ -125,12 +125,12 @@ class _Held:
         else:
             self._parts.append(raw)
 
-    def piece(self, without_line_end: bool = False) -> Piece:
+    def piece(self, without_line_end: bool = False) -> RawPiece:
         raw = b"".join(self._parts)
-        return Piece(self._offset, _without_line_end(raw) if without_line_end else raw, self.num_bytes)
+        return RawPiece(self._offset, _without_line_end(raw) if without_line_end else raw, self.num_bytes)
 
 
-def _document(piece: Piece, number: int, encoding: str, source: SourceConfig) -> Record | Unreadable | None:
+def _document(piece: RawPiece, number: int, encoding: str, source: SourceConfig) -> Record | Unreadable | None:
     """None for a piece without text."""
     offset, raw, num_bytes = piece
     limit = source.max_record_bytes

@@ -29,7 +29,7 @@ from gristmill.data_pipeline.signals.fasttext_model import (
     WORD_NGRAMS,
     FastTextModel,
 )
-from gristmill.data_pipeline.signals.fasttext_sums import Workspace, add_tokens, pointers, token_cache
+from gristmill.data_pipeline.signals.fasttext_sums import TokenSums, add_tokens, pointers, token_cache
 from gristmill.data_pipeline.signals.intrinsics import bytes_within, ones, pointer
 from gristmill.foundation.runtime.kernels.cached_njit import cached_njit
 
@@ -52,10 +52,10 @@ def predict(texts: TextBuffer, model: FastTextModel, chars: int, skip_capitals: 
     return labels, scores
 
 
-def _workspace(model: FastTextModel, capacity: int) -> Workspace:
+def _workspace(model: FastTextModel, capacity: int) -> TokenSums:
     """For texts of so many bytes in the part that is read."""
     width = model.input_rows.shape[1]
-    return Workspace(
+    return TokenSums(
         starts=np.empty(capacity, np.int64),
         ends=np.empty(capacity, np.int64),
         entries=np.empty(capacity, np.int64),

@@ -40,7 +40,7 @@ class TokenCache(NamedTuple):
     sums: np.ndarray
 
 
-class Workspace(NamedTuple):
+class TokenSums(NamedTuple):
     """starts, ends: int64, of a line's tokens; entries: int64, their places in the cache; state: int64, see
     fasttext_tokens; token: one token with its brackets; hashes: int32, of the tokens, for word n-grams; token_sum,
     hidden: float32[D]."""

@@ -78,7 +78,7 @@ class WorkArrays(NamedTuple):
     state: np.ndarray
 
 
-class Workspace(threading.local):
+class SignalBuffers(threading.local):
     """The work space of a thread, kept between calls because allocating it costs more than the computation."""
 
     def __init__(self) -> None:
@@ -103,7 +103,7 @@ class Workspace(threading.local):
         return self._arrays
 
 
-_WORKSPACE = Workspace()
+_WORKSPACE = SignalBuffers()
 
 
 def measure_texts(

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from gristmill.data_pipeline.decontamination.config import DecontaminateConfig, Example
+from gristmill.data_pipeline.decontamination.config import BenchmarkExample, DecontaminateConfig
 from gristmill.data_pipeline.decontamination.step import Decontamination, decontaminate
 from gristmill.data_pipeline.dedup.spans import SpanDedupConfig, find_duplicate_spans
 from gristmill.data_pipeline.dedup.step import work_folder
@@ -155,7 +155,7 @@ def in_characters(text: str, spans: Sequence[tuple[int, int]]) -> list[tuple[int
 def _edit_file(task: EditTask) -> None:
     """Three files: the texts (if any changes), the removed spans and, last, the removed documents."""
     spans = _spans_of(task)
-    record = Record([], [], [])
+    record = EditLog([], [], [])
     if spans and task.removal.is_applied:
         with (
             sealed_path(task.path) as temporary,
@@ -173,7 +173,7 @@ def _edit_file(task: EditTask) -> None:
 
 
 @dataclass(frozen=True)
-class Record:
+class EditLog:
     """Rows of REMOVED_SPANS, and rows and values of the removed documents, filled document by document."""
 
     removed_spans: list[dict[str, Any]]
@@ -192,7 +192,7 @@ def _spans_of(task: EditTask) -> dict[str, list[dict[str, Any]]]:
 
 
 def _edited_batches(
-    task: EditTask, spans: dict[str, list[dict[str, Any]]], record: Record
+    task: EditTask, spans: dict[str, list[dict[str, Any]]], record: EditLog
 ) -> Iterator[tuple[list[str], list[str]]]:
     """(doc_ids, texts without their spans) of all rows, a bounded number at a time. Removed rows have empty texts."""
     kept = task.document_file.kept_mask()
@@ -213,7 +213,7 @@ def _edited_batches(
         yield doc_ids, edited
 
 
-def _remove(doc_id: str, text: str, rows: list[dict[str, Any]], task: EditTask, record: Record) -> tuple[str, float]:
+def _remove(doc_id: str, text: str, rows: list[dict[str, Any]], task: EditTask, record: EditLog) -> tuple[str, float]:
     """(the text without its spans, the share of its bytes that they held)."""
     spans = [(row["start"], row["stop"]) for row in rows]
     spans = in_characters(text, spans) if task.removal.in_bytes else spans
@@ -262,7 +262,7 @@ class EditSettings:
     spans: Sequence[SpanDedupConfig]
     substrings: SubstringDedupConfig | None
     decontaminate: DecontaminateConfig | None
-    task_examples: Sequence[Example] = ()
+    task_examples: Sequence[BenchmarkExample] = ()
 
 
 def edit_texts(

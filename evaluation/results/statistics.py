@@ -11,7 +11,7 @@ from lm_eval.api.metrics import mean
 from lm_eval.api.task import Task
 from scipy.stats import binom
 
-from gristmill.evaluation.scoring.lm_eval_adapter import LanguageModel
+from gristmill.evaluation.scoring.lm_eval_adapter import LmEvalAdapter
 
 
 def mean_error(values: Sequence[float]) -> float:
@@ -159,7 +159,7 @@ MARK = "not_evaluated"  # key of the reason in a skipped sample
 
 def gather_skip_reasons(model: Any) -> SkipReasons:
     """Reasons of all data-parallel replicas, gathered on the first one; empty for lm-eval's own models."""
-    if not isinstance(model, LanguageModel):
+    if not isinstance(model, LmEvalAdapter):
         return {}
     if model.world_size == 1:
         return model.too_long

@@ -138,7 +138,7 @@ class TextTokenizer(Protocol):
     def decode(self, ids: Sequence[int]) -> str: ...
 
 
-class LanguageModel(TemplateLM):
+class LmEvalAdapter(TemplateLM):
     """Runs lm-eval's three request types. Requests longer than the sequence length are skipped: too_long has the reason
     by task and document.
 

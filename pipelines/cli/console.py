@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from gristmill.foundation.deferred_module import DeferredModule
-from gristmill.foundation.progress import JsonLines, plain_console
+from gristmill.foundation.progress import JsonLog, plain_console
 
 rich_table = DeferredModule("rich.table")  # 0.03 s, for tables alone
 
@@ -26,7 +26,7 @@ def print_rows(rows: Sequence[Sequence[str]]) -> None:
 def print_error(error: object, as_json: bool = False) -> None:
     """Prints an error to standard error; lone surrogates (from arguments) are written as escapes."""
     if as_json:
-        JsonLines(sys.stderr).print(str(error), level="error")
+        JsonLog(sys.stderr).print(str(error), level="error")
         return
     text = f"gristmill: {error}".encode("utf-8", "backslashreplace").decode("utf-8")
     plain_console(sys.stderr).print(text, soft_wrap=True)

@@ -8,7 +8,7 @@ from gristmill.evaluation.import_export import export_checkpoint, import_checkpo
 from gristmill.evaluation.inference.config import EvaluateConfig
 from gristmill.evaluation.inference.load import load_for_evaluation
 from gristmill.evaluation.inference.workdir import CheckpointPaths
-from gristmill.evaluation.scoring.lm_eval_adapter import LanguageModel
+from gristmill.evaluation.scoring.lm_eval_adapter import LmEvalAdapter
 from gristmill.evaluation.tasks.corpus_tasks import HeldOutDocument, bits_per_byte_task
 from gristmill.evaluation.tasks.harness import run_tasks
 from gristmill.evaluation.tasks.task_index import TaskSources
@@ -40,7 +40,7 @@ def both(tmp_path, random_checkpoint, tokenizer_folder):
     subject = load_for_evaluation(CheckpointPaths(checkpoint, tokenizer_folder), EvaluateConfig())
     write_huggingface(tmp_path / "exported", subject.causal_lm.model, 256, tokenizer_folder)
     theirs = huggingface.HFLM(pretrained=str(tmp_path / "exported"), device="cpu", dtype="float32", batch_size=8)
-    return LanguageModel(subject.causal_lm, subject.codec, 4096, Reporter.silent()), theirs
+    return LmEvalAdapter(subject.causal_lm, subject.codec, 4096, Reporter.silent()), theirs
 
 
 def assert_same_examples(ours, theirs):
@@ -128,7 +128,7 @@ def test_every_request_type_equals_hflm_of_its_folder(kind, family, tmp_path):
     """Families of gristmill's own model (llama, gemma) and of transformers' code (mpt, cohere)."""
     folder = write_model(tmp_path / "model", kind, family)
     subject = load_for_evaluation(CheckpointPaths(folder), EvaluateConfig())
-    ours = LanguageModel(subject.causal_lm, subject.codec, 4096, Reporter.silent())
+    ours = LmEvalAdapter(subject.causal_lm, subject.codec, 4096, Reporter.silent())
     limit = min(ours.max_length, 100)
     subject.causal_lm.sequence_length = limit
     theirs = huggingface.HFLM(pretrained=str(folder), device="cpu", dtype="float32", batch_size=1, max_length=limit)
@@ -146,7 +146,7 @@ def test_an_imported_and_an_exported_model_equal_hflm(kind, tmp_path):
         subject = load_for_evaluation(CheckpointPaths(place), EvaluateConfig())
         subject.causal_lm.sequence_length = 100
         assert subject.codec.ends == (257, 65)
-        ours = LanguageModel(subject.causal_lm, subject.codec, 4096, Reporter.silent())
+        ours = LmEvalAdapter(subject.causal_lm, subject.codec, 4096, Reporter.silent())
         assert_same_answers(answers(ours), expected)
     again = huggingface.HFLM(pretrained=str(tmp_path / "exported"), device="cpu", batch_size=1, max_length=100)
     assert_same_answers(answers(again), expected)

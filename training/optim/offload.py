@@ -20,7 +20,7 @@ from gristmill.training.planner.costs.host_update import operations
 
 # Subgroups of one process's shard of the parameters, each updated and copied together.
 
-# Pieces of a tensor begin at multiples of this, where a vectorised kernel begins a new vector in the whole tensor too:
+# Pieces of a tensor begin at multiples of this, where a vectorized kernel begins a new vector in the whole tensor too:
 # its update is then bitwise that of the whole.
 PIECE_ELEMENTS = 4096
 

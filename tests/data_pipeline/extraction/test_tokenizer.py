@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gristmill.data_pipeline.extraction.attributes import DEPTH, ELEMENT, LINK_BYTES, LINKS, PARENT, TAG
-from gristmill.data_pipeline.extraction.page import NO_TOKENS, Page, Workspace, block_texts, read_page
+from gristmill.data_pipeline.extraction.page import NO_TOKENS, Page, PageBuffers, block_texts, read_page
 from gristmill.data_pipeline.extraction.tags import TAGS
 from gristmill.data_pipeline.extraction.tokenizer import MAX_DEPTH
 
@@ -125,7 +125,7 @@ def test_any_page_is_a_tree_of_blocks_in_order(html):
 
 @pytest.mark.parametrize("html", ["<p>a</p>" * 1000, "<", "", "<p", "<!--", "</", "&", "<a href='", "<p>a" * 3])
 def test_a_workspace_that_was_used_before_changes_nothing(html):
-    space = Workspace()
+    space = PageBuffers()
     read_page(b"<div class=x>longer text than any</div>" * 50, NO_TOKENS, space)
     used, fresh = read_page(html.encode(), NO_TOKENS, space), read_page(html.encode(), NO_TOKENS)
     assert all((a == b).all() for a, b in zip(used[:5], fresh[:5], strict=True))

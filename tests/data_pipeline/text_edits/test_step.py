@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from gristmill.data_pipeline.corpus.document_history import why
 from gristmill.data_pipeline.curate_config import CurateConfig
-from gristmill.data_pipeline.decontamination.config import Example
+from gristmill.data_pipeline.decontamination.config import BenchmarkExample
 from gristmill.data_pipeline.dedup.substrings import REPEAT, SubstringDedupConfig, find_repeated_substrings
 from gristmill.data_pipeline.readers.source import SourceConfig
 from gristmill.data_pipeline.text_edits.step import SpanRemoval, edit_document_files, in_characters, remove_spans
@@ -242,7 +242,7 @@ def test_texts_of_tasks_are_handed_in(books, tmp_path):
     engine = LocalEngine(1, Reporter.silent())
     config = CurateConfig(filters=FILTERS, decontaminate={"tasks": ["rivers"], "policy": "annotate"})
     lock = Lock(sources=tuple(resolve([books], engine)))
-    examples = [Example("rivers", "0", "question", QUESTION)]
+    examples = [BenchmarkExample("rivers", "0", "question", QUESTION)]
     curate(CurationInputs([books], config, 1, lock, tmp_path / "curate", tmp_path / "cache", engine, examples))
     assert ledger_of(tmp_path)[35]["contamination"][0]["example"] == "0"
 

@@ -9,7 +9,7 @@ from gristmill.evaluation.inference.generate.request import GenerationSettings
 from gristmill.evaluation.inference.load import load_for_evaluation
 from gristmill.evaluation.inference.sharded import load_sharded
 from gristmill.evaluation.inference.workdir import CheckpointPaths
-from gristmill.evaluation.scoring.lm_eval_adapter import LanguageModel
+from gristmill.evaluation.scoring.lm_eval_adapter import LmEvalAdapter
 from gristmill.evaluation.tasks.corpus_tasks import ClozeQuestion, cloze_task
 from gristmill.evaluation.tasks.harness import run_tasks
 from gristmill.foundation.progress import Reporter
@@ -25,7 +25,7 @@ SLOTS_TOKENS = 2 * (7 + 12)  # two slots, so that prompts wait until others have
 LAYOUTS = {"tensor": {"tensor": 2}, "pipeline": {"pipeline": 2}, "both": {"tensor": 2, "pipeline": 2}}
 
 
-def asked(model: LanguageModel) -> list | None:
+def asked(model: LmEvalAdapter) -> list | None:
     results = run_tasks(model, [cloze_task(QUESTIONS)], EvaluateConfig())
     return None if results is None else [sample["filtered_resps"] for sample in results.samples["cloze"]]
 
@@ -33,7 +33,7 @@ def asked(model: LanguageModel) -> list | None:
 def asked_of_copies(checkpoint, tokenizer_folder):
     subject = load_for_evaluation(CheckpointPaths(checkpoint, tokenizer_folder), EvaluateConfig())
     mesh = build_mesh(LayoutConfig(data=2), 2, torch.device("cpu"))
-    return asked(LanguageModel(subject.causal_lm, subject.codec, 500, Reporter.silent(), data=mesh.data))
+    return asked(LmEvalAdapter(subject.causal_lm, subject.codec, 500, Reporter.silent(), data=mesh.data))
 
 
 def asked_of_parts(checkpoint, tokenizer_folder, layout):
@@ -41,7 +41,7 @@ def asked_of_parts(checkpoint, tokenizer_folder, layout):
     causal_lm = load_sharded(
         checkpoint, layout, build_mesh(layout, 2, torch.device("cpu"), experts=layout.expert > 1), torch.float32
     )
-    answers = asked(LanguageModel(causal_lm, codec, 500, Reporter.silent(), data=ALONE))
+    answers = asked(LmEvalAdapter(causal_lm, codec, 500, Reporter.silent(), data=ALONE))
     return answers, [
         list(each.tokens) for each in generate(causal_lm, codec, PROMPTS, GenerationSettings(12), SLOTS_TOKENS)
     ]
@@ -49,7 +49,7 @@ def asked_of_parts(checkpoint, tokenizer_folder, layout):
 
 def asked_alone(checkpoint, tokenizer_folder):
     subject = load_for_evaluation(CheckpointPaths(checkpoint, tokenizer_folder), EvaluateConfig())
-    answers = asked(LanguageModel(subject.causal_lm, subject.codec, 500, Reporter.silent()))
+    answers = asked(LmEvalAdapter(subject.causal_lm, subject.codec, 500, Reporter.silent()))
     return answers, [
         list(each.tokens)
         for each in generate(subject.causal_lm, subject.codec, PROMPTS, GenerationSettings(12), SLOTS_TOKENS)

@@ -6,21 +6,21 @@ import pytest
 import torch
 from lm_eval.api.instance import Instance
 
-from gristmill.evaluation.scoring.lm_eval_adapter import LanguageModel, RequestCache, request_digest
+from gristmill.evaluation.scoring.lm_eval_adapter import LmEvalAdapter, RequestCache, request_digest
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.progress import Reporter
 
 
 @pytest.fixture
-def model(small_causal_lm, byte_codec) -> LanguageModel:
-    return LanguageModel(small_causal_lm(sequence_length=32), byte_codec, 500, Reporter.silent())
+def model(small_causal_lm, byte_codec) -> LmEvalAdapter:
+    return LmEvalAdapter(small_causal_lm(sequence_length=32), byte_codec, 500, Reporter.silent())
 
 
 def ask(kind: str, *arguments) -> list[Instance]:
     return [Instance(kind, {}, item, index) for index, item in enumerate(arguments)]
 
 
-def logprob(model: LanguageModel, context: list[int], continuation: list[int]) -> float:
+def logprob(model: LmEvalAdapter, context: list[int], continuation: list[int]) -> float:
     whole = (context + continuation)[-(model.max_length + 1) :]
     logits = model.causal_lm.head(model.causal_lm.hidden(torch.tensor([whole[:-1]]))[0])
     tail = torch.log_softmax(logits, -1)[-len(continuation) :]
@@ -114,13 +114,13 @@ def test_cached_requests_are_not_run_again(tmp_path, small_causal_lm, byte_codec
     texts = [Asked("a text of some length")]
     prompts = [Asked(text, {"until": ["\n"], "max_gen_toks": 4}) for text in ("Q:", "y" * 63)]
 
-    def ask(model: LanguageModel):
+    def ask(model: LmEvalAdapter):
         return model.loglikelihood(pairs), model.loglikelihood_rolling(texts), model.generate_until(prompts)
 
     path = tmp_path / "cache" / "answers.sqlite"
-    first = LanguageModel(small_causal_lm(), byte_codec, 500, Reporter.silent(), RequestCache(path))
+    first = LmEvalAdapter(small_causal_lm(), byte_codec, 500, Reporter.silent(), RequestCache(path))
     only_its_size = type("NoModel", (), {"sequence_length": 64, "vocab_size": 257, "device": None})
-    second = LanguageModel(only_its_size, byte_codec, 500, Reporter.silent(), RequestCache(path))
+    second = LmEvalAdapter(only_its_size, byte_codec, 500, Reporter.silent(), RequestCache(path))
     answers = ask(first)
     assert ask(second) == answers
     assert (second.read_tokens, first.read_tokens > 0) == (0, True)

@@ -12,7 +12,7 @@ from lm_eval.utils import make_table
 
 from gristmill.evaluation.inference.config import EvaluateConfig
 from gristmill.evaluation.results.table import markdown, score_rows, write_results
-from gristmill.evaluation.scoring.lm_eval_adapter import LanguageModel
+from gristmill.evaluation.scoring.lm_eval_adapter import LmEvalAdapter
 from gristmill.evaluation.tasks.corpus_tasks import ClozeQuestion, HeldOutDocument, bits_per_byte_task, cloze_task
 from gristmill.evaluation.tasks.harness import run_tasks, set_num_fewshot
 from gristmill.evaluation.tasks.task_index import TaskSources
@@ -21,8 +21,8 @@ from gristmill.foundation.progress import Reporter
 
 
 @pytest.fixture
-def model(small_causal_lm, byte_codec) -> LanguageModel:
-    return LanguageModel(small_causal_lm(sequence_length=128), byte_codec, 2000, Reporter.silent())
+def model(small_causal_lm, byte_codec) -> LmEvalAdapter:
+    return LmEvalAdapter(small_causal_lm(sequence_length=128), byte_codec, 2000, Reporter.silent())
 
 
 TEXTS = [
@@ -270,7 +270,7 @@ metric_list:
 """
 
 
-def bits_of(model: LanguageModel, pairs: list[tuple[str, str]]) -> float:
+def bits_of(model: LmEvalAdapter, pairs: list[tuple[str, str]]) -> float:
     """pairs: context, answer with its delimiter."""
     scored = model.loglikelihood([Instance("loglikelihood", {}, pair, 0) for pair in pairs])
     size = sum(len(answer.strip().encode()) for _, answer in pairs)

@@ -7,7 +7,7 @@ import lm_eval.utils
 import pytest
 
 from gristmill.evaluation.inference.config import EvaluateConfig
-from gristmill.evaluation.scoring.lm_eval_adapter import LanguageModel
+from gristmill.evaluation.scoring.lm_eval_adapter import LmEvalAdapter
 from gristmill.evaluation.tasks.harness import run_tasks
 from gristmill.evaluation.tasks.task_index import TaskSources, known_tasks, read_task_file, sandboxed, task_files_below
 from gristmill.foundation.errors import InputError, RecipeError
@@ -34,8 +34,8 @@ metric_list: [{metric: acc, aggregation: mean, higher_is_better: true}]
 
 
 @pytest.fixture
-def model(small_causal_lm, byte_codec) -> LanguageModel:
-    return LanguageModel(small_causal_lm(sequence_length=128), byte_codec, 2000, Reporter.silent())
+def model(small_causal_lm, byte_codec) -> LmEvalAdapter:
+    return LmEvalAdapter(small_causal_lm(sequence_length=128), byte_codec, 2000, Reporter.silent())
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import yaml
 
 from gristmill.evaluation.inference.config import EvaluateConfig
 from gristmill.evaluation.results.table import score_rows
-from gristmill.evaluation.scoring.lm_eval_adapter import LanguageModel
+from gristmill.evaluation.scoring.lm_eval_adapter import LmEvalAdapter
 from gristmill.evaluation.tasks.harness import run_tasks
 from gristmill.evaluation.tasks.suites import SUITES
 from gristmill.evaluation.tasks.task_index import TASK_FOLDER, TaskSources
@@ -16,8 +16,8 @@ from gristmill.foundation.progress import Reporter
 
 
 @pytest.fixture
-def model(small_causal_lm, byte_codec) -> LanguageModel:
-    return LanguageModel(small_causal_lm(sequence_length=256), byte_codec, 2000, Reporter.silent())
+def model(small_causal_lm, byte_codec) -> LmEvalAdapter:
+    return LmEvalAdapter(small_causal_lm(sequence_length=256), byte_codec, 2000, Reporter.silent())
 
 
 @pytest.fixture

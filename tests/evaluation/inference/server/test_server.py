@@ -36,7 +36,7 @@ from gristmill.evaluation.inference.server.server import (
     serve,
 )
 from gristmill.evaluation.inference.workdir import CheckpointPaths
-from gristmill.evaluation.scoring.lm_eval_adapter import LanguageModel
+from gristmill.evaluation.scoring.lm_eval_adapter import LmEvalAdapter
 from gristmill.foundation.errors import (
     InputError,
     RecipeError,
@@ -163,7 +163,7 @@ def test_lm_evals_local_completions_score_as_our_own_harness(server, loaded):
         base_url=f"{server[0]}/v1/completions", tokenizer_backend="remote", model="mill", max_length=128, batch_size=3,
         auth_token=TOKEN,
     )  # fmt: skip
-    ours = LanguageModel(loaded.causal_lm, loaded.codec, 500, Reporter.silent())
+    ours = LmEvalAdapter(loaded.causal_lm, loaded.codec, 500, Reporter.silent())
     texts = [("The mill", " grinds"), ("The mill", " a"), ("", "night"), ("Who", "?"), ("ab", chr(233))]
 
     def requests(kind, arguments):
