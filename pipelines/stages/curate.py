@@ -8,7 +8,7 @@ from typing import Any
 from gristmill.data_pipeline.corpus.counts import document_totals, removal_table
 from gristmill.data_pipeline.corpus.writer import QUARANTINE_NAME
 from gristmill.data_pipeline.curate_config import used_profiles
-from gristmill.data_pipeline.decontamination.config import Example, benchmark_digests, numbered_examples
+from gristmill.data_pipeline.decontamination.config import BenchmarkExample, benchmark_digests, numbered_examples
 from gristmill.data_pipeline.dedup.signatures import find_store, store_digest
 from gristmill.data_pipeline.filters.apply import heavy_removals
 from gristmill.data_pipeline.filters.profiles import load_profiles
@@ -79,7 +79,7 @@ def task_texts(recipe: Recipe) -> list[Any]:
 
 def run(context: StageContext) -> dict[str, Any]:
     recipe = context.recipe
-    examples: list[Example] = numbered_examples(task_texts(recipe))
+    examples: list[BenchmarkExample] = numbered_examples(task_texts(recipe))
     summary = curate(
         CurationInputs(
             sources=recipe.sources,
