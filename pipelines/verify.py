@@ -249,5 +249,5 @@ def _copied(location: str, with_outputs: bool) -> Iterator[tuple[RemoteWork, Pat
     with tempfile.TemporaryDirectory() as name:
         copy = RemoteWork(Path(name), behind.store)
         if not copy.fetch(with_outputs=with_outputs):
-            raise InputError(f"{location}: no published stage here (STAGE.json); check the address")
+            raise InputError(f"{location}: no published stage here (published.json); check the address")
         yield copy, copy.mirror / mirror.relative_to(behind.mirror)

@@ -19,10 +19,11 @@ from gristmill.foundation.runtime.store.addresses import is_address
 from gristmill.foundation.runtime.tasks.engine import Engine
 from gristmill.foundation.runtime.tasks.local import LocalEngine, may_fork
 from gristmill.pipelines.preflight import check_workdir, require_ready
+from gristmill.pipelines.publication import RemoteLease
 from gristmill.pipelines.raw_files import local_bytes, pin
 from gristmill.pipelines.recipes.config import Recipe
 from gristmill.pipelines.recipes.recipe_file import load_recipe
-from gristmill.pipelines.remote import Publisher, RemoteLease, RemoteWork, lease, mirror_of
+from gristmill.pipelines.remote import Publisher, RemoteWork, lease, mirror_of
 from gristmill.pipelines.runner import Processes, Runner
 from gristmill.pipelines.stage_list import runnable_stages, stages_of, stages_up_to
 from gristmill.pipelines.stages.stage import Stage

@@ -21,7 +21,7 @@ from gristmill.evaluation.convert import megatron_lm
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.runtime.tasks.local import Worker
 from gristmill.pipelines.cli import main as cli
-from gristmill.pipelines.remote import _fields
+from gristmill.pipelines.publication import read_fields
 from gristmill.tokenizers.tokenizer import end_symbol
 from gristmill.training.checkpoint.restricted_pickle import load_restricted
 
@@ -42,8 +42,8 @@ def test_a_damaged_tokenizer_config_is_named(tmp_path, content):
 @pytest.mark.parametrize("content", [b"", b"{}", b"[]", b"null", b"{", b'{"holder": "a"}'])
 def test_a_damaged_object_of_a_store_is_named(content):
     with pytest.raises(InputError, match=r"^s3://bucket/run/curate\.json: .* run"):
-        _fields("s3://bucket/run/curate.json", content, ("fingerprint",))
-    assert _fields("s3://bucket/run/curate.json", b'{"fingerprint": "f"}', ("fingerprint",)) == {"fingerprint": "f"}
+        read_fields("s3://bucket/run/curate.json", content, ("fingerprint",))
+    assert read_fields("s3://bucket/run/curate.json", b'{"fingerprint": "f"}', ("fingerprint",)) == {"fingerprint": "f"}
 
 
 def test_an_encrypted_archive_is_named(tmp_path):

@@ -19,11 +19,12 @@ from gristmill.foundation.manifest import MANIFEST_NAME, StageIdentity, write_ma
 from gristmill.foundation.runtime.store import addresses
 from gristmill.foundation.runtime.store import store as block_file
 from gristmill.foundation.runtime.store.store import Store
-from gristmill.pipelines import remote as remote_lease
+from gristmill.pipelines import publication as remote_lease
 from gristmill.pipelines import remote as remote_work
-from gristmill.pipelines.remote import RemoteLease, RemoteWork, fetched, mirror_of
+from gristmill.pipelines.publication import RemoteLease
+from gristmill.pipelines.remote import RemoteWork, fetched, mirror_of
 from tests.support.corpora import prose, tree_digests, write_jsonl
-from tests.support.s3_server import KEY, SECRET, s3_server
+from tests.support.s3_server import KEY, SECRET, s3_server, seaweed_server
 
 pytest.importorskip("moto.server", reason="moto[server] is not installed")
 RUN = "s3://corpus/run"
@@ -65,6 +66,14 @@ def write_stage(folder) -> RemoteWork:
     return RemoteWork(folder, Store(RUN))
 
 
+def publish(remote: RemoteWork, stage: str = "curate") -> None:
+    writer = RemoteLease(remote.store, print, 0.05)
+    try:
+        remote.publish(stage, writer)
+    finally:
+        writer.release()
+
+
 def keys(server) -> list[str]:
     return [entry["Key"] for entry in server.list_objects_v2(Bucket="corpus").get("Contents", [])]
 
@@ -73,9 +82,9 @@ def test_a_run_in_a_store_publishes_the_local_bytes_and_another_machine_reads_th
     assert call("curate", "recipe.yaml", "--workdir", "local", "--workers", 1)[0] == 0
     code, said = call("curate", "recipe.yaml", "--workdir", RUN, "--workers", 1)
     assert code == 0, said
-    pointer = json.loads(bucket.get_object(Bucket="corpus", Key="run/curate.json")["Body"].read())
+    pointer = json.loads(bucket.get_object(Bucket="corpus", Key="run/published.json")["Body"].read())
     local = tree_digests(tmp_path / "local" / "curate")
-    prefix = f"run/curate/{pointer['fingerprint']}/"
+    prefix = f"run/curate/{pointer['stages']['curate']}/"
     published = {key.removeprefix(prefix) for key in keys(bucket) if key.startswith(prefix)}
     assert published == set(local)
     monkeypatch.setenv("GRISTMILL_SCRATCH", str(tmp_path / "other-machine"))
@@ -94,7 +103,7 @@ def test_a_run_in_a_store_publishes_the_local_bytes_and_another_machine_reads_th
     assert code == 0 and "40" in said
     assert not (mirror_of(RUN) / "curate").exists()  # nothing was downloaded as a whole
     code, said = call("explore", "s3://corpus/other", "--sql", "SELECT 1")
-    assert code == 1 and "the stage curate is not published here (curate.json); run it" in said
+    assert code == 1 and "the stage curate is not published here (published.json); run it" in said
     code, said = call("plan", "recipe.yaml", "--workdir", RUN)
     assert code == 0 and "skip" in said and "complete" in said, said
     code, said = call("verify", RUN)
@@ -128,7 +137,7 @@ def test_training_data_is_downloaded_as_it_is_read(bucket, call, tmp_path, monke
     for key in keys(bucket):
         bucket.delete_object(Bucket="corpus", Key=key)
     with pytest.raises(InputError, match=r"was deleted, and .* holds a part of it"):
-        RemoteWork.behind(mirror_of(RUN)).publish("index", lambda: None)
+        publish(RemoteWork.behind(mirror_of(RUN)), "index")
 
 
 @pytest.mark.slow
@@ -156,7 +165,7 @@ def test_machines_that_train_and_evaluate_from_a_store_get_the_local_scores(buck
 
 
 def test_verify_finds_a_changed_and_an_extra_object(bucket, call, tmp_path):
-    write_stage(tmp_path / "mirror").publish("curate", lambda: None)
+    publish(write_stage(tmp_path / "mirror"))
     counts = next(key for key in keys(bucket) if key.endswith("counts.json"))
     bucket.put_object(Bucket="corpus", Key=counts.replace("counts", "more"), Body=b"x")
     code, said = call("verify", RUN)
@@ -209,8 +218,7 @@ def test_a_second_writer_is_refused_and_a_dead_one_is_taken_over(bucket):
     with pytest.raises(InputError, match=r"another gristmill \(process \d+ on .*\) writes here; wait for it, or use"):
         RemoteLease(store, print, 0.05)
     first.check()
-    first._released.set()  # its machine is gone: no more beats, and the lease was not given back
-    first._thread.join()
+    first._stop_beats()  # its machine is gone: no more beats, and the lease was not given back
     second = RemoteLease(store, print, 0.05)
     with pytest.raises(InputError, match="took this work folder over"):
         first.check()
@@ -221,31 +229,46 @@ def test_a_second_writer_is_refused_and_a_dead_one_is_taken_over(bucket):
     assert time.monotonic() - started < 5.0 and len(store.list("lease")) == 1
 
 
-def test_a_writer_that_was_taken_over_publishes_nothing(bucket, tmp_path):
+def test_a_writer_that_is_taken_over_before_its_last_request_publishes_nothing(bucket, tmp_path):
+    """The former fault: the lease was checked, and the pointer written in a second step."""
     remote = write_stage(tmp_path / "mirror")
+    first = RemoteLease(remote.store, print, 0.05)
+    put_if = remote.store.put_if
 
-    def lost() -> None:
-        raise InputError("taken over")
+    def put_late(*arguments) -> bool:
+        remote.store.put_if = put_if
+        first._stop_beats()  # its machine stands still
+        RemoteLease(Store(RUN), print, 0.05).release()
+        return put_if(*arguments)
 
-    with pytest.raises(InputError, match="taken over"):
-        remote.publish("curate", lost)
-    assert not [key for key in keys(bucket) if key.endswith((MANIFEST_NAME, "curate.json"))]
+    remote.store.put_if = put_late
+    with pytest.raises(InputError, match="took this work folder over"):
+        remote.publish("curate", first)
+    pointer = json.loads(bucket.get_object(Bucket="corpus", Key="run/published.json")["Body"].read())
+    assert (pointer["stages"], pointer["writer"]) == ({}, 2)
+
+
+def test_a_folder_that_an_older_version_published_is_refused(bucket):
+    bucket.put_object(Bucket="corpus", Key="run/index.json", Body=b'{"fingerprint": "f", "stage": "index"}')
+    for call in (lambda: RemoteLease(Store(RUN), print, 0.05), lambda: fetched(mirror_of(RUN))):
+        with pytest.raises(InputError, match=r"published by an older gristmill.*use another --workdir"):
+            call()
 
 
 def test_other_bytes_under_the_same_fingerprint_are_refused(bucket, tmp_path):
     remote = write_stage(tmp_path / "mirror")
-    remote.publish("curate", lambda: None)
+    publish(remote)
     before = keys(bucket)
-    remote.publish("curate", lambda: None)
-    assert keys(bucket) == before  # once more is the same
+    publish(remote)
+    assert [key for key in keys(bucket) if "/lease/" not in key] == [key for key in before if "/lease/" not in key]
     manifest = next(key for key in keys(bucket) if key.endswith(MANIFEST_NAME))
     bucket.put_object(Bucket="corpus", Key=manifest, Body=b"{}")
     with pytest.raises(InputError, match="holds other files for the same recipe and inputs"):
-        remote.publish("curate", lambda: None)
+        publish(remote)
 
 
 def test_a_manifest_that_names_a_file_outside_is_refused(bucket, tmp_path):
-    write_stage(tmp_path / "mirror").publish("curate", lambda: None)
+    publish(write_stage(tmp_path / "mirror"))
     key = next(key for key in keys(bucket) if key.endswith(MANIFEST_NAME))
     content = read_digested_json(bucket.get_object(Bucket="corpus", Key=key)["Body"].read())
     content["outputs"][0]["path"] = "../../outside"
@@ -263,8 +286,11 @@ def test_a_bucket_that_is_not_there(bucket, call, address):
 def test_a_store_that_cannot_be_written_to_or_cannot_decide(bucket, call, monkeypatch):
     plain = s3fs.S3FileSystem._pipe_file
 
-    async def ignores(self, path, data, mode):
+    async def ignores(self, path, data, mode, IfMatch=None):
         return await plain(self, path, data, mode="overwrite")
+
+    async def creates_only(self, path, data, mode, IfMatch=None):
+        return await plain(self, path, data, mode=mode)
 
     async def denied(self, path, data, mode):
         raise PermissionError("Access Denied")
@@ -274,8 +300,9 @@ def test_a_store_that_cannot_be_written_to_or_cannot_decide(bucket, call, monkey
 
     for stand_in, said in (
         (ignores, "ignores If-None-Match"),
+        (creates_only, "ignores If-Match"),
         (denied, "Access Denied; check that the bucket exists, that it may be written to, and the credentials"),
-        (lacks, "the store cannot create an object only if there is none"),
+        (lacks, "the store has no conditional writes"),
     ):
         monkeypatch.setattr(s3fs.S3FileSystem, "_pipe_file", stand_in)
         with pytest.raises(InputError, match=said):
@@ -302,3 +329,19 @@ def test_the_address_of_a_stage_is_a_folder_of_its_mirror(bucket):
     assert RemoteWork.behind(mirror_of(RUN).parent) is None
     with pytest.raises(RecipeError, match="holds credentials"):
         mirror_of(f"s3://{KEY}:{SECRET}@corpus/run")
+
+
+@pytest.mark.slow
+def test_the_protocol_on_seaweedfs(tmp_path, monkeypatch):
+    """Conditional writes, the lease, publication over and by a successor on another server than moto."""
+    with seaweed_server(monkeypatch, tmp_path) as client:
+        client.create_bucket(Bucket="corpus")
+        Store(RUN).check_writable()
+        test_a_second_writer_is_refused_and_a_dead_one_is_taken_over(client)
+        for name in Store(RUN).list():
+            Store(RUN).delete(name)
+        test_a_writer_that_is_taken_over_before_its_last_request_publishes_nothing(client, tmp_path / "one")
+        publish(write_stage(tmp_path / "two"))
+        other = RemoteWork(tmp_path / "three", Store(RUN))
+        assert other.fetch() == ["curate"]
+        assert tree_digests(tmp_path / "three/curate") == tree_digests(tmp_path / "two/curate")

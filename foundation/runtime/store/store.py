@@ -1,8 +1,8 @@
 """A folder in an object store, behind an fsspec address: whole objects only.
 
 An object appears whole or not at all, since every upload is of a finished local file or of bytes in memory: a stream
-into a store would publish a truncated object if its writer failed. There is no rename; `put_new` is the only way to
-decide between two writers, so a store without it is refused."""
+into a store would publish a truncated object if its writer failed. There is no rename; `put_new` and `put_if` are the
+only ways to decide between two writers, so a store without them takes no work folder."""
 
 import hashlib
 import os
@@ -25,6 +25,8 @@ from gristmill.foundation.runtime.store.addresses import as_os_errors, filesyste
 fsspec = DeferredModule("fsspec")
 asyn = DeferredModule("fsspec.asyn")
 BLOCK_BYTES = 8_000_000
+REFUSED = (404, 409, 412)  # gone, two conditional writes at once, precondition failed
+NO_WORK_FOLDER = "so it cannot take a work folder; use s3:// or another store with If-Match and If-None-Match"
 
 
 class Store:
@@ -76,15 +78,38 @@ class Store:
 
     def put_new(self, name: str, content: bytes) -> bool:
         """Whether the object was created; False if there was one, which stays as it is."""
+        return self._put_on_condition(name, content, "create")
+
+    def read_tagged(self, name: str) -> tuple[bytes | None, str | None]:
+        """The object, and a tag for `put_if`: of this content or of one before it. None, None if there is none."""
         with self._errors():
             try:
-                self._pipe(name, content, "create")
-            except FileExistsError:
-                return False
+                self._files.invalidate_cache()
+                tag = self._files.info(self._path(name)).get("ETag")
+                content = self._files.cat_file(self._path(name))
+            except FileNotFoundError:
+                return None, None
+        if not tag:
+            raise InputError(f"{self.address}: the store gives no ETag of an object, {NO_WORK_FOLDER}")
+        return content, tag
+
+    def put_if(self, name: str, content: bytes, tag: str | None) -> bool:
+        """Whether the object was replaced; False if it has another tag by now. tag None: only if there is none."""
+        if tag is None:
+            return self.put_new(name, content)
+        return self._put_on_condition(name, content, "overwrite", IfMatch=tag)
+
+    def _put_on_condition(self, name: str, content: bytes, mode: str, **condition: str) -> bool:
+        with self._errors():
+            try:
+                self._pipe(name, content, mode, **condition)
+            except OSError as error:
+                if _is_refused(error):
+                    return False
+                raise
             except (NotImplementedError, TypeError) as error:
                 raise InputError(
-                    f"{self.address}: the store cannot create an object only if there is none ({error}), so it cannot "
-                    "take a work folder; use s3, gs or another store with conditional writes"
+                    f"{self.address}: the store has no conditional writes ({error}), {NO_WORK_FOLDER}"
                 ) from error
             return True
 
@@ -113,21 +138,24 @@ class Store:
         """Raises InputError if the store cannot be written to or cannot decide between two writers."""
         name = f".probe-{uuid.uuid4().hex}"
         self.list("lease")  # a store that is silent, or a bucket that is not there, is found by a reading call
-        created = [self.put_new(name, b""), self.put_new(name, b"")]
+        created = [self.put_new(name, b"1"), self.put_new(name, b"2")]
+        _, tag = self.read_tagged(name)
+        replaced = [self.put_if(name, b"3", tag), self.put_if(name, b"4", tag)]
         self.delete(name)
-        if created != [True, False]:
-            raise InputError(
-                f"{self.address}: the store ignores If-None-Match, so two writers could not see each other; use one "
-                "with conditional writes (S3, GCS, R2, MinIO)"
-            )
+        for header, outcomes in (("If-None-Match", created), ("If-Match", replaced)):
+            if outcomes != [True, False]:
+                raise InputError(
+                    f"{self.address}: the store ignores {header}, so two writers could not see each other; use one "
+                    "with conditional writes (S3, R2, MinIO, SeaweedFS)"
+                )
 
-    def _pipe(self, name: str, content: bytes, mode: str) -> None:
+    def _pipe(self, name: str, content: bytes, mode: str, **condition: str) -> None:
         """Ends after READ_SECONDS: aiohttp waits for the store's "100 Continue" for ever."""
         if self._files.async_impl:
-            call = self._files._pipe_file
-            asyn.sync(self._files.loop, call, self._path(name), content, mode=mode, timeout=addresses.READ_SECONDS)
+            call, seconds = self._files._pipe_file, addresses.READ_SECONDS
+            asyn.sync(self._files.loop, call, self._path(name), content, mode=mode, timeout=seconds, **condition)
         else:
-            self._files.pipe_file(self._path(name), content, mode=mode)
+            self._files.pipe_file(self._path(name), content, mode=mode, **condition)
 
     def _path(self, name: str) -> str:
         return f"{self._root}/{name}"
@@ -154,6 +182,13 @@ class Store:
             ) from error
         if wrong is not None:
             raise wrong
+
+
+def _is_refused(error: OSError) -> bool:
+    """Whether the store did not write because the write's condition did not hold."""
+    response = getattr(error.__cause__, "response", None) or {}
+    status = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
+    return isinstance(error, FileExistsError) or (status in REFUSED and response["Error"]["Code"] != "NoSuchBucket")
 
 
 # Large files of an object store as sparse local files: what is read is downloaded, block by block, and stays.

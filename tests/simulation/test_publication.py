@@ -1,0 +1,63 @@
+"""Publication of stages in simulated schedules; the former protocols break the laws that today's keeps."""
+
+from dataclasses import replace
+
+import pytest
+
+pytest.importorskip("greenlet", reason="greenlet is not installed")
+
+from gristmill.pipelines.publication import POINTER_NAME, Published, RemoteLease
+from tests.simulation.schedules import Schedule, write_mirrors
+
+FEW, MANY = 500, 100_000
+
+
+class LeaseOfTwoSteps(RemoteLease):
+    """The protocol until November 2026: the lease is checked, and the pointer written in a second step."""
+
+    def publish(self, change):
+        self.check()
+        published, _ = Published.read(self._store)
+        new = replace(change(published), writer=self._number, version=published.version + 1)
+        self.check()
+        self._store.put_bytes(POINTER_NAME, new.content())
+
+
+class LeaseWithoutFence(RemoteLease):
+    """Compare-and-swap, but a new writer leaves the pointer as it is until it publishes."""
+
+    def publish(self, change):
+        if change(probe := Published(writer=-1)) is not probe:
+            super().publish(change)
+
+
+@pytest.fixture(scope="module")
+def mirrors(tmp_path_factory):
+    return write_mirrors(tmp_path_factory.mktemp("mirrors"))
+
+
+def test_a_seed_repeats_its_schedule(mirrors):
+    runs = [Schedule(7, mirrors) for _ in range(2)]
+    assert [run.run() for run in runs] == [[], []]
+    assert runs[0].world.objects.keys() == runs[1].world.objects.keys()
+    assert runs[0].world.num_events == runs[1].world.num_events > 100
+
+
+@pytest.mark.parametrize("lease_class", [LeaseOfTwoSteps, LeaseWithoutFence])
+def test_a_protocol_with_a_known_fault_publishes_over_a_successor(mirrors, lease_class):
+    laws = (law for seed in range(FEW) for law in Schedule(seed, mirrors, lease_class).run())
+    assert any("published over its successor" in law for law in laws)
+
+
+def test_no_schedule_breaks_a_law(mirrors):
+    """Among them are writers that are replaced while they live, refused ones, and ones without an answer."""
+    schedules = [Schedule(seed, mirrors) for seed in range(FEW)]
+    assert [law for schedule in schedules for law in schedule.run()] == []
+    errors = [session.error for schedule in schedules for session in schedule.sessions]
+    for part in ("took this work folder over", "writes here", "no answer", "holds other files for the same recipe"):
+        assert sum(part in error for error in errors) > 5, part
+
+
+@pytest.mark.slow
+def test_no_schedule_of_many_breaks_a_law(mirrors):
+    assert [law for seed in range(MANY) for law in Schedule(seed, mirrors).run()] == []
