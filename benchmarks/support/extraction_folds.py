@@ -26,7 +26,6 @@ from gristmill.data_pipeline.extraction.page import (
 from gristmill.data_pipeline.extraction.page_stats import LCA_READABLE, P_READABLE_BEST
 from gristmill.data_pipeline.extraction.weights import Weights, load_weights, save_weights
 from gristmill.foundation.progress import Reporter
-from gristmill.foundation.runtime.kernels.kernel_files import code_digest
 
 KEPT = Path(__file__).parents[2] / "build" / "extraction"
 CHUNKS, ARTICLES, READABILITY = "trafilatura_eval", "article_extraction", "readability"
@@ -74,9 +73,11 @@ def _labels(name: str, pages: list[LabelledPage]) -> tuple[list[np.ndarray], lis
 
 @cache
 def code_of_fit() -> bytes:
-    """Of the code that labels blocks and fits; comments and layout do not count."""
-    files = {name: Path(fit.__file__).with_name(f"{name}.py") for name in ("fit", "labels", "labelled_pages")}
-    return code_digest(files).encode()
+    """Digest of the code that labels blocks and fits."""
+    digest = hashlib.sha256()
+    for name in ("fit", "labels", "labelled_pages"):
+        digest.update(Path(fit.__file__).with_name(f"{name}.py").read_bytes())
+    return digest.hexdigest().encode()
 
 
 def features_sample(pages: Sequence[LabelledPage]) -> bytes:

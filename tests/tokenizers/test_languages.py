@@ -11,7 +11,7 @@ from gristmill.pipelines.report.content import tokenizer_blocks
 from gristmill.pipelines.report.render import Table
 from gristmill.tokenizers.config import PRESETS, TokenizerConfig, TokenizerRequirements
 from gristmill.tokenizers.export import differences, write_huggingface
-from gristmill.tokenizers.languages import missed_goals, translation_key
+from gristmill.tokenizers.languages import missed_requirements, translation_key
 from gristmill.tokenizers.report import GroupReport
 from gristmill.tokenizers.tokenizer import MODEL_NAME, load_bulk_tokenizer, load_tokenizer
 from gristmill.tokenizers.train import train
@@ -71,10 +71,12 @@ GERMAN = GroupReport(
 
 def test_goals_for_all_languages_and_for_one():
     assert (
-        missed_goals(GERMAN, TokenizerRequirements(max_parity=1.25, max_fertility={"fr": 1.0}, min_bytes_per_token=3))
+        missed_requirements(
+            GERMAN, TokenizerRequirements(max_parity=1.25, max_fertility={"fr": 1.0}, min_bytes_per_token=3)
+        )
         == []
     )
-    missed = missed_goals(GERMAN, TokenizerRequirements(max_parity=1.2, max_byte_fallback={"de": 0.01, "fr": 1}))
+    missed = missed_requirements(GERMAN, TokenizerRequirements(max_parity=1.2, max_byte_fallback={"de": 0.01, "fr": 1}))
     assert missed == ["de: parity 1.2500, at most 1.2000", "de: byte_fallback 0.0200, at most 0.0100"]
     assert TokenizerRequirements(max_parity=2, max_byte_fallback={"de": 0.01, "fr": 1}).languages() == {"de", "fr"}
 

@@ -9,7 +9,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 
 from gristmill.training.model.attention.ring import (
-    Scoring,
+    ScoreScale,
     TileResult,
     attend_tile,
     fused_tile,
@@ -84,7 +84,7 @@ def test_merging_by_hand() -> None:
     def part(scores: list[float], values: list[float]) -> Any:
         shape = (1, 1, -1, 1)
         score = torch.tensor(scores, dtype=torch.float64).log().view(shape)
-        return attend_tile(query, score, torch.tensor(values, dtype=torch.float64).view(shape), None, Scoring(1.0))
+        return attend_tile(query, score, torch.tensor(values, dtype=torch.float64).view(shape), None, ScoreScale(1.0))
 
     both, log_sum = merge(*part([1, 3], [1, 2]), *part([2], [5]))
     assert both.item() == pytest.approx(17 / 6, abs=1e-15) and log_sum.item() == pytest.approx(math.log(6), abs=1e-15)
@@ -104,13 +104,13 @@ def test_a_tile_is_torchs_attention(seen: str) -> None:
     upstream = torch.randn_like(expected)
     upstream[:, :, 2] *= seen == "some"
     (expected * upstream).nansum().backward()
-    mixed, log_sum = attend_tile(query.detach(), key.detach(), value.detach(), bias, Scoring(0.3))
+    mixed, log_sum = attend_tile(query.detach(), key.detach(), value.detach(), bias, ScoreScale(0.3))
     torch.testing.assert_close(mixed, expected.detach(), atol=1e-14, rtol=0)
     if seen == "none":
         assert (log_sum[:, :, 2] == -torch.inf).all() and (mixed[:, :, 2] == 0).all()
         return
     tile = TileResult(query.detach(), key.detach(), value.detach(), mixed, log_sum)
-    for found, part in zip(tile_gradients(tile, upstream, bias, Scoring(0.3)), (query, key, value), strict=True):
+    for found, part in zip(tile_gradients(tile, upstream, bias, ScoreScale(0.3)), (query, key, value), strict=True):
         torch.testing.assert_close(found, part.grad, atol=1e-13, rtol=0)
 
 
@@ -123,7 +123,7 @@ def test_a_fused_tile_is_a_tile_of_matmuls(biased: bool) -> None:
     hidden[:, :, 3, :5] = True  # sees nothing of the first half
     bias = torch.zeros(2, 1, 6, 10, dtype=torch.float64).masked_fill(hidden, -torch.inf) if biased else None
     half = None if bias is None else bias[..., :5]
-    scoring, upstream = Scoring(0.3), torch.randn_like(query)
+    scoring, upstream = ScoreScale(0.3), torch.randn_like(query)
     first = query, key[:, :, :5], value[:, :, :5]
     for found, expected in zip(fused_tile(*first, half, 0.3), attend_tile(*first, half, scoring), strict=True):
         torch.testing.assert_close(found, expected, atol=1e-14, rtol=0)
