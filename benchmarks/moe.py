@@ -89,7 +89,7 @@ def our_step(shape: dict[str, int], device: torch.device, dtype: torch.dtype) ->
         torch.set_num_threads(1)
         keep_freed_memory()  # as the stage `train` does
     mixture = mixture_of(shape, shape["experts"], device, dtype)
-    return Step(mixture, lambda x: mixture(x)[0], *inputs(shape, device, dtype))
+    return Step(mixture, lambda x: mixture(x), *inputs(shape, device, dtype))
 
 
 def peer_step(shape: dict[str, int], device: torch.device, dtype: torch.dtype, implementation: str) -> Step:
@@ -107,7 +107,7 @@ def check_outputs(shape: dict[str, int], device: torch.device, dtype: torch.dtyp
     x, _ = inputs(shape, device, dtype)
     with torch.no_grad():
         expected = block(x)
-        difference = (mixture(x)[0] - expected).abs().max() / expected.abs().max()
+        difference = (mixture(x) - expected).abs().max() / expected.abs().max()
     if difference > (2e-2 if dtype == torch.bfloat16 else 1e-4):
         raise SystemExit(f"outputs differ by {difference:.1e} of the largest")
 
@@ -145,7 +145,7 @@ def flatness(shape: dict[str, int], device: torch.device, rounds: int) -> Figure
 
     def step(experts: int) -> Step:
         mixture = mixture_of(shape, experts, device, dtype)
-        return Step(mixture, lambda x: mixture(x)[0], x, upstream)
+        return Step(mixture, lambda x: mixture(x), x, upstream)
 
     _, _, ratio = in_turn(step(64), step(8), rounds, cpu_seconds if device.type == "cpu" else wall_seconds)
     return Figure("moe_flat", ratio, "speed with 64 experts over 8", goal=1 / 1.3)

@@ -42,8 +42,8 @@ from gristmill.training.metrics import (
     read_metrics,
 )
 from gristmill.training.model.init import draw_in_place
-from gristmill.training.objectives.batches import Batches
-from gristmill.training.objectives.check import check_sample, checked_loss, range_problem
+from gristmill.training.objectives.batches import Batches, range_problem
+from gristmill.training.objectives.check import check_sample, checked_loss
 from gristmill.training.objectives.load import make_objective
 from gristmill.training.objectives.names import BUILT_IN
 from gristmill.training.objectives.objective import Objective, ObjectiveInputs

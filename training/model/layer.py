@@ -7,11 +7,19 @@ import torch
 from torch import Tensor, nn
 
 from gristmill.training.config.layers import LayerConfig
+from gristmill.training.config.layout import SWAPS, LayoutConfig
 from gristmill.training.config.model import ModelConfig
 from gristmill.training.model.attention.metadata import AttentionMetadata
 from gristmill.training.model.modules import MLPS, Norm
 from gristmill.training.model.moe.mixture import MixtureOfExperts
-from gristmill.training.parallel.activation_checkpointing import ActivationCheckpointing
+from gristmill.training.parallel.layer_hook import (
+    NO_HOOK,
+    LayerHook,
+    RecomputedLayer,
+    RecomputedMixer,
+    RecomputedOperators,
+)
+from gristmill.training.parallel.offload.swap import SwapHook, SwapStreams
 from gristmill.training.parallel.tensor import TensorAxis
 
 # B batch, T tokens (this tensor rank's, under sequence parallelism), D width
@@ -21,29 +29,34 @@ class Layer(nn.Module):
     """x + mixer(norm(x)), then x + mlp(norm(x)), or one of them alone. norm_order "post": norm(x + mixer(x)); "output":
     x + norm(mixer(x)); "sandwich": x + output_norm(mixer(norm(x))). Parallel: x + mixer(norm(x)) + mlp(norm(x)).
 
-    expert_tensor: ranks that share an expert's hidden width, where the MLP is a mixture."""
+    hook: stands around what the layer computes; `build_hook` makes that of a layout. expert_tensor: ranks that share an
+    expert's hidden width, where the MLP is a mixture."""
 
     def __init__(
         self,
         config: ModelConfig,
         index: int,
         tensor: TensorAxis,
-        checkpointing: ActivationCheckpointing,
+        hook: LayerHook = NO_HOOK,
         expert_tensor: int = 1,
     ):
         super().__init__()
         layer: LayerConfig = config.layer_list[index]
-        self.index, self.norm_order, self.checkpointing = index, layer.norm_order, checkpointing
+        self.index, self.norm_order, self.hook = index, layer.norm_order, hook
         self.is_last = index == config.layers - 1
         self.parallel, self.scale = config.parallel_residual, config.scales.residual
-        self.mixer_norm = self.mixer = self.mlp_norm = self.mlp = None
-        self.mixer_output_norm = self.mlp_output_norm = None
+        self.has_experts = layer.experts > 0
+        self.mixer: nn.Module | None = None
+        self.mlp: nn.Module | None = None
+        self.mixer_norm: Norm | None = None
+        self.mlp_norm: Norm | None = None
+        self.mixer_output_norm: Norm | None = None
+        self.mlp_output_norm: Norm | None = None
         if layer.mixer != "none":
             self.mixer_norm = Norm(config, tensor, config.width)
             self.mixer = build_mixer(config, layer, tensor)
             if layer.norm_order == "sandwich":
                 self.mixer_output_norm = Norm(config, tensor, config.width)
-        self.has_experts = layer.experts > 0
         if layer.mlp == "none":
             return
         if config.parallel_residual != "one_norm":
@@ -57,41 +70,59 @@ class Layer(nn.Module):
 
     def forward(self, x_BTD: Tensor, metadata: AttentionMetadata, state: Any = None) -> tuple[Tensor, Any]:
         """The stream after this layer, and the mixer's state if the metadata keeps it."""
-        x_BTD, state, counts_E = self.checkpointing.layer(self.compute, x_BTD, metadata, state)
-        if counts_E is not None and torch.is_grad_enabled():  # here, where recomputation does not count twice
-            self.mlp.router.step_counts += counts_E
+        x_BTD, state = self.hook.around_layer(self.compute, x_BTD, metadata, state)
+        if isinstance(self.mlp, MixtureOfExperts) and torch.is_grad_enabled():
+            self.mlp.router.add_pass_counts()  # here, where recomputation does not count twice
         return x_BTD, state
 
-    def compute(
-        self, x_BTD: Tensor, metadata: AttentionMetadata, state: Any = None
-    ) -> tuple[Tensor, Any, Tensor | None]:
-        """The third value: number of tokens routed to each expert, int64[E]; None without experts."""
+    def compute(self, x_BTD: Tensor, metadata: AttentionMetadata, state: Any = None) -> tuple[Tensor, Any]:
+        """The layer without the hook around it; `train.compile` compiles this."""
         if self.parallel:
-            x_BTD, state, counts_E = self._compute_in_parallel(x_BTD, metadata, state)
-            return self._wanted(x_BTD, metadata), state, counts_E
+            x_BTD, state = self._compute_in_parallel(x_BTD, metadata, state)
+            return self._wanted(x_BTD, metadata), state
         if self.mixer is not None:
-            mixed_BTD, state = self.checkpointing.mixer(self._mix, x_BTD, metadata, state)
-            mixed_BTD = self._normed_output(mixed_BTD, self.mixer_norm, self.mixer_output_norm)
-            x_BTD = self._add(x_BTD, metadata.drop(mixed_BTD, self.index, site=0), self.mixer_norm)
+            change_BTD, state = self.hook.around_mixer(self._mix, x_BTD, metadata, state)
+            change_BTD = self._normed_output(change_BTD, self.mixer_norm, self.mixer_output_norm)
+            x_BTD = self._add(x_BTD, metadata.drop(change_BTD, self.index, site=0), self.mixer_norm)
         x_BTD = self._wanted(x_BTD, metadata)
-        if self.mlp is None:
-            return x_BTD, state, None
-        mlp_BTD, counts_E = self._apply_mlp(self._normed_input(x_BTD, self.mlp_norm), metadata)
-        mlp_BTD = self._normed_output(mlp_BTD, self.mlp_norm, self.mlp_output_norm)
-        return self._add(x_BTD, metadata.drop(mlp_BTD, self.index, site=1), self.mlp_norm), state, counts_E
+        if self.mlp is not None:
+            change_BTD = self._apply_mlp(self._normed_input(x_BTD, self.mlp_norm), metadata)
+            change_BTD = self._normed_output(change_BTD, self.mlp_norm, self.mlp_output_norm)
+            x_BTD = self._add(x_BTD, metadata.drop(change_BTD, self.index, site=1), self.mlp_norm)
+        return x_BTD, state
 
-    def _compute_in_parallel(
-        self, x_BTD: Tensor, metadata: AttentionMetadata, state: Any
-    ) -> tuple[Tensor, Any, Tensor | None]:
+    def _compute_in_parallel(self, x_BTD: Tensor, metadata: AttentionMetadata, state: Any) -> tuple[Tensor, Any]:
+        assert self.mixer is not None and self.mixer_norm is not None
         if self.mlp_norm is None:  # one norm, computed once
             normed_BTD = mlp_input_BTD = self.mixer_norm(x_BTD)
-            mixed_BTD, state = self.checkpointing.mixer(self.mixer, normed_BTD, metadata, state)
+            mixed_BTD, state = self.hook.around_mixer(self.mixer, normed_BTD, metadata, state)
         else:
             mlp_input_BTD = self.mlp_norm(x_BTD)
-            mixed_BTD, state = self.checkpointing.mixer(self._mix, x_BTD, metadata, state)
-        mlp_BTD, counts_E = self._apply_mlp(mlp_input_BTD, metadata)
+            mixed_BTD, state = self.hook.around_mixer(self._mix, x_BTD, metadata, state)
+        mlp_BTD = self._apply_mlp(mlp_input_BTD, metadata)
         change_BTD = metadata.drop(mixed_BTD, self.index, site=0) + metadata.drop(mlp_BTD, self.index, site=1)
-        return self._add(x_BTD, change_BTD, None), state, counts_E
+        return self._add(x_BTD, change_BTD, None), state
+
+    def _mix(self, x_BTD: Tensor, metadata: AttentionMetadata, state: Any) -> tuple[Tensor, Any]:
+        assert self.mixer is not None
+        return self.mixer(self._normed_input(x_BTD, self.mixer_norm), metadata, state)
+
+    def _apply_mlp(self, x_BTD: Tensor, metadata: AttentionMetadata) -> Tensor:
+        assert self.mlp is not None
+        return self.mlp(x_BTD, metadata.routing, metadata.mix) if self.has_experts else self.mlp(x_BTD)
+
+    def _normed_input(self, x_BTD: Tensor, norm: Norm | None) -> Tensor:
+        return norm(x_BTD) if norm is not None and self.norm_order in ("pre", "sandwich") else x_BTD
+
+    def _normed_output(self, change_BTD: Tensor, norm: Norm | None, output_norm: Norm | None) -> Tensor:
+        if output_norm is not None:
+            return output_norm(change_BTD)
+        return norm(change_BTD) if norm is not None and self.norm_order == "output" else change_BTD
+
+    def _add(self, x_BTD: Tensor, change_BTD: Tensor, norm: Norm | None) -> Tensor:
+        if self.scale != 1:
+            change_BTD = change_BTD * self.scale
+        return norm(x_BTD + change_BTD) if norm is not None and self.norm_order == "post" else x_BTD + change_BTD
 
     def _wanted(self, x_BTD: Tensor, metadata: AttentionMetadata) -> Tensor:
         """Selects the wanted tokens in the last layer, [1, N, D]: behind its mixer no token reads another."""
@@ -99,27 +130,8 @@ class Layer(nn.Module):
             return x_BTD
         return x_BTD.flatten(0, 1)[metadata.wanted_N].unsqueeze(0)
 
-    def _apply_mlp(self, x_BTD: Tensor, metadata: AttentionMetadata) -> tuple[Tensor, Tensor | None]:
-        return self.mlp(x_BTD, metadata.routing, metadata.mix) if self.has_experts else (self.mlp(x_BTD), None)
 
-    def _mix(self, x_BTD: Tensor, metadata: AttentionMetadata, state: Any) -> tuple[Tensor, Any]:
-        return self.mixer(self._normed_input(x_BTD, self.mixer_norm), metadata, state)
-
-    def _normed_input(self, x_BTD: Tensor, norm: Norm) -> Tensor:
-        return norm(x_BTD) if self.norm_order in ("pre", "sandwich") else x_BTD
-
-    def _normed_output(self, change_BTD: Tensor, norm: Norm, output_norm: Norm | None) -> Tensor:
-        if output_norm is not None:
-            return output_norm(change_BTD)
-        return norm(change_BTD) if self.norm_order == "output" else change_BTD
-
-    def _add(self, x_BTD: Tensor, change_BTD: Tensor, norm: Norm | None) -> Tensor:
-        if self.scale != 1:
-            change_BTD = change_BTD * self.scale
-        return norm(x_BTD + change_BTD) if self.norm_order == "post" else x_BTD + change_BTD
-
-
-# Builds the torch module of a layer's mixer.
+# The parts of a layer that its configuration names: the mixer's torch module and the hook.
 
 
 def build_mixer(config: ModelConfig, layer: LayerConfig, tensor: TensorAxis) -> nn.Module:
@@ -133,3 +145,20 @@ def build_mixer(config: ModelConfig, layer: LayerConfig, tensor: TensorAxis) -> 
         differ = sorted(set(built_shapes.items()) ^ set(declared_shapes.items()))
         raise TypeError(f"mixer {layer.mixer} declares other parameters than its module {mixer.module} has: {differ}")
     return built
+
+
+RECOMPUTATIONS = {"full": RecomputedLayer, "operators": RecomputedOperators, "attention": RecomputedMixer}
+
+
+def build_hook(layout: LayoutConfig, index: int, layers: int, swap: SwapStreams | None) -> LayerHook:
+    """The hook of layer `index` of so many in the whole model. swap: streams of the model's swaps, where there are
+    some."""
+    if layout.recompute == "none" or index % layout.recompute_every:
+        return NO_HOOK
+    if layout.recompute not in SWAPS:
+        return RECOMPUTATIONS[layout.recompute]()
+    if index >= layers - layout.num_layers_on_device:
+        return NO_HOOK
+    share = 1.0 if layout.recompute == "swap" else layout.offloaded_token_fraction
+    assert share is not None and swap is not None, "the planner chooses it before the model is built"
+    return SwapHook(share, swap)

@@ -24,9 +24,8 @@ from gristmill.training.model.attention.metadata import (
 from gristmill.training.model.attention.ring import context_metadata, ring_plans
 from gristmill.training.model.decoding_cache import SlotRows
 from gristmill.training.model.heads import Head, ModelOutput, NamedOutputs, TeacherStage
-from gristmill.training.model.layer import Layer
+from gristmill.training.model.layer import Layer, build_hook
 from gristmill.training.model.modules import Dropout, Norm, TokenTable, rotary_angles
-from gristmill.training.parallel.activation_checkpointing import activation_checkpointing
 from gristmill.training.parallel.mesh import Mesh, single_process
 from gristmill.training.parallel.offload.swap import SwapStreams
 from gristmill.training.parallel.tensor import TensorAxis, VocabularyEmbedding
@@ -69,6 +68,11 @@ class Transformer(nn.Module):
         layout = layout or LayoutConfig()
         self.config, self.vocab_size, self.options = config, vocab_size, options
         self.context, self.context_method = layout.context, layout.context_method
+        # Properties of the configuration that the forward pass reads, computed once.
+        self.windows, self.has_experts = frozenset(config.attention_windows), config.has_experts
+        self.rope_width = (config.rope_width or config.head_dim) if config.has_attention else None
+        # A number of the stream's precision, as Gemma has it.
+        self.embedding_scale = torch.tensor(config.scales.embedding, dtype=options.dtype, device="cpu").item()
         self.stage = stage or StageSpec(0, config.layers, embeds=True, scores=True)
         self.tensor = TensorAxis(
             mesh or single_process(), layout.sequence_parallel, options.float8, layout.async_tensor_parallel
@@ -88,16 +92,11 @@ class Transformer(nn.Module):
                 self.segments = TokenTable(self.tensor, config.segments, config.width)
         indices = range(self.stage.first, self.stage.last)
         swap = SwapStreams((mesh or single_process()).device) if layout.recompute in SWAPS else None
-        self.layers = nn.ModuleDict(
+        hooks = [build_hook(layout, i, config.layers, swap) for i in indices]
+        self.layers: Mapping[str, Layer] = nn.ModuleDict(  # type: ignore[assignment]
             {
-                str(i): Layer(
-                    config,
-                    i,
-                    self.tensor,
-                    activation_checkpointing(layout, i, config.layers, swap),
-                    layout.expert_tensor,
-                )
-                for i in indices
+                str(i): Layer(config, i, self.tensor, hook, layout.expert_tensor)
+                for i, hook in zip(indices, hooks, strict=True)
             }
         )
         if self.stage.scores:
@@ -121,7 +120,7 @@ class Transformer(nn.Module):
             rows["samples"] = _row_numbers(batch["samples"], len(x))
         segments_BT = rows.pop("segments", None)
         metadata = self.attention_metadata(x, **rows)
-        if self.side_loss_factor is not None and self.config.has_experts:
+        if self.side_loss_factor is not None and self.has_experts:
             samples_B = rows.get("samples", torch.arange(len(x), device=x.device))
             weights_BT = batch["weights"].flatten(0, -2)
             factor, seed = self.side_loss_factor, self.options.seed
@@ -203,8 +202,8 @@ class Transformer(nn.Module):
             return document_masks(documents)
         if flex and device.type == "cuda" and self.config.positions != "alibi":
             plain = self.config.attention_softcap is None
-            return dict(block_masks(self._windows(), tokens, documents, device, plain=plain))
-        masks = causal_masks(self._windows(), tokens, documents, device)
+            return dict(block_masks(self.windows, tokens, documents, device, plain=plain))
+        masks = causal_masks(self.windows, tokens, documents, device)
         return alibi_masks(masks, tokens, self.slopes(device)) if self.config.positions == "alibi" else masks
 
     def masked_attention_metadata(self, positions_BT: Tensor, visible_BTT: Tensor) -> AttentionMetadata:
@@ -213,7 +212,7 @@ class Transformer(nn.Module):
         visible_BTT: bool, which tokens each token attends to. Mixers that carry a state read the tokens that the last
         one attends to, in their order: raises ValueError where a token attends to others."""
         slopes_H = self.slopes(positions_BT.device) if self.config.positions == "alibi" else None
-        masks = explicit_masks(self._windows(), positions_BT, positions_BT, visible_BTT, slopes_H)
+        masks = explicit_masks(self.windows, positions_BT, positions_BT, visible_BTT, slopes_H)
         documents_BT = documents_of_chains(visible_BTT) if self.config.stateful_mixers else None
         return AttentionMetadata(
             positions_BT,
@@ -229,12 +228,12 @@ class Transformer(nn.Module):
         tokens, device = positions_BT.shape[1], positions_BT.device
         slopes_H = self.slopes(device) if self.config.positions == "alibi" else None
         if rows.reads_itself_only:
-            masks = causal_masks(self._windows(), tokens, None, device)
+            masks = causal_masks(self.windows, tokens, None, device)
             masks = masks if slopes_H is None else alibi_masks(masks, tokens, slopes_H)
         else:
             columns_1S = torch.arange(rows.span, device=device).unsqueeze(0)
             visible_BTS = columns_1S <= positions_BT.unsqueeze(2)
-            masks = explicit_masks(self._windows(), positions_BT, columns_1S, visible_BTS, slopes_H)
+            masks = explicit_masks(self.windows, positions_BT, columns_1S, visible_BTS, slopes_H)
         return AttentionMetadata(
             positions_BT,
             masks,
@@ -248,22 +247,17 @@ class Transformer(nn.Module):
     def causal(self) -> bool:
         return self.config.attention == "causal"
 
-    def _windows(self) -> set[int | None]:
-        return set(self.config.attention_windows)
-
     def _rotation(self, positions_BT: Tensor) -> tuple[Tensor, Tensor] | None:
-        if self.config.positions != "rope" or not self.config.has_attention:
+        if self.config.positions != "rope" or self.rope_width is None:
             return None
-        config = self.config
-        width = config.rope_width or config.head_dim
-        return rotary_angles(positions_BT, width, config.rope_base, self.options.dtype, config.rope_scaling)
+        base, scaling = self.config.rope_base, self.config.rope_scaling
+        return rotary_angles(positions_BT, self.rope_width, base, self.options.dtype, scaling)
 
     def _window_rotation(self, positions_BT: Tensor) -> tuple[Tensor, Tensor] | None:
-        config = self.config
-        if config.window_rope_base is None or self._windows() <= {None}:
+        base = self.config.window_rope_base
+        if base is None or self.rope_width is None or self.windows <= {None}:
             return None
-        width = config.rope_width or config.head_dim
-        return rotary_angles(positions_BT, width, config.window_rope_base, self.options.dtype)
+        return rotary_angles(positions_BT, self.rope_width, base, self.options.dtype)
 
     def slopes(self, device: torch.device) -> Tensor:
         """ALiBi's slopes of the heads whose attention this rank computes."""
@@ -279,8 +273,8 @@ class Transformer(nn.Module):
             x = metadata.shares.own(x)
             segments_BT = None if segments_BT is None else metadata.shares.own(segments_BT)
         x_BTD = self.embedding(x)
-        if self.config.scales.embedding != 1:  # a number of the stream's precision, as Gemma has it
-            x_BTD = x_BTD * torch.tensor(self.config.scales.embedding, dtype=x_BTD.dtype)
+        if self.embedding_scale != 1:
+            x_BTD = x_BTD * self.embedding_scale
         if self.embedding_norm is not None and self.config.embedding_norm != "sum":
             x_BTD = self.embedding_norm(x_BTD)
         if self.positions is not None:

@@ -5,12 +5,13 @@ number of samples before it."""
 
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from gristmill.training.config.model import ModelConfig
 from gristmill.training.objectives.objective import wrong
 from gristmill.training.parallel.mesh import Axis
 
@@ -71,3 +72,13 @@ def collate(source: SampleSource, numbers: range) -> dict[str, Tensor]:
 
 def _tensor(values: np.ndarray) -> Tensor:
     return torch.from_numpy(values.astype(np.int64, copy=False) if values.dtype.kind in "iu" else values)
+
+
+def range_problem(fields: Mapping[str, Any], model: ModelConfig, vocab_size: int) -> str | None:
+    """Whether an input of the model is outside its table. fields: arrays or tensors of a sample or of a batch."""
+    limits = {"tokens": vocab_size, "segments": model.segments or 1, "positions": model.sequence_length}
+    for name, limit in limits.items():
+        values = fields.get(name)
+        if values is not None and (values.min() < 0 or values.max() >= limit):
+            return f"{name} run from {values.min()} to {values.max()}, allowed are 0 to {limit - 1}"
+    return None

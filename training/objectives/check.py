@@ -12,7 +12,7 @@ from gristmill.training.config.model import ModelConfig
 from gristmill.training.model.heads import FrozenHead, TeacherStage
 from gristmill.training.model.init import initialize
 from gristmill.training.model.transformer import INPUT_FIELDS, ComputeOptions, Transformer
-from gristmill.training.objectives.batches import collate
+from gristmill.training.objectives.batches import collate, range_problem
 from gristmill.training.objectives.objective import (
     LossFunction,
     Objective,
@@ -211,13 +211,3 @@ def sample_problem(sample: Any, model: ModelConfig, vocab_size: int) -> str | No
             form = f"{sample[name].dtype}{list(sample[name].shape)}"
             return f"{name} are {form}, tokens {list(tokens.shape)}; give one integer for each"
     return range_problem(sample, model, vocab_size)
-
-
-def range_problem(fields: Mapping[str, Any], model: ModelConfig, vocab_size: int) -> str | None:
-    """Whether an input of the model is outside its table. fields: arrays or tensors of a sample or of a batch."""
-    limits = {"tokens": vocab_size, "segments": model.segments or 1, "positions": model.sequence_length}
-    for name, limit in limits.items():
-        values = fields.get(name)
-        if values is not None and (values.min() < 0 or values.max() >= limit):
-            return f"{name} run from {values.min()} to {values.max()}, allowed are 0 to {limit - 1}"
-    return None

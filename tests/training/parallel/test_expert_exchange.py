@@ -58,7 +58,7 @@ def computed(mesh: Mesh, expert_tensor: int, load: list[int] | None) -> tuple[np
     mixture = MixtureOfExperts(CONFIG, 0, TensorAxis(mesh, False), expert_tensor)
     fill(mixture, lambda name, parameter: shard_like(weights[name], parameter))
     x, upstream = (each.chunk(mesh.data.size)[mesh.data.rank] for each in (x, upstream))
-    y, _ = mixture(x)
+    y = mixture(x)
     y.backward(upstream)
     gradients = {name: parameter.grad for name, parameter in mixture.named_parameters() if "experts" in name}
     whole = {name: value.full_tensor() if isinstance(value, DTensor) else value for name, value in gradients.items()}

@@ -22,7 +22,6 @@ from gristmill.training.config.model import ModelConfig
 from gristmill.training.model.attention.metadata import AttentionMetadata
 from gristmill.training.model.init import fill, shard_like
 from gristmill.training.model.layer import Layer
-from gristmill.training.parallel.activation_checkpointing import ActivationCheckpointing
 from gristmill.training.parallel.mesh import build_mesh
 from gristmill.training.parallel.tensor import TensorAxis
 
@@ -111,7 +110,7 @@ def on_this_rank(sequence_parallel: bool) -> tuple[Outcome, Outcome]:
     layout = LayoutConfig(tensor=SIZE, sequence_parallel=sequence_parallel)
     mesh = build_mesh(layout, MODEL.num_kv_heads, torch.device("cpu"))
     values, rank = weights(), mesh.tensor.rank
-    layer = Layer(MODEL, 0, TensorAxis(mesh, sequence_parallel), ActivationCheckpointing())
+    layer = Layer(MODEL, 0, TensorAxis(mesh, sequence_parallel))
     fill(layer, lambda name, parameter: shard_like(values[name], parameter))
     plan = AttentionMetadata(torch.arange(TOKENS).unsqueeze(0), {None: None})
     ours = outcome(lambda x: layer(x, plan)[0], layer, sequence_parallel, rank)

@@ -16,7 +16,7 @@ from gristmill.training.config.mixers.attention import BLOCK, MAX_SCORES
 from gristmill.training.config.model import ModelConfig
 from gristmill.training.model.attention.metadata import AttentionMetadata, Mask
 from gristmill.training.model.attention.ring import ring_attention
-from gristmill.training.model.decoding_cache import CachedKeys, SlotView
+from gristmill.training.model.decoding_cache import SlotView
 from gristmill.training.model.loss import upcast
 from gristmill.training.model.modules import Norm, rotate
 from gristmill.training.parallel.context import exchange_heads, exchange_tokens
@@ -69,20 +69,18 @@ class CoreAttention(nn.Module):
             query_BTHtK, key_BTGtK, value_BTGtK = _share_of_heads(
                 query_BTHtK, key_BTGtK, value_BTGtK, metadata.shares.axis
             )
-        if slots is None:
-            seen = CachedKeys(key_BTGtK.transpose(1, 2), value_BTGtK.transpose(1, 2))
-        else:
-            seen = slots.append(key_BTGtK, value_BTGtK)
+        key_BGtSK, value_BGtSK = key_BTGtK.transpose(1, 2), value_BTGtK.transpose(1, 2)
+        if slots is not None:
+            cached = slots.append(key_BTGtK, value_BTGtK)
+            key_BGtSK, value_BGtSK = cached.key_BGSK, cached.value_BGSK
         mask_BTS = metadata.masks_BTS[self.window]
         query_BHtTK = query_BTHtK.transpose(1, 2)
         if self.softcap is not None:
-            mixed_BHtTK = attend_softcapped(
-                query_BHtTK, seen.key_BGSK, seen.value_BGSK, mask_BTS, self.scale, self.softcap
-            )
+            mixed_BHtTK = attend_softcapped(query_BHtTK, key_BGtSK, value_BGtSK, mask_BTS, self.scale, self.softcap)
         elif mask_BTS is None and not metadata.causal:
-            mixed_BHtTK = attend_to_all(query_BHtTK, seen.key_BGSK, seen.value_BGSK, self.scale)
+            mixed_BHtTK = attend_to_all(query_BHtTK, key_BGtSK, value_BGtSK, self.scale)
         else:
-            mixed_BHtTK = attend(query_BHtTK, seen.key_BGSK, seen.value_BGSK, mask_BTS, self.scale)
+            mixed_BHtTK = attend(query_BHtTK, key_BGtSK, value_BGtSK, mask_BTS, self.scale)
         mixed_BTHtK = mixed_BHtTK.transpose(1, 2)
         if metadata.shares is not None:
             mixed_BTHtK = exchange_tokens(mixed_BTHtK, metadata.shares.axis)

@@ -16,6 +16,7 @@ from gristmill.training.model.attention.ring import RingPlan
 from gristmill.training.model.modules import Dropout
 from gristmill.training.parallel.collectives import gather_tokens
 from gristmill.training.parallel.context import TokenShares
+from gristmill.training.parallel.layer_hook import NO_HOOK, LayerHook
 
 # Routing metadata of a training pass: what routers need to know about the batch.
 
@@ -153,8 +154,7 @@ class AttentionMetadata:
 
     shares: the tokens of each context rank, of which positions_BT and rotation_BTK hold this rank's; None without a
     context axis. Attention then has masks_BTS of all tokens, for its share of the heads, or a ring for each window.
-    around_mixing(function, *streams): stands around all in a layer that is not computed token by token, such as
-    attention of queries, keys and values [B, T, H, K], and may replace its result; None: function(*streams).
+    hook: of the pass, around all in a layer that is not computed token by token.
     wanted_N: int64, of the tokens [B x T] those whose hidden states are wanted in inference; None: all."""
 
     positions_BT: Tensor
@@ -168,7 +168,7 @@ class AttentionMetadata:
     window_rotation_BTK: tuple[Tensor, Tensor] | None = None
     shares: TokenShares | None = None
     ring: Mapping[int | None, RingPlan] | None = None
-    around_mixing: Callable[..., Tensor] | None = None
+    hook: LayerHook = NO_HOOK
     wanted_N: Tensor | None = None
 
     def rotation_of(self, window: int | None) -> tuple[Tensor, Tensor] | None:
@@ -177,7 +177,7 @@ class AttentionMetadata:
 
     def mix(self, function: Callable[..., Tensor], *streams: Tensor) -> Tensor:
         """function(*streams) [B, T, ...] of tensors [B, T, ...], which is not computed token by token."""
-        return function(*streams) if self.around_mixing is None else self.around_mixing(function, *streams)
+        return self.hook.around_mixing(function, *streams)
 
     def of_tokens(self, first: int, shards: int = 1) -> "AttentionMetadata":
         """For what is computed token by token, over the tokens from `first` on of each of so many shards."""

@@ -59,19 +59,15 @@ class MixtureOfExperts(nn.Module):
 
     def forward(
         self, x_BTD: Tensor, metadata: RoutingMetadata | None = None, mix: Callable[..., Tensor] = call
-    ) -> tuple[Tensor, Tensor | None]:
-        """The result, and the number of this rank's tokens routed to each expert, int64[E]. mix(function, x_BTD):
-        stands around what is computed of all tokens together, and may give its result without calling it; the numbers
-        are then None."""
-        counts_E = None
+    ) -> Tensor:
+        """mix(function, x_BTD): stands around what is computed of all tokens together, and may give its result without
+        calling it (`LayerHook.around_mixing`)."""
 
         def routed(x_BTD: Tensor) -> Tensor:
-            nonlocal counts_E
             own_ND, places = self._own_tokens(x_BTD)
             if metadata is not None and metadata.shares is not None:
                 places = places.among_all(metadata.shares)
             routing = self.router(own_ND, places, metadata)
-            counts_E = routing.counts_E
             return self._all_tokens(self._routed(own_ND, routing), x_BTD)
 
         y_BTD = mix(routed, x_BTD)
@@ -80,7 +76,7 @@ class MixtureOfExperts(nn.Module):
         if self.residual is not None and self.coefficient is not None:
             share_BT2 = self.coefficient(x_BTD)
             y_BTD = y_BTD * share_BT2[..., :1] + self.residual(x_BTD) * share_BT2[..., 1:]
-        return y_BTD, counts_E
+        return y_BTD
 
     def _own_tokens(self, x_BTD: Tensor) -> tuple[Tensor, TokenPlaces]:
         """The tokens that this rank routes, and where they stand in the batch."""

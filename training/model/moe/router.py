@@ -50,12 +50,11 @@ class TokenPlaces:
 
 @dataclass(frozen=True)
 class Routing:
-    """experts_NK: of each token; E where it was dropped. gates_NK: their weights, 0 where it was dropped. counts_E:
-    tokens routed to each expert; accepted_E: those within its capacity."""
+    """experts_NK: of each token; E where it was dropped. gates_NK: their weights, 0 where it was dropped. accepted_E:
+    tokens routed to each expert, those within its capacity."""
 
     experts_NK: Tensor
     gates_NK: Tensor
-    counts_E: Tensor
     accepted_E: Tensor
 
 
@@ -64,11 +63,13 @@ class Router(nn.Module):
 
     balance_bias is added to the scores for the choice only (arXiv 2408.15664); last_load holds the counts of the step
     before, all tokens of its batch, for a balancing loss over the batch. Both are float32 buffers: they are saved, and
-    no optimizer, precision or sharding touches them. step_counts sums the counts of the step under way."""
+    no optimizer, precision or sharding touches them. pass_counts: tokens of the last call routed to each expert,
+    int64[E]; step_counts: their sum over the passes of the current step."""
 
     balance_bias: Tensor | None
     last_load: Tensor | None
     step_counts: Tensor
+    pass_counts: Tensor
 
     def __init__(self, config: ModelConfig, layer: LayerConfig, index: int, tensor: TensorAxis):
         super().__init__()
@@ -95,18 +96,22 @@ class Router(nn.Module):
         scores_NE = logits_NE.softmax(dim=-1) if self.config.router == "softmax" else logits_NE.sigmoid()
         experts_NK = choose_experts(scores_NE.detach(), self.balance_bias, self.top_k, self.config)
         gates_NK = gates_of(scores_NE, experts_NK, self.config)
-        counts_E = count(experts_NK, self.experts)
+        self.pass_counts = counts_E = count(experts_NK, self.experts)
         if metadata is None:
-            return Routing(experts_NK, gates_NK, counts_E, counts_E)
+            return Routing(experts_NK, gates_NK, counts_E)
         loss = self._side_loss(logits_NE, scores_NE, experts_NK, places, metadata)
         if loss is not None:
             gates_NK = _InjectGradient.apply(gates_NK, loss)
         if self.config.capacity_factor is None:
-            return Routing(experts_NK, gates_NK, counts_E, counts_E)
+            return Routing(experts_NK, gates_NK, counts_E)
         kept_NK = self._within_capacity(experts_NK, places, metadata)
         accepted_NK = torch.where(kept_NK, experts_NK, self.experts)
         gates_NK = torch.where(kept_NK, gates_NK, 0)
-        return Routing(accepted_NK, gates_NK, counts_E, count(accepted_NK, self.experts + 1)[:-1])
+        return Routing(accepted_NK, gates_NK, count(accepted_NK, self.experts + 1)[:-1])
+
+    def add_pass_counts(self) -> None:
+        """Adds the counts of the last call to those of the step."""
+        self.step_counts += self.pass_counts
 
     def _side_loss(
         self, logits_NE: Tensor, scores_NE: Tensor, experts_NK: Tensor, places: TokenPlaces, metadata: RoutingMetadata

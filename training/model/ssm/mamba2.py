@@ -69,9 +69,9 @@ class Mamba2Mixer(nn.Module):
         """The mixed tokens and, if the metadata keeps state, the state after them."""
         layers = [self.z, self.dt, self.x, self.B, self.C]
         z_BTI, dt_BTH, *streams = column_parallel(self.tensor, x_BTD, layers)
-        if metadata.around_mixing is None:
+        if metadata.keep_state or state is not None:
             y_BTHP, state = self._mixed(streams, dt_BTH, metadata, state)
-        else:  # in training, which keeps no state
+        else:
             y_BTHP = metadata.mix(
                 lambda *inputs: self._mixed(inputs[:3], inputs[3], metadata, None)[0], *streams, dt_BTH
             )

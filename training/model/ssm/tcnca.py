@@ -74,7 +74,7 @@ class TcncaMixer(nn.Module):
         """The mixed tokens and, if the metadata keeps state, the state after them."""
         all_BTD = self.tensor.enter(x_BTD)
         own_BTDt, inputs, kept = self.tensor.own_channels(all_BTD), (), None
-        trains = metadata.around_mixing is not None  # which keeps no state
+        trains = state is None and not metadata.keep_state
         if trains:
             mixed_BTDt = metadata.mix(lambda own_BTDt: self._convolved(own_BTDt, metadata, None)[0], own_BTDt)
         else:

@@ -13,6 +13,8 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from gristmill.training.parallel.layer_hook import LayerHook
+
 
 def host_zeros_like(tensor: Tensor) -> Tensor:
     """Zeros in host memory; pinned beside a CUDA device, so that copies run beside the computation."""
@@ -193,11 +195,25 @@ class _Mixing:
     shards: int
 
 
-class SwappedLayer:
-    """One layer in one pass. compute: a method of the layer. share: of the tokens; 1 recomputes nothing.
+class SwapHook(LayerHook):
+    """recompute: swap and tokens. share: of the tokens whose activations go to host memory."""
 
-    metadata: of the pass; it gives that of the last tokens (`of_tokens`), and calls `around_mixing` where what is
-    computed is not of single tokens. Tensors that the metadata holds, parameters and small tensors stay on the device.
+    def __init__(self, share: float, swap: SwapStreams):
+        self.share, self.swap = share, swap
+
+    def around_layer(self, compute: Callable[..., Any], *inputs: Any) -> Any:
+        if not torch.is_grad_enabled():
+            return compute(*inputs)
+        x_BTD, metadata, state = inputs
+        return SwappedLayer(compute, x_BTD, metadata, self.share, self.swap)(x_BTD, state)
+
+
+class SwappedLayer(LayerHook):
+    """One layer in one pass, and the hook of that pass. compute: a method of the layer. share: of the tokens; 1
+    recomputes nothing.
+
+    metadata: of the pass; it gives that of the last tokens (`of_tokens`), and its hook is called where what is computed
+    is not of single tokens. Tensors that the metadata holds, parameters and small tensors stay on the device.
 
     Under sequence parallelism the input is one tensor rank's shard of the tokens, and what is gathered has `shards` of
     them: the first tokens are then those of each shard, so that every rank recomputes the tokens that it gathers."""
@@ -228,7 +244,7 @@ class SwappedLayer:
         self.swap.begin(self)
         with saved_tensors_hooks(self._pack, self._unpack):
             # Only where tokens are computed again must it be known what is mixed; compiled layers do not take that.
-            metadata = self.metadata if self.cut == self.tokens else replace(self.metadata, around_mixing=self._mix)
+            metadata = self.metadata if self.cut == self.tokens else replace(self.metadata, hook=self)
             output = self.compute(x_BTD, metadata, state)
         self.swap.end()
         return output
@@ -237,9 +253,8 @@ class SwappedLayer:
         for _, copy in self._copies.values():
             copy.prefetch()
 
-    def _mix(self, function: Callable[..., Tensor], *streams: Tensor) -> Tensor:
-        """function(*streams) of tensors [B, T, ...], such as queries, keys and values; what it saves besides those is
-        kept whole."""
+    def around_mixing(self, function: Callable[..., Tensor], *streams: Tensor) -> Tensor:
+        """What the function saves besides its streams is kept whole."""
         names = self._names(streams)
         shards = streams[0].shape[1] // self.tokens
         self._mixing = _Mixing({_key(part): name for part, name in zip(streams, names, strict=True)}, shards)
@@ -333,13 +348,13 @@ class SwappedLayer:
             recomputed[number] = _Order.of(tensor).in_memory(tensor.detach())
             return tensor
 
-        def mix(_: Callable[..., Tensor], *streams: Tensor) -> Tensor:
+        def mix(streams: Sequence[Tensor]) -> Tensor:
             for part, name in zip(streams, self._names(streams), strict=True):
                 recomputed[name] = _Order.of(part).in_memory(part.detach())
             saved, shards = next(mixed)
             return _last(saved, self.cut, shards).requires_grad_(streams[0].requires_grad)
 
-        metadata = replace(self.metadata.of_tokens(self.cut, self.shards), around_mixing=mix)
+        metadata = replace(self.metadata.of_tokens(self.cut, self.shards), hook=_Recomputation(mix))
         x_BRD = _last(self._input, self.cut, 1).requires_grad_(self.needs_gradient)
         with torch.enable_grad(), saved_tensors_hooks(pack, lambda tensor: tensor):
             self.compute(x_BRD, metadata, None)
@@ -359,6 +374,16 @@ class SwappedLayer:
 
     def _by_token(self, values: Tensor, shards: int) -> Tensor:
         return values.reshape(self.batch, shards, self.tokens, -1)
+
+
+class _Recomputation(LayerHook):
+    """The hook of a recomputation, where `mix` gives the kept result of each mixing."""
+
+    def __init__(self, mix: Callable[[Sequence[Tensor]], Tensor]):
+        self.mix = mix
+
+    def around_mixing(self, function: Callable[..., Tensor], *streams: Tensor) -> Tensor:
+        return self.mix(streams)
 
 
 def first_tokens(share: float, tokens: int) -> int:

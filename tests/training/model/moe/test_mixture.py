@@ -120,7 +120,7 @@ def test_the_mixture_is_a_dense_loop_over_its_experts(name: str) -> None:
     if mixture.router.balance_bias is not None:
         mixture.router.balance_bias += torch.tensor([0.3, -0.2, 0.1, 0.0])
     outcomes = []
-    for compute in (lambda x: mixture(x)[0], lambda x: dense_loop(mixture, config, x)):
+    for compute in (lambda x: mixture(x), lambda x: dense_loop(mixture, config, x)):
         x = tokens_like().requires_grad_()
         mixture.zero_grad()
         y = compute(x)
@@ -161,7 +161,8 @@ def test_dropped_tokens_have_no_result_and_are_drawn_by_sample() -> None:
     config = model_config(experts=2, top_k=1, capacity_factor=0.5, normalize_gates=False, drop="random")
     mixture, x = mixture_of(config), tokens_like()
     samples = torch.tensor([4, 7, 9])
-    y, counts = mixture(x, RoutingMetadata(samples, torch.ones(SAMPLES, TOKENS), 1.0, seed=5))
+    y = mixture(x, RoutingMetadata(samples, torch.ones(SAMPLES, TOKENS), 1.0, seed=5))
+    counts = mixture.router.pass_counts
     limit = capacity(0.5, 1, TOKENS, 2)  # 3 of 10 tokens an expert
     chosen = (x @ mixture.router.weight.T).argmax(-1)
     priority = token_priorities(5, 0, samples, torch.arange(TOKENS))
@@ -171,7 +172,7 @@ def test_dropped_tokens_have_no_result_and_are_drawn_by_sample() -> None:
             asked = [token for token in range(TOKENS) if chosen[sample, token] == expert]
             asked.sort(key=lambda token: -priority[sample, token].item())
             kept[sample, asked[:limit]] = True
-    whole = mixture(x)[0]
+    whole = mixture(x)
     torch.testing.assert_close(y[kept], whole[kept])
     assert (y[~kept] == 0).all() and 0 < kept.sum() < kept.numel()
     assert counts.tolist() == [(chosen == 0).sum(), (chosen == 1).sum()]  # what was asked for, not what was taken
@@ -185,8 +186,8 @@ def test_permuted_experts_are_the_same_mixture() -> None:
         for name, parameter in permuted.named_parameters():
             if not name.startswith("shared"):
                 parameter.copy_(parameter[order].clone())
-    torch.testing.assert_close(permuted(tokens_like())[0], mixture(tokens_like())[0], rtol=0, atol=1e-12)
-    assert permuted(tokens_like())[1].tolist() == mixture(tokens_like())[1][order].tolist()
+    torch.testing.assert_close(permuted(tokens_like()), mixture(tokens_like()), rtol=0, atol=1e-12)
+    assert permuted.router.pass_counts.tolist() == mixture.router.pass_counts[order].tolist()
 
 
 def test_experts_without_tokens_have_zero_gradients() -> None:
@@ -195,7 +196,7 @@ def test_experts_without_tokens_have_zero_gradients() -> None:
         mixture.router.weight.zero_()
         mixture.router.weight[2] = 1.0
     x = tokens_like().abs()  # so that the scores of expert 2 are the highest for every token
-    y, counts = mixture(x)
+    y, counts = mixture(x), mixture.router.pass_counts
     y.sum().backward()
     assert counts.tolist() == [0, 0, SAMPLES * TOKENS, 0]
     for linear in (mixture.experts.gate, mixture.experts.up, mixture.experts.down):
@@ -218,7 +219,7 @@ def test_the_grouped_backend_is_the_loop(moe: dict[str, Any], monkeypatch: pytes
         monkeypatch.setattr(experts_module, "uses_grouped", lambda x, grouped=grouped: grouped)
         mixture.zero_grad()
         x = tokens_like().float().requires_grad_()
-        y = mixture(x, metadata)[0]
+        y = mixture(x, metadata)
         y.backward(tokens_like(2).float())
         outcomes.append([y.detach(), x.grad, *(parameter.grad.clone() for parameter in mixture.parameters())])
     for loop, other in zip(*outcomes, strict=True):
@@ -245,11 +246,11 @@ def test_side_losses_enter_by_their_gradient(router: str) -> None:
     config = model_config(router=router, balance_loss=0.3, router_z_loss=0.2)
     mixture, x = mixture_of(config), tokens_like()
     weights = (torch.rand(SAMPLES, TOKENS, generator=torch.Generator().manual_seed(0)) < 0.7).double()
-    y, _ = mixture(x, RoutingMetadata(torch.arange(SAMPLES), weights, 0.25, seed=5))
+    y = mixture(x, RoutingMetadata(torch.arange(SAMPLES), weights, 0.25, seed=5))
     y.sum().backward()
     injected = {name: parameter.grad.clone() for name, parameter in mixture.named_parameters()}
     mixture.zero_grad()
-    (mixture(x)[0].sum() + 0.25 * losses_by_hand(mixture, config, x, weights)).backward()
+    (mixture(x).sum() + 0.25 * losses_by_hand(mixture, config, x, weights)).backward()
     for name, parameter in mixture.named_parameters():
         torch.testing.assert_close(injected[name], parameter.grad, rtol=0, atol=1e-12, msg=name)
 

@@ -1,4 +1,7 @@
-"""Activation checkpointing: which activations a layer saves for the backward pass, and which it recomputes."""
+"""Layer hooks: what stands around the computation of a layer, and the hooks that recompute activations.
+
+A layer calls its hook at three places, and a hook overrides those it needs; the base class only calls through. The hook
+that keeps activations in host memory is in `offload/swap.py`."""
 
 from collections import defaultdict, deque
 from collections.abc import Callable
@@ -6,11 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
-
-from gristmill.training.config.layout import SWAPS, LayoutConfig, Recompute
-from gristmill.training.parallel.offload.swap import SwappedLayer, SwapStreams
 
 # Saved under recompute: operators: results of matmuls and attention; all other operators are cheap to recompute.
 # Collectives are not listed: the result of an in-place one is memory that the layer goes on to change.
@@ -26,42 +27,46 @@ if torch.backends.mkldnn.is_available():  # a torch built without oneDNN does no
     _KEPT_OPERATORS += (torch.ops.mkldnn._linear_pointwise.default,)
 
 
-@dataclass(frozen=True)
-class ActivationCheckpointing:
-    """The policy of one layer. Recomputation needs no random state: dropout masks are hashes."""
+class LayerHook:
+    """Calls through. Hooks need no random state: dropout masks are hashes."""
 
-    mode: Recompute = "none"
-    offloaded_token_fraction: float = 1.0
-    swap: SwapStreams | None = None
-
-    def layer(self, compute: Callable[..., Any], *inputs: Any) -> Any:
-        if self.mode == "full":
-            return _recomputed(compute, inputs)
-        if self.mode == "operators":
-            return _recomputed(compute, inputs, context_fn=_kept_and_reused)
-        if self.mode in SWAPS and torch.is_grad_enabled():
-            assert self.swap is not None
-            x_BTD, metadata, state = inputs
-            return SwappedLayer(compute, x_BTD, metadata, self.offloaded_token_fraction, self.swap)(x_BTD, state)
+    def around_layer(self, compute: Callable[..., Any], *inputs: Any) -> Any:
+        """Around the whole layer: compute(x_BTD, metadata, state)."""
         return compute(*inputs)
 
-    def mixer(self, mix: Callable[..., Any], *inputs: Any) -> Any:
-        return _recomputed(mix, inputs) if self.mode == "attention" else mix(*inputs)
+    def around_mixer(self, mix: Callable[..., Any], *inputs: Any) -> Any:
+        """Around the mixer and the norm before it: mix(x_BTD, metadata, state)."""
+        return mix(*inputs)
+
+    def around_mixing(self, function: Callable[..., Tensor], *streams: Tensor) -> Tensor:
+        """Around all in a layer that is not computed token by token: function(*streams) [B, T, ...] of tensors
+        [B, T, ...], such as attention of queries, keys and values, scans and routed experts. A hook may replace the
+        result without calling the function. Called on the hook of the pass, `AttentionMetadata.hook`."""
+        return function(*streams)
 
 
-def activation_checkpointing(
-    layout: LayoutConfig, layer_index: int, layers: int, swap: SwapStreams | None
-) -> ActivationCheckpointing:
-    """layers: of the whole model."""
-    if layer_index % layout.recompute_every:
-        return ActivationCheckpointing()
-    if layout.recompute not in SWAPS:
-        return ActivationCheckpointing(layout.recompute)
-    if layer_index >= layers - layout.num_layers_on_device:
-        return ActivationCheckpointing()
-    share = 1.0 if layout.recompute == "swap" else layout.offloaded_token_fraction
-    assert share is not None, "the planner chooses it before the model is built"
-    return ActivationCheckpointing(layout.recompute, share, swap)
+NO_HOOK = LayerHook()
+
+
+class RecomputedLayer(LayerHook):
+    """recompute: full. Keeps the layer's input."""
+
+    def around_layer(self, compute: Callable[..., Any], *inputs: Any) -> Any:
+        return _recomputed(compute, inputs)
+
+
+class RecomputedOperators(LayerHook):
+    """recompute: operators. Keeps the layer's input and the results of matmuls and attention."""
+
+    def around_layer(self, compute: Callable[..., Any], *inputs: Any) -> Any:
+        return _recomputed(compute, inputs, context_fn=_kept_and_reused)
+
+
+class RecomputedMixer(LayerHook):
+    """recompute: attention. Keeps the input of the mixer's norm."""
+
+    def around_mixer(self, mix: Callable[..., Any], *inputs: Any) -> Any:
+        return _recomputed(mix, inputs)
 
 
 def _recomputed(function: Callable[..., Any], inputs: tuple[Any, ...], **options: Any) -> Any:
