@@ -254,7 +254,7 @@ class SwappedLayer(LayerHook):
             copy.prefetch()
 
     def around_mixing(self, function: Callable[..., Tensor], *streams: Tensor) -> Tensor:
-        """What the function saves besides its streams is kept whole."""
+        """Keeps whole what the function saves besides its streams."""
         names = self._names(streams)
         shards = streams[0].shape[1] // self.tokens
         self._mixing = _Mixing({_key(part): name for part, name in zip(streams, names, strict=True)}, shards)
