@@ -4,7 +4,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 
-from gristmill.evaluation.inference.config import EvaluateConfig
+from gristmill.evaluation.inference.config import EvaluateConfig, SamplingConfig
 from gristmill.evaluation.inference.generate.batch import ContinuousBatch, default_limits
 from gristmill.evaluation.inference.generate.prompts import PromptFile, Writer, generate, generate_file
 from gristmill.evaluation.inference.generate.request import Generation, GenerationSettings, TextStream
@@ -12,6 +12,7 @@ from gristmill.evaluation.inference.load import (
     NO_MODEL_PARALLEL,
     NO_OTHER_RANKS,
     ONLY_PROCESS,
+    LoadedModel,
     ModelParallel,
     Ranks,
     loaded_on_ranks,
@@ -145,6 +146,7 @@ def generate_text(
                     f"the prompt {prompt[:40]!r}... has {len(ids)} tokens, the model takes {max_tokens}; shorten it"
                 )
         output_stream = stream if mesh.is_first else None
+        settings = _with_defaults(settings, loaded)
         return generate(loaded.causal_lm, loaded.codec, encoded, settings, stream=output_stream)
 
 
@@ -168,11 +170,18 @@ def generate_to_file(
     ):
         for note in filter(None, (loaded.note, loaded.memory_note) if mesh.is_first else ()):
             reporter.say(note)
+        settings = _with_defaults(settings, loaded)
         batch = ContinuousBatch(loaded.causal_lm, loaded.codec, default_limits(loaded.causal_lm, sequences))
         options = {**asdict(settings), "sampling": settings.sampling.model_dump()}
         run = {"model": loaded.digest, "options": options}
         writer = Writer(run, reporter if mesh.is_first else Reporter.silent(), mesh.world)
         return generate_file(files, batch, loaded.codec.encode_prompt, settings, writer)
+
+
+def _with_defaults(settings: GenerationSettings, loaded: LoadedModel) -> GenerationSettings:
+    """The settings with the publisher's sampling where the caller stated none."""
+    stated = {name: getattr(settings.sampling, name) for name in settings.sampling.model_fields_set}
+    return replace(settings, sampling=SamplingConfig(**loaded.codec.generation.sampling_fields(**stated)))
 
 
 def _check_stops(settings: GenerationSettings) -> None:

@@ -3,6 +3,7 @@
 import json
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 from gristmill.evaluation.convert.hf.architecture import UnsupportedConfig
 from gristmill.evaluation.convert.hf.architectures import family_for
 from gristmill.evaluation.convert.huggingface import (
+    config_ids,
     copy_tokenizer,
     generation_ends,
     is_huggingface,
@@ -98,7 +100,7 @@ def import_checkpoint(folder: Path, output: Path) -> Path:
     check_tokenizer(folder, codec, source.vocab_size, codec.end_of_document, padded=True)
     saved_config = SavedModelConfig.of(source.config, source.vocab_size, codec.end_of_document)
     saved_config["padded_rows"] = source.vocab_size - codec.vocab_size
-    saved_config["text"] = codec.bounds.to_json()
+    saved_config["text"] = replace(codec.bounds, config_ids=config_ids(folder)).to_json()
     model = Transformer(source.config, source.vocab_size)
     named, buffers = dict(model.named_parameters()), saved_buffers(model)
     streamed = {

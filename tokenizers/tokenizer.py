@@ -109,7 +109,8 @@ MAX_ID_RATIO, MIN_VOCABULARY = 8, 1024
 
 
 def load_tokenizer(folder: Path) -> Tokenizer:
-    """The tokenizer of a `tokenizer` folder: its .model if it has one, else its tokenizer.json.
+    """The tokenizer of a `tokenizer` folder: its .model if it has one, else its tokenizer.json; that wins where it has
+    tokens that the .model lacks.
 
     Uses the fastest encoder that passes the comparison with sentencepiece's ids. Raises InputError if the folder
     holds neither file, or no end-of-document symbol."""
@@ -134,11 +135,24 @@ ChooseJson = Callable[[dict[str, Any], HuggingFaceEncoder], Encoder]
 
 
 def _load(folder: Path, choose: Choose, choose_json: ChooseJson) -> Tokenizer:
-    if (folder / MODEL_NAME).is_file():
+    has_model, has_json = (folder / MODEL_NAME).is_file(), (folder / JSON_NAME).is_file()
+    if has_model and not (has_json and _adds_tokens(folder / JSON_NAME, folder / MODEL_NAME)):
         return _from_model(folder / MODEL_NAME, choose)
-    if (folder / JSON_NAME).is_file():
+    if has_json:
         return _from_json(folder / JSON_NAME, choose_json)
     raise InputError(f"{folder}: neither {MODEL_NAME} nor {JSON_NAME}; not a tokenizer folder")
+
+
+def _adds_tokens(json_path: Path, model_path: Path) -> bool:
+    """Whether a tokenizer.json has added tokens behind the pieces of the .model beside it, as models have that were
+    trained on for chat. False for a damaged file, whose reader names the damage."""
+    processor = sentencepiece.SentencePieceProcessor()
+    try:
+        processor.LoadFromSerializedProto(model_path.read_bytes())
+        added = [token["id"] for token in json.loads(json_path.read_bytes()).get("added_tokens") or []]
+        return max(added, default=0) >= processor.vocab_size()
+    except (RuntimeError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return False
 
 
 def _fastest_in_bulk(path: Path, processor: sentencepiece.SentencePieceProcessor, pieces: Sequence[str]) -> Encoder:

@@ -16,6 +16,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from gristmill.evaluation.convert.chat_template import LEGACY_NAME, NAMED_TEMPLATES, TEMPLATE_NAME
+from gristmill.evaluation.convert.generation_defaults import GENERATION_NAME
 from gristmill.evaluation.convert.hf.architecture import NO_WEIGHTS, ModelFamily, UnsupportedConfig
 from gristmill.evaluation.convert.hf.architectures import FAMILIES, family_for, family_named
 from gristmill.evaluation.convert.model_tokenizer import TextBounds
@@ -33,13 +35,15 @@ from tokenizers import Tokenizer as HuggingFaceTokenizer
 
 CONFIG_NAME = "config.json"
 SHARD_BYTES = 5_000_000_000  # the default shard size of transformers
-GENERATION_NAME = "generation_config.json"
 TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
     "tokenizer.model",
     "special_tokens_map.json",
-    "chat_template.jinja",
+    "added_tokens.json",
+    TEMPLATE_NAME,
+    LEGACY_NAME,
+    GENERATION_NAME,
 )
 
 
@@ -73,10 +77,10 @@ def write_huggingface(
         "eos_token_id": ends,
         "dtype": str(model.dtype).removeprefix("torch."),
         **family.write(config),
+        **bounds.config_ids,
     }
     generation = {"bos_token_id": begin, "eos_token_id": ends}
-    if len(bounds.ends) > 1:
-        write_atomic(folder / GENERATION_NAME, json.dumps(generation, indent=2, sort_keys=True).encode() + b"\n")
+    write_atomic(folder / GENERATION_NAME, json.dumps(generation, indent=2, sort_keys=True).encode() + b"\n")
     if labels:
         fields["id2label"] = {str(number): label for number, label in enumerate(labels)}
         fields["label2id"] = {label: number for number, label in enumerate(labels)}
@@ -89,13 +93,19 @@ def write_huggingface(
 
 
 def copy_tokenizer(source: Path, target: Path) -> None:
-    """Raises InputError if there is neither tokenizer.json nor tokenizer.model."""
+    """Copies the files that say how the model is spoken to: tokenizer, chat templates, defaults of generation.
+
+    Raises InputError if there is neither tokenizer.json nor tokenizer.model."""
     if not any((source / name).is_file() for name in ("tokenizer.json", "tokenizer.model")):
         raise InputError(f"{source / TOKENIZER_FILES[0]}: absent; name the folder of the stage `tokenizer`")
     target.mkdir(parents=True, exist_ok=True)
     for name in TOKENIZER_FILES:
         if (source / name).is_file():
             shutil.copyfile(source / name, target / name)
+    if (source / NAMED_TEMPLATES).is_dir():
+        (target / NAMED_TEMPLATES).mkdir(exist_ok=True)
+        for path in sorted((source / NAMED_TEMPLATES).glob("*.jinja")):
+            shutil.copyfile(path, target / NAMED_TEMPLATES / path.name)
 
 
 def start_documents(path: Path, end_of_document: int) -> None:
@@ -210,6 +220,15 @@ def generation_ends(folder: Path) -> tuple[int, ...]:
         return ()
     generation = folder / GENERATION_NAME
     return (_ends(generation) if generation.is_file() else ()) or _ends(folder / CONFIG_NAME)
+
+
+CONFIG_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
+
+
+def config_ids(folder: Path) -> dict[str, Any]:
+    """Fields of config.json that name special tokens, as they are there."""
+    fields = _read_json(folder / CONFIG_NAME) if is_huggingface(folder) else {}
+    return {name: fields[name] for name in CONFIG_IDS if name in fields}
 
 
 def _ends(path: Path) -> tuple[int, ...]:

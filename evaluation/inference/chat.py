@@ -4,12 +4,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from gristmill.evaluation.convert.chat_template import ChatTemplate
 from gristmill.evaluation.inference.config import EvaluateConfig, SamplingConfig
 from gristmill.evaluation.inference.generate.prompts import generate
 from gristmill.evaluation.inference.generate.request import GenerationSettings
 from gristmill.evaluation.inference.load import LoadedModel, load_for_evaluation
-from gristmill.evaluation.inference.server.app import ServedModel
-from gristmill.evaluation.inference.server.openai_api import PLAIN_STOPS, ChatTemplate, chat_template
 from gristmill.evaluation.inference.workdir import CheckpointPaths
 
 
@@ -32,7 +31,7 @@ class Conversation:
 
     @property
     def is_chat(self) -> bool:
-        return self.template.stops != PLAIN_STOPS
+        return not self.template.is_plain
 
     def answer(self, line: str, write: Callable[[str], None]) -> str:
         """Streams the answer to `write` and returns it. What no longer fits the model's context is forgotten, the
@@ -60,17 +59,17 @@ class Conversation:
         if not self.is_chat:
             return list(self.loaded.codec.encode_prompt(self.text))
         first = [{"role": "system", "content": self.system}] if self.system else []
-        served = ServedModel(self.loaded.name, None, self.loaded.codec, self.template)  # type: ignore[arg-type]
-        return served.encode_chat(self.template.render([*first, *self.messages]))
+        return self.loaded.codec.encode_chat(self.template.render([*first, *self.messages]), self.template)
 
 
-def load_chat(folder: Path, system: str, temperature: float, max_tokens: int, seed: int) -> Conversation:
-    """Raises InputError or RecipeError where the folder holds no model."""
-    source = CheckpointPaths(folder, None)
-    loaded = load_for_evaluation(source, EvaluateConfig())
-    _, tokenizer = source.resolve()
-    template = chat_template(tokenizer, None, loaded.codec.bounding_symbols)
-    settings = GenerationSettings(max_tokens, SamplingConfig(temperature=temperature, seed=seed), template.stops[:4])
-    if template.stops == PLAIN_STOPS:
-        settings = GenerationSettings(max_tokens, SamplingConfig(temperature=temperature, seed=seed))
-    return Conversation(loaded, template, settings, system)
+TEMPERATURE = 0.8  # where neither the caller nor the publisher says one
+
+
+def load_chat(folder: Path, system: str, temperature: float | None, max_tokens: int, seed: int) -> Conversation:
+    """temperature: None is the publisher's. Raises InputError or RecipeError where the folder holds no model."""
+    loaded = load_for_evaluation(CheckpointPaths(folder, None), EvaluateConfig())
+    defaults = loaded.codec.generation
+    if temperature is None and not defaults.do_sample:
+        temperature = TEMPERATURE
+    settings = GenerationSettings(max_tokens, SamplingConfig(**defaults.sampling_fields(temperature, seed=seed)))
+    return Conversation(loaded, loaded.codec.chat_template(), settings, system)

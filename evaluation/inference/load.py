@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from gristmill.evaluation.convert.generation_defaults import GenerationDefaults
 from gristmill.evaluation.convert.hf.architecture import UnsupportedConfig
 from gristmill.evaluation.convert.huggingface import (
     ends_of_document,
@@ -87,12 +88,12 @@ def load_codec(checkpoint: Path, folder: Path) -> ModelTokenizer:
     """The tokenizer of a model. Texts of a Hugging Face folder, and of a checkpoint that was imported, begin and end as
     with transformers; those of a checkpoint that gristmill trained as its documents do."""
     if is_huggingface(checkpoint):
-        return load_model_tokenizer(folder, generation_ends(checkpoint))
+        return load_model_tokenizer(folder, generation_ends(checkpoint), GenerationDefaults.read(checkpoint))
     tokenizer, fields = load_tokenizer(folder), read_model_config(checkpoint).get("text")
     if fields is None:
-        return ModelTokenizer.of(tokenizer)
+        return ModelTokenizer.of(tokenizer, folder)
     bounds = TextBounds.from_json(fields, checkpoint / "model.json", tokenizer.vocab_size)
-    return ModelTokenizer(tokenizer, bounds)
+    return ModelTokenizer(tokenizer, bounds, folder)
 
 
 def load_for_evaluation_sharded(

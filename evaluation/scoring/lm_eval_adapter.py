@@ -13,6 +13,7 @@ from lm_eval.api.instance import Instance
 from lm_eval.api.model import TemplateLM
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
+from gristmill.evaluation.convert.generation_defaults import GenerationDefaults
 from gristmill.evaluation.convert.model_tokenizer import ModelTokenizer
 from gristmill.evaluation.inference.causal_lm import CausalLM
 from gristmill.evaluation.inference.config import SamplingConfig
@@ -268,7 +269,7 @@ class LmEvalAdapter(TemplateLM):
         string, the end of the document or max_gen_toks."""
         answers = [""] * len(requests)
         with self.reporter.meter("generating answers", len(requests), "answers") as meter:
-            for settings, indices in _by_settings(requests).items():
+            for settings, indices in _by_settings(requests, self.codec.generation).items():
                 prompts = {
                     index: self.tok_encode(requests[index].args[0]) or [self.prefix_token_id] for index in indices
                 }
@@ -341,16 +342,18 @@ def _texts(context: str, continuation: str) -> tuple[str, str]:
     return context + continuation, context.rstrip()
 
 
-def _by_settings(requests: Sequence[Instance]) -> dict[GenerationSettings, list[int]]:
+def _by_settings(requests: Sequence[Instance], defaults: GenerationDefaults) -> dict[GenerationSettings, list[int]]:
     """Indices of requests by generation settings: those with equal settings are batched."""
     groups: dict[GenerationSettings, list[int]] = {}
     for index, request in enumerate(requests):
-        groups.setdefault(_settings(dict(request.args[1])), []).append(index)
+        groups.setdefault(_settings(dict(request.args[1]), defaults), []).append(index)
     return groups
 
 
-def _settings(options: dict) -> GenerationSettings:
-    """GenerationSettings from lm-eval's generation_kwargs. Raises InputError on an unsupported option."""
+def _settings(options: dict, defaults: GenerationDefaults) -> GenerationSettings:
+    """GenerationSettings from lm-eval's generation_kwargs; the rest is the publisher's, as in transformers.
+
+    Raises InputError on an unsupported option."""
     until = options.pop("until", [])
     stops = (until,) if isinstance(until, str) else tuple(until)
     new_tokens = int(options.pop("max_gen_toks", options.pop("max_new_tokens", DEFAULT_NEW_TOKENS)))
@@ -360,4 +363,4 @@ def _settings(options: dict) -> GenerationSettings:
     known = {name: options.pop(name) for name in ("top_k", "top_p", "min_p", "repetition_penalty") if name in options}
     if options:
         raise InputError(f"generation_kwargs {sorted(options)} are not supported; remove them from the task")
-    return GenerationSettings(new_tokens, SamplingConfig(temperature=temperature, **known), stops)
+    return GenerationSettings(new_tokens, SamplingConfig(**defaults.sampling_fields(temperature, **known)), stops)

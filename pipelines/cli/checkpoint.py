@@ -135,15 +135,17 @@ def data_folder(given: Path | None) -> Path | None:
 
 @dataclass(frozen=True)
 class SamplingOptions:
-    """Options of `gristmill generate` by the names of SamplingConfig."""
+    """Options of `gristmill generate` by the names of SamplingConfig; None: the model's generation_config.json."""
 
-    temperature: Annotated[float, typer.Option(min=0.0, help="0 is greedy decoding.")] = 0.0
+    temperature: Annotated[
+        float | None, typer.Option(min=0.0, help="0 is greedy decoding (default: the model's own, else 0).")
+    ] = None
     top_k: Annotated[int | None, typer.Option(min=1)] = None
     top_p: Annotated[float | None, typer.Option(min=0.0, max=1.0)] = None
     min_p: Annotated[
         float | None, typer.Option(min=0.0, max=1.0, help="Smallest share of the likeliest token's probability.")
     ] = None
-    repetition_penalty: Annotated[float, typer.Option(min=0.0)] = 1.0
+    repetition_penalty: Annotated[float | None, typer.Option(min=0.0)] = None
     seed: Annotated[int, typer.Option(help="Of the random draws.")] = 0
 
 
@@ -199,7 +201,8 @@ def generate(
     parallel = ModelParallel(model.tensor, model.pipeline, model.expert)
     ranks = Ranks(RankInfo.from_environment(), parallel, offload)
     source = CheckpointPaths(checkpoint, model.tokenizer)
-    config = validate_config(SamplingConfig, asdict(sampling))
+    stated = {name: value for name, value in asdict(sampling).items() if value is not None}
+    config = validate_config(SamplingConfig, stated)
     generation = GenerationSettings(end.tokens, config, tuple(end.stop or ()))
     if prompt is None or file.prompts is not None:
         _generate_to_file(source, file, generation, ranks, both=prompt is not None)

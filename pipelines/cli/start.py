@@ -85,7 +85,9 @@ def chat(
     checkpoint: Annotated[
         Path | None, typer.Argument(metavar="[DIR]", help="Checkpoint, run or work folder (default: the newest).")
     ] = None,
-    temperature: Annotated[float, typer.Option(min=0.0)] = 0.8,
+    temperature: Annotated[
+        float | None, typer.Option(min=0.0, help="Default: the model's own, else 0.8.", show_default=False)
+    ] = None,
     tokens: Annotated[int, typer.Option(min=1, help="Tokens of an answer, at most.")] = 200,
     system: Annotated[str, typer.Option(help="The system prompt, for models with a chat template.")] = "",
     seed: Annotated[int, typer.Option(help="Of the random draws.")] = 0,

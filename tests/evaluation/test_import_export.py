@@ -12,8 +12,7 @@ from gristmill.evaluation.convert.huggingface import copy_tokenizer, write_huggi
 from gristmill.evaluation.import_export import export_checkpoint, import_checkpoint
 from gristmill.evaluation.inference.config import EvaluateConfig
 from gristmill.evaluation.inference.generate.request import GenerationSettings
-from gristmill.evaluation.inference.load import load_for_evaluation
-from gristmill.evaluation.inference.server.openai_api import chat_template
+from gristmill.evaluation.inference.load import load_codec, load_for_evaluation
 from gristmill.evaluation.inference.workdir import CheckpointPaths
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.manifest import StageIdentity, write_manifest
@@ -160,7 +159,7 @@ def test_import_keeps_precision_padding_ends_and_template(tmp_path: Path) -> Non
     assert exported["model.norm.weight"].dtype == torch.bfloat16
     assert json.loads((tmp_path / "out/generation_config.json").read_text())["eos_token_id"] == [257, 10, 65]
     config = json.loads((tmp_path / "out/config.json").read_text())
-    assert (config["bos_token_id"], config["eos_token_id"]) == (256, [257, 10, 65])
+    assert (config["bos_token_id"], config["eos_token_id"]) == (256, 257)
     for place in (tmp_path / "in/tokenizer", tmp_path / "out"):
-        template = chat_template(place, None, ("<s>", "</s>"))
+        template = load_codec(imported, place).chat_template()
         assert template.render([{"role": "user", "content": "Hi"}]) == "<s>Hi"

@@ -15,6 +15,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from gristmill.evaluation.convert.chat_template import ChatTemplate
 from gristmill.evaluation.convert.model_tokenizer import ModelTokenizer
 from gristmill.evaluation.inference.generate.prompts import describe
 from gristmill.evaluation.inference.generate.request import GenerationRequest, RequestResult
@@ -23,7 +24,6 @@ from gristmill.evaluation.inference.server.engine import GenerationEngine, Serve
 from gristmill.evaluation.inference.server.openai_api import (
     ApiRequest,
     ChatRequest,
-    ChatTemplate,
     CompletionRequest,
     Replies,
     error_body,
@@ -55,23 +55,6 @@ class ServedModel:
     def encode_prompt(self, prompt: str | list[int]) -> list[int]:
         """A text begins as in `gristmill generate`; ids are taken as they are."""
         return self.codec.encode_prompt(prompt) if isinstance(prompt, str) else prompt
-
-    def encode_chat(self, text: str) -> list[int]:
-        """The ids of a conversation. A template writes BOS itself, as in transformers."""
-        ids = self.encode_with_symbols(text, self.template.symbols)
-        if self.template.writes_symbols and not self.codec.bounds.starts_documents:
-            return ids or [self.codec.prefix_token]
-        return [*self.codec.prompt_prefix, *ids]
-
-    def encode_with_symbols(self, text: str, symbols: Sequence[str]) -> list[int]:
-        """The ids of a text whose control symbols stand for themselves."""
-        numbers = {symbol: number for symbol in symbols if (number := self.codec.id_of(symbol)) is not None and symbol}
-        if not numbers:
-            return list(self.codec.encode(text)) if text else []
-        ids: list[int] = []
-        for part in re.split(f"({'|'.join(map(re.escape, sorted(numbers, key=len, reverse=True)))})", text):
-            ids += [numbers[part]] if part in numbers else self.codec.encode(part) if part else []
-        return ids
 
 
 @dataclass(frozen=True)
@@ -248,7 +231,7 @@ async def _chat(model: ServedModel, request: Request) -> Response:
     fields: ChatRequest = _checked(model, ChatRequest, await _body(request))
     messages = [{"role": message.role, "content": message.text} for message in fields.messages]
     text = await asyncio.to_thread(model.template.render, messages)
-    prompt = await asyncio.to_thread(model.encode_chat, text)
+    prompt = await asyncio.to_thread(model.codec.encode_chat, text, model.template)
     if len(prompt) >= model.sequence_length:
         raise HttpError(
             400, f"the messages have {len(prompt)} tokens; the model takes {model.sequence_length - 1}: shorten them"
@@ -359,8 +342,7 @@ async def _tokenize(model: ServedModel, request: Request) -> Response:
     text = body.get("prompt") if isinstance(body, dict) else None
     if not isinstance(text, str):
         raise HttpError(400, "prompt is no text; send {'prompt': TEXT}")
-    symbols = [model.codec.pieces[token] for token in (model.codec.end_of_document, model.codec.prefix_token)]
-    tokens = await asyncio.to_thread(model.encode_with_symbols, text, symbols)
+    tokens = await asyncio.to_thread(model.codec.encode_with_symbols, text)
     return JSONResponse({"tokens": tokens, "count": len(tokens), "max_model_len": model.sequence_length})
 
 

@@ -14,7 +14,6 @@ from gristmill.evaluation.inference.generate.batch import ContinuousBatch, defau
 from gristmill.evaluation.inference.load import NO_OTHER_RANKS, LoadedModel, Ranks, one_model_on_ranks
 from gristmill.evaluation.inference.server.app import ServedModel, make_app
 from gristmill.evaluation.inference.server.engine import GenerationEngine, announcer, follow
-from gristmill.evaluation.inference.server.openai_api import chat_template
 from gristmill.evaluation.inference.workdir import CheckpointPaths
 from gristmill.foundation.errors import InputError, RecipeError
 from gristmill.foundation.progress import Reporter
@@ -66,8 +65,7 @@ def serve(
         if listener is None:
             follow(lambda: new_batch(loaded, options.sequences), mesh.world)
             return
-        _, tokenizer = source.resolve()
-        template = chat_template(tokenizer, options.template, loaded.codec.bounding_symbols)
+        template = loaded.codec.chat_template(options.template)
         engine = GenerationEngine(
             lambda: new_batch(loaded, options.sequences), options.max_requests, announcer(mesh.world)
         )

@@ -14,6 +14,8 @@ from contextlib import contextmanager
 
 import pytest
 
+from gristmill.evaluation.convert.chat_template import PLAIN, PLAIN_STOPS, ChatTemplate
+from gristmill.evaluation.convert.model_tokenizer import ModelTokenizer
 from gristmill.evaluation.inference.config import EvaluateConfig
 from gristmill.evaluation.inference.generate.prompts import generate
 from gristmill.evaluation.inference.generate.request import GenerationSettings
@@ -24,11 +26,6 @@ from gristmill.evaluation.inference.server.app import (
     make_app,
 )
 from gristmill.evaluation.inference.server.engine import GenerationEngine
-from gristmill.evaluation.inference.server.openai_api import (
-    PLAIN,
-    PLAIN_STOPS,
-    ChatTemplate,
-)
 from gristmill.evaluation.inference.server.server import (
     ServerOptions,
     bound,
@@ -60,7 +57,7 @@ def loaded(random_checkpoint, tokenizer_folder):
 def running(loaded, max_requests=64, sequences=4, token=TOKEN, make_batch=None, body_seconds=60.0):
     """Serves in a thread; yields the address and the engine."""
     engine = GenerationEngine(make_batch or (lambda: new_batch(loaded, sequences)), max_requests)
-    model = ServedModel("mill", engine, loaded.codec, ChatTemplate(PLAIN, PLAIN_STOPS), token)
+    model = ServedModel("mill", engine, loaded.codec, ChatTemplate(PLAIN, stops=PLAIN_STOPS), token)
     server = uvicorn.Server(uvicorn.Config(make_app(model, body_seconds), log_level="warning", lifespan="off"))
     listener = bound("127.0.0.1", 0)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
@@ -278,7 +275,7 @@ def test_many_control_symbols_are_tokenized(server, loaded):
 def test_health_is_answered_while_another_request_is_prepared(slow, loaded, monkeypatch):
     """Tokenizing, the chat template and the JSON of a large body do not run in the event loop."""
     entered, may_go_on = threading.Event(), threading.Event()
-    owner = {"encode_with_symbols": ServedModel, "render": ChatTemplate, "_parsed": app}[slow]
+    owner = {"encode_with_symbols": ModelTokenizer, "render": ChatTemplate, "_parsed": app}[slow]
     fast = getattr(owner, slow)
 
     def waits(*arguments):
