@@ -1,15 +1,15 @@
 """Is one set of runs better than another, and how sure is that? Paired by document, over several seeds.
 
 Two arms (data sets) train one model each for every seed; all models score the same held-out documents in bits per byte.
-The effect is the difference of the arms' means. Its error has two sources that do not average out together: other
-seeds would give other models, and other documents would give other scores. Both are estimated, as in a two-way
-clustered variance (Cameron, Gelbach, Miller 2011, "Robust inference with multiway clustering", section 2.2):
+Under one seed both arms begin with the same weights and read what they share in the same order, so their difference is
+taken seed by seed. The effect is the mean of these differences. Its error has two sources that do not average out
+together: other seeds would give other models, and other documents would give other scores. Both are estimated, as in a
+two-way clustered variance (Cameron, Gelbach, Miller 2011, "Robust inference with multiway clustering", section 2.2):
 
     variance = of seeds + of documents - of their interaction, which both count
 
-The seeds' variance is pooled over all arms of the experiment (a one-way analysis of variance), since few seeds are all
-one can afford; the degrees of freedom follow Satterthwaite (1946). Comparisons with one baseline are corrected by
-Holm's method (1979)."""
+The degrees of freedom follow Satterthwaite (1946). Comparisons with one baseline are corrected by Holm's method
+(1979)."""
 
 import math
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ from gristmill.foundation.errors import InputError
 
 LEVEL = 0.05  # of wrong decisions over all comparisons of an experiment
 POWER = 0.8  # with which an effect of the minimum detectable size is detected
-MIN_DOCUMENTS, MIN_SEEDS = 30, 2
+MIN_DOCUMENTS, MIN_SEEDS = 30, 3
 MOST_SEEDS = 64  # that "what it would take" counts up to
 
 
@@ -36,14 +36,10 @@ class ArmScores:
     bits_SD: np.ndarray
     bytes_D: np.ndarray
 
-    def by_seed(self) -> np.ndarray:
-        """float64[seeds]: bits per byte of all documents."""
-        return self.bits_SD.sum(axis=1) / self.bytes_D.sum()
-
 
 @dataclass(frozen=True)
 class Effect:
-    """An arm against the baseline, in bits per byte: below 0 is better. seed_variance: of one model's score;
+    """An arm against the baseline, in bits per byte: below 0 is better. seed_variance: of one seed's difference;
     document_variance: of the effect, from the choice of documents. p: before correction."""
 
     arm: str
@@ -80,18 +76,16 @@ def effects(baseline: ArmScores, others: Sequence[ArmScores]) -> list[Effect]:
         if arm.bits_SD.shape != (seeds, documents) or not np.array_equal(arm.bytes_D, baseline.bytes_D):
             raise InputError(f"arm {arm.name}: scored other documents or seeds than {baseline.name}; score it again")
     if seeds < MIN_SEEDS:
-        raise InputError(f"{seeds} seed of each arm; at least {MIN_SEEDS} are needed to know how much seeds matter")
+        raise InputError(f"{seeds} seeds of each arm; at least {MIN_SEEDS} are needed to know how much seeds matter")
     if documents < MIN_DOCUMENTS:
         raise InputError(
             f"{documents} held-out documents; at least {MIN_DOCUMENTS} are needed: hold out more (curate.splits) or "
             "name more target texts"
         )
-    seed_variance = float(np.mean([arm.by_seed().var(ddof=1) for arm in arms]))
-    return [_effect(baseline, arm, seed_variance, len(arms) * (seeds - 1)) for arm in others]
+    return [_effect(baseline, arm) for arm in others]
 
 
-def _effect(baseline: ArmScores, arm: ArmScores, seed_variance: float, seed_degrees: int) -> Effect:
-    """seed_variance: of one model's score, with its degrees of freedom."""
+def _effect(baseline: ArmScores, arm: ArmScores) -> Effect:
     seeds, documents = arm.bits_SD.shape
     total = arm.bytes_D.sum()
     differences_SD = arm.bits_SD - baseline.bits_SD
@@ -102,9 +96,10 @@ def _effect(baseline: ArmScores, arm: ArmScores, seed_variance: float, seed_degr
     scale = documents / (documents - 1)
     of_documents = scale * float((residuals_SD.mean(axis=0) ** 2).sum())
     interaction = float(((residuals_SD - residuals_SD.mean(axis=0)) ** 2).sum()) * scale / (seeds * (seeds - 1))
-    of_seeds = 2 * seed_variance / seeds
+    seed_variance = float(by_seed.var(ddof=1))
+    of_seeds = seed_variance / seeds
     variance = max(of_seeds + of_documents - interaction, of_documents)
-    degrees = variance**2 / (of_seeds**2 / seed_degrees + of_documents**2 / (documents - 1)) if variance else 1.0
+    degrees = variance**2 / (of_seeds**2 / (seeds - 1) + of_documents**2 / (documents - 1)) if variance else 1.0
     return Effect(
         arm.name, effect, math.sqrt(variance), max(1.0, degrees), seeds, documents, seed_variance, of_documents
     )
@@ -145,12 +140,12 @@ def what_it_takes(effect: Effect, num_comparisons: int) -> str:
     """The seeds, and where these are not enough the documents, with which an effect of this size is decided."""
     level = LEVEL / num_comparisons
     for seeds in range(effect.seeds, MOST_SEEDS + 1):
-        degrees = 2 * (seeds - 1)
-        error = math.sqrt(2 * effect.seed_variance / seeds + effect.document_variance)
+        degrees = seeds - 1
+        error = math.sqrt(effect.seed_variance / seeds + effect.document_variance)
         if (stats.t.isf(level / 2, degrees) + stats.t.isf(1 - POWER, degrees)) * error <= abs(effect.effect):
             return f"{seeds} seeds"
     quantiles = float(stats.norm.isf(level / 2) + stats.norm.isf(1 - POWER))
-    left = (effect.effect / quantiles) ** 2 - 2 * effect.seed_variance / MOST_SEEDS
+    left = (effect.effect / quantiles) ** 2 - effect.seed_variance / MOST_SEEDS
     if left <= 0:
         return f"more than {MOST_SEEDS} seeds: an effect of {abs(effect.effect):.4f} is within the noise of training"
     documents = math.ceil(effect.documents * effect.document_variance / left)

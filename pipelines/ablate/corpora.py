@@ -5,8 +5,8 @@ text) and the target texts that the user names. A training document with half of
 a held-out document, is a copy of it, whole or edited: it is taken out of every arm before anything is trained."""
 
 import json
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +20,7 @@ from gristmill.foundation.errors import InputError
 from gristmill.foundation.files import atomic_path, write_atomic
 from gristmill.foundation.runtime.tasks.engine import Engine
 from gristmill.pipelines.ablate.arms import Arm
+from gristmill.pipelines.ablate.paired_samples import KEYS_FOLDER, write_keys
 from gristmill.tokenizers.config import TokenizerConfig
 from gristmill.tokenizers.export import write_huggingface
 from gristmill.tokenizers.index_corpus import IndexRequest, index_corpus
@@ -33,16 +34,48 @@ MAX_DOCUMENT_BYTES = 4096  # of a held-out document, its beginning
 MIN_DOCUMENTS = 30  # of a set to be scored by itself
 SAMPLE_BYTES = 4_000_000  # of each arm, for the tokenizer
 MIN_VOCABULARY, MAX_VOCABULARY = 384, 4096
-BYTES_PER_PIECE = 4000  # of training text: small models spend most of their work on a large vocabulary
+BYTES_PER_PIECE = 4000  # of the baseline's text: small models spend most of their work on a large vocabulary
+
+
+@dataclass(frozen=True)
+class Texts:
+    """Texts that every run scores: the bits of `texts` behind `contexts`, which are "" for documents."""
+
+    texts: tuple[str, ...]
+    contexts: tuple[str, ...]
+
+    @property
+    def num_bytes(self) -> np.ndarray:
+        return np.array([len(text.encode()) for text in self.texts], float)
 
 
 @dataclass(frozen=True)
 class HeldOut:
     """Texts to score. sets: name -> their numbers, such as {"held out of baseline": (0, 1, ...), "target books": ...}.
-    The first sets are the arms' own; target sets begin with "target "."""
+    tasks: the sets that are questions of a task -> whether the task votes."""
 
-    texts: tuple[str, ...]
+    texts: Texts
     sets: dict[str, tuple[int, ...]]
+    tasks: dict[str, bool] = field(default_factory=dict)
+
+    @property
+    def documents(self) -> tuple[int, ...]:
+        """The numbers of the texts that are documents."""
+        numbers = {number for name, places in self.sets.items() if name not in self.tasks for number in places}
+        return tuple(sorted(numbers))
+
+    def votes(self, set_name: str) -> bool:
+        return self.tasks.get(set_name, True)
+
+    def with_tasks(self, questions: Mapping[str, Sequence[tuple[str, str]]], votes: Mapping[str, bool]) -> "HeldOut":
+        """Adds a set for each task, of (context, right answer)."""
+        texts, contexts, sets = list(self.texts.texts), list(self.texts.contexts), dict(self.sets)
+        for task, pairs in questions.items():
+            sets[f"task {task}"] = tuple(range(len(texts), len(texts) + len(pairs)))
+            contexts += [context for context, _ in pairs]
+            texts += [answer for _, answer in pairs]
+        tasks = {f"task {task}": votes[task] for task in questions}
+        return HeldOut(Texts(tuple(texts), tuple(contexts)), sets, tasks)
 
 
 def read_split(corpus: Path, split: str, sources: Sequence[str]) -> Iterator[str]:
@@ -76,7 +109,7 @@ def hold_out(arms: Sequence[Arm], corpora: Sequence[Path], targets: Sequence[Pat
             f"too few held-out documents ({counts}); at least {MIN_DOCUMENTS} are needed: raise curate.splits.test, or "
             "name --target texts"
         )
-    return HeldOut(tuple(numbers), sets)
+    return HeldOut(Texts(tuple(numbers), ("",) * len(numbers)), sets)
 
 
 def target_texts(path: Path) -> list[str]:
@@ -99,7 +132,7 @@ def target_texts(path: Path) -> list[str]:
 def write_without_copies(corpus: Path, sources: Sequence[str], held_out: HeldOut, folder: Path) -> int:
     """Writes FOLDER/documents/train/SOURCE-00000.parquet without copies of held-out documents; returns their number.
     Finished sources are not written again."""
-    index = build_index(words_of(held_out.texts), NGRAM, MIN_NGRAM)
+    index = build_index(words_of(held_out.texts.texts), NGRAM, MIN_NGRAM)
     copies = 0
     for source in sources:
         path = folder / "documents" / "train" / f"{source}-00000.parquet"
@@ -107,19 +140,19 @@ def write_without_copies(corpus: Path, sources: Sequence[str], held_out: HeldOut
             kept = _without_copies(corpus, source, index)
             path.parent.mkdir(parents=True, exist_ok=True)
             with atomic_path(path) as temporary:
-                pq.write_table(pa.table({"text": pa.array(kept, pa.string())}), temporary)
+                pq.write_table(kept, temporary)
         copies += sum(part.documents for part in document_ranges(corpus, "train", source))
         copies -= pq.read_metadata(path).num_rows
     return copies
 
 
-def _without_copies(corpus: Path, source: str, index: NgramIndex) -> list[str]:
-    kept: list[str] = []
+def _without_copies(corpus: Path, source: str, index: NgramIndex) -> pa.Table:
+    kept = [pa.table({"doc_id": pa.array([], pa.string()), "text": pa.array([], pa.string())})]
     for documents in document_ranges(corpus, "train", source):
-        texts = read(documents, "text")["text"].to_pylist()
-        copied = are_copies(index, texts)
-        kept += [text for text, is_copy in zip(texts, copied, strict=True) if not is_copy]
-    return kept
+        table = read(documents, "doc_id", "text")
+        copied = are_copies(index, table["text"].to_pylist())
+        kept.append(table.filter(pa.array(~copied)).cast(kept[0].schema))
+    return pa.concat_tables(kept)
 
 
 def are_copies(index: NgramIndex, texts: Sequence[str]) -> np.ndarray:
@@ -144,19 +177,27 @@ def train_tokenizer(
     if (folder / MODEL_NAME).is_file():
         return
     texts: list[str] = []
+    num_bytes = 0
     for corpus, names in zip(corpora, sources, strict=True):
         sampled, _ = training_texts(corpus, names, TokenizerConfig(sample_bytes=SAMPLE_BYTES), seed, engine)
         texts += sampled
-    num_bytes = sum(len(text.encode()) for text in set(texts))
+        num_bytes = num_bytes or sum(len(text.encode()) for text in sampled)
     vocabulary = int(min(MAX_VOCABULARY, max(MIN_VOCABULARY, num_bytes / BYTES_PER_PIECE)))
     folder.mkdir(parents=True, exist_ok=True)
     write_atomic(folder / MODEL_NAME, train(texts, TokenizerConfig(vocab_size=vocabulary)))
     write_huggingface(folder)
 
 
-def write_index(corpus: Path, sources: Sequence[str], tokenizer: Path, seed: int, folder: Path, engine: Engine) -> None:
-    if not (folder / "dataset.json").is_file():
-        index_corpus(IndexRequest(corpus, tokenizer, tuple(sources), seed, folder), engine)
+def write_index(corpus: Path, sources: Sequence[str], tokenizer: Path, seed: int, engine: Engine) -> None:
+    """Writes CORPUS/index and CORPUS/keys, the documents' keys in the order of the index."""
+    if (corpus / "index" / "dataset.json").is_file():
+        return
+    for source in sources:
+        doc_ids: list[str] = []
+        for documents in document_ranges(corpus, "train", source):
+            doc_ids += read(documents, "doc_id")["doc_id"].to_pylist()
+        write_keys(doc_ids, source, seed, corpus / KEYS_FOLDER)
+    index_corpus(IndexRequest(corpus, tokenizer, tuple(sources), seed, corpus / "index"), engine)
 
 
 def sources_with_text(folder: Path, names: Sequence[str]) -> list[str]:

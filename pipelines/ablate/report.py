@@ -12,7 +12,9 @@ from rich.table import Table as TerminalTable
 from gristmill.evaluation.results.ablation import LEVEL, what_it_takes
 from gristmill.foundation.files import write_atomic
 from gristmill.foundation.fingerprint import canonical_json
-from gristmill.pipelines.ablate.experiment import AblationResult, ArmComparison
+from gristmill.pipelines.ablate.budget import COOLDOWN_SHARE
+from gristmill.pipelines.ablate.experiment import AblationResult
+from gristmill.pipelines.ablate.verdicts import ArmComparison
 from gristmill.pipelines.report.figures import curves
 from gristmill.pipelines.report.render import Block, Figure, Heading, Paragraph, Table, to_html, to_markdown
 
@@ -57,7 +59,21 @@ def terminal_table(outcome: AblationResult) -> str:
     Console(file=text, width=160).print(table)
     for arm in outcome.arms:
         text.write(f"{arm.name}: {described(arm.name, outcome)}\n")
-    return text.getvalue() + "\n".join(outcome.notes)
+    return text.getvalue() + "\n".join([cost(outcome), *outcome.notes])
+
+
+def cost(outcome: AblationResult) -> str:
+    runs = (
+        f"one run to {1 - COOLDOWN_SHARE:.0%} of {outcome.tokens:,} tokens for each seed and rate, each arm only in "
+        "the rest, while the rate falls: verdicts are on data of that phase"
+        if outcome.plan.cooldown
+        else f"{outcome.tokens:,} tokens each"
+    )
+    return (
+        f"{len(outcome.arms)} arms, {outcome.plan.seeds} seeds, learning rates {outcome.rates[0]:g} and "
+        f"{outcome.rates[1]:g}; models of {outcome.size.parameters:,} parameters, {runs}; {outcome.flops:.2e} "
+        f"floating-point operations and {outcome.cpu_seconds:,.0f} s of CPU time together"
+    )
 
 
 def described(name: str, outcome: AblationResult) -> str:
@@ -69,10 +85,9 @@ def blocks_of(outcome: AblationResult) -> list[Block]:
     rows = tuple(cells(row, len(outcome.rows)) for row in outcome.rows)
     arms = tuple((arm.name, described(arm.name, outcome)) for arm in outcome.arms)
     bits = tuple((name, f"{value:.4f}") for name, value in outcome.baseline_bits.items())
-    cost = (
-        f"{len(outcome.arms)} arms, {outcome.seeds} seeds, learning rates {outcome.rates[0]:g} and "
-        f"{outcome.rates[1]:g}; models of {outcome.parameters:,} parameters trained on {outcome.tokens:,} tokens each; "
-        f"{outcome.flops:.2e} floating-point operations together."
+    documents = tuple(
+        (document.arm, f"{document.effect:+.3f}", f"{document.error:.3f}", document.excerpt)
+        for document in outcome.documents
     )
     return [
         Heading("Decisions"),
@@ -85,24 +100,32 @@ def blocks_of(outcome: AblationResult) -> list[Block]:
         Table(COLUMNS, rows, 3, "Every arm against the baseline."),
         Heading("Arms"),
         Table(("arm", "data"), arms, 2, "What was compared."),
-        Paragraph(cost),
+        Paragraph(f"{cost(outcome)}."),
         *(Paragraph(f"{note[0].upper()}{note[1:]}.") for note in outcome.notes),
         Heading("Baseline"),
         Table(("held-out set", "bits per byte"), bits, 1, "The baseline at the tuned rate."),
         Heading("Training"),
-        Figure("loss", loss_curves(outcome), "Training loss at the tuned rate, the mean of the seeds."),
+        Figure("loss", loss_curves(outcome), "Training loss at the tuned rate: mean, lowest and highest of the seeds."),
+        Heading("Documents that differ most"),
+        Table(
+            ("arm", "effect", "standard error", "document"),
+            documents,
+            2,
+            "Held-out documents that the arm's models read worse (above 0) and better, bits per byte, tuned rate.",
+        ),
     ]
 
 
 def loss_curves(outcome: AblationResult) -> bytes:
     series: dict[str, tuple[Any, Any]] = {}
+    bands: dict[str, tuple[Any, Any]] = {}
     for name, runs in outcome.curves.items():
         steps = min(map(len, runs))
-        mean = np.mean([run[:steps, 1] for run in runs], axis=0)
         width = min(SMOOTHED_STEPS, steps)
-        smooth = np.convolve(mean, np.ones(width) / width, mode="valid")
-        series[name] = (runs[0][width - 1 : steps, 0].tolist(), smooth.tolist())
-    return curves(series, "tokens", "loss (nats a token)")
+        smooth_SN = np.stack([np.convolve(run[:steps, 1], np.ones(width) / width, mode="valid") for run in runs])
+        series[name] = (runs[0][width - 1 : steps, 0].tolist(), smooth_SN.mean(axis=0).tolist())
+        bands[name] = (smooth_SN.min(axis=0).tolist(), smooth_SN.max(axis=0).tolist())
+    return curves(series, "tokens", "loss (nats a token)", bands=bands)
 
 
 def write_report(outcome: AblationResult, folder: Path) -> Path:
@@ -114,14 +137,17 @@ def write_report(outcome: AblationResult, folder: Path) -> Path:
             asdict(row) | {"interval": row.tuned.interval(), "p_of_rates": [row.tuned.p, row.low.p]}
             for row in outcome.rows
         ],
-        "model": outcome.model,
-        "parameters": outcome.parameters,
+        "model": outcome.size.fields,
+        "parameters": outcome.size.parameters,
         "tokens": outcome.tokens,
         "rates": outcome.rates,
-        "seeds": outcome.seeds,
+        "seeds": outcome.plan.seeds,
+        "cooldown": outcome.plan.cooldown,
         "notes": outcome.notes,
         "baseline": outcome.baseline_bits,
         "flops": outcome.flops,
+        "cpu_seconds": outcome.cpu_seconds,
+        "documents": [asdict(document) for document in outcome.documents],
     }
     write_atomic(folder / "ablation.json", canonical_json(content) + b"\n")
     write_atomic(folder / "ablation.md", f"# {title}\n\n{to_markdown(blocks)}".encode())

@@ -1,7 +1,7 @@
 """The runs of an ablation: a small model for each arm, seed and learning rate, and the bits of the held-out texts."""
 
 import json
-from collections.abc import Sequence
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,12 +10,13 @@ import numpy as np
 import torch
 
 from gristmill.data_pipeline.indexed.dataset import read_dataset
-from gristmill.data_pipeline.indexed.samples import open_samples
 from gristmill.evaluation.inference.local_causal_lm import LocalCausalLM
 from gristmill.evaluation.inference.workdir import find_checkpoint
 from gristmill.evaluation.scoring.loglikelihood import Request, score
-from gristmill.foundation.files import atomic_path
+from gristmill.foundation.files import atomic_path, write_atomic
 from gristmill.foundation.progress import Reporter
+from gristmill.pipelines.ablate.corpora import Texts
+from gristmill.pipelines.ablate.paired_samples import DocumentDraw, PairedSamples
 from gristmill.pipelines.init.rate import steps_per_second
 from gristmill.pipelines.recipes.config import Recipe
 from gristmill.pipelines.stages.training_data import sampling
@@ -29,24 +30,31 @@ from gristmill.training.run import Run, RunConfig
 
 SCORED_TOKENS = 8192  # of a batch
 PRECISION = "fp32"
+# Of Muon's rate for matrices to AdamW's for the rest, as in the demo. Runs of Muon on equal text differ by a tenth of
+# what runs of AdamW differ by at this size (docs/ablation.md).
+MUON_RATE_RATIO = 2.5
+WARMUP_SHARE = 0.05
 
 
 @dataclass(frozen=True)
 class RunTask:
-    """One model. recipe: of the arm, for its weights. folder: of the run; scores.npy and loss.npy stand there at the
-    end. texts: to score."""
+    """One model. recipe: of the arm, for its weights. index, keys: of its documents. folder: of the run; scores.npy,
+    loss.npy and run.json stand there at the end. schedule: of the learning rate. init_from: the folder of a run that
+    this one goes on from, None for drawn weights. texts: to score; None for a run that others go on from."""
 
     name: str
     recipe: Recipe
     index: Path
+    keys: Path
     tokenizer: Path
     folder: Path
     model: dict[str, Any]
-    tokens: int
     batch_tokens: int
     learning_rate: float
-    seed: int
-    texts: tuple[str, ...]
+    schedule: dict[str, Any]
+    draw: DocumentDraw
+    init_from: Path | None
+    texts: Texts | None
 
     @property
     def scores(self) -> Path:
@@ -56,32 +64,52 @@ class RunTask:
     def curve(self) -> Path:
         return self.folder / "loss.npy"
 
+    @property
+    def seconds(self) -> float:
+        """CPU time of training and scoring."""
+        return float(json.loads((self.folder / "run.json").read_bytes())["cpu_seconds"])
+
+
+def optimizer_of(learning_rate: float) -> dict[str, Any]:
+    return {
+        "name": "muon",
+        "learning_rate": learning_rate,
+        "muon_learning_rate": MUON_RATE_RATIO * learning_rate,
+    }
+
 
 def run(task: RunTask) -> None:
     """Trains from where it was stopped, scores, and writes scores.npy, float64[texts]: the bits of each text."""
-    if task.scores.is_file():
+    if (task.folder / "run.json").is_file():
         return
     torch.set_num_threads(1)  # the workers share the cores
+    started = time.process_time()
     tokenizer = load_tokenizer(task.tokenizer)
     model = ModelConfig(**task.model)
     train = TrainConfig(
-        tokens=task.tokens,
+        tokens=task.draw.tokens,
         batch_tokens=task.batch_tokens,
         precision=PRECISION,
-        optimizer={"learning_rate": task.learning_rate},
-        lr_schedule={"warmup_share": 0.05},
+        optimizer=optimizer_of(task.learning_rate),
+        lr_schedule=task.schedule,
+        init_from=None if task.init_from is None else str(find_checkpoint(task.init_from)),
         validation={"every": 0},
         checkpoint={"every": 200, "keep_last": 1},
         monitoring={"trackers": []},
     )
     config = sampling(task.recipe, read_dataset(task.index))
-    samples = open_samples(task.index, "train", model.sequence_length, task.seed, config)
-    data = TrainingData(samples, None, tokenizer.end_of_document, config.mask_documents, {})
+    samples = PairedSamples(task.index, task.keys, model.sequence_length, task.draw, config)
+    data = TrainingData(samples, None, tokenizer.end_of_document, False, {})
     task.folder.mkdir(parents=True, exist_ok=True)
-    Run(RunConfig(model, train, task.seed), data, single_process(), task.folder, Reporter.silent()).train()
+    seed = task.draw.seed
+    Run(RunConfig(model, train, seed), data, single_process(), task.folder, Reporter.silent()).train()
     save_array(task.curve, losses(task.folder))
-    trained, _ = load_model(find_checkpoint(task.folder))
-    save_array(task.scores, bits_of_texts(LocalCausalLM(trained, model.sequence_length), tokenizer, task.texts))
+    if task.texts is not None:
+        trained, _ = load_model(find_checkpoint(task.folder))
+        causal_lm = LocalCausalLM(trained, model.sequence_length)
+        save_array(task.scores, bits_of_texts(causal_lm, tokenizer, task.texts))
+    record = {"cpu_seconds": time.process_time() - started}
+    write_atomic(task.folder / "run.json", json.dumps(record).encode())
 
 
 def losses(folder: Path) -> np.ndarray:
@@ -90,17 +118,21 @@ def losses(folder: Path) -> np.ndarray:
     return np.array([[line["tokens"], line["loss"]] for line in lines if "loss" in line and "tokens" in line])
 
 
-def bits_of_texts(causal_lm: LocalCausalLM, tokenizer: Tokenizer, texts: Sequence[str]) -> np.ndarray:
-    """float64[texts]: bits of each text behind the end-of-document token, in disjoint windows."""
+def bits_of_texts(causal_lm: LocalCausalLM, tokenizer: Tokenizer, texts: Texts) -> np.ndarray:
+    """float64[texts]: bits of each text behind its context, or behind the end-of-document token where that is empty, in
+    disjoint windows. Of a long context the end is read."""
     requests, owners = [], []
-    for number, text in enumerate(texts):
+    length = causal_lm.sequence_length
+    for number, (text, context) in enumerate(zip(texts.texts, texts.contexts, strict=True)):
         ids = tokenizer.encode(text)
-        for start in range(0, len(ids), causal_lm.sequence_length):
-            before = ids[start - 1] if start else tokenizer.end_of_document
-            requests.append(Request((before,), tuple(ids[start : start + causal_lm.sequence_length])))
+        before = [tokenizer.end_of_document, *(tokenizer.encode(context) if context else ())]
+        for start in range(0, len(ids), length):
+            window = ids[start : start + length]
+            prefix = [*before, *ids[:start]] if context else [*before, *ids[:start]][-1:]
+            requests.append(Request(tuple(prefix[-max(1, length + 1 - len(window)) :]), tuple(window)))
             owners.append(number)
     nats = [-scored.logprob for scored in score(causal_lm, requests, SCORED_TOKENS, share=False)]
-    return np.bincount(owners, weights=nats, minlength=len(texts)) / np.log(2)
+    return np.bincount(owners, weights=nats, minlength=len(texts.texts)) / np.log(2)
 
 
 def save_array(path: Path, values: np.ndarray) -> None:
@@ -113,5 +145,5 @@ def measured_rate(task: tuple[dict[str, Any], int, int, Path]) -> float:
     model, vocabulary, batch_tokens, folder = task
     torch.set_num_threads(1)
     folder.mkdir(parents=True, exist_ok=True)
-    train = {"batch_tokens": batch_tokens, "precision": PRECISION}
+    train = {"batch_tokens": batch_tokens, "precision": PRECISION, "optimizer": optimizer_of(1e-3)}
     return steps_per_second(model, vocabulary, train, folder, Reporter.silent()) * batch_tokens

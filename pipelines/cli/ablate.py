@@ -21,12 +21,15 @@ class AblateOptions(EngineOptions):
     vary: Annotated[
         list[str] | None, typer.Option("--vary", help="FIELD=VALUE,VALUE: an arm for each value; none switches off.")
     ] = None
-    seeds: Annotated[int, typer.Option(min=2, max=64, help="Models of each arm and learning rate.")] = 3
+    seeds: Annotated[int, typer.Option(min=3, max=64, help="Models of each arm and learning rate.")] = 5
     budget: Annotated[str, typer.Option(help="Of all runs together: 30m, 2h, or FLOPs such as 1e16.")] = "30m"
     target: Annotated[
         list[Path] | None, typer.Option(help="Texts the models should be good at: .jsonl with `text`, or plain text.")
     ] = None
     documents: Annotated[int, typer.Option(min=30, help="Held-out documents of each arm, at most.")] = 400
+    cooldown: Annotated[
+        bool, typer.Option("--cooldown", help="One run to 80 %; the arms differ in the decay phase alone.")
+    ] = False
     workdir: Annotated[Path | None, typer.Option(metavar="DIR", help="Default: work/ablate-NAME.")] = None
     set_: SetOption = None
 
@@ -63,6 +66,7 @@ def ablate(
         flops=flops,
         documents=options.documents,
         targets=tuple(options.target or ()),
+        cooldown=options.cooldown,
     )
     reporter = StageOptions().reporter()
     engine = options.open(reporter, folder)

@@ -34,11 +34,13 @@ def curves(
     x_label: str,
     y_label: str,
     colors: Mapping[str, str] | None = None,
+    bands: Mapping[str, tuple[Sequence[float], Sequence[float]]] | None = None,
 ) -> bytes:
-    """A line plot. series: name -> (x values, y values). colors: of some of them."""
+    """A line plot. series: name -> (x values, y values). colors: of some of them. bands: name -> (lowest, highest y
+    values), drawn around its line."""
     with _canvas() as (canvas, axes):
         for name, (x_values, y_values) in series.items():
-            axes.plot(
+            (line,) = axes.plot(
                 x_values,
                 y_values,
                 label=name,
@@ -47,6 +49,8 @@ def curves(
                 markersize=3,
                 color=(colors or {}).get(name),
             )
+            if bands is not None and name in bands:
+                axes.fill_between(x_values, *bands[name], color=line.get_color(), alpha=0.2, linewidth=0)
         axes.set_xlabel(x_label)
         axes.set_ylabel(y_label)
         axes.grid(alpha=0.25)

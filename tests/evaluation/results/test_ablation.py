@@ -35,12 +35,12 @@ def by_hand(name: str, bits: list[float], documents: int = 40) -> ArmScores:
     return ArmScores(name, np.repeat(np.array(bits)[:, None], documents, axis=1), np.ones(documents))
 
 
-def test_with_equal_documents_it_is_students_t_test():
+def test_with_equal_documents_it_is_the_paired_t_test_over_seeds():
     first, second = [1.00, 1.03, 0.98], [0.95, 0.97, 0.96]
     (effect,) = effects(by_hand("a", first), [by_hand("b", second)])
-    reference = stats.ttest_ind(second, first)  # with a pooled variance
+    reference = stats.ttest_rel(second, first)
     assert effect.effect == pytest.approx(np.mean(second) - np.mean(first))
-    assert effect.degrees == pytest.approx(4)
+    assert effect.degrees == pytest.approx(2)
     assert effect.p == pytest.approx(reference.pvalue)
     assert effect.interval() == pytest.approx(tuple(reference.confidence_interval(1 - LEVEL)))
 
@@ -62,7 +62,8 @@ def test_without_noise_of_seeds_it_is_the_paired_t_test():
         (2, 3, 300, (0.0, 0.05, 0.02)),
         (2, 5, 200, (0.01, 0.2, 0.2)),
         (4, 3, 200, (0.01, 0.05, 0.05)),
-        (2, 2, 200, (0.01, 0.05, 0.05)),
+        (2, 3, 200, (0.01, 0.05, 0.05)),
+        (2, 6, 200, (0.005, 0.05, 0.05)),
     ],
 )
 def test_the_intervals_cover_the_true_effect(arms, seeds, documents, spread):
@@ -93,7 +94,7 @@ def test_holm_by_hand():
 
 
 def effect_of(value: float, error: float) -> Effect:
-    return Effect("b", value, error, 4.0, 3, 100, error**2, error**2 / 10)
+    return Effect("b", value, error, 2.0, 3, 100, 2 * error**2, error**2 / 10)
 
 
 def test_both_rates_must_agree():
@@ -110,7 +111,7 @@ def test_what_it_takes_is_enough():
     rng = np.random.default_rng(5)
     decided = 0
     for _ in range(200):
-        spread = (math.sqrt(effect.seed_variance), math.sqrt(effect.document_variance * 100), 0.0)
+        spread = (math.sqrt(effect.seed_variance / 2), math.sqrt(effect.document_variance * 100), 0.0)
         arms = simulated(rng, 2, seeds, 100, spread, effect.effect)
         decided += effects(arms[0], arms[1:])[0].p < LEVEL
     assert 0.6 < decided / 200 < 0.95  # planned for 0.8; documents of unequal length count for fewer
@@ -118,12 +119,12 @@ def test_what_it_takes_is_enough():
 
 
 def test_too_little_to_decide_is_said():
-    with pytest.raises(InputError, match="1 seed of each arm; at least 2"):
+    with pytest.raises(InputError, match="1 seeds of each arm; at least 3"):
         effects(by_hand("a", [1.0]), [by_hand("b", [1.0])])
     with pytest.raises(InputError, match="20 held-out documents; at least 30"):
-        effects(by_hand("a", [1.0, 1.1], 20), [by_hand("b", [1.0, 1.1], 20)])
+        effects(by_hand("a", [1.0, 1.1, 1.0], 20), [by_hand("b", [1.0, 1.1, 1.0], 20)])
     with pytest.raises(InputError, match="arm b: scored other documents"):
-        effects(by_hand("a", [1.0, 1.1]), [by_hand("b", [1.0, 1.1], 50)])
+        effects(by_hand("a", [1.0, 1.1, 1.0]), [by_hand("b", [1.0, 1.1, 1.0], 50)])
 
 
 # DCLM's models of 412M parameters against those of 7B on the same data sets (mlfoundations/dclm, exp_data).

@@ -15,8 +15,9 @@ from gristmill.foundation.progress import Reporter
 from gristmill.foundation.runtime.tasks.local import LocalEngine
 from gristmill.pipelines.ablate import corpora, experiment, runs
 from gristmill.pipelines.ablate.arms import Arm, arms_of
+from gristmill.pipelines.ablate.budget import ProxySize
+from gristmill.pipelines.ablate.corpora import Texts
 from gristmill.pipelines.ablate.report import terminal_table, write_report
-from gristmill.pipelines.init.dial import ModelSize
 from gristmill.pipelines.python_api import run as run_recipe
 from gristmill.training.config.model import ModelConfig
 from gristmill.training.model.init import initialize
@@ -53,11 +54,11 @@ def arms(tmp_path_factory) -> tuple[list[Arm], list[Path]]:
 @pytest.fixture
 def small(monkeypatch):
     """Models of one layer, eight steps; rates as they are."""
-    monkeypatch.setattr(experiment, "choose_size", lambda *_: (ModelSize(1, 400, 64), 8 * 1024))
+    monkeypatch.setattr(experiment, "choose_size", lambda *_: (ProxySize(1, 32, 64, 8, 600), 8 * 512))
 
 
 def test_from_recipes_to_verdicts_and_again_from_what_is_there(arms, small, tmp_path, monkeypatch):
-    plan = experiment.Plan(tmp_path, seeds=2, documents=40)
+    plan = experiment.Plan(tmp_path, seeds=3, documents=40)
     first = experiment.experiment(*arms, plan, HERE)
     assert {row.set_name for row in first.rows} == {
         "all held-out documents", "held out of baseline", "held out of arm1"
@@ -75,7 +76,7 @@ def test_from_recipes_to_verdicts_and_again_from_what_is_there(arms, small, tmp_
 def test_an_arm_against_itself_differs_by_nothing(arms, small, tmp_path):
     (baseline, _), (corpus, _) = arms
     twin = Arm("arm1", baseline.recipe)
-    outcome = experiment.experiment([baseline, twin], [corpus, corpus], experiment.Plan(tmp_path, seeds=2), HERE)
+    outcome = experiment.experiment([baseline, twin], [corpus, corpus], experiment.Plan(tmp_path, seeds=3), HERE)
     assert [(row.decision, row.tuned.effect, row.low.effect) for row in outcome.rows] == [
         ("no decision", 0.0, 0.0)
     ] * len(outcome.rows)
@@ -84,7 +85,7 @@ def test_an_arm_against_itself_differs_by_nothing(arms, small, tmp_path):
 def test_weights_alone_make_runs_and_no_corpus(arms, small, tmp_path):
     """The arms share documents, tokenizer and index bytes."""
     (baseline, _), (corpus, _) = arms
-    plan = experiment.Plan(tmp_path, seeds=2)
+    plan = experiment.Plan(tmp_path, seeds=3)
     experiment.experiment([baseline, Arm("arm1", baseline.recipe)], [corpus, corpus], plan, HERE)
     (shared,) = tmp_path.glob("shared-*")
     first, second = ((shared / arm / "index/train/s.bin").read_bytes() for arm in ("baseline", "arm1"))
@@ -143,4 +144,15 @@ def test_bits_of_a_text_longer_than_a_window_are_those_of_its_windows():
     windows = [(0, ids[:16]), (ids[15], ids[16:32]), (ids[31], ids[32:])]
     requests = [Request((before,), tuple(window)) for before, window in windows]
     expected = -sum(scored.logprob for scored in score(causal_lm, requests, 64)) / np.log(2)
-    assert runs.bits_of_texts(causal_lm, Bytes(), [text, ""]) == pytest.approx([expected, 0.0])
+    scored = runs.bits_of_texts(causal_lm, Bytes(), Texts((text, ""), ("", "")))
+    assert scored == pytest.approx([expected, 0.0])
+
+
+def test_bits_of_an_answer_are_those_behind_its_context():
+    model = Transformer(ModelConfig(layers=1, width=8, heads=1, sequence_length=16), 64)
+    initialize(model, 0, torch.device("cpu"), torch.float32)
+    causal_lm = LocalCausalLM(model, 16)
+    context, answer = "what is made of grain?", "flour"
+    before, ids = [0, *Bytes().encode(context)], Bytes().encode(answer)
+    expected = -score(causal_lm, [Request(tuple(before[-12:]), tuple(ids))], 64)[0].logprob / np.log(2)
+    assert runs.bits_of_texts(causal_lm, Bytes(), Texts((answer,), (context,))) == pytest.approx([expected])
