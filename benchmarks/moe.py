@@ -28,13 +28,13 @@ from gristmill.training.planner.costs.parameters import active_parameters, param
 from gristmill.training.processes import keep_freed_memory
 
 # OLMoE-1B-7B (arXiv 2409.02060, table 1) is 2048 wide with 64 experts of 1024, top 8; on a CPU a quarter of that.
-ON_CPU = {"width": 512, "hidden": 256, "experts": 64, "top_k": 8, "tokens": 2048}
-ON_GPU = {"width": 2048, "hidden": 1024, "experts": 64, "top_k": 8, "tokens": 16384}
+ON_CPU = {"width": 512, "ffn_hidden_size": 256, "experts": 64, "top_k": 8, "tokens": 2048}
+ON_GPU = {"width": 2048, "ffn_hidden_size": 1024, "experts": 64, "top_k": 8, "tokens": 16384}
 PEERS = ("eager", "grouped_mm")
 
 
 def model_of(shape: dict[str, int], experts: int) -> ModelConfig:
-    moe = {"experts": experts, "top_k": shape["top_k"], "hidden": shape["hidden"], "normalize_gates": False}
+    moe = {"experts": experts, "top_k": shape["top_k"], "ffn_hidden_size": shape["hidden"], "normalize_gates": False}
     return ModelConfig(layers=1, width=shape["width"], heads=4, sequence_length=shape["tokens"], moe=moe)
 
 

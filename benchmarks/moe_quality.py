@@ -78,16 +78,16 @@ def models_of(mixture: ModelConfig) -> dict[str, ModelConfig]:
 
     PR-MoE's token goes through a plain MLP and one expert, each half as wide as the dense MLP."""
     fields = mixture.model_dump()
-    half = mixture.hidden // 2
+    half = mixture.ffn_hidden_size // 2
     residual = {
         "experts": 8,
         "top_k": 1,
-        "hidden": half,
+        "ffn_hidden_size": half,
         "residual": True,
         "bias_update_rate": mixture.moe.bias_update_rate,
         "balance_loss": mixture.moe.balance_loss,
     }
-    pr_moe = fields | {"hidden": half, "moe": residual}
+    pr_moe = fields | {"ffn_hidden_size": half, "moe": residual}
     return {
         "dense": ModelConfig(**(fields | {"moe": None})),
         "mixture": mixture,

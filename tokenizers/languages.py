@@ -82,7 +82,7 @@ def vocabulary_budget(tokenizer: Tokenizer) -> dict[str, int]:
     return dict(sorted(counted.items(), key=lambda pair: (-pair[1], pair[0])))
 
 
-def require_requirements(report: TokenizerReport, requirements: TokenizerRequirements) -> None:
+def check_requirements(report: TokenizerReport, requirements: TokenizerRequirements) -> None:
     """Raises InputError naming every language that misses a required, and every language of a required without text."""
     missed = [line for group in report.groups for line in missed_requirements(group, requirements)]
     absent = sorted(requirements.languages() - {group.group for group in report.groups})

@@ -80,7 +80,13 @@ SMALL = (
         "nanotron Llama 1B, 8 GPUs",
         shape_of(
             ModelConfig(
-                layers=16, width=2048, heads=32, kv_heads=8, hidden=8192, sequence_length=4096, tied_embeddings=True
+                layers=16,
+                width=2048,
+                heads=32,
+                kv_heads=8,
+                ffn_hidden_size=8192,
+                sequence_length=4096,
+                tied_embeddings=True,
             ),
             128256,
         ),
@@ -94,7 +100,10 @@ SMALL = (
     PublishedRun(
         "picotron SmolLM 1.7B, 8 GPUs",
         shape_of(
-            ModelConfig(layers=24, width=2048, heads=32, hidden=8192, sequence_length=2048, tied_embeddings=True), 49152
+            ModelConfig(
+                layers=24, width=2048, heads=32, ffn_hidden_size=8192, sequence_length=2048, tied_embeddings=True
+            ),
+            49152,
         ),
         Layout(replicate=8, micro_batch=4),
         256,

@@ -106,7 +106,9 @@ _8B, _70B = named_shape("llama3-8b"), named_shape("llama3-70b")
 
 
 def _llama2(layers: int, width: int, heads: int, kv_heads: int, hidden: int) -> ModelShape:
-    model = ModelConfig(layers=layers, width=width, heads=heads, kv_heads=kv_heads, hidden=hidden, sequence_length=4096)
+    model = ModelConfig(
+        layers=layers, width=width, heads=heads, kv_heads=kv_heads, ffn_hidden_size=hidden, sequence_length=4096
+    )
     return shape_of(model, 32000)
 
 

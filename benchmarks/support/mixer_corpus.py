@@ -41,14 +41,15 @@ def models(recipe: Recipe) -> dict[str, ModelConfig]:
     }
 
     def model(name: str, hidden: int) -> ModelConfig:
-        return ModelConfig.model_validate(own.model_dump() | kinds[name] | {"hidden": hidden})
+        return ModelConfig.model_validate(own.model_dump() | kinds[name] | {"ffn_hidden_size": hidden})
 
     def parameters(config: ModelConfig) -> int:
         return parameter_count(shape_of(config, recipe.tokenizer.vocab_size))
 
     wanted, column = parameters(own), 3 * own.width * own.layers
     return {
-        name: model(name, own.hidden + round((wanted - parameters(model(name, own.hidden))) / column)) for name in kinds
+        name: model(name, own.ffn_hidden_size + round((wanted - parameters(model(name, own.ffn_hidden_size))) / column))
+        for name in kinds
     }
 
 

@@ -92,7 +92,7 @@ def models(task: Task) -> dict[str, ModelConfig]:
             "init_std": 0.125,
         }
         return ModelConfig.model_validate(
-            shape | {"pattern": pattern, "mixers": mixers, "mlp": "gelu", "hidden": hidden}
+            shape | {"pattern": pattern, "mixers": mixers, "mlp": "gelu", "ffn_hidden_size": hidden}
         )
 
     def parameters(config: ModelConfig) -> int:

@@ -152,13 +152,13 @@ def decoders(width: int, context: int) -> dict[str, ModelConfig]:
     transformer = {"layers": 14, "pattern": "*-" * 7}
 
     def count(fields: dict[str, Any], hidden: int) -> int:
-        return parameter_count(shape_of(ModelConfig.model_validate(shape | fields | {"hidden": hidden}), 512))
+        return parameter_count(shape_of(ModelConfig.model_validate(shape | fields | {"ffn_hidden_size": hidden}), 512))
 
     wanted = count(transformer, 4 * width)
     spare = wanted - count(hybrid, width)
     return {
-        "transformer": ModelConfig.model_validate(shape | transformer | {"hidden": 4 * width}),
-        "hybrid": ModelConfig.model_validate(shape | hybrid | {"hidden": width + spare // (7 * 2 * width)}),
+        "transformer": ModelConfig.model_validate(shape | transformer | {"ffn_hidden_size": 4 * width}),
+        "hybrid": ModelConfig.model_validate(shape | hybrid | {"ffn_hidden_size": width + spare // (7 * 2 * width)}),
     }
 
 

@@ -66,8 +66,8 @@ def _of_backward(memories: MemoryModel, layout: Layout, number: int) -> float:
         gradients -= 1
     elif layout.recompute == "tokens":
         gradients += activations
-    hidden = gradients * block.hidden
-    return tokens * (block.width + hidden) * sizes.compute + block.hidden * block.width * sizes.statistics
+    hidden = gradients * block.ffn_hidden_size
+    return tokens * (block.width + hidden) * sizes.compute + block.ffn_hidden_size * block.width * sizes.statistics
 
 
 def _is_swapped(memories: MemoryModel, layout: Layout, number: int) -> bool:

@@ -221,7 +221,7 @@ def _fields(arguments: Any) -> Fields:
         "heads": heads,
         "kv_heads": arguments.num_query_groups if grouped else heads,
         "head_width": getattr(arguments, "kv_channels", None) or width // heads,
-        "hidden": getattr(arguments, "ffn_hidden_size", None) or 4 * width,
+        "ffn_hidden_size": getattr(arguments, "ffn_hidden_size", None) or 4 * width,
         "sequence_length": getattr(arguments, "max_position_embeddings", None) or arguments.seq_length,
         "norm": NORMS[getattr(arguments, "normalization", "LayerNorm")],
         "norm_plus_one": getattr(arguments, "apply_layernorm_1p", False),

@@ -22,12 +22,14 @@ Location = tuple[int | str, ...]
 # Recipe fields of earlier versions and the word that replaced each: a message, not an alias.
 RENAMED_FIELDS = {
     "curate.words": "word_tokenizer",
-    "curate.exact_dedup.normalize": "normalization",
-    "curate.span_dedup.normalize": "normalization",
+    "curate.exact_dedup.normalise": "normalization",
+    "curate.span_dedup.normalise": "normalization",
     "tokenizer.strategy": "preset",
     "tokenizer.goals": "requirements",
     "tokenizer.reference": "parity_language",
-    "model.initialization": "init_method",
+    "model.hidden": "ffn_hidden_size",
+    "model.moe.hidden": "ffn_hidden_size",
+    "model.initialisation": "init_method",
     "train.schedule": "lr_schedule",
     "train.layout.schedule": "pipeline_schedule",
     "train.layout.swapped_tokens": "offloaded_token_fraction",

@@ -66,7 +66,7 @@ def _measure_languages(context: StageContext, tokenizer: Any) -> None:
             f"{worst.group} {worst.byte_fallback:.2%}"
         )
     if settings.requirements is not None:
-        languages.require_requirements(report, settings.requirements)
+        languages.check_requirements(report, settings.requirements)
 
 
 def _train(context: StageContext) -> dict[str, int]:

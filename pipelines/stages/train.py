@@ -177,7 +177,7 @@ def live_evaluation(context: StageContext, data: Any, layout: LayoutConfig, mesh
     config = EvaluateConfig(
         tasks=evaluation.tasks,
         limit=evaluation.limit,
-        samples=0,
+        num_continuations=0,
         **{name: getattr(recipe.evaluate, name) for name in EVALUATION_FIELDS},
     )
     config, _ = answerable(config, corpus)

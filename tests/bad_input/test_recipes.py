@@ -61,7 +61,7 @@ HUGE = [
         ("model.width", 9),
         ("model.heads", 9),
         ("model.kv_heads", 9),
-        ("model.hidden", 9),
+        ("model.ffn_hidden_size", 9),
         ("model.sequence_length", 12),
         ("train.tokens", 18),
         ("train.batch_tokens", 15),

@@ -101,7 +101,9 @@ def test_recorded_by_hand() -> None:
 
 
 def layer() -> tuple[Layer, torch.Tensor, object]:
-    model = Transformer(ModelConfig(layers=1, width=64, heads=4, sequence_length=64, hidden=256, mlp="gelu"), 51)
+    model = Transformer(
+        ModelConfig(layers=1, width=64, heads=4, sequence_length=64, ffn_hidden_size=256, mlp="gelu"), 51
+    )
     generator = torch.Generator().manual_seed(0)
     model = model.to_empty(device="cpu")
     with torch.no_grad():

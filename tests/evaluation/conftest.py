@@ -142,7 +142,7 @@ def byte_codec() -> ByteCodec:
 END = "<|end|>"
 SHAPES = {
     "llama": {"kv_heads": 2},
-    "experts": {"kv_heads": 2, "moe": {"experts": (0, 4), "top_k": 2, "hidden": 16, "bias_update_rate": 0.1}},
+    "experts": {"kv_heads": 2, "moe": {"experts": (0, 4), "top_k": 2, "ffn_hidden_size": 16, "bias_update_rate": 0.1}},
     "gpt2": {
         "positions": "learned",
         "norm": "layernorm",

@@ -74,7 +74,7 @@ def test_every_layout_scores_as_one_process(fields, tmp_path, hans, tokenizer_fo
 
 def scored_on_mesh(layout, tokenizer_folder, hans, folder):
     """Draws a model on the layout, asks it between two equal passes, and saves it."""
-    moe = {"experts": (0, 4), "top_k": 2, "hidden": 16, "bias_update_rate": 0.1} if layout.expert > 1 else None
+    moe = {"experts": (0, 4), "top_k": 2, "ffn_hidden_size": 16, "bias_update_rate": 0.1} if layout.expert > 1 else None
     config = ModelConfig(**SHAPE, moe=moe)
     mesh = build_mesh(layout, config.num_kv_heads, torch.device("cpu"), config.has_experts)
     train = TrainConfig(tokens=512, batch_tokens=512, precision="fp32", layout=layout)

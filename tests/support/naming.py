@@ -14,9 +14,10 @@ FOLDERS = ("foundation", "data_pipeline", "tokenizers", "training", "evaluation"
 # They say nothing of the value: a noun of the field does (document, layer, matches, kept_rows).
 VAGUE_NAMES = {"found", "one", "each", "held", "mine", "theirs", "shown", "again"}
 VAGUE_OPENINGS = ("Of", "What")
-# One spelling, -ize. Words that are always written with s (exercise, revise) have another stem.
+# One spelling, -ize. Words that are always written with s (exercise, revise) have another stem. Fields of
+# earlier versions (model.initialisation) keep theirs, in the table of recipe_file.py that says the new name.
 BRITISH = re.compile(
-    r"\b\w*(?:initial|normal|penal|linear|util|special|quant|parallel|organ|minim|maxim|general|capital|optim|recogn|"
+    r"(?<!\.)\b\w*(?:initial|normal|penal|linear|util|special|quant|parallel|organ|minim|maxim|general|capital|optim|recogn|"
     r"summar|serial|token|synchron|material|random|vector|real)is(?:e|es|ed|ing|ation|ations|er|ers)\b",
     re.IGNORECASE,
 )

@@ -39,11 +39,11 @@ EXPERTS: dict[str, Any] = {
     "layers": 2,
     "width": 16,
     "heads": 2,
-    "hidden": 24,
+    "ffn_hidden_size": 24,
     "moe": {
         "experts": 4,
         "top_k": 2,
-        "hidden": 8,
+        "ffn_hidden_size": 8,
         "shared_experts": 1,
         "balance_loss": 0.1,
         "router_z_loss": 0.05,
@@ -59,7 +59,7 @@ BERT: dict[str, Any] = {
     "gelu": "exact",
     "layers": 2,
     "width": 16,
-    "hidden": 24,
+    "ffn_hidden_size": 24,
     "kv_heads": 4,
     "biases": True,
     "tied_embeddings": True,
@@ -122,7 +122,7 @@ MODELS: dict[str, dict[str, Any]] = {
         "pattern": "MEM*",
         "layers": 4,
         "mixers": {"mamba2": MAMBA2},
-        "moe": {"experts": 4, "top_k": 2, "hidden": 8, "balance_loss": 0.1},
+        "moe": {"experts": 4, "top_k": 2, "ffn_hidden_size": 8, "balance_loss": 0.1},
     },
     "tcnca": {"mixer": "tcnca", "positions": "none", "layers": 4, "mixers": {"tcnca": TCNCA}},
     "tcnca_post": {"mixer": "tcnca", "mlp": "none", "norm_order": "post", "layers": 4, "mixers": {"tcnca": TCNCA}},
@@ -138,13 +138,14 @@ MODELS: dict[str, dict[str, Any]] = {
     "bert_deep": BERT | {"layers": 4},
     "bert_original": BERT | {"norm_order": "post", "embedding_norm": "sum", "final_norm": False},
     "experts": EXPERTS,
-    "experts_deep": EXPERTS | {"layers": 4, "moe": {"experts": (8, 0), "top_k": 2, "hidden": 8, "balance_loss": 0.1}},
+    "experts_deep": EXPERTS
+    | {"layers": 4, "moe": {"experts": (8, 0), "top_k": 2, "ffn_hidden_size": 8, "balance_loss": 0.1}},
     "experts_by_groups": EXPERTS
     | {
         "moe": {
             "experts": 8,
             "top_k": 4,
-            "hidden": 8,
+            "ffn_hidden_size": 8,
             "router": "sigmoid",
             "gate_scale": 2.5,
             "groups": 4,
@@ -161,7 +162,7 @@ MODELS: dict[str, dict[str, Any]] = {
         "moe": {
             "experts": (4, 8),
             "top_k": 1,
-            "hidden": 8,
+            "ffn_hidden_size": 8,
             "residual": True,
             "normalize_gates": False,
             "capacity_factor": 0.75,
@@ -169,8 +170,8 @@ MODELS: dict[str, dict[str, Any]] = {
         },
     },
     "random_drops": EXPERTS
-    | {"moe": {"experts": 4, "top_k": 2, "hidden": 8, "capacity_factor": 0.5, "drop": "random"}},
-    "last_drops": EXPERTS | {"moe": {"experts": 4, "top_k": 2, "hidden": 8, "capacity_factor": 0.3}},
+    | {"moe": {"experts": 4, "top_k": 2, "ffn_hidden_size": 8, "capacity_factor": 0.5, "drop": "random"}},
+    "last_drops": EXPERTS | {"moe": {"experts": 4, "top_k": 2, "ffn_hidden_size": 8, "capacity_factor": 0.3}},
 }
 
 
@@ -211,7 +212,7 @@ class Case:
             "heads": 4,
             "kv_heads": 2,
             "sequence_length": CONTEXT,
-            "hidden": 48,
+            "ffn_hidden_size": 48,
             "dropout": 0.1,
         }
         train = {

@@ -40,7 +40,14 @@ class Triple(Case):
     def fields(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """Of model and training, before they are validated."""
         layers = 4 if self.layout["pipeline"] > 1 else 2
-        model = {"width": 32, "heads": 4, "kv_heads": 2, "sequence_length": CONTEXT, "hidden": 48, "layers": layers}
+        model = {
+            "width": 32,
+            "heads": 4,
+            "kv_heads": 2,
+            "sequence_length": CONTEXT,
+            "ffn_hidden_size": 48,
+            "layers": layers,
+        }
         train = {"tokens": 2 * STEPS * SAMPLES * CONTEXT, "batch_tokens": SAMPLES * CONTEXT, "z_loss": 1e-2}
         train["layout"] = self.layout
         return model | MODELS[self.model] | dict(self.sizes), train | dict(self.train)
@@ -82,7 +89,7 @@ def drawn_triple(drawn: int, index: int) -> Triple:
     """A model of the parity tests with other sizes, a layout, and how it is trained."""
     draw = Random(f"{drawn} {index}")
     name = draw.choice(sorted(set(MODELS) - {"bert", "bert_deep", "bert_original"}))
-    sizes = {"width": (12, 48), "hidden": (12, 50), "heads": (12, 3)}
+    sizes = {"width": (12, 48), "ffn_hidden_size": (12, 50), "heads": (12, 3)}
     ramp = {"start_tokens": 4 * CONTEXT, "increment_tokens": 4 * CONTEXT, "over_tokens": 16 * CONTEXT}
     train = {"float8": (20, True), "cuda_graphs": (20, True), "compile": (20, True), "batch_ramp": (10, ramp)}
     precision, optimizer = draw.choice(["fp32", "bf16", "fp64"]), draw.choice(["adamw", "adamw", "muon"])

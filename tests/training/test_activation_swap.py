@@ -130,7 +130,9 @@ def test_first_tokens() -> None:
 def test_combinations_that_are_not_built_are_refused(
     layout: dict[str, Any], model: dict[str, Any], train: dict[str, Any], said: str
 ) -> None:
-    config = ModelConfig(**({"layers": 2, "width": 32, "heads": 4, "sequence_length": 16, "hidden": 48} | model))
+    config = ModelConfig(
+        **({"layers": 2, "width": 32, "heads": 4, "sequence_length": 16, "ffn_hidden_size": 48} | model)
+    )
     layout = {"recompute": "tokens", "offloaded_token_fraction": 0.5} | layout
     with pytest.raises(RecipeError, match=said):
         check_layout(config, TrainConfig(tokens=256, batch_tokens=256, layout=layout, **train), 51, 1)

@@ -81,7 +81,7 @@ def trained(
     make: Callable[..., GradientAccumulation], steps: int = 4, **changes: Any
 ) -> tuple[list[Any], Any, Trainer]:
     """(loss, norm and reason to skip of each step, the parameters, the trainer)."""
-    model = ModelConfig(layers=2, width=32, heads=2, hidden=48, sequence_length=16, dropout=0.1)
+    model = ModelConfig(layers=2, width=32, heads=2, ffn_hidden_size=48, sequence_length=16, dropout=0.1)
     config = {"tokens": steps * 8 * 16, "batch_tokens": 8 * 16, "precision": "fp32", "layout": {"micro_batch": 2}}
     train, mesh = TrainConfig(**(config | changes)), single_process()
     parts = build_local_model(model, 51, train, mesh, seed=3)

@@ -24,7 +24,7 @@ def model(**changes: Any) -> ModelConfig:
 
 
 def test_a_pattern_is_a_list_of_layers() -> None:
-    moe = {"experts": 4, "top_k": 1, "hidden": 8}
+    moe = {"experts": 4, "top_k": 1, "ffn_hidden_size": 8}
     config = model(pattern="M-|*E", mlp="gelu", moe=moe)
     assert [(layer.mixer, layer.mlp, layer.experts) for layer in config.layer_list] == [
         ("mamba2", "none", 0),

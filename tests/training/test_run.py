@@ -299,7 +299,7 @@ def test_a_run_with_longer_samples_may_scale_the_rotary_positions(undisturbed: P
     [
         ({"heads": 2, "kv_heads": 0}, "head_width 8 instead of 16; heads 4 instead of 2"),
         ({"qk_norm": True}, "qk_norm false instead of true; set the recipe's model as"),
-        ({"hidden": 32}, "hidden 128 instead of 32"),
+        ({"ffn_hidden_size": 32}, "ffn_hidden_size 128 instead of 32"),
         ({"rope_base": 20000.0}, "rope_base 10000.0 instead of 20000.0"),
     ],
 )

@@ -79,7 +79,7 @@ def architecture(model: Mapping[str, Any]) -> dict[str, Any]:
     for name in ("mixer", "mlp", "window", "norm_order"):
         fields[name] = [getattr(layer, name) for layer in config.layer_list]
     fields |= {"kv_heads": config.num_kv_heads, "head_width": config.head_dim}
-    for name in ("hidden", "experts", "top_k", "expert_hidden"):
+    for name in ("ffn_hidden_size", "experts", "top_k", "expert_ffn_hidden_size"):
         fields[name] = [getattr(layer, name) for layer in config.layer_list]
     fields |= _mixture(fields.pop("moe", None) and config.moe)
     fields["mup"] = config.mup_base_width / config.width if config.init_method == "mup" else None
@@ -136,9 +136,9 @@ def upcycling_problems(config: ModelConfig) -> Iterator[str]:
         yield "gates must sum to 1; set moe.normalize_gates: true and moe.gate_scale: 1"
     if moe.shared_experts:
         yield "shared experts would be added to the copies; set moe.shared_experts: 0"
-    widths = {layer.expert_hidden for layer in config.layer_list if layer.experts}
+    widths = {layer.expert_ffn_hidden_size for layer in config.layer_list if layer.experts}
     if widths != {config.hidden_width(layer.mlp) for layer in config.layer_list if layer.experts}:
-        yield f"experts {sorted(widths)} wide cannot hold the MLP; leave moe.hidden out"
+        yield f"experts {sorted(widths)} wide cannot hold the MLP; leave moe.ffn_hidden_size out"
 
 
 def dense_twin(config: ModelConfig) -> ModelConfig:

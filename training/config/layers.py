@@ -18,17 +18,18 @@ class LayerConfig(Config):
     each token attends to, itself included; None: all. rope: whether rotary positions, where the model has them, turn
     this layer's queries and keys.
 
-    hidden: width of the MLP that all tokens go through; in a mixture, that of its shared experts or of PR-MoE's MLP, 0
-    if it has neither. experts: of a mixture, 0 elsewhere; each token goes to top_k of them, each expert_hidden wide."""
+    ffn_hidden_size: width of the MLP that all tokens go through; in a mixture, that of its shared experts or of
+    PR-MoE's MLP, 0 if it has neither. experts: of a mixture, 0 elsewhere; each token goes to top_k of them, each
+    expert_ffn_hidden_size wide."""
 
     mixer: str = "attention"
     mlp: Mlp = "swiglu"
-    hidden: int = 0
+    ffn_hidden_size: int = 0
     window: int | None = None
     rope: bool = True
     experts: int = 0
     top_k: int = 0
-    expert_hidden: int = 0
+    expert_ffn_hidden_size: int = 0
     norm_order: NormOrder = "pre"
 
 
@@ -67,8 +68,8 @@ PerLayer = int | tuple[int, ...]
 
 
 class MoeConfig(Config):
-    """The MLP of a layer as a mixture of experts. `experts`, `top_k` and `hidden` take one value, or a pattern that is
-    repeated over the layers: experts [0, 64] makes every other layer a mixture, 0 being the plain MLP.
+    """The MLP of a layer as a mixture of experts. `experts`, `top_k` and `ffn_hidden_size` take one value, or a pattern
+    that is repeated over the layers: experts [0, 64] makes every other layer a mixture, 0 being the plain MLP.
 
     Mixtral is {experts: 8, top_k: 2}, DeepSeek-V3 (arXiv 2412.19437) {experts: 256, top_k: 8, shared_experts: 1,
     router: sigmoid, gate_scale: 2.5, groups: 8, top_groups: 4, bias_update_rate: 1.0e-3} after three dense layers,
@@ -76,7 +77,7 @@ class MoeConfig(Config):
 
     experts: PerLayer = Field(description="experts of a layer; 0 is a plain MLP; a list is a repeated pattern")
     top_k: PerLayer = Field(2, description="experts a token goes to; a list is a repeated pattern")
-    hidden: PerLayer = Field(0, description="hidden width of an expert; 0 means that of the plain MLP")
+    ffn_hidden_size: PerLayer = Field(0, description="hidden width of an expert; 0 means that of the plain MLP")
     shared_experts: int = Field(
         0, ge=0, le=MAX_EXPERTS, description="experts that every token goes to, computed as one MLP"
     )
@@ -140,13 +141,16 @@ class MoeConfig(Config):
 
     def patterns(self) -> dict[str, tuple[int, ...]]:
         """The per-layer fields that were given as patterns."""
-        settings = {name: getattr(self, name) for name in ("experts", "top_k", "hidden")}
+        settings = {name: getattr(self, name) for name in ("experts", "top_k", "ffn_hidden_size")}
         return {name: value for name, value in settings.items() if isinstance(value, tuple)}
 
-    def layer_problem(self, experts: int, top_k: int, hidden: int) -> str | None:
+    def layer_problem(self, experts: int, top_k: int, ffn_hidden_size: int) -> str | None:
         """Why a layer with these numbers is not legal, or None."""
-        if experts < 0 or hidden < 0 or experts > MAX_EXPERTS or hidden > MAX_WIDTH:
-            return f"experts={experts} and hidden={hidden} must be between 0 and {MAX_EXPERTS} and {MAX_WIDTH}"
+        if experts < 0 or ffn_hidden_size < 0 or experts > MAX_EXPERTS or ffn_hidden_size > MAX_WIDTH:
+            return (
+                f"experts={experts} and ffn_hidden_size={ffn_hidden_size} must be between 0 and {MAX_EXPERTS} and "
+                f"{MAX_WIDTH}"
+            )
         if experts == 0:
             return None
         if not 1 <= top_k <= experts:

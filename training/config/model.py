@@ -52,7 +52,7 @@ class ModelFields(Config):
     heads: int = Field(ge=1, le=MAX_WIDTH)
     kv_heads: int = Field(0, ge=0, le=MAX_WIDTH, description="key/value heads; 0 means as many as heads")
     head_width: int = Field(0, ge=0, le=MAX_WIDTH, description="0 means width / heads")
-    hidden: int = Field(
+    ffn_hidden_size: int = Field(
         0, ge=0, le=MAX_WIDTH, description="0 means 8/3 x width rounded up to 64 for swiglu and geglu, else 4 x width"
     )
     sequence_length: int = Field(512, ge=1, le=MAX_SEQUENCE, description="tokens of a sample")
@@ -320,7 +320,9 @@ class ModelConfig(ModelFields):
                     f"moe.{name} has {len(pattern)} entries, which do not repeat evenly over {self.layers} layers"
                 )
         for index, layer in enumerate(self.layer_list if self.moe else ()):
-            problem = self.moe.layer_problem(layer.experts, layer.top_k, layer.expert_hidden) if self.moe else None
+            problem = (
+                self.moe.layer_problem(layer.experts, layer.top_k, layer.expert_ffn_hidden_size) if self.moe else None
+            )
             if problem is not None:
                 raise ValueError(f"moe: layer {index}: {problem}")
             if layer.experts and layer.mlp not in ("swiglu", "gelu"):
@@ -397,13 +399,13 @@ class ModelConfig(ModelFields):
         mlp = self._mlp_of(index)
         hidden = 0 if mlp == "none" else self.hidden_width(mlp)
         if self.moe is None or not self._has_experts(index) or not (experts := _entry(self.moe.experts, index)):
-            return {"hidden": hidden}
-        width = _entry(self.moe.hidden, index) or hidden
+            return {"ffn_hidden_size": hidden}
+        width = _entry(self.moe.ffn_hidden_size, index) or hidden
         return {
-            "hidden": hidden if self.moe.residual else self.moe.shared_experts * width,
+            "ffn_hidden_size": hidden if self.moe.residual else self.moe.shared_experts * width,
             "experts": experts,
             "top_k": _entry(self.moe.top_k, index),
-            "expert_hidden": width,
+            "expert_ffn_hidden_size": width,
         }
 
     @property
@@ -443,8 +445,8 @@ class ModelConfig(ModelFields):
 
     def hidden_width(self, mlp: Mlp) -> int:
         """Width inside the MLP: the recipe's, or the customary one. width 256, swiglu -> 704."""
-        if self.hidden:
-            return self.hidden
+        if self.ffn_hidden_size:
+            return self.ffn_hidden_size
         return 4 * self.width if mlp not in GATED else -(-8 * self.width // (3 * 64)) * 64
 
 

@@ -66,7 +66,7 @@ class Layer(nn.Module):
         if self.has_experts:
             self.mlp = MixtureOfExperts(config, index, tensor, expert_tensor)
         else:
-            self.mlp = MLPS[layer.mlp](config, tensor, layer.hidden)
+            self.mlp = MLPS[layer.mlp](config, tensor, layer.ffn_hidden_size)
 
     def forward(self, x_BTD: Tensor, metadata: AttentionMetadata, state: Any = None) -> tuple[Tensor, Any]:
         """The stream after this layer, and the mixer's state if the metadata keeps it."""

@@ -121,7 +121,15 @@ def _check_repeats(objective: Objective, k: int, before: Mapping[str, np.ndarray
 
 
 def _tiny_model(config: ModelConfig, vocab_size: int, z_loss: float) -> Transformer:
-    shape = {"layers": 1, "width": WIDTH, "heads": 1, "kv_heads": 1, "head_width": WIDTH, "hidden": WIDTH, "moe": None}
+    shape = {
+        "layers": 1,
+        "width": WIDTH,
+        "heads": 1,
+        "kv_heads": 1,
+        "head_width": WIDTH,
+        "ffn_hidden_size": WIDTH,
+        "moe": None,
+    }
     shape["transformers"] = None
     patterns = {"mixer": "attention", "pattern": None, "mixers": {}, "mlp": "gelu", "window": None}
     patterns |= {"norm_order": "pre", "rope_layers": None, "rope_width": 0}

@@ -284,11 +284,11 @@ def _mlp(
         total -= 0 if block.one_norm else w.residual * sizes.compute  # both norms keep the same input
     if block.experts:
         total += _experts(block, layout, sequence_length, sizes)
-        if not block.hidden:
+        if not block.ffn_hidden_size:
             return total
     inner = 4 if block.gated else 1 if block.mlp == "relu" else 2
     shared = block.one_norm and not layout.sequence_parallel  # the input that the mixer keeps already
-    return total + w.tokens * (block.width * (not shared) + inner * w.hidden) * sizes.compute
+    return total + w.tokens * (block.width * (not shared) + inner * w.ffn_hidden_size) * sizes.compute
 
 
 def _experts(block: BlockShape, layout: Layout, sequence_length: int, sizes: ElementSizes) -> float:
@@ -296,7 +296,11 @@ def _experts(block: BlockShape, layout: Layout, sequence_length: int, sizes: Ele
     activations (of the loop on a CPU gate and up alone, see moe/mixture.py); the results of its own tokens. Tokens are
     taken to be balanced over the experts."""
     w = widths(block, layout, sequence_length)
-    inner = (4 if block.gated and (sizes.cuda or block.biases) else 2) * block.expert_hidden // layout.expert_tensor
+    inner = (
+        (4 if block.gated and (sizes.cuda or block.biases) else 2)
+        * block.expert_ffn_hidden_size
+        // layout.expert_tensor
+    )
     copies = w.routed_tokens * block.top_k
     wide = 0 if sizes.statistics == sizes.compute else block.width * sizes.statistics
     router = w.routed_tokens * (wide + block.experts * sizes.statistics)
@@ -306,7 +310,7 @@ def _experts(block: BlockShape, layout: Layout, sequence_length: int, sizes: Ele
 
 def _router_input(block: BlockShape, layout: Layout, sequence_length: int, sizes: ElementSizes) -> float:
     """Nothing where an MLP beside the experts keeps it."""
-    if block.hidden and layout.tensor == 1:
+    if block.ffn_hidden_size and layout.tensor == 1:
         return 0.0
     return widths(block, layout, sequence_length).routed_tokens * block.width * sizes.compute
 
@@ -314,8 +318,8 @@ def _router_input(block: BlockShape, layout: Layout, sequence_length: int, sizes
 def _products(block: BlockShape, layout: Layout, sequence_length: int, sizes: ElementSizes) -> float:
     """Bytes that `recompute: operators` keeps: results of matmuls and of attention, but for the ring's."""
     w = widths(block, layout, sequence_length)
-    inner = (2 if block.gated else 1) * w.hidden
-    outputs = block.has_mixer + bool(block.hidden)
+    inner = (2 if block.gated else 1) * w.ffn_hidden_size
+    outputs = block.has_mixer + bool(block.ffn_hidden_size)
     declared = sum(columns for _, columns in declared_linears(block, layout))
     mixer = w.query + 2 * w.key_value if block.heads else declared - block.width * block.has_mixer
     count = w.tokens * (mixer + outputs * block.width + inner) * sizes.compute

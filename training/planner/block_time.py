@@ -35,7 +35,7 @@ class TimeParts(NamedTuple):
     memory: float = 0.0
     tensor: float = 0.0
     context: float = 0.0
-    hidden: float = 0.0
+    overlapped: float = 0.0
     expert: float = 0.0
 
     def plus(self, other: "TimeParts", times: float = 1.0) -> "TimeParts":
@@ -64,7 +64,7 @@ class Widths(NamedTuple):
     residual: float
     query: int
     key_value: int
-    hidden: int
+    ffn_hidden_size: int
     heads: int
     routed_tokens: float = 0.0
 
@@ -79,7 +79,7 @@ def widths(block: BlockShape, layout: Layout, sequence_length: int) -> Widths:
         residual=tokens * block.width / share,
         query=block.query_width // layout.tensor,
         key_value=block.kv_width // gcd(block.kv_heads or 1, layout.tensor),
-        hidden=-(-block.hidden // layout.tensor),
+        ffn_hidden_size=-(-block.ffn_hidden_size // layout.tensor),
         heads=max(1, block.heads // layout.tensor),
         routed_tokens=tokens / layout.tensor,
     )
@@ -98,12 +98,12 @@ def block_times(
     linear_forward, linear_backward = _linears(block, layout, w, rates, framework)
     core_forward, core_backward = _attention(block, layout, w, sequence_length, framework, rates)
     light, heavy = _elementwise(block, w, framework)
-    comm_forward, comm_backward, hidden = _tensor_comm(block, w, layout, framework, links.tensor, linear_forward)
+    comm_forward, comm_backward, overlapped = _tensor_comm(block, w, layout, framework, links.tensor, linear_forward)
     context, context_back = _context_comm(block, w, layout, links.context, (core_forward, core_backward))
     around = rates.layer_seconds + rates.tensor_layer_seconds * (layout.tensor > 1)
     light_seconds, heavy_seconds = rates.memory(light) + around / 3, rates.memory(heavy) + around * 2 / 3
-    forward = TimeParts(linear_forward, core_forward, light_seconds, comm_forward, context, hidden)
-    backward = TimeParts(linear_backward, core_backward, heavy_seconds, comm_backward, context_back, hidden)
+    forward = TimeParts(linear_forward, core_forward, light_seconds, comm_forward, context, overlapped)
+    backward = TimeParts(linear_backward, core_backward, heavy_seconds, comm_backward, context_back, overlapped)
     # torch stops recomputing at the last tensor it needs: the last all-reduce (or scatter) of a layer is not repeated.
     sharded, comm_recomputed = layout.sequence_parallel, comm_forward
     if framework.selective != "core":
@@ -134,7 +134,7 @@ def _experts(
     routed, gain = rates.routed, rates.product_gain
     copies = w.routed_tokens * block.top_k * routed.imbalance
     rows, experts = copies * layout.expert_tensor, block.experts // layout.expert
-    hidden = block.expert_hidden // layout.expert_tensor
+    hidden = block.expert_ffn_hidden_size // layout.expert_tensor
     inner, expert_rows = hidden * (2 if block.gated else 1), max(1, round(rows / experts))
     up = rates.matmul(expert_rows, block.width, inner, experts)
     down = rates.matmul(expert_rows, hidden, block.width, experts)
@@ -154,7 +154,7 @@ def _experts(
         light += rates.memory(6 * rows * (block.width + hidden) / routed.casts)
         heavy += rates.memory(6 * rows * (block.width + inner) / routed.casts)
     launches = experts * routed.expert_microseconds * 1e-6
-    exchange = 2 * exchange_seconds(2 * rows * block.width, layout.expert_ranks, link) * (1 - framework.expert_hidden)
+    exchange = 2 * exchange_seconds(2 * rows * block.width, layout.expert_ranks, link) * (1 - framework.expert_overlap)
     forward = TimeParts(matmul=(up + down) / gain + router, memory=light + launches / 3, expert=exchange)
     back = (up_back + down_back) / gain + 2 * router
     return forward, TimeParts(matmul=back, memory=heavy + launches * 2 / 3, expert=exchange)
@@ -200,12 +200,12 @@ def head_products(tokens: int, width: int, vocab: int, rates: Rates) -> tuple[fl
 
 def _linears(block: BlockShape, layout: Layout, w: Widths, rates: Rates, framework: Framework) -> tuple[float, float]:
     """Query, key and value are packed into one product, gate and up into another; backward is two products for each."""
-    inner = w.hidden * (2 if block.gated else 1)
+    inner = w.ffn_hidden_size * (2 if block.gated else 1)
     linears = (
         (block.width, w.query + 2 * w.key_value),
         (w.query, block.width),
         (block.width, inner),
-        (w.hidden, block.width),
+        (w.ffn_hidden_size, block.width),
         *declared_linears(block, layout),
     )
     shapes = [shape for shape in linears if all(shape)]  # a mixture may have no MLP beside its experts
@@ -287,7 +287,7 @@ def _elementwise(block: BlockShape, w: Widths, framework: Framework) -> tuple[fl
     """Bytes forward and backward of norms, residuals, activations, rotary positions, biases and copies."""
     # Of a layer with one of mixer and MLP, half of the norms and additions; a scan reads and writes as q, k and v do.
     u = w.residual * (block.has_mixer + block.has_mlp) / 2
-    f, qkv = w.tokens * w.hidden, w.tokens * (w.query + 2 * w.key_value)
+    f, qkv = w.tokens * w.ffn_hidden_size, w.tokens * (w.query + 2 * w.key_value)
     rotary = w.tokens * (w.query + w.key_value) if block.rope else 0
     query = w.tokens * w.query
     if framework.kernels == "fused":
@@ -308,18 +308,18 @@ def _elementwise(block: BlockShape, w: Widths, framework: Framework) -> tuple[fl
 def _tensor_comm(
     block: BlockShape, w: Widths, layout: Layout, framework: Framework, link: GroupLink, compute: float
 ) -> tuple[float, float, float]:
-    """(exposed forward, exposed backward, hidden in each): two all-reduces each way, or as much in halves.
+    """(exposed forward, exposed backward, overlapped in each): two all-reduces each way, or as much in halves.
 
     arXiv 1909.08053, figure 4, and 2205.05198, figure 5. Overlap is with the linear layers' matmuls."""
     if layout.tensor == 1:
         return 0.0, 0.0, 0.0
     all_reduce = all_reduce_seconds(2 * w.tokens * block.width, layout.tensor, link) * _tensor_layers(block, layout) / 2
-    share = framework.tensor_hidden_async if layout.async_tensor else framework.tensor_hidden
-    hidden = min(2 * all_reduce * share, compute)
+    share = framework.tensor_hidden_async if layout.async_tensor else framework.tensor_overlap
+    overlapped = min(2 * all_reduce * share, compute)
     regather = 0.0
     if layout.sequence_parallel and framework.regather_in_backward:
         regather = (1 - share) * 2 * gather_seconds(2 * w.tokens * block.width, layout.tensor, link)
-    return 2 * all_reduce - hidden, 2 * all_reduce - hidden + regather, hidden
+    return 2 * all_reduce - overlapped, 2 * all_reduce - overlapped + regather, overlapped
 
 
 def _tensor_layers(block: BlockShape, layout: Layout) -> float:
@@ -328,7 +328,7 @@ def _tensor_layers(block: BlockShape, layout: Layout) -> float:
     MLP alone is one."""
     if not block.experts:
         return float(block.has_mixer + block.has_mlp)
-    return float(block.has_mixer) + bool(block.hidden) + (0.0 if layout.sequence_parallel else 0.5)
+    return float(block.has_mixer) + bool(block.ffn_hidden_size) + (0.0 if layout.sequence_parallel else 0.5)
 
 
 def _context_comm(

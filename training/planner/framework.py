@@ -13,7 +13,7 @@ from gristmill.training.config.layout import Recompute, Schedule
 
 
 class Framework(Config):
-    """Bytes are for one parameter; `hidden`: share of a transfer that can overlap with compute."""
+    """Bytes are for one parameter; `overlap`: share of a transfer that can overlap with compute."""
 
     name: str
     activations: Literal["engine", "literature"] = Field(
@@ -45,14 +45,14 @@ class Framework(Config):
     accumulate_bytes: float = Field(8, description="traffic of adding one micro-batch's gradient to the sum")
     unshard_bytes: float = Field(0, description="traffic of FSDP's copies of a weight when it is gathered and used")
     optimizer_bytes: float = Field(32, description="traffic of clipping, one Adam step and the cast")
-    tensor_hidden: float = Field(0.0, ge=0, le=1, description="of the tensor axis's collectives")
+    tensor_overlap: float = Field(0.0, ge=0, le=1, description="of the tensor axis's collectives")
     tensor_hidden_async: float = Field(
         0.7, ge=0, le=1, description="the same where products and collectives are chunked (async_tensor_parallel)"
     )
-    expert_hidden: float = Field(0.0, ge=0, le=1, description="of the exchange of tokens with experts")
-    pipeline_hidden: float = Field(0.0, ge=0, le=1, description="of the sends between stages, interleaved schedule")
-    data_hidden: float = Field(0.8, ge=0, le=1, description="of the data axis's collectives, without a pipeline")
-    data_hidden_in_pipeline: float = Field(0.0, ge=0, le=1, description="the same with a pipeline")
+    expert_overlap: float = Field(0.0, ge=0, le=1, description="of the exchange of tokens with experts")
+    pipeline_overlap: float = Field(0.0, ge=0, le=1, description="of the sends between stages, interleaved schedule")
+    data_overlap: float = Field(0.8, ge=0, le=1, description="of the data axis's collectives, without a pipeline")
+    data_overlap_in_pipeline: float = Field(0.0, ge=0, le=1, description="the same with a pipeline")
     regather_in_backward: bool = Field(True, description="sequence parallelism gathers the layer's input again")
     selective: Literal["mixer", "core"] = Field(
         "mixer", description="what recompute: attention runs again: the whole mixer, or scores to values only"
@@ -112,8 +112,8 @@ CPU_FLOAT32 = Framework.model_validate(
         "loss": "unfused",
         "reduce_bytes": 2,
         "optimizer_bytes": 16,
-        "data_hidden": 0.0,
-        "data_hidden_in_pipeline": 0.0,
+        "data_overlap": 0.0,
+        "data_overlap_in_pipeline": 0.0,
     }
 )
 
@@ -134,15 +134,15 @@ MEGATRON_2021 = Framework(
     accumulate_bytes=6,
     optimizer_bytes=52,
     dropout=True,
-    data_hidden=0.8,
-    data_hidden_in_pipeline=0.0,
+    data_overlap=0.8,
+    data_overlap_in_pipeline=0.0,
 )
 
 # The same, a year on (arXiv 2205.05198): sequence parallelism, selective recomputation, and the backward half of the
 # tensor collectives behind the matmuls of the weights' gradients.
 MEGATRON_2022 = Framework.model_validate(
     MEGATRON_2021.model_dump()
-    | {"name": "megatron-2022", "tensor_hidden": 0.5, "recomputes": ("none", "attention", "full")}
+    | {"name": "megatron-2022", "tensor_overlap": 0.5, "recomputes": ("none", "attention", "full")}
 )
 
 # bf16, distributed optimizer with overlapped reduce-scatter and all-gather, gradients summed in fp32 inside the matmul,
@@ -157,15 +157,15 @@ MEGATRON_CORE = Framework(
     selective="core",
     recomputes=("none", "attention", "full"),
     accumulate_bytes=8,
-    tensor_hidden=0.7,
-    pipeline_hidden=0.8,
-    data_hidden=0.9,
-    data_hidden_in_pipeline=0.7,
+    tensor_overlap=0.7,
+    pipeline_overlap=0.8,
+    data_overlap=0.9,
+    data_overlap_in_pipeline=0.7,
 )
 
 # One micro-batch's exchange of tokens beside another's passes (--overlap-moe-expert-parallel-comm).
 MEGATRON_CORE_OVERLAP = Framework.model_validate(
-    MEGATRON_CORE.model_dump() | {"name": "megatron-core-overlap", "expert_hidden": 0.9}
+    MEGATRON_CORE.model_dump() | {"name": "megatron-core-overlap", "expert_overlap": 0.9}
 )
 
 # torch's FSDP as Llama and GPT recipes of 2023 use it: eager kernels, FlashAttention-2 or its Triton forerunner, whole

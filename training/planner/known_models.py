@@ -35,15 +35,22 @@ _LLAMA3 = {
 _MIXTURES: dict[str, tuple[int, dict[str, Any]]] = {
     "mixtral-8x7b": (
         32000,
-        {"layers": 32, "width": 4096, "heads": 32, "kv_heads": 8, "hidden": 14336, "moe": {"experts": 8, "top_k": 2}},
+        {
+            "layers": 32,
+            "width": 4096,
+            "heads": 32,
+            "kv_heads": 8,
+            "ffn_hidden_size": 14336,
+            "moe": {"experts": 8, "top_k": 2},
+        },
     ),
     "qwen3-30b-a3b": (
         151936,
-        {"layers": 48, "width": 2048, "heads": 32, "moe": {"experts": 128, "top_k": 8, "hidden": 768}},
+        {"layers": 48, "width": 2048, "heads": 32, "moe": {"experts": 128, "top_k": 8, "ffn_hidden_size": 768}},
     ),
     "qwen3-235b-a22b": (
         151936,
-        {"layers": 94, "width": 4096, "heads": 64, "moe": {"experts": 128, "top_k": 8, "hidden": 1536}},
+        {"layers": 94, "width": 4096, "heads": 64, "moe": {"experts": 128, "top_k": 8, "ffn_hidden_size": 1536}},
     ),
 }
 _QWEN3 = {"kv_heads": 4, "head_width": 128, "qk_norm": True}
@@ -61,7 +68,7 @@ def named_shape(name: str, sequence_length: int | None = None) -> ModelShape:
             width=width,
             heads=heads,
             kv_heads=kv_heads,
-            hidden=hidden,
+            ffn_hidden_size=hidden,
             sequence_length=sequence_length or 8192,
         )
         return shape_of(model, 128256)

@@ -48,12 +48,14 @@ class CheckedModel:
     @cached_property
     def hidden_widths(self) -> list[int]:
         """Widths of the MLPs, without those of experts; sorted."""
-        return sorted({layer.hidden for layer in self.config.layer_list})
+        return sorted({layer.ffn_hidden_size for layer in self.config.layer_list})
 
     @cached_property
     def mixtures(self) -> list[tuple[int, int]]:
         """(experts, their hidden width) of each kind of mixture; sorted."""
-        return sorted({(layer.experts, layer.expert_hidden) for layer in self.config.layer_list if layer.experts})
+        return sorted(
+            {(layer.experts, layer.expert_ffn_hidden_size) for layer in self.config.layer_list if layer.experts}
+        )
 
     def objections(self, train: TrainConfig, world_size: int) -> Iterator[str]:
         model, layout = self.config, train.layout

@@ -47,7 +47,10 @@ def _share_with_mlp(shape: ModelShape) -> float:
     """All-reduces of the model's average layer over those of a layer with attention and an MLP: a mixture without an
     MLP beside its experts has half, and so has a mixer or an MLP alone."""
     return (
-        sum(block.has_mixer + ((not block.experts and block.has_mlp) or bool(block.hidden)) for block in shape.blocks)
+        sum(
+            block.has_mixer + ((not block.experts and block.has_mlp) or bool(block.ffn_hidden_size))
+            for block in shape.blocks
+        )
         / len(shape.blocks)
         / 2
     )

@@ -141,7 +141,7 @@ def _data(plan: SearchResult, best: Forecast) -> str:
     if plan.request.framework.data_parallel == "fsdp":
         how = "replicated state" if layout.shard == 1 else f"state sharded over {layout.shard} ranks"
         text += f", with {how}"
-    hidden = best.time.data_hidden / max(1e-12, best.time.data_hidden + best.time.data)
+    hidden = best.time.data_overlap / max(1e-12, best.time.data_overlap + best.time.data)
     return (
         f"{text}; {hidden:.0%} of its communication overlaps with compute, "
         f"{_seconds(best.time.data)} per step does not."

@@ -37,7 +37,7 @@ CONTENTION = 20 / 132
 
 @dataclass(frozen=True)
 class StepTime:
-    """Seconds of the slowest pipeline rank. *_hidden: communication overlapped with compute, not in the total;
+    """Seconds of the slowest pipeline rank. *_overlap: communication overlapped with compute, not in the total;
     contention: by how much that slows compute."""
 
     matmul: float = 0.0
@@ -53,9 +53,9 @@ class StepTime:
     optimizer: float = 0.0
     contention: float = 0.0
     other: float = 0.0
-    tensor_hidden: float = 0.0
-    pipeline_hidden: float = 0.0
-    data_hidden: float = 0.0
+    tensor_overlap: float = 0.0
+    pipeline_overlap: float = 0.0
+    data_overlap: float = 0.0
 
     @property
     def total(self) -> float:
@@ -158,7 +158,7 @@ class StepModel:
         microbatches = layout.microbatches(samples)
         distinct = Counter(zip(rank_layers, speeds or [1.0] * len(rank_layers), strict=True))
         works = {key: self._work(key[0], layout, passes, key[1], microbatches) for key in distinct}
-        sends, sends_hidden = self._sends(layout, links, min(w[0].seconds + w[1].seconds for w in works.values()))
+        sends, overlapped_sends = self._sends(layout, links, min(w[0].seconds + w[1].seconds for w in works.values()))
         times = {key: sum(part.seconds for part in work) + sends for key, work in works.items()}
         slowest = max(times, key=times.__getitem__)
         forward, backward, recomputed = works[slowest]
@@ -169,7 +169,7 @@ class StepModel:
         bubble = bubble_seconds(
             layout.pipeline_schedule, layout.pipeline, layout.virtual, ahead * scale, behind * scale, microbatches
         )
-        data, data_hidden = self._data(layout, slowest[0], links, backward.seconds, times[slowest], microbatches)
+        data, data_overlap = self._data(layout, slowest[0], links, backward.seconds, times[slowest], microbatches)
         parts = forward.plus(backward)
         return StepTime(
             matmul=parts.matmul * microbatches,
@@ -184,11 +184,11 @@ class StepModel:
             data=data,
             optimizer=self._optimizer(layout, slowest[0], backward.seconds)
             + self._weight_copies(layout, slowest[0], times[slowest], microbatches),
-            contention=CONTENTION * (parts.hidden * microbatches + data_hidden),
+            contention=CONTENTION * (parts.overlapped * microbatches + data_overlap),
             other=self.framework.step_seconds,
-            tensor_hidden=parts.hidden * microbatches,
-            pipeline_hidden=sends_hidden * microbatches,
-            data_hidden=data_hidden,
+            tensor_overlap=parts.overlapped * microbatches,
+            pipeline_overlap=overlapped_sends * microbatches,
+            data_overlap=data_overlap,
         )
 
     def _work(
@@ -263,7 +263,7 @@ class StepModel:
         seconds = self.send(layout, links, whole) * 2 * layout.virtual
         hidden = 0.0
         if layout.pipeline_schedule != "1f1b" and layout.pipeline_schedule != "gpipe":
-            hidden = min(seconds * self.framework.pipeline_hidden, compute)
+            hidden = min(seconds * self.framework.pipeline_overlap, compute)
         return seconds - hidden, hidden
 
     def send(self, layout: Layout, links: AxisLinks, whole: float) -> float:
@@ -316,14 +316,14 @@ class StepModel:
                 gather += self._gather_weights(layout, rank_layers, weights, shard, shard_link, microbatches)
         reductions = microbatches if layout.reduce_each else 1
         reduce *= reductions
-        share = framework.data_hidden if layout.pipeline == 1 else framework.data_hidden_in_pipeline
-        max_hidden = microbatch * microbatches if layout.pipeline == 1 or layout.reshard else microbatch - backward
-        hidden = min(share * reduce, backward * reductions) + min(share * gather, max_hidden)
+        share = framework.data_overlap if layout.pipeline == 1 else framework.data_overlap_in_pipeline
+        max_overlap = microbatch * microbatches if layout.pipeline == 1 or layout.reshard else microbatch - backward
+        overlapped = min(share * reduce, backward * reductions) + min(share * gather, max_overlap)
         tied = 0.0
         if self.shape.tied and layout.pipeline > 1 and rank_layers.embeds != rank_layers.scores:
             table = self.shape.vocab * self.shape.width / layout.tensor * framework.reduce_bytes
             tied = all_reduce_seconds(table, 2, links.pipeline)
-        return reduce + gather - hidden + tied, hidden
+        return reduce + gather - overlapped + tied, overlapped
 
     def _gather_weights(
         self, layout: Layout, rank_layers: RankLayers, weights: float, shard: int, link: GroupLink, microbatches: int

@@ -103,7 +103,7 @@ def read(fields: Mapping[str, Any], constants: Mapping[str, Any]) -> Fields:
         "layers": fields["num_hidden_layers"],
         "width": fields["hidden_size"],
         "heads": fields["num_attention_heads"],
-        "hidden": fields["intermediate_size"],
+        "ffn_hidden_size": fields["intermediate_size"],
         "sequence_length": fields["max_position_embeddings"],
         "segments": fields.get("type_vocab_size", 2),
         "norm_epsilon": fields.get("layer_norm_eps", 1e-12),

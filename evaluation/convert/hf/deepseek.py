@@ -124,7 +124,7 @@ def _write(config: ModelConfig) -> Fields:
     return written | {
         "n_routed_experts": one_value(config, "experts"),
         "num_experts_per_tok": one_value(config, "top_k"),
-        "moe_intermediate_size": one_value(config, "expert_hidden"),
+        "moe_intermediate_size": one_value(config, "expert_ffn_hidden_size"),
     }
 
 
@@ -154,7 +154,7 @@ def _read(fields: Mapping[str, Any]) -> Fields:
     moe = {
         "experts": tuple(0 if index < dense else experts for index in range(layers)) if dense else experts,
         "top_k": fields["num_experts_per_tok"],
-        "hidden": fields["moe_intermediate_size"],
+        "ffn_hidden_size": fields["moe_intermediate_size"],
         "shared_experts": fields.get("n_shared_experts") or 0,
         "normalize_gates": bool(fields.get("norm_topk_prob")),
         "gate_scale": fields.get("routed_scaling_factor", 1.0),
@@ -208,7 +208,7 @@ def _unsupported(config: ModelConfig, **routing: Any) -> list[str]:
         lacking.append("experts in other layers than the last ones")
     if config.moe is None:
         return lacking
-    for name in ("top_k", "expert_hidden"):
+    for name in ("top_k", "expert_ffn_hidden_size"):
         if len({getattr(layer, name) for layer in config.layer_list if layer.experts}) > 1:
             lacking.append(f"moe with {name} by layer")
     plain = {"residual": False, **routing}

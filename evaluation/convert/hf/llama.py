@@ -81,7 +81,7 @@ def read_llama(fields: Mapping[str, Any]) -> Fields:
         "heads": fields["num_attention_heads"],
         "kv_heads": fields.get("num_key_value_heads") or fields["num_attention_heads"],
         "head_width": fields.get("head_dim") or fields["hidden_size"] // fields["num_attention_heads"],
-        "hidden": fields["intermediate_size"],
+        "ffn_hidden_size": fields["intermediate_size"],
         "sequence_length": fields["max_position_embeddings"],
         "norm_epsilon": fields["rms_norm_eps"],
         **read_rope(fields),

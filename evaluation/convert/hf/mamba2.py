@@ -191,7 +191,7 @@ def _read_nemotron_h(fields: Mapping[str, Any]) -> Fields:
         "heads": fields["num_attention_heads"],
         "kv_heads": fields["num_key_value_heads"],
         "head_width": fields["head_dim"],
-        "hidden": fields["intermediate_size"],
+        "ffn_hidden_size": fields["intermediate_size"],
     }
 
 

@@ -76,7 +76,7 @@ def _unsupported(config: ModelConfig, windows: bool = False, **wanted: Any) -> l
     for name, value in {**plain, "bias_update_rate": 0.0, **wanted}.items():
         if getattr(moe, name) != value:
             lacking.append(f"moe.{name}={getattr(moe, name)!r}")
-    for name in ("experts", "top_k", "expert_hidden"):
+    for name in ("experts", "top_k", "expert_ffn_hidden_size"):
         if len({getattr(layer, name) for layer in sparse}) > 1:
             lacking.append(f"moe with {name} by layer")
     return lacking
@@ -99,7 +99,12 @@ def _read_moe(fields: Mapping[str, Any], experts: int, hidden: int, normalize: b
     """The fields of a Llama, and those of a mixture in all layers."""
     if experts < 1:
         raise InputError(f"config.json says that there are {experts} experts; fetch the file again")
-    moe = {"experts": experts, "top_k": fields["num_experts_per_tok"], "hidden": hidden, "normalize_gates": normalize}
+    moe = {
+        "experts": experts,
+        "top_k": fields["num_experts_per_tok"],
+        "ffn_hidden_size": hidden,
+        "normalize_gates": normalize,
+    }
     require_value({"attention_bias": bool(fields.get("attention_bias", False))}, "attention_bias", False)
     read = read_llama(fields)
     return {**read, "moe": moe}
@@ -108,7 +113,7 @@ def _read_moe(fields: Mapping[str, Any], experts: int, hidden: int, normalize: b
 def _write_mixtral(config: ModelConfig) -> Fields:
     return _write_moe(config) | {
         "head_dim": config.head_dim,
-        "intermediate_size": one_value(config, "expert_hidden"),
+        "intermediate_size": one_value(config, "expert_ffn_hidden_size"),
         "num_local_experts": one_value(config, "experts"),
         "sliding_window": one_window(config),
     }
@@ -124,7 +129,7 @@ def _write_qwen(config: ModelConfig) -> Fields:
     return _write_moe(config) | {
         "head_dim": config.head_dim,
         "intermediate_size": config.hidden_width("swiglu"),
-        "moe_intermediate_size": one_value(config, "expert_hidden"),
+        "moe_intermediate_size": one_value(config, "expert_ffn_hidden_size"),
         "num_experts": one_value(config, "experts"),
         "norm_topk_prob": config.moe.normalize_gates,
         "decoder_sparse_step": 1,
@@ -146,7 +151,7 @@ def _read_qwen(fields: Mapping[str, Any]) -> Fields:
 def _write_olmoe(config: ModelConfig) -> Fields:
     assert config.moe is not None
     return _write_moe(config) | {
-        "intermediate_size": one_value(config, "expert_hidden"),
+        "intermediate_size": one_value(config, "expert_ffn_hidden_size"),
         "num_experts": one_value(config, "experts"),
         "norm_topk_prob": config.moe.normalize_gates,
         "clip_qkv": None,

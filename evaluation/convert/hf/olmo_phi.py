@@ -210,7 +210,7 @@ def _read_phi(fields: Mapping[str, Any]) -> Fields:
         "width": width,
         "heads": heads,
         "kv_heads": fields.get("num_key_value_heads") or heads,
-        "hidden": fields["intermediate_size"],
+        "ffn_hidden_size": fields["intermediate_size"],
         "sequence_length": fields.get("max_position_embeddings", 2048),
         "gelu": read_gelu(fields, "hidden_act", "gelu_new"),
         "norm_epsilon": fields.get("layer_norm_eps", 1e-5),

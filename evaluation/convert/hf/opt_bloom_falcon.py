@@ -92,7 +92,7 @@ def _read(fields: Mapping[str, Any]) -> Fields:
         "layers": fields["num_hidden_layers"],
         "width": width,
         "heads": fields["num_attention_heads"],
-        "hidden": fields["ffn_dim"],
+        "ffn_hidden_size": fields["ffn_dim"],
         "sequence_length": fields.get("max_position_embeddings", 2048),
         "norm": "layernorm" if fields.get("layer_norm_elementwise_affine", True) else "plain_layernorm",
         "norm_epsilon": NORM_EPSILON,
@@ -166,7 +166,7 @@ def _read_bloom(fields: Mapping[str, Any]) -> Fields:
         "layers": fields.get("n_layer") or fields["num_hidden_layers"],
         "width": width,
         "heads": fields.get("n_head") or fields["num_attention_heads"],
-        "hidden": 4 * width,
+        "ffn_hidden_size": 4 * width,
         "sequence_length": fields.get("seq_length") or CONTEXT,
         "norm_epsilon": fields.get("layer_norm_epsilon", 1e-5),
         "tied_embeddings": fields.get("tie_word_embeddings", True),
@@ -176,7 +176,7 @@ def _read_bloom(fields: Mapping[str, Any]) -> Fields:
 def _unsupported_bloom(config: ModelConfig) -> list[str]:
     lacking = unsupported_fields(config, **BLOOM_CONSTANTS) + grouped_heads(config) + other_widths(config)
     if config.hidden_width("gelu") != 4 * config.width:
-        lacking.append(f"hidden={config.hidden}")
+        lacking.append(f"hidden={config.ffn_hidden_size}")
     return lacking
 
 
@@ -275,7 +275,7 @@ def _read_falcon(fields: Mapping[str, Any]) -> Fields:
         "width": fields["hidden_size"],
         "heads": heads,
         "kv_heads": grouped if new else 1 if fields.get("multi_query", True) else heads,
-        "hidden": fields.get("ffn_hidden_size") or 4 * fields["hidden_size"],
+        "ffn_hidden_size": fields.get("ffn_hidden_size") or 4 * fields["hidden_size"],
         "sequence_length": fields.get("max_position_embeddings", 2048),
         "gelu": read_gelu(fields, "activation", "gelu"),
         "norm_epsilon": fields.get("layer_norm_epsilon", 1e-5),

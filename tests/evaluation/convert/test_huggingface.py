@@ -17,7 +17,7 @@ FAMILIES = [
     ("llama", {}),
     ("llama", {"tied_embeddings": True, "biases": True, "head_width": 16, "rope_base": 5000.0}),
     ("gpt2", {}),
-    ("gpt2", {"tied_embeddings": False, "hidden": 48}),
+    ("gpt2", {"tied_embeddings": False, "ffn_hidden_size": 48}),
     ("bloom", {}),
     ("bloom", {"heads": 6, "width": 48, "tied_embeddings": False}),
 ]

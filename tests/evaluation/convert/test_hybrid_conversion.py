@@ -22,7 +22,7 @@ MAMBA2 = Mamba2Config(
 )
 NEMOTRON_H = NemotronHConfig(**NEMOTRON_H_SHAPE, vocab_size=VOCAB)
 THEIRS = {"mamba2": (Mamba2ForCausalLM, MAMBA2), "nemotron_h": (NemotronHForCausalLM, NEMOTRON_H)}
-SIZE: dict[str, Any] = {"width": 32, "heads": 4, "sequence_length": 16, "hidden": 48, "positions": "none"}
+SIZE: dict[str, Any] = {"width": 32, "heads": 4, "sequence_length": 16, "ffn_hidden_size": 48, "positions": "none"}
 OPTIONS = {"head_width": 8, "state": 8}
 OURS = {
     "Mamba2ForCausalLM": ModelConfig(**SIZE, layers=2, pattern="MM", mixers={"mamba2": OPTIONS}),

@@ -75,7 +75,7 @@ def test_a_model_comes_back_from_every_layout(version: float, zipped: bool, tmp_
         (tmp_path / "model_optim_rng.pt").unlink()
     found = read_megatron_345m(megatron_files(tmp_path))
     assert (found.name, found.vocab_size) == ("megatron-bert", VOCAB)
-    assert found.config == type(found.config).model_validate(model.config.model_dump() | {"hidden": 128})
+    assert found.config == type(found.config).model_validate(model.config.model_dump() | {"ffn_hidden_size": 128})
     for name, value in model.named_parameters():
         assert torch.equal(found.tensors[name], value.detach().float()), name
 
@@ -148,7 +148,7 @@ def test_a_gpt_comes_back_from_every_layout_and_any_number_of_ranks(version: flo
         torch.save(content, place / "model_optim_rng.pt")
     source = open_source(tmp_path)
     assert (source.architecture, source.vocab_size, len(source.files)) == ("megatron-gpt2", 60, ranks)
-    assert source.config == ModelConfig.model_validate(GPT.model_dump() | {"hidden": 128})
+    assert source.config == ModelConfig.model_validate(GPT.model_dump() | {"ffn_hidden_size": 128})
     found = dict(source.stream())
     assert found.keys() == dict(model.named_parameters()).keys()
     for name, value in model.named_parameters():

@@ -26,7 +26,14 @@ from gristmill.training.config.model import ModelConfig
 from gristmill.training.model.init import initialize
 from gristmill.training.model.transformer import Transformer
 
-SIZE: dict[str, Any] = {"layers": 3, "width": 32, "heads": 4, "hidden": 48, "head_width": 8, "sequence_length": 16}
+SIZE: dict[str, Any] = {
+    "layers": 3,
+    "width": 32,
+    "heads": 4,
+    "ffn_hidden_size": 48,
+    "head_width": 8,
+    "sequence_length": 16,
+}
 MODELS = {
     "llama": ModelConfig(**SIZE, kv_heads=2),
     "nemotron": ModelConfig(
@@ -43,7 +50,8 @@ def arguments_of(config: ModelConfig) -> argparse.Namespace:
     return argparse.Namespace(
         num_layers=config.layers, hidden_size=config.width, num_attention_heads=config.heads,
         group_query_attention=config.kv_heads != config.heads, num_query_groups=config.kv_heads,
-        kv_channels=config.head_dim, ffn_hidden_size=config.hidden, max_position_embeddings=config.sequence_length,
+        kv_channels=config.head_dim, ffn_hidden_size=config.ffn_hidden_size,
+        max_position_embeddings=config.sequence_length,
         normalization="RMSNorm" if config.norm == "rmsnorm" else "LayerNorm", norm_epsilon=config.norm_epsilon,
         apply_layernorm_1p=config.norm_plus_one, swiglu=config.mlp == "swiglu", squared_relu=config.mlp == "relu2",
         add_bias_linear=config.biases is True, add_qkv_bias=config.biases == "qkv", qk_layernorm=config.qk_norm,

@@ -70,7 +70,7 @@ def test_experts_on_ranks_begin_alike(dense: Path, tmp_path: Path, pool: Any) ->
     [
         ({"normalize_gates": False}, "gates must sum to 1"),
         ({"shared_experts": 1}, "set moe.shared_experts: 0"),
-        ({"hidden": 8}, r"experts \[8\] wide cannot hold the MLP"),
+        ({"ffn_hidden_size": 8}, r"experts \[8\] wide cannot hold the MLP"),
     ],
 )
 def test_what_would_not_begin_equal_is_refused(moe: dict[str, Any], says: str, dense: Path, tmp_path: Path) -> None:

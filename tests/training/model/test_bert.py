@@ -97,7 +97,7 @@ def test_config_and_weights_come_back(order: str) -> None:
     model = drawn_model(constants, "exact")
     assert family_for(model.config) is family is family_named(family.model_type)
     read = ModelConfig(**family.read(family.write(model.config)))
-    assert read == ModelConfig.model_validate(model.config.model_dump() | {"hidden": 4 * 32})
+    assert read == ModelConfig.model_validate(model.config.model_dump() | {"ffn_hidden_size": 4 * 32})
     tensors = {name: value.detach() for name, value in model.named_parameters()}
     back = family.to_ours(model.config, family.to_theirs(model.config, tensors))
     assert back.keys() == tensors.keys()

@@ -16,7 +16,7 @@ from tests.support.parity import MAMBA2, TCNCA
 
 TOKENS, VOCAB = 24, 31
 DOCUMENTS = torch.tensor([[0] * 7 + [1] * 9 + [2] * 8])
-EXPERTS = {"experts": 4, "top_k": 2, "hidden": 8}
+EXPERTS = {"experts": 4, "top_k": 2, "ffn_hidden_size": 8}
 MIXTURES: dict[str, dict[str, Any] | None] = {
     "no mixture": None,
     "all tokens": EXPERTS,
@@ -36,7 +36,7 @@ MIXERS = [name for name in mixer_names() if name != NO_MIXER]
 
 
 def model(mixer: str, moe: dict[str, Any] | None) -> Transformer:
-    sizes: dict[str, Any] = {"layers": 2, "width": 32, "heads": 4, "hidden": 48, "sequence_length": TOKENS}
+    sizes: dict[str, Any] = {"layers": 2, "width": 32, "heads": 4, "ffn_hidden_size": 48, "sequence_length": TOKENS}
     sizes |= {"head_width": 12, "rope_width": 4} if mixer == "latent_attention" else {}
     config = ModelConfig(
         mixer=mixer, mixers={mixer: OPTIONS[mixer]} if mixer in OPTIONS else {}, moe=moe, init_std=0.3, **sizes

@@ -18,7 +18,7 @@ SIZE: dict[str, Any] = {
     "heads": 4,
     "kv_heads": 2,
     "sequence_length": 64,
-    "hidden": 48,
+    "ffn_hidden_size": 48,
     "positions": "none",
 }
 

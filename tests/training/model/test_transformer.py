@@ -17,7 +17,7 @@ from gristmill.training.model.transformer import ComputeOptions, Transformer
 from tests.support.decoding import read_in_pieces
 
 VOCAB, CONTEXT = 61, 24
-LLAMA = {"layers": 3, "width": 32, "heads": 4, "kv_heads": 2, "hidden": 48, "sequence_length": CONTEXT}
+LLAMA = {"layers": 3, "width": 32, "heads": 4, "kv_heads": 2, "ffn_hidden_size": 48, "sequence_length": CONTEXT}
 GPT2 = {
     "layers": 2,
     "width": 32,

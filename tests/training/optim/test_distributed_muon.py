@@ -22,7 +22,7 @@ from gristmill.training.parallel.mesh import local
 from gristmill.training.parallel.offload.swap import host_zeros_like
 from tests.support.forked_pool import ForkedPool
 
-MODEL = ModelConfig(layers=2, width=8, heads=2, moe={"experts": 3, "top_k": 1, "hidden": 4})
+MODEL = ModelConfig(layers=2, width=8, heads=2, moe={"experts": 3, "top_k": 1, "ffn_hidden_size": 4})
 # 4 rows over 3 ranks are 2, 2 and none; experts are matrices of their own
 SHAPES = {
     "layers.0.mixer.query.weight": (4, 8),

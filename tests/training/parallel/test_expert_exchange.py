@@ -24,7 +24,7 @@ CONFIG = ModelConfig(
     sequence_length=TOKENS,
     mlp="gelu",
     biases=True,
-    moe={"experts": EXPERTS, "top_k": 1, "hidden": 8, "normalize_gates": False},
+    moe={"experts": EXPERTS, "top_k": 1, "ffn_hidden_size": 8, "normalize_gates": False},
 )
 # load: which expert each sample's tokens go to; None leaves it to the drawn router
 LOADS: dict[str, list[int] | None] = {

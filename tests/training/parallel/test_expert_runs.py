@@ -27,7 +27,7 @@ EXPERTS = ModelConfig(
             "moe": {
                 "experts": 8,
                 "top_k": 2,
-                "hidden": 16,
+                "ffn_hidden_size": 16,
                 "bias_update_rate": 0.05,
                 "balance_loss": 0.1,
                 "balance_over": "batch",
@@ -83,7 +83,7 @@ BATCH = {"tokens": 10**6, "batch_tokens": 16 * 16}
             r"expert 2: layers with \[6, 9\] experts do not split evenly; try one of \[1, 3\]",
         ),
         (
-            {"moe": {"experts": 4, "hidden": 15}},
+            {"moe": {"experts": 4, "ffn_hidden_size": 15}},
             {"layout": {"data": 2, "expert_tensor": 2}},
             r"expert_tensor 2: the experts' width does not split evenly; try \[1, 3, 5, 15\]",
         ),

@@ -26,7 +26,7 @@ from gristmill.training.trainer import Trainer
 from tests.support.forked_pool import ForkedPool
 from tests.support.parity import Uneven, whole
 
-MODEL = ModelConfig(layers=2, width=32, heads=2, kv_heads=1, hidden=48, sequence_length=16, biases="qkv")
+MODEL = ModelConfig(layers=2, width=32, heads=2, kv_heads=1, ffn_hidden_size=48, sequence_length=16, biases="qkv")
 STEPS, SAMPLES, VOCAB = 2, 4, 51
 MATRICES = MODEL.layers * 7  # query, key, value, output, gate, up, down
 ELEMENTS = MODEL.layers * (2 * 32 * 32 + 2 * 16 * 32 + 3 * 48 * 32)

@@ -26,7 +26,9 @@ from gristmill.training.parallel.mesh import build_mesh
 from gristmill.training.parallel.tensor import TensorAxis
 
 SIZE, SAMPLES, TOKENS = 2, 3, 8
-MODEL = ModelConfig(layers=1, width=16, heads=4, kv_heads=2, hidden=24, sequence_length=TOKENS, positions="none")
+MODEL = ModelConfig(
+    layers=1, width=16, heads=4, kv_heads=2, ffn_hidden_size=24, sequence_length=TOKENS, positions="none"
+)
 
 Outcome = tuple[Tensor, Tensor, dict[str, Tensor]]  # output, gradient by the input, gradients by name
 
@@ -48,8 +50,8 @@ class PlainMixer(nn.Module):
 class PlainMlp(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.gate, self.up = (nn.Linear(MODEL.width, MODEL.hidden, bias=False) for _ in range(2))
-        self.down = nn.Linear(MODEL.hidden, MODEL.width, bias=False)
+        self.gate, self.up = (nn.Linear(MODEL.width, MODEL.ffn_hidden_size, bias=False) for _ in range(2))
+        self.down = nn.Linear(MODEL.ffn_hidden_size, MODEL.width, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.down(F.silu(self.gate(x)) * self.up(x))

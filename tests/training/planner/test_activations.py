@@ -64,8 +64,8 @@ MODELS = {
     "tcnca": ModelConfig(**SIZE, mixer="tcnca", mixers={"tcnca": TCNCA}),
     "tcnca_simple": ModelConfig(**SIZE, mlp="gelu", pattern="T-*T", mixers={"tcnca": TCNCA | {"gated": False}}),
     "latent": ModelConfig(**SIZE, mixer="latent_attention", **LATENT),
-    "experts": ModelConfig(**SIZE, moe={"experts": 8, "top_k": 2, "hidden": 96}),
-    "shared_experts": ModelConfig(**SIZE, moe={"experts": 4, "top_k": 1, "hidden": 64, "shared_experts": 1}),
+    "experts": ModelConfig(**SIZE, moe={"experts": 8, "top_k": 2, "ffn_hidden_size": 96}),
+    "shared_experts": ModelConfig(**SIZE, moe={"experts": 4, "top_k": 1, "ffn_hidden_size": 64, "shared_experts": 1}),
 }
 NUMBERS = {torch.float32: ElementSizes(4, 4, cuda=False), torch.bfloat16: ElementSizes(2, 4, cuda=False)}
 

@@ -14,7 +14,7 @@ from gristmill.training.planner.memory import MemoryModel
 from gristmill.training.planner.placement import place
 from gristmill.training.planner.step_time import StepModel
 
-MODEL = ModelConfig(layers=8, width=4096, heads=32, hidden=4096)
+MODEL = ModelConfig(layers=8, width=4096, heads=32, ffn_hidden_size=4096)
 SHAPE, RATES = shape_of(MODEL, 32_000), Rates(load_hardware("h100"), Sustained())
 LAYERS = RankLayers((8,), True, True)
 
@@ -52,7 +52,7 @@ MIXTURE = shape_of(
         head_width=128,
         kv_heads=4,
         sequence_length=4096,
-        moe={"experts": 128, "top_k": 8, "hidden": 768},
+        moe={"experts": 128, "top_k": 8, "ffn_hidden_size": 768},
     ),
     32_000,
 )

@@ -9,7 +9,7 @@ from gristmill.training.config.model import ModelConfig
 from gristmill.training.config.train import TrainConfig
 from gristmill.training.planner.layout_checks import check_layout, micro_batch_size
 
-MODEL = {"layers": 4, "width": 48, "heads": 6, "kv_heads": 3, "hidden": 96, "sequence_length": 48}
+MODEL = {"layers": 4, "width": 48, "heads": 6, "kv_heads": 3, "ffn_hidden_size": 96, "sequence_length": 48}
 
 
 def refusal(layout: dict, world_size: int, model: dict | None = None, vocab: int = 300, **train: int) -> str:
@@ -34,7 +34,7 @@ def test_what_tensor_ranks_cut() -> None:
     assert "tensor 4: 6 heads do not split evenly; legal for this model: [1, 3, 6]" in refusal({"tensor": 4}, 4)
     assert "3 key/value heads neither split over the ranks nor repeat" in refusal({"tensor": 2}, 2)
     assert "the hidden width 50 does not split" in refusal(
-        {"tensor": 3}, 3, {"hidden": 50, "sequence_length": 33}, batch_tokens=528
+        {"tensor": 3}, 3, {"ffn_hidden_size": 50, "sequence_length": 33}, batch_tokens=528
     )
     assert "a vocabulary of 4 leaves the last rank without a row" in refusal({"tensor": 3}, 3, vocab=4)
     assert "sequence_length 32 does not split evenly; set sequence_parallel: false" in refusal(
@@ -126,7 +126,7 @@ def test_what_cuda_graphs_exclude() -> None:
     )
     for layout in ({"offload": {"optimizer": "cpu"}}, {"offload": {"parameters": "host"}}, {"recompute": "swap"}):
         assert "cuda_graphs is not built for memory on the host" in refusal(layout, 1, cuda_graphs=True)
-    experts = {"moe": {"experts": 4, "top_k": 1, "hidden": 8}}
+    experts = {"moe": {"experts": 4, "top_k": 1, "ffn_hidden_size": 8}}
     assert "cuda_graphs is not built for experts" in refusal({}, 1, experts, cuda_graphs=True)
     mamba2 = {"mixer": "mamba2", "positions": "none", "mixers": {"mamba2": {"head_width": 8, "state": 4}}}
     assert "cuda_graphs is not built for the mixer mamba2 yet" in refusal({}, 1, mamba2, cuda_graphs=True)

@@ -55,7 +55,7 @@ MODELS = {
     "gemma3": ModelConfig(**LLAMA, mlp="geglu", norm_order="sandwich", norm_plus_one=True, qk_norm=True),
     "olmo2": ModelConfig(**LLAMA, norm_order="output", qk_norm="width"),
     "qk_norm": ModelConfig(**LLAMA, qk_norm=True, tied_embeddings=True),
-    "qk_layernorm": ModelConfig(**LLAMA, qk_norm=True, norm="layernorm", hidden=192),
+    "qk_layernorm": ModelConfig(**LLAMA, qk_norm=True, norm="layernorm", ffn_hidden_size=192),
 }
 
 
@@ -92,9 +92,9 @@ def test_count_equals_the_real_model(name):
 
 
 MIXTURES = {
-    "mixtral": ModelConfig(**LLAMA, hidden=192, moe={"experts": (0, 8), "top_k": 2, "hidden": 48}),
+    "mixtral": ModelConfig(**LLAMA, ffn_hidden_size=192, moe={"experts": (0, 8), "top_k": 2, "ffn_hidden_size": 48}),
     "pr_moe": ModelConfig(**GPT2, moe={"experts": (4, 8), "top_k": 1, "residual": True}),
-    "shared": ModelConfig(**LLAMA, moe={"experts": 4, "top_k": 2, "hidden": 64, "shared_experts": 1}),
+    "shared": ModelConfig(**LLAMA, moe={"experts": 4, "top_k": 2, "ffn_hidden_size": 64, "shared_experts": 1}),
 }
 EXPERT_LAYOUTS = [
     {"data": 4},
@@ -136,7 +136,7 @@ def test_counts_of_published_mixtures(name, billions, active):
 
 def test_active_parameters_of_a_mixture_by_hand():
     """Mixtral's shape in small: of 8 experts of 3 x 48 x 64 numbers a token meets 2."""
-    shape = shape_of(ModelConfig(**(LLAMA | {"layers": 1}), moe={"experts": 8, "top_k": 2, "hidden": 48}), 101)
+    shape = shape_of(ModelConfig(**(LLAMA | {"layers": 1}), moe={"experts": 8, "top_k": 2, "ffn_hidden_size": 48}), 101)
     assert parameter_count(shape) - active_parameters(shape) == 6 * 3 * 48 * 64
 
 

@@ -267,7 +267,7 @@ def test_the_parts_of_the_report_add_up_to_the_totals(hardware):
     plan = search(request)
     said = to_json(plan, top=3)
     first = said["layouts"][0]
-    assert sum(s for part, s in first["seconds"].items() if part != "total" and not part.endswith("_hidden")) == (
+    assert sum(s for part, s in first["seconds"].items() if part != "total" and not part.endswith("_overlap")) == (
         pytest.approx(first["seconds"]["total"])
     )
     assert sum(b for part, b in first["bytes"].items() if part != "total") == pytest.approx(first["bytes"]["total"])
@@ -439,8 +439,8 @@ def test_asynchronous_tensor_parallelism_hides_its_share(hardware) -> None:
     planner = Planner(PlanRequest(named_shape("gpt-7.5b"), hardware, 8, 8))
     layout = Layout(tensor=8, micro_batch=1, sequence_parallel=True)
     plain, hidden = (planner.forecast(replace(layout, async_tensor=each)).time for each in (False, True))
-    assert plain.tensor_hidden == 0 and hidden.tensor_hidden > 0
-    assert hidden.tensor + hidden.tensor_hidden == pytest.approx(plain.tensor)
+    assert plain.tensor_overlap == 0 and hidden.tensor_overlap > 0
+    assert hidden.tensor + hidden.tensor_overlap == pytest.approx(plain.tensor)
     assert hidden.total < plain.total
 
 
@@ -452,7 +452,7 @@ def test_float8_halves_what_is_gathered(hardware) -> None:
     saved = plain.memory(layout).buffers - float8.memory(layout).buffers
     assert saved == pytest.approx(layers * (1 + 1 / 36 - 1 / 8), rel=0.05)
     gathers = [each.forecast(layout).time for each in (plain, float8)]
-    total = [each.data + each.data_hidden for each in gathers]
+    total = [each.data + each.data_overlap for each in gathers]
     assert total[0] - total[1] == pytest.approx(layers * 7 / 8 / 234e9, rel=0.2)
 
 

@@ -52,9 +52,9 @@ class MixtureOfExperts(nn.Module):
         self.experts = Experts(config, layer, self.axis)
         self.shared = self.residual = self.coefficient = None
         if config.moe.shared_experts:
-            self.shared = MLPS[layer.mlp](config, tensor, layer.hidden)
+            self.shared = MLPS[layer.mlp](config, tensor, layer.ffn_hidden_size)
         if config.moe.residual:
-            self.residual = MLPS[layer.mlp](config, tensor, layer.hidden)
+            self.residual = MLPS[layer.mlp](config, tensor, layer.ffn_hidden_size)
             self.coefficient = Coefficient(config.width, tensor)
 
     def forward(
@@ -209,8 +209,8 @@ class Experts(nn.Module):
     def __init__(self, config: ModelConfig, layer: LayerConfig, axis: ExpertAxis):
         super().__init__()
         self.gated, self.approximate = layer.mlp == "swiglu", gelu_approximation(config)
-        wide = (layer.experts, layer.expert_hidden, config.width)
-        narrow = (layer.experts, config.width, layer.expert_hidden)
+        wide = (layer.experts, layer.expert_ffn_hidden_size, config.width)
+        narrow = (layer.experts, config.width, layer.expert_ffn_hidden_size)
         self.gate = ExpertLinear(axis, wide, OUTPUT, config.mlp_biases) if self.gated else None
         self.up = ExpertLinear(axis, wide, OUTPUT, config.mlp_biases)
         self.down = ExpertLinear(axis, narrow, INPUT, config.mlp_biases)

@@ -16,14 +16,15 @@ class BlockShape:
 
     parallel: mixer and MLP read the same stream; one_norm: through one norm. softcap, clip: of attention.
 
-    hidden: width of the MLP, of all tokens: 0 in a mixture of experts without one beside the experts. experts: 0 where
-    the layer is no mixture; each token goes to top_k of them, each expert_hidden wide. coefficient: PR-MoE's mix."""
+    ffn_hidden_size: width of the MLP, of all tokens: 0 in a mixture of experts without one beside the experts. experts:
+    0 where the layer is no mixture; each token goes to top_k of them, each expert_ffn_hidden_size wide. coefficient:
+    PR-MoE's mix."""
 
     width: int
     heads: int
     kv_heads: int
     head_dim: int
-    hidden: int
+    ffn_hidden_size: int
     mlp: Mlp
     window: int | None
     biases: bool  # of the MLP
@@ -38,7 +39,7 @@ class BlockShape:
     clip: bool = False
     experts: int = 0
     top_k: int = 0
-    expert_hidden: int = 0
+    expert_ffn_hidden_size: int = 0
     coefficient: bool = False
     mixer: Mixer | None = None
 
@@ -113,7 +114,7 @@ def shape_of(model: ModelConfig, vocab: int, sequence_length: int | None = None)
             heads=model.heads if layer.mixer == "attention" else 0,
             kv_heads=model.num_kv_heads if layer.mixer == "attention" else 0,
             head_dim=model.head_dim,
-            hidden=layer.hidden,
+            ffn_hidden_size=layer.ffn_hidden_size,
             mlp=layer.mlp,
             window=layer.window if layer.mixer == "attention" else None,
             biases=model.mlp_biases,
@@ -128,7 +129,7 @@ def shape_of(model: ModelConfig, vocab: int, sequence_length: int | None = None)
             clip=layer.mixer == "attention" and model.qkv_clip is not None,
             experts=layer.experts,
             top_k=layer.top_k,
-            expert_hidden=layer.expert_hidden,
+            expert_ffn_hidden_size=layer.expert_ffn_hidden_size,
             coefficient=bool(layer.experts and model.moe and model.moe.residual),
             mixer=None if layer.mixer == NO_MIXER else model.mixer_named(layer.mixer, layer),
         )
@@ -175,7 +176,7 @@ def paper_flops(
 def block_matmul_flops(block: BlockShape) -> int:
     """Forward FLOPs of one token in the weight matrices: 2 for each weight; of experts, for those it goes to."""
     mixer = 0 if block.mixer is None else block.mixer.multiply_adds(block.width)
-    hidden = block.hidden + block.top_k * block.expert_hidden
+    hidden = block.ffn_hidden_size + block.top_k * block.expert_ffn_hidden_size
     mlp = block.width * hidden * (3 if block.gated else 2)
     router = block.width * (block.experts + 2 * block.coefficient)
     return 2 * (mixer + mlp + router)

@@ -72,13 +72,13 @@ def _mixer(block: BlockShape) -> list[Weight]:
 def _mlp(name: str, block: BlockShape) -> list[Weight]:
     weights: list[Weight] = []
     for inner in ("gate", "up") if block.gated else ("up",):
-        weights += _linear(f"{name}.{inner}", block.hidden, block.width, "output", block.biases)
-    return weights + _linear(f"{name}.down", block.width, block.hidden, "input", block.biases)
+        weights += _linear(f"{name}.{inner}", block.ffn_hidden_size, block.width, "output", block.biases)
+    return weights + _linear(f"{name}.down", block.width, block.ffn_hidden_size, "input", block.biases)
 
 
 def _mixture(block: BlockShape) -> list[Weight]:
     """Router, experts, and the MLP beside them."""
-    experts, inner = block.experts, block.expert_hidden
+    experts, inner = block.experts, block.expert_ffn_hidden_size
     weights = [Weight("mlp.router.weight", (experts, block.width))]
     for name in ("gate", "up") if block.gated else ("up",):
         weights.append(Weight(f"mlp.experts.{name}.weight", (experts, inner, block.width), "expert_output"))
@@ -87,7 +87,7 @@ def _mixture(block: BlockShape) -> list[Weight]:
     weights.append(Weight("mlp.experts.down.weight", (experts, block.width, inner), "expert_input"))
     if block.biases:
         weights.append(Weight("mlp.experts.down.bias", (experts, block.width), "expert"))
-    if block.hidden:
+    if block.ffn_hidden_size:
         weights += _mlp("mlp.residual" if block.coefficient else "mlp.shared", block)
     if block.coefficient:
         weights += [Weight("mlp.coefficient.weight", (2, block.width)), Weight("mlp.coefficient.bias", (2,))]

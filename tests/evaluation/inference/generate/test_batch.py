@@ -26,7 +26,7 @@ SHAPES = {
     "window": {**ATTENTION, "window": 7},
     "alibi": {"heads": 4, "positions": "alibi", "norm": "layernorm"},
     "learned": {"heads": 4, "positions": "learned"},
-    "experts": {**ATTENTION, "moe": {"experts": (0, 4), "top_k": 2, "hidden": 16}},
+    "experts": {**ATTENTION, "moe": {"experts": (0, 4), "top_k": 2, "ffn_hidden_size": 16}},
     "mamba2": {**ATTENTION, "mixer": "mamba2", "mixers": MAMBA},
     "hybrid": {**ATTENTION, "pattern": "M*", "mixers": MAMBA},
     "tcnca": {**ATTENTION, "mixer": "tcnca", "mixers": TCNCA},

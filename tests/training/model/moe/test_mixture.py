@@ -32,11 +32,11 @@ def model_config(mlp: str = "swiglu", biases: bool = False, layers: int = 1, **m
         layers=layers,
         width=WIDTH,
         heads=2,
-        hidden=20,
+        ffn_hidden_size=20,
         sequence_length=TOKENS,
         mlp=mlp,
         biases=biases,
-        moe={"experts": 4, "hidden": 7} | moe,
+        moe={"experts": 4, "ffn_hidden_size": 7} | moe,
     )
 
 
@@ -212,7 +212,7 @@ def test_padded_runs_by_hand() -> None:
 @pytest.mark.parametrize("moe", [{}, {"top_k": 1, "capacity_factor": 0.5}, {"mlp": "gelu", "biases": True}], ids=str)
 def test_the_grouped_backend_is_the_loop(moe: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """torch's grouped matmul also runs in float32 on a CPU, so its padding and masks are checked here."""
-    mixture = mixture_of(model_config(**({"hidden": 8} | moe))).float()
+    mixture = mixture_of(model_config(**({"ffn_hidden_size": 8} | moe))).float()
     metadata = RoutingMetadata(torch.arange(SAMPLES), torch.ones(SAMPLES, TOKENS), 1.0, seed=5)
     outcomes = []
     for grouped in (False, True):
@@ -292,9 +292,9 @@ def test_the_bias_stays_float32_when_weights_are_cast() -> None:
 
 
 def test_patterns_give_each_layer_its_experts() -> None:
-    pyramid = model_config(layers=6, experts=(0, 4, 0, 4, 0, 8), top_k=1, hidden=(16, 16, 16, 16, 16, 32))
+    pyramid = model_config(layers=6, experts=(0, 4, 0, 4, 0, 8), top_k=1, ffn_hidden_size=(16, 16, 16, 16, 16, 32))
     assert [layer.experts for layer in pyramid.layer_list] == [0, 4, 0, 4, 0, 8]
-    assert [layer.expert_hidden for layer in pyramid.layer_list] == [0, 16, 0, 16, 0, 32]
+    assert [layer.expert_ffn_hidden_size for layer in pyramid.layer_list] == [0, 16, 0, 16, 0, 32]
     model = Transformer(pyramid, 31)
     assert [layer.has_experts for layer in model.layers.values()] == [False, True] * 3
     assert model.layers["5"].mlp.experts.up.weight.shape == (8, 32, WIDTH)

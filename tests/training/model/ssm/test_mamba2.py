@@ -23,7 +23,7 @@ HYBRID: dict[str, Any] = {
     "layers": 6,
     "width": 16,
     "heads": 2,
-    "hidden": 24,
+    "ffn_hidden_size": 24,
     "sequence_length": 16,
     "pattern": "M-M*-M",
     "positions": "none",

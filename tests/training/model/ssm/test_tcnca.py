@@ -21,7 +21,14 @@ from gristmill.training.parallel.tensor import TensorAxis
 from tests.support.decoding import decoded
 
 OPTIONS = {"kernel": 3, "dilation": 2, "blocks": 2, "chunk": 4, "shared": 5}
-SIZE: dict[str, Any] = {"layers": 3, "width": 8, "heads": 2, "hidden": 12, "sequence_length": 24, "positions": "none"}
+SIZE: dict[str, Any] = {
+    "layers": 3,
+    "width": 8,
+    "heads": 2,
+    "ffn_hidden_size": 12,
+    "sequence_length": 24,
+    "positions": "none",
+}
 AXIS = TensorAxis(single_process(), sequence_parallel=False)
 
 

@@ -22,7 +22,7 @@ from gristmill.training.planner.costs.model_shape import (
 )
 from gristmill.training.planner.costs.parameters import parameter_count
 
-MODEL = ModelConfig(layers=2, width=16, heads=4, kv_heads=2, hidden=24, sequence_length=8)
+MODEL = ModelConfig(layers=2, width=16, heads=4, kv_heads=2, ffn_hidden_size=24, sequence_length=8)
 VOCAB = 40
 
 
@@ -75,7 +75,7 @@ def test_the_exact_count_of_a_gpt_is_the_papers(size):
     [
         ModelConfig(layers=4, width=128, heads=8, kv_heads=2, sequence_length=64),
         ModelConfig(layers=6, width=128, heads=8, sequence_length=64, window=(16, None), mlp="gelu"),
-        ModelConfig(layers=2, width=128, heads=4, head_width=64, hidden=300, sequence_length=64),
+        ModelConfig(layers=2, width=128, heads=4, head_width=64, ffn_hidden_size=300, sequence_length=64),
         ModelConfig(layers=2, width=128, heads=4, sequence_length=64, mlp="geglu", norm_order="sandwich"),
         ModelConfig(layers=2, width=128, heads=4, sequence_length=64, mlp="relu", parallel_residual="one_norm"),
     ],
