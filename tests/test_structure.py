@@ -282,3 +282,28 @@ def test_a_vague_name_is_told(tmp_path):
         ("one.py", 7, "a value is called found"),
         ("two.py", 1, "class Layer is in one.py too"),
     ]
+
+
+@cache
+def defined_names(path: Path) -> frozenset[str]:
+    """Names that a file defines, imports or binds, at any depth."""
+    names: set[str] = set()
+    for node in ast.walk(parsed(path)):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            names |= {alias.asname or alias.name for alias in node.names}
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            names.add(node.name)
+        elif isinstance(node, ast.Name):
+            names.add(node.id)
+    return frozenset(names)
+
+
+def test_every_imported_name_exists():
+    """Also in benchmarks, which no test imports, and inside functions."""
+    missing = []
+    for path in [*FILES, *(ROOT / "tests").rglob("*.py"), *(ROOT / "benchmarks").rglob("*.py")]:
+        for name in imports(path, inside_functions=True):
+            module, _, member = name.rpartition(".")
+            if module in MODULES and member not in defined_names(MODULES[module]):
+                missing.append(f"{path.relative_to(ROOT)}: {module} has no {member}")
+    assert missing == []
