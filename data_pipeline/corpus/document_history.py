@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from gristmill.data_pipeline.corpus.counts import ANNOTATIONS, COUNTS_NAME
-from gristmill.data_pipeline.corpus.id_index import IdIndex, Place, read_row
+from gristmill.data_pipeline.corpus.id_index import IdIndex, RowPlace, read_row
 from gristmill.data_pipeline.corpus.writer import QUARANTINE_NAME
 from gristmill.data_pipeline.filters.apply import WANTED_LANGUAGE
 from gristmill.data_pipeline.readers.document import excerpt
@@ -88,7 +88,7 @@ def _ledger_row(doc_id: str, corpus: Path) -> dict[str, Any]:
     return rows[0]
 
 
-def _place(doc_id: str, corpus: Path, folder: str) -> Place | None:
+def _place(doc_id: str, corpus: Path, folder: str) -> RowPlace | None:
     """The document's row in the ledger or the documents by the index of ids; None if it is not there or there is no
     index."""
     index = IdIndex.of_folder(corpus)

@@ -102,7 +102,7 @@ def write_index_file(folder: Path, tables: Sequence[str], records: Sequence[int]
 
 
 @dataclass(frozen=True)
-class Place:
+class RowPlace:
     """A row of a table of the corpus, by the table's path in it. is_duplicate: the row's document was removed as a
     duplicate of the id that was looked up."""
 
@@ -146,11 +146,11 @@ class IdIndex:
             else None
         )
 
-    def places(self, doc_id: str, limit: int = MAX_MATCHES) -> list[Place]:
+    def places(self, doc_id: str, limit: int = MAX_MATCHES) -> list[RowPlace]:
         """The rows of a document, of its ledger row and of its duplicates, at most `limit`."""
         key = int(doc_id[:16], 16), int(doc_id[16:], 16)
         number = key[0] * len(self.records) >> 64
-        matches: list[Place] = []
+        matches: list[RowPlace] = []
         row = self._first(number, key)
         while len(matches) < limit:
             block = self._block(number, row, row + BLOCK_RECORDS)
@@ -161,9 +161,9 @@ class IdIndex:
             row += BLOCK_RECORDS
         return matches[:limit]
 
-    def _place(self, record: np.void) -> Place:
+    def _place(self, record: np.void) -> RowPlace:
         is_duplicate = bool(record["table"] & DUPLICATE)
-        return Place(self.tables[int(record["table"] & ~DUPLICATE)], int(record["row"]), is_duplicate)
+        return RowPlace(self.tables[int(record["table"] & ~DUPLICATE)], int(record["row"]), is_duplicate)
 
     def _first(self, number: int, key: tuple[int, int]) -> int:
         """The first record of the file that is not below the key: first guessed from the key, then bracketed."""

@@ -139,8 +139,8 @@ def _grouped(table: pa.Table, function: str) -> pa.Table:
 
 
 def merge_samples(tables: Sequence[pa.Table]) -> pa.Table:
-    """Of each source and rule, of each source of kept documents and of each language of it, those with the smallest
-    ids; and the kept documents with the most placeholders. Sorted by id."""
+    """Samples with the smallest ids, of each source and rule, each source of kept documents and each language of it,
+    and the kept documents with the most placeholders. Sorted by id."""
     table = pa.concat_tables([SAMPLE_SCHEMA.empty_table(), *tables]).sort_by(
         [("doc_id", "ascending"), ("outcome", "ascending"), ("source", "ascending")]
     )

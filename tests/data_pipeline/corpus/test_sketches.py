@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from gristmill.data_pipeline.corpus.id_index import IdIndex, Place, read_row
+from gristmill.data_pipeline.corpus.id_index import IdIndex, RowPlace, read_row
 from gristmill.data_pipeline.corpus.merged_sketches import merge_counts, merge_files, merge_samples, sketch_tasks
 from gristmill.data_pipeline.corpus.sketches import (
     SOURCE_SAMPLES,
@@ -122,7 +122,7 @@ def test_every_row_is_where_the_index_says(corpus):
             assert read_row(pq.ParquetFile(corpus / place.table), place.row, ["doc_id"])["doc_id"] == doc_id
         if duplicate_of is not None:
             (own,) = places
-            assert Place(own.table, own.row, is_duplicate=True) in index.places(duplicate_of)
+            assert RowPlace(own.table, own.row, is_duplicate=True) in index.places(duplicate_of)
     assert index.places("0" * 32) == [] == index.places("f" * 32)
 
 
