@@ -46,6 +46,10 @@ class ServedOptions:
     )
     max_requests: Annotated[int, typer.Option(min=1, help="Requests that run or wait; more get status 429.")] = 1024
     stop_seconds: Annotated[int, typer.Option(min=0, help="Time for running requests to end after SIGTERM.")] = 30
+    cors_origin: Annotated[
+        list[str] | None,
+        typer.Option(metavar="URL", help="A site whose pages may ask, such as https://chat.example; several times."),
+    ] = None
 
 
 @with_option_groups
@@ -79,6 +83,7 @@ def serve(
         served.sequences,
         served.max_requests,
         served.stop_seconds,
+        tuple(served.cors_origin or ()),
     )
     ranks = Ranks(RankInfo.from_environment(), ModelParallel(model.tensor, model.pipeline, model.expert))
     serve(CheckpointPaths(checkpoint, model.tokenizer), config, options, Reporter.to_terminal(), ranks)

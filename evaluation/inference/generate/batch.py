@@ -3,7 +3,7 @@
 A step reads the prompts of requests that join, in passes of their own, then one token of every sequence."""
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,11 +14,19 @@ from gristmill.evaluation.inference.causal_lm import CausalLM, DecodingCache
 from gristmill.evaluation.inference.generate.request import (
     Generation,
     GenerationRequest,
+    PieceStream,
     RequestResult,
-    TextStream,
     TokenLogprob,
 )
-from gristmill.evaluation.inference.generate.sequence import RunningSequence, TokenDecoder, log_softmax, top_logprobs
+from gristmill.evaluation.inference.generate.sampler import choose_tokens
+from gristmill.evaluation.inference.generate.sequence import (
+    RunningSequence,
+    SequenceStream,
+    TokenDecoder,
+    log_softmax,
+    top_logprobs,
+)
+from gristmill.evaluation.inference.generate.structured import GrammarTokenizer
 from gristmill.training.model.decoding_cache import SlotRows
 
 # Slots of a decoding cache: which sequence is in which, and which tokens are kept for later prompts.
@@ -190,6 +198,7 @@ class ContinuousBatch:
         self._jobs: dict[int, _Job] = {}
         self._job_of: dict[RunningSequence, _Job] = {}
         self._added = 0
+        self._grammars = GrammarTokenizer(decoder)
         self.read_tokens = 0  # that passes computed: less than was asked where prefixes are shared
 
     @property
@@ -201,15 +210,21 @@ class ContinuousBatch:
         waiting = set(self._waiting)
         return {job.number for job in self._jobs.values() if not waiting.issuperset(job.sequences)}
 
-    def add(self, request: GenerationRequest, stream: TextStream | None = None) -> int:
+    def add(self, request: GenerationRequest, stream: PieceStream | None = None) -> int:
         """Queues a request; returns its number. Raises InputError if its prompt does not fit the model.
 
-        stream is called with (number of the candidate, new text) as soon as no later token can change the text."""
+        stream is called with (number of the candidate, new text, log-probabilities) as soon as no later token can
+        change the text."""
         request.check(self.causal_lm.sequence_length, self.causal_lm.vocab_size)
         number, self._added = self._added, self._added + 1
         sequences = [
             RunningSequence(
-                request, candidate, self.decoder, self.causal_lm.sequence_length, _stream_of(stream, candidate)
+                request,
+                candidate,
+                self.decoder,
+                self.causal_lm.sequence_length,
+                _stream_of(stream, candidate),
+                None if request.settings.grammar is None else self._grammars.matcher(request.settings.grammar),
             )
             for candidate in range(request.settings.candidates)
         ]
@@ -343,11 +358,9 @@ class ContinuousBatch:
         self.read_tokens += tokens_BT.numel()
         return self.causal_lm.read(tokens_BT, rows, self._slots.cache)
 
-    def _logits(self, hidden_BD: Tensor) -> np.ndarray:
+    def _logits(self, hidden_BD: Tensor) -> Tensor:
         logits_BV = self.causal_lm.head(hidden_BD)
-        exact_BV = logits_BV if logits_BV.dtype == torch.float64 else logits_BV.float()
-        logits_numpy: np.ndarray = exact_BV.cpu().numpy()
-        return logits_numpy
+        return logits_BV if logits_BV.dtype == torch.float64 else logits_BV.float()
 
     def _score_prompts(self, chosen: list[_Joining], row_of: list[int], hidden_BTD: Tensor) -> None:
         """Log-probabilities of the tokens of prompts, where asked for."""
@@ -369,7 +382,7 @@ class ContinuousBatch:
         logprobs: list[TokenLogprob] = []
         size = max(1, LOGIT_CELLS // self.causal_lm.vocab_size)
         for first in range(0, len(tokens_N), size):
-            logits_NV = self._logits(hidden_ND[first : first + size])
+            logits_NV = self._logits(hidden_ND[first : first + size]).cpu().numpy()
             for logits_V, token in zip(logits_NV, tokens_N[first : first + size].tolist(), strict=True):
                 logprobs_V = log_softmax(logits_V)[: self.causal_lm.vocab_size]
                 logprobs.append(TokenLogprob(token, float(logprobs_V[token]), top_logprobs(logprobs_V, top)))
@@ -399,11 +412,17 @@ class ContinuousBatch:
         return results
 
 
-def _choose(sequences: Iterable[RunningSequence], logits_BV: np.ndarray) -> None:
-    for sequence, logits_V, argmax in zip(sequences, logits_BV, logits_BV.argmax(axis=1).tolist(), strict=True):
-        if not sequence.done:
-            sequence.choose(logits_V, argmax)
+def _choose(sequences: Sequence[RunningSequence], logits_BV: Tensor) -> None:
+    """The next token of every sequence that is not done."""
+    live = [row for row, sequence in enumerate(sequences) if not sequence.done]
+    if not live:
+        return
+    if len(live) < len(sequences):
+        logits_BV = logits_BV[live]
+    rows = [sequences[row].next_choice() for row in live]
+    for row, token, logits_V in zip(live, choose_tokens(logits_BV, rows), logits_BV, strict=True):
+        sequences[row].accept(token, logits_V)
 
 
-def _stream_of(stream: TextStream | None, candidate: int) -> Callable[[str], None] | None:
-    return None if stream is None else lambda text: stream(candidate, text)
+def _stream_of(stream: PieceStream | None, candidate: int) -> SequenceStream | None:
+    return None if stream is None else lambda text, logprobs: stream(candidate, text, logprobs)

@@ -15,6 +15,7 @@ from gristmill.evaluation.inference.generate.request import (
     Generation,
     GenerationRequest,
     GenerationSettings,
+    PieceStream,
     RequestOptions,
     RequestResult,
     TextStream,
@@ -63,8 +64,8 @@ def generate(
     return [generations[index] for index in range(len(requests))]
 
 
-def _stream_of(stream: TextStream | None, index: int) -> TextStream | None:
-    return None if stream is None else lambda _, text: stream(index, text)
+def _stream_of(stream: TextStream | None, index: int) -> PieceStream | None:
+    return None if stream is None else lambda _, text, logprobs: stream(index, text)
 
 
 # `gristmill generate --prompts FILE --output FILE`: continuations of the records of a JSON lines file.

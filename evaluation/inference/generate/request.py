@@ -2,16 +2,18 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
 from gristmill.evaluation.inference.config import SamplingConfig
+from gristmill.evaluation.inference.generate.sampler import NO_RULES, LogitRules
 from gristmill.foundation.config import Config
 from gristmill.foundation.errors import InputError
 
 GREEDY = SamplingConfig()
 TextStream = Callable[[int, str], None]  # called with (number of the continuation, new text)
+PieceStream = Callable[[int, str, "tuple[TokenLogprob, ...]"], None]  # and with the log-probabilities of new tokens
 Ending = Literal["document", "stop", "length"]
 
 
@@ -20,7 +22,9 @@ class GenerationSettings:
     """max_new_tokens: of one continuation; 0 gives the prompt's log-probabilities alone. stops: a continuation ends
     before the first of these strings. count: continuations of each prompt, the best of `best_of` (None: of count) by
     their mean log-probability a token. logprobs: log-probabilities of the tokens, with those of so many likeliest
-    ones; prompt_logprobs: of the prompt's, too. ignore_end: the end-of-document token does not end a continuation."""
+    ones; prompt_logprobs: of the prompt's, too. ignore_end: no end token ends a continuation. rules: penalties and
+    biases. stop_token_ids: tokens that end a continuation beside the model's. grammar: of llguidance, which the text
+    follows."""
 
     max_new_tokens: int
     sampling: SamplingConfig = GREEDY
@@ -30,6 +34,9 @@ class GenerationSettings:
     logprobs: int | None = None
     prompt_logprobs: bool = False
     ignore_end: bool = False
+    rules: LogitRules = NO_RULES
+    stop_token_ids: tuple[int, ...] = ()
+    grammar: str | None = None
 
     @property
     def candidates(self) -> int:
@@ -58,6 +65,12 @@ class GenerationRequest:
         wrong = next((token for token in self.prompt if not 0 <= token < vocab_size), None)
         if wrong is not None:
             raise InputError(f"the prompt has token {wrong}; the model's vocabulary has 0 to {vocab_size - 1}")
+        named = {"logit_bias": [token for token, _ in self.settings.rules.logit_bias]}
+        named["stop_token_ids"] = [*self.settings.stop_token_ids]
+        for field, tokens in named.items():
+            wrong = next((token for token in tokens if not 0 <= token < vocab_size), None)
+            if wrong is not None:
+                raise InputError(f"{field} has token {wrong}; the model's vocabulary has 0 to {vocab_size - 1}")
 
 
 @dataclass(frozen=True)
@@ -95,11 +108,11 @@ class RequestResult:
 
 # Options of one request by the names of the OpenAI API, for prompt files and the server.
 
-MAX_CANDIDATES, MAX_STOPS, MAX_TOP_LOGPROBS = 128, 16, 20
+MAX_CANDIDATES, MAX_STOPS, MAX_TOP_LOGPROBS, MAX_BIASES = 128, 16, 20, 1024
 
 
 class RequestOptions(Config):
-    """None: the default of the command or the server."""
+    """None: the default of the command or the server. ignore_eos: no end token ends the text."""
 
     max_tokens: int | None = Field(None, ge=0, le=2**31)
     temperature: float | None = Field(None, ge=0.0, allow_inf_nan=False)
@@ -107,7 +120,13 @@ class RequestOptions(Config):
     top_p: float | None = Field(None, gt=0.0, le=1.0)
     min_p: float | None = Field(None, ge=0.0, le=1.0)
     repetition_penalty: float | None = Field(None, gt=0.0, allow_inf_nan=False)
-    seed: int | None = Field(None, ge=0, lt=2**63)
+    presence_penalty: float | None = Field(None, ge=-2.0, le=2.0)
+    frequency_penalty: float | None = Field(None, ge=-2.0, le=2.0)
+    logit_bias: dict[int, Annotated[float, Field(ge=-100.0, le=100.0)]] | None = Field(None, max_length=MAX_BIASES)
+    min_tokens: int | None = Field(None, ge=0, le=2**31)
+    seed: int | None = Field(None, ge=-(2**63), lt=2**63)
+    stop_token_ids: tuple[int, ...] | None = Field(None, max_length=MAX_BIASES)
+    ignore_eos: bool = False
     stop: tuple[str, ...] | None = Field(None, max_length=MAX_STOPS)
     n: int = Field(1, ge=1, le=MAX_CANDIDATES)
     best_of: int | None = Field(None, ge=1, le=MAX_CANDIDATES)
@@ -130,6 +149,8 @@ class RequestOptions(Config):
         """GenerationSettings, with the default where an option is not given."""
         names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed")
         given = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+        if self.seed is not None and self.seed < 0:
+            given["seed"] = self.seed + 2**63  # OpenAI's seeds may be negative
         return GenerationSettings(
             max_new_tokens=default.max_new_tokens if self.max_tokens is None else self.max_tokens,
             sampling=SamplingConfig(**{**default.sampling.model_dump(), **given}),
@@ -138,4 +159,16 @@ class RequestOptions(Config):
             best_of=self.best_of,
             logprobs=self.logprobs,
             prompt_logprobs=prompt_logprobs,
+            ignore_end=self.ignore_eos or default.ignore_end,
+            rules=self.logit_rules(),
+            stop_token_ids=self.stop_token_ids or default.stop_token_ids,
+            grammar=default.grammar,
+        )
+
+    def logit_rules(self) -> LogitRules:
+        return LogitRules(
+            self.presence_penalty or 0.0,
+            self.frequency_penalty or 0.0,
+            tuple(sorted((self.logit_bias or {}).items())),
+            self.min_tokens or 0,
         )

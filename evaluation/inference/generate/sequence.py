@@ -4,10 +4,14 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import numpy as np
+from torch import Tensor
 
-from gristmill.evaluation.inference.config import SamplingConfig
 from gristmill.evaluation.inference.generate.request import Ending, Generation, GenerationRequest, TokenLogprob
+from gristmill.evaluation.inference.generate.sampler import BROKEN, RowChoice, TokenCounts, likeliest
+from gristmill.evaluation.inference.generate.structured import GrammarMatcher
 from gristmill.foundation.errors import InputError
+
+SequenceStream = Callable[[str, tuple[TokenLogprob, ...]], None]
 
 # The text of a growing list of tokens, decoded piece by piece.
 
@@ -70,7 +74,8 @@ class RunningSequence:
         candidate: int,
         decoder: TokenDecoder,
         sequence_length: int,
-        stream: Callable[[str], None] | None = None,
+        stream: SequenceStream | None = None,
+        matcher: GrammarMatcher | None = None,
     ):
         self.settings, self.stream = request.settings, stream
         self.prompt_length = len(request.prompt)
@@ -79,10 +84,15 @@ class RunningSequence:
         self.tokens[: self.prompt_length] = request.prompt
         draws = [request.settings.sampling.seed, request.draw, candidate]
         self._rng = np.random.default_rng(draws if candidate else draws[:2])
-        self._seen = set(request.prompt) if request.settings.sampling.repetition_penalty != 1.0 else set()
+        rules, penalty = request.settings.rules, request.settings.sampling.repetition_penalty
+        counts = rules.counts_tokens or penalty != 1.0
+        self._counts = TokenCounts(request.prompt if penalty != 1.0 else ()) if counts else None
+        self.matcher = matcher
+        own_ends = () if request.settings.ignore_end else tuple(decoder.ends)
+        self.ends: tuple[int, ...] = (*own_ends, *request.settings.stop_token_ids)
         self._decoder, self._text = decoder, TokenText(decoder)
         self._result: str | None = None
-        self._streamed = 0
+        self._streamed = self._streamed_logprobs = 0
         self.logprobs: list[TokenLogprob] = []
         self.prompt_logprobs: tuple[TokenLogprob, ...] = ()
         self.ended: Ending = "length"
@@ -94,30 +104,34 @@ class RunningSequence:
         """Tokens of the prompt and generated ones."""
         return self.prompt_length + len(self._text.tokens)
 
-    @property
-    def is_greedy(self) -> bool:
-        """Whether the next token is the plain argmax."""
-        return self.settings.sampling.temperature == 0.0 and self.settings.sampling.repetition_penalty == 1.0
+    def next_choice(self) -> RowChoice:
+        """How the next token is chosen. Draws a random number where the request samples."""
+        settings = self.settings
+        uniform = float(self._rng.random()) if settings.sampling.temperature > 0 else 0.0
+        ends = self.ends if len(self._text.tokens) < settings.rules.min_tokens else ()
+        allowed = None if self.matcher is None else self.matcher.allowed()
+        return RowChoice(settings.sampling, uniform, settings.rules, self._counts, ends, allowed)
 
-    def choose(self, logits_V: np.ndarray, argmax: int) -> None:
-        """Adds the next token. argmax: of the logits. An error ends this sequence alone."""
-        token = argmax
+    def accept(self, token: int, logits_V: Tensor) -> None:
+        """Adds the chosen token. An error ends this sequence alone."""
         try:
-            if not np.isfinite(logits_V[argmax]):
+            if token == BROKEN:
                 raise InputError(NOT_FINITE)
-            if not self.is_greedy:
-                token = sample_token(logits_V, self.settings.sampling, self._seen, self._rng)
+            if self.matcher is not None:
+                self.matcher.accept(token)
         except InputError as error:
             self.error, self.done = error, True
             return
         if self.settings.scores_tokens:
-            logprobs_V = log_softmax(logits_V)
+            logprobs_V = log_softmax(logits_V.cpu().numpy())
             top = top_logprobs(logprobs_V, self.settings.logprobs or 0)
             self.logprobs.append(TokenLogprob(token, float(logprobs_V[token]), top))
-        if token in self._decoder.ends and not self.settings.ignore_end:
+        if token in self.ends:
             self.ended, self.done = "document", True
         else:
             self._add(token)
+            if self.matcher is not None and self.matcher.is_complete:
+                self.ended, self.done = "document", True
         if self.done:
             self._finish()
         if self.stream is not None:
@@ -127,8 +141,8 @@ class RunningSequence:
         self.tokens[self.length] = token
         searched = len(self._text.text)
         self._text.add(token)
-        if self.settings.sampling.repetition_penalty != 1.0:
-            self._seen.add(token)
+        if self._counts is not None:
+            self._counts.add(token)
         stops = self.settings.stops
         if stops and first_stop(self._text.text, stops, max(0, searched - max(map(len, stops)) + 1)) is not None:
             self.done = True
@@ -141,15 +155,17 @@ class RunningSequence:
             self.ended, text = "stop", text[:stop]
         self._result = text
 
-    def _flush(self, stream: Callable[[str], None]) -> None:
-        """Streams the text that later tokens cannot change."""
+    def _flush(self, stream: SequenceStream) -> None:
+        """Streams the text that later tokens cannot change, with the log-probabilities of the tokens since the last
+        piece."""
         text = self._result
         if text is None:
             text = self._text.text
             text = text[: len(text) - undecided(text, self.settings.stops)]
-        if len(text) > self._streamed:
-            stream(text[self._streamed :])
-            self._streamed = len(text)
+        logprobs = tuple(self.logprobs[self._streamed_logprobs :]) if self.settings.logprobs is not None else ()
+        if len(text) > self._streamed or (self.done and logprobs):
+            stream(text[self._streamed :], logprobs)
+            self._streamed, self._streamed_logprobs = max(self._streamed, len(text)), len(self.logprobs)
 
     def generation(self) -> Generation:
         tokens = tuple(self._text.tokens)
@@ -163,59 +179,9 @@ class RunningSequence:
         return sum(values) / len(values) if values else 0.0
 
 
-# Choose the next token: greedy, or sampled with temperature, top-k, top-p, min-p and a repetition penalty.
-
-# V vocabulary
+# Log-probabilities of tokens.
 
 NOT_FINITE = "the model's logits are not numbers (NaN or infinity): the checkpoint is broken or diverged"
-
-
-def sample_token(logits_V: np.ndarray, sampling: SamplingConfig, seen: set[int], rng: np.random.Generator) -> int:
-    """The next token. Penalty, temperature, top-k, top-p and min-p in the order of transformers; equal logits: lowest
-    id. Raises InputError for logits that are not numbers.
-
-    logits [2, 1, -1], penalty 2 on tokens 0 and 2 -> [1, 1, -2]: token 0 of the two equals."""
-    logits = np.array(logits_V, dtype=np.float64)
-    if not np.isfinite(logits).all():
-        raise InputError(NOT_FINITE)
-    if sampling.repetition_penalty != 1.0 and seen:
-        ids = np.fromiter(seen, dtype=np.int64)
-        logits[ids] = np.where(
-            logits[ids] < 0, logits[ids] * sampling.repetition_penalty, logits[ids] / sampling.repetition_penalty
-        )
-    if sampling.temperature == 0.0:
-        return int(logits.argmax())
-    kept, weights = candidates(logits / sampling.temperature, sampling)
-    drawn = int(np.searchsorted(np.cumsum(weights), rng.random(), side="right"))
-    return int(kept[min(drawn, len(kept) - 1)])
-
-
-def candidates(logits_V: np.ndarray, sampling: SamplingConfig) -> tuple[np.ndarray, np.ndarray]:
-    """(token ids, their probabilities) after top-k, top-p and min-p, most likely first; at least one.
-
-    top-p takes the likeliest tokens until their probabilities reach it: 0.5, 0.3, 0.2 and top_p 0.6 -> 0.625, 0.375.
-    min-p keeps tokens with at least so large a share of the likeliest one's probability: min_p 0.5 -> the same two."""
-    kept = likeliest(logits_V, sampling.top_k or len(logits_V))
-    weights = np.exp(logits_V[kept] - logits_V[kept[0]])
-    weights /= weights.sum()
-    if sampling.top_p is not None:
-        inside = np.cumsum(weights) - weights < sampling.top_p
-        kept, weights = kept[inside], weights[inside]
-    if sampling.min_p is not None:
-        inside = weights >= sampling.min_p * weights[0]
-        kept, weights = kept[inside], weights[inside]
-    return kept, weights / weights.sum()
-
-
-def likeliest(logits_V: np.ndarray, count: int) -> np.ndarray:
-    """Ids of the largest logits, largest first; of equal ones the lowest id first. Sorts no more than it returns."""
-    if count >= len(logits_V):
-        return np.argsort(-logits_V, kind="stable")
-    limit = np.partition(logits_V, len(logits_V) - count)[len(logits_V) - count]
-    above = np.flatnonzero(logits_V > limit)
-    equal = np.flatnonzero(logits_V == limit)[: count - len(above)]
-    kept = np.concatenate([above, equal])
-    return kept[np.lexsort((kept, -logits_V[kept]))]
 
 
 def log_softmax(logits_V: np.ndarray) -> np.ndarray:

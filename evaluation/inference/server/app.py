@@ -6,11 +6,14 @@ import json
 import re
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 from pydantic import ValidationError
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
@@ -18,16 +21,18 @@ from starlette.routing import Route
 from gristmill.evaluation.convert.chat_template import ChatTemplate
 from gristmill.evaluation.convert.model_tokenizer import ModelTokenizer
 from gristmill.evaluation.inference.generate.prompts import describe
-from gristmill.evaluation.inference.generate.request import GenerationRequest, RequestResult
+from gristmill.evaluation.inference.generate.request import GenerationRequest, RequestResult, TokenLogprob
 from gristmill.evaluation.inference.server import chat_page
 from gristmill.evaluation.inference.server.engine import GenerationEngine, ServerBusyError, Ticket
+from gristmill.evaluation.inference.server.metrics import RequestTimes, ServerMetrics
 from gristmill.evaluation.inference.server.openai_api import (
     ApiRequest,
     ChatRequest,
     CompletionRequest,
-    Replies,
-    error_body,
+    known_fields,
 )
+from gristmill.evaluation.inference.server.replies import Replies, error_body
+from gristmill.evaluation.inference.server.tool_calls import read_calls
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.runtime.startup import without_garbage_collection
 
@@ -35,18 +40,26 @@ MAX_BODY_BYTES = 16 << 20
 BODY_SECONDS = 30.0
 LOOPBACK_NAMES = frozenset(["localhost", "127.0.0.1", "[::1]"])
 POLL_SECONDS = 0.25  # between looks at whether the client is still there
+IGNORED_HEADER = "X-Gristmill-Ignored-Fields"
+FIELD_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 CLIENT_GONE = 499  # nginx's status for a client that closed the connection
 
 
 @dataclass(frozen=True)
 class ServedModel:
-    """name: by which requests name it. token: that requests must carry; None: no one needs one."""
+    """name: by which requests name it. token: that requests must carry; None: no one needs one. origins: of pages of
+    other sites that may ask."""
 
     name: str
     engine: GenerationEngine
     codec: ModelTokenizer
     template: ChatTemplate
     token: str | None = None
+    origins: tuple[str, ...] = ()
+
+    @cached_property
+    def metrics(self) -> ServerMetrics:
+        return ServerMetrics(lambda: self.engine.requests)
 
     @property
     def sequence_length(self) -> int:
@@ -61,13 +74,21 @@ class ServedModel:
 class _Call:
     """One checked request: its prompts, what each is continued with, and the text before the completions.
 
-    begin_tokens: special tokens that were put before each text."""
+    begin_tokens: special tokens that were put before each text. ignored: names of fields that are not used. whole: a
+    choice is streamed as one piece, since its text may be tool calls."""
 
     fields: ApiRequest
     requests: list[GenerationRequest]
     echoes: list[str]
     replies: Replies
     begin_tokens: int = 0
+    ignored: Sequence[str] = ()
+    whole: bool = False
+
+    @property
+    def headers(self) -> dict[str, str]:
+        names = [name for name in self.ignored if FIELD_NAME.fullmatch(name)]
+        return {IGNORED_HEADER: ", ".join(names[:20])} if names else {}
 
 
 class HttpError(Exception):
@@ -83,6 +104,7 @@ def make_app(model: ServedModel, body_seconds: float = BODY_SECONDS) -> Starlett
         Route("/chat.css", _static(model, chat_page.STYLE, "text/css")),
         Route("/chat.js", _static(model, chat_page.SCRIPT, "text/javascript")),
         Route("/health", _handler(model, _health, needs_token=False)),
+        Route("/metrics", _handler(model, _metrics)),
         Route("/v1/models", _handler(model, _models)),
         Route("/v1/models/{name:path}", _handler(model, _model)),
         Route("/v1/completions", _handler(model, _completions), methods=["POST"]),
@@ -91,9 +113,33 @@ def make_app(model: ServedModel, body_seconds: float = BODY_SECONDS) -> Starlett
         Route("/tokenize", _handler(model, _tokenize), methods=["POST"]),
         Route("/detokenize", _handler(model, _detokenize), methods=["POST"]),
     ]
-    app = Starlette(routes=routes)
+    middleware = []
+    if model.origins:
+        methods, headers = ["GET", "POST"], ["Authorization", "Content-Type"]
+        middleware.append(
+            Middleware(
+                CORSMiddleware,
+                allow_origins=model.origins,
+                allow_methods=methods,
+                allow_headers=headers,
+                expose_headers=[IGNORED_HEADER],
+            )
+        )
+    handlers: Any = {HTTPException: _http_error, Exception: _server_error}
+    app = Starlette(routes=routes, middleware=middleware, exception_handlers=handlers)
     app.state.body_seconds = body_seconds
     return app
+
+
+async def _http_error(request: Request, error: Any) -> Response:
+    """An error of the framework, such as a path that is none, in the API's form."""
+    hints = {404: f"no path {request.url.path}; see / for a page, /v1/models for the API", 405: "use another method"}
+    message = hints.get(error.status_code, str(error.detail))
+    return JSONResponse(error_body(message), error.status_code, error.headers)
+
+
+async def _server_error(request: Request, error: Exception) -> Response:
+    return JSONResponse(error_body(f"the server failed ({type(error).__name__})", "server_error"), 500)
 
 
 def _handler(
@@ -108,6 +154,11 @@ def _handler(
                 "the token is absent or wrong; send `Authorization: Bearer TOKEN`", "authentication_error"
             )
             return JSONResponse(body, 401, {"WWW-Authenticate": "Bearer"})
+        reply = await answer_with_errors(request)
+        model.metrics.replies.labels(request.scope["route"].path, str(reply.status_code)).inc()
+        return reply
+
+    async def answer_with_errors(request: Request) -> Response:
         try:
             _refuse_other_sites(model, request)
             answered: Response = await answer(model, request)
@@ -142,13 +193,16 @@ def _refuse_other_sites(model: ServedModel, request: Request) -> None:
     if model.token is None:
         for name in ("host", "origin"):
             value = headers.get(name, "localhost").rpartition("//")[2]
+            if name == "origin" and headers.get(name) in model.origins:
+                continue
             host = value if value.endswith("]") else re.sub(r":[0-9]*$", "", value)
             if host.lower() not in LOOPBACK_NAMES:
                 raise HttpError(
                     403,
                     f"the header {name} names {value[:100]!r}; use localhost, or set a token in GRISTMILL_API_TOKEN",
                 )
-        if headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
+        is_allowed = headers.get("origin") in model.origins
+        if not is_allowed and headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
             raise HttpError(403, "a page of another site sent this; set a token in GRISTMILL_API_TOKEN")
     kind = headers.get("content-type", "").partition(";")[0].strip().lower()
     if request.method == "POST" and kind != "application/json":
@@ -159,6 +213,10 @@ async def _health(model: ServedModel, request: Request) -> Response:
     """Needs no token. 503 once generation has ended."""
     status = "ok" if model.engine.is_running else "stopped"
     return JSONResponse({"status": status, "requests": model.engine.requests}, 200 if status == "ok" else 503)
+
+
+async def _metrics(model: ServedModel, request: Request) -> Response:
+    return Response(model.metrics.text(), media_type="text/plain; version=0.0.4")
 
 
 async def _models(model: ServedModel, request: Request) -> Response:
@@ -205,47 +263,59 @@ def _parsed(content: bytes | bytearray) -> Any:
         return json.loads(content)
 
 
-def _checked(model: ServedModel, kind: type[Any], body: Any) -> Any:
+def _checked(model: ServedModel, kind: type[Any], body: Any) -> tuple[Any, list[str]]:
+    """(the request, names of the body's fields that are ignored)."""
     try:
+        body, ignored = known_fields(kind, body)
         fields = kind.model_validate(body)
     except ValidationError as error:
         raise HttpError(400, describe(error, kind)) from error
+    except ValueError as error:
+        raise HttpError(400, str(error)) from error
     if fields.model not in (None, model.name):
         raise HttpError(404, f"no model {fields.model!r}; this server has {model.name!r}", "model_not_found")
-    return fields
+    return fields, ignored
 
 
 async def _completions(model: ServedModel, request: Request) -> Response:
-    fields: CompletionRequest = _checked(model, CompletionRequest, await _body(request))
-    settings = fields.generation_settings()
+    checked: tuple[CompletionRequest, list[str]] = _checked(model, CompletionRequest, await _body(request))
+    fields, ignored = checked
+    settings = await asyncio.to_thread(fields.generation_settings, model.codec.generation)
     prompts = await asyncio.to_thread(lambda: [model.encode_prompt(prompt) for prompt in fields.prompts])
     requests = [GenerationRequest(tuple(prompt), settings, index) for index, prompt in enumerate(prompts)]
     echoes = [""] * len(prompts)
     if fields.echo:
         echoes = [prompt if isinstance(prompt, str) else model.codec.decode(prompt) for prompt in fields.prompts]
     replies, begin_tokens = Replies(model.codec, model.name, False), len(model.codec.prompt_prefix)
-    return await _answered(model, request, _Call(fields, requests, echoes, replies, begin_tokens))
+    return await _answered(model, request, _Call(fields, requests, echoes, replies, begin_tokens, ignored))
 
 
 async def _chat(model: ServedModel, request: Request) -> Response:
-    fields: ChatRequest = _checked(model, ChatRequest, await _body(request))
-    messages = [{"role": message.role, "content": message.text} for message in fields.messages]
-    text = await asyncio.to_thread(model.template.render, messages)
+    checked: tuple[ChatRequest, list[str]] = _checked(model, ChatRequest, await _body(request))
+    fields, ignored = checked
+    messages, tools = [message.for_template() for message in fields.messages], fields.active_tools
+    # A tool that must be called is in the grammar, which needs no template that knows tools.
+    stated = None if model.template.is_plain and fields.tool_choice != "auto" else fields.template_tools()
+    text = await asyncio.to_thread(model.template.render, messages, stated, fields.chat_template_kwargs)
     prompt = await asyncio.to_thread(model.codec.encode_chat, text, model.template)
     if len(prompt) >= model.sequence_length:
         raise HttpError(
             400, f"the messages have {len(prompt)} tokens; the model takes {model.sequence_length - 1}: shorten them"
         )
-    settings = fields.generation_settings(model.sequence_length - len(prompt), model.template.stops)
+    room = model.sequence_length - len(prompt)
+    settings = await asyncio.to_thread(fields.generation_settings, room, model.template.stops, model.codec.generation)
     requests = [GenerationRequest(tuple(prompt), settings)]
-    return await _answered(model, request, _Call(fields, requests, [""], Replies(model.codec, model.name, True)))
+    reads = partial(read_calls, tools=tools, choice=fields.tool_choice) if tools else None
+    replies = Replies(model.codec, model.name, True, reads)
+    return await _answered(model, request, _Call(fields, requests, [""], replies, 0, ignored, bool(tools)))
 
 
 async def _answered(model: ServedModel, request: Request, call: _Call) -> Response:
     if call.fields.stream:
         events: asyncio.Queue[tuple[int, Any]] = asyncio.Queue()
         tickets = _submit(model, call, lambda index, event: events.put_nowait((index, event)), streams=True)
-        return StreamingResponse(_stream(model, call, tickets, events), media_type="text/event-stream")
+        stream = _stream(model, call, tickets, events)
+        return StreamingResponse(stream, media_type="text/event-stream", headers=call.headers)
     futures = [asyncio.get_running_loop().create_future() for _ in call.requests]
 
     def finish(index: int, result: Any) -> None:
@@ -265,7 +335,8 @@ async def _answered(model: ServedModel, request: Request, call: _Call) -> Respon
     if error is not None:
         return JSONResponse(error_body(str(error), "server_error"), 500)
     prompts = [prompt_request.prompt for prompt_request in call.requests]
-    return JSONResponse(call.replies.whole(_without_begin(call, results), prompts, call.echoes))
+    whole = call.replies.whole(_without_begin(call, results), prompts, call.echoes)
+    return JSONResponse(whole, headers=call.headers)
 
 
 def _without_begin(call: _Call, results: Sequence[RequestResult]) -> list[RequestResult]:
@@ -283,15 +354,26 @@ def _submit(model: ServedModel, call: _Call, deliver: Callable[[int, Any], None]
         if not loop.is_closed():
             loop.call_soon_threadsafe(deliver, index, event)
 
-    def piece(index: int, candidate: int, text: str) -> None:
-        hand_over(index, (candidate, text))
+    times = [model.metrics.request(len(request.prompt)) for request in call.requests]
+
+    def piece(index: int, candidate: int, text: str, logprobs: tuple[TokenLogprob, ...]) -> None:
+        times[index].piece()
+        hand_over(index, (candidate, text, logprobs))
+
+    def done(index: int, result: RequestResult) -> None:
+        _end_times(times[index], result)
+        hand_over(index, result)
 
     tickets = [
-        Ticket(request, partial(piece, index) if streams else None, partial(hand_over, index))
+        Ticket(request, partial(piece, index) if streams else None, partial(done, index))
         for index, request in enumerate(call.requests)
     ]
     model.engine.submit(tickets)
     return tickets
+
+
+def _end_times(times: RequestTimes, result: RequestResult) -> None:
+    times.end(sum(len(generation.tokens) for generation in result.generations))
 
 
 async def _stream(
@@ -300,26 +382,28 @@ async def _stream(
     """Server-sent events. A client that goes away ends this generator, and its requests leave the batch."""
     count = call.fields.n
     results: dict[int, RequestResult] = {}
-    begun: set[int] = set()
+    options = call.fields.stream_options
+    call.replies.reports_usage = options is not None and options.include_usage
     try:
         for index, echo in enumerate(call.echoes):
             for choice in range(index * count, (index + 1) * count):
                 if echo:
-                    yield _event(call.replies.piece(choice, echo, first=True))
+                    yield _event(call.replies.piece(choice, echo))
         while len(results) < len(tickets):
             index, event = await events.get()
             if isinstance(event, tuple):
-                choice = index * count + event[0]
-                yield _event(call.replies.piece(choice, event[1], first=choice not in begun))
-                begun.add(choice)
+                candidate, text, logprobs = event
+                if not call.whole:
+                    yield _event(call.replies.piece(index * count + candidate, text, logprobs))
                 continue
             if event.error is not None:
                 yield _event(error_body(str(event.error), "server_error"))
-                return
+                break
             (results[index],) = _without_begin(call, [event])
             for number, generation in enumerate(event.generations):
-                yield _event(call.replies.end(index * count + number, generation, results[index].prompt_logprobs))
-        if call.fields.stream_options is not None and call.fields.stream_options.include_usage:
+                choice, scored = index * count + number, results[index].prompt_logprobs
+                yield _event(call.replies.end(choice, generation, scored, call.whole))
+        if call.replies.reports_usage and len(results) == len(tickets):
             prompts = [request.prompt for request in call.requests]
             yield _event(call.replies.stream_usage([results[index] for index in range(len(tickets))], prompts))
         yield "data: [DONE]\n\n"

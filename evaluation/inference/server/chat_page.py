@@ -89,6 +89,13 @@ function body(text) {
 
 const percent = (logprob) => `${(100 * Math.exp(logprob)).toFixed(1)} %`;
 
+// Log-probabilities come with each piece.
+function joined(before, more) {
+  if (!before || !more) return before ?? more;
+  const lists = Object.keys(before).filter((name) => Array.isArray(before[name]));
+  return Object.fromEntries(lists.map((name) => [name, [...before[name], ...more[name]]]));
+}
+
 // The reply's tokens as one span each, with their probability and the likeliest others on hover.
 function annotate(element, logprobs) {
   const rows = logprobs.content
@@ -122,7 +129,7 @@ async function send(text) {
       seconds = (performance.now() - begun) / 1000;
       for (const choice of event.choices) {
         reply.textContent += (chat ? choice.delta.content : choice.text) ?? '';
-        logprobs = choice.logprobs ?? logprobs;
+        logprobs = joined(logprobs, choice.logprobs);
       }
       if (event.usage) {
         const count = event.usage.completion_tokens;

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch.distributed as dist
 
 from gristmill.evaluation.inference.generate.batch import ContinuousBatch
-from gristmill.evaluation.inference.generate.request import GenerationRequest, RequestResult, TextStream
+from gristmill.evaluation.inference.generate.request import GenerationRequest, PieceStream, RequestResult
 from gristmill.foundation.errors import InputError
 from gristmill.training.parallel.mesh import Axis
 
@@ -88,7 +88,7 @@ class Ticket:
     """A submitted request. done is called once, in the engine's thread."""
 
     request: GenerationRequest
-    stream: TextStream | None
+    stream: PieceStream | None
     done: Callable[[RequestResult], None]
     number: int = -1  # in the batch
 
@@ -106,7 +106,7 @@ class GenerationEngine:
         self._new: deque[Ticket] = deque()
         self._cancelled: deque[Ticket] = deque()
         self._changed = threading.Condition()
-        self._stopped = False
+        self._stopped = self._refuses = False
         self.failure: RankLostError | None = None
         self._thread = threading.Thread(target=self._run, name="generation", daemon=True)
         self._on_failure: Callable[[], None] = lambda: None
@@ -115,6 +115,11 @@ class GenerationEngine:
         """on_failure: called in the engine's thread when it ends because a rank was lost."""
         self._on_failure = on_failure
         self._thread.start()
+
+    def refuse(self) -> None:
+        """Takes no more requests; those that run or wait go on."""
+        with self._changed:
+            self._refuses = True
 
     def stop(self) -> None:
         """Ends the thread after the step that runs; requests that have not ended get an error."""
@@ -142,7 +147,7 @@ class GenerationEngine:
         for ticket in tickets:
             ticket.request.check(self._batch.causal_lm.sequence_length, self._batch.causal_lm.vocab_size)
         with self._changed:
-            if self._stopped:
+            if self._stopped or self._refuses:
                 raise ServerBusyError("the server is stopping; ask another")
             if self.requests + len(tickets) > self.max_requests:
                 raise ServerBusyError(

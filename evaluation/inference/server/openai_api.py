@@ -1,63 +1,118 @@
 """Bodies of the OpenAI API's requests, checked: /v1/completions and /v1/chat/completions.
 
-Fields that gristmill does not implement are accepted with the value that changes nothing, and refused with another."""
+Fields that would change the answer and are not implemented are refused. Others that are not known are ignored, and a
+header of the reply names them."""
 
+import json
 import secrets
-import time
-import uuid
-from collections.abc import Iterable, Sequence
-from typing import Any, Literal, Protocol, Self
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
+from gristmill.evaluation.convert.generation_defaults import GenerationDefaults
 from gristmill.evaluation.inference.config import SamplingConfig
-from gristmill.evaluation.inference.generate.request import (
-    MAX_TOP_LOGPROBS,
-    Generation,
-    GenerationSettings,
-    RequestOptions,
-    RequestResult,
-    TokenLogprob,
+from gristmill.evaluation.inference.generate.request import MAX_TOP_LOGPROBS, GenerationSettings, RequestOptions
+from gristmill.evaluation.inference.generate.structured import (
+    choice_grammar,
+    lark_grammar,
+    regex_grammar,
+    schema_grammar,
 )
+from gristmill.evaluation.inference.server.tool_calls import ANY_OBJECT, Choice, Tool, ToolChoice, call_grammar
 from gristmill.foundation.config import Config
+from gristmill.foundation.errors import InputError, nearest_name
 
 MAX_PROMPTS = 1024
+TYPO_SIMILARITY = 0.85  # of the name of a field
 COMPLETION_TOKENS = 16  # OpenAI's default for completions; chat answers go on to the end of the context
-NEUTRAL: dict[str, tuple[object, ...]] = {
-    "presence_penalty": (None, 0),
-    "frequency_penalty": (None, 0),
-    "logit_bias": (None, {}),
+# Fields that change the answer, with the values that do not.
+REFUSED: dict[str, tuple[object, ...]] = {
     "suffix": (None, ""),
-    "tools": (None, []),
-    "tool_choice": (None, "none", "auto"),
-    "response_format": (None, {"type": "text"}),
+    "functions": (None, []),
+    "function_call": (None, "none", "auto"),
+    "modalities": (None, ["text"]),
+    "audio": (None,),
+    "prediction": (None,),
+    "web_search_options": (None,),
+    "use_beam_search": (None, False),
+    "continue_final_message": (None, False),
+    "prompt_embeds": (None,),
+    "length_penalty": (None, 1, 1.0),
 }
+# Fields of the API that say nothing about the answer.
+HARMLESS = frozenset(
+    {"user", "store", "metadata", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"}
+    | {"parallel_tool_calls", "verbosity", "reasoning_effort", "priority", "request_id", "skip_special_tokens"}
+    | {"spaces_between_special_tokens"}
+)
+
+
+def known_fields(kind: type["ApiRequest"], body: Any) -> tuple[Any, list[str]]:
+    """(the body's fields that the request has, names of those that are ignored).
+
+    Raises ValueError for a field that would change the answer, or whose name is nearly that of one that is known."""
+    if not isinstance(body, dict):
+        raise ValueError("the body is not a JSON object; send one with a prompt or messages")
+    ignored = []
+    for name, value in body.items():
+        if name in REFUSED:
+            if value not in REFUSED[name]:
+                raise ValueError(f"{name} is not supported; leave it out")
+        elif name in kind.model_fields:
+            continue
+        elif name not in HARMLESS and (near := nearest_name(name, kind.model_fields, TYPO_SIMILARITY)):
+            raise ValueError(f"unknown field {name!r}, did you mean {near!r}?")
+        else:
+            ignored.append(name)
+    return {name: value for name, value in body.items() if name in kind.model_fields}, sorted(ignored)
 
 
 class StreamOptions(Config):
     include_usage: bool = False
+    include_obfuscation: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+
+class JsonSchema(Config):
+    """The answer's schema. strict: taken and not used; the schema is always kept to."""
+
+    name: str = "answer"
+    description: str | None = None
+    schema_: Any = Field(None, alias="schema")
+    strict: bool | None = None
+
+
+class ResponseFormat(Config):
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+    @model_validator(mode="after")
+    def has_its_schema(self) -> Self:
+        if self.type == "json_schema" and self.json_schema is None:
+            raise ValueError("type is json_schema, and there is no json_schema; give {'name': ..., 'schema': {...}}")
+        return self
+
+    def grammar(self) -> str | None:
+        if self.type == "text":
+            return None
+        stated = self.json_schema.schema_ if self.json_schema is not None else None
+        return schema_grammar(ANY_OBJECT if stated is None else stated)
 
 
 class ApiRequest(RequestOptions):
-    """The fields that both endpoints have. temperature is 1 by default, as in OpenAI's API. user, store, metadata:
-    taken and not used."""
+    """The fields that both endpoints have. temperature is by default the model's own, else 1, as in OpenAI's API.
+    guided_json, guided_regex, guided_choice, guided_grammar: vLLM's names of a text's form."""
 
     model: str | None = None
     stream: bool = False
     stream_options: StreamOptions | None = None
-    user: str | None = None
-    store: bool | None = None
-    metadata: Any = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def unsupported_fields_change_nothing(cls, fields: Any) -> Any:
-        if not isinstance(fields, dict):
-            raise ValueError("the body is not a JSON object; send one with a prompt or messages")
-        for name, neutral in NEUTRAL.items():
-            if name in fields and fields[name] not in neutral:
-                raise ValueError(f"{name} is not supported; leave it out")
-        return {name: value for name, value in fields.items() if name not in NEUTRAL}
+    response_format: ResponseFormat | None = None
+    guided_json: Any = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = Field(None, min_length=1)
+    guided_grammar: str | None = None
 
     @model_validator(mode="after")
     def streams_what_it_returns(self) -> Self:
@@ -65,9 +120,32 @@ class ApiRequest(RequestOptions):
             raise ValueError("best_of chooses at the end, so it cannot be streamed; leave stream or best_of out")
         return self
 
-    def default_settings(self, new_tokens: int) -> GenerationSettings:
-        """A seed is drawn where none is given."""
-        return GenerationSettings(new_tokens, SamplingConfig(temperature=1.0, seed=secrets.randbits(62)))
+    @model_validator(mode="before")
+    @classmethod
+    def null_is_the_default(cls, fields: Any) -> Any:
+        if not isinstance(fields, dict):
+            return fields
+        return {name: value for name, value in fields.items() if value is not None}
+
+    def default_settings(self, new_tokens: int, defaults: GenerationDefaults) -> GenerationSettings:
+        """The publisher's sampling. A seed is drawn where none is given."""
+        temperature = None if defaults.do_sample else 1.0
+        fields = defaults.sampling_fields(temperature, seed=secrets.randbits(62))
+        return GenerationSettings(new_tokens, SamplingConfig(**fields), grammar=self.text_grammar())
+
+    def text_grammar(self) -> str | None:
+        """The grammar that the text has to follow. Raises InputError for several."""
+        grammars = [
+            self.response_format.grammar() if self.response_format is not None else None,
+            schema_grammar(self.guided_json) if self.guided_json is not None else None,
+            regex_grammar(self.guided_regex) if self.guided_regex is not None else None,
+            choice_grammar(self.guided_choice) if self.guided_choice is not None else None,
+            lark_grammar(self.guided_grammar) if self.guided_grammar is not None else None,
+        ]
+        stated = [grammar for grammar in grammars if grammar is not None]
+        if len(stated) > 1:
+            raise InputError("the form of the text is given twice; give one of response_format and guided_*")
+        return stated[0] if stated else None
 
 
 class CompletionRequest(ApiRequest):
@@ -90,9 +168,9 @@ class CompletionRequest(ApiRequest):
             raise ValueError(f"prompt has {len(self.prompts)} prompts; give 1 to {MAX_PROMPTS}")
         return self
 
-    def generation_settings(self) -> GenerationSettings:
+    def generation_settings(self, defaults: GenerationDefaults) -> GenerationSettings:
         wants_prompt = self.echo and self.logprobs is not None
-        return self.settings(self.default_settings(COMPLETION_TOKENS), wants_prompt)
+        return self.settings(self.default_settings(COMPLETION_TOKENS, defaults), wants_prompt)
 
 
 class TextPart(Config):
@@ -100,22 +178,74 @@ class TextPart(Config):
     text: str
 
 
+class CalledFunction(Config):
+    name: str
+    arguments: str = "{}"
+
+
+class MessageCall(Config):
+    id: str | None = None
+    type: Literal["function"] = "function"
+    function: CalledFunction
+    index: int | None = None
+
+
 class Message(Config):
-    """content: a text, or parts of type text."""
+    """content: a text, or parts of type text; absent where the assistant called tools. tool_call_id: of the call that
+    a message of the role tool answers."""
 
-    role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[TextPart]
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[TextPart] | None = None
     name: str | None = None
+    tool_calls: list[MessageCall] | None = None
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
 
-    @property
-    def text(self) -> str:
-        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+    @model_validator(mode="before")
+    @classmethod
+    def absent_fields_are_left_out(cls, fields: Any) -> Any:
+        """Clients send the fields of an answer back, such as refusal and audio, which are null."""
+        if not isinstance(fields, dict):
+            return fields
+        return {name: value for name, value in fields.items() if value not in (None, [])}
+
+    @model_validator(mode="after")
+    def says_something(self) -> Self:
+        if self.content is None and not self.tool_calls:
+            raise ValueError(f"content: the message of the {self.role} has no content; give a text")
+        return self
+
+    def for_template(self) -> dict[str, Any]:
+        """The message as chat templates read it: arguments of calls as values, developers as the system."""
+        content = self.content
+        if isinstance(content, list):
+            content = "".join(part.text for part in content)
+        role = "system" if self.role == "developer" else self.role
+        fields = {"role": role, "content": content, "name": self.name, "tool_call_id": self.tool_call_id}
+        fields["reasoning_content"] = self.reasoning_content
+        calls = [
+            {"id": call.id, "type": "function", "function": {"name": call.function.name, "arguments": _value(call)}}
+            for call in self.tool_calls or []
+        ]
+        return fields | ({"tool_calls": calls} if calls else {})
+
+
+def _value(call: MessageCall) -> Any:
+    try:
+        return json.loads(call.function.arguments or "{}")
+    except (ValueError, RecursionError):
+        return call.function.arguments
 
 
 class ChatRequest(ApiRequest):
+    """chat_template_kwargs: variables of the template, such as enable_thinking."""
+
     messages: list[Message] = Field(min_length=1, max_length=4096)
     max_completion_tokens: int | None = Field(None, ge=1, le=2**31)
     top_logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
+    tools: list[Tool] = Field(default=[], max_length=128)
+    tool_choice: Choice = "auto"
+    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
 
     @model_validator(mode="before")
     @classmethod
@@ -128,122 +258,29 @@ class ChatRequest(ApiRequest):
             return {**fields, "logprobs": count if fields["logprobs"] else None}
         return fields
 
-    def generation_settings(self, room: int, stops: tuple[str, ...]) -> GenerationSettings:
-        """room: tokens that the context has left. stops: of the chat template."""
-        settings = self.settings(self.default_settings(self.max_completion_tokens or room))
-        return GenerationSettings(**{**vars(settings), "stops": settings.stops + stops})
+    @field_validator("tool_choice", mode="after")
+    @classmethod
+    def chooses_a_tool(cls, choice: Choice, info: Any) -> Choice:
+        names = [tool.function.name for tool in info.data.get("tools", [])]
+        if isinstance(choice, ToolChoice) and choice.function.name not in names:
+            raise ValueError(f"no tool {choice.function.name!r}; tools has {names}")
+        if choice == "required" and not names:
+            raise ValueError("a tool is required, and tools is empty; give some")
+        return choice
 
-
-# Replies of the OpenAI API: completions, chat completions and their streamed chunks.
-
-
-class Vocabulary(Protocol):
     @property
-    def pieces(self) -> tuple[str, ...]: ...
+    def active_tools(self) -> list[Tool]:
+        return [] if self.tool_choice == "none" else self.tools
 
-    def decode(self, ids: Sequence[int]) -> str: ...
+    def template_tools(self) -> list[Mapping[str, Any]] | None:
+        return [tool.model_dump(exclude_none=True) for tool in self.active_tools] or None
 
-
-class Replies:
-    """The replies to one HTTP request, which have one id and one time."""
-
-    def __init__(self, vocabulary: Vocabulary, model: str, chat: bool):
-        self.vocabulary, self.model, self.chat = vocabulary, model, chat
-        self.id = f"{'chatcmpl' if chat else 'cmpl'}-{uuid.uuid4().hex[:24]}"
-        self.created = int(time.time())
-
-    def whole(self, results: Sequence[RequestResult], prompts: Sequence[Sequence[int]], echoes: Sequence[str]) -> Any:
-        """echoes: the text before each prompt's completions; empty without echo."""
-        choices: list[dict[str, Any]] = []
-        for result, echo in zip(results, echoes, strict=True):
-            for generation in result.generations:
-                choices.append(self._choice(len(choices), generation, echo, result.prompt_logprobs))
-        name = "chat.completion" if self.chat else "text_completion"
-        return self._reply(name, choices) | {"usage": usage(results, prompts)}
-
-    def piece(self, index: int, text: str, first: bool) -> Any:
-        """A streamed piece of the choice with this index."""
-        delta = {"role": "assistant", "content": text} if first else {"content": text}
-        content: dict[str, Any] = {"delta": delta} if self.chat else {"text": text}
-        return self._chunk([{"index": index, **content, "logprobs": None, "finish_reason": None}])
-
-    def end(self, index: int, generation: Generation, prompt_logprobs: Sequence[TokenLogprob] = ()) -> Any:
-        """The last chunk of a choice: its finish reason, and the log-probabilities of all its tokens."""
-        choice = self._choice(index, generation, "", prompt_logprobs)
-        choice |= dict[str, Any](delta={}) if self.chat else {"text": ""}
-        choice.pop("message", None)
-        return self._chunk([choice])
-
-    def stream_usage(self, results: Sequence[RequestResult], prompts: Sequence[Sequence[int]]) -> Any:
-        return self._chunk([]) | {"usage": usage(results, prompts)}
-
-    def _chunk(self, choices: list[Any]) -> Any:
-        return self._reply("chat.completion.chunk" if self.chat else "text_completion", choices)
-
-    def _reply(self, name: str, choices: list[Any]) -> Any:
-        return {"id": self.id, "object": name, "created": self.created, "model": self.model, "choices": choices}
-
-    def _choice(
-        self, index: int, generation: Generation, echo: str, prompt_logprobs: Sequence[TokenLogprob]
-    ) -> dict[str, Any]:
-        tokens = [*prompt_logprobs, *generation.logprobs]
-        logprobs = None
-        if tokens:
-            logprobs = self._chat_logprobs(tokens) if self.chat else self._completion_logprobs(tokens)
-        text = echo + generation.text
-        content: dict[str, Any] = {"message": {"role": "assistant", "content": text}} if self.chat else {"text": text}
-        return {"index": index, **content, "logprobs": logprobs, "finish_reason": finish_reason(generation)}
-
-    def _completion_logprobs(self, tokens: Iterable[TokenLogprob]) -> Any:
-        """Log-probabilities in columns. Of tokens with equal texts, such as halves of characters, top_logprobs has the
-        likelier one."""
-        columns: dict[str, list[Any]] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
-        offset = 0
-        for scored in tokens:
-            text = self._text(scored.token)
-            top: dict[str, float] | None = None
-            if scored.logprob is not None:
-                top = {}
-                for token, logprob in sorted([*scored.top, (scored.token, scored.logprob)], key=lambda pair: -pair[1]):
-                    top.setdefault(self._text(token), logprob)
-            for name, value in zip(columns, (text, scored.logprob, top, offset), strict=True):
-                columns[name].append(value)
-            offset += len(text)
-        return columns
-
-    def _chat_logprobs(self, tokens: Iterable[TokenLogprob]) -> Any:
-        def described(token: int, logprob: float | None) -> dict[str, Any]:
-            text = self._text(token)
-            return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
-
-        return {
-            "content": [
-                {**described(scored.token, scored.logprob), "top_logprobs": [described(*pair) for pair in scored.top]}
-                for scored in tokens
-            ]
-        }
-
-    def _text(self, token: int) -> str:
-        """The text of a token, or the name of a control symbol, which has none."""
-        if token >= len(self.vocabulary.pieces):
-            return ""
-        return self.vocabulary.decode([token]) or self.vocabulary.pieces[token]
-
-
-def finish_reason(generation: Generation) -> str:
-    return "length" if generation.ended == "length" else "stop"
-
-
-def usage(results: Sequence[RequestResult], prompts: Sequence[Sequence[int]]) -> dict[str, int]:
-    """Token counts; a prompt counts once, whatever is drawn from it."""
-    prompt_tokens = sum(map(len, prompts))
-    new_tokens = sum(len(generation.tokens) for result in results for generation in result.generations)
-    return {
-        "prompt_tokens": prompt_tokens,
-        "completion_tokens": new_tokens,
-        "total_tokens": prompt_tokens + new_tokens,
-    }
-
-
-def error_body(message: str, kind: str = "invalid_request_error", code: str | None = None) -> dict[str, Any]:
-    return {"error": {"message": message, "type": kind, "param": None, "code": code}}
+    def generation_settings(
+        self, room: int, stops: tuple[str, ...], defaults: GenerationDefaults
+    ) -> GenerationSettings:
+        """room: tokens that the context has left. stops: of the chat template."""
+        settings = self.settings(self.default_settings(self.max_completion_tokens or room, defaults))
+        called = call_grammar(self.active_tools, self.tool_choice)
+        if called is not None and settings.grammar is not None:
+            raise InputError("a tool must be called and the text has a form; leave tool_choice or the form out")
+        return replace(settings, stops=settings.stops + stops, grammar=called or settings.grammar)

@@ -2,6 +2,7 @@
 
 import signal
 import socket
+import threading
 from contextlib import ExitStack
 from dataclasses import dataclass
 from ipaddress import ip_address
@@ -23,7 +24,8 @@ from gristmill.foundation.progress import Reporter
 class ServerOptions:
     """token: that requests must carry. name: of the model in requests; None: the checkpoint's. sequences: of the
     running batch; None: by device. max_requests: that run or wait; more are refused with status 429. stop_seconds:
-    that requests have to end after the server was told to stop."""
+    that requests have to end after the server was told to stop; then their streams end with an error. origins: of pages
+    of other sites that may ask, such as https://chat.example."""
 
     host: str = "127.0.0.1"
     port: int = 8000
@@ -33,6 +35,7 @@ class ServerOptions:
     sequences: int | None = None
     max_requests: int = 1024
     stop_seconds: int = 30
+    origins: tuple[str, ...] = ()
 
     def check(self) -> None:
         """Raises RecipeError for a host that others reach without a token."""
@@ -69,7 +72,7 @@ def serve(
         engine = GenerationEngine(
             lambda: new_batch(loaded, options.sequences), options.max_requests, announcer(mesh.world)
         )
-        model = ServedModel(options.name or loaded.name, engine, loaded.codec, template, options.token)
+        model = ServedModel(options.name or loaded.name, engine, loaded.codec, template, options.token, options.origins)
         host, port = listener.getsockname()[:2]
         for note in filter(None, (loaded.note, loaded.memory_note)):
             reporter.say(note)
@@ -86,11 +89,11 @@ def run(model: ServedModel, listener: socket.socket, stop_seconds: int) -> None:
     settings = uvicorn.Config(
         make_app(model),
         log_level="warning",
-        timeout_graceful_shutdown=stop_seconds,
+        timeout_graceful_shutdown=stop_seconds + ERROR_SECONDS,
         lifespan="off",
         server_header=False,
     )
-    server = uvicorn.Server(settings)
+    server = _StoppingServer(settings, model.engine, stop_seconds)
     # uvicorn raises the signal that stopped it again at the end, for whoever handled it before.
     before = {number: signal.signal(number, lambda *_: None) for number in (signal.SIGTERM, signal.SIGINT)}
     model.engine.start(lambda: setattr(server, "should_exit", True))
@@ -102,6 +105,27 @@ def run(model: ServedModel, listener: socket.socket, stop_seconds: int) -> None:
             signal.signal(number, handler)
     if model.engine.failure is not None:
         raise InputError(f"the server stopped: {model.engine.failure}; start it again")
+
+
+ERROR_SECONDS = 5  # for streams to send the error that ends them
+
+
+class _StoppingServer(uvicorn.Server):
+    """A server that ends what still runs some seconds after it was told to stop."""
+
+    def __init__(self, settings: uvicorn.Config, engine: GenerationEngine, stop_seconds: int):
+        super().__init__(settings)
+        self._engine, self._stop_seconds = engine, stop_seconds
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._engine.refuse()
+        timer = threading.Timer(self._stop_seconds, self._engine.stop)
+        timer.daemon = True
+        timer.start()
+        try:
+            await super().shutdown(sockets)
+        finally:
+            timer.cancel()
 
 
 def bound(host: str, port: int) -> socket.socket:

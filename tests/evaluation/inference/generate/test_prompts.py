@@ -2,7 +2,6 @@
 
 import json
 
-import numpy as np
 import pytest
 import torch
 
@@ -10,7 +9,6 @@ from gristmill.evaluation.inference.config import SamplingConfig
 from gristmill.evaluation.inference.generate.batch import BatchLimits, ContinuousBatch
 from gristmill.evaluation.inference.generate.prompts import PromptFile, Writer, generate, generate_file
 from gristmill.evaluation.inference.generate.request import GenerationSettings
-from gristmill.evaluation.inference.generate.sequence import candidates, sample_token
 from gristmill.foundation.errors import InputError, RecipeError
 from gristmill.foundation.progress import Reporter
 
@@ -81,54 +79,6 @@ def test_a_prompt_must_fit(small_causal_lm, byte_codec):
         generate(small_causal_lm(sequence_length=64), byte_codec, [[1], [1] * 64], GenerationSettings(4))
     with pytest.raises(InputError, match="prompt 0 has 0 tokens"):
         generate(small_causal_lm(), byte_codec, [[]], GenerationSettings(4))
-
-
-def test_top_p_takes_the_likeliest_until_it_is_reached():
-    logits = np.log([0.2, 0.5, 0.3])
-    kept, weights = candidates(logits, SamplingConfig(temperature=1.0, top_p=0.6))
-    assert kept.tolist() == [1, 2]
-    assert weights.tolist() == pytest.approx([0.625, 0.375])
-    kept, _ = candidates(logits, SamplingConfig(temperature=1.0, top_k=1))
-    assert kept.tolist() == [1]
-
-
-def test_draws_follow_the_probabilities():
-    logits = np.log([0.2, 0.5, 0.3])
-    rng = np.random.default_rng(0)
-    drawn = [sample_token(logits, SamplingConfig(temperature=1.0), set(), rng) for _ in range(4000)]
-    shares = np.bincount(drawn, minlength=3) / 4000
-    assert shares.tolist() == pytest.approx([0.2, 0.5, 0.3], abs=4 * np.sqrt(0.25 / 4000))
-
-
-def test_the_penalty_moves_logits_towards_less_likely():
-    logits = np.array([2.0, 1.5, -1.0])
-    rng = np.random.default_rng(0)
-    assert sample_token(logits, SamplingConfig(), {0}, rng) == 0
-    assert sample_token(logits, SamplingConfig(repetition_penalty=2.0), {0}, rng) == 1
-
-
-def test_the_samplers_filters_are_those_of_transformers():
-    transformers = pytest.importorskip("transformers")
-    logits = np.random.default_rng(1).normal(size=(40,)) * 3
-    seen = {3, 7, 20}
-    chain = [
-        transformers.RepetitionPenaltyLogitsProcessor(1.3),
-        transformers.TemperatureLogitsWarper(0.7),
-        transformers.TopKLogitsWarper(12),
-        transformers.TopPLogitsWarper(0.8),
-    ]
-    scores = torch.tensor(logits)[None]
-    for step in chain:
-        scores = step(torch.tensor([sorted(seen)]), scores)
-    theirs = torch.softmax(scores[0], dim=-1).numpy()
-    settings = SamplingConfig(temperature=0.7, top_k=12, top_p=0.8, repetition_penalty=1.3)
-    penalized = logits.copy()
-    for token in seen:
-        penalized[token] *= 1.3 if penalized[token] < 0 else 1 / 1.3
-    kept, weights = candidates(penalized / 0.7, settings)
-    ours = np.zeros_like(theirs)
-    ours[kept] = weights
-    assert ours.tolist() == pytest.approx(theirs.tolist(), abs=1e-12)
 
 
 # Prompt files: results in order, errors of single records, and going on after a kill.

@@ -54,10 +54,10 @@ def loaded(random_checkpoint, tokenizer_folder):
 
 
 @contextmanager
-def running(loaded, max_requests=64, sequences=4, token=TOKEN, make_batch=None, body_seconds=60.0):
+def running(loaded, max_requests=64, sequences=4, token=TOKEN, make_batch=None, body_seconds=60.0, origins=()):
     """Serves in a thread; yields the address and the engine."""
     engine = GenerationEngine(make_batch or (lambda: new_batch(loaded, sequences)), max_requests)
-    model = ServedModel("mill", engine, loaded.codec, ChatTemplate(PLAIN, stops=PLAIN_STOPS), token)
+    model = ServedModel("mill", engine, loaded.codec, ChatTemplate(PLAIN, stops=PLAIN_STOPS), token, origins)
     server = uvicorn.Server(uvicorn.Config(make_app(model, body_seconds), log_level="warning", lifespan="off"))
     listener = bound("127.0.0.1", 0)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
@@ -201,7 +201,19 @@ ERRORS = {
     "a token beyond": ("/v1/completions", {"prompt": [999]}, {}, 400, "token 999; the model's vocabulary"),
     "half a character": ("/v1/completions", None, {"raw": b'{"prompt": "\\ud800"}'}, 400, "lone surrogate"),
     "another model": ("/v1/completions", {"prompt": "a", "model": "x"}, {}, 404, "this server has 'mill'"),
-    "a penalty": ("/v1/completions", {"prompt": "a", "presence_penalty": 1}, {}, 400, "is not supported; leave"),
+    "a large penalty": ("/v1/completions", {"prompt": "a", "presence_penalty": 3}, {}, 400, "presence_penalty: "),
+    "a suffix": ("/v1/completions", {"prompt": "a", "suffix": "b"}, {}, 400, "is not supported; leave"),
+    "a biased token beyond": ("/v1/completions", {"prompt": "a", "logit_bias": {"999": 1}}, {}, 400, "token 999"),
+    "a schema that is none": (
+        "/v1/completions", {"prompt": "a", "guided_json": {"type": "thing"}}, {}, 400, "json_schema cannot be used",
+    ),
+    "two forms": ("/v1/completions", {"prompt": "a", "guided_regex": "a", "guided_choice": ["b"]}, {}, 400, "twice"),
+    "a tool that is none": (
+        "/v1/chat/completions",
+        {"messages": [{"role": "user", "content": "a"}], "tool_choice": {"function": {"name": "f"}}}, {}, 400, "'f'",
+    ),
+    "no path": ("/v1/nothing", None, {}, 404, "no path /v1/nothing"),
+    "another method": ("/v1/models", {}, {}, 405, "another method"),
     "too many": ("/v1/completions", {"prompt": ["a"] * 65}, {}, 429, "at most 64 may: try"),
     "best of a stream": ("/v1/completions", {"prompt": "a", "best_of": 2, "stream": True}, {}, 400, "best_of"),
     "no messages": ("/v1/chat/completions", {"messages": []}, {}, 400, "messages"),
@@ -369,6 +381,31 @@ def test_a_step_that_fails_ends_the_requests_of_its_batch_alone(loaded):
         assert sorted(status for status, _ in found) == [200, 500]
         failed = next(reply for status, reply in found if status == 500)
         assert "generation failed in this batch (RuntimeError: the device is lost)" in failed["error"]["message"]
+
+
+def test_a_stream_that_outlasts_the_stop_ends_with_an_error(tmp_path, random_checkpoint, tokenizer_folder):
+    """SIGTERM with no seconds left: an error event, [DONE], exit code 0."""
+    listener = bound("127.0.0.1", 0)
+    port = listener.getsockname()[1]
+    listener.close()
+    source = CheckpointPaths(random_checkpoint(sequence_length=4096), tokenizer_folder)
+    options = ServerOptions(port=port, name="mill", stop_seconds=0)
+    process = multiprocessing.get_context("fork").Process(
+        target=serve, args=(source, EvaluateConfig(), options, Reporter.silent())
+    )
+    process.start()
+    address = f"http://127.0.0.1:{port}"
+    wait_until(lambda: is_up(address))
+    body = json.dumps({"prompt": "The mill", "max_tokens": 4000, "stream": True, "ignore_eos": True}).encode()
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    with opener.open(urllib.request.Request(f"{address}/v1/completions", body, JSON_BODY), timeout=60) as reply:
+        reply.readline()
+        os.kill(process.pid, signal.SIGTERM)
+        *_, error, done = reply.read().decode().strip().split("\n\n")
+    assert "server is stopping" in json.loads(error.removeprefix("data: "))["error"]["message"]
+    assert done == "data: [DONE]"
+    process.join(60)
+    assert process.exitcode == 0
 
 
 def test_it_stops_when_the_running_requests_have_ended(tmp_path, random_checkpoint, tokenizer_folder):
