@@ -15,7 +15,11 @@ import torch
 HERE = Path(__file__).parent
 KEPT = HERE.parent / "build" / "figures"
 NOT_PROGRAMS = {"measure.py", "run_all.py", "text.py"}
-WHOLE_RUNS = ("curation", "pipeline")  # programs that measure what a user waits for; the others measure single parts
+WHOLE_RUNS = (
+    "curation",
+    "pipeline",
+    "first_hour",
+)  # programs that measure what a user waits for; the others measure single parts
 LIBRARIES = ("torch", "numpy", "numba", "pyarrow", "sentencepiece", "datasketch", "lm_eval", "transformers")
 
 

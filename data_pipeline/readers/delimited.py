@@ -1,5 +1,6 @@
 """Reader of CSV and TSV files: the first row names the fields, each later row is a record."""
 
+import codecs
 import csv
 from collections import Counter
 from collections.abc import Iterator
@@ -7,7 +8,7 @@ from typing import BinaryIO
 
 from gristmill.data_pipeline.readers.compression import SUFFIXES, Damaged, TooLong, blocks, whole_lines
 from gristmill.data_pipeline.readers.document import FieldMap, Record, Unreadable, excerpt, too_large
-from gristmill.data_pipeline.readers.encodings import in_utf8
+from gristmill.data_pipeline.readers.encodings import in_utf8, transcoded
 from gristmill.data_pipeline.readers.source import SourceConfig
 
 DELIMITERS = ",;\t|"
@@ -20,10 +21,13 @@ def read_delimited(file: BinaryIO, name: str, source: SourceConfig) -> Iterator[
     A row that is not UTF-8, has more cells than the first, or is over max_record_bytes is Unreadable by itself."""
     csv.field_size_limit(max(csv.field_size_limit(), source.max_record_bytes))
     fields, number = FieldMap(source), 0
-    lines = _Lines(blocks(file, name), source.max_record_bytes)
+    stream = blocks(file, name)
+    if codecs.lookup(source.encoding).name not in ("utf-8", "utf-8-sig"):
+        stream = transcoded(stream, source.encoding)
+    lines = _Lines(stream, source.max_record_bytes)
     try:
         header = next(lines, "")
-        delimiter = _delimiter(header, name)
+        delimiter = delimiter_of(header, name)
         names = next(csv.reader([header], delimiter=delimiter), [])
         rows = csv.reader(lines, delimiter=delimiter)
         while True:
@@ -51,7 +55,7 @@ def _record(cells: list[str], names: list[str], fields: FieldMap, number: int, o
     quoted_cells = excerpt(" ".join(cells))
     if any("\udc80" <= character <= "\udcff" for cell in cells for character in cell):
         return Unreadable(
-            number, "invalid_encoding", "invalid utf-8 in this row; convert the file", offset, quoted_cells
+            number, "invalid_encoding", "invalid utf-8 in this row; set encoding of the source", offset, quoted_cells
         )
     if len(cells) > len(names):
         reason = f"{len(cells)} cells, and the first row names {len(names)} fields; quote cells that hold a delimiter"
@@ -59,7 +63,8 @@ def _record(cells: list[str], names: list[str], fields: FieldMap, number: int, o
     return fields.record({key: cell for key, cell in zip(names, cells, strict=False) if cell}, number, offset)
 
 
-def _delimiter(header: str, name: str) -> str:
+def delimiter_of(header: str, name: str) -> str:
+    """The delimiter of a file by its name and first row."""
     if any(part == "tsv" for part in name.lower().split(".")[-2:] if part not in SUFFIXES):
         return "\t"
     counts = Counter(character for character in header if character in DELIMITERS)

@@ -107,6 +107,7 @@ class FieldMap:
     def __init__(self, source: SourceConfig):
         self.source = source
         self.wanted = source.html_field or source.text_field
+        self.path = tuple(self.wanted.split(".")) if "." in self.wanted else ()
         self.is_html = source.html_field is not None
         self.url, self.language = source.url_field or NO_FIELD, source.language_field or NO_FIELD
         self.used = {self.wanted, source.url_field, source.language_field}
@@ -140,7 +141,17 @@ class FieldMap:
                 return Record(number, "", url, language, metadata, text.encode("utf-8"), "utf-8")
             return new(Record, (number, text, url, language, metadata, None, None, ()))
 
+        if self.path:
+            return lambda fields, number: record(self.lifted(fields), number)
         return record
+
+    def lifted(self, fields: Any) -> Any:
+        """The record with the text of a dotted field as a field of its own, and not where it was: for a.b,
+        {"a": {"b": "x", "c": 1}} -> {"a": {"c": 1}, "a.b": "x"}. A record that has a field `a.b` stays as it is."""
+        if type(fields) is not dict or self.wanted in fields:
+            return fields
+        texts = list(strings_at(fields, self.path))
+        return {**without(fields, self.path), self.wanted: "\n\n".join(texts)} if texts else fields
 
     def record(self, fields: Mapping[str, Any], number: int, offset: int) -> Record | Unreadable:
         """The record, or an Unreadable: no text field (the message names the fields and the fix), or a value that is
@@ -187,7 +198,7 @@ class FieldMap:
 
     def refused(self, fields: Mapping[str, Any], number: int, offset: int) -> Unreadable:
         if self.wanted not in fields:
-            known = ", ".join(sorted(fields)) or "none"
+            known = ", ".join(sorted(field_names(fields))) or "none"
             setting = "html_field" if self.is_html else "text_field"
             reason = f"no field {self.wanted!r}; fields are {known[:200]}; set {setting} of source {self.source.name}"
             return Unreadable(number, "no_text_field", reason, offset, excerpt(_dumped(dict(fields))))
@@ -196,6 +207,43 @@ class FieldMap:
         quoted = _dumped(value) if isinstance(value, list | dict) else str(value)
         reason = f"field {self.wanted!r} is {kind}, not a string"
         return Unreadable(number, "text_not_string", reason, offset, excerpt(quoted))
+
+
+# Fields inside fields: `a.b` is the field b of the object a, or of each object in the list a.
+
+MAX_FIELD_DEPTH = 4  # of the names in messages
+
+
+def strings_at(value: Any, path: Sequence[str]) -> Iterator[str]:
+    """The strings at the path, in their order: (a, b) of {"a": [{"b": "x"}, {"b": "y"}]} -> x, y. Lists of lists hold
+    none."""
+    for member in value if isinstance(value, list) else (value,):
+        if not path and isinstance(member, str):
+            yield member
+        elif path and isinstance(member, dict) and path[0] in member:
+            yield from strings_at(member[path[0]], path[1:])
+
+
+def without(value: Any, path: Sequence[str]) -> Any:
+    """A copy of the value that lacks what is at the path."""
+    if isinstance(value, list):
+        return [without(member, path) if isinstance(member, dict) else member for member in value]
+    if not isinstance(value, dict) or path[0] not in value:
+        return value
+    rest = {name: member for name, member in value.items() if name != path[0]}
+    return rest if len(path) == 1 else {**rest, path[0]: without(value[path[0]], path[1:])}
+
+
+def field_names(fields: Mapping[str, Any], depth: int = MAX_FIELD_DEPTH) -> Iterator[str]:
+    """{"id": 1, "a": {"b": "x"}} -> id, a.b."""
+    for name, value in fields.items():
+        inner = (
+            next((member for member in value if isinstance(member, dict)), None) if isinstance(value, list) else value
+        )
+        if isinstance(inner, dict) and inner and depth > 1:
+            yield from (f"{name}.{below}" for below in field_names(inner, depth - 1))
+        else:
+            yield str(name)
 
 
 def metadata_json(metadata: Mapping[str, Any]) -> str:

@@ -56,13 +56,13 @@ class SourceConfig(Config):
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9_-]*$", max_length=100)  # part of file names
     format: Format
     paths: tuple[str, ...] = ()
-    text_field: str = "text"
+    text_field: str = "text"  # a field inside another by its path: article.body, or messages.content of a list
     html_field: str | None = None  # set: the text is extracted from this field's HTML, and text_field is not read
     url_field: str | None = "url"
     language_field: str | None = "language"
     metadata_fields: tuple[str, ...] | Literal["all", "none"] = "all"
     language: str | None = None  # used where the record has none
-    encoding: str = "utf-8"  # of text and markdown files; JSON is UTF-8 always
+    encoding: str = "utf-8"  # of text, markdown and CSV files; JSON is UTF-8 always
     record: Literal["file", "paragraph", "line"] = "file"  # unit of a document in text and markdown files
     extractor: Literal["blocks", "trafilatura", "trafilatura_precision", "resiliparse"] = "blocks"
     blocks: BlocksConfig = Field(default=BlocksConfig(), description="options of extractor: blocks")

@@ -4,16 +4,16 @@ import os
 import re
 import sys
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from gristmill.foundation.errors import InputError, RecipeError
-from gristmill.foundation.files import write_atomic
+from gristmill.foundation.progress import Reporter
+from gristmill.pipelines.cli.console import print_rows
 from gristmill.pipelines.cli.options import with_option_groups
-
-VOCABULARIES = ((1e5, 384), (1e6, 1024), (1e7, 2048), (1e8, 4096), (float("inf"), 8192))  # up to so many bytes of text
 
 
 @dataclass(frozen=True)
@@ -40,38 +40,16 @@ def init(
     path = Path(f"{chosen}.yaml")
     if path.exists() and not overwrite:
         raise RecipeError(f"{path} exists; give another --name, or --overwrite it")
-    from gristmill.pipelines.init import dial  # numba, and torch for the rate, take seconds to load
-    from gristmill.pipelines.init.recipe import largest_vocabulary, plan_sources, recipe_text
-    from gristmill.pipelines.init.survey import survey
+    from gristmill.pipelines.init.first_look import write_first_recipe  # numba, and torch for the rate, load in seconds
+    from gristmill.pipelines.init.recipe import duration
 
-    looked = survey(folder)
-    sources = plan_sources(looked.groups)
-    for source in sources:
-        languages = ", ".join(f"{code} {share:.0%}" for code, share in source.languages)
-        filters = "Gopher's filters" if source.filters else "no filters"
-        print(
-            f"{source.name}: {len(source.group.paths):,} files, {source.group.num_bytes / 1e6:.2f} MB, {languages}; "
-            f"{filters} ({source.kept:.0%} of a sample of {len(source.group.texts)} kept)"
-        )
-    for group in looked.groups:
-        if not any(source.group is group for source in sources):
-            print(f"not used: {group.kind}, {len(group.paths)} files such as {group.paths[0]}: too little text")
-    for why, (number, example) in looked.unused.items():
-        print(f"not used: {number} {why}, such as {example}")
-    text_bytes = sum(source.text_bytes for source in sources)
-    vocabulary = min(next(pieces for most, pieces in VOCABULARIES if text_bytes < most), largest_vocabulary(sources))
-    print("measuring how fast this machine trains ...", flush=True)
-    if size.depth is not None:
-        choice = dial.choose_by_depth(size.depth, text_bytes, vocabulary, "bf16")
-    elif size.budget is not None:
-        choice = dial.choose_by_flops(size.budget, text_bytes, vocabulary, "bf16")
-    else:
-        choice = dial.choose_by_minutes(size.minutes or 30.0, text_bytes, vocabulary, "bf16")
-    write_atomic(path, recipe_text(chosen, folder, sources, choice, "bf16").encode())
-    cost = "" if price is None else f", costs {price * choice.seconds / 3600:.2f} at {price:g} an hour"
+    choice = write_first_recipe(folder, path, chosen, size, Reporter.to_terminal(), partial(print, flush=True))
+    stages = [(stage, duration(seconds)) for stage, seconds in choice.seconds.items()]
+    print_rows([("stage", "forecast"), *stages, ("all", duration(choice.total_seconds))])
+    cost = "" if price is None else f", costs {price * choice.total_seconds / 3600:.2f} at {price:g} an hour"
     print(
         f"{choice.size.parameters / 1e6:.2f}M parameters, {choice.why}\n"
-        f"{path}: takes about {choice.seconds / 60:.1f} minutes{cost}; now: gristmill run {path}"
+        f"{path}: takes about {choice.total_seconds / 60:.1f} minutes{cost}; now: gristmill run {path}"
     )
 
 

@@ -4,6 +4,7 @@ Width is 64 times the depth, as in nanochat (karpathy/nanochat, scripts/base_tra
 (Hoffmann et al. 2022, arXiv 2203.15556, table 3) where time and text allow."""
 
 import tempfile
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,13 +15,37 @@ DEPTHS = (2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24)
 WIDTH_PER_LAYER, HEAD_WIDTH = 64, 64
 TOKENS_PER_PARAMETER = 20
 MAX_EPOCHS = 4  # repeated text is nearly as good as new up to here (Muennighoff et al. 2023, arXiv 2305.16264)
+MIN_STEPS = 20
+MIN_TRAINING_SECONDS = 10.0
 SMALL_EPOCHS = 40  # a corpus too small for a run of this length is repeated so often, at most
-BYTES_PER_TOKEN = 3.3  # of a vocabulary of a few thousand pieces
-# Seconds of a run beside training steps, on a core of the kind this was measured on: stages start, libraries load,
-# checkpoints are written, held-out text is scored.
-FIXED_SECONDS = 13.0
-CURATION_BYTES_PER_SECOND = 12e6  # text through the default filters, deduplication, tokenizer and index, two workers
-TRAINING_SHARE = 0.95  # of the time that is left: the rest is validation and checkpoints
+EVALUATION_SECONDS = 8.0  # of evaluate and report, until they are rehearsed
+TRAINING_SHARE = 0.95  # of the time of the stage train that its steps take, until it is rehearsed
+
+
+@dataclass(frozen=True)
+class TrainingRehearsal:
+    """fixed: seconds of the stage train beside its steps. after: seconds of evaluate and report."""
+
+    tokens_per_second: float
+    fixed: float
+    after: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """text_bytes, text_tokens: of the training text. overhead: forecast seconds of all that is not training. say: hears
+    each measured rate."""
+
+    text_bytes: float
+    text_tokens: float
+    vocabulary: int
+    precision: str
+    overhead: float
+    say: Callable[[str], None] = lambda line: None
+
+    @property
+    def max_tokens(self) -> float:
+        return SMALL_EPOCHS * self.text_tokens
 
 
 @dataclass(frozen=True)
@@ -53,15 +78,20 @@ class ModelSize:
 
 @dataclass(frozen=True)
 class Choice:
-    """seconds: forecast of the whole run. epochs: how often the text is read. why: one line for the recipe's reader."""
+    """epochs: how often the text is read. seconds: forecast by stage, and of the command's start. why: one line for the
+    recipe's reader."""
 
     size: ModelSize
     tokens: int
     batch_tokens: int
     tokens_per_second: float
-    seconds: float
     epochs: float
+    seconds: Mapping[str, float]
     why: str
+
+    @property
+    def total_seconds(self) -> float:
+        return sum(self.seconds.values())
 
     @property
     def flops(self) -> float:
@@ -96,64 +126,84 @@ def measured_rate(size: ModelSize, precision: str) -> float:
     return rate * batch_of(size)
 
 
-def choose_by_minutes(minutes: float, text_bytes: float, vocabulary: int, precision: str) -> Choice:
+def choose_by_minutes(minutes: float, setting: Setting) -> Choice:
     """The deepest model that sees TOKENS_PER_PARAMETER within the time, or the shallowest if none does."""
-    overhead = FIXED_SECONDS + text_bytes / CURATION_BYTES_PER_SECOND
-    seconds = (60 * minutes - overhead) * TRAINING_SHARE
-    if seconds < 10:
+    seconds = (60 * minutes - setting.overhead) * TRAINING_SHARE
+    if seconds < MIN_TRAINING_SECONDS:
         raise RecipeError(
-            f"--minutes {minutes:g}: reading and curating {text_bytes / 1e6:.1f} MB takes about {overhead:.0f} s; give "
-            f"at least {(overhead + 20) / 60:.1f} minutes, or a smaller folder"
+            f"--minutes {minutes:g}: all but the training takes about {setting.overhead:.0f} s for "
+            f"{setting.text_bytes / 1e6:.1f} MB of text; give at least "
+            f"{(setting.overhead + 2 * MIN_TRAINING_SECONDS) / 60:.1f} minutes, or a smaller folder"
         )
     best: Choice | None = None
     for depth in DEPTHS:
-        size = ModelSize(depth, vocabulary, _sequence_length(depth))
-        rate = measured_rate(size, precision)
+        size = ModelSize(depth, setting.vocabulary, _sequence_length(depth))
+        rate = _rate(size, setting)
         possible = seconds * rate
         enough = TOKENS_PER_PARAMETER * size.parameters
         if best is not None and possible < enough:
             break
-        best = _choice(size, min(possible, _most_tokens(text_bytes)), rate, overhead, text_bytes)
+        best = _choice(size, min(possible, setting.max_tokens), rate, setting)
         if possible < 2.2 * enough:  # the next depth costs more than twice
             break
-        if _most_tokens(text_bytes) < enough:
+        if setting.max_tokens < enough:
             break
     assert best is not None
     return best
 
 
-def choose_by_depth(depth: int, text_bytes: float, vocabulary: int, precision: str) -> Choice:
-    size = ModelSize(depth, vocabulary, _sequence_length(depth))
-    overhead = FIXED_SECONDS + text_bytes / CURATION_BYTES_PER_SECOND
-    tokens = min(TOKENS_PER_PARAMETER * size.parameters, _most_tokens(text_bytes))
-    return _choice(size, tokens, measured_rate(size, precision), overhead, text_bytes)
+def choose_by_depth(depth: int, setting: Setting) -> Choice:
+    size = ModelSize(depth, setting.vocabulary, _sequence_length(depth))
+    tokens = min(TOKENS_PER_PARAMETER * size.parameters, setting.max_tokens)
+    return _choice(size, tokens, _rate(size, setting), setting)
 
 
-def choose_by_flops(flops: float, text_bytes: float, vocabulary: int, precision: str) -> Choice:
+def choose_by_flops(flops: float, setting: Setting) -> Choice:
     """C = 6 N D with D = 20 N, so N = sqrt(C / 120): the deepest model of at most so many parameters."""
-    sizes = [ModelSize(depth, vocabulary, _sequence_length(depth)) for depth in DEPTHS]
+    sizes = [ModelSize(depth, setting.vocabulary, _sequence_length(depth)) for depth in DEPTHS]
     fitting = [size for size in sizes if size.parameters <= (flops / (6 * TOKENS_PER_PARAMETER)) ** 0.5]
     size = fitting[-1] if fitting else sizes[0]
-    overhead = FIXED_SECONDS + text_bytes / CURATION_BYTES_PER_SECOND
-    tokens = min(flops / (6 * size.parameters), _most_tokens(text_bytes))
-    return _choice(size, tokens, measured_rate(size, precision), overhead, text_bytes)
+    return _choice(size, min(flops / (6 * size.parameters), setting.max_tokens), _rate(size, setting), setting)
+
+
+def rehearsed(
+    choice: Choice, setting: Setting, before: Mapping[str, float], training: TrainingRehearsal, minutes: float | None
+) -> Choice:
+    """The choice with the forecast of a rehearsal, and with as many tokens as fit into the minutes, if these decide.
+    before: seconds of the start and of the stages up to training."""
+    tokens: float = choice.tokens
+    rate = training.tokens_per_second
+    if minutes is not None:
+        left = 60 * minutes - sum(before.values()) - training.fixed - sum(training.after.values())
+        tokens = min(max(left, MIN_TRAINING_SECONDS) * rate, setting.max_tokens)
+    tokens = _whole_steps(tokens, choice.batch_tokens)
+    seconds = {**before, "train": training.fixed + tokens / rate, **training.after}
+    return _described(choice.size, int(tokens), rate, seconds, setting)
+
+
+def _rate(size: ModelSize, setting: Setting) -> float:
+    rate = measured_rate(size, setting.precision)
+    setting.say(f"depth {size.depth}, {size.parameters / 1e6:.2f}M parameters: {rate:,.0f} tokens a second")
+    return rate
 
 
 def _sequence_length(depth: int) -> int:
     return 256 if depth < 6 else 512
 
 
-def _most_tokens(text_bytes: float) -> float:
-    return SMALL_EPOCHS * text_bytes / BYTES_PER_TOKEN
+def _choice(size: ModelSize, tokens: float, rate: float, setting: Setting) -> Choice:
+    whole = _whole_steps(tokens, batch_of(size))
+    seconds = {"all but training": setting.overhead, "train": whole / rate / TRAINING_SHARE}
+    return _described(size, whole, rate, seconds, setting)
 
 
-def _choice(size: ModelSize, tokens: float, rate: float, overhead: float, text_bytes: float) -> Choice:
-    batch = batch_of(size)
-    tokens = max(batch * 20, int(tokens) // batch * batch)
-    epochs = tokens / max(1.0, text_bytes / BYTES_PER_TOKEN)
-    per_parameter = tokens / size.parameters
-    why = f"{tokens / 1e6:.2f}M tokens, {per_parameter:.1f} a parameter, {epochs:.1f} times the text"
+def _whole_steps(tokens: float, batch: int) -> int:
+    return max(batch * MIN_STEPS, int(tokens) // batch * batch)
+
+
+def _described(size: ModelSize, tokens: int, rate: float, seconds: Mapping[str, float], setting: Setting) -> Choice:
+    epochs = tokens / max(1.0, setting.text_tokens)
+    why = f"{tokens / 1e6:.2f}M tokens, {tokens / size.parameters:.1f} a parameter, {epochs:.1f} times the text"
     if epochs > MAX_EPOCHS:
         why += f"; text read over {MAX_EPOCHS} times teaches less each time: more text would serve better"
-    seconds = overhead + tokens / rate / TRAINING_SHARE
-    return Choice(size, int(tokens), batch, rate, seconds, epochs, why)
+    return Choice(size, tokens, batch_of(size), rate, epochs, seconds, why)

@@ -21,7 +21,7 @@ from gristmill.foundation.lock import Lock
 from gristmill.foundation.progress import Reporter
 from gristmill.foundation.runtime.tasks.local import LocalEngine
 from gristmill.pipelines.init.dial import Choice, optimizer_of
-from gristmill.pipelines.init.survey import COMPRESSED, FileGroup
+from gristmill.pipelines.init.survey import COMPRESSED, FileGroup, counted
 
 PASSING_SHARE = 0.5  # of the sampled documents that a filter has to keep to be chosen
 TEXT_SHARE = {
@@ -39,13 +39,16 @@ CODE = [{"gopher_quality": {"alpha_word_ratio": None, "hash_word_ratio": None, "
                             "min_mean_word_length": None}}]  # fmt: skip
 MIN_DOCUMENTS = 40  # fewer files are cut into paragraphs, so that some can be held out
 MIN_CLOZE_BYTES = 1_500_000
+FORECAST_MARK = "# seconds by stage: "
+MIN_LANGUAGE_SHARE = 0.01  # of the sampled documents, for a language to be named
 VOCABULARY_SHARE = 0.5  # of the most pieces that the sampled words can make
 MIN_SOURCE_BYTES = 4000  # of text: less has no sample of the model's sequence length once some is held out
 
 
 @dataclass(frozen=True)
 class PlannedSource:
-    """kept: share of the sampled documents that curation keeps. languages: the commonest first, with their shares."""
+    """kept: share of the num_sampled documents that curation keeps. languages: the commonest first, with their
+    shares."""
 
     name: str
     group: FileGroup
@@ -53,6 +56,7 @@ class PlannedSource:
     record: str
     kept: float
     duplicates: float
+    num_sampled: int
     languages: tuple[tuple[str, float], ...]
 
     @property
@@ -77,7 +81,7 @@ def plan_sources(groups: Sequence[FileGroup]) -> list[PlannedSource]:
             if kept >= PASSING_SHARE or not filters:
                 break
         if kept > 0:
-            planned.append(PlannedSource(name, group, filters, record, kept, duplicates, _languages(texts)))
+            planned.append(PlannedSource(name, group, filters, record, kept, duplicates, len(texts), _languages(texts)))
     large = [source for source in planned if source.text_bytes >= MIN_SOURCE_BYTES]
     if not large:
         total = sum(source.text_bytes for source in planned)
@@ -128,7 +132,8 @@ def _curated_share(texts: Sequence[str], filters: list[dict[str, Any]]) -> tuple
 def _languages(texts: Sequence[str]) -> tuple[tuple[str, float], ...]:
     detected = detect_buffer(TextBuffer.of(list(texts)), LanguageConfig()).column("detected_language").to_pylist()
     shares = {code: detected.count(code) / len(detected) for code in set(detected) if code}
-    return tuple(sorted(shares.items(), key=lambda item: (-item[1], item[0]))[:4])
+    common = [item for item in shares.items() if item[1] >= MIN_LANGUAGE_SHARE]
+    return tuple(sorted(common, key=lambda item: (-item[1], item[0]))[:4])
 
 
 def globs(paths: Sequence[Path], root: Path) -> list[str]:
@@ -167,59 +172,94 @@ def _with_suffix(root: Path, suffix: str) -> list[Path]:
     return matching
 
 
-def recipe_text(name: str, root: Path, sources: Sequence[PlannedSource], choice: Choice, precision: str) -> str:
-    """The commented YAML. Strings are written as JSON, which YAML reads."""
-    text_bytes = sum(source.text_bytes for source in sources)
-    steps = choice.tokens // choice.batch_tokens
-    splits = (0.02, 0.05) if text_bytes > 3e6 else (0.1, 0.15)
-    has_cloze = text_bytes * splits[1] > MIN_CLOZE_BYTES * 0.05 and any(s.filters == PROSE for s in sources)
-    tasks = "bits_per_byte, cloze" if has_cloze else "bits_per_byte"
-    lines = [
-        f"# Written by `gristmill init` for {root}. Change what you like; `gristmill check {name}.yaml` tells errors.",
-        f"# About {text_bytes / 1e6:.1f} MB of text are kept; the run takes about {_duration(choice.seconds)} here:",
-        f"# {choice.why};",
-        f"# {choice.flops:.1e} floating-point operations at {choice.tokens_per_second:,.0f} tokens a second.",
-        "# Then: gristmill run, then gristmill chat.",
-        f"name: {name}",
-        "seed: 1",
-        "",
-        "sources:",
-    ]
-    for source in sources:
-        languages = ", ".join(f"{code} {share:.0%}" for code, share in source.languages) or "no language detected"
+@dataclass(frozen=True)
+class RecipePlan:
+    """root: the folder of the files; None where the recipe names each file. text_bytes: of the text that is kept."""
+
+    name: str
+    root: Path | None
+    sources: Sequence[PlannedSource]
+    text_bytes: float
+    precision: str = "bf16"
+
+    @property
+    def splits(self) -> tuple[float, float]:
+        """Shares of documents for validation and test."""
+        return (0.02, 0.05) if self.text_bytes > 3e6 else (0.1, 0.15)
+
+    @property
+    def tasks(self) -> str:
+        has_prose = any(source.filters == PROSE for source in self.sources)
+        has_cloze = has_prose and self.text_bytes * self.splits[1] > MIN_CLOZE_BYTES * 0.05
+        return "bits_per_byte, cloze" if has_cloze else "bits_per_byte"
+
+    def curation_text(self) -> str:
+        """The sections up to the curated corpus. Strings are written as JSON, which YAML reads."""
+        lines = [f"name: {self.name}", "seed: 1", "", "sources:"]
+        for source in self.sources:
+            lines += _source_lines(source, self.root)
         lines += [
-            f"  # {len(source.group.paths):,} files, {source.group.num_bytes / 1e6:.2f} MB; {languages}; of the sample "
-            f"{source.kept:.0%} are kept, {source.duplicates:.0%} are copies",
-            f"  - name: {source.name}",
-            *(f"    {key}: {json.dumps(value)}" for key, value in source.group.config.items()),
-            f"    paths: {json.dumps(globs(source.group.paths, root), ensure_ascii=False)}",
+            "",
+            "curate:",
+            "  profiles: gristmill  # filter thresholds by language",
+            f"  splits: {{validation: {self.splits[0]}, test: {self.splits[1]}}}  # held out of training",
         ]
-        if source.record != "file":
-            lines.append(f"    record: {source.record}  # few files: their paragraphs are the documents")
-        lines.append(f"    filters: {json.dumps(source.filters)}  # {_filter_reason(source)}")
-    lines += [
-        "",
-        "curate:",
-        "  profiles: gristmill  # filter thresholds by language",
-        f"  splits: {{validation: {splits[0]}, test: {splits[1]}}}  # held out of training",
-        "",
-        f"tokenizer: {{vocab_size: {choice.size.vocabulary}, sample_bytes: 16M}}",
-        "",
-        f"# {choice.size.parameters / 1e6:.2f}M parameters; width 64 x depth",
-        f"model: {_flow(choice.size.fields)}",
-        "",
-        "train:",
-        f"  tokens: {choice.tokens}",
-        f"  batch_tokens: {choice.batch_tokens}",
-        f"  precision: {precision}",
-        f"  optimizer: {_flow(optimizer_of(choice.size))}",
-        "  lr_schedule: {shape: wsd, warmup_share: 0.05, decay_share: 0.4, final_ratio: 0.0}",
-        f"  validation: {{every: {max(1, steps // 8)}, samples: 16}}",
-        f"  checkpoint: {{every: {max(1, steps // 3)}}}",
-        "",
-        f"evaluate: {{tasks: [{tasks}], text_bytes: 100k, num_continuations: 3}}",
+        return "\n".join(lines) + "\n"
+
+    def tokenizer_text(self, vocabulary: int) -> str:
+        return f"\ntokenizer: {{vocab_size: {vocabulary}, sample_bytes: 16M}}\n"
+
+    def training_text(self, choice: Choice) -> str:
+        steps = choice.tokens // choice.batch_tokens
+        lines = [
+            "",
+            f"# {choice.size.parameters / 1e6:.2f}M parameters; width 64 x depth",
+            f"model: {_flow(choice.size.fields)}",
+            "",
+            "train:",
+            f"  tokens: {choice.tokens}",
+            f"  batch_tokens: {choice.batch_tokens}",
+            f"  precision: {self.precision}",
+            f"  optimizer: {_flow(optimizer_of(choice.size))}",
+            "  lr_schedule: {shape: wsd, warmup_share: 0.05, decay_share: 0.4, final_ratio: 0.0}",
+            f"  validation: {{every: {max(1, steps // 8)}, samples: 16}}",
+            f"  checkpoint: {{every: {max(1, steps // 3)}}}",
+            "",
+            f"evaluate: {{tasks: [{self.tasks}], text_bytes: 100k, num_continuations: 3}}",
+        ]
+        return "\n".join(lines) + "\n"
+
+    def text(self, choice: Choice) -> str:
+        """The whole commented recipe."""
+        seconds = {stage: round(value, 1) for stage, value in choice.seconds.items()}
+        heading = [
+            f"# Written by `gristmill init` for {self.root}. Change what you like; `gristmill check {self.name}.yaml` "
+            "tells errors.",
+            f"# About {self.text_bytes / 1e6:.1f} MB of text are kept; the run takes about "
+            f"{duration(choice.total_seconds)} here, by a rehearsal of it:",
+            f"{FORECAST_MARK}{json.dumps(seconds)}",
+            f"# {choice.why};",
+            f"# {choice.flops:.1e} floating-point operations at {choice.tokens_per_second:,.0f} tokens a second.",
+            "# Then: gristmill run, then gristmill chat.",
+        ]
+        sections = self.curation_text() + self.tokenizer_text(choice.size.vocabulary) + self.training_text(choice)
+        return "\n".join(heading) + "\n" + sections
+
+
+def _source_lines(source: PlannedSource, root: Path | None) -> list[str]:
+    group = source.group
+    languages = ", ".join(f"{code} {share:.0%}" for code, share in source.languages) or "no language detected"
+    paths = globs(group.paths, root) if root is not None else [glob.escape(str(path)) for path in group.paths]
+    lines = [
+        f"  # {counted(len(group.paths), 'files')}, {group.num_bytes / 1e6:.2f} MB; {languages}; of the sample "
+        f"{source.kept:.0%} are kept, {source.duplicates:.0%} are copies",
+        f"  - name: {source.name}",
+        *(f"    {key}: {json.dumps(value)}" for key, value in group.config.items()),
+        f"    paths: {json.dumps(paths, ensure_ascii=False)}",
     ]
-    return "\n".join(lines) + "\n"
+    if source.record != "file":
+        lines.append(f"    record: {source.record}  # few files: their paragraphs are the documents")
+    return [*lines, f"    filters: {json.dumps(source.filters)}  # {_filter_reason(source)}"]
 
 
 def _filter_reason(source: PlannedSource) -> str:
@@ -234,7 +274,7 @@ def _flow(fields: dict[str, Any]) -> str:
     return "{" + ", ".join(f"{key}: {json.dumps(value)}" for key, value in fields.items()) + "}"
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
     return (
         f"{seconds:.0f} s"
         if seconds < 90

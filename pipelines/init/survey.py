@@ -3,27 +3,38 @@
 Files are grouped into sources by what they hold: their format, and for records the field of the text. Nothing is
 written, and only the first records of a few files of each group are read."""
 
-import json
+import codecs
+import csv
 import os
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import charset_normalizer
+import orjson
+import pyarrow.parquet as pq
 from pydantic import ValidationError
 
 from gristmill.data_pipeline.readers.compression import Damaged, blocks
-from gristmill.data_pipeline.readers.document import Record, Unreadable
+from gristmill.data_pipeline.readers.delimited import delimiter_of
+from gristmill.data_pipeline.readers.document import Record, Unreadable, field_names, strings_at
+from gristmill.data_pipeline.readers.encodings import in_utf8
 from gristmill.data_pipeline.readers.files import foreign_kind
 from gristmill.data_pipeline.readers.read import records_of
 from gristmill.data_pipeline.readers.source import SourceConfig
 from gristmill.foundation.errors import InputError
 
-SAMPLED_FILES, SAMPLED_RECORDS, SAMPLED_BYTES = 24, 600, 4_000_000  # of a group: files, records, characters in all
-HEAD_BYTES = 1 << 16
+SAMPLED_FILES, SAMPLED_RECORDS, SAMPLED_BYTES = 200, 600, 4_000_000  # of a group: files, records, characters in all
+HEAD_BYTES, DECODED_BYTES = 1 << 16, 1 << 20
+LOOKED_AT_RECORDS = 20  # of a file, for the field that holds the text
+# Encodings that are told apart where a file is not UTF-8; those of Western Europe are alike in most texts.
+ENCODINGS = ("cp1252", "cp1250", "cp1251", "koi8_r", "shift_jis", "euc_jp", "euc_kr", "gb18030", "big5")
+NOT_OWN_TEXT = ("node_modules", "__pycache__", "site-packages", "venv", "bower_components")  # folders of programs
 COMPRESSED = (".gz", ".zst", ".bz2", ".xz", ".lz4")
 COMPRESSION_RATIO = 3.5  # of text by these programs, where the content's size is not known
 FORMATS = {
@@ -89,6 +100,7 @@ CODE = [
 FORMAT_OF = {suffix: name for name, suffixes in FORMATS.items() for suffix in suffixes}
 TEXT_NAMES = ("text", "content", "body", "document", "raw_content", "markdown", "article", "message", "html")
 RECORD_FORMATS = ("jsonl", "parquet", "csv")
+ENCODED_KINDS = ("text", "markdown", "code", "csv")  # in an encoding that the recipe names
 
 
 @dataclass(frozen=True)
@@ -103,6 +115,7 @@ class FileGroup:
     num_bytes: int
     texts: tuple[str, ...] = ()
     problems: tuple[str, ...] = ()
+    encoding: str = "utf-8"
 
     @property
     def format(self) -> str:
@@ -116,6 +129,8 @@ class FileGroup:
             settings["html_field"] = self.field
         elif self.field and self.field != "text":
             settings["text_field"] = self.field
+        if self.encoding != "utf-8":
+            settings["encoding"] = self.encoding
         return settings
 
 
@@ -131,36 +146,72 @@ def survey(folder: Path) -> Survey:
     """Looks at all files below the folder, hidden ones left out. Raises InputError if no file can be a source."""
     if not folder.is_dir():
         raise InputError(f"{folder}: no such folder; name the folder that holds your files")
-    result, unused = Survey(), Counter[str]()
-    examples: dict[str, str] = {}
-    by_kind: dict[tuple[str, str, bool], list[Path]] = {}
-    for path in _files(folder):
+    result, unused = Survey(), _Unused()
+    by_kind: dict[tuple[str, str, bool, str], list[Path]] = {}
+    encodings: dict[str, None] = {}
+    for path in _files(folder, unused):
         kind, why = _kind(path)
+        text_field, is_html = "", False
+        if kind is not None and (encoding := _encoding(path, kind, encodings)) is None:
+            kind, why = None, "files in no encoding that is known here"
+        elif kind in RECORD_FORMATS:
+            fields = _raw_fields(path, kind, encoding or "utf-8")
+            text_field, is_html = text_field_of(fields)
+            if not text_field:
+                kind, why = None, f"files of records without text (fields are {', '.join(fields) or 'none'})"
         if kind is None:
-            unused[why] += 1
-            examples.setdefault(why, str(path))
-            continue
-        text_field, is_html = _text_field(path, kind) if kind in RECORD_FORMATS else ("", False)
-        if kind in RECORD_FORMATS and not text_field:
-            unused["records without a field of text"] += 1
-            examples.setdefault("records without a field of text", str(path))
-            continue
-        by_kind.setdefault((kind, text_field, is_html), []).append(path)
-    for (kind, text_field, is_html), paths in sorted(by_kind.items()):
-        result.groups.append(_sampled(FileGroup(kind, text_field, is_html, tuple(paths), _total_bytes(paths))))
-    result.groups = [group for group in result.groups if group.texts]
-    result.unused = {why: (number, examples[why]) for why, number in unused.most_common()}
+            unused.add(why, path)
+        else:
+            by_kind.setdefault((kind, text_field, is_html, encoding or "utf-8"), []).append(path)
+    for (kind, text_field, is_html, encoding), paths in sorted(by_kind.items()):
+        num_bytes = sum(map(content_bytes, paths))
+        group = _sampled(FileGroup(kind, text_field, is_html, tuple(paths), num_bytes, encoding=encoding))
+        if group.texts:
+            result.groups.append(group)
+        else:
+            unused.add(f"files without text ({group.problems[0] if group.problems else 'blank'})", *paths)
+    result.unused = unused.by_reason()
     if not result.groups:
-        seen = "; ".join(f"{number} {why}, such as {example}" for why, (number, example) in result.unused.items())
+        reasons = "; ".join(
+            f"{counted(number, why)}, such as {example}" for why, (number, example) in result.unused.items()
+        )
         raise InputError(
-            f"{folder}: holds no file that gristmill reads as text ({seen or 'no files'}); formats are "
+            f"{folder}: holds no file that gristmill reads as text ({reasons or 'no files'}); formats are "
             f"{', '.join(sorted(FORMATS))}, plain or compressed"
         )
     return result
 
 
-def _files(folder: Path) -> Iterator[Path]:
+class _Unused:
+    """Files that are in no source, by the reason."""
+
+    def __init__(self) -> None:
+        self._numbers: Counter[str] = Counter()
+        self._examples: dict[str, str] = {}
+
+    def add(self, reason: str, *paths: Path) -> None:
+        self._numbers[reason] += len(paths)
+        self._examples.setdefault(reason, str(paths[0]))
+
+    def by_reason(self) -> dict[str, tuple[int, str]]:
+        return {reason: (number, self._examples[reason]) for reason, number in self._numbers.most_common()}
+
+
+def counted(number: int, nouns: str) -> str:
+    """(1, "empty files") -> "1 empty file"; (2000, "files of x") -> "2,000 files of x"."""
+    return f"{number:,} {nouns if number != 1 else re.sub(r'files', 'file', nouns, count=1)}"
+
+
+def _files(folder: Path, unused: _Unused) -> Iterator[Path]:
+    """Files below the folder that may be the user's texts; folders of programs and of saved pages' parts are unused."""
     for root, folders, files in os.walk(folder):
+        pages = {f"{Path(name).stem}_files" for name in files if name.lower().endswith((".html", ".htm"))}
+        for name in [name for name in folders if name in NOT_OWN_TEXT or name in pages]:
+            reason = "files of saved pages' parts" if name in pages else f"files of {name}, not texts of yours"
+            inside = [path for path in Path(root, name).rglob("*") if path.is_file()]
+            if inside:
+                unused.add(reason, *inside)
+            folders.remove(name)
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         for name in sorted(files):
             path = Path(root, name)
@@ -185,7 +236,7 @@ def _kind(path: Path) -> tuple[str | None, str]:
     if b"\0" in head and not head.startswith((b"\xff\xfe", b"\xfe\xff")):
         return None, "binary files"
     if kind == "jsonl" and not _is_json_lines(head):
-        return None, "JSON files that are one value, not a record a line"
+        return None, "JSON files that are one value, not a record a line (`jq -c .[] FILE` makes lines)"
     if kind in (None, "text") and head.startswith(b"From ") and re.search(rb"^Subject:", head, re.M):
         return "mbox", ""
     if kind in (None, "text") and _is_json_lines(head):
@@ -208,45 +259,101 @@ def _head(path: Path) -> bytes:
 def _is_json_lines(head: bytes) -> bool:
     line, end, _ = head.lstrip().partition(b"\n")
     try:
-        return isinstance(json.loads(line), dict)
+        return isinstance(orjson.loads(line), dict)
     except ValueError:
         return not end and len(head) == HEAD_BYTES and head.lstrip().startswith(b"{")
 
 
-def _text_field(path: Path, kind: str) -> tuple[str, bool]:
+def _encoding(path: Path, kind: str, known: dict[str, None]) -> str | None:
+    """The encoding of the file's beginning; None if it is in none that is known here. known: encodings of the files
+    before, which are tried first."""
+    if kind not in ENCODED_KINDS:
+        return "utf-8"
+    with path.open("rb") as file:
+        head = _beginning(in_utf8(blocks(file, str(path)))[0], DECODED_BYTES)
+    if _decodes(head, "utf-8"):
+        return "utf-8"
+    for encoding in known:
+        if _decodes(head, encoding):
+            return encoding
+    best = charset_normalizer.from_bytes(head[:HEAD_BYTES], cp_isolation=list(ENCODINGS)).best()
+    if best is None or not _decodes(head, best.encoding):
+        return None
+    known[best.encoding] = None
+    return best.encoding
+
+
+def _decodes(head: bytes, encoding: str) -> bool:
+    try:
+        codecs.getincrementaldecoder(encoding)("strict").decode(head)
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _beginning(stream: Iterator[bytes], limit: int) -> bytes:
+    content = b""
+    try:
+        while len(content) < limit:
+            content += next(stream)
+    except (StopIteration, Damaged):
+        pass
+    return content[:limit]
+
+
+def text_field_of(fields: Mapping[str, Sequence[str]]) -> tuple[str, bool]:
     """(the field that holds the text, whether that is HTML), by content: the field with the most characters, names that
-    say text first among those that hold at least half as many. ("", False) if no field holds text."""
-    chars: Counter[str] = Counter()
-    pages: Counter[str] = Counter()
-    for record in _raw_records(path, kind):
-        for name, value in record.items():
-            if isinstance(value, str) and value.strip():
-                chars[name] += len(value)
-                pages[name] += len(value) * bool(re.search(r"</(p|div|body|html|span|a)>", value))
+    say text first among those that hold at least half as many. ("", False) if no field holds text. fields: values of
+    the first records by name."""
+    chars = {name: sum(map(len, values)) for name, values in fields.items() if "".join(values).strip()}
     if not chars:
         return "", False
     most = max(chars.values())
-    named = [name for name in TEXT_NAMES if chars[name] * 2 >= most]
+    named = [name for word in TEXT_NAMES for name in chars if _last_name(name) == word and chars[name] * 2 >= most]
     best = named[0] if named else max(sorted(chars), key=lambda name: chars[name])
-    return best, pages[best] * 2 > chars[best]
+    pages = sum(len(value) for value in fields[best] if re.search(r"</(p|div|body|html|span|a)>", value))
+    return best, pages * 2 > chars[best]
 
 
-def _raw_records(path: Path, kind: str) -> list[dict[str, Any]]:
-    """The first records with all their fields. A field that no record has makes the reader say which there are."""
-    settings = SourceConfig(
-        name="look", format=kind, paths=(str(path),), text_field="\1none", url_field=None, language_field=None
-    )
-    names: dict[str, None] = {}
-    for record in islice(_read(path, settings), 5):
-        if isinstance(record, Unreadable) and record.kind == "no_text_field":
-            listed = re.search(r"fields are (.*); set text_field", record.reason)
-            names |= dict.fromkeys(listed[1].split(", ") if listed else [])
-    records: list[dict[str, Any]] = []
-    for name in names:
-        field_settings = settings.model_copy(update={"text_field": name})
-        values = [r.text for r in islice(_read(path, field_settings), 5) if isinstance(r, Record)]
-        records.append({name: "".join(values)})
-    return records
+def _last_name(name: str) -> str:
+    """article.body -> body."""
+    return name.rpartition(".")[2].lower()
+
+
+def _raw_fields(path: Path, kind: str, encoding: str) -> dict[str, list[str]]:
+    """The strings of each field in the first records; fields inside others by their path (a.b)."""
+    try:
+        records = list(islice(_raw_records(path, kind, encoding), LOOKED_AT_RECORDS))
+    except (InputError, OSError, ValueError, csv.Error):
+        return {}
+    fields: dict[str, list[str]] = {}
+    for record in records:
+        for name in field_names(record):
+            whole = [record[name]] if isinstance(record.get(name), str) else strings_at(record, name.split("."))
+            fields.setdefault(name, []).extend(whole)
+    return fields
+
+
+def _raw_records(path: Path, kind: str, encoding: str) -> Iterator[dict[str, Any]]:
+    if kind == "parquet":
+        with pq.ParquetFile(path) as table:
+            for batch in table.iter_batches(batch_size=LOOKED_AT_RECORDS):
+                yield from batch.to_pylist()
+        return
+    with path.open("rb") as file:
+        head = _beginning(in_utf8(blocks(file, str(path)))[0], SAMPLED_BYTES)
+    if kind == "csv":
+        lines = iter(head.decode(encoding, "replace").removeprefix("\ufeff").splitlines(keepends=True))
+        csv.field_size_limit(max(csv.field_size_limit(), SAMPLED_BYTES))
+        header = next(lines, "")
+        delimiter = delimiter_of(header, str(path))
+        names = next(csv.reader([header], delimiter=delimiter), [])
+        yield from (dict(zip(names, cells, strict=False)) for cells in csv.reader(lines, delimiter=delimiter))
+        return
+    for line in head.splitlines():
+        with suppress(ValueError):  # the last line may be cut
+            if isinstance(record := orjson.loads(line), dict):
+                yield record
 
 
 def _read(path: Path, source: SourceConfig) -> Iterator[Record | Unreadable]:
@@ -259,7 +366,7 @@ def _read(path: Path, source: SourceConfig) -> Iterator[Record | Unreadable]:
 def _sampled(group: FileGroup) -> FileGroup:
     """The group with the texts of its first records, of files spread over the group."""
     settings = {"text_field": group.field or "text", "html_field": group.field if group.is_html else None}
-    source = SourceConfig(name="look", format=group.format, paths=("look",), **settings)
+    source = SourceConfig(name="look", format=group.format, paths=("look",), encoding=group.encoding, **settings)
     step = max(1, len(group.paths) // SAMPLED_FILES)
     texts: list[str] = []
     problems: list[str] = []
@@ -273,11 +380,9 @@ def _sampled(group: FileGroup) -> FileGroup:
                 num_bytes += len(record.text)
         if num_bytes > SAMPLED_BYTES:
             break
-    return FileGroup(
-        group.kind, group.field, group.is_html, group.paths, group.num_bytes, tuple(texts), tuple(problems)
-    )
+    return replace(group, texts=tuple(texts), problems=tuple(problems))
 
 
-def _total_bytes(paths: Sequence[Path]) -> int:
+def content_bytes(path: Path) -> int:
     """Bytes of the content, estimated for compressed files."""
-    return int(sum(path.stat().st_size * (COMPRESSION_RATIO if path.suffix in COMPRESSED else 1) for path in paths))
+    return int(path.stat().st_size * (COMPRESSION_RATIO if path.suffix in COMPRESSED else 1))

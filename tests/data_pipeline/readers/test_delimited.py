@@ -28,6 +28,13 @@ def test_rows_are_records_and_other_cells_metadata():
     assert isinstance(found[1], Unreadable) and "no field 'body'; fields are id" in found[1].reason
 
 
+def test_a_table_in_the_encoding_of_the_source():
+    raw = "id,body\n2,café\n".encode("cp1252")
+    assert rows(raw, encoding="cp1252") == [Record(0, "café", metadata={"id": "2"})]
+    (refused,) = rows(raw)
+    assert refused.kind == "invalid_encoding" and "set encoding of the source" in refused.reason
+
+
 @pytest.mark.parametrize("delimiter, name", [(";", "a.csv"), ("\t", "a.csv"), ("|", "a.csv"), ("\t", "a.tsv")])
 def test_the_delimiter_is_that_of_the_first_row(delimiter, name):
     assert rows(f"id{delimiter}body\n7{delimiter}a, b\n".encode(), name) == [Record(0, "a, b", metadata={"id": "7"})]
