@@ -5,6 +5,7 @@ import json
 import math
 import os
 import resource
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -18,13 +19,12 @@ from gristmill.foundation.errors import InputError
 from gristmill.foundation.files import write_atomic
 from gristmill.foundation.manifest import LOG_FOLDER
 from gristmill.foundation.progress import Reporter
-from gristmill.training.config.train import MonitoringConfig
+from gristmill.training.config.train import TIMING_NAME, MonitoringConfig
 from gristmill.training.trackers import start_trackers
 from gristmill.training.trainer import StepReport
 
 METRICS_NAME = "metrics.jsonl"
 EVALUATIONS_NAME = "evaluations.jsonl"
-TIMING_NAME = "timing.jsonl"
 
 
 class MetricsLog:
@@ -86,9 +86,10 @@ class MetricsLog:
 @dataclass
 class StepObservation:
     """communication_seconds: the time in which at least one collective or message was under way, waiting for other
-    processes included; None where it was not measured."""
+    processes included; None where it was not measured. processor_seconds: that the step's thread ran on a processor."""
 
     communication_seconds: float | None = None
+    processor_seconds: float = 0.0
 
 
 @contextmanager
@@ -100,7 +101,9 @@ def observed(folder: Path, step: int, rank: int, traced: bool, measured: bool) -
         yield observation
         return
     with profile() as trace:
+        started = time.thread_time()
         yield observation
+        observation.processor_seconds = time.thread_time() - started
     if traced:
         trace.export_chrome_trace(str(folder / LOG_FOLDER / f"trace-{step:08d}-rank{rank}.json"))
     if measured:

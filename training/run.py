@@ -54,6 +54,7 @@ from gristmill.training.planner.costs.model_shape import flops_per_token, shape_
 from gristmill.training.planner.costs.parameters import parameter_count
 from gristmill.training.planner.layout_checks import micro_batch_size
 from gristmill.training.processes import StopRequest, Watchdog, stop_requests
+from gristmill.training.rank_times import RankTimes, is_measured, write_run_file
 from gristmill.training.trainer import StepReport, Trainer, Validation
 
 CHECKPOINTS = "checkpoints"
@@ -144,6 +145,7 @@ class Run:
         self.objective, self.data_fingerprint = objective, objective.fingerprint
         self.num_parameters, flops = self._size(model, vocab_size)
         self.step_metrics = StepMetrics(data, objective.bits_per_byte, flops, mesh.world.size, mesh.device)
+        self.rank_times = RankTimes(folder, mesh)
 
     def train(self, digests: KnownDigests | None = None) -> dict[str, Any]:
         """Trains from the last complete checkpoint, or from the start; returns a summary of the run. On a stop request
@@ -197,6 +199,7 @@ class Run:
     def _open_log(self, saved: Path | None) -> None:
         step, evaluates = self.trainer.progress.step, self.evaluate is not None
         self.log = MetricsLog(self.folder, step, self.config.monitoring, evaluates, saved, self.reporter)
+        write_run_file(self.folder, self.config, self.mesh.world.size, self.mesh.device)
 
     def _steps(self, meter: ProgressMeter, watchdog: Watchdog, request: StopRequest) -> None:
         started, monitoring = time.monotonic(), self.config.monitoring
@@ -207,6 +210,8 @@ class Run:
             with self._observed() as observation:
                 report = self.trainer.step(request.signal is not None or out_of_time, watchdog.at)
             watchdog.at(f"step {report.progress.step}, logging and saving")
+            if observation.communication_seconds is not None:
+                self.rank_times.add(report, observation)
             metrics = self._metrics(report)
             timing = (
                 self.step_metrics.timing(report, observation)
@@ -316,7 +321,7 @@ class Run:
 
     def _observed(self) -> AbstractContextManager[StepObservation]:
         step, monitoring = self.trainer.progress.step + 1, self.config.monitoring
-        measured = bool(monitoring.communication_every) and step % monitoring.communication_every == 0
+        measured = is_measured(step, monitoring.communication_every)
         rank = self.mesh.world.rank
         return observed(self.folder, step, rank, step in monitoring.profile_steps, measured and self.mesh.distributed)
 

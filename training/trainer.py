@@ -43,6 +43,7 @@ class StepReport:
     skipped: why the update was skipped, or None. stop: some process received a stop request. seconds by phase: data
     (waiting for the batch), token_count_allreduce, forward, backward, pipeline, optimizer (with norm, clipping).
     expert_load: the tokens of the busiest expert over the mean of its layer, in the worst layer; None without experts.
+    rank_load: the tokens of the layers' busiest expert ranks over the mean, on the device; None without an expert axis.
     """
 
     progress: Progress
@@ -58,6 +59,7 @@ class StepReport:
     seconds: dict[str, float]
     tokens: int
     expert_load: float | None = None
+    rank_load: Tensor | None = None
 
 
 class Trainer:
@@ -127,6 +129,7 @@ class Trainer:
             stop=stop,
             seconds=clock.end(),
             expert_load=None if self.balance is None else self.balance.worst_load(expert_counts),
+            rank_load=None if self.balance is None else self.balance.rank_load(expert_counts),
         )
 
     def _update(self, norm: float, rate_factor: float) -> None:
@@ -275,6 +278,16 @@ class ExpertBalance:
         if self.mesh.distributed:
             dist.all_reduce(worst, dist.ReduceOp.MAX, group=self.mesh.world.group)
         return worst.item()
+
+    def rank_load(self, counts: list[Tensor]) -> Tensor | None:
+        """Tokens of the busiest expert rank over the mean, summed over this stage's layers, which wait for it one by
+        one; None where every rank has all experts. Two layers of [6, 2] and [3, 5] over two ranks: 11 / 8."""
+        grid = self.mesh.expert_grid
+        if grid is None or grid.size(0) == 1 or not counts:
+            return None
+        by_rank = [counts_E.double().view(grid.size(0), -1).sum(dim=1) for counts_E in counts]
+        load_LR = torch.stack(by_rank)
+        return load_LR.max(dim=1).values.sum() / load_LR.mean(dim=1).sum()
 
 
 # Validation: loss and bits per byte of held-out samples, by source.

@@ -20,7 +20,7 @@ from gristmill.training.engine.local_model import build_local_model
 from gristmill.training.parallel.mesh import build_mesh, single_process
 from gristmill.training.planner.costs.model_shape import shape_of
 from gristmill.training.planner.framework import CPU_FLOAT32
-from gristmill.training.planner.hardware import FLOAT32, Hardware, Rates, Sustained, load_hardware
+from gristmill.training.planner.hardware import FLOAT32, Hardware, Rates, Sustained, float32_machine, load_hardware
 from gristmill.training.planner.layout import from_config
 from gristmill.training.planner.step_time import StepModel
 from gristmill.training.processes import keep_freed_memory
@@ -133,8 +133,7 @@ def figure(passes: Passes, profile: Hardware, seconds: float) -> Figure:
 
 def forecast_seconds(passes: Passes, profile: Hardware) -> float:
     """Of the busiest rank's passes, without waiting for other stages and without the optimizer."""
-    link = profile.node_link.model_dump() | {"gb_per_second": profile.node_link.gb_per_second / 2}
-    machine = Hardware.model_validate(profile.model_dump() | {"node_link": link, "node_gpus": 2})
+    machine = float32_machine(profile, 2)
     sustained = FLOAT32 if profile.device.matmul_tflops < 50 else Sustained()
     model = StepModel(shape_of(passes.model, VOCABULARY), Rates(machine, sustained), CPU_FLOAT32)
     step = model.step(from_config(passes.layout, passes.processes), passes.samples)

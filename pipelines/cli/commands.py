@@ -26,6 +26,7 @@ COMMANDS = {
     "evaluate": "stages:evaluate",
     "report": "stages:report",
     "runs": "runs:runs_app",
+    "explain": "explain:explain",
     "ablate": "ablate:ablate",
     "chat": "start:chat",
     "generate": "checkpoint:generate",

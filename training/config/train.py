@@ -127,6 +127,12 @@ TrackerName = Literal["tensorboard", "wandb", "mlflow"]
 TRACKER_PACKAGES = {"tensorboard": "tensorboard", "wandb": "wandb", "mlflow": "mlflow"}  # module -> what pip installs
 
 
+# Files of a run's folder of logs that the planner reads.
+TIMING_NAME = "timing.jsonl"  # seconds of each step on rank 0
+RANKS_NAME = "ranks.jsonl"  # seconds of all ranks in the measured steps
+RUN_NAME = "run.json"  # the training, the processes, the device
+
+
 class MonitoringConfig(Config):
     """Watchdog, logs and profiler. timeout_seconds: a step that takes longer stops the run with an error that names the
     rank and the phase."""
@@ -140,7 +146,10 @@ class MonitoringConfig(Config):
     project: str = Field("gristmill", min_length=1, description="project of W&B, experiment of MLflow")
     profile_steps: tuple[int, ...] = Field((), description="steps whose Chrome trace is written (`--profile`)")
     communication_every: int = Field(
-        100, ge=0, description="every so many steps torch's profiler measures the time in communication; 0 never"
+        100,
+        ge=0,
+        description="every so many steps, and in step 10, the time in communication, of every rank and of the links is "
+        "measured, for `gristmill explain`; 0 never",
     )
 
 

@@ -224,6 +224,13 @@ FITTED = Sustained(matmul=0.875, memory=0.763, network=1.0)
 FLOAT32 = Sustained(memory=0.5)
 
 
+def float32_machine(hardware: Hardware, processes: int) -> Hardware:
+    """The machine as forecasts of float32 on processors take it, which count 2 bytes a number: links of half the rate,
+    and all processes on one node."""
+    link = hardware.node_link.model_copy(update={"gb_per_second": hardware.node_link.gb_per_second / 2})
+    return hardware.model_copy(update={"node_link": link, "node_gpus": max(2, processes)})
+
+
 class Routed(Config):
     """Costs of a mixture of experts beside its products and its exchange of tokens.
 

@@ -191,6 +191,12 @@ class StepModel:
             data_overlap=data_overlap,
         )
 
+    def rank_seconds(self, layout: Layout, samples: int, split_points: Sequence[int] | None = None) -> list[float]:
+        """Seconds of a step that each pipeline rank computes, without communication and waiting."""
+        passes, microbatches = self.block_times(layout, default_links(layout, self.rates)), layout.microbatches(samples)
+        works = [self._work(rank, layout, passes, 1.0, microbatches) for rank in self.rank_layers(layout, split_points)]
+        return [microbatches * sum(part.matmul + part.attention + part.memory for part in work) for work in works]
+
     def _work(
         self,
         rank_layers: RankLayers,
