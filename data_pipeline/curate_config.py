@@ -19,6 +19,7 @@ from gristmill.data_pipeline.filters.pii import PiiConfig
 from gristmill.data_pipeline.filters.presets import FilterChoice, check_choices, parse_choices
 from gristmill.data_pipeline.filters.profiles import ProfilesConfig, pinned_profiles
 from gristmill.data_pipeline.quality.config import QualityConfig
+from gristmill.data_pipeline.quality.scores import PREFIX, QualityScoreConfig, check_names, pinned_scores
 from gristmill.data_pipeline.signals.language import BUNDLED, LanguageConfig, ParagraphLanguageConfig, model_languages
 from gristmill.data_pipeline.signals.names import SIGNALS
 from gristmill.data_pipeline.signals.reference import WordRule
@@ -51,6 +52,12 @@ class CurateConfig(Config):
         json_schema_extra={"omit_default": True},
         exclude_if=lambda codes: not codes,
     )
+    quality_scores: dict[str, QualityScoreConfig] = Field(
+        default_factory=dict,
+        description="classifiers by name; each scores every document, in the column quality_NAME",
+        json_schema_extra={"omit_default": True},
+        exclude_if=lambda scores: not scores,
+    )
     quality: QualityConfig | None = None
     exact_dedup: ExactDedupConfig | None = ExactDedupConfig()
     near_dedup: NearDedupConfig | None = NearDedupConfig()
@@ -62,6 +69,12 @@ class CurateConfig(Config):
     lists: ListsConfig = ListsConfig()
     splits: SplitConfig = SplitConfig()
     shard_bytes: int = Field(default=256_000_000, ge=1)
+
+    @field_validator("quality_scores")
+    @classmethod
+    def scores_are_columns(cls, value: dict[str, QualityScoreConfig]) -> dict[str, QualityScoreConfig]:
+        check_names(value)
+        return value
 
     @field_validator("languages")
     @classmethod
@@ -126,6 +139,7 @@ def optional_signals(config: CurateConfig, filters: Sequence[FilterChoice]) -> O
         badwords=pinned_list(config.lists.badwords),
         blocked_urls=pinned_list(config.lists.blocked_urls),
         zlib=any(choice.preset == "mgpt_zlib" for choice in filters),
+        quality=pinned_scores(config.quality_scores),
         own=own_signals(config, filters),
     )
 
@@ -178,7 +192,13 @@ def check_filters(filters: Sequence[FilterChoice], config: CurateConfig) -> None
     """Raises RecipeError for a filter none of whose signals is measured, and says how to measure them."""
     check_own_signals(own_signals(config, filters), (*SIGNALS, *OPTIONAL_SIGNALS))
     missing = unmeasured_signals(config)
+    scores = [PREFIX + name for name in config.quality_scores]
     for choice in filters:
+        if choice.code is None and choice.preset.startswith(PREFIX) and choice.preset not in scores:
+            raise RecipeError(
+                f"filter {choice.preset}: curate.quality_scores has no {choice.preset.removeprefix(PREFIX)!r}; "
+                f"it has {', '.join(config.quality_scores) or 'none'}"
+            )
         rules = choice.rules()
         if choice.preset in _HOW_TO_MEASURE and rules and all(rule.signal in missing for rule in rules):
             raise RecipeError(f"filter {choice.preset}: nothing is measured for it; {_HOW_TO_MEASURE[choice.preset]}")

@@ -12,6 +12,7 @@ from gristmill.data_pipeline.annotate.list_file import PinnedList, entries
 from gristmill.data_pipeline.annotate.own_signals import OwnSignal
 from gristmill.data_pipeline.filters.pii import PiiKind, count_pii, pii_signal
 from gristmill.data_pipeline.filters.profiles import ENGLISH, PinnedProfiles, Profiles, ProfilesConfig, load_profiles
+from gristmill.data_pipeline.quality.scores import QualityScore, score_columns
 from gristmill.data_pipeline.readers.document import split_url
 from gristmill.data_pipeline.signals.bits import TextBuffer
 from gristmill.data_pipeline.signals.characters import IDEOGRAPH, character_table
@@ -119,7 +120,8 @@ BLOCKED_URL = pa.field("blocked_url", pa.int64())  # 1 if lists.blocked_urls blo
 class OptionalSignals(Config):
     """The optional signals of a source. stop_words: set if the language is detected and no profiles are used (profiles
     have their own stop words). pii: the kinds for which the recipe drops documents. zlib: set if a filter of the source
-    has a rule on it. own: functions of the user, whose columns `own_columns` computes from all others."""
+    has a rule on it. quality: classifiers, a column each. own: functions of the user, whose columns `own_columns`
+    computes from all others."""
 
     stop_words: bool = False
     profiles: PinnedProfiles | None = None
@@ -128,6 +130,7 @@ class OptionalSignals(Config):
     badwords: PinnedList | None = None
     blocked_urls: PinnedList | None = None
     zlib: bool = False
+    quality: tuple[QualityScore, ...] = Field(default=(), exclude_if=lambda scores: not scores)
     own: tuple[OwnSignal, ...] = Field(default=(), exclude_if=lambda signals: not signals)
 
     def fields(self) -> list[pa.Field]:
@@ -140,6 +143,7 @@ class OptionalSignals(Config):
             *([BAD_WORDS] if self.badwords is not None else ()),
             *([BLOCKED_URL] if self.blocked_urls is not None else ()),
             *([ZLIB_RATIO] if self.zlib else ()),
+            *(score.arrow_field() for score in self.quality),
             *(signal.arrow_field() for signal in self.own),
         ]
 
@@ -158,6 +162,8 @@ class OptionalSignals(Config):
             signal_columns.append(pa.array([int(blocked.blocks(url or "")) for url in urls.to_pylist()], pa.int64()))
         if self.zlib:
             signal_columns.append(pa.array([zlib_ratio(bytes(texts.raw(k))) for k in range(len(texts))], pa.float64()))
+        if self.quality:
+            signal_columns += score_columns(texts, self.quality)
         return signal_columns
 
     def _string_columns(self, texts: Sequence[str]) -> list[pa.Array]:

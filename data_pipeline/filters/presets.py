@@ -188,6 +188,7 @@ LINE_OPTIONS: dict[str, dict[str, float]] = {
 
 # Thresholds of a signal of the user's, and names that rules of gristmill begin with.
 OWN_THRESHOLDS: dict[str, Literal[">=", "<="]] = {"min": ">=", "max": "<="}
+SCORE_PREFIX = "quality_"  # of filters on scores, which curate.quality_scores names
 RESERVED = {"text", "language", "pii", *PRESETS}
 
 
@@ -215,6 +216,12 @@ class FilterChoice(Config):
             if self.preset.partition(".")[0] in RESERVED:
                 raise ValueError(f"{self.preset}: rules of gristmill have this name; rename the file")
             return self
+        if self.is_score:
+            for name in self.thresholds.keys() - OWN_THRESHOLDS.keys():
+                raise ValueError(f"{self.preset} has no threshold {name!r}; a score has `min` and `max`")
+            if all(threshold is None for threshold in self.thresholds.values()):
+                raise ValueError(f"{self.preset} has no threshold; write {{{self.preset}: {{min: 0.5}}}}")
+            return self
         if self.preset not in PRESETS:
             hint = "its name is that of a function in the file" if is_reference(self.preset) else ""
             raise ValueError(f"no filter {self.preset!r}; {hint or _hint(self.preset, PRESETS)}")
@@ -226,10 +233,17 @@ class FilterChoice(Config):
                 raise ValueError(f"filter {self.preset} has no threshold {name!r}; {_hint(name, names)}")
         return self
 
+    @property
+    def is_score(self) -> bool:
+        """Whether the filter is on a score of curate.quality_scores, quality_NAME."""
+        return self.code is None and self.preset.startswith(SCORE_PREFIX)
+
     def rules(self) -> tuple[Rule, ...]:
         """The preset's rules in their published order, with the recipe's thresholds; of a function, its own."""
         if self.code is not None:
             return self._own_rules(self.code)
+        if self.is_score:
+            return self._value_rules(self.preset, f"curate.quality_scores.{self.preset.removeprefix(SCORE_PREFIX)}")
         chosen = []
         for rule in PRESETS[self.preset]:
             threshold = self.thresholds.get(rule.name, rule.threshold)
@@ -245,6 +259,9 @@ class FilterChoice(Config):
         if not self.thresholds:
             filter_name, _, name = self.preset.partition(".")
             return (Rule(filter_name, name, signal, "<=", 0, source),)
+        return self._value_rules(signal, source)
+
+    def _value_rules(self, signal: str, source: str) -> tuple[Rule, ...]:
         return tuple(
             Rule(self.preset, name, signal, OWN_THRESHOLDS[name], threshold, source)
             for name, threshold in self.thresholds.items()

