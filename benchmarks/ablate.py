@@ -52,6 +52,7 @@ LANGUAGES = ("de", "es", "fr", "it", "nl", "pt_BR")
 REPEATED_SHARE, FOREIGN_SHARE, MOVED_SHARE = 0.1, 0.15, 0.1
 DOCUMENT_CHARACTERS = 1500  # paragraphs of a book are put together to so many
 RESULTS = "results.jsonl"
+FAULTS = "words,boilerplate,language,repeated-3,repeated-30,repeated-300"
 CORPORA = Path(os.environ.get("GRISTMILL_SHARED_DATA") or Path(__file__).parents[2] / "shared" / "data") / "corpora"
 
 Spoil = Callable[[list[str], random.Random], list[str]]
@@ -222,6 +223,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", type=Path, default=Path("work/ablate-controls"))
     parser.add_argument("--repetitions", type=int, default=10)
+    parser.add_argument("--controls", default=FAULTS, help="planted faults")
     parser.add_argument("--equal", type=int, default=4, help="equal arms of each repetition")
     parser.add_argument("--flops", type=float, default=8e11, help="of an experiment of two arms")
     parser.add_argument("--seeds", type=int, default=5)
@@ -245,7 +247,8 @@ def main() -> None:
         for number in range(1, options.repetitions + 1):
             if number in finished:
                 continue
-            judged = repetition(texts, faults, number, options, options.folder / f"repetition-{number}")
+            chosen = {name: faults[name] for name in options.controls.split(",") if name}
+            judged = repetition(texts, chosen, number, options, options.folder / f"repetition-{number}")
             results += judged
             with path.open("a", encoding="utf-8") as file:
                 file.write("".join(json.dumps(result) + "\n" for result in judged))
