@@ -208,10 +208,15 @@ def tiktoken_encoder(content: dict[str, Any], reference: Encoder) -> TiktokenEnc
 
 def same_ids(content: dict[str, Any], reference: Encoder, other: Encoder) -> bool:
     """True if both agree on the adversarial strings, concatenations of tokens, and COMPARED_CODE_POINTS."""
+    strings = comparison_texts(content)
+    return first_difference(reference.encode_batch(strings), other, strings) is None
+
+
+def comparison_texts(content: dict[str, Any]) -> list[str]:
+    """The strings on which encoders of a byte-level BPE must agree."""
     pieces = [_bytes_of(piece) or b"" for piece in content["model"]["vocab"]]
     strings = adversarial_strings([piece.decode("utf-8", "ignore") for piece in pieces])
-    strings += [around_code_points(characters) for characters in compared_characters()]
-    return first_difference(reference.encode_batch(strings), other, strings) is None
+    return strings + [around_code_points(characters) for characters in compared_characters()]
 
 
 def differing_code_points(

@@ -26,6 +26,7 @@ from gristmill.pipelines.tokenizer_comparison import (
     rows,
 )
 from gristmill.tokenizers.config import PRESETS, ProxyConfig
+from gristmill.tokenizers.inspection import inspect_tokenizer
 from gristmill.tokenizers.tokenizer import load_tokenizer
 
 data_app = typer.Typer(no_args_is_help=True, help="Inspect, merge, append and slice indexed datasets.")
@@ -96,7 +97,7 @@ class StageGroup(TyperGroup):
         return super().parse_args(ctx, args if known else [STAGE_COMMAND, *args])
 
 
-tokenizer_app = typer.Typer(cls=StageGroup, help="Run only the stage tokenizer, or compare tokenizers.")
+tokenizer_app = typer.Typer(cls=StageGroup, help="Run only the stage tokenizer, inspect or compare tokenizers.")
 tokenizer_app.command(STAGE_COMMAND)(stage_command("tokenizer"))
 
 
@@ -128,6 +129,18 @@ class ProxyOptions:
     train_bytes: Annotated[int, typer.Option(min=10_000, help="Training text of each small model.")] = (
         ProxyConfig().text_bytes
     )
+
+
+@tokenizer_app.command("inspect")
+def tokenizer_inspect(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="With tokenizer.model or tokenizer.json.")],
+) -> None:
+    """Show a tokenizer's family, and which encoders give its ids: the first equal one encodes a corpus."""
+    inspection = inspect_tokenizer(folder)
+    print(f"{inspection.file}: {inspection.family}, {inspection.vocab_size:,} pieces")
+    print(f"end of document: {inspection.end_of_document}; fingerprint {inspection.fingerprint}")
+    print(f"encodes a corpus by: {inspection.encoder}")
+    print_rows([("encoder", "ids"), *((check.encoder, check.outcome) for check in inspection.checks)])
 
 
 @tokenizer_app.command("compare")
