@@ -82,19 +82,26 @@ class Run:
 class Launcher:
     """Starts runs, one at a time, as forks of a process that has all modules loaded (see warm_launcher.py)."""
 
-    def __init__(self, folder: Path):
+    def __init__(self, folder: Path, preload: Path | None = None, modules: Sequence[str] = ()):
+        """preload: a library for LD_PRELOAD. modules: imported before the first fork; those of all stages for none."""
         folder.mkdir(parents=True, exist_ok=True)
         self.folder, self.count = folder, 0
         environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+        environment |= {} if preload is None else {"LD_PRELOAD": str(preload)}
         self.process = subprocess.Popen(
-            [sys.executable, str(LAUNCHER)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, bufsize=0
+            [sys.executable, str(LAUNCHER), *modules],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=environment,
+            bufsize=0,
         )
         os.set_blocking(self.process.stdout.fileno(), True)
 
-    def start(self, *arguments: object, cwd: Path) -> Run:
+    def start(self, *arguments: object, cwd: Path, arm: Sequence[object] = ()) -> Run:
         self.count += 1
         log = self.folder / f"{self.count:05d}.log"
         order = {"arguments": [str(argument) for argument in arguments], "cwd": str(cwd), "log": str(log)}
+        order |= {"arm": list(arm)} if arm else {}
         self.process.stdin.write(json.dumps(order).encode() + b"\n")
         return Run(self, json.loads(self.process.stdout.readline())["pid"], log)
 

@@ -1,8 +1,11 @@
 """Runs gristmill's command line in forks of one process that has imported everything, to save start-up time.
 
 Reads one JSON line a run from standard input, {"arguments": [...], "cwd": ..., "log": ...}; answers with one line that
-names the run's process, the leader of a process group of its own, and with one line that gives its wait status."""
+names the run's process, the leader of a process group of its own, and with one line that gives its wait status. "arm",
+where it is given, is the arguments of the function `arm` of the preloaded tests/simulation/failing_calls.c.
+Arguments of the program: the modules to import, by default those of all stages."""
 
+import ctypes
 import importlib
 import json
 import os
@@ -23,6 +26,9 @@ def main() -> None:
             log = os.open(order["log"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
             for stream, target in ((0, os.open(os.devnull, os.O_RDONLY)), (1, log), (2, log)):
                 os.dup2(target, stream)
+            if "arm" in order:
+                folder, counter, *numbers = order["arm"]
+                assert ctypes.CDLL(None).arm(os.fsencode(folder), os.fsencode(counter), *numbers) == 0
             sys.argv = ["gristmill", *order["arguments"]]
             leave(gristmill)
         print(json.dumps({"pid": child}), flush=True)
@@ -62,7 +68,7 @@ LOADED = (  # before the first fork: what the stages load when they run
 )
 
 if __name__ == "__main__":
-    for module in LOADED:
+    for module in sys.argv[1:] or LOADED:
         importlib.import_module(module)
     main()
     os._exit(0)  # freeing all modules takes 1.5 s
