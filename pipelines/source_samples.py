@@ -16,7 +16,8 @@ from gristmill.foundation.runtime.store.addresses import is_address
 read = DeferredModule("gristmill.data_pipeline.readers.read")  # numba and pyarrow, for recipes with local files
 language = DeferredModule("gristmill.data_pipeline.signals.language")
 
-FILES, RECORDS = 3, 8  # of a source; records of each file
+FILES, RECORDS = 3, 8  # of a source, where a file holds that many records; records of each file
+MAX_FILES = 24  # of files that hold one record
 MAX_FILE_BYTES = 64_000_000  # of a Parquet file or a compressed one, which may be read whole
 MAX_LANGUAGE_CHARS = 2000
 
@@ -39,19 +40,25 @@ def look_at(source: SourceConfig) -> SourceSample | None:
     if source.format in ("python_docs", "datasets") or any(map(is_address, source.paths)):
         return None
     locations = sorted(locate(source).values())
-    step = max(1, len(locations) // FILES)
+    step = max(1, len(locations) // MAX_FILES)
     texts: list[str] = []
     unreadable: list[Unreadable] = []
-    chosen = locations[::step][:FILES]
-    empty = sum(Path(location).stat().st_size == 0 for location in chosen)
+    spread = locations[::step][:MAX_FILES]
+    chosen = spread[:: max(1, len(spread) // FILES)][:FILES]
+    chosen += [location for location in spread if location not in chosen]
+    looked_at = empty = 0
     for location in chosen:
+        if looked_at >= FILES and len(texts) + len(unreadable) >= FILES * RECORDS:
+            break
+        looked_at += 1
+        empty += Path(location).stat().st_size == 0
         if Path(location).stat().st_size <= MAX_FILE_BYTES or source.format in ("jsonl", "warc", "wet", "arc", "mbox"):
             for record in _records(location, source):
                 if isinstance(record, Record):
                     texts.append(record.text)
                 else:
                     unreadable.append(record)
-    return SourceSample(source, len(locations), len(chosen), empty, tuple(texts), tuple(unreadable))
+    return SourceSample(source, len(locations), looked_at, empty, tuple(texts), tuple(unreadable))
 
 
 def _records(location: str, source: SourceConfig) -> Iterator[Record | Unreadable]:
@@ -72,8 +79,9 @@ def problem(sample: SourceSample) -> str | None:
     reason = first.reason
     if first.kind == "no_text_field" and "fields are " in reason:
         fields = reason.partition("fields are ")[2].partition(";")[0].split(", ")
-        near = nearest_name(sample.source.html_field or sample.source.text_field, fields)
-        reason += f" to {near!r}" if near is not None else ""
+        by_name = {field.rpartition(".")[2]: field for field in fields} | dict(zip(fields, fields, strict=True))
+        near = nearest_name(sample.source.html_field or sample.source.text_field, by_name)
+        reason += f" to {by_name[near]!r}" if near is not None else ""
     return f"source {name}: none of the first {len(sample.unreadable)} records can be read; the first: {reason}"
 
 

@@ -115,7 +115,7 @@ def summary(looked: Survey, sources: Sequence[PlannedSource]) -> list[str]:
             f"{field}{languages}; {filters} ({source.kept:.0%} of a sample of {source.num_sampled} kept)"
         )
         if problems := source.group.problems:
-            lines.append(f"  {counted(len(problems), 'records of files')} cannot be read, the first: {problems[0]}")
+            lines.append(f"  {len(problems)} of the sample cannot be read, the first: {problems[0]}")
     for group in looked.groups:
         if not any(source.group is group for source in sources):
             files = counted(len(group.paths), "files")

@@ -236,7 +236,7 @@ def _kind(path: Path) -> tuple[str | None, str]:
     if b"\0" in head and not head.startswith((b"\xff\xfe", b"\xfe\xff")):
         return None, "binary files"
     if kind == "jsonl" and not _is_json_lines(head):
-        return None, "JSON files that are one value, not a record a line (`jq -c .[] FILE` makes lines)"
+        return None, "JSON files of one value, not a record a line (`jq -c .[] FILE` makes lines)"
     if kind in (None, "text") and head.startswith(b"From ") and re.search(rb"^Subject:", head, re.M):
         return "mbox", ""
     if kind in (None, "text") and _is_json_lines(head):

@@ -104,7 +104,8 @@ def run(context: StageContext) -> dict[str, Any]:
     )
     default = recipe.curate.languages
     wanted = {src.name: default if src.languages is None else src.languages for src in recipe.sources}
-    for line in heavy_removals(summary["sources"], wanted):
+    used = {name: entry for name, entry in summary["sources"].items() if entry["kept"]}  # the others were named
+    for line in heavy_removals(used, wanted):
         context.reporter.say(line)
     for line in quarantined(context):
         context.reporter.say(f"quarantine: {line}")

@@ -3,6 +3,9 @@
 import pytest
 from corpora import prose, write_jsonl
 
+from gristmill.data_pipeline.readers.source import SourceConfig
+from gristmill.pipelines.source_samples import look_at
+
 RECIPE = """\
 name: look
 sources:
@@ -83,3 +86,19 @@ evaluate: {tasks: [bits_per_byte], num_continuations: 0}
     code, said = call("run", "three.yaml", "--workers", 1, "--to", "train")
     assert code == 0, said
     assert "NOTHING KEPT: source books" in said and "NOT TRAINED ON: " in said
+
+
+def test_a_field_inside_others_is_named_by_its_path(look):
+    code, said = look([{"id": 1, "data": {"texts": prose(1)}}] * 3)
+    assert code == 1 and "fields are data.texts, id; set text_field of source books to 'data.texts'" in said
+
+
+def test_many_files_of_one_record_are_looked_at(tmp_path):
+    """Three files are enough where each holds several records; of notes, more are read."""
+    for number in range(100):
+        (tmp_path / f"{number:03}.md").write_text(prose(number))
+    notes = SourceConfig(name="notes", format="markdown", paths=(str(tmp_path),))
+    sample = look_at(notes)
+    assert sample is not None and (sample.files, sample.looked_at, len(sample.texts)) == (100, 24, 24)
+    paragraphs = look_at(SourceConfig(name="notes", format="markdown", paths=(str(tmp_path),), record="line"))
+    assert paragraphs is not None and paragraphs.looked_at == 3 and len(paragraphs.texts) == 24
