@@ -8,8 +8,7 @@ WORKERS ?= 2
 FOLDERS := foundation data_pipeline tokenizers training evaluation pipelines
 # mypy reads the code that needs no torch, through links that give it its import name, and the benchmarks, which no test
 # runs whole.
-TYPED := foundation data_pipeline tokenizers training.config training.planner training.optim training.checkpoint \
-	training.calibrate evaluation pipelines
+TYPED := foundation data_pipeline tokenizers training evaluation pipelines
 
 .PHONY: demo test lint bench clean
 

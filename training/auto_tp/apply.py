@@ -26,16 +26,14 @@ def apply_plan(model: nn.Module, plan: TensorPlan, grid: DeviceMesh | None) -> N
     Fused layers become pieces also in a plan for one rank, where grid is None."""
     shared = _shared_parameters(model)
     for layer in plan.layers.values():
-        module, is_sharded = (
-            model.get_submodule(layer.name),
-            grid is not None and layer.role is not LayerRole.REPLICATED,
-        )
+        module = model.get_submodule(layer.name)
+        layer_grid = None if layer.role is LayerRole.REPLICATED else grid
         if layer.pieces:
             parent, _, leaf = layer.name.rpartition(".")
-            setattr(model.get_submodule(parent), leaf, FusedLinear(module, layer, grid if is_sharded else None))
-        elif is_sharded:
-            module.register_forward_pre_hook(partial(_input_as_whole, grid, layer))
-            parallelize_module(module, grid, _style(module, layer), src_data_rank=None)
+            setattr(model.get_submodule(parent), leaf, FusedLinear(module, layer, layer_grid))
+        elif layer_grid is not None:
+            module.register_forward_pre_hook(partial(_input_as_whole, layer_grid, layer))
+            parallelize_module(module, layer_grid, _style(module, layer), src_data_rank=None)
             if layer.role is LayerRole.INPUT or isinstance(module, nn.Embedding):
                 module.register_forward_hook(_own_memory)
     for sites in shared:
@@ -74,7 +72,8 @@ class TransposedLinear(ParallelStyle):
         self.rows = rows
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        return distribute_module(module, device_mesh, self._shard, None, self._whole_output if self.rows else None)
+        output: Any = self._whole_output if self.rows else None  # torch's annotation says that it returns nothing
+        return distribute_module(module, device_mesh, self._shard, None, output)
 
     def _shard(self, name: str, module: nn.Module, grid: DeviceMesh) -> None:
         placements = {"weight": Shard(0), "bias": Replicate()} if self.rows else {"weight": Shard(1), "bias": Shard(0)}
@@ -118,8 +117,9 @@ class FusedLinear(nn.Module):
         self.grid, self.pieces = grid, plan.pieces
         self.transposed = is_transposed(layer)
         dim = 1 if self.transposed else 0
-        weights = layer.weight.detach().split(plan.pieces, dim=dim)
-        biases = layer.bias.detach().split(plan.pieces) if layer.bias is not None else [None] * len(weights)
+        weight, bias = (getattr(layer, leaf) for leaf in ("weight", "bias"))
+        weights = weight.detach().split(plan.pieces, dim=dim)
+        biases = bias.detach().split(plan.pieces) if bias is not None else [None] * len(weights)
         for index, (weight, bias, sharded) in enumerate(zip(weights, biases, plan.sharded_pieces, strict=True)):
             self._store(f"{PIECE}{index}_weight", weight, Shard(dim) if sharded else Replicate())
             if bias is not None:
@@ -140,7 +140,7 @@ class FusedLinear(nn.Module):
     @property
     def bias(self) -> Tensor | None:
         pieces = [getattr(self, f"{PIECE}{index}_bias", None) for index in range(len(self.pieces))]
-        return None if pieces[0] is None else torch.cat(pieces)
+        return None if pieces[0] is None else torch.cat([piece for piece in pieces if piece is not None])
 
     def forward(self, x: Tensor) -> "FusedOutput":
         x = x if self.grid is None else as_whole(x, self.grid)
@@ -193,7 +193,8 @@ def whole_parameters(model: nn.Module, value: Callable[[Tensor], Tensor | None])
                 names = [f"{PIECE}{index}_{leaf}" for index in range(len(module.pieces))]
                 if hasattr(module, names[0]):
                     parts = [_gathered(value(getattr(module, name))) for name in names]
-                    yield f"{prefix}{leaf}", None if parts[0] is None else torch.cat(parts, dim=dim)
+                    present = [part for part in parts if part is not None]
+                    yield f"{prefix}{leaf}", torch.cat(present, dim=dim) if present else None
             continue
         for leaf, parameter in module.named_parameters(recurse=False):
             if id(parameter) not in known:
@@ -261,7 +262,7 @@ class ShardedRegion(TorchFunctionMode):
 
     def _own_heads(self, x_BHTK: Tensor, heads: int) -> Tensor:
         """This rank's share of the heads. Key/value heads that are too few to split are repeated first."""
-        whole = x_BHTK if isinstance(x_BHTK, DTensor) else as_whole(x_BHTK, self.grid)
+        whole: Any = x_BHTK if isinstance(x_BHTK, DTensor) else as_whole(x_BHTK, self.grid)
         if whole.shape[1] != heads and not whole.placements[0].is_shard(1):
             whole = whole.repeat_interleave(heads // whole.shape[1], dim=1)
         return whole.redistribute(placements=[Shard(1)]).to_local()

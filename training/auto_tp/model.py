@@ -42,7 +42,9 @@ class TransformersModel(nn.Module):
     stage = WholeModel()
     config = WholeModel()
 
-    def __init__(self, model: nn.Module, mesh: Mesh, precision: Precision, z_loss: float = 0.0):
+    model: Any  # of transformers
+
+    def __init__(self, model: Any, mesh: Mesh, precision: Precision, z_loss: float = 0.0):
         super().__init__()
         self.model, self.mesh, self.compute, self.z_loss = model, mesh, precision.compute, z_loss
         self.vocab_size = model.get_output_embeddings().weight.shape[0]
@@ -55,8 +57,8 @@ class TransformersModel(nn.Module):
         return logits_BTVt if self.output is None else self.output(LogitsOutput(self, logits_BTVt), batch)
 
     def _logits(self, tokens_BT: Tensor) -> Tensor:
-        region = ShardedRegion(self.mesh.tensor_grid) if self.mesh.tensor.size > 1 else nullcontext()
-        with region:
+        grid = self.mesh.tensor_grid
+        with ShardedRegion(grid) if grid is not None and self.mesh.tensor.size > 1 else nullcontext():
             if self.mesh.distributed:
                 return self.model(input_ids=tokens_BT).logits
             parameters = {name: parameter.to(self.compute) for name, parameter in self.model.named_parameters()}
@@ -127,7 +129,7 @@ def blocks_of(model: nn.Module) -> list[nn.Module]:
 
 def whole_on_each_rank(parameters: Mapping[str, nn.Parameter], mesh: Mesh) -> frozenset[str]:
     """Names of the parameters that the tensor ranks do not share: each of them holds the whole of it."""
-    if mesh.tensor.size == 1:
+    if mesh.tensor.size == 1 or mesh.data_grid is None:
         return frozenset()
     dims = mesh.data_grid.ndim
     return frozenset(
@@ -180,11 +182,12 @@ def build_transformers_model(
 
 def save_transformers_folder(local: LocalModel, folder: TransformersFolder, target: Path, mesh: Mesh) -> None:
     """Writes the weights as a folder that transformers opens; complete or absent. Collective."""
-    model = local.stages[0]
+    model: Any = local.stages[0]
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.reshard()
-    tensors = {name: whole.cpu() for name, whole in whole_parameters(model.model, lambda parameter: parameter.detach())}
+    parameters = whole_parameters(model.model, lambda parameter: parameter.detach())
+    tensors = {name: whole.cpu() for name, whole in parameters if whole is not None}
     if mesh.is_first:
         temporary = target.with_name(f".{target.name}.tmp")
         shutil.rmtree(temporary, ignore_errors=True)

@@ -120,7 +120,7 @@ class _Recorder(TorchFunctionMode):
                 return
             x = args[0]
             self.kept.append(x)
-            weight = module.weight
+            weight = module.get_parameter("weight")
             inputs, outputs = weight.shape if is_transposed(module) else reversed(weight.shape)
             origins = frozenset(getattr(x, ORIGINS, ()))
             self.trace.calls[name] = LinearCall(name, inputs, outputs, origins, id(x), x.numel() // x.shape[-1])

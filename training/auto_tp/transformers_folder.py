@@ -30,7 +30,7 @@ class TransformersFolder:
 
     path: Path
     config: Any
-    architecture: type[nn.Module]
+    architecture: Any  # a class that derives from transformers.PreTrainedModel
     caches: bool | None
 
     @property
@@ -152,7 +152,7 @@ def example_inputs(config: Any) -> dict[str, Tensor]:
     return {"input_ids": ids, **({"decoder_input_ids": ids} if config.is_encoder_decoder else {})}
 
 
-def vocabulary_tables(model: nn.Module) -> Tables:
+def vocabulary_tables(model: Any) -> Tables:
     """The modules that hold the table of input embeddings."""
     table = model.get_input_embeddings().weight
     holders = {name: module for name, module in model.named_modules() if getattr(module, "weight", None) is table}

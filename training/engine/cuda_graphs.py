@@ -96,6 +96,7 @@ class GraphedAccumulation(GradientAccumulation):
 
         def passes() -> Tensor:
             losses_bn = self.model(fields["tokens"], **fields)
+            assert self._factors is not None
             scaled_sum(losses_bn, self._factors).backward()
             return losses_bn.detach()
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -22,26 +22,27 @@ from gristmill.training.model.layer import Layer
 from gristmill.training.model.moe.mixture import MixtureOfExperts
 from gristmill.training.model.transformer import Transformer
 from gristmill.training.parallel.collectives import reduce_scatter
-from gristmill.training.parallel.mesh import Mesh
+from gristmill.training.parallel.mesh import Mesh, local
 from gristmill.training.planner.costs.parameters import expert_shard_dim
 
 
 def _shard_mixture(mixture: MixtureOfExperts, mesh: Mesh, policy: MixedPrecisionPolicy, reshard: bool) -> None:
     """Experts over the ranks that hold the same ones; the router by itself, so that its weight is not cast."""
     grid = mesh.expert_data_grid
-    options = {"mp_policy": policy, "reshard_after_forward": reshard}
+    assert grid is not None and mesh.data_grid is not None, "there are process groups"
     ranks = grid.size(grid.ndim - 1)
 
     def place(parameter: nn.Parameter) -> Shard:
-        return Shard(expert_shard_dim(parameter.to_local().shape, ranks))
+        return Shard(expert_shard_dim(local(parameter).shape, ranks))
 
-    fully_shard(mixture.experts, mesh=grid, shard_placement_fn=place, **options)
+    fully_shard(mixture.experts, mesh=grid, shard_placement_fn=place, mp_policy=policy, reshard_after_forward=reshard)
     router_policy = MixedPrecisionPolicy(reduce_dtype=policy.reduce_dtype, cast_forward_inputs=False)
     fully_shard(mixture.router, mesh=mesh.data_grid, mp_policy=router_policy, reshard_after_forward=reshard)
 
 
 def _shard_fp32_parts(layer: Layer, mixer: Mixer, width: int, mesh: Mesh, policy: MixedPrecisionPolicy) -> None:
     """The modules whose parameters the mixer declares fp32, by themselves, so that they are not cast."""
+    assert layer.mixer is not None
     exact = MixedPrecisionPolicy(reduce_dtype=policy.reduce_dtype, cast_forward_inputs=False)
     for path in sorted({parameter.name.rpartition(".")[0] for parameter in mixer.parameters(width) if parameter.fp32}):
         fully_shard(layer.mixer.get_submodule(path), mesh=mesh.data_grid, mp_policy=exact, reshard_after_forward=False)
@@ -59,7 +60,7 @@ def shard_over_data(
         name = model.config.mixer_of(int(index))
         if name != NO_MIXER:
             _shard_fp32_parts(layer, model.config.mixer_named(name), model.config.width, mesh, policy)
-        if layer.has_experts:
+        if isinstance(layer.mlp, MixtureOfExperts):
             _shard_mixture(layer.mlp, mesh, policy, layout.reshards)
         fully_shard(layer, mesh=mesh.data_grid, mp_policy=policy, reshard_after_forward=layout.reshards)
     shares_table = model.config.tied_embeddings and model.embedding is not None
@@ -74,7 +75,7 @@ def shard_over_data(
 def _prefetch(model: Transformer, streams: bool) -> None:
     """Each layer's weights are gathered while the layer before it in the pass computes. streams: they arrive from the
     host only when the layer begins, so none is gathered before."""
-    layers = [
+    layers: list[list[Any]] = [
         [module for module in layer.modules() if isinstance(module, FSDPModule)] for layer in model.layers.values()
     ]
     if streams:
@@ -86,7 +87,7 @@ def _prefetch(model: Transformer, streams: bool) -> None:
         units[0].set_modules_to_forward_prefetch(following)
         following[0].set_modules_to_backward_prefetch(units)
     if layers:
-        model.set_modules_to_forward_prefetch(layers[0])
+        cast(FSDPModule, model).set_modules_to_forward_prefetch(layers[0])
         if isinstance(model.head, FSDPModule):
             model.head.set_modules_to_backward_prefetch(layers[-1])
 

@@ -9,6 +9,7 @@ from torch.distributed.tensor import DTensor
 from gristmill.training.engine.local_model import LocalModel
 from gristmill.training.engine.passes import ForwardBackward, GradientAccumulation
 from gristmill.training.model.loss import upcast_dtype
+from gristmill.training.optim.adamw import local_gradient
 from gristmill.training.optim.offload import OffloadedOptimizer, StreamedOptimizer
 from gristmill.training.parallel.mesh import Mesh, local, sum_over_world
 from gristmill.training.parallel.offload.weight_stream import CHUNK_ELEMENTS
@@ -80,7 +81,11 @@ class HostGradients(Gradients):
     def clip(self, norm: float, max_norm: float | None) -> None:
         self.optimizer.to_host.finish()
         if max_norm is not None and norm > max_norm:
-            own = [local(parameter.grad) for parameter in self.model.parameters.values() if parameter.grad is not None]
+            own = [
+                local(gradient)
+                for parameter in self.model.parameters.values()
+                if (gradient := parameter.grad) is not None
+            ]
             for gradients in (own, list(self.optimizer.host_gradients.values())):
                 if gradients:
                     torch._foreach_mul_(gradients, max_norm / norm)
@@ -97,7 +102,7 @@ class HostGradients(Gradients):
     def _flush(self, name: str) -> None:
         parameter = self.model.parameters[name]
         (self._norms[name],) = gradient_norms([parameter])
-        self.optimizer.to_host.copy(self.optimizer.host_gradients[name], local(parameter.grad))
+        self.optimizer.to_host.copy(self.optimizer.host_gradients[name], local_gradient(parameter))
         if name not in self.optimizer.updated_on_device:
             parameter.grad = None
 
@@ -150,7 +155,7 @@ class StreamedGradients(Gradients):
             self.optimizer.host_gradients[name],
             self.optimizer.store,
         )
-        own = local(parameter.grad).view(-1)
+        own = local_gradient(parameter).view(-1)
         if name in self._begun:
             for start in range(0, own.numel(), CHUNK_ELEMENTS):
                 part = own[start : start + CHUNK_ELEMENTS]
@@ -190,9 +195,9 @@ def global_norm(parameters: Iterable[nn.Parameter], mesh: Mesh) -> Tensor:
 @torch.no_grad()
 def gradient_norms(parameters: Iterable[nn.Parameter]) -> list[Tensor]:
     """The norm of this process's shard of each parameter's gradient, in float32 or better."""
-    gradients = [local(parameter.grad) for parameter in parameters]
+    gradients = [local_gradient(parameter) for parameter in parameters]
     if gradients and gradients[0].device.type == "cuda" and all(tensor.numel() for tensor in gradients):
-        return torch._foreach_norm(gradients, 2, upcast_dtype(gradients[0]))  # type: ignore[no-any-return]
+        return list(torch._foreach_norm(gradients, 2, upcast_dtype(gradients[0])))
     return [_norm(gradient) for gradient in gradients]
 
 
@@ -220,7 +225,7 @@ def clip(parameters: Iterable[nn.Parameter], norm: float, max_norm: float | None
 
 @torch.no_grad()
 def scale_gradients(parameters: Iterable[nn.Parameter], factor: float) -> None:
-    gradients = [local(parameter.grad) for parameter in parameters]
+    gradients = [local_gradient(parameter) for parameter in parameters]
     if factor != 1 and gradients:
         torch._foreach_mul_(gradients, factor)
 

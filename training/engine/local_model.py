@@ -1,7 +1,7 @@
 """The model of one process: one stage, or several where a pipeline rank has several."""
 
 import tempfile
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -19,6 +19,7 @@ from gristmill.training.engine.fsdp import shard_over_data
 from gristmill.training.model.init import empty_values, fill, first_values, initialize, place_joint_weights, stored_name
 from gristmill.training.model.moe.router import saved_buffers
 from gristmill.training.model.transformer import ComputeOptions, Transformer
+from gristmill.training.optim.adamw import local_gradient
 from gristmill.training.parallel.linear import Float8Copy, Float8Weight, float8_copy
 from gristmill.training.parallel.mesh import Mesh, local, stored_like
 from gristmill.training.parallel.offload.weight_stream import WeightStream, make_store
@@ -36,12 +37,16 @@ def initialize_streamed(
     value = first_values(model.config, seed, device, dtype)
     for place, (index, layer) in enumerate(model.layers.items()):
         prefix = f"layers.{index}."
-        fill(layer, lambda name, parameter, prefix=prefix: value(prefix + name, parameter))
+        fill(layer, partial(_value_below, value, prefix))
         _pad_shards(layer)
         for name, parameter in layer.named_parameters():
             stream.take(place, prefix + name, local(parameter.detach()))
     fill(model, lambda name, parameter: parameter if name.startswith("layers.") else value(name, parameter))
     stream.attach(list(model.layers.values()))
+
+
+def _value_below(value: Callable[[str, Tensor], Tensor], prefix: str, name: str, parameter: Tensor) -> Tensor:
+    return value(prefix + name, parameter)
 
 
 def _pad_shards(layer: nn.Module) -> None:
@@ -229,10 +234,12 @@ class LocalModel:
     @torch.no_grad()
     def sum_tied_gradients(self) -> None:
         table = self.parameters.get("embedding.weight")
+        if table is None:
+            return
         if self.tied_copy is not None:
-            local(table.grad).add_(local(self.tied_copy.grad))
+            local_gradient(table).add_(local_gradient(self.tied_copy))
         elif self.tie is not None:
-            dist.all_reduce(local(table.grad), group=self.tie)
+            dist.all_reduce(local_gradient(table), group=self.tie)
 
     @torch.no_grad()
     def update_copies(self) -> None:
@@ -272,7 +279,7 @@ def build_local_model(
             # each.
             torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 2 * config.layers)
             for layer in model.layers.values():
-                layer.compute = torch.compile(layer.compute)
+                layer.compute = torch.compile(layer.compute)  # type: ignore[method-assign]
         if mesh.distributed:
             shard_over_data(model, layout, mesh, precision.compute, precision.reduce)
         if weights == "drawn" and not streams:
@@ -320,6 +327,7 @@ def _tie_group(mesh: Mesh) -> dist.ProcessGroup | None:
     """Process group of the first and last pipeline rank that hold the tied table, or None on other ranks.
 
     Collective: torch requires every process to call new_group for every group."""
+    assert mesh.ranks is not None, "a pipeline has several processes"
     own = None
     first, last = mesh.ranks[0].flatten(), mesh.ranks[-1].flatten()
     for pair in zip(first.tolist(), last.tolist(), strict=True):

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining._backward import stage_backward, stage_backward_input, stage_backward_weight
 from torch.distributed.pipelining.schedules import (
@@ -176,7 +176,7 @@ class _Stage(PipelineStage):
             )
         if backward_type == "weight":
             gradients = stage_backward_weight(model.parameters(), bwd_kwargs["param_groups"])
-            for state in fully_shard.state(model)._state_ctx.all_states:
+            for state in model._get_fsdp_state()._state_ctx.all_states:
                 for group in state._fsdp_param_groups:
                     group.post_backward()
             return gradients, None
@@ -231,7 +231,8 @@ class PipelineSchedule:
         target = tokens if self._last in self.stages else None  # torch wants one; the loss has its own
         stages = self.stages.values()
         with side_losses_scaled_by(factors[0], stages), output_of(stages, self.loss):
-            losses = schedule.step(*first, target=target, loss_kwargs={"factors": factors}, **batch)
+            fields: dict[str, Any] = dict(batch)
+            losses = schedule.step(*first, target=target, loss_kwargs={"factors": factors}, **fields)
         return None if losses is None else losses.detach()
 
     @torch.no_grad()
@@ -253,7 +254,7 @@ class PipelineSchedule:
 
     def _schedule(self, shape: torch.Size) -> PipelineScheduleSingle | PipelineScheduleMulti:
         """shape: of the tokens, [samples, T] or [samples, rows, T]."""
-        stages = [self._stage(number, shape[1:]) for number in sorted(self.stages)]
+        stages: list[Any] = [self._stage(number, shape[1:]) for number in sorted(self.stages)]
         micro_batches = shape[0] // self.micro_batch
         if self.layout.pipeline_schedule in SINGLE:
             single = SINGLE[self.layout.pipeline_schedule]

@@ -237,7 +237,9 @@ class ModelOutput:
         """temperature^2 x KL(teacher || model), float[B] or [B, R], summed over the tokens by weight; goes into the
         loss as a plain sum, as `token_losses` do."""
         teacher = self.teacher
-        distillation = DistillationTeacher(teacher._stage.head.scoring, teacher._stage.head.matrix_VtD, temperature)
+        head = teacher._stage.head
+        assert isinstance(head, FrozenHead)
+        distillation = DistillationTeacher(head.scoring, head.matrix_VtD, temperature)
         teacher_NTD = self._stage.tensor.enter(teacher._hidden_NTtD)
         scoring, weights_NT = self._stage.head.scoring, self._own(weights)
         return self._summed(distillation_losses(scoring, *self._factors, teacher_NTD, weights_NT, distillation))

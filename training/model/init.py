@@ -99,7 +99,8 @@ def fill(model: nn.Module, value: Callable[[str, Tensor], Tensor]) -> None:
             if id(parameter) not in replaced:
                 name = f"{path}.{leaf}" if path else leaf
                 new = value(name, parameter)
-                replaced[id(parameter)] = parameter if new is parameter else nn.Parameter(new)
+                is_kept = new is parameter
+                replaced[id(parameter)] = parameter if is_kept else nn.Parameter(new)
             module.register_parameter(leaf, replaced[id(parameter)])
     for module in model.modules() if replaced else ():
         for leaf, buffer in module.named_buffers(recurse=False):
@@ -230,4 +231,4 @@ def place_joint_weights(model: Transformer) -> None:
 
 def _place(layers: list[nn.Module]) -> None:
     if all(type(layer) is ColumnParallelLinear for layer in layers):
-        place_jointly([layer.weight for layer in layers])
+        place_jointly([layer.get_parameter("weight") for layer in layers])

@@ -79,7 +79,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 sloped_ND = (hidden[chunk] * slope_N1).to(hidden.dtype)
                 head_gradient = _plus_product(head_gradient, raw_NVt.T, sloped_ND)
             del raw_NVt  # before those of the next chunk are made
-        if wanted:
+        if head_gradient is not None:
             ctx.save_for_backward(hidden_gradient.view_as(hidden_BTD), head_gradient.to(stored))
             ctx.multiplied = False
         return torch.cat(terms_N2).unflatten(0, targets_BT.shape).sum(dim=1)
@@ -135,7 +135,7 @@ def _exponentials(scoring: Scoring, raw_NVt: Tensor, highest_N: Tensor, wanted: 
         tile = slice(start, start + rows)
         raw = raw_NVt[tile]
         logits = scoring.shaped(upcast(raw))
-        if bent_NVt is not None:
+        if bent_NVt is not None and scoring.softcap is not None:
             bent_NVt[tile] = 1 - (logits / scoring.softcap).square()
         total_N[tile] = logits.sub_(highest_N[tile].unsqueeze(1)).exp_().sum(dim=1)
         if logits is not raw:

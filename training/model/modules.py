@@ -154,7 +154,7 @@ class Norm(nn.Module):
 class SplitDimension(NamedTuple):
     """A last dimension whose shares lie on the ranks of the group. width: of all shares together."""
 
-    group: dist.ProcessGroup
+    group: dist.ProcessGroup | None
     width: int
 
     def mean(self, sums: Tensor) -> Tensor:

@@ -119,7 +119,7 @@ class Transformer(nn.Module):
         if "samples" in batch:
             rows["samples"] = _row_numbers(batch["samples"], len(x))
         segments_BT = rows.pop("segments", None)
-        metadata = self.attention_metadata(x, **rows)
+        metadata = self.attention_metadata(x, rows.get("positions"), rows.get("documents"), rows.get("samples"))
         if self.side_loss_factor is not None and self.has_experts:
             samples_B = rows.get("samples", torch.arange(len(x), device=x.device))
             weights_BT = batch["weights"].flatten(0, -2)
@@ -128,7 +128,8 @@ class Transformer(nn.Module):
             metadata = replace(metadata, routing=routing)
         hidden_BTD, _ = self.hidden_states(x, metadata, segments_BT=segments_BT)
         if self.output is not None:
-            return self.output(ModelOutput(self, hidden_BTD, batch, metadata.shares), batch)
+            stage: Any = self  # the last one, which has a head
+            return self.output(ModelOutput(stage, hidden_BTD, batch, metadata.shares), batch)
         return hidden_BTD if self.head is None else self.head(hidden_BTD)
 
     @property
@@ -281,7 +282,7 @@ class Transformer(nn.Module):
             x_BTD = x_BTD + self.positions(metadata.positions_BT + self.config.position_offset, x_BTD.dtype)
         if self.segments is not None:
             x_BTD = x_BTD + self.segments(torch.zeros_like(x) if segments_BT is None else segments_BT, x_BTD.dtype)
-        if self.config.embedding_norm == "sum":
+        if self.embedding_norm is not None and self.config.embedding_norm == "sum":
             x_BTD = self.embedding_norm(x_BTD)
         return metadata.drop(x_BTD, layer=self.config.layers, site=0)
 

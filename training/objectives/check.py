@@ -36,6 +36,7 @@ def checked_loss(objective: Objective, z_loss: float = 0.0, has_teacher: bool = 
     batch = _checked_batch(objective)
     model = _tiny_model(inputs.model, inputs.vocab_size, z_loss)
     if has_teacher:
+        assert model.head is not None
         model.teacher = TeacherStage(model.tensor, FrozenHead(model.head.scoring, model.head.weight.detach()))
         rows = batch["tokens"].flatten(1, -2) if batch["tokens"].dim() > 2 else batch["tokens"].unsqueeze(1)
         batch["teacher"] = torch.zeros(*rows.shape[:3], WIDTH)
@@ -121,7 +122,7 @@ def _check_repeats(objective: Objective, k: int, before: Mapping[str, np.ndarray
 
 
 def _tiny_model(config: ModelConfig, vocab_size: int, z_loss: float) -> Transformer:
-    shape = {
+    shape: dict[str, Any] = {
         "layers": 1,
         "width": WIDTH,
         "heads": 1,
@@ -131,7 +132,7 @@ def _tiny_model(config: ModelConfig, vocab_size: int, z_loss: float) -> Transfor
         "moe": None,
     }
     shape["transformers"] = None
-    patterns = {"mixer": "attention", "pattern": None, "mixers": {}, "mlp": "gelu", "window": None}
+    patterns: dict[str, Any] = {"mixer": "attention", "pattern": None, "mixers": {}, "mlp": "gelu", "window": None}
     patterns |= {"norm_order": "pre", "rope_layers": None, "rope_width": 0}
     tiny = ModelConfig.model_validate(config.model_dump() | shape | patterns)
     model = Transformer(tiny, vocab_size, options=ComputeOptions(z_loss=z_loss))

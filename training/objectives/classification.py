@@ -41,7 +41,7 @@ class ClassificationOptions(LabelledFilesOptions):
 class Classification(LabelledFiles):
     """[CLS] first [SEP] second [SEP], and the class of the pooled first token."""
 
-    Options = ClassificationOptions
+    Options: type[LabelledFilesOptions | ClassificationOptions] = ClassificationOptions  # type: ignore[assignment]
 
     def __init__(self, inputs: ObjectiveInputs, options: Any):
         super().__init__(inputs, options)
@@ -103,7 +103,7 @@ class MultipleChoice(LabelledFiles):
         if "questions" not in record:
             return [(record, where)]
         lists = [record.get(name) for name in ("questions", "options", "answers")]
-        if not all(isinstance(column, list) and len(column) == len(lists[0]) for column in lists):
+        if not all(isinstance(column, list) and len(column) == len(lists[0] or ()) for column in lists):
             raise InputError(
                 f"{where}: questions, options and answers are not three lists of one length; correct the line"
             )

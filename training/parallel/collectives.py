@@ -14,13 +14,13 @@ from torch.autograd.function import once_differentiable
 # B batch, T tokens, D width, R ranks; Tt = tokens on this tensor rank
 
 
-def all_reduce(x: Tensor, group: dist.ProcessGroup) -> Tensor:
+def all_reduce(x: Tensor, group: dist.ProcessGroup | None) -> Tensor:
     x = x.clone(memory_format=torch.contiguous_format)
     dist.all_reduce(x, group=group)
     return x
 
 
-def reduce_scatter(own: Tensor, parts: Tensor, group: dist.ProcessGroup) -> None:
+def reduce_scatter(own: Tensor, parts: Tensor, group: dist.ProcessGroup | None) -> None:
     """own becomes this rank's part of the sum over ranks; parts: of all ranks, one after another, on dimension 0.
 
     gloo's own sums all parts on every rank, of a copy: of 3 MB on two ranks that takes 4 ms, an exchange of the parts
@@ -36,7 +36,7 @@ def reduce_scatter(own: Tensor, parts: Tensor, group: dist.ProcessGroup) -> None
         own.add_(other)
 
 
-def all_gather_tokens(x_BTtD: Tensor, group: dist.ProcessGroup) -> Tensor:
+def all_gather_tokens(x_BTtD: Tensor, group: dist.ProcessGroup | None) -> Tensor:
     """[B, Tt, D] on each rank -> [B, T, D] on all."""
     size, batch = dist.get_world_size(group), len(x_BTtD)
     gathered = x_BTtD.new_empty((size * batch, *x_BTtD.shape[1:]))
@@ -45,7 +45,7 @@ def all_gather_tokens(x_BTtD: Tensor, group: dist.ProcessGroup) -> Tensor:
     return x_RBTtD.transpose(0, 1).flatten(1, 2).contiguous()
 
 
-def reduce_scatter_tokens(x_BTD: Tensor, group: dist.ProcessGroup) -> Tensor:
+def reduce_scatter_tokens(x_BTD: Tensor, group: dist.ProcessGroup | None) -> Tensor:
     """Partial sums [B, T, D] on each rank -> this rank's tokens [B, Tt, D] of the sum."""
     x_RBTtD = x_BTD.unflatten(1, (dist.get_world_size(group), -1)).transpose(0, 1)
     own_BTtD = x_BTD.new_empty(x_RBTtD.shape[1:])
@@ -55,7 +55,7 @@ def reduce_scatter_tokens(x_BTD: Tensor, group: dist.ProcessGroup) -> Tensor:
 
 class _Copy(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup) -> Tensor:
+    def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup | None) -> Tensor:
         ctx.group = group
         return x.view_as(x)
 
@@ -67,7 +67,7 @@ class _Copy(torch.autograd.Function):
 
 class _Sum(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup) -> Tensor:
+    def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup | None) -> Tensor:
         return all_reduce(x, group)
 
     @staticmethod
@@ -78,7 +78,7 @@ class _Sum(torch.autograd.Function):
 
 class _GatherTokens(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup) -> Tensor:
+    def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup | None) -> Tensor:
         ctx.group = group
         return all_gather_tokens(x, group)
 
@@ -90,7 +90,7 @@ class _GatherTokens(torch.autograd.Function):
 
 class _ScatterTokens(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup) -> Tensor:
+    def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup | None) -> Tensor:
         ctx.group = group
         return reduce_scatter_tokens(x, group)
 
@@ -100,29 +100,29 @@ class _ScatterTokens(torch.autograd.Function):
         return all_gather_tokens(gradient, ctx.group), None
 
 
-def copy_to_ranks(x: Tensor, group: dist.ProcessGroup) -> Tensor:
+def copy_to_ranks(x: Tensor, group: dist.ProcessGroup | None) -> Tensor:
     """f: the identity forward, the sum over ranks backward; used before a column-parallel layer."""
     return _Copy.apply(x, group)
 
 
-def sum_over_ranks(x: Tensor, group: dist.ProcessGroup) -> Tensor:
+def sum_over_ranks(x: Tensor, group: dist.ProcessGroup | None) -> Tensor:
     """g: the sum over ranks forward, the identity backward; used after a row-parallel layer."""
     return _Sum.apply(x, group)
 
 
-def gather_tokens(x_BTtD: Tensor, group: dist.ProcessGroup) -> Tensor:
+def gather_tokens(x_BTtD: Tensor, group: dist.ProcessGroup | None) -> Tensor:
     """f under sequence parallelism: all-gather of the tokens forward, reduce-scatter backward."""
     return _GatherTokens.apply(x_BTtD, group)
 
 
-def scatter_tokens(x_BTD: Tensor, group: dist.ProcessGroup) -> Tensor:
+def scatter_tokens(x_BTD: Tensor, group: dist.ProcessGroup | None) -> Tensor:
     """g under sequence parallelism: reduce-scatter over the tokens forward, all-gather backward."""
     return _ScatterTokens.apply(x_BTD, group)
 
 
 class _AllTokens(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x_BTtD: Tensor, rank: int, group: dist.ProcessGroup) -> Tensor:
+    def forward(ctx: Any, x_BTtD: Tensor, rank: int, group: dist.ProcessGroup | None) -> Tensor:
         ctx.rank, ctx.share = rank, x_BTtD.shape[1]
         return all_gather_tokens(x_BTtD, group)
 
@@ -132,14 +132,14 @@ class _AllTokens(torch.autograd.Function):
         return gradient_BTD.narrow(1, ctx.rank * ctx.share, ctx.share).contiguous(), None, None
 
 
-def all_tokens(x_BTtD: Tensor, rank: int, group: dist.ProcessGroup) -> Tensor:
+def all_tokens(x_BTtD: Tensor, rank: int, group: dist.ProcessGroup | None) -> Tensor:
     """All-gather of the tokens, after which every rank computes the same: backward each takes its tokens' gradient."""
     return _AllTokens.apply(x_BTtD, rank, group)
 
 
 class _TakeShare(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x_ND: Tensor, rank: int, size: int, group: dist.ProcessGroup) -> Tensor:
+    def forward(ctx: Any, x_ND: Tensor, rank: int, size: int, group: dist.ProcessGroup | None) -> Tensor:
         ctx.rows, ctx.group = len(x_ND), group
         return take_share(x_ND, rank, size)
 
@@ -151,7 +151,7 @@ class _TakeShare(torch.autograd.Function):
 
 class _JoinShares(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x_nD: Tensor, rows: int, rank: int, size: int, group: dist.ProcessGroup) -> Tensor:
+    def forward(ctx: Any, x_nD: Tensor, rows: int, rank: int, size: int, group: dist.ProcessGroup | None) -> Tensor:
         ctx.rank, ctx.size = rank, size
         return all_gather_rows(x_nD, rows, group)
 
@@ -174,7 +174,7 @@ def take_share(x_ND: Tensor, rank: int, size: int) -> Tensor:
     return x_ND.narrow(0, start, length).clone()
 
 
-def all_gather_rows(x_nD: Tensor, rows: int, group: dist.ProcessGroup) -> Tensor:
+def all_gather_rows(x_nD: Tensor, rows: int, group: dist.ProcessGroup | None) -> Tensor:
     """Each rank's share of the rows -> all rows on all."""
     size = dist.get_world_size(group)
     share = -(-rows // size)
@@ -184,11 +184,11 @@ def all_gather_rows(x_nD: Tensor, rows: int, group: dist.ProcessGroup) -> Tensor
     return gathered[:rows].contiguous()
 
 
-def split_rows(x_ND: Tensor, rank: int, size: int, group: dist.ProcessGroup) -> Tensor:
+def split_rows(x_ND: Tensor, rank: int, size: int, group: dist.ProcessGroup | None) -> Tensor:
     """This rank's run of rows that all ranks have; backward the gradients of all runs are gathered."""
     return _TakeShare.apply(x_ND, rank, size, group)
 
 
-def join_rows(x_nD: Tensor, rows: int, rank: int, size: int, group: dist.ProcessGroup) -> Tensor:
+def join_rows(x_nD: Tensor, rows: int, rank: int, size: int, group: dist.ProcessGroup | None) -> Tensor:
     """All rows from each rank's run; backward each rank takes the gradient of its run."""
     return _JoinShares.apply(x_nD, rows, rank, size, group)

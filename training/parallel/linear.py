@@ -104,7 +104,7 @@ def _beside(gradients: Sequence[Tensor]) -> Tensor:
         return first
     if _adjacent(gradients, rows=False) and first.stride(-1) == 1 and first.stride(-2) == width:
         return first.as_strided((*first.shape[:-1], width), first.stride())
-    return torch.cat(gradients, dim=-1)
+    return torch.cat(list(gradients), dim=-1)
 
 
 def _adjacent(parts: Sequence[Tensor], rows: bool = True) -> bool:
@@ -204,10 +204,12 @@ class Float8Weight(torch.Tensor):
     def __init__(self, copy: Float8Copy, dtype: torch.dtype):
         self.copy = copy
 
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         if func in _VIEWS:
             weight = args[0]
             values = func(weight.copy.values, *args[1:], **(kwargs or {}))

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.placement_types import Placement
 
 from gristmill.training.parallel.collectives import (
     all_tokens,
@@ -122,7 +123,7 @@ class TensorAxis:
         """This rank's shard, in the dtype of the computation. Its gradient is declared a partial sum where each rank
         sees a part of the tokens or of the heads; the sum is taken when the gradient is stored."""
         if isinstance(parameter, DTensor):
-            placements = list(_STORED[sharding])
+            placements: list[Placement] = list(_STORED[sharding])
             if sharding is Sharding.KEY_VALUE:
                 placements = [Shard(0), Partial()]
             elif sharding in (Sharding.REPLICATED_OVER_HEADS, Sharding.SPLIT_TOKENS) or (

@@ -51,7 +51,7 @@ class CoreAttention(nn.Module):
     ) -> Tensor:
         """heads: query, key and value, [B, T, Ht or Gt, K]. Their mix [B, T, Ht, K]. slots: take keys and values, and
         give those that the tokens attend to."""
-        return metadata.mix(lambda *heads: self._attend(*heads, metadata, slots), *heads)
+        return metadata.mix(lambda q, k, v: self._attend(q, k, v, metadata, slots), *heads)
 
     def _attend(
         self,
@@ -62,8 +62,8 @@ class CoreAttention(nn.Module):
         slots: SlotView | None,
     ) -> Tensor:
         if metadata.ring is not None:
-            heads = (part.transpose(1, 2) for part in (query_BTHtK, key_BTGtK, value_BTGtK))
-            mixed_BHtTK = ring_attention(*heads, metadata.ring[self.window], self.scale, self.softcap)
+            query, key, value = (part.transpose(1, 2) for part in (query_BTHtK, key_BTGtK, value_BTGtK))
+            mixed_BHtTK = ring_attention(query, key, value, metadata.ring[self.window], self.scale, self.softcap)
             return mixed_BHtTK.transpose(1, 2)
         if metadata.shares is not None:
             query_BTHtK, key_BTGtK, value_BTGtK = _share_of_heads(
@@ -156,7 +156,7 @@ def attend(query_BHTK: Tensor, key_BGSK: Tensor, value_BGSK: Tensor, mask_BTS: M
     """The backend is chosen here and nowhere else: torch's scaled_dot_product_attention, which picks a fused kernel;
     flex attention where the metadata has block masks (GPUs); matmuls over blocks where those are faster (CPUs)."""
     if isinstance(mask_BTS, BlockMask):
-        flex = _compiled_flex() if query_BHTK.device.type == "cuda" else flex_attention
+        flex = _flex(query_BHTK.device)
         return flex(query_BHTK, key_BGSK, value_BGSK, block_mask=mask_BTS, scale=scale, enable_gqa=True)
     mask = mask_BTS.unsqueeze(1) if mask_BTS is not None and mask_BTS.dim() == 3 else mask_BTS
     grouped = query_BHTK.shape[1] != key_BGSK.shape[1]
@@ -182,7 +182,7 @@ def attend_softcapped(
     """softmax(cap x tanh(scores / cap)) v, in flex attention where the metadata has block masks, else as matmuls with
     scores in float32 or better."""
     if isinstance(mask_BTS, BlockMask):
-        flex = _compiled_flex() if query_BHTK.device.type == "cuda" else flex_attention
+        flex = _flex(query_BHTK.device)
 
         def softcapped(score: Tensor, *_: Tensor) -> Tensor:
             return cap * torch.tanh(score / cap)
@@ -212,6 +212,11 @@ def attend_to_all(query_BHTK: Tensor, key_BGSK: Tensor, value_BGSK: Tensor, scal
         copies = query_BHTK.shape[1] // key_BGSK.shape[1]
         key_BGSK, value_BGSK = (part.repeat_interleave(copies, dim=1) for part in (key_BGSK, value_BGSK))
     return F.scaled_dot_product_attention(query_BHTK, key_BGSK, value_BGSK, scale=scale)
+
+
+def _flex(device: torch.device) -> Callable[..., Any]:
+    flex: Any = _compiled_flex() if device.type == "cuda" else flex_attention
+    return flex  # type: ignore[no-any-return]
 
 
 @cache

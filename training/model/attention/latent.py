@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from gristmill.training.config.mixers import latent_attention as mixers
 from gristmill.training.config.model import ModelConfig
 from gristmill.training.model.attention.attention import CoreAttention, attend
-from gristmill.training.model.attention.metadata import AttentionMetadata
+from gristmill.training.model.attention.metadata import AttentionMetadata, Mask
 from gristmill.training.model.decoding_cache import CachedKeys, SlotView
 from gristmill.training.model.modules import Norm, rotate
 from gristmill.training.parallel.tensor import ColumnParallelLinear, RowParallelLinear, Sharding, TensorAxis
@@ -47,13 +47,16 @@ class MultiHeadLatentAttention(CoreAttention):
 
     def forward(self, x_BTD: Tensor, metadata: AttentionMetadata, slots: SlotView | None = None) -> tuple[Tensor, None]:
         x_BTD = self.tensor.enter(x_BTD)
-        narrow = x_BTD if self.query_down is None else self.query_norm(self.query_down(x_BTD))
+        narrow = x_BTD
+        if self.query_down is not None and self.query_norm is not None:
+            narrow = self.query_norm(self.query_down(x_BTD))
         rotation = metadata.rotation_BTK
+        assert rotation is not None, "latent attention has rotary positions"
         query_BTHtK = rotate(self.query(narrow).unflatten(-1, (-1, self.head_dim)), rotation)
         latent_BTL, turned_BTR = self.key_value_down(x_BTD).split((self.rank, self.rope_width), dim=-1)
         latent_BTL, turned_BT1R = self.key_value_norm(latent_BTL), rotate(turned_BTR.unsqueeze(2), rotation)
         cached = None if slots is None else slots.append(latent_BTL.unsqueeze(2), turned_BT1R)
-        if slots is None or slots.rows.reads_itself_only:
+        if slots is None or cached is None or slots.rows.reads_itself_only:
             mixed_BTHtV = self._mixed(query_BTHtK, *self._expanded(latent_BTL, turned_BT1R), metadata)
         else:
             mixed_BTHtV = self._decoded(query_BTHtK, cached, metadata.masks_BTS[None])
@@ -77,7 +80,7 @@ class MultiHeadLatentAttention(CoreAttention):
         turned_BTHtR = turned_BT1R.expand(-1, -1, key_BTHtP.shape[2], -1)
         return torch.cat([turned_BTHtR, key_BTHtP], dim=-1), value_BTHtV
 
-    def _decoded(self, query_BTHtK: Tensor, cached: CachedKeys, mask_BTS: Tensor | None) -> Tensor:
+    def _decoded(self, query_BTHtK: Tensor, cached: CachedKeys, mask_BTS: Mask) -> Tensor:
         """The same from the latent vectors of all tokens, which are not expanded: the queries are brought to them
         instead, and one key and value of a token serve all heads (section 2.1.2)."""
         latent_B1SL, turned_B1SR = cached.key_BGSK, cached.value_BGSK

@@ -248,13 +248,13 @@ def document_masks(documents_BT: Tensor | None) -> dict[int | None, Mask]:
     return {None: documents_BT.unsqueeze(2) == documents_BT.unsqueeze(1)}
 
 
-def alibi_masks(masks: Mapping[int | None, Tensor | None], tokens: int, slopes_H: Tensor) -> dict[int | None, Mask]:
+def alibi_masks(masks: Mapping[int | None, Mask], tokens: int, slopes_H: Tensor) -> dict[int | None, Mask]:
     """The masks as numbers to add: for each head, minus its slope for every token of distance (arXiv 2108.12409)."""
     back_TS = _distances(tokens, slopes_H.device)
-    return {
-        window: alibi_bias(back_TS.unsqueeze(0) >= 0 if mask is None else mask, back_TS.unsqueeze(0), slopes_H)
-        for window, mask in masks.items()
+    visible = {
+        window: mask if isinstance(mask, Tensor) else back_TS.unsqueeze(0) >= 0 for window, mask in masks.items()
     }
+    return {window: alibi_bias(mask_BTS, back_TS.unsqueeze(0), slopes_H) for window, mask_BTS in visible.items()}
 
 
 def explicit_masks(

@@ -192,7 +192,9 @@ class Exchange:
 
 class _AllToAll(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x_ND: Tensor, sent: list[int], received: list[int], group: dist.ProcessGroup) -> Tensor:
+    def forward(
+        ctx: Any, x_ND: Tensor, sent: list[int], received: list[int], group: dist.ProcessGroup | None
+    ) -> Tensor:
         ctx.sent, ctx.received, ctx.group = sent, received, group
         return all_to_all(x_ND, sent, received, group)
 
@@ -202,7 +204,7 @@ class _AllToAll(torch.autograd.Function):
         return all_to_all(gradient_MD, ctx.received, ctx.sent, ctx.group), None, None, None
 
 
-def all_to_all(x_ND: Tensor, sent: list[int], received: list[int], group: dist.ProcessGroup) -> Tensor:
+def all_to_all(x_ND: Tensor, sent: list[int], received: list[int], group: Any) -> Tensor:
     """Rows in runs by destination rank -> rows in runs by source rank. Ranks without rows take part."""
     y_MD = x_ND.new_empty((sum(received), *x_ND.shape[1:]))
     dist.all_to_all_single(y_MD, x_ND.contiguous(), received, sent, group=group)

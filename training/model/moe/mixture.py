@@ -234,8 +234,8 @@ class Experts(nn.Module):
 
     def _mlp(self, x_ND: Tensor, runs: Runs) -> Tensor:
         if self.gate is not None and self.up.bias is None and runs.sizes is not None:
-            weights = (linear.local_weight(x_ND.dtype) for linear in (self.gate, self.up, self.down))
-            return loop_swiglu(x_ND, *weights, runs.sizes)
+            gate, up, down = (linear.local_weight(x_ND.dtype) for linear in (self.gate, self.up, self.down))
+            return loop_swiglu(x_ND, gate, up, down, runs.sizes)
         if self.gate is None:
             hidden_NFt = F.gelu(self.up(x_ND, runs), approximate=self.approximate)
         else:
@@ -245,7 +245,7 @@ class Experts(nn.Module):
 
 def _expert_of_row(runs: Runs, rows: int, experts: int, device: torch.device) -> Tensor:
     """int64[rows]; rows behind the last run point at the last expert."""
-    ends_E = runs.ends_E if runs.sizes is None else torch.tensor(runs.sizes, device=device).cumsum(0)
+    ends_E = torch.tensor(runs.sizes, device=device).cumsum(0) if runs.ends_E is None else runs.ends_E
     row_N = torch.arange(rows, device=device)
     return torch.searchsorted(ends_E, row_N.to(ends_E.dtype), right=True).clamp(max=experts - 1)
 

@@ -82,7 +82,8 @@ class Mamba2Mixer(nn.Module):
     ) -> tuple[Tensor, Mamba2State | None]:
         """(y_BTHP, the state after the tokens if it is kept) of x, B and C: convolutions and scan."""
         convolutions = (self.x_convolution, self.B_convolution, self.C_convolution)
-        before, documents_BT, segments = (None, None, None), metadata.documents_BT, metadata.segments
+        documents_BT, segments = metadata.documents_BT, metadata.segments
+        before: Sequence[Tensor | None] = (None, None, None)
         if segments is not None:
             streams, dt_BTH = tuple(segments.split(stream) for stream in streams), segments.split(dt_BTH)
             before = tuple(segments.before(stream, self.mixer.kernel - 1) for stream in streams)

@@ -1,5 +1,6 @@
 """The TCNCA mixer: dilated causal convolutions, attention inside chunks, and MEGA's gates."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -16,6 +17,9 @@ from gristmill.training.parallel.tensor import ColumnParallelLinear, Sharding, T
 
 # B rows, T tokens, D width, Z width of queries and keys, V width of values, C tokens of a chunk, L inputs kept
 # a small t = this tensor rank's share
+
+
+Streams = tuple[Tensor, Tensor, Tensor]  # queries, keys and values, or keys, values and the numbers of their chunks
 
 
 @dataclass(frozen=True)
@@ -55,9 +59,8 @@ class TcncaMixer(nn.Module):
         self.tensor, self.mixer = tensor, mixer
         width, shared, values = config.width, mixer.shared_width(config.width), mixer.expand * config.width
         self.scale = 8 / shared if config.init_method == "mup" else shared**-0.5
-        self.convolutions = nn.ModuleList(
-            CausalConvolution(tensor, width, mixer.kernel, dilation) for dilation in mixer.dilations
-        )
+        convolutions = [CausalConvolution(tensor, width, mixer.kernel, dilation) for dilation in mixer.dilations]
+        self.convolutions: Sequence[CausalConvolution] = nn.ModuleList(convolutions)  # type: ignore[assignment]
         self.shared = InputShare(tensor, width, shared, Sharding.REPLICATED_OVER_HEADS)
         self.query_key = ScaleAndShift(tensor, shared)
         self.distances = DistanceBias(tensor, mixer.chunk)
@@ -73,7 +76,9 @@ class TcncaMixer(nn.Module):
     ) -> tuple[Tensor, TcncaState | None]:
         """The mixed tokens and, if the metadata keeps state, the state after them."""
         all_BTD = self.tensor.enter(x_BTD)
-        own_BTDt, inputs, kept = self.tensor.own_channels(all_BTD), (), None
+        own_BTDt = self.tensor.own_channels(all_BTD)
+        inputs: tuple[RingBuffer, ...] = ()
+        kept: tuple[RingBuffer, RingBuffer, Tensor] | None = None
         trains = state is None and not metadata.keep_state
         if trains:
             mixed_BTDt = metadata.mix(lambda own_BTDt: self._convolved(own_BTDt, metadata, None)[0], own_BTDt)
@@ -85,7 +90,7 @@ class TcncaMixer(nn.Module):
         value_BTVt = F.silu(self.value(all_BTD)) if self.mixer.gated else self.value(mixed_BTD)
         streams = query_BTZ * self.scale, key_BTZ, value_BTVt
         if trains:
-            read_BTVt = metadata.mix(lambda *streams: self._attended(streams, metadata, None)[0], *streams)
+            read_BTVt = metadata.mix(lambda q, k, v: self._attended((q, k, v), metadata, None)[0], *streams)
         else:
             read_BTVt, kept = self._attended(streams, metadata, state)
         y_BTD = self._gate(read_BTVt, mixed_BTDt, mixed_BTD, x_BTD)
@@ -102,13 +107,13 @@ class TcncaMixer(nn.Module):
         return self._convolve(own_BTDt, documents_BT, state, metadata.keep_state)
 
     def _attended(
-        self, streams: tuple[Tensor, ...], metadata: AttentionMetadata, state: TcncaState | None
+        self, streams: Streams, metadata: AttentionMetadata, state: TcncaState | None
     ) -> tuple[Tensor, tuple[RingBuffer, RingBuffer, Tensor] | None]:
         """(what queries read of keys and values, these and the position if the metadata keeps state)."""
         segments = metadata.segments
         if segments is not None:
             return self._read_segments(streams, segments), None
-        if _steps(streams[0], metadata, state):
+        if state is not None and _steps(streams[0], metadata, state):
             return self._read_ring(streams, state)
         return self._read(streams, metadata.documents_BT, state, metadata.keep_state)
 
@@ -121,7 +126,7 @@ class TcncaMixer(nn.Module):
         for index, convolution in enumerate(self.convolutions):
             buffer = None if state is None else state.inputs[index]
             result_BTDt, buffer = _convolve(convolution, change_BTDt, documents_BT, buffer, keep)
-            buffers += [buffer] if keep else []
+            buffers += [buffer] if buffer is not None and keep else []
             change_BTDt = F.silu(result_BTDt)
             if (index + 1) % self.mixer.depth == 0:
                 change_BTDt = x_BTDt = x_BTDt + change_BTDt
@@ -137,7 +142,7 @@ class TcncaMixer(nn.Module):
                 change_RLDt = x_RLDt = x_RLDt + change_RLDt
         return x_RLDt
 
-    def _read_segments(self, streams: tuple[Tensor, Tensor, Tensor], segments: Segments) -> Tensor:
+    def _read_segments(self, streams: Streams, segments: Segments) -> Tensor:
         """Attention of the runs of a context rank, whose chunks may begin in the runs before."""
         query_RLZ, key_RLZ, value_RLVt = (segments.split(stream) for stream in streams)
         bias_C, tokens = self.distances(), segments.shares.tokens
@@ -150,11 +155,11 @@ class TcncaMixer(nn.Module):
             segments.before(value_RLVt, size),
             segments.known_before(chunk_BT, size, fill=-1),
         )
-        joined = tuple(torch.cat(pair, dim=1) for pair in zip(before, (key_RLZ, value_RLVt, chunk_RL), strict=True))
+        joined = _joined(before, (key_RLZ, value_RLVt, chunk_RL))
         return segments.join(attend_in_packed_chunks(query_RLZ, joined, chunk_RL, bias_C))
 
     def _read(
-        self, streams: tuple[Tensor, Tensor, Tensor], documents_BT: Tensor | None, state: TcncaState | None, keep: bool
+        self, streams: Streams, documents_BT: Tensor | None, state: TcncaState | None, keep: bool
     ) -> tuple[Tensor, tuple[RingBuffer, RingBuffer, Tensor] | None]:
         """Attention over whole sequences, or over many new tokens after those of the state."""
         query_BTZ, key_BTZ, value_BTVt = streams
@@ -165,16 +170,14 @@ class TcncaMixer(nn.Module):
         position_BT = position_in_document(documents_BT, before_B, key_BTZ)
         chunk_BT = chunk_numbers(position_BT, size)
         before = _no_keys(streams, size) if state is None else state.keys_before()
-        joined = tuple(torch.cat(pair, dim=1) for pair in zip(before, (key_BTZ, value_BTVt, chunk_BT), strict=True))
+        joined = _joined(before, (key_BTZ, value_BTVt, chunk_BT))
         read_BTVt = attend_in_packed_chunks(query_BTZ, joined, chunk_BT, bias_C)
         if not keep:
             return read_BTVt, None
         keys, values = (RingBuffer.of(part[:, part.shape[1] - size :]) for part in joined[:2])
         return read_BTVt, (keys, values, position_BT[:, -1] + 1)
 
-    def _read_ring(
-        self, streams: tuple[Tensor, Tensor, Tensor], state: TcncaState
-    ) -> tuple[Tensor, tuple[RingBuffer, RingBuffer, Tensor]]:
+    def _read_ring(self, streams: Streams, state: TcncaState) -> tuple[Tensor, tuple[RingBuffer, RingBuffer, Tensor]]:
         """Attention of one new token, over the buffers that it is written to."""
         query_B1Z, key_B1Z, value_B1Vt = streams
         keys, values = state.keys.append(key_B1Z[:, 0]), state.values.append(value_B1Vt[:, 0])
@@ -214,7 +217,12 @@ def _steps(x_BTF: Tensor, metadata: AttentionMetadata, state: TcncaState | None)
     return state is not None and x_BTF.shape[1] == 1 and metadata.keep_state
 
 
-def _no_keys(streams: tuple[Tensor, Tensor, Tensor], size: int) -> tuple[Tensor, Tensor, Tensor]:
+def _joined(before: Streams, new: Streams) -> Streams:
+    keys, values, numbers = (torch.cat(pair, dim=1) for pair in zip(before, new, strict=True))
+    return keys, values, numbers
+
+
+def _no_keys(streams: Streams, size: int) -> tuple[Tensor, Tensor, Tensor]:
     """Keys and values before the first token of all, and the number of no chunk."""
     _, key_BTZ, value_BTV = streams
     empty = [part.new_zeros(len(part), size, part.shape[2]) for part in (key_BTZ, value_BTV)]
@@ -235,6 +243,7 @@ class InputShare(nn.Module):
         return F.linear(x_BTFt, self.tensor.local(self.weight, Sharding.INPUT, x_BTFt.dtype))
 
     def local_bias(self, dtype: torch.dtype) -> Tensor:
+        assert self.bias is not None and self.sharding is not None
         return self.tensor.local(self.bias, self.sharding, dtype)
 
 

@@ -160,7 +160,7 @@ class _Order:
 
     @staticmethod
     def of(tensor: Tensor) -> "_Order":
-        dims = tuple(sorted(range(tensor.dim()), key=lambda dim: -tensor.stride(dim)))
+        dims = tuple(sorted(range(tensor.dim()), key=lambda dim: -tensor.stride()[dim]))
         return _Order(dims, tuple(tensor.shape[dim] for dim in dims))
 
     def in_memory(self, tensor: Tensor) -> Tensor:
@@ -224,7 +224,7 @@ class SwappedLayer(LayerHook):
         self.shards = metadata.positions_BT.shape[1] // self.tokens
         self.cut = first_tokens(share, self.tokens)
         self.needs_gradient = x_BTD.requires_grad
-        layer: nn.Module = getattr(compute, "_torchdynamo_orig_callable", compute).__self__  # type: ignore[attr-defined]
+        layer: nn.Module = getattr(compute, "_torchdynamo_orig_callable", compute).__self__  # type: ignore[union-attr]
         self._kept = {_key(tensor)[0] for tensor in metadata.tensors()} | _places(layer.parameters())
         # Parts of the layer whose weights FSDP gathers when they are called, after this.
         self._gathered_later = [part for part in layer.modules() if isinstance(part, FSDPModule) and part is not layer]
