@@ -167,7 +167,7 @@ def unseen_load(run: Run, samples: Any, first: int, count: int) -> float:
     for k in range(first, first + count, 16):
         tokens = np.stack([samples.sample(k + row)["tokens"] for row in range(16)])
         run.model.stages[0](torch.from_numpy(tokens))  # with gradients, since the routers count in training only
-    return balance.worst_load(balance.take_counts())
+    return balance.worst_load(balance.take_counts()).item()
 
 
 def loads(work: Path) -> None:

@@ -30,6 +30,7 @@ from gristmill.training.config.train import GuardConfig
 from gristmill.training.parallel.mesh import Mesh, build_mesh, silence_redistribution, single_process
 from gristmill.training.planner.memory_check import host_bytes
 
+CPU = torch.device("cpu")
 CONNECTION_ATTEMPTS = 5
 SECONDS_BETWEEN_ATTEMPTS = 1.0  # times the number of the attempt: 10 s in all
 
@@ -74,13 +75,13 @@ def init_distributed(
     if rank_info.world_size == 1:
         yield single_process(device)
         return
-    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+    backend = backend_of(device, layout)
     store, _, _ = next(dist.rendezvous("env://"))
     store = dist.PrefixStore(
         f"start-{rank_info.restarts}", store
     )  # what the processes before a restart left is not read
     patience = timedelta(seconds=2 * timeout_seconds)  # the watchdog, which can name the rank_info, comes first
-    connect(backend, store, layout.position_of(rank_info.rank), rank_info.world_size, patience)
+    connect(backend, store, layout.position_of(rank_info.rank), rank_info.world_size, patience, device)
     silence_redistribution()
     try:
         with first_failure_named(rank_info.rank, store):
@@ -90,7 +91,17 @@ def init_distributed(
         dist.destroy_process_group()
 
 
-def connect(backend: str, store: dist.Store, rank: int, world_size: int, patience: timedelta) -> None:
+def backend_of(device: torch.device, layout: LayoutConfig) -> str:
+    """gloo beside NCCL only where the host computes updates: each group would have a gloo group too, in which every
+    pair of ranks connects."""
+    if device.type != "cuda":
+        return "gloo"
+    return "cpu:gloo,cuda:nccl" if layout.offload.active else "nccl"
+
+
+def connect(
+    backend: str, store: dist.Store, rank: int, world_size: int, patience: timedelta, device: torch.device = CPU
+) -> None:
     """Initializes the process group on all ranks; `rank` is this one's position in the mesh. Raises InputError after
     CONNECTION_ATTEMPTS, or when a rank does not answer within the store's time-out (five minutes).
 
@@ -98,7 +109,7 @@ def connect(backend: str, store: dist.Store, rank: int, world_size: int, patienc
     under names of its own in the store, and counts only if all of them connected."""
     for attempt in range(1, CONNECTION_ATTEMPTS + 1):
         names = dist.PrefixStore(f"attempt-{attempt}", store)
-        error = _try_to_connect(backend, dist.PrefixStore("group", names), rank, world_size, patience)
+        error = _try_to_connect(backend, dist.PrefixStore("group", names), rank, world_size, patience, device)
         names.set(f"rank-{rank}", "" if error is None else f"rank {rank}: {error}")
         failures = [failure for failure in _outcomes(names, world_size) if failure]
         if not failures:
@@ -123,10 +134,16 @@ def _outcomes(names: dist.Store, world_size: int) -> list[str]:
         ) from error
 
 
-def _try_to_connect(backend: str, store: dist.Store, rank: int, world_size: int, patience: timedelta) -> str | None:
-    """None, or the first line of the error."""
+def _try_to_connect(
+    backend: str, store: dist.Store, rank: int, world_size: int, patience: timedelta, device: torch.device
+) -> str | None:
+    """None, or the first line of the error. A GPU is named, so that NCCL connects now, not in the first collective, and
+    the mesh's groups are split from this one."""
+    device_id = device if device.type == "cuda" else None
     try:
-        dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=patience)
+        dist.init_process_group(
+            backend, store=store, rank=rank, world_size=world_size, timeout=patience, device_id=device_id
+        )
     except RuntimeError as error:  # of which torch's DistError is one
         return str(error).split("\n", 1)[0][:300]
     return None

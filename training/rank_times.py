@@ -56,7 +56,7 @@ class RankTimes:
             ranks = [dict(zip(names, row, strict=True)) for row in rows]
             record: dict[str, Any] = {"step": report.progress.step, "ranks": ranks, "links": links}
             if report.rank_load is not None:
-                record["rank_load"] = float(report.rank_load)
+                record["rank_load"] = report.rank_load
             with self.path.open("a") as file:
                 file.write(json.dumps(record) + "\n")
 

@@ -29,7 +29,7 @@ from gristmill.training.checkpoint.teacher import Teacher, check_teacher, load_t
 from gristmill.training.config.model import ModelConfig
 from gristmill.training.config.train import TrainConfig
 from gristmill.training.engine.cuda_graphs import CudaGraph, GraphedAccumulation, check_cuda_graphs
-from gristmill.training.engine.local_model import LocalModel, Weights, build_local_model
+from gristmill.training.engine.local_model import PRECISIONS, LocalModel, Weights, build_local_model
 from gristmill.training.engine.passes import ForwardBackward, GradientAccumulation, Loss, PipelineSchedule
 from gristmill.training.metrics import (
     EVALUATIONS_NAME,
@@ -42,6 +42,7 @@ from gristmill.training.metrics import (
     read_metrics,
 )
 from gristmill.training.model.init import draw_in_place
+from gristmill.training.model.moe.dispatch import check_grouped_widths
 from gristmill.training.objectives.batches import Batches, range_problem
 from gristmill.training.objectives.check import check_sample, checked_loss
 from gristmill.training.objectives.load import make_objective
@@ -114,6 +115,8 @@ class Run:
             check_float8(mesh.device)
         if train.cuda_graphs:
             check_cuda_graphs(mesh.device)
+        compute = PRECISIONS[train.precision].compute
+        check_grouped_widths(mesh.device, compute, model, train.layout.expert_tensor)
         # A checkpoint will probably fill the weights, so they are not drawn before it was looked at.
         self._left_empty = broadcast_from_first(mesh, bool(checkpoint.steps_in(self.root)))
         self.model = self._build_model(model, vocab_size)

@@ -41,9 +41,10 @@ class StepReport:
     valid_tokens: the count of the first term.
 
     skipped: why the update was skipped, or None. stop: some process received a stop request. seconds by phase: data
-    (waiting for the batch), token_count_allreduce, forward, backward, pipeline, optimizer (with norm, clipping).
+    (waiting for the batch), token_count_allreduce, forward, backward, pipeline, optimizer (with norm, clipping); on a
+    GPU of the step before.
     expert_load: the tokens of the busiest expert over the mean of its layer, in the worst layer; None without experts.
-    rank_load: the tokens of the layers' busiest expert ranks over the mean, on the device; None without an expert axis.
+    rank_load: the tokens of the layers' busiest expert ranks over the mean; None without an expert axis.
     """
 
     progress: Progress
@@ -59,7 +60,7 @@ class StepReport:
     seconds: dict[str, float]
     tokens: int
     expert_load: float | None = None
-    rank_load: Tensor | None = None
+    rank_load: float | None = None
 
 
 class Trainer:
@@ -81,6 +82,7 @@ class Trainer:
         self.gradients = gradients_of(optimizer, forward_backward, model, mesh)
         self.guard = Guard(config.guard)
         self.teacher: Teacher | None = None
+        self._clock: Clock | None = None  # of the step before
         self.balance = ExpertBalance(model.stages.values(), mesh) if model.has_experts else None
         self.scale = LossScale(dynamic=config.precision == "fp16")
         self.progress = Progress()
@@ -104,8 +106,9 @@ class Trainer:
         losses = self.forward_backward.train(batch, factors, clock.begin)
         clock.begin("optimizer")
         expert_counts = self.balance.take_counts() if self.balance is not None else []
+        device_loads = self.balance.loads(expert_counts) if self.balance is not None else {}
         self.gradients.ready()
-        means, norm, valid_tokens, stop = self._results(counts, losses)
+        means, norm, valid_tokens, stop, loads = self._results(counts, losses, device_loads)
         objective = sum(term.weight * means[term.name] for term in self.terms)
         before, self.progress = self.progress, self._progress_after_batch()
         skipped = self.scale.skip_reason(norm) or self.guard.skip_reason(self.progress.step, objective, norm)
@@ -127,10 +130,18 @@ class Trainer:
             valid_tokens=valid_tokens,
             skipped=skipped,
             stop=stop,
-            seconds=clock.end(),
-            expert_load=None if self.balance is None else self.balance.worst_load(expert_counts),
-            rank_load=None if self.balance is None else self.balance.rank_load(expert_counts),
+            seconds=self._seconds(clock),
+            expert_load=loads.get("expert"),
+            rank_load=loads.get("rank"),
         )
+
+    def _seconds(self, clock: "Clock") -> dict[str, float]:
+        """Seconds by phase of this step. On a GPU those of the step before, which has ended: the host does not wait for
+        this one and prepares the next in the meantime. The first step waits."""
+        clock.close()
+        ended = clock if self._clock is None or self.mesh.device.type == "cpu" else self._clock
+        self._clock = clock
+        return ended.seconds()
 
     def _update(self, norm: float, rate_factor: float) -> None:
         self.gradients.clip(norm, self.config.optimizer.clip_norm)
@@ -185,29 +196,39 @@ class Trainer:
 
     def _factors(self, counts: Tensor) -> Tensor:
         """Factor of each term of the loss, float64[terms] on the device."""
-        weights = counts.new_tensor([self.scale.value * term.weight for term in self.terms])
-        return weights / torch.stack([counts[self._counted.index(term.count)] for term in self.terms])
+        divisors = [counts[self._counted.index(term.count)] for term in self.terms]
+        weights = [self.scale.value * term.weight for term in self.terms]
+        return torch.stack([weight / divisor for weight, divisor in zip(weights, divisors, strict=True)])
 
-    def _results(self, counts: Tensor, losses_bn: Tensor | None) -> tuple[dict[str, float], float, float, bool]:
-        """(mean of each term over the global batch, gradient norm, count of the first term, whether to stop): the one
-        place of a step that waits for the device. Only processes with the last stage have losses."""
+    def _results(
+        self, counts: Tensor, losses_bn: Tensor | None, loads: Mapping[str, Tensor]
+    ) -> tuple[dict[str, float], float, float, bool, dict[str, float]]:
+        """(mean of each term over the global batch, gradient norm, count of the first term, whether to stop, loads of
+        experts): the one place of a step that waits for the device. Only processes with the last stage have losses."""
         own = [0.0] * len(self.terms) if losses_bn is None else list(losses_bn.sum(dim=0, dtype=torch.float64))
         sums = sum_over_world([*own, self.gradients.square_sum()], self.mesh)
-        *values, square, stop = torch.cat([sums[:-1], counts[:-1], sums[-1:], counts[-1:]]).tolist()
-        totals, numbers = values[: len(self.terms)], dict(zip(self._counted, values[len(self.terms) :], strict=True))
+        device_loads = [load.reshape(1) for load in loads.values()]
+        numbers = torch.cat([*device_loads, sums[:-1], counts[:-1], sums[-1:], counts[-1:]]).tolist()
+        *values, square, stop = numbers[len(loads) :]
+        totals, divisors = values[: len(self.terms)], dict(zip(self._counted, values[len(self.terms) :], strict=True))
         copies = self.mesh.tensor.size * self.mesh.context.size
         means = {
-            term.name: total / copies / numbers[term.count] for term, total in zip(self.terms, totals, strict=True)
+            term.name: total / copies / divisors[term.count] for term, total in zip(self.terms, totals, strict=True)
         }
-        return means, math.sqrt(square), numbers[self.terms[0].count], stop > 0
+        return (
+            means,
+            math.sqrt(square),
+            divisors[self.terms[0].count],
+            stop > 0,
+            dict(zip(loads, numbers, strict=False)),
+        )
 
 
 # Seconds of a step by phase.
 
 
 class Clock:
-    """Seconds by phase of a step; tell is called at the begin of each. GPU phases are timed with CUDA events,
-    which are read at the end of the step."""
+    """Seconds by phase of a step; tell is called at the begin of each. GPU phases are timed with CUDA events."""
 
     def __init__(self, device: torch.device, tell: Callable[[str], None] = lambda phase: None):
         self._tell, self._on_gpu = tell, device.type == "cuda"
@@ -217,9 +238,12 @@ class Clock:
         self._tell(phase)
         self._marks.append((phase, self._now()))
 
-    def end(self) -> dict[str, float]:
-        """Closes the last phase; the seconds of each."""
+    def close(self) -> None:
+        """Ends the last phase."""
         self._marks.append(("", self._now()))
+
+    def seconds(self) -> dict[str, float]:
+        """Seconds of each phase. Waits for the end of the last one on a GPU."""
         if self._on_gpu:
             self._marks[-1][1].synchronize()
         seconds: dict[str, float] = {}
@@ -271,13 +295,21 @@ class ExpertBalance:
             if router.last_load is not None:
                 router.last_load.copy_(load_E)
 
-    def worst_load(self, counts: list[Tensor]) -> float:
-        """The highest load of an expert over the mean of its layer, over all layers of the model."""
-        ratios = [(counts_E.max() / counts_E.double().mean()).item() for counts_E in counts]
-        worst = torch.tensor(max(ratios, default=0.0), dtype=torch.float64, device=self.mesh.device)
+    def loads(self, counts: list[Tensor]) -> dict[str, Tensor]:
+        """`worst_load` as "expert", and `rank_load` as "rank" where there is one; on the device."""
+        rank_load = self.rank_load(counts)
+        return {"expert": self.worst_load(counts), **({} if rank_load is None else {"rank": rank_load})}
+
+    def worst_load(self, counts: list[Tensor]) -> Tensor:
+        """The highest load of an expert over the mean of its layer, over all layers of the model: float64, on the
+        device."""
+        ratios = [counts_E.max() / counts_E.double().mean() for counts_E in counts]
+        worst = torch.zeros((), dtype=torch.float64, device=self.mesh.device)
+        if ratios:
+            worst = torch.stack(ratios).max()
         if self.mesh.distributed:
             dist.all_reduce(worst, dist.ReduceOp.MAX, group=self.mesh.world.group)
-        return worst.item()
+        return worst
 
     def rank_load(self, counts: list[Tensor]) -> Tensor | None:
         """Tokens of the busiest expert rank over the mean, summed over this stage's layers, which wait for it one by

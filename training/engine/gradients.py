@@ -22,6 +22,7 @@ class Gradients:
     def __init__(self, model: LocalModel, mesh: Mesh):
         self.model, self.mesh, self.factor = model, mesh, 1.0
         self._norms: dict[str, Tensor] = {}  # of those that were taken before all were ready
+        self._shares = norm_shares(model.norm_parameters)
 
     def begin(self, factor: float) -> None:
         """factor: what each gradient is multiplied by, the inverse of the loss scale."""
@@ -34,7 +35,7 @@ class Gradients:
 
     def square_sum(self) -> Tensor | float:
         """This process's share of the square of the global norm; summed over all, each element counts once."""
-        return sum_of_squares(self._all_norms(), self.model.norm_parameters)
+        return sum_of_squares(self._all_norms(), self._shares)
 
     def _all_norms(self) -> list[Tensor]:
         late = [name for name in self.model.norm_names if name not in self._norms]
@@ -188,7 +189,7 @@ def global_norm(parameters: Iterable[nn.Parameter], mesh: Mesh) -> Tensor:
     """Square root of the sum of squares. Parameters may lie on different meshes: each process adds its shards, divided
     by the number of processes that hold the same shard, and one all-reduce over the world sums them."""
     parameters = list(parameters)
-    (squares,) = sum_over_world([sum_of_squares(gradient_norms(parameters), parameters)], mesh)
+    (squares,) = sum_over_world([sum_of_squares(gradient_norms(parameters), norm_shares(parameters))], mesh)
     return squares.sqrt()
 
 
@@ -208,13 +209,22 @@ def _norm(gradient: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def sum_of_squares(norms: Sequence[Tensor], parameters: Sequence[nn.Parameter]) -> Tensor | float:
-    """This process's share of the square of the global norm, float64, from the `gradient_norms` of the parameters."""
+def sum_of_squares(norms: Sequence[Tensor], shares: Tensor | None) -> Tensor | float:
+    """This process's share of the square of the global norm, float64, from the `gradient_norms` of the parameters and
+    their `norm_shares`."""
     if not norms:
         return 0.0
     squares = torch.stack([norm.to(torch.float64) for norm in norms]).square()
+    return squares.sum() if shares is None else squares @ shares
+
+
+def norm_shares(parameters: Sequence[nn.Parameter]) -> Tensor | None:
+    """1 / the number of ranks that hold the same shard, for each parameter, float64 on the device; None where all are
+    1. Made once: it is a copy to the device."""
     shares = [1 / copies(parameter) for parameter in parameters]
-    return squares.sum() if set(shares) == {1.0} else squares @ squares.new_tensor(shares)
+    if set(shares) <= {1.0}:
+        return None
+    return torch.tensor(shares, dtype=torch.float64, device=parameters[0].device)
 
 
 def clip(parameters: Iterable[nn.Parameter], norm: float, max_norm: float | None) -> None:

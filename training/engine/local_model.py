@@ -170,7 +170,7 @@ class LocalModel:
     stages: dict[int, Transformer]
     parameters: dict[str, nn.Parameter]
     tied_copy: nn.Parameter | None = None
-    tie: dist.ProcessGroup | None = None
+    tied_peer: "TiedPeer | None" = None
     excluded_from_norm: frozenset[str] = field(default_factory=frozenset)
     stream: WeightStream | None = None
     float8: list[Float8Weights] = field(default_factory=list)
@@ -212,7 +212,7 @@ class LocalModel:
     @property
     def tied_names(self) -> frozenset[str]:
         """Parameters whose gradients are summed with those of another after the backward pass."""
-        return frozenset() if self.tied_copy is None and self.tie is None else frozenset({"embedding.weight"})
+        return frozenset() if self.tied_copy is None and self.tied_peer is None else frozenset({"embedding.weight"})
 
     @property
     def has_experts(self) -> bool:
@@ -238,8 +238,8 @@ class LocalModel:
             return
         if self.tied_copy is not None:
             local_gradient(table).add_(local_gradient(self.tied_copy))
-        elif self.tie is not None:
-            dist.all_reduce(local_gradient(table), group=self.tie)
+        elif self.tied_peer is not None:
+            self.tied_peer.add_gradient(local_gradient(table))
 
     @torch.no_grad()
     def update_copies(self) -> None:
@@ -318,23 +318,39 @@ def _with_one_name_each(
     tied_apart = config.tied_embeddings and layout.pipeline > 1 and tied_copy is None
     if not (tied_apart and stages_of_rank(layout, 0)[-1] != layout.num_stages - 1):
         return LocalModel(stages, parameters, tied_copy)
-    tie = _tie_group(mesh)
+    peer = _tied_peer(mesh)
     is_last = layout.num_stages - 1 in stages
-    return LocalModel(stages, parameters, None, tie, frozenset({"embedding.weight"} if is_last else ()))
+    return LocalModel(stages, parameters, None, peer, frozenset({"embedding.weight"} if is_last else ()))
 
 
-def _tie_group(mesh: Mesh) -> dist.ProcessGroup | None:
-    """Process group of the first and last pipeline rank that hold the tied table, or None on other ranks.
+@dataclass(frozen=True)
+class TiedPeer:
+    """The rank of the pipeline group that holds the other copy of a tied table."""
 
-    Collective: torch requires every process to call new_group for every group."""
-    assert mesh.ranks is not None, "a pipeline has several processes"
-    own = None
-    first, last = mesh.ranks[0].flatten(), mesh.ranks[-1].flatten()
-    for pair in zip(first.tolist(), last.tolist(), strict=True):
-        group = dist.new_group(list(pair))
-        if mesh.world.rank in pair:
-            own = group
-    return own
+    group: dist.ProcessGroup | None
+    rank: int
+
+    def add_gradient(self, gradient: Tensor) -> None:
+        """Both ranks have the sum afterwards. An exchange in the pipeline's group, which exists already: a group for
+        each pair would be made by every process, hundreds of them in a large run."""
+        sent, received = gradient.contiguous(), torch.empty_like(gradient, memory_format=torch.contiguous_format)
+        works = dist.batch_isend_irecv(
+            [
+                dist.P2POp(dist.isend, sent, group=self.group, group_peer=self.rank),
+                dist.P2POp(dist.irecv, received, group=self.group, group_peer=self.rank),
+            ]
+        )
+        for work in works:
+            work.wait()
+        gradient.add_(received)
+
+
+def _tied_peer(mesh: Mesh) -> TiedPeer | None:
+    """The first and the last pipeline rank hold the tied table; None on the ranks between them."""
+    last = mesh.pipeline.size - 1
+    if mesh.pipeline.rank not in (0, last):
+        return None
+    return TiedPeer(mesh.pipeline.group, last - mesh.pipeline.rank)
 
 
 # Mixed precision: the dtypes of stored parameters, of the computation and of gradient reduction.

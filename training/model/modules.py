@@ -296,7 +296,8 @@ def token_priorities(seed: int, layer: int, samples_B: Tensor, positions_T: Tens
 
 
 def _place(seed: int, layer: int, site: int, device: torch.device) -> Tensor:
-    return torch.tensor((seed * 1_000_003 + layer) * 1_009 + site, device=device)
+    place = (seed * 1_000_003 + layer) * 1_009 + site
+    return torch.full((), place, dtype=torch.int64, device=device)  # torch.tensor would wait for a copy to the GPU
 
 
 def _token_hashes(place: Tensor, samples_B: Tensor, positions_T: Tensor) -> Tensor:

@@ -228,7 +228,14 @@ def check_on_first(mesh: Mesh, check: Callable[[], object]) -> None:
 
 def sum_over_world(values: Sequence[Tensor | float], mesh: Mesh) -> Tensor:
     """Each value summed over all processes: float64[len(values)] on the device, which nothing waits for."""
-    sums = torch.stack([torch.as_tensor(value, dtype=torch.float64, device=mesh.device) for value in values])
+    sums = torch.stack([_float64(value, mesh.device) for value in values])
     if mesh.distributed:
         dist.all_reduce(sums, group=mesh.world.group)
     return sums
+
+
+def _float64(value: Tensor | float, device: torch.device) -> Tensor:
+    """On the device. A number is filled in there: the copy that torch.tensor makes would wait for the GPU."""
+    if isinstance(value, Tensor):
+        return value.to(device, torch.float64)
+    return torch.full((), value, dtype=torch.float64, device=device)

@@ -297,9 +297,9 @@ def alibi_slopes(heads: int, dtype: torch.dtype, device: torch.device) -> Tensor
     """2**(-8/n), 2**(-16/n), ... for a power of two n; other counts take every second slope of 2n for the rest, as the
     paper's own code does. 8 heads -> 1/2, 1/4, ... 1/256."""
     power = 2 ** math.floor(math.log2(heads))
-    slopes = [2 ** (-8 * (i + 1) / power) for i in range(power)]
-    slopes += [2 ** (-8 * (2 * i + 1) / (2 * power)) for i in range(heads - power)]
-    return torch.tensor(slopes, dtype=dtype, device=device)
+    number = torch.arange(heads, dtype=torch.float64, device=device)  # made on the device: no copy is waited for
+    exponent = torch.where(number < power, number + 1, number - power + 0.5) * (-8 / power)
+    return exponent.exp2().to(dtype)
 
 
 def _distances(tokens: int, device: torch.device) -> Tensor:

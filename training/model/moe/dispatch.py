@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 
+from gristmill.foundation.errors import RecipeError
+from gristmill.training.config.model import ModelConfig
 from gristmill.training.parallel.linear import matmul
 from gristmill.training.parallel.mesh import Mesh
 
@@ -33,7 +35,30 @@ class Runs:
 def uses_grouped(x: Tensor) -> bool:
     """The backend is chosen here and nowhere else. Grouped matmuls are slower than the loop on a CPU (1.4 to 2.9 times
     in torch 2.13) and take bfloat16 only on CUDA."""
-    return x.device.type == "cuda" and x.dtype == torch.bfloat16
+    return _grouped_on(x.device, x.dtype)
+
+
+def _grouped_on(device: torch.device, dtype: torch.dtype) -> bool:
+    return device.type == "cuda" and dtype == torch.bfloat16
+
+
+def check_grouped_widths(device: torch.device, dtype: torch.dtype, config: ModelConfig, expert_tensor: int) -> None:
+    """Raises RecipeError where the grouped matmul would refuse the rows of a layer's experts. expert_tensor: ranks that
+    share an expert's hidden width."""
+    if not _grouped_on(device, dtype):
+        return
+    for index, layer in enumerate(config.layer_list):
+        for name, width in (
+            ("width", config.width),
+            ("moe.ffn_hidden_size", layer.expert_ffn_hidden_size // expert_tensor),
+        ):
+            if layer.experts and width % ALIGNMENT:
+                divided = name == "moe.ffn_hidden_size" and expert_tensor > 1
+                share = f" on each rank of layout.expert_tensor {expert_tensor}" if divided else ""
+                raise RecipeError(
+                    f"model.{name}: the experts of layer {index} are {width} wide{share}; on a GPU in bf16 their rows "
+                    f"are multiples of 16 bytes: set a multiple of {ALIGNMENT}, or train.precision: fp32"
+                )
 
 
 def grouped_linear(x_ND: Tensor, weight_EFD: Tensor, runs: Runs) -> Tensor:

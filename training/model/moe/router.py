@@ -130,7 +130,10 @@ class Router(nn.Module):
                 weights_N = (metadata.weights_BT.sum(dim=1) / places.tokens)[places.sample_N].to(logits_NE.dtype)
             balance = self.config.balance_loss * (weights_N * (shares_NE * load_NE).sum(dim=-1)).sum()
             loss = balance if loss is None else loss + balance
-        return None if loss is None else loss * torch.as_tensor(metadata.factor, dtype=loss.dtype, device=loss.device)
+        if loss is None:
+            return None
+        factor = metadata.factor
+        return loss * (factor.to(loss.dtype) if isinstance(factor, Tensor) else factor)
 
     def _relative_load(self, experts_NK: Tensor, places: TokenPlaces) -> Tensor:
         """f of the balancing loss for each token: the load of each expert over its mean, in the token's own sample or
