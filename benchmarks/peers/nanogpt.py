@@ -1,7 +1,12 @@
-"""A GPT in the shape of nanoGPT (github.com/karpathy/nanoGPT), in plain PyTorch: the peer of `train_step.py`.
+"""A GPT in the shape of nanoGPT (github.com/karpathy/nanoGPT), in plain PyTorch: a peer of `train_step.py` and
+`recipes.py`.
 
 One product for query, key and value, torch's fused attention, GELU, LayerNorm, learned positions, a tied table, the
 cross entropy of all logits, autocast for bf16, fused AdamW. Linear layers have no biases."""
+
+import math
+from collections.abc import Iterable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -80,3 +85,36 @@ def from_gristmill(weights: dict[str, Tensor], layers: int, heads: int) -> NanoG
         renamed[f"blocks.{i}.down.weight"] = weights[f"layers.{i}.mlp.down.weight"]
     model.load_state_dict(renamed)
     return model
+
+
+# The recipe that trains GPT-2 in nanoGPT's train.py and model.py: AdamW at 6e-4 with betas 0.9 and 0.95, decay 0.1 on
+# matrices, 2,000 of 600,000 steps of warm-up, a cosine to a tenth, norms of gradients clipped at 1; weights N(0, 0.02),
+# projections into the residual stream over sqrt(2 layers).
+
+
+@torch.no_grad()
+def initialize(model: NanoGPT) -> None:
+    for name, parameter in model.named_parameters():
+        if parameter.ndim == 2:
+            residual = name.endswith(("output.weight", "down.weight"))
+            nn.init.normal_(parameter, std=0.02 / math.sqrt(2 * len(model.blocks)) if residual else 0.02)
+
+
+def optimizers(model: NanoGPT, rate: float) -> list[torch.optim.Optimizer]:
+    """rate: times that of the recipe."""
+    matrices = [parameter for parameter in model.parameters() if parameter.ndim >= 2]
+    vectors = [parameter for parameter in model.parameters() if parameter.ndim < 2]
+    groups = [group(matrices, 6e-4 * rate) | {"weight_decay": 0.1}, group(vectors, 6e-4 * rate)]
+    return [torch.optim.AdamW(groups, betas=(0.9, 0.95), weight_decay=0.0, fused=True)]
+
+
+def group(parameters: Iterable[nn.Parameter], rate: float) -> dict[str, Any]:
+    return {"params": list(parameters), "lr": rate, "initial_lr": rate}
+
+
+def rate_factor(progress: float) -> float:
+    """Share of the peak rate, by the share of the run that is done before the step."""
+    warm_up = 2_000 / 600_000
+    if progress < warm_up:
+        return progress / warm_up
+    return 0.1 + 0.9 * (1 + math.cos(math.pi * (progress - warm_up) / (1 - warm_up))) / 2

@@ -28,6 +28,7 @@ COMMANDS = {
     "runs": "runs:runs_app",
     "explain": "explain:explain",
     "ablate": "ablate:ablate",
+    "ladder": "ladder:ladder",
     "chat": "start:chat",
     "generate": "checkpoint:generate",
     "serve": "serve:serve",

@@ -42,6 +42,7 @@ def to_json(explanation: Explanation) -> dict[str, object]:
     return {
         "steps": explanation.steps,
         "seconds": explanation.seconds,
+        "own_seconds": explanation.own_seconds,
         "layout": explanation.forecast.layout.name(),
         "forecast_error": explanation.forecast.error,
         "terms": [asdict(term) for term in explanation.terms],
@@ -68,7 +69,7 @@ def sentences(explanation: Explanation) -> list[str]:
     """The causes that are named, with what to try; or that none is."""
     if not explanation.named:
         return [f"No cause takes more than {NAMED:.0%} of a step.", *explanation.notes]
-    shares = [cause.lost / explanation.seconds for cause in explanation.named]
+    shares = [cause.lost / explanation.own_seconds for cause in explanation.named]
     return [
         f"{number}. {cause.name}, {share:.0%} of a step: {cause.finding}. Try: {cause.advice}."
         for number, (cause, share) in enumerate(zip(explanation.named, shares, strict=True), 1)

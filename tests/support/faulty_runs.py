@@ -33,7 +33,7 @@ LENGTH, VOCABULARY, STEPS, EVERY = 128, 512, 16, 4
 DENSE: dict[str, Any] = {"layers": 4, "width": 256, "heads": 4, "kv_heads": 4, "sequence_length": LENGTH}
 EXPERTS = DENSE | {
     "layers": 2,
-    "moe": {"experts": 8, "top_k": 2, "hidden": 512, "bias_update_rate": 0.001, "balance_loss": 0.0},
+    "moe": {"experts": 8, "top_k": 2, "ffn_hidden_size": 512, "bias_update_rate": 0.001, "balance_loss": 0.0},
 }
 
 

@@ -18,6 +18,7 @@ import yaml
 
 from gristmill.foundation.errors import RecipeError
 from gristmill.foundation.progress import Reporter
+from gristmill.training.calibrate.experts import expert_works, fit_experts
 from gristmill.training.calibrate.layers import fit_layers, layer_works, rested_machine
 from gristmill.training.calibrate.links import (
     WARM_UP,
@@ -87,7 +88,7 @@ def measure_beside(
 ) -> tuple[Hardware, dict[str, float]]:
     """The same, and the seconds of other works on this rank, taken in the same rounds."""
     processes = dist.get_world_size() if dist.is_initialized() else 1
-    works = matmul_works(device) | {"copy": copy_work(device)}
+    works = matmul_works(device) | {"copy": copy_work(device)} | expert_works(device)
     if device.type == "cpu":
         works |= layer_works(processes)
     if processes > 1:
@@ -97,7 +98,7 @@ def measure_beside(
     others = {name: seconds.pop(name) for name in beside}
     if processes > 1:
         seconds = _means_over_ranks(works, seconds, device)
-    return profile_of(seconds, device, base, repeats), others
+    return fit_experts(seconds, profile_of(seconds, device, base, repeats), device), others
 
 
 def profile_of(seconds: Mapping[str, float], device: torch.device, base: Hardware | None, repeats: int) -> Hardware:

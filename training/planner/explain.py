@@ -59,10 +59,12 @@ class Cause:
 
 @dataclass(frozen=True)
 class Explanation:
-    """seconds: of a step, measured. causes: all that were looked for, the most expensive first."""
+    """seconds: of a step, measured. own_seconds: without those that other programs took of a CPU. causes: all that were
+    looked for, the most expensive first."""
 
     steps: int
     seconds: float
+    own_seconds: float
     forecast: Forecast
     terms: tuple[StepTerm, ...]
     causes: tuple[Cause, ...]
@@ -70,8 +72,8 @@ class Explanation:
 
     @property
     def named(self) -> list[Cause]:
-        """The causes that take more than a tenth of the step."""
-        return [cause for cause in self.causes if cause.lost > NAMED * self.seconds]
+        """The causes that take more than a tenth of the run's own seconds of a step."""
+        return [cause for cause in self.causes if cause.lost > NAMED * self.own_seconds]
 
 
 class RunLogs:
@@ -172,7 +174,8 @@ class RunComparison:
         ordered = sorted(causes, key=lambda cause: -cause.lost)
         logs = self.logs
         terms, notes = tuple(self._terms()), tuple(self._notes())
-        return Explanation(len(logs.timing), logs.seconds, self.forecast, terms, tuple(ordered), notes)
+        own_seconds = logs.seconds - max(self._other_programs)
+        return Explanation(len(logs.timing), logs.seconds, own_seconds, self.forecast, terms, tuple(ordered), notes)
 
     def _notes(self) -> list[str]:
         """Sentences on what is no fault of the run, and on the error of the forecast."""
@@ -277,7 +280,12 @@ class RunComparison:
         gain = max(0.0, 1 - best.time.total / self.forecast.time.total)
         size = best.layout.micro_batch
         finding = f"micro-batches of {self.layout.micro_batch} where {size} is forecast to take {gain:.0%} less time"
-        return Cause("micro-batch", gain * self.logs.seconds, finding, f"set train.layout.micro_batch: {size}")
+        return Cause(
+            "micro-batch",
+            gain * (self.logs.seconds - max(self._other_programs)),
+            finding,
+            f"set train.layout.micro_batch: {size}",
+        )
 
     def _runs(self, layout: Layout) -> bool:
         fits = self.planner.memory(layout).total <= self.planner.capacity

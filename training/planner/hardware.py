@@ -67,6 +67,12 @@ class Device(Config):
     )
     tensor_layer_microseconds: float = Field(0.0, ge=0, description="what tensor ranks add to it beside the transfers")
     data_layer_microseconds: float = Field(0.0, ge=0, description="what data ranks add to it beside the transfers")
+    expert_microseconds: float | None = Field(
+        None, ge=0, description="what one expert's products take both ways beyond their arithmetic; None: as fitted"
+    )
+    routed_copies: float | None = Field(
+        None, gt=0, le=1, description="share of the memory rate that copies of routed rows reach; None: as fitted"
+    )
     logit_nanoseconds: float | None = Field(
         None, ge=0, description="what the loss takes for a logit on a CPU beside its products; None: as its bytes take"
     )
@@ -247,6 +253,13 @@ class Routed(Config):
 
 # python benchmarks/planner.py --fit (2026-11-24)
 ROUTED = Routed(copies=0.386, casts=0.079, expert_microseconds=60.0)
+
+
+def routed_on(device: Device, imbalance: float) -> Routed:
+    """The fitted costs, with those that the profile has measured."""
+    measured = {"expert_microseconds": device.expert_microseconds, "copies": device.routed_copies}
+    known = {name: value for name, value in measured.items() if value is not None}
+    return ROUTED.model_copy(update=known | {"imbalance": imbalance})
 
 
 class Rates:

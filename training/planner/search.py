@@ -12,7 +12,7 @@ from gristmill.training.planner.candidates import MIN_CONTEXT_TOKENS, open_layou
 from gristmill.training.planner.costs.model_shape import ModelShape, step_flops
 from gristmill.training.planner.costs.parameters import parameter_count
 from gristmill.training.planner.costs.stage_splitting import balance_by_speed, rank_of_stage
-from gristmill.training.planner.hardware import GIB, ROUTED, Rates
+from gristmill.training.planner.hardware import GIB, Rates, routed_on
 from gristmill.training.planner.layout import Layout
 from gristmill.training.planner.memory import Memory, MemoryModel
 from gristmill.training.planner.placement import Placement, naive_links, place
@@ -92,7 +92,7 @@ class Planner:
     def __init__(self, request: PlanRequest) -> None:
         check(request)
         self.request = request
-        routed = ROUTED.model_copy(update={"imbalance": request.imbalance})
+        routed = routed_on(request.hardware.device, request.imbalance)
         self.rates = Rates(request.hardware, request.sustained, request.float8, routed)
         self.steps = StepModel(request.shape, self.rates, request.framework, request.offload)
         self.memories = MemoryModel(

@@ -121,6 +121,7 @@ def test_what_is_no_run_or_ran_elsewhere_is_refused(tmp_path: Path) -> None:
         explain_run(tmp_path / "run", load_hardware("h100"))
 
 
+WIDE_EXPERTS = EXPERTS | {"moe": EXPERTS["moe"] | {"ffn_hidden_size": 768}}
 SMALL = DENSE | {"layers": 2, "width": 32}
 
 
@@ -147,9 +148,7 @@ FAULTS = (
     FaultyRun(
         "busier by top 1", "imbalance of experts", BUSY, EXPERTS | {"moe": EXPERTS["moe"] | {"top_k": 1}}, busy=9.0
     ),
-    FaultyRun(
-        "busy wide experts", "imbalance of experts", BUSY, EXPERTS | {"moe": EXPERTS["moe"] | {"hidden": 768}}, busy=9.0
-    ),
+    FaultyRun("busy wide experts", "imbalance of experts", BUSY, WIDE_EXPERTS, busy=9.0),
     FaultyRun("busy and more samples", "imbalance of experts", BUSY, EXPERTS, samples=32, busy=100.0),
     FaultyRun("loader", "slow loader", DATA, loader=0.08),
     FaultyRun("slower loader", "slow loader", DATA, loader=0.15),
@@ -185,7 +184,7 @@ def test_eighteen_of_twenty_faults_are_named_first_and_healthy_runs_have_none(tm
             pool.run(2, train_with_fault, str(folder), case, timeout_seconds=300)
             pool.run(1, limit_link, "")
             explanation = explain_run(folder, hardware)
-            names = [f"{cause.name} {cause.lost / explanation.seconds:.0%}" for cause in explanation.named]
+            names = [f"{cause.name} {cause.lost / explanation.own_seconds:.0%}" for cause in explanation.named]
             right = names[0].startswith(case.cause) if case.cause and names else bool(case.cause) == bool(names)
             rights[bool(case.cause)] += right
             lines.append(f"{case.name}: {names}{'' if right else '   WRONG'} {explanation.notes[:-1]}")

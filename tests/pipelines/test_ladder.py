@@ -1,0 +1,87 @@
+"""Ladders of sizes: the curve that made the losses is found, and the sizes have the compute that was asked."""
+
+import json
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gristmill.foundation.errors import InputError, RecipeError
+from gristmill.pipelines.cli.ladder import sentences
+from gristmill.pipelines.ladder import MIN_RUNGS, ScalingCurve, extrapolate, final_loss, fit, rungs, to_json
+from gristmill.pipelines.recipes.recipe_file import load_recipe
+from gristmill.training.config.model import ModelConfig
+
+COMPUTE = [1e13, 2e13, 4e13, 8e13, 64e13]
+TRAIN = {"batch_tokens": 4096, "optimizer": {"learning_rate": 8e-3}}
+MODEL = ModelConfig(layers=8, width=512, heads=16, sequence_length=256, tied_embeddings=True, init_std=0.03)
+
+
+def test_the_curve_that_made_the_losses_is_fitted() -> None:
+    made = ScalingCurve(1.0, 2.0, 0.1)
+    fitted = fit(COMPUTE, [made(value) for value in COMPUTE])
+    assert (fitted.floor, fitted.scale, fitted.exponent) == pytest.approx((1.0, 2.0, 0.1), rel=1e-6)
+
+
+def test_a_held_back_size_is_forecast_with_an_interval() -> None:
+    losses = [ScalingCurve(1.0, 40.0, 0.12)(value) for value in COMPUTE]
+    exact = extrapolate(COMPUTE, losses)
+    assert exact.error == pytest.approx(0, abs=1e-3)
+    assert exact.forecast_range[0] < exact.measured < exact.forecast_range[1]
+    off = extrapolate(COMPUTE, [*losses[:-1], 1.1 * losses[-1]])
+    assert off.error == pytest.approx(1 / 1.1 - 1, abs=1e-3) and "outside" in sentences(off)[1]
+
+
+def test_noisy_losses_have_their_true_loss_in_about_95_of_100_intervals() -> None:
+    made, inside = ScalingCurve(1.0, 40.0, 0.12), 0
+    for seed in range(20):
+        noise = np.random.default_rng(seed).normal(scale=0.002, size=len(COMPUTE))
+        losses = [made(value) * (1 + moved) for value, moved in zip(COMPUTE, noise, strict=True)]
+        low, high = extrapolate(COMPUTE, losses, seed).forecast_range
+        inside += low <= made(COMPUTE[-1]) <= high
+    assert inside >= 17
+
+
+def test_sizes_rise_by_two_in_compute_and_the_last_by_eight() -> None:
+    steps = rungs(MODEL, TRAIN, 2048, 20, 4)
+    ratios = [after.flops / before.flops for before, after in pairwise(steps)]
+    assert (steps[-1].layers, steps[-1].width) == (8, 512)
+    assert all(1.4 < ratio < 2.8 for ratio in ratios[:-1]) and 5 < ratios[-1] < 12
+    assert all(rung.tokens / rung.parameters == pytest.approx(20, rel=0.01) for rung in steps)
+    assert all(rung.width % 32 == 0 for rung in steps)
+
+
+def test_the_overrides_of_a_size_load_with_the_recipe() -> None:
+    recipe = load_recipe("demo")
+    model, train = recipe.training()
+    settings = {"batch_tokens": train.batch_tokens, "optimizer": train.optimizer.model_dump(exclude_unset=True)}
+    wide = ModelConfig.model_validate(model.model_dump(exclude_unset=True) | {"width": 384, "heads": 16, "kv_heads": 8})
+    for rung in rungs(wide, settings, 4096, 20, 4):
+        scaled, trained = load_recipe("demo", list(rung.overrides)).training()
+        assert (scaled.width, scaled.layers, trained.tokens) == (rung.width, rung.layers, rung.tokens)
+        assert trained.optimizer.learning_rate == pytest.approx(8e-3 * (384 / rung.width) ** 0.5, rel=1e-3)
+
+
+def test_what_cannot_be_scaled_is_refused() -> None:
+    with pytest.raises(RecipeError, match="at least 4"):
+        rungs(MODEL, TRAIN, 2048, 20, MIN_RUNGS - 1)
+    with pytest.raises(RecipeError, match="too few smaller sizes"):
+        rungs(ModelConfig(layers=2, width=64, heads=2), TRAIN, 2048, 20, 6)
+
+
+def test_the_loss_is_the_mean_of_the_sources_bits(tmp_path: Path) -> None:
+    sources = {"a": {"loss": 3.0, "bits_per_byte": 1.0}, "b": {"loss": 3.0, "bits_per_byte": 2.0}}
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(json.dumps({"step": 1, "validation": {"loss": 3.0, "sources": sources}}) + "\n")
+    assert final_loss(tmp_path) == 1.5
+    path.write_text(json.dumps({"step": 1}) + "\n")
+    with pytest.raises(InputError, match="hold out more text"):
+        final_loss(tmp_path)
+
+
+def test_the_result_is_json() -> None:
+    steps = rungs(MODEL, TRAIN, 2048, 20, 4)
+    losses = [ScalingCurve(1.0, 40.0, 0.12)(rung.flops) for rung in steps]
+    answer = json.loads(json.dumps(to_json(steps, losses, extrapolate([rung.flops for rung in steps], losses))))
+    assert len(answer["sizes"]) == 5 and abs(answer["error"]) < 1e-3
