@@ -3,7 +3,7 @@
 numba's own cache (0.68) keeps a compiled kernel as long as the text of the kernel's own file is the same, although the
 machine code also holds the functions and constants of other files. Here a compiled kernel is valid for the digest of
 the file and of all files of its package that it imports (kernel_files.py). It is read or compiled at its first call,
-not at import."""
+not at import. Other versions of numba than the linked ones compile and keep kernels themselves (numba_cache.py)."""
 
 import pickle
 import threading
@@ -16,6 +16,7 @@ import numpy as np
 from gristmill.foundation.deferred_module import DeferredModule
 from gristmill.foundation.runtime.kernels.kernel_files import ENTRY, kernel_path, read_kernel, report, write_kernel
 from gristmill.foundation.runtime.kernels.machine_code import Entry, linked, processor
+from gristmill.foundation.runtime.kernels.numba_cache import NumbaKernel, is_linked
 
 compiled_kernel = DeferredModule("gristmill.foundation.runtime.kernels.compiled_kernel")  # imports numba
 PLAIN = (bool, int, float, type(None), np.generic)
@@ -31,7 +32,8 @@ def cached_njit(**options: Any) -> Callable[[Callable[..., Any]], Any]:
 
     Kernels must not use numpy.dot, numpy.linalg or the operator @, since they are compiled without scipy's BLAS. They
     cannot be passed to other kernels as values."""
-    return lambda function: Kernel(function, options)
+    kind = Kernel if is_linked() else NumbaKernel
+    return lambda function: kind(function, options)
 
 
 class Kernel:

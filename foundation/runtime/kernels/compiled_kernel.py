@@ -84,7 +84,8 @@ class KernelCache(_Cache):
         return kernel_path(self._function, signature, codegen.magic_tuple(), KERNEL) if self._enabled else None
 
 
-# A kernel compiled by numba (0.68), with the cache of kernels/compiled_kernel.py. Importing this file imports numba.
+# A kernel compiled by numba (LINKED_VERSIONS of numba_cache.py), with the cache above. Importing this file imports
+# numba.
 
 
 def dispatcher_of(function: Callable[..., Any], options: Mapping[str, Any]) -> Any:

@@ -167,11 +167,16 @@ def kernel_path(function: Callable[..., Any], argument_types: Any, processor: An
 
 @cache
 def _identity(function: Callable[..., Any]) -> tuple[Any, ...]:
-    path = sys.modules[function.__module__].__file__
-    assert path is not None
     code = hashlib.sha256(function.__code__.co_code + _closure(function)).hexdigest()
     line = function.__code__.co_firstlineno
-    return (function.__module__, function.__qualname__, line, code, source_digest(function.__module__, Path(path)))
+    return (function.__module__, function.__qualname__, line, code, sources_of_function(function))
+
+
+def sources_of_function(function: Callable[..., Any]) -> str:
+    """Digest of the function's file and of all files of its package that it imports."""
+    path = sys.modules[function.__module__].__file__
+    assert path is not None
+    return source_digest(function.__module__, Path(path))
 
 
 def _closure(function: Callable[..., Any]) -> bytes:

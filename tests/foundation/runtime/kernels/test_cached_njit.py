@@ -8,7 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from gristmill.foundation.runtime.kernels.numba_cache import is_linked
+
 ROOT = Path(__file__).parent.parent.parent.parent.parent
+pytestmark = pytest.mark.skipif(not is_linked(), reason="another numba than the linked ones keeps kernels itself")
+
 KERNEL = """
 from gristmill.foundation.runtime.kernels.cached_njit import cached_njit
 from tiny.callee import factor_of

@@ -21,6 +21,9 @@ from gristmill.foundation.runtime.kernels.kernel_files import (
     versions,
     write_kernel,
 )
+from gristmill.foundation.runtime.kernels.numba_cache import is_linked
+
+pytestmark = pytest.mark.skipif(not is_linked(), reason="another numba than the linked ones keeps kernels itself")
 
 KERNEL = """
 from gristmill.foundation.runtime.kernels.cached_njit import cached_njit
