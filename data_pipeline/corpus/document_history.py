@@ -246,11 +246,23 @@ def open_address(corpus: str) -> "duckdb.DuckDBPyConnection":
     return connection
 
 
-def _create_views(connection: "duckdb.DuckDBPyConnection", root: str, corpus: str) -> None:
+def open_incomplete(folder: Path) -> "duckdb.DuckDBPyConnection":
+    """As `open_corpus`, of the folder of a run that has not ended: the tables of which it has a file."""
+    import duckdb  # as above
+
+    connection = duckdb.connect()
+    tables = [name for name in TABLES if next((folder / name).rglob("*.parquet"), None) is not None]
+    _create_views(connection, glob.escape(str(folder)), str(folder), tables)
+    return connection
+
+
+def _create_views(
+    connection: "duckdb.DuckDBPyConnection", root: str, corpus: str, tables: Sequence[str] = TABLES
+) -> None:
     """root: the corpus as a glob pattern."""
     import duckdb  # as above
 
-    for name in TABLES:
+    for name in tables:
         files = "*.parquet" if name == "ledger" else "*/*.parquet"
         pattern = f"{root}/{name}/{files}".replace("'", "''")
         split = "" if name == "ledger" else ", split_part(filename, '/', -2) AS split"

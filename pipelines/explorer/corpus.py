@@ -1,10 +1,9 @@
-"""Read-only questions about a curated corpus, answered by DuckDB from the ledger, the signals and the documents."""
+"""Read-only questions about a curated corpus: from its sketches, its index of ids, and by DuckDB for a user's SQL."""
 
 import json
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -12,10 +11,14 @@ from typing import Any
 import duckdb
 
 from gristmill.data_pipeline.corpus.counts import COUNTS_NAME
-from gristmill.data_pipeline.corpus.document_history import corpus_folder, open_corpus
+from gristmill.data_pipeline.corpus.document_history import corpus_folder, open_corpus, open_incomplete
 from gristmill.data_pipeline.corpus.writer import DECONTAMINATION_FOLDER, REPORT_JSON
-from gristmill.data_pipeline.filters.apply import WANTED_LANGUAGE
 from gristmill.foundation.errors import InputError
+from gristmill.foundation.files import is_temporary
+from gristmill.pipelines.explorer.files import CorpusInFolder
+from gristmill.pipelines.explorer.rows import Cursor, DocumentRows, Filters, Search
+from gristmill.pipelines.explorer.sketched import Sketches
+from gristmill.pipelines.explorer.thresholds import Threshold, ThresholdEffect, Thresholds, threshold_of
 
 ANNOTATED = Path("cache") / "annotated"  # in the work folder: the text of every document, also of those removed
 QUERY_SECONDS = 20.0
@@ -23,86 +26,40 @@ MAX_MEMORY = "768MB"
 MAX_ROWS = 200
 PAGE_ROWS = 25
 EXCERPT_CHARACTERS = 240
-HISTOGRAM_BINS = 60
-HOST = r"^[a-zA-Z][a-zA-Z0-9+.-]*://(?:[^/?#@]*@)?([^/?#:]+)"  # RE2, which is linear
-
-
-@dataclass(frozen=True)
-class Filters:
-    """Which documents of the ledger: each field is a value of its column, or "" for all. words: all of them are in the
-    text of the kept document, in any case."""
-
-    outcome: str = ""
-    source: str = ""
-    rule: str = ""
-    split: str = ""
-    language: str = ""
-    host: str = ""
-    words: str = ""
-
-    def clauses(self) -> tuple[str, list[str]]:
-        """(conditions on the view `ledger`, their parameters)."""
-        columns = {"outcome": self.outcome, "source": self.source, "rule": self.rule, "split": self.split}
-        conditions = [f"{name} = ?" for name, value in columns.items() if value]
-        parameters = [value for value in columns.values() if value]
-        if self.language:
-            conditions.append("doc_id IN (SELECT doc_id FROM signals WHERE detected_language = ?)")
-            parameters.append(self.language)
-        texts = [f"lower(regexp_extract(url, '{HOST}', 1)) = ?"] if self.host else []
-        texts += ["contains(lower(text), lower(?))"] * len(self.words.split())
-        if texts:
-            conditions.append(f"doc_id IN (SELECT doc_id FROM documents WHERE {' AND '.join(texts)})")
-            parameters += [self.host] if self.host else []
-            parameters += self.words.split()
-        return " AND ".join(conditions) or "true", parameters
-
-
-@dataclass(frozen=True)
-class Threshold:
-    """A rule of a source, with the value that is asked about. keep: the comparison that a kept document's signal
-    passes, with the threshold on its right."""
-
-    source: str
-    rule: str
-    signal: str
-    keep: str
-    threshold: float
-    value: float
-
-
-@dataclass(frozen=True)
-class ThresholdEffect:
-    """Effect of a threshold. kept: documents in the corpus. lost: of them, those that would fail. gained: removed
-    documents that failed no other rule and would pass. bins: (low edge, kept, removed by this rule alone)."""
-
-    kept: int
-    lost: int
-    gained: int
-    bins: list[tuple[float, int, int]]
-    low: float
-    high: float
-    passing: list[dict[str, Any]]
-    failing: list[dict[str, Any]]
 
 
 class ExploredCorpus:
-    """The corpus in a folder. Its connection reads the corpus's files and the annotated texts beside them, and no other
-    file; its configuration cannot be changed."""
+    """The corpus in a folder, complete or of a run that goes on. Its connection reads the corpus's files and the
+    annotated texts beside them, and no other file; its configuration cannot be changed."""
 
     def __init__(self, folder: Path):
-        self.folder = corpus_folder(folder)
-        self.annotated = sorted((self.folder.parent / ANNOTATED).glob("*.parquet"))
-        self._connection = open_corpus(self.folder)
+        self.folder, self.is_complete = explored_folder(folder)
+        self.files = CorpusInFolder(self.folder)
+        self.annotated = [
+            path for path in sorted((self.folder.parent / ANNOTATED).glob("*.parquet")) if not is_temporary(path)
+        ]
+        read = Sketches.read(self.files) if self.is_complete else None
+        self.sketches = Sketches.of_shards(self.folder) if read is None else read
+        self.document_rows = DocumentRows(self.files, self.annotated)
+        self.thresholds = Thresholds(self.files, self.sketches)
+        self._connecting = threading.Lock()
+
+    @cached_property
+    def _connection(self) -> "duckdb.DuckDBPyConnection":
+        """Opened by the first query: it reads the footers of all files."""
+        connection = open_corpus(self.folder) if self.is_complete else open_incomplete(self.folder)
         if self.annotated:
             names = ", ".join("'" + str(path).replace("'", "''") + "'" for path in self.annotated)
-            self._connection.execute(
-                f"CREATE VIEW annotated AS SELECT * FROM read_parquet([{names}], union_by_name = true)"
-            )
-        lock_down(self._connection, [self.folder, self.folder.parent / ANNOTATED])
+            connection.execute(f"CREATE VIEW annotated AS SELECT * FROM read_parquet([{names}], union_by_name = true)")
+        lock_down(connection, [self.folder, self.folder.parent / ANNOTATED])
+        return connection
 
     @cached_property
     def counts(self) -> dict[str, Any]:
-        return json.loads((self.folder / COUNTS_NAME).read_bytes())
+        """counts.json; of a run that goes on what the sketches count, without rules."""
+        if self.is_complete:
+            return dict(json.loads((self.folder / COUNTS_NAME).read_bytes()))
+        return {"sources": counts_of_outcomes(self.sketches.outcomes()), "rules": {}}
 
     @cached_property
     def contamination(self) -> dict[str, Any]:
@@ -114,10 +71,10 @@ class ExploredCorpus:
     def schema(self) -> dict[str, list[tuple[str, str]]]:
         """View -> (column, type)."""
         rows = self.rows("SELECT table_name, column_name, data_type FROM duckdb_columns() WHERE NOT internal")
-        columns: dict[str, list[tuple[str, str]]] = {}
+        views: dict[str, list[tuple[str, str]]] = {}
         for row in rows:
-            columns.setdefault(row["table_name"], []).append((row["column_name"], row["data_type"]))
-        return columns
+            views.setdefault(row["table_name"], []).append((row["column_name"], row["data_type"]))
+        return views
 
     def rows(self, sql: str, parameters: Sequence[Any] = ()) -> list[dict[str, Any]]:
         """The rows of a query of ours. Raises InputError with DuckDB's message."""
@@ -142,7 +99,8 @@ class ExploredCorpus:
     @contextmanager
     def _cursor(self) -> Iterator["duckdb.DuckDBPyConnection"]:
         """A cursor of this thread, interrupted after QUERY_SECONDS."""
-        cursor = self._connection.cursor()
+        with self._connecting:
+            cursor = self._connection.cursor()
         timer = threading.Timer(QUERY_SECONDS, cursor.interrupt)
         timer.start()
         try:
@@ -155,156 +113,123 @@ class ExploredCorpus:
             timer.cancel()
             cursor.close()
 
-    def languages(self) -> list[dict[str, Any]]:
-        return self.rows(
-            "SELECT detected_language AS name, count(*) AS documents, sum(num_bytes) AS bytes FROM signals GROUP BY 1 "
-            "ORDER BY 2 DESC, 1 LIMIT 50"
+    def sampled(self, filters: Filters) -> list[dict[str, Any]]:
+        """Documents that pass, of those that were drawn into the sketches: a random sample, or all of few."""
+        table = self.sketches.sampled(**filters.of_ledger, language=filters.language)
+        return list(table.slice(0, PAGE_ROWS).drop_columns("signals").to_pylist())
+
+    def num_documents(self, filters: Filters) -> int | None:
+        """How many documents pass, exactly; None where only a search can tell."""
+        if filters.reads_text:
+            alone = Filters(host=filters.host) == filters
+            return self.sketches.host_documents(filters.host.lower()) if alone else None
+        if filters.language and (filters.rule or filters.outcome not in ("", "kept")):
+            return 0
+        return self.sketches.num_documents(
+            filters.language, **{name: value for name, value in filters.of_ledger.items() if value}
         )
 
-    def hosts(self) -> list[dict[str, Any]]:
-        return self.rows(
-            f"SELECT lower(regexp_extract(url, '{HOST}', 1)) AS name, count(*) AS documents FROM documents "
-            "WHERE url IS NOT NULL GROUP BY 1 HAVING name <> '' ORDER BY 2 DESC, 1 LIMIT 50"
-        )
-
-    def documents(self, filters: Filters, page: int) -> tuple[int, list[dict[str, Any]]]:
-        """(number of documents, those of the page in the ledger's order)."""
-        where, parameters = filters.clauses()
-        (total,) = self.rows(f"SELECT count(*) AS n FROM ledger WHERE {where}", parameters)
-        listed = self.rows(
-            "SELECT doc_id, source, outcome, split, step, rule, value, threshold, duplicate_of, bytes FROM ledger "
-            f"WHERE {where} LIMIT {PAGE_ROWS} OFFSET {PAGE_ROWS * page}",
-            parameters,
-        )
-        return total["n"], self.with_excerpts(listed)
+    def search(self, filters: Filters, cursor: Cursor) -> Search:
+        search = self.document_rows.search(filters, cursor, PAGE_ROWS)
+        listed = [row for row in search.rows if "excerpt" not in row]
+        return Search(self.with_excerpts(listed), search.after, search.searched) if listed else search
 
     def with_excerpts(self, listed: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """The rows, each with the first words of its document; "" where the text is not stored."""
-        texts = self.texts([row["doc_id"] for row in listed], 4 * EXCERPT_CHARACTERS)
+        texts = self.texts([row["doc_id"] for row in listed])
         return [
-            row | {"excerpt": " ".join(texts.get(row["doc_id"], "").split())[:EXCERPT_CHARACTERS]} for row in listed
+            row
+            | {"excerpt": " ".join(texts.get(row["doc_id"], "")[: 4 * EXCERPT_CHARACTERS].split())[:EXCERPT_CHARACTERS]}
+            for row in listed
         ]
 
-    def texts(self, doc_ids: Sequence[str], characters: int | None = None) -> dict[str, str]:
-        """doc_id -> (the first characters of) its text: of a kept document as it is in the corpus, of another as it was
-        annotated, where the work folder still has it."""
-        start = "text" if characters is None else f"text[:{characters}]"
+    def texts(self, doc_ids: Sequence[str]) -> dict[str, str]:
+        """doc_id -> its text: of a kept document as it is in the corpus, of another as it was annotated, where the work
+        folder still has it."""
+        if self.document_rows.index is not None:
+            return self.document_rows.texts(doc_ids)
         texts: dict[str, str] = {}
-        for view in ("documents", *(["annotated"] if self.annotated else [])):
+        for view in [name for name in ("documents", "annotated") if name in self.schema]:
             wanted = sorted(set(doc_ids) - texts.keys())
-            if wanted:
-                rows = self.rows(
-                    f"SELECT doc_id, {start} AS text FROM {view} WHERE doc_id IN (SELECT unnest(?))", [wanted]
-                )
-                texts |= {row["doc_id"]: row["text"] or "" for row in rows}
+            rows = self.rows(f"SELECT doc_id, text FROM {view} WHERE doc_id IN (SELECT unnest(?))", [wanted])
+            texts |= {row["doc_id"]: row["text"] or "" for row in rows}
         return texts
 
     def read_text(self, doc_id: str) -> str | None:
         """The text as it was read, before any edit; None where the work folder does not have it."""
+        if self.document_rows.index is not None:
+            return self.document_rows.text_as_read(doc_id)
         if not self.annotated:
             return None
         rows = self.rows("SELECT text FROM annotated WHERE doc_id = ? LIMIT 1", [doc_id])
         return rows[0]["text"] if rows else None
 
     def ledger_row(self, doc_id: str) -> dict[str, Any]:
-        """The ledger's row. Raises InputError if there is none, as for a piece of a split document."""
-        rows = self.rows("SELECT * FROM ledger WHERE doc_id = ? OR list_contains(pieces, ?)", [doc_id, doc_id])
+        """The ledger's row, of a piece that of the split document. Raises InputError if there is none."""
+        if self.document_rows.index is not None:
+            place = self.document_rows.place(doc_id, "ledger")
+            columns = self.files.parquet(place.table).schema_arrow.names if place is not None else []
+            rows = [] if place is None else [self.document_rows.read({doc_id: place}, columns)[doc_id]]
+        else:
+            sql = "SELECT * FROM ledger WHERE doc_id = ? OR list_contains(pieces, ?)"
+            rows = self.rows(sql, [doc_id, doc_id]) if "ledger" in self.schema else []
         if not rows:
             raise InputError(f"no document {doc_id}; the ledger lists every document that was read")
         return rows[0]
 
     def clusters(self, page: int) -> list[dict[str, Any]]:
         """Groups of duplicates, the largest first: the kept document and how many were removed for it."""
-        listed = self.rows(
-            "SELECT duplicate_of AS doc_id, count(*) AS duplicates, min(similarity) AS similarity, "
-            "any_value(step) AS step, any_value(source) AS source FROM ledger WHERE duplicate_of IS NOT NULL "
-            f"GROUP BY 1 ORDER BY 2 DESC, 1 LIMIT {PAGE_ROWS} OFFSET {PAGE_ROWS * page}"
-        )
-        return self.with_excerpts(listed)
+        return self.with_excerpts(self.sketches.clusters(PAGE_ROWS * page, PAGE_ROWS * (page + 1)))
 
     def duplicates(self, doc_id: str) -> list[dict[str, Any]]:
         """The first documents that were removed as duplicates of this one, the most similar first."""
+        columns = ["doc_id", "source", "similarity", "step"]
+        if self.document_rows.index is not None:
+            places = [place for place in self.document_rows.index.places(doc_id) if place.is_duplicate]
+            rows = self.document_rows.read(
+                {str(n): place for n, place in enumerate(places[: 4 * PAGE_ROWS])}, columns
+            ).values()
+            return sorted(rows, key=lambda row: (-row["similarity"], row["doc_id"]))[:PAGE_ROWS]
         return self.rows(
-            "SELECT doc_id, source, similarity, step FROM ledger WHERE duplicate_of = ? "
+            f"SELECT {', '.join(columns)} FROM ledger WHERE duplicate_of = ? "
             f"ORDER BY similarity DESC, doc_id LIMIT {PAGE_ROWS}",
             [doc_id],
         )
 
     def personal_data(self, page: int) -> list[dict[str, Any]]:
-        """Kept documents with the most placeholders for personal data."""
-        if ("pii_replaced", "BIGINT") not in self.schema["signals"]:
-            return []
-        listed = self.rows(
-            "SELECT doc_id, split, pii_replaced AS replaced FROM signals WHERE pii_replaced > 0 "
-            f"ORDER BY 3 DESC, 1 LIMIT {PAGE_ROWS} OFFSET {PAGE_ROWS * page}"
-        )
-        return self.with_excerpts(listed)
+        """Kept documents with the most placeholders for personal data, of those in the sketches."""
+        return self.sketches.most_placeholders(PAGE_ROWS * page, PAGE_ROWS * (page + 1))
 
     def threshold(self, source: str, rule: str, value: str) -> Threshold:
-        """value: a number, or "" for the recipe's. Raises InputError for a rule that the source does not have."""
-        rules: Mapping[str, Any] = {entry["rule"]: entry for entry in self.counts["rules"].get(source, [])}
-        if rule not in rules:
-            raise InputError(f"source {source!r} has no rule {rule!r}; the page of rules lists them")
-        entry = rules[rule]
-        signal = "language_score" if entry["signal"] == WANTED_LANGUAGE else entry["signal"]
-        try:
-            asked = float(value) if value else entry["threshold"]
-        except ValueError as error:
-            raise InputError(f"{value!r} is no number; write it as 0.35") from error
-        return Threshold(source, rule, signal, entry["keep"], entry["threshold"], asked)
+        return threshold_of(self.counts["rules"], source, rule, value)
 
     def sweep(self, asked: Threshold) -> ThresholdEffect:
-        """Exact counts for the asked value, from the signals of kept documents and the ledger's values of removed ones.
-
-        A document that failed several rules stays removed, and one that passes may yet be a duplicate. Signals of
-        edited documents are those of the edited text. Raises InputError where the signal is not stored."""
-        if asked.signal not in [name for name, _ in self.schema["signals"]]:
-            raise InputError(f"the signal {asked.signal} of {asked.rule} is not stored with kept documents")
-        if asked.keep not in ("<", "<=", ">", ">=", "=="):
-            raise InputError(f"{asked.rule} keeps by {asked.keep!r}, which no threshold changes")
-        common = (
-            f'WITH kept AS (SELECT doc_id, CAST("{asked.signal}" AS DOUBLE) AS value, true AS kept FROM signals '
-            "WHERE doc_id IN (SELECT doc_id FROM ledger WHERE source = $source AND outcome = 'kept')), "
-            "alone AS (SELECT doc_id, failed[1].value AS value, false AS kept FROM ledger WHERE source = $source "
-            "AND step = 'filters' AND len(failed) = 1 AND failed[1].rule = $rule), "
-            "both_sides AS (SELECT * FROM kept UNION ALL SELECT * FROM alone), "
-            "known AS (SELECT * FROM both_sides WHERE isfinite(value)) "
-        )
-        names = {"source": asked.source, "rule": asked.rule}
-        passes = f"value {asked.keep} $asked"
-        (total,) = self._named(
-            common + f"SELECT count(*) FILTER (kept) AS kept, count(*) FILTER (kept AND NOT ({passes})) AS lost, "
-            f"count(*) FILTER (NOT kept AND {passes}) AS gained, quantile_cont(value, 0.001) AS low, "
-            "quantile_cont(value, 0.999) AS high FROM known",
-            names | {"asked": asked.value},
-        )
-        low, high = bounds(total["low"], total["high"], asked)
-        width = (high - low) / HISTOGRAM_BINS
-        binned = self._named(
-            common + "SELECT CAST(floor((value - $low) / $width) AS INTEGER) AS bin, count(*) FILTER (kept) AS kept, "
-            "count(*) FILTER (NOT kept) AS removed FROM known WHERE value BETWEEN $low AND $high GROUP BY 1 ORDER BY 1",
-            names | {"low": low, "width": width, "high": high},
-        )
-        bins = [(low + width * row["bin"], row["kept"], row["removed"]) for row in binned]
-        nearest = "SELECT doc_id, value, kept FROM known WHERE {} ORDER BY abs(value - $asked), doc_id LIMIT 5"
-        sides = [
-            self.with_excerpts(self._named(common + nearest.format(side), names | {"asked": asked.value}))
-            for side in (passes, f"NOT ({passes})")
-        ]
-        return ThresholdEffect(total["kept"], total["lost"], total["gained"], bins, low, high, *sides)
-
-    def _named(self, sql: str, parameters: Mapping[str, Any]) -> list[dict[str, Any]]:
-        with self._cursor() as cursor:
-            result = cursor.execute(sql, dict(parameters))
-            names = [column[0] for column in result.description]
-            return [dict(zip(names, row, strict=True)) for row in result.fetchall()]
+        return self.thresholds.sweep(asked)
 
 
-def bounds(low: float | None, high: float | None, asked: Threshold) -> tuple[float, float]:
-    """Ends of the slider: the signal's range, the recipe's threshold and the asked value."""
-    numbers = [asked.threshold, asked.value, *(value for value in (low, high) if value is not None)]
-    low, high = min(numbers), max(numbers)
-    return (low, high) if high > low else (low - 1.0, high + 1.0)
+def explored_folder(folder: Path) -> tuple[Path, bool]:
+    """(the folder of a corpus, whether it is complete): of a run that has not ended, the folder that it fills."""
+    try:
+        return corpus_folder(folder), True
+    except InputError:
+        started = [path for path in folder.glob(".curate-*") if path.is_dir()]
+        if started:
+            return max(started, key=lambda path: path.stat().st_mtime), False
+        raise
+
+
+def counts_of_outcomes(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The `sources` of counts.json as far as the ledger's shards that are there tell: outcomes and what removed."""
+    sources: dict[str, Any] = {}
+    for row in rows:
+        empty: dict[str, Any] = {"read": {"documents": 0}, "kept": {}, "removed": {}, "quarantined": {}}
+        entry = sources.setdefault(row["source"], empty)
+        name = row["split"] if row["outcome"] == "kept" else row["rule"] or row["step"]
+        tally = entry[row["outcome"]].setdefault(name, {"documents": 0, "bytes": 0})
+        for counted in (tally, entry["read"]):
+            counted["documents"] += row["documents"]
+        tally["bytes"] += row["bytes"] or 0
+    return sources
 
 
 def lock_down(connection: "duckdb.DuckDBPyConnection", folders: Sequence[Path]) -> None:

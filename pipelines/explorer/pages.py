@@ -7,7 +7,9 @@ from typing import Any
 from urllib.parse import urlencode
 
 from gristmill.data_pipeline.corpus.document_history import Event
-from gristmill.pipelines.explorer.corpus import HISTOGRAM_BINS, PAGE_ROWS, Filters, Threshold, ThresholdEffect
+from gristmill.pipelines.explorer.corpus import PAGE_ROWS
+from gristmill.pipelines.explorer.rows import Filters, Search
+from gristmill.pipelines.explorer.thresholds import HISTOGRAM_BINS, EffectCounts, Threshold, ThresholdEffect
 from gristmill.pipelines.report.render import STYLE, visible
 
 TEXT_CHARACTERS = 20_000  # of a document on one page
@@ -41,8 +43,15 @@ del { background: #c22; color: #fff; } ins { background: #176; color: #fff; text
 svg { width: 100%; height: auto; } .kept { fill: #4477aa; } .removed { fill: #ee8866; } .line { stroke: var(--ink); }
 """.strip()
 )
-# A slider shows its value while it moves and asks for it when it is let go.
+# A slider shows its value while it moves and asks for it when it is let go. Estimates are replaced by exact counts.
 SCRIPT = """
+for (const said of document.querySelectorAll("p[data-exact]")) {
+  const ask = async () => {
+    const answer = await (await fetch(said.dataset.exact)).json();
+    if (answer.text) { said.textContent = answer.text; said.dataset.done = "1"; } else setTimeout(ask, 300);
+  };
+  ask();
+}
 for (const slider of document.querySelectorAll("input[type=range]")) {
   const output = slider.form.querySelector("output");
   slider.addEventListener("input", () => { output.textContent = slider.value; });
@@ -87,7 +96,10 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[str]], numeric: int = 
 
 
 def overview(
-    counts: Mapping[str, Any], languages: Sequence[Mapping[str, Any]], hosts: Sequence[Mapping[str, Any]]
+    counts: Mapping[str, Any],
+    languages: Sequence[Mapping[str, Any]],
+    hosts: Sequence[Mapping[str, Any]],
+    num_hosts: tuple[int, int],
 ) -> str:
     """Documents by source and outcome, by what removed them, and of the kept ones by language and host."""
     sources, removals = [], []
@@ -108,6 +120,8 @@ def overview(
         (link("/documents", row["name"], language=row["name"]) if row["name"] else "none", f"{row['documents']:,}")
         for row in languages
     ]
+    listed, others = num_hosts
+    said = f"<p>About {listed:,} hosts; {others:,} documents of hosts that are not counted one by one.</p>"
     by_host = [(link("/documents", row["name"], host=row["name"]), f"{row['documents']:,}") for row in hosts]
     return (
         "<h2>Sources</h2>"
@@ -116,11 +130,12 @@ def overview(
         + table(("rule or step", "source", "documents"), removals, 1)
         + "<h2>Languages of kept documents</h2>"
         + table(("detected language", "documents"), by_language, 1)
-        + ("<h2>Hosts of kept documents</h2>" + table(("host", "documents"), by_host, 1) if by_host else "")
+        + (f"<h2>Hosts of kept documents</h2>{said}" + table(("host", "documents"), by_host, 1) if by_host else "")
     )
 
 
-def documents(filters: Filters, number: int, total: int, rows: Sequence[Mapping[str, Any]]) -> str:
+def documents(filters: Filters, total: int | None, rows: Sequence[Mapping[str, Any]], search: Search | None) -> str:
+    """search: None for the sample."""
     fields = "".join(
         f'<label>{name}<input name="{name}" value="{shown(value)}"></label>' for name, value in vars(filters).items()
     )
@@ -129,19 +144,23 @@ def documents(filters: Filters, number: int, total: int, rows: Sequence[Mapping[
             document_link(row["doc_id"]),
             shown(row["source"]),
             shown(row["rule"] or row["outcome"]),
-            shown(row["excerpt"]),
+            shown(row["excerpt"] or ""),
         )
         for row in rows
     ]
-    following = ""
-    if total > PAGE_ROWS * (number + 1):
-        following = link("/documents", "next page", **vars(filters), page=number + 1)
+    said = f"{total:,} documents" if total is not None else "Documents"
+    if search is None:
+        said += f"; {len(rows):,} of them, drawn at random."
+        onward = link("/documents", "list them in order", **vars(filters), after="0-0-0")
+    else:
+        said += f"; {len(rows):,} among the {search.searched:,} that this page looked at."
+        onward = "That was the last of them."
+        if search.after is not None:
+            onward = link("/documents", "go on", **vars(filters), after=str(search.after))
     return (
         f'<form action="/documents">{fields}<button>Show</button></form>'
         '<form action="/document"><label>document id<input name="id" size="34"></label><button>Open</button></form>'
-        f"<p>{total:,} documents, page {number + 1}.</p>"
-        + table(("document", "source", "rule or outcome", "first words"), listed)
-        + f"<p>{following}</p>"
+        f"<p>{said} {onward}</p>" + table(("document", "source", "rule or outcome", "first words"), listed)
     )
 
 
@@ -204,11 +223,12 @@ def rule(asked: Threshold, sweep: ThresholdEffect) -> str:
         f'step="any" value="{asked.value!r}"></label></form><form action="/rule">{hidden}<label>exact value'
         f'<input name="value" inputmode="decimal" value="{asked.value!r}"></label><button>Show</button></form>'
     )
-    after = sweep.kept - sweep.lost + sweep.gained
+    exact = f"/rule/exact?{urlencode({'source': asked.source, 'rule': asked.rule, 'value': repr(asked.value)})}"
+    waiting = "" if sweep.is_exact else f' data-exact="{escape(exact)}"'
     said = (
-        f"<p>{after:,} documents would be kept: {sweep.kept:,} now, {sweep.lost:,} would fail, {sweep.gained:,} more "
-        f"would pass (removed by this rule alone). The recipe's threshold is {asked.threshold:g}. The value counts for "
-        "every language; a document that passes may still be a duplicate.</p>"
+        f"<p{waiting}>{shown(counted(sweep.counts, sweep.is_exact))}</p>"
+        f"<p>The recipe's threshold is {asked.threshold:g}. The value counts for every language; a document that "
+        "passes may still be a duplicate. Below: the nearest of the sampled documents.</p>"
     )
     sides = "".join(
         f"<section><h2>{name}</h2>{table(('document', 'now', 'first words', 'value'), nearest_rows(rows), 1)}</section>"
@@ -217,9 +237,22 @@ def rule(asked: Threshold, sweep: ThresholdEffect) -> str:
     return f'{slider}{said}{histogram(sweep, asked.value)}<div class="sides">{sides}</div>'
 
 
+def counted(counts: EffectCounts, is_exact: bool) -> str:
+    about = "" if is_exact else "Estimate, being counted: about "
+    return (
+        f"{about}{counts.after:,} documents would be kept: {counts.kept:,} now, {counts.lost:,} would fail, "
+        f"{counts.gained:,} more would pass (removed by this rule alone)."
+    )
+
+
 def nearest_rows(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
     return [
-        (document_link(row["doc_id"]), "kept" if row["kept"] else "removed", shown(row["excerpt"]), f"{row['value']:g}")
+        (
+            document_link(row["doc_id"]),
+            "kept" if row["kept"] else "removed",
+            shown(row["excerpt"] or ""),
+            f"{row['value']:g}",
+        )
         for row in rows
     ]
 
@@ -245,13 +278,12 @@ def histogram(sweep: ThresholdEffect, value: float) -> str:
 
 def clusters(rows: Sequence[Mapping[str, Any]], number: int) -> str:
     listed = [
-        (link(f"/duplicates/{row['doc_id']}", row["doc_id"][:12]), shown(row["source"]), shown(row["step"]),
-         shown(row["excerpt"]), f"{row['duplicates']:,}", f"{row['similarity']:.3f}")
+        (link(f"/duplicates/{row['doc_id']}", row["doc_id"][:12]), shown(row["excerpt"]), f"{row['duplicates']:,}")
         for row in rows
     ]  # fmt: skip
-    columns = ("kept document", "source", "step", "first words", "duplicates", "min similarity")
+    columns = ("kept document", "first words", "duplicates")
     following = link("/duplicates", "next page", page=number + 1) if len(rows) == PAGE_ROWS else ""
-    return f"{table(columns, listed, 2)}<p>{following}</p>"
+    return f"{table(columns, listed, 1)}<p>{following}</p>"
 
 
 def cluster(kept_id: str, duplicates: Sequence[Mapping[str, Any]], other_id: str, texts: Mapping[str, str]) -> str:

@@ -13,7 +13,7 @@ from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.middleware.base import BaseHTTPMiddleware
 from starlette.requests import Request
-from starlette.responses import RedirectResponse, Response
+from starlette.responses import JSONResponse, RedirectResponse, Response
 from starlette.routing import Route
 
 from gristmill.data_pipeline.corpus.document_history import why
@@ -21,15 +21,17 @@ from gristmill.data_pipeline.dedup.signatures import Neighbour, find_store, has_
 from gristmill.foundation.errors import InputError, RecipeError
 from gristmill.foundation.progress import Reporter
 from gristmill.pipelines.explorer import pages
-from gristmill.pipelines.explorer.corpus import ExploredCorpus, Filters
+from gristmill.pipelines.explorer.corpus import ExploredCorpus
+from gristmill.pipelines.explorer.rows import Cursor, Filters
 
 COOKIE = "gristmill_token"
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]")
 MAX_BODY_BYTES = 1 << 20
 MAX_PAGE = 10_000
+EXACT_SECONDS = 2.0  # an answer without the exact counts comes so late
 HEADERS = {
-    "Content-Security-Policy": "default-src 'none'; style-src 'self'; script-src 'self'; form-action 'self'; "
-    "base-uri 'none'; frame-ancestors 'none'",
+    "Content-Security-Policy": "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; "
+    "form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-store",
@@ -102,6 +104,7 @@ def make_app(corpus: ExploredCorpus, token: str | None = None) -> Starlette:
     routes = [Route(path, endpoint(corpus, title, view)) for path, (title, view) in views.items()]
     routes += [
         Route("/document", lambda request: RedirectResponse(f"/document/{hex_id(request.query_params.get('id', ''))}")),
+        Route("/rule/exact", lambda request: exact_counts(corpus, request)),
         Route("/similar", similar_page(corpus), methods=["GET", "POST"]),
         Route("/style.css", lambda request: Response(pages.CSS, media_type="text/css")),
         Route("/explore.js", lambda request: Response(pages.SCRIPT, media_type="text/javascript")),
@@ -160,22 +163,26 @@ def hex_id(text: str) -> str:
 
 
 def overview(corpus: ExploredCorpus, request: Request) -> str:
-    return pages.overview(corpus.counts, corpus.languages(), corpus.hosts())
+    sketches = corpus.sketches
+    return pages.overview(corpus.counts, sketches.languages(), sketches.hosts(), sketches.num_hosts())
 
 
 def documents(corpus: ExploredCorpus, request: Request) -> str:
     filters = Filters(**{name: request.query_params.get(name, "") for name in vars(Filters())})
-    total, rows = corpus.documents(filters, number(request))
-    return pages.documents(filters, number(request), total, rows)
+    total, after = corpus.num_documents(filters), request.query_params.get("after", "")
+    if not after and not filters.reads_text:
+        return pages.documents(filters, total, corpus.sampled(filters), None)
+    search = corpus.search(filters, Cursor.parse(after))
+    return pages.documents(filters, total, search.rows, search)
 
 
 def document(corpus: ExploredCorpus, request: Request) -> str:
     doc_id = request.path_params["doc_id"]
-    events = why(doc_id, corpus.folder)
+    events = why(doc_id, corpus.folder) if corpus.is_complete else []
     start = request.query_params.get("start", "0")
     if not (start.isascii() and start.isdigit()):
         raise InputError(f"start={start[:20]}: give a number of characters")
-    row, text = corpus.ledger_row(doc_id), corpus.texts([doc_id]).get(doc_id)
+    row, text = corpus.ledger_row(hex_id(doc_id)), corpus.texts([hex_id(doc_id)]).get(doc_id)
     return pages.document(row | {"doc_id": doc_id}, events, text, corpus.read_text(row["doc_id"]), int(start[:12]))
 
 
@@ -183,6 +190,16 @@ def rule(corpus: ExploredCorpus, request: Request) -> str:
     source, name, value = (request.query_params.get(key, "") for key in ("source", "rule", "value"))
     asked = corpus.threshold(source, name, value)
     return f"<p>{pages.shown(name)}, source {pages.shown(source)}</p>" + pages.rule(asked, corpus.sweep(asked))
+
+
+def exact_counts(corpus: ExploredCorpus, request: Request) -> Response:
+    """{"text": the exact counts}, with no text while they are counted."""
+    try:
+        asked = corpus.threshold(*(request.query_params.get(key, "") for key in ("source", "rule", "value")))
+    except InputError as error:
+        return JSONResponse({"text": str(error)}, 400)
+    counts = corpus.thresholds.exact(asked, EXACT_SECONDS)
+    return JSONResponse({"text": None if counts is None else pages.counted(counts, is_exact=True)})
 
 
 def clusters(corpus: ExploredCorpus, request: Request) -> str:
@@ -194,11 +211,11 @@ def personal_data(corpus: ExploredCorpus, request: Request) -> str:
 
 
 def cluster(corpus: ExploredCorpus, request: Request) -> str:
-    kept = request.path_params["doc_id"]
+    kept = hex_id(request.path_params["doc_id"])
     duplicates = corpus.duplicates(kept)
     if not duplicates:
         raise InputError(f"no document was removed as a duplicate of {kept}")
-    other = request.query_params.get("other", duplicates[0]["doc_id"])
+    other = hex_id(request.query_params.get("other", duplicates[0]["doc_id"]))
     return pages.cluster(kept, duplicates, other, corpus.texts([kept, other]))
 
 
@@ -221,7 +238,7 @@ def similar_page(corpus: ExploredCorpus) -> Callable:
 
 
 def similar_body(corpus: ExploredCorpus, doc_id: str, text: str) -> str:
-    text = text or (corpus.texts([doc_id]).get(doc_id, "") if doc_id else "")
+    text = text or (corpus.texts([hex_id(doc_id)]).get(doc_id, "") if doc_id else "")
     return pages.similar(text, [vars(neighbour) for neighbour in nearest(corpus, text)] if text else None)
 
 

@@ -1,6 +1,8 @@
 """The explorer over HTTP, on a small corpus with hostile documents."""
 
 import json
+import re
+import shutil
 import subprocess
 import sys
 
@@ -10,6 +12,7 @@ from starlette.testclient import TestClient
 from gristmill.foundation.errors import RecipeError
 from gristmill.pipelines.explorer.corpus import ExploredCorpus
 from gristmill.pipelines.explorer.pages import compared, marked_spans
+from gristmill.pipelines.explorer.rows import Cursor, Filters
 from gristmill.pipelines.explorer.server import Address, make_app
 
 SCRIPT = "<script>alert(1)</script> the \u202egnp.exe and \x1b[2J"
@@ -64,16 +67,65 @@ def test_every_view_opens_and_runs_nothing_of_a_document(client, corpus):
 
 def test_counts_are_duckdbs(client, corpus):
     (removed,) = corpus.rows("SELECT count(*) AS n FROM ledger WHERE outcome = 'removed'")
-    assert f"<p>{removed['n']:,} documents, page 1.</p>" in client.get("/documents?outcome=removed").text
+    assert f"<p>{removed['n']:,} documents; " in client.get("/documents?outcome=removed").text
+
+
+@pytest.mark.parametrize("filters", ["outcome=kept", "source=notes", "rule=gopher_quality.min_words", "split=train",
+                                     "outcome=kept&language=en"])  # fmt: skip
+def test_counts_and_lists_of_filters_are_duckdbs(client, corpus, filters):
+    names = dict(pair.split("=") for pair in filters.split("&"))
+    clause = " AND ".join(f"{name} = '{value}'" for name, value in names.items() if name != "language")
+    if "language" in names:
+        clause += f" AND doc_id IN (SELECT doc_id FROM signals WHERE detected_language = '{names['language']}')"
+    wanted = {row["doc_id"] for row in corpus.rows(f"SELECT doc_id FROM ledger WHERE {clause}")}
+    page = client.get(f"/documents?{filters}").text
+    assert f"<p>{len(wanted):,} documents; " in page
+    for text in (page, client.get(f"/documents?{filters}&after=0-0-0").text):  # the sample and the search have all
+        assert set(re.findall(r"/document/([0-9a-f]{32})", text)) == wanted
+
+
+@pytest.mark.parametrize("value", ["0.5", "30", "66.5", "1e6"])
+def test_exact_counts_of_a_threshold_are_duckdbs(client, corpus, value):
+    answer = client.get(f"/rule/exact?source=notes&rule=gopher_quality.min_words&value={value}").json()["text"]
+    (kept,) = corpus.rows(
+        "SELECT count(*) AS kept, count(*) FILTER (num_words < CAST(? AS DOUBLE)) AS lost FROM signals", [value]
+    )
+    (gained,) = corpus.rows(
+        "SELECT count(*) AS n FROM ledger WHERE len(failed) = 1 AND failed[1].rule = 'gopher_quality.min_words' AND "
+        "failed[1].value >= CAST(? AS DOUBLE)", [value]
+    )  # fmt: skip
+    assert f" {kept['kept']:,} now, {kept['lost']:,} would fail, {gained['n']:,} more would pass" in answer
+
+
+def test_a_search_goes_on_where_it_stopped(corpus):
+    """One row group a page at the least: all pages together have every match once."""
+    rows, cursor, pages = [], Cursor(), 0
+    while cursor is not None:
+        search = corpus.document_rows.search(Filters(outcome="kept"), cursor, limit=3, seconds=0)
+        rows, cursor, pages = rows + search.rows, search.after, pages + 1
+    assert sorted(row["doc_id"] for row in rows) == sorted(ids(corpus, "outcome = 'kept'")) and pages > 5
+
+
+def test_a_run_that_has_not_ended_can_be_looked_at(corpus, tmp_path):
+    """The shards that are there, without counts, manifest, index or merged sketches."""
+    started = tmp_path / ".curate-0123"
+    for name in ("documents/train", "signals/train", "ledger"):
+        shutil.copytree(corpus.folder / name, started / name)
+    half = TestClient(make_app(ExploredCorpus(tmp_path)), base_url=URL)
+    kept = ids(corpus, "outcome = 'kept' AND split = 'train'")
+    for path in ("/", "/documents", "/documents?outcome=kept&after=0-0-0", f"/document/{kept[0]}", "/rules",
+                 "/duplicates", "/personal", "/contamination", "/sql?q=SELECT+count(*)+FROM+ledger"):  # fmt: skip
+        assert half.get(path).status_code == 200, path
+    assert "25 documents" in half.get("/documents").text and "sack" in half.get(f"/document/{kept[0]}").text
 
 
 def test_a_threshold_shows_what_it_would_keep(corpus):
     """At the recipe's threshold nothing changes; at a million words every document would fail."""
     asked = corpus.threshold("notes", "gopher_quality.min_words", "")
     now = corpus.sweep(asked)
-    assert (now.lost, now.gained) == (0, 0)
-    high = corpus.sweep(corpus.threshold("notes", "gopher_quality.min_words", "1e6"))
-    assert high.lost == high.kept == now.kept > 0
+    assert (now.counts.lost, now.counts.gained) == (0, 0)
+    high = corpus.thresholds.exact(corpus.threshold("notes", "gopher_quality.min_words", "1e6"), 60)
+    assert high.lost == high.kept == now.counts.kept > 0
 
 
 @pytest.mark.parametrize(
@@ -92,7 +144,8 @@ def test_a_query_cannot_write_even_by_a_statement_of_ours(corpus, tmp_path):
         corpus.rows(f"COPY (SELECT 1) TO '{tmp_path}/x'")
 
 
-@pytest.mark.parametrize("path", ["/document/xyz", "/duplicates/none", "/rule?source=no&rule=no", "/documents?page=-1",
+@pytest.mark.parametrize("path", ["/document/xyz", "/duplicates/none", "/rule?source=no&rule=no",
+                                  "/duplicates?page=-1", "/documents?after=-1",
                                   "/rule?source=notes&rule=gopher_quality.min_words&value=x"])  # fmt: skip
 def test_what_is_wrong_is_said(client, path):
     assert client.get(path).status_code == 400

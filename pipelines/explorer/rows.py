@@ -1,0 +1,236 @@
+"""Rows of single documents, found by the index of ids, and searches that read a corpus for a bounded time."""
+
+import time
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from gristmill.data_pipeline.corpus.id_index import IDS_FILE, IDS_FOLDER, IdIndex, RowPlace
+from gristmill.data_pipeline.corpus.sketches import hosts_of
+from gristmill.data_pipeline.ledger.ledger import LEDGER_ROWS
+from gristmill.foundation.errors import InputError
+from gristmill.pipelines.explorer.files import CorpusFiles
+
+SEARCH_SECONDS = 0.12
+LISTED = ("doc_id", "source", "outcome", "split", "step", "rule", "value", "threshold", "duplicate_of", "bytes")
+
+
+@dataclass(frozen=True)
+class Filters:
+    """Which documents: each field is a value of its column, or "" for all. words: all of them are in the text of the
+    kept document, in any case."""
+
+    outcome: str = ""
+    source: str = ""
+    rule: str = ""
+    split: str = ""
+    language: str = ""
+    host: str = ""
+    words: str = ""
+
+    @property
+    def of_ledger(self) -> dict[str, str]:
+        return {name: getattr(self, name) for name in ("outcome", "source", "rule", "split")}
+
+    @property
+    def reads_text(self) -> bool:
+        return bool(self.host or self.words.split())
+
+    @property
+    def reads_documents(self) -> bool:
+        """Whether only documents of the corpus can match."""
+        return bool(self.reads_text or self.language)
+
+
+@dataclass(frozen=True)
+class Cursor:
+    """Where a search goes on: a file, a row group of it, and the matches of that group that were listed."""
+
+    file: int = 0
+    group: int = 0
+    skip: int = 0
+
+    @classmethod
+    def parse(cls, text: str) -> "Cursor":
+        """FILE-GROUP-SKIP; "" for the start. Raises InputError for anything else."""
+        numbers = (text or str(cls())).split("-")
+        if len(numbers) != 3 or not all(n.isascii() and n.isdigit() and len(n) < 10 for n in numbers):
+            raise InputError(f"after={text[:30]}: is no place in a search; start again without it")
+        return cls(*map(int, numbers))
+
+    def __str__(self) -> str:
+        return f"{self.file}-{self.group}-{self.skip}"
+
+
+@dataclass(frozen=True)
+class Search:
+    """A page of a search. after: where it goes on; None at the end. searched: rows that this page read."""
+
+    rows: list[dict[str, Any]]
+    after: Cursor | None
+    searched: int
+
+
+class DocumentRows:
+    """Rows of a corpus with an index of ids. annotated: files with the texts as they were read, of removed documents
+    too."""
+
+    def __init__(self, files: CorpusFiles, annotated: Sequence[Path]):
+        self.files, self._annotated = files, annotated
+        self._starts: dict[str, list[tuple[int, Path]]] = {}
+
+    @cached_property
+    def index(self) -> IdIndex | None:
+        name = f"{IDS_FOLDER}/{IDS_FILE}"
+        if not self.files.exists(name):
+            return None
+        return IdIndex.open(self.files.read(name), lambda path, start, stop: self.files.read(path, start, stop))
+
+    def place(self, doc_id: str, folder: str) -> RowPlace | None:
+        """The document's row in the tables of this folder."""
+        assert self.index is not None
+        places = self.index.places(doc_id, 100)
+        return next((p for p in places if p.table.startswith(f"{folder}/") and not p.is_duplicate), None)
+
+    def read(self, places: Mapping[str, RowPlace], columns: Sequence[str]) -> dict[str, dict[str, Any]]:
+        """The rows at these places, by their keys; a row group is read once."""
+        by_table: dict[str, list[tuple[int, str]]] = {}
+        for key, place in places.items():
+            by_table.setdefault(place.table, []).append((place.row, key))
+        rows: dict[str, dict[str, Any]] = {}
+        for table, wanted in by_table.items():
+            with self.files.parquet(table) as file:
+                rows |= picked_rows(file, wanted, columns)
+        return rows
+
+    def texts(self, doc_ids: Sequence[str]) -> dict[str, str]:
+        """Document -> its text: of a kept one as it is in the corpus, of another as it was read, where that is kept."""
+        places = {doc_id: place for doc_id in set(doc_ids) if (place := self.place(doc_id, "documents")) is not None}
+        texts = {doc_id: row["text"] for doc_id, row in self.read(places, ["text"]).items()}
+        return texts | {
+            doc_id: text
+            for doc_id in sorted(set(doc_ids) - texts.keys())
+            if (text := self.text_as_read(doc_id)) is not None
+        }
+
+    def text_as_read(self, doc_id: str) -> str | None:
+        """The text before any edit; None where the work folder does not have it."""
+        place = self.place(doc_id, "ledger")
+        if place is None or not self._annotated:
+            return None
+        source, _, number = Path(place.table).stem.rpartition("-")
+        row = int(number) * LEDGER_ROWS + place.row
+        starts = self._annotated_starts(source)
+        at = bisect_right([start for start, _ in starts], row) - 1
+        if at < 0:
+            return None
+        with pq.ParquetFile(starts[at][1]) as file:
+            rows = picked_rows(file, [(row - starts[at][0], doc_id)], ["doc_id", "text"])
+        return rows[doc_id]["text"] if doc_id in rows and rows[doc_id]["doc_id"] == doc_id else None
+
+    def _annotated_starts(self, source: str) -> list[tuple[int, Path]]:
+        """The source's annotated files, each with the number of its first row among the source's rows in the ledger."""
+        if source not in self._starts:
+            starts = []
+            for path in (path for path in self._annotated if path.stem.rpartition("-")[0] == source):
+                with pq.ParquetFile(path) as file:
+                    first = next(file.iter_batches(1, columns=["doc_id"]), None)
+                place = self.place(first.column(0)[0].as_py(), "ledger") if first is not None else None
+                if place is not None:
+                    number = int(Path(place.table).stem.rpartition("-")[2])
+                    starts.append((number * LEDGER_ROWS + place.row, path))
+            self._starts[source] = sorted(starts)
+        return self._starts[source]
+
+    def search(self, filters: Filters, cursor: Cursor, limit: int, seconds: float = SEARCH_SECONDS) -> Search:
+        """The next matches in the order of the files, as many as are found in so many seconds (of one row group at
+        least)."""
+        folder = "documents" if filters.reads_documents else "ledger"
+        names = [name for name in self.files.tables(folder) if _may_match(name, filters)]
+        rows: list[dict[str, Any]] = []
+        searched, deadline = 0, time.monotonic() + seconds
+        for number in range(cursor.file, len(names)):
+            with self.files.parquet(names[number]) as file:
+                for group in range(cursor.group if number == cursor.file else 0, file.num_row_groups):
+                    at = Cursor(number, group, cursor.skip if (number, group) == (cursor.file, cursor.group) else 0)
+                    if searched and time.monotonic() > deadline:
+                        return Search(rows, Cursor(number, group), searched)
+                    table = self._matches(names[number], file, group, filters)
+                    searched += file.metadata.row_group(group).num_rows
+                    fitting = limit - len(rows)
+                    rows += table.slice(at.skip, fitting).to_pylist()
+                    if len(rows) == limit:
+                        return Search(rows, Cursor(number, group, at.skip + fitting), searched)
+        return Search(rows, None, searched)
+
+    def _matches(self, name: str, file: pq.ParquetFile, group: int, filters: Filters) -> pa.Table:
+        """The rows of a row group that pass, with the columns of a list."""
+        if not filters.reads_documents:
+            table = file.read_row_group(group, columns=list(LISTED), use_threads=False)
+            for column, value in filters.of_ledger.items():
+                table = table.filter(pc.equal(table.column(column), value)) if value else table
+            return table
+        columns = ["doc_id", "source", *(["url"] if filters.host else []), "text"]
+        table = file.read_row_group(group, columns=columns, use_threads=False)
+        if filters.language:
+            with self.files.parquet(name.replace("documents/", "signals/", 1)) as signals:
+                languages = _rows_of(signals, file, group, "detected_language")
+            table = table.filter(pc.equal(languages, filters.language))
+        if filters.host:
+            table = table.filter(pc.equal(hosts_of(table.column("url")), filters.host.lower()))
+        for word in filters.words.split():
+            table = table.filter(pc.match_substring(table.column("text"), word, ignore_case=True))
+        split = name.split("/")[1]
+        size = len(table)
+        added = {"outcome": pa.repeat(pa.scalar("kept"), size), "split": pa.repeat(pa.scalar(split), size)}
+        excerpts = pc.utf8_slice_codeunits(table.column("text"), 0, 1000)
+        table = table.select(["doc_id", "source"]).append_column("excerpt", excerpts)
+        for column, values in (added | {"rule": pa.nulls(size, pa.string())}).items():
+            table = table.append_column(column, values)
+        return table
+
+
+def _may_match(name: str, filters: Filters) -> bool:
+    """Whether the shard of this name can have a document that passes."""
+    source = name.rpartition("/")[2].rpartition("-")[0]
+    if filters.source and source != filters.source:
+        return False
+    if name.startswith("documents/"):
+        return filters.outcome in ("", "kept") and not filters.rule and filters.split in ("", name.split("/")[1])
+    return True
+
+
+def _rows_of(signals: pq.ParquetFile, documents: pq.ParquetFile, group: int, column: str) -> pa.ChunkedArray:
+    """A column of the signals of the rows of a row group of documents, whose groups are smaller."""
+    first = sum(documents.metadata.row_group(n).num_rows for n in range(group))
+    size = documents.metadata.row_group(group).num_rows
+    bounds = [0]
+    for n in range(signals.num_row_groups):
+        bounds.append(bounds[-1] + signals.metadata.row_group(n).num_rows)
+    groups = [n for n, (start, stop) in enumerate(pairwise(bounds)) if start < first + size and stop > first]
+    read = signals.read_row_groups(groups, columns=[column], use_threads=False).column(0)
+    return read.slice(first - bounds[groups[0]], size) if groups else read
+
+
+def picked_rows(
+    file: pq.ParquetFile, wanted: Sequence[tuple[int, str]], columns: Sequence[str]
+) -> dict[str, dict[str, Any]]:
+    """Key -> these columns of its row, for (row, key) pairs; rows that the file does not have are left out."""
+    rows: dict[str, dict[str, Any]] = {}
+    first = 0
+    for group in range(file.num_row_groups):
+        last = first + file.metadata.row_group(group).num_rows
+        inside = [(row - first, key) for row, key in wanted if first <= row < last]
+        if inside:
+            table = file.read_row_group(group, columns=list(columns), use_threads=False)
+            rows |= {key: table.slice(row, 1).to_pylist()[0] for row, key in inside}
+        first = last
+    return rows
