@@ -23,6 +23,7 @@ from gristmill.data_pipeline.corpus.counts import (
     rule_table,
     write_summary,
 )
+from gristmill.data_pipeline.corpus.merged_sketches import write_sketches
 from gristmill.data_pipeline.corpus.splits import one_split, split_indices
 from gristmill.data_pipeline.corpus.writer import (
     HELD_OUT_FOLDER,
@@ -211,6 +212,7 @@ def _write(state: CurationState, inputs: CurationInputs) -> dict[str, Any]:
         write_contamination(state.edits.contamination, folder)
     if config.near_dedup is not None and config.near_dedup.keep_signatures:
         keep_signatures(folder, config.near_dedup.scheme, engine)
+    write_sketches(folder, ledgers, config.pii, inputs.work / "sketches", engine)
     write_summary(summary, folder)
     _delete_other_annotations(inputs.cache, state.annotated)
     remove_tree(inputs.work)

@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from gristmill.data_pipeline.corpus.counts import ANNOTATIONS, COUNTS_NAME
+from gristmill.data_pipeline.corpus.id_index import IdIndex, RowPlace, read_row
 from gristmill.data_pipeline.corpus.writer import QUARANTINE_NAME
 from gristmill.data_pipeline.filters.apply import WANTED_LANGUAGE
 from gristmill.data_pipeline.readers.document import excerpt
@@ -73,6 +74,8 @@ def corpus_folder(folder: Path) -> Path:
 
 def _ledger_row(doc_id: str, corpus: Path) -> dict[str, Any]:
     """The ledger's row of the document, or of the one it is a piece of."""
+    if (place := _place(doc_id, corpus, "ledger")) is not None:
+        return read_row(pq.ParquetFile(corpus / place.table), place.row)
     ledger = corpus / "ledger"
     rows = pq.read_table(ledger, filters=pc.field("doc_id") == doc_id).to_pylist()
     if not rows:
@@ -83,6 +86,17 @@ def _ledger_row(doc_id: str, corpus: Path) -> dict[str, Any]:
     if not rows:
         raise InputError(f"{corpus / 'ledger'}: no document {doc_id}; it lists every document that was read")
     return rows[0]
+
+
+def _place(doc_id: str, corpus: Path, folder: str) -> RowPlace | None:
+    """The document's row in the ledger or the documents by the index of ids; None if it is not there or there is no
+    index."""
+    index = IdIndex.of_folder(corpus)
+    places = index.places(doc_id) if index is not None else []
+    place = next((place for place in places if place.table.startswith(f"{folder}/") and not place.is_duplicate), None)
+    if place is not None:
+        check_outputs(corpus, lambda path: path == place.table)
+    return place
 
 
 def _piece_of(doc_id: str, row: dict[str, Any]) -> Event:
@@ -96,6 +110,10 @@ def _signals(row: dict[str, Any], corpus: Path) -> dict[str, Any]:
     Of an edited document the signals are those of the edited text: none are shown."""
     if row["outcome"] != "kept" or row["removed_spans"] or row["pieces"]:
         return {}
+    if (place := _place(row["doc_id"], corpus, "documents")) is not None:
+        path = place.table.replace("documents/", "signals/", 1)
+        check_outputs(corpus, lambda name: name == path)
+        return read_row(pq.ParquetFile(corpus / path), place.row)
     files = _shards("signals", row, corpus)
     return pq.read_table(files, filters=pc.field("doc_id") == row["doc_id"]).to_pylist()[0]
 
@@ -203,13 +221,19 @@ def _removed_by_rewriting(row: dict[str, Any]) -> list[Event]:
 
 
 def _kept(doc_id: str, row: dict[str, Any], corpus: Path) -> Event:
+    if (place := _place(doc_id, corpus, "documents")) is not None:
+        text = read_row(pq.ParquetFile(corpus / place.table), place.row, ["text"])["text"]
+        return _kept_event(doc_id, row, place.table, text)
     for path in _shards("documents", row, corpus):
         rows = pq.read_table(path, columns=["text"], filters=pc.field("doc_id") == doc_id).to_pylist()
         if rows:
-            where = path.relative_to(corpus).as_posix()
-            name = () if doc_id == row["doc_id"] else (f"piece {doc_id}",)
-            return Event("split", row["split"], (*name, where, excerpt(rows[0]["text"], 300)))
+            return _kept_event(doc_id, row, path.relative_to(corpus).as_posix(), rows[0]["text"])
     raise InputError(f"{corpus}: {doc_id} is in the ledger and in no shard; run gristmill verify on the folder")
+
+
+def _kept_event(doc_id: str, row: dict[str, Any], where: str, text: str) -> Event:
+    name = () if doc_id == row["doc_id"] else (f"piece {doc_id}",)
+    return Event("split", row["split"], (*name, where, excerpt(text, 300)))
 
 
 # The ledger and the signals of a corpus as DuckDB tables, for questions in SQL.

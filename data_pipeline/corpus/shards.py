@@ -155,7 +155,7 @@ def _write_shard(task: ShardTask, reader: RowGroups) -> None:
             signals_file.write_table(table, row_group_size=ROW_GROUP_ROWS)
 
 
-def _replaced_texts(texts: pa.Array, config: PiiConfig) -> tuple[pa.Array, pa.Array]:
+def replaced_texts(texts: pa.Array, config: PiiConfig) -> tuple[pa.Array, pa.Array]:
     """replace_pii of all texts: (strings, int64 numbers of replacements)."""
     holds_KN = may_hold_pii(*utf8_of(texts), config.replaced)
     places = np.flatnonzero(holds_KN.any(axis=0))
@@ -208,7 +208,7 @@ def _write_documents(table: pa.Table, shard: ShardFormat, documents: pq.ParquetW
     columns = {name: table.column(name) for name in ("doc_id", "text", "url", "metadata")}
     columns["source"] = pa.repeat(pa.scalar(shard.source), len(table))
     if shard.pii is not None:
-        columns["text"], counts = _replaced_texts(table.column("text").combine_chunks(), shard.pii)
+        columns["text"], counts = replaced_texts(table.column("text").combine_chunks(), shard.pii)
         table = table.append_column(PII_FIELD, counts)
     given = table.column("language")
     is_given = pc.fill_null(pc.not_equal(given, ""), False)

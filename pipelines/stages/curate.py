@@ -126,7 +126,7 @@ def quarantined(context: StageContext) -> list[str]:
 
 STAGE: Stage = Stage(
     name="curate",
-    code_version=18,
+    code_version=19,
     inputs=(),
     config=config,
     run=run,

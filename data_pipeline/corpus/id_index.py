@@ -1,0 +1,220 @@
+"""Index of a corpus by document id: where each document's rows stand, found by reading a few blocks of one file.
+
+`ids/00000.ids` and so on hold the records of ID_RECORD, sorted; file number n has the ids of the n-th of equal ranges
+of the ids' first 64 bits. `ids/index.json` lists the tables that records point to, and the records of each file. Ids
+are hashes, so an id's place is known to within a few blocks before anything is read."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import orjson
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from gristmill.data_pipeline.ledger.document_file import packed_ids
+from gristmill.foundation.checksums import is_sealed, sealed_path
+from gristmill.foundation.errors import InputError
+from gristmill.foundation.files import write_atomic
+from gristmill.foundation.fingerprint import canonical_json
+from gristmill.foundation.runtime.tasks.shuffle import Shuffle, range_of_keys
+
+IDS_FOLDER, IDS_FILE = "ids", "index.json"
+INDEX_VERSION = 1
+# A row of a table by id. table: its number in index.json, with DUPLICATE set where the id is that of the document which
+# was kept instead of the row's. A piece of a split document points to the ledger's row of the whole one.
+ID_RECORD = np.dtype([("id", "<u8", 2), ("table", "<u4"), ("row", "<u4")])
+DUPLICATE = np.uint32(1 << 31)
+BLOCK_RECORDS = 512
+MAX_MATCHES = 10_000  # rows of one id that are listed: a document with more duplicates than these
+LARGEST_CLUSTERS = 1_000
+
+
+@dataclass(frozen=True)
+class IndexTask:
+    """records: of all tables by ranges of ids. Writes file `number` of the index."""
+
+    records: Shuffle
+    number: int
+    folder: Path
+
+    @property
+    def path(self) -> Path:
+        return self.folder / IDS_FOLDER / ids_name(self.number)
+
+
+def ids_name(number: int) -> str:
+    return f"{number:05d}.ids"
+
+
+def table_records(path: Path, table: int, is_ledger: bool) -> np.ndarray:
+    """ID_RECORD[], unsorted, of one table of documents or ledger rows."""
+    names = ["doc_id", "duplicate_of", "pieces"] if is_ledger else ["doc_id"]
+    with pq.ParquetFile(path) as file:
+        columns = file.read(names).combine_chunks()
+    ids = packed_ids(columns.column("doc_id"), path)
+    parts = [_records(ids, np.arange(len(ids)), table)]
+    if is_ledger:
+        kept = columns.column("duplicate_of").combine_chunks()
+        rows = np.flatnonzero(kept.is_valid().to_numpy(zero_copy_only=False))
+        parts.append(_records(packed_ids(kept.drop_null(), path), rows, table | int(DUPLICATE)))
+        pieces = columns.column("pieces").combine_chunks()
+        lengths = pieces.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
+        parts.append(_records(packed_ids(pieces.flatten(), path), np.repeat(np.arange(len(ids)), lengths), table))
+    return np.concatenate(parts)
+
+
+def _records(ids: np.ndarray, rows: np.ndarray, table: int) -> np.ndarray:
+    records = np.empty(len(ids), ID_RECORD)
+    records["id"], records["table"], records["row"] = ids, table, rows
+    return records
+
+
+def shuffle_records(records: np.ndarray, shuffle: Shuffle, part: int) -> None:
+    """Writes the records of one table as a part of the shuffle."""
+    shuffle.write_unsorted(part, records, range_of_keys(np.ascontiguousarray(records["id"][:, 0]), shuffle.ranges))
+
+
+def write_ids(task: IndexTask) -> tuple[int, list[tuple[str, int]], list[int]]:
+    """Writes one file of the index. Returns (its records, the kept documents with the most duplicates and how many,
+    int[k]: kept documents with 2**k to 2**(k + 1) - 1 duplicates)."""
+    records = task.records.read(task.number)
+    records = records[np.lexsort((records["row"], records["table"], records["id"][:, 1], records["id"][:, 0]))]
+    if not is_sealed(task.path):
+        with sealed_path(task.path) as temporary:
+            records.tofile(temporary)
+    ids = records["id"][(records["table"] & DUPLICATE) != 0]
+    kept, counts = np.unique(ids, axis=0, return_counts=True) if len(ids) else (ids, np.empty(0, np.int64))
+    order = np.lexsort((kept[:, 1], kept[:, 0], -counts))[:LARGEST_CLUSTERS]
+    largest = [(f"{int(kept[n, 0]):016x}{int(kept[n, 1]):016x}", int(counts[n])) for n in order.tolist()]
+    sizes = np.bincount(np.log2(counts).astype(np.int64)).tolist() if len(counts) else []
+    return len(records), largest, sizes
+
+
+def write_index_file(folder: Path, tables: Sequence[str], records: Sequence[int]) -> None:
+    """Describes the index: its tables by number, and the records of each of its files."""
+    content = {"version": INDEX_VERSION, "tables": list(tables), "records": list(records)}
+    write_atomic(folder / IDS_FOLDER / IDS_FILE, canonical_json(content) + b"\n")
+
+
+@dataclass(frozen=True)
+class RowPlace:
+    """A row of a table of the corpus, by the table's path in it. is_duplicate: the row's document was removed as a
+    duplicate of the id that was looked up."""
+
+    table: str
+    row: int
+    is_duplicate: bool = False
+
+    @property
+    def is_ledger(self) -> bool:
+        return self.table.startswith("ledger/")
+
+
+@dataclass(frozen=True)
+class IdIndex:
+    """An open index. read: (path in the corpus, first byte, last + 1) -> the bytes."""
+
+    tables: list[str]
+    records: list[int]
+    read: Callable[[str, int, int], bytes]
+
+    @classmethod
+    def open(cls, content: bytes, read: Callable[[str, int, int], bytes]) -> Self:
+        """content: of index.json. Raises InputError if it describes no index of this version."""
+        try:
+            described: dict[str, Any] = orjson.loads(content)
+            if described["version"] != INDEX_VERSION:
+                raise ValueError(f"version {described['version']}")
+            return cls([str(name) for name in described["tables"]], [int(n) for n in described["records"]], read)
+        except (ValueError, KeyError, TypeError) as error:
+            raise InputError(
+                f"{IDS_FOLDER}/{IDS_FILE}: no index of version {INDEX_VERSION} ({error}); run `gristmill curate` again"
+            ) from error
+
+    @classmethod
+    def of_folder(cls, folder: Path) -> Self | None:
+        """The index of a corpus on this machine; None if it has none."""
+        path = folder / IDS_FOLDER / IDS_FILE
+        return (
+            cls.open(path.read_bytes(), lambda name, start, stop: _read(folder / name, start, stop))
+            if (path.is_file())
+            else None
+        )
+
+    def places(self, doc_id: str, limit: int = MAX_MATCHES) -> list[RowPlace]:
+        """The rows of a document, of its ledger row and of its duplicates, at most `limit`."""
+        key = int(doc_id[:16], 16), int(doc_id[16:], 16)
+        number = key[0] * len(self.records) >> 64
+        matches: list[RowPlace] = []
+        row = self._first(number, key)
+        while len(matches) < limit:
+            block = self._block(number, row, row + BLOCK_RECORDS)
+            same = int(((block["id"][:, 0] == key[0]) & (block["id"][:, 1] == key[1])).sum())
+            matches += [self._place(record) for record in islice(block, same)]
+            if same < BLOCK_RECORDS:
+                break
+            row += BLOCK_RECORDS
+        return matches[:limit]
+
+    def _place(self, record: np.void) -> RowPlace:
+        is_duplicate = bool(record["table"] & DUPLICATE)
+        return RowPlace(self.tables[int(record["table"] & ~DUPLICATE)], int(record["row"]), is_duplicate)
+
+    def _first(self, number: int, key: tuple[int, int]) -> int:
+        """The first record of the file that is not below the key: first guessed from the key, then bracketed."""
+        size = self.records[number]
+        within = (key[0] * len(self.records) - (number << 64)) / 2**64
+        guess, step = int(within * size), BLOCK_RECORDS + 4 * math.isqrt(size)
+        low, high = max(guess - step, 0), min(guess + step, size)
+        while low > 0 and not self._is_below(number, low, key):
+            low, step = max(low - 2 * step, 0), 2 * step
+        while high < size and self._is_below(number, high, key):
+            high, step = min(high + 2 * step, size), 2 * step
+        while high - low > BLOCK_RECORDS:
+            middle = (low + high) // 2
+            low, high = (middle, high) if self._is_below(number, middle, key) else (low, middle)
+        ids = self._block(number, low, high + 1)["id"]
+        below = (ids[:, 0] < key[0]) | ((ids[:, 0] == key[0]) & (ids[:, 1] < key[1]))
+        return low + int(below.sum())
+
+    def _is_below(self, number: int, row: int, key: tuple[int, int]) -> bool:
+        block = self._block(number, row, row + 1)
+        return bool(len(block)) and (int(block["id"][0, 0]), int(block["id"][0, 1])) < key
+
+    def _block(self, number: int, start: int, stop: int) -> np.ndarray:
+        """The records start..stop - 1 that the file has."""
+        stop, size = min(stop, self.records[number]), ID_RECORD.itemsize
+        if stop <= start:
+            return np.empty(0, ID_RECORD)
+        content = self.read(f"{IDS_FOLDER}/{ids_name(number)}", start * size, stop * size)
+        if len(content) != (stop - start) * size:
+            raise InputError(f"{IDS_FOLDER}/{ids_name(number)}: shorter than {IDS_FILE} says; run `gristmill curate`")
+        return np.frombuffer(content, ID_RECORD)
+
+
+def _read(path: Path, start: int, stop: int) -> bytes:
+    with path.open("rb") as file:
+        file.seek(start)
+        return file.read(stop - start)
+
+
+def read_row(file: pq.ParquetFile, row: int, columns: Sequence[str] | None = None) -> dict[str, Any]:
+    """One row of a Parquet file, of which its row group is read. Raises InputError if the file has fewer rows."""
+    return read_row_group_of(file, row, columns).to_pylist()[0]
+
+
+def read_row_group_of(file: pq.ParquetFile, row: int, columns: Sequence[str] | None = None) -> pa.Table:
+    """A table of one row. Raises InputError if the file has fewer rows."""
+    first = 0
+    for group in range(file.num_row_groups):
+        rows = file.metadata.row_group(group).num_rows
+        if row < first + rows:
+            names = None if columns is None else list(columns)
+            return file.read_row_group(group, columns=names, use_threads=False).slice(row - first, 1)
+        first += rows
+    raise InputError(f"the index points to row {row} of a file of {first}; run `gristmill verify` on the corpus")
