@@ -2,32 +2,38 @@
 
 A changed `train` section sets the finished model aside under its fingerprint (WORKDIR/train.superseded-FINGERPRINT) and
 takes it back when the recipe is again as it was; nothing trained is deleted without `--overwrite` or
-`gristmill runs remove`."""
+`gristmill runs remove`. A run has its fingerprint's beginning for a name, and an alias that says what differs or that
+the user gave it (WORKDIR/run_aliases.json)."""
 
 import json
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from gristmill.foundation.errors import InputError
-from gristmill.foundation.files import remove_tree
-from gristmill.foundation.fingerprint import differing_fields
+from gristmill.foundation.files import remove_tree, write_atomic
+from gristmill.foundation.fingerprint import canonical_json, differing_fields
 from gristmill.foundation.manifest import MANIFEST_NAME, Manifest, read_manifest
 from gristmill.pipelines.remote import lease
 
 NAME_CHARACTERS = 12  # of a fingerprint
 MAX_DIFFERENCES = 3  # that are shown of a run
+ALIASES_NAME = "run_aliases.json"
+MAX_ALIAS_FIELDS = 2
 CURRENT, ASIDE, UNFINISHED = "current", "set aside", "not finished"
 
 
 @dataclass(frozen=True)
 class TrainedRun:
-    """name: the beginning of its fingerprint. state: current, set aside or not finished. differences: fields in which
-    its recipe differs from the current model's. tokens, loss: of the last step, in nats a token; None before the first.
-    scores: task -> its first score with a standard error. folders: of the model, its scores and its report."""
+    """name: the beginning of its fingerprint. alias: for readers, "" where nothing differs. state: current, set aside
+    or not finished. differences: fields in which its recipe differs from the current model's. tokens, loss: of the last
+    step, in nats a token; None before the first. scores: task -> its first score with a standard error. folders: of
+    the model, its scores and its report."""
 
     name: str
+    alias: str
     state: str
     differences: tuple[str, ...]
     tokens: int | None
@@ -45,15 +51,18 @@ def trained_runs(workdir: Path) -> list[TrainedRun]:
     current = _manifest(workdir / "train")
     complete = [(CURRENT, workdir / "train")] if current else []
     complete += [(ASIDE, folder) for folder in sorted(workdir.glob("train.superseded-*")) if _manifest(folder)]
+    given = _given_aliases(workdir)
     runs = []
     for state, folder in complete:
         manifest = read_manifest(folder)
         differences = differing_fields(current.config, manifest.config) if current else []
         companions = _companions(workdir, manifest.fingerprint)
         tokens, loss = _last_step(folder)
+        name = manifest.fingerprint[:NAME_CHARACTERS]
         runs.append(
             TrainedRun(
-                manifest.fingerprint[:NAME_CHARACTERS],
+                name,
+                given.get(name) or alias_of(differences),
                 state,
                 tuple(differences),
                 tokens,
@@ -65,8 +74,59 @@ def trained_runs(workdir: Path) -> list[TrainedRun]:
     for folder in sorted(workdir.glob(".train-*")):
         name = folder.name.removeprefix(".train-")[:NAME_CHARACTERS]
         if folder.is_dir() and name != "old":
-            runs.append(TrainedRun(name, UNFINISHED, (), *_last_step(folder), {}, (folder,)))
+            runs.append(TrainedRun(name, given.get(name, ""), UNFINISHED, (), *_last_step(folder), {}, (folder,)))
     return runs
+
+
+def alias_of(differences: Sequence[str]) -> str:
+    """["train.optimizer.learning_rate: 0.002 -> 0.001"] -> "learning_rate=0.001"; the first fields where there are
+    many."""
+    parts = []
+    for difference in differences[:MAX_ALIAS_FIELDS]:
+        path, _, values = difference.partition(": ")
+        value = values.rpartition(" -> ")[2].strip('"')
+        parts.append(f"{path.rpartition('.')[2]}={re.sub(r'[^A-Za-z0-9._+-]+', '-', value)}")
+    return ",".join(parts) + ("" if len(differences) <= MAX_ALIAS_FIELDS else ",…")
+
+
+def run_of(workdir: Path, name: str) -> TrainedRun:
+    """The run with this name or alias. Raises InputError if none has it, or two have this alias."""
+    runs = trained_runs(workdir)
+    matching = [run for run in runs if run.name == name] or [run for run in runs if run.alias == name]
+    if not matching:
+        known = ", ".join(run.name for run in runs) or "none"
+        raise InputError(f"{workdir}: no run {name!r}; its runs are {known}")
+    if len(matching) > 1:
+        names = ", ".join(run.name for run in matching)
+        raise InputError(f"{workdir}: {name!r} is the alias of {names}; use one of these names")
+    return matching[0]
+
+
+def name_run(workdir: Path, name: str, alias: str) -> None:
+    """Gives a run an alias. Raises InputError for a name that no run has, an alias that another run has, or one with
+    characters that a command line would read otherwise."""
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._+=,-]{0,63}", alias):
+        raise InputError(
+            f"alias {alias!r}: write up to 64 letters, digits and . _ + = , - that begin with a letter or digit"
+        )
+    with lease(workdir):
+        run = run_of(workdir, name)
+        owner = next((other for other in trained_runs(workdir) if alias in (other.alias, other.name)), run)
+        if owner.name != run.name:
+            raise InputError(f"{workdir}: {alias!r} already names {owner.name}; give it another alias")
+        aliases = _given_aliases(workdir) | {run.name: alias}
+        write_atomic(workdir / ALIASES_NAME, canonical_json(aliases) + b"\n")
+
+
+def _given_aliases(workdir: Path) -> dict[str, str]:
+    path = workdir / ALIASES_NAME
+    if not path.is_file():
+        return {}
+    try:
+        aliases = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise InputError(f"{path}: not JSON ({error}); remove it, and give the aliases again") from error
+    return {str(name): str(alias) for name, alias in dict(aliases).items()}
 
 
 def remove_runs(workdir: Path, names: Sequence[str]) -> list[TrainedRun]:
@@ -74,17 +134,13 @@ def remove_runs(workdir: Path, names: Sequence[str]) -> list[TrainedRun]:
 
     Raises InputError for a name that no run has, for the current model, and while another process works here."""
     with lease(workdir):
-        by_name = {run.name: run for run in trained_runs(workdir)}
-        for name in names:
-            if name not in by_name:
-                known = ", ".join(by_name) or "none"
-                raise InputError(f"{workdir}: no run {name!r}; its runs are {known}")
-            if by_name[name].state == CURRENT:
+        removed = [run_of(workdir, name) for name in names]
+        for run in removed:
+            if run.state == CURRENT:
                 raise InputError(
-                    f"{workdir}: {name} is the current model; run another recipe here first, which sets it aside, or "
-                    "remove the folder yourself"
+                    f"{workdir}: {run.name} is the current model; run another recipe here first, which sets it aside, "
+                    "or remove the folder yourself"
                 )
-        removed = [by_name[name] for name in names]
         for run in removed:
             for folder in run.folders:
                 remove_tree(folder)

@@ -60,7 +60,7 @@ def run_tasks(
     14,683 tasks."""
     printed = io.StringIO()
     with offline(not sources.download), sandboxed(), redirect_stderr(printed), redirect_stdout(printed):
-        loaded, task_notes = _load(tasks, sources)
+        loaded, task_notes = load_tasks(tasks, sources)
         few_shot_notes = [set_num_fewshot(task, config.num_fewshot) for task in loaded["tasks"].values()]
         with _local_rank(model.rank):
             try:
@@ -96,7 +96,7 @@ def _local_rank(rank: int) -> Iterator[None]:
         os.environ.pop("LOCAL_RANK") if before is None else os.environ.update({"LOCAL_RANK": before})
 
 
-def _load(tasks: Sequence[str | dict[str, Any]], sources: TaskSources) -> tuple[Any, list[str]]:
+def load_tasks(tasks: Sequence[str | dict[str, Any]], sources: TaskSources) -> tuple[Any, list[str]]:
     """(lm-eval's tasks and groups, notes for the reader)."""
     known = known_tasks([task for task in tasks if isinstance(task, str)], sources)
     known.require(sources.download)
@@ -129,7 +129,7 @@ def require_tasks(tasks: Sequence[str], data: Path | None = None) -> None:
     if named:
         printed = io.StringIO()
         with offline(), sandboxed(), redirect_stderr(printed), redirect_stdout(printed):
-            _load(named, TaskSources(data))
+            load_tasks(named, TaskSources(data))
 
 
 LEFT_OUT_OF_CONFIGS = ("custom_dataset", "process_docs", "fewshot_config")  # code
@@ -299,16 +299,16 @@ def _scored_answer(task: Task, sample: Mapping[str, Any]) -> Pair | None:
         (response[0], len(arguments[1].removeprefix(task.config.target_delimiter).encode()))
         for response, arguments in zip(sample["filtered_resps"], sample["arguments"], strict=True)
     ]
-    pairs = [scored[index] for index in _right_answers(task, sample) if 0 <= index < len(scored)]
+    pairs = [scored[index] for index in right_choices(task, sample["doc"]) if 0 <= index < len(scored)]
     return max(pairs, key=lambda pair: pair[0] / max(pair[1], 1), default=None)
 
 
-def _right_answers(task: Task, sample: Mapping[str, Any]) -> list[int]:
+def right_choices(task: Task, document: Any) -> list[int]:
     """Indices of the right choices, as lm-eval reads them (api/task.py, process_results)."""
     if task.OUTPUT_TYPE == "loglikelihood":
         return [0]
-    gold = task.doc_to_text(sample["doc"]) if task.multiple_input else task.doc_to_target(sample["doc"])
-    choices = task.doc_to_choice(sample["doc"])
+    gold = task.doc_to_text(document) if task.multiple_input else task.doc_to_target(document)
+    choices = task.doc_to_choice(document)
     indices = [choices.index(answer) if answer in choices else -1 if isinstance(answer, str) else answer
              for answer in (gold if isinstance(gold, list) else [gold])]  # fmt: skip
     return [index for index in indices if index < len(choices)]

@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 from gristmill.data_pipeline.decontamination.index import NgramIndex, build_index, search, words_of
 from gristmill.data_pipeline.indexed.documents import document_ranges, read
 from gristmill.data_pipeline.indexed.permutation import Permutation, key_of
+from gristmill.evaluation.results.ablation import votes
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.files import atomic_path, write_atomic
 from gristmill.foundation.runtime.tasks.engine import Engine
@@ -67,14 +68,14 @@ class HeldOut:
     def votes(self, set_name: str) -> bool:
         return self.tasks.get(set_name, True)
 
-    def with_tasks(self, questions: Mapping[str, Sequence[tuple[str, str]]], votes: Mapping[str, bool]) -> "HeldOut":
+    def with_tasks(self, questions: Mapping[str, Sequence[tuple[str, str]]]) -> "HeldOut":
         """Adds a set for each task, of (context, right answer)."""
         texts, contexts, sets = list(self.texts.texts), list(self.texts.contexts), dict(self.sets)
         for task, pairs in questions.items():
             sets[f"task {task}"] = tuple(range(len(texts), len(texts) + len(pairs)))
             contexts += [context for context, _ in pairs]
             texts += [answer for _, answer in pairs]
-        tasks = {f"task {task}": votes[task] for task in questions}
+        tasks = {f"task {task}": votes(task) for task in questions}
         return HeldOut(Texts(tuple(texts), tuple(contexts)), sets, tasks)
 
 
@@ -132,7 +133,8 @@ def target_texts(path: Path) -> list[str]:
 def write_without_copies(corpus: Path, sources: Sequence[str], held_out: HeldOut, folder: Path) -> int:
     """Writes FOLDER/documents/train/SOURCE-00000.parquet without copies of held-out documents; returns their number.
     Finished sources are not written again."""
-    index = build_index(words_of(held_out.texts.texts), NGRAM, MIN_NGRAM)
+    wholes = [" ".join(pair) for pair in zip(held_out.texts.contexts, held_out.texts.texts, strict=True)]
+    index = build_index(words_of(wholes), NGRAM, MIN_NGRAM)
     copies = 0
     for source in sources:
         path = folder / "documents" / "train" / f"{source}-00000.parquet"

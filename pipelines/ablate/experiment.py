@@ -51,8 +51,7 @@ TRUNK = -1  # the number of the arm under which the runs that all arms go on fro
 class Plan:
     """seeds: models of each arm and rate, counted from first_seed. seconds or flops: the budget of all runs. documents:
     held out of each arm, at most. targets: files of texts that the user wants to be good at. questions: task -> pairs
-    of context and right answer; votes: whether the task votes. cooldown: the arms differ in the last COOLDOWN_SHARE of
-    a run alone."""
+    of context and right answer. cooldown: the arms differ in the last COOLDOWN_SHARE of a run alone."""
 
     folder: Path
     seeds: int = 5
@@ -62,7 +61,6 @@ class Plan:
     documents: int = 400
     targets: tuple[Path, ...] = ()
     questions: Mapping[str, Sequence[tuple[str, str]]] = field(default_factory=dict)
-    votes: Mapping[str, bool] = field(default_factory=dict)
     cooldown: bool = False
 
     @property
@@ -131,6 +129,8 @@ def experiment(arms: Sequence[Arm], curated: Sequence[Path], plan: Plan, engine:
     compared."""
     if plan.seeds < MIN_SEEDS:
         raise RecipeError(f"--seeds {plan.seeds}: at least {MIN_SEEDS} are needed to know how much seeds matter")
+    for note in missing_sources(arms):
+        engine.reporter.say(f"ablate: {note}")
     material = gather(arms, curated, plan, engine)
     vocabulary = load_tokenizer(material.tokenizer).vocab_size
     trainable = [sum(material.tokens(arm).values()) for arm in range(len(arms))]
@@ -178,10 +178,10 @@ def experiment(arms: Sequence[Arm], curated: Sequence[Path], plan: Plan, engine:
 
 def gather(arms: Sequence[Arm], curated: Sequence[Path], plan: Plan, engine: Engine) -> Material:
     """Held-out texts, each arm's training text without copies of them, one tokenizer and the arms' indexes."""
-    held_out = corpora.hold_out(arms, curated, plan.targets, plan.documents)
+    held_out = corpora.hold_out(arms, curated, plan.targets, plan.documents).with_tasks(plan.questions)
     identity = fingerprint(
         [
-            list(held_out.texts.texts),
+            [list(held_out.texts.texts), list(held_out.texts.contexts)],
             [arm.recipe.model_dump(mode="json", include={"sources", "curate", "seed"}) for arm in arms],
         ]
     )
@@ -199,7 +199,6 @@ def gather(arms: Sequence[Arm], curated: Sequence[Path], plan: Plan, engine: Eng
     corpora.train_tokenizer(folders, sources, seed, shared / "tokenizer", engine)
     for folder, names in zip(folders, sources, strict=True):
         corpora.write_index(folder, names, shared / "tokenizer", seed, engine)
-    held_out = held_out.with_tasks(plan.questions, plan.votes)
     return Material(list(arms), shared, folders, sources, held_out)
 
 

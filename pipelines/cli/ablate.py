@@ -26,6 +26,11 @@ class AblateOptions(EngineOptions):
     target: Annotated[
         list[Path] | None, typer.Option(help="Texts the models should be good at: .jsonl with `text`, or plain text.")
     ] = None
+    task: Annotated[list[str] | None, typer.Option(help="Tasks whose right answers are scored, such as arc_easy.")] = (
+        None
+    )
+    questions: Annotated[int, typer.Option(min=30, help="Questions of each task, at most.")] = 200
+    data: Annotated[Path | None, typer.Option(help="Folder of the tasks' data files.")] = None
     documents: Annotated[int, typer.Option(min=30, help="Held-out documents of each arm, at most.")] = 400
     cooldown: Annotated[
         bool, typer.Option("--cooldown", help="One run to 80 %; the arms differ in the decay phase alone.")
@@ -45,6 +50,8 @@ def ablate(
     seconds, flops = parse_budget(options.budget)
     arms = arms_of(recipes, options.vary or [], options.set_ or [])
     folder = options.workdir or Path("work") / f"ablate-{arms[0].recipe.name}"
+    questions = task_questions(options)
+    check_targets(options.target or [])
     curated: list[Path] = []
     done: dict[str, Path] = {}
     for arm in arms:
@@ -66,6 +73,7 @@ def ablate(
         flops=flops,
         documents=options.documents,
         targets=tuple(options.target or ()),
+        questions=questions,
         cooldown=options.cooldown,
     )
     reporter = StageOptions().reporter()
@@ -76,6 +84,25 @@ def ablate(
         engine.close()
     print(terminal_table(outcome))
     print(f"{write_report(outcome, folder)}")
+
+
+def check_targets(paths: list[Path]) -> None:
+    """Raises InputError for a file of texts that cannot be read, before anything is curated."""
+    if paths:
+        from gristmill.pipelines.ablate.corpora import target_texts  # torch takes seconds to load
+
+        for path in paths:
+            target_texts(path)
+
+
+def task_questions(options: AblateOptions) -> dict[str, list[tuple[str, str]]]:
+    """Task -> (context, right answer); read before anything is curated, so that a missing file is known first."""
+    if not options.task:
+        return {}
+    from gristmill.evaluation.tasks.right_answers import right_answers  # lm-eval takes seconds to load
+    from gristmill.evaluation.tasks.task_index import TaskSources
+
+    return right_answers(options.task, options.questions, TaskSources(options.data))
 
 
 def parse_budget(text: str) -> tuple[float | None, float | None]:

@@ -8,7 +8,7 @@ import typer
 
 from gristmill.foundation.errors import InputError
 from gristmill.pipelines.cli.console import print_block
-from gristmill.pipelines.trained_runs import MAX_DIFFERENCES, TrainedRun, remove_runs, trained_runs
+from gristmill.pipelines.trained_runs import MAX_DIFFERENCES, TrainedRun, name_run, remove_runs, trained_runs
 
 runs_app = typer.Typer(help="List the models of a work folder, or remove some of them.")
 
@@ -33,7 +33,9 @@ def list_runs(context: typer.Context, workdir: WorkFolder = None) -> None:
 
 @runs_app.command("remove")
 def remove(
-    names: Annotated[list[str], typer.Argument(metavar="RUN...", help="Names as `gristmill runs` shows them.")],
+    names: Annotated[
+        list[str], typer.Argument(metavar="RUN...", help="Names or aliases as `gristmill runs` shows them.")
+    ],
     workdir: Annotated[Path, typer.Option("--workdir", metavar="DIR", help="The work folder.")],
 ) -> None:
     """Remove models that were set aside or not finished, with their scores."""
@@ -41,8 +43,19 @@ def remove(
         print(f"removed {run.name}: {', '.join(str(folder) for folder in run.folders)}")
 
 
+@runs_app.command("name")
+def name(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="Name or alias as `gristmill runs` shows it.")],
+    alias: Annotated[str, typer.Argument(metavar="ALIAS", help="What to call it.")],
+    workdir: Annotated[Path, typer.Option("--workdir", metavar="DIR", help="The work folder.")],
+) -> None:
+    """Give a model an alias, which every `gristmill runs` command takes."""
+    name_run(workdir, run, alias)
+    print(f"{run} is {alias}")
+
+
 def rich_table() -> rich.table.Table:
-    return rich.table.Table("folder", "run", "state", "differs in", "tokens", "loss", "scores", "size")
+    return rich.table.Table("folder", "run", "alias", "state", "differs in", "tokens", "loss", "scores", "size")
 
 
 def cells(run: TrainedRun) -> tuple[str, ...]:
@@ -51,6 +64,7 @@ def cells(run: TrainedRun) -> tuple[str, ...]:
         differences.append(f"and {len(run.differences) - MAX_DIFFERENCES} more")
     return (
         run.name,
+        run.alias,
         run.state,
         "\n".join(differences),
         "" if run.tokens is None else f"{run.tokens:,}",

@@ -7,7 +7,7 @@ import pytest
 
 from gristmill.foundation.errors import InputError
 from gristmill.pipelines.python_api import run as run_recipe
-from gristmill.pipelines.trained_runs import remove_runs, trained_runs
+from gristmill.pipelines.trained_runs import alias_of, name_run, remove_runs, run_of, trained_runs
 
 
 @pytest.fixture(scope="module")
@@ -23,7 +23,7 @@ def workdir(tmp_path_factory) -> Path:
         "tokenizer": {"vocab_size": 300},
         "model": {"layers": 1, "width": 16, "heads": 2, "sequence_length": 32},
         "train": {"tokens": 2048, "batch_tokens": 512, "precision": "fp32", "monitoring": {"trackers": []}},
-        "evaluate": {"tasks": ["bits_per_byte"], "samples": 0},
+        "evaluate": {"tasks": ["bits_per_byte"], "num_continuations": 0},
     }
     for rate in (1e-3, 2e-3):
         recipe["train"]["optimizer"] = {"learning_rate": rate}
@@ -52,6 +52,27 @@ def test_the_command_lists_them(workdir, call):
     assert code == 0 and "set aside" in said and "not finished" in said
     code, said = call("runs")
     assert code == 1 and "work/*: no trained models" in said
+
+
+def test_a_run_has_a_readable_alias_and_takes_another(workdir, call):
+    current, aside, unfinished = trained_runs(workdir)
+    assert (current.alias, aside.alias, unfinished.alias) == ("", "learning_rate=0.001", "")
+    code, said = call("runs", "name", "learning_rate=0.001", "slow", "--workdir", workdir)
+    assert code == 0 and "is slow" in said
+    assert [run.alias for run in trained_runs(workdir)] == ["", "slow", ""]
+    assert run_of(workdir, "slow").name == aside.name
+    code, said = call("runs", "name", current.name, "slow", "--workdir", workdir)
+    assert code == 1 and f"'slow' already names {aside.name}" in said
+    with pytest.raises(InputError, match="alias '-x y': write up to 64 letters"):
+        name_run(workdir, "slow", "-x y")
+
+
+def test_aliases_say_what_differs():
+    assert alias_of(["train.optimizer.learning_rate: 0.002 -> 0.001"]) == "learning_rate=0.001"
+    assert alias_of(['model.pattern: null -> "a b"', "model.width: 16 -> 32", "train.tokens: 1 -> 2"]) == (
+        "pattern=a-b,width=32,…"
+    )
+    assert alias_of([]) == ""
 
 
 def test_only_what_is_named_is_removed_and_never_the_current_model(workdir, call):

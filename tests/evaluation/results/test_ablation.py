@@ -9,7 +9,7 @@ import pytest
 import zstandard
 from scipy import stats
 
-from gristmill.evaluation.results.ablation import LEVEL, ArmScores, Effect, decide, effects, holm, what_it_takes
+from gristmill.evaluation.results.ablation import LEVEL, ArmScores, Effect, decide, effects, holm, votes, what_it_takes
 from gristmill.foundation.errors import InputError
 
 EFFECT = 0.02
@@ -116,6 +116,11 @@ def test_what_it_takes_is_enough():
         decided += effects(arms[0], arms[1:])[0].p < LEVEL
     assert 0.6 < decided / 200 < 0.95  # planned for 0.8; documents of unequal length count for fewer
     assert "within the noise of training" in what_it_takes(effect_of(-1e-6, 0.01), 1)
+
+
+def test_tasks_that_decide_like_a_coin_do_not_vote():
+    assert votes("arc_easy") and votes("openbookqa")
+    assert not votes("boolq") and not votes("winogrande") and not votes("lambada_openai")
 
 
 def test_too_little_to_decide_is_said():

@@ -54,9 +54,7 @@ def test_small_sets_are_noted():
 def test_a_task_that_decides_by_chance_is_shown_and_does_not_vote():
     """And it takes no part in the correction for the number of comparisons."""
     questions = [("question", "answer")] * 30
-    alone, held = held_out(), held_out().with_tasks({"boolq": questions, "arc_easy": questions}, {
-        "boolq": False, "arc_easy": True
-    })  # fmt: skip
+    alone, held = held_out(), held_out().with_tasks({"boolq": questions, "arc_easy": questions})
     rows, _ = verdicts(["baseline", "arm1"], held, bits_of(held, 0.1), RATES, SEEDS)
     decisions = {row.set_name: row.decision for row in rows}
     assert decisions["task boolq"] == NOT_COUNTED and decisions["task arc_easy"] == "worse"
