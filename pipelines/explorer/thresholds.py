@@ -54,7 +54,7 @@ class EffectCounts:
 
 @dataclass(frozen=True)
 class ThresholdEffect:
-    """What a threshold would do. counts: exact, or an estimate. bins: (low edge, kept, removed by this rule alone),
+    """Effect of a moved threshold. counts: exact, or an estimate. bins: (low edge, kept, removed by this rule alone),
     estimates. passing, failing: the nearest of the sampled documents on both sides."""
 
     counts: EffectCounts
