@@ -15,6 +15,7 @@ from gristmill.data_pipeline.quality.config import MIN_DOCUMENTS, QualityConfig
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.files import write_atomic
 from gristmill.foundation.fingerprint import canonical_json, fingerprint
+from gristmill.foundation.runtime.startup import check_room_for_scipy
 from gristmill.foundation.runtime.tasks.task_files import fetch_folder
 
 SCORE_STEPS = 1_000_000  # scores are rounded to 6 digits
@@ -126,6 +127,7 @@ def pareto_draws(ids: np.ndarray, alpha: float) -> np.ndarray:
 
 
 def _vectorizer(ngram: int, features: int) -> Any:
+    check_room_for_scipy()
     from sklearn.feature_extraction.text import HashingVectorizer  # loaded here, as in `scores`
 
     return HashingVectorizer(n_features=features, ngram_range=(1, ngram), alternate_sign=False, norm="l2")

@@ -2,6 +2,7 @@
 
 import ctypes
 import gc
+import mmap
 import os
 import sys
 from collections.abc import Iterator, Sequence
@@ -95,6 +96,22 @@ def without_huge_pages() -> Iterator[None]:
 
 
 # Rank and world size from the environment variables that torchrun sets.
+
+
+# scipy's OpenBLAS asks for a buffer for each thread when it is loaded, and asks for ever where it is refused.
+BLAS_BYTES, BLAS_THREAD_BYTES = 100_000_000, 35_000_000
+
+
+def check_room_for_scipy() -> None:
+    """Call before scipy or scikit-learn is imported. Raises MemoryError where a limit of addresses refuses OpenBLAS its
+    buffers: the import would never end."""
+    if "scipy.special" in sys.modules:
+        return
+    num_bytes = BLAS_BYTES + (os.cpu_count() or 1) * BLAS_THREAD_BYTES
+    try:
+        mmap.mmap(-1, num_bytes).close()
+    except OSError as error:
+        raise MemoryError(f"no room for {num_bytes:,} bytes of OpenBLAS") from error
 
 
 def torchrun_variable(name: str, default: int) -> int:

@@ -2,16 +2,19 @@
 
 Reads one JSON line a run from standard input, {"arguments": [...], "cwd": ..., "log": ...}; answers with one line that
 names the run's process, the leader of a process group of its own, and with one line that gives its wait status. "arm",
-where it is given, is the arguments of the function `arm` of the preloaded tests/simulation/failing_calls.c.
+where it is given, is the arguments of the function `arm` of the preloaded tests/simulation/failing_calls.c; "memory"
+is the bytes of addresses that the run and each of its workers may take beyond those of this process.
 Arguments of the program: the modules to import, by default those of all stages."""
 
 import ctypes
 import importlib
 import json
 import os
+import resource
 import sys
 import traceback
 from multiprocessing import resource_tracker, util
+from pathlib import Path
 
 from gristmill.pipelines.cli.main import main as gristmill
 
@@ -29,6 +32,10 @@ def main() -> None:
             if "arm" in order:
                 folder, counter, *numbers = order["arm"]
                 assert ctypes.CDLL(None).arm(os.fsencode(folder), os.fsencode(counter), *numbers) == 0
+            if "memory" in order:
+                pages = int(Path("/proc/self/statm").read_text().split()[0])
+                most = pages * resource.getpagesize() + order["memory"]
+                resource.setrlimit(resource.RLIMIT_AS, (most, most))
             sys.argv = ["gristmill", *order["arguments"]]
             leave(gristmill)
         print(json.dumps({"pid": child}), flush=True)

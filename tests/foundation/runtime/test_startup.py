@@ -71,3 +71,28 @@ def test_an_imported_module_stays(module_on_disk):
     loaded = importlib.import_module(module_on_disk)
     with hidden_modules(module_on_disk):
         assert importlib.import_module(module_on_disk) is loaded
+
+
+# OpenBLAS under a limit of memory.
+
+LIMITED_IMPORT = """
+import resource
+from gristmill.foundation.runtime import startup
+pages = int(open("/proc/self/statm").read().split()[0])
+most = pages * resource.getpagesize() + {more}
+resource.setrlimit(resource.RLIMIT_AS, (most, most))
+try:
+    startup.check_room_for_scipy()
+except MemoryError as error:
+    print("refused")
+else:
+    import scipy.special
+    print("loaded")
+"""
+
+
+@pytest.mark.parametrize(("more", "outcome"), [(20_000_000, "refused"), (3_000_000_000, "loaded")])
+def test_scipy_is_not_imported_where_openblas_would_wait_for_memory_for_ever(more, outcome):
+    script = LIMITED_IMPORT.format(more=more)
+    done = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True, timeout=60)
+    assert done.stdout.strip() == outcome
