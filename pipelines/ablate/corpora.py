@@ -96,12 +96,20 @@ def hold_out(arms: Sequence[Arm], corpora: Sequence[Path], targets: Sequence[Pat
     groups: dict[str, list[str]] = {}
     for arm, corpus in zip(arms, corpora, strict=True):
         sources = [source.name for source in arm.recipe.sources]
-        groups[f"held out of {arm.name}"] = sorted(set(map(beginning, read_split(corpus, "test", sources))))
+        groups[f"held out of {arm.name}"] = list(read_split(corpus, "test", sources))
     for target in targets:
-        groups[f"target {target.name}"] = sorted({beginning(text) for text in target_texts(target)})
+        groups[f"target {target.name}"] = target_texts(target)
+    return drawn_groups(groups, per_set)
+
+
+def drawn_groups(groups: Mapping[str, Sequence[str]], per_set: int) -> HeldOut:
+    """The beginnings of up to per_set texts of each group, in a seeded order; equal ones once.
+
+    Raises InputError if no group has enough of them."""
     numbers: dict[str, int] = {}
     sets: dict[str, tuple[int, ...]] = {}
-    for name, texts in groups.items():
+    for name, group in groups.items():
+        texts = sorted(set(map(beginning, group)))
         order = Permutation(len(texts), key_of("held out", name)).whole()[:per_set].tolist() if texts else []
         sets[name] = tuple(numbers.setdefault(texts[place], len(numbers)) for place in order)
     if max(map(len, sets.values())) < MIN_DOCUMENTS:

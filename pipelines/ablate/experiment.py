@@ -177,15 +177,22 @@ def experiment(arms: Sequence[Arm], curated: Sequence[Path], plan: Plan, engine:
 
 
 def gather(arms: Sequence[Arm], curated: Sequence[Path], plan: Plan, engine: Engine) -> Material:
-    """Held-out texts, each arm's training text without copies of them, one tokenizer and the arms' indexes."""
+    """Held-out texts of the arms, and what their runs read."""
     held_out = corpora.hold_out(arms, curated, plan.targets, plan.documents).with_tasks(plan.questions)
+    return prepared(arms, curated, plan.folder, held_out, engine)
+
+
+def prepared(
+    arms: Sequence[Arm], curated: Sequence[Path], folder: Path, held_out: corpora.HeldOut, engine: Engine
+) -> Material:
+    """Each arm's training text without copies of held-out texts, one tokenizer and the arms' indexes."""
     identity = fingerprint(
         [
             [list(held_out.texts.texts), list(held_out.texts.contexts)],
             [arm.recipe.model_dump(mode="json", include={"sources", "curate", "seed"}) for arm in arms],
         ]
     )
-    shared = plan.folder / f"shared-{identity[:12]}"
+    shared = folder / f"shared-{identity[:12]}"
     sources: list[list[str]] = []
     for arm, corpus in zip(arms, curated, strict=True):
         names = [source.name for source in arm.recipe.sources if source.held_out is None]
@@ -197,8 +204,8 @@ def gather(arms: Sequence[Arm], curated: Sequence[Path], plan: Plan, engine: Eng
     folders = [shared / arm.name for arm in arms]
     seed = arms[0].recipe.seed
     corpora.train_tokenizer(folders, sources, seed, shared / "tokenizer", engine)
-    for folder, names in zip(folders, sources, strict=True):
-        corpora.write_index(folder, names, shared / "tokenizer", seed, engine)
+    for arm_folder, names in zip(folders, sources, strict=True):
+        corpora.write_index(arm_folder, names, shared / "tokenizer", seed, engine)
     return Material(list(arms), shared, folders, sources, held_out)
 
 

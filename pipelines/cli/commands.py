@@ -29,6 +29,7 @@ COMMANDS = {
     "explain": "explain:explain",
     "ablate": "ablate:ablate",
     "ladder": "ladder:ladder",
+    "mix": "mix:mix",
     "chat": "start:chat",
     "generate": "checkpoint:generate",
     "serve": "serve:serve",
