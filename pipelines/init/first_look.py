@@ -11,7 +11,13 @@ from gristmill.foundation.files import write_atomic
 from gristmill.foundation.progress import Reporter
 from gristmill.pipelines.init import dial, rehearsal
 from gristmill.pipelines.init.dial import Choice, Setting
-from gristmill.pipelines.init.recipe import PlannedSource, RecipePlan, largest_vocabulary, plan_sources
+from gristmill.pipelines.init.recipe import (
+    PlannedSource,
+    RecipePlan,
+    largest_vocabulary,
+    plan_sources,
+    smallest_vocabulary,
+)
 from gristmill.pipelines.init.survey import Survey, counted, survey
 
 VOCABULARIES = ((1e5, 384), (1e6, 1024), (1e7, 2048), (1e8, 4096), (float("inf"), 8192))  # up to so many bytes of text
@@ -43,8 +49,8 @@ def write_first_recipe(
     for line in summary(looked, sources):
         show(line)
     rough_bytes = sum(source.text_bytes for source in sources)
-    most = largest_vocabulary(sources)
-    vocabulary = min(next(pieces for limit, pieces in VOCABULARIES if rough_bytes < limit), most)
+    usual = next(pieces for limit, pieces in VOCABULARIES if rough_bytes < limit)
+    vocabulary = max(min(usual, largest_vocabulary(sources)), smallest_vocabulary(sources))
     rehearsed_plan = RecipePlan("rehearsal", None, sources, rough_bytes)
     with tempfile.TemporaryDirectory(prefix="gristmill-init-") as temporary:
         work = Path(temporary)

@@ -100,6 +100,12 @@ def largest_vocabulary(sources: Sequence[PlannedSource]) -> int:
     return max(320, int(VOCABULARY_SHARE * (256 + len(set().union(*words)) + pairs)))
 
 
+def smallest_vocabulary(sources: Sequence[PlannedSource]) -> int:
+    """Pieces for each byte, for each character of the sampled texts (Chinese has thousands), and for others."""
+    characters = {character for source in sources for text in source.group.texts for character in text}
+    return 272 + int(1.3 * len(characters))
+
+
 def _names(groups: Sequence[FileGroup]) -> list[str]:
     """jsonl, jsonl_2, ...: by format, numbered where there are several."""
     counts: dict[str, int] = defaultdict(int)

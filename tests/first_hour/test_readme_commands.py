@@ -17,6 +17,14 @@ def readme_commands() -> list[str]:
     return [line.partition("#")[0].strip() for line in block.splitlines() if line.strip()]
 
 
+def path_commands() -> list[str]:
+    """What the path of a small model has beside the README's commands: `generate`, and its block of Python."""
+    page = (README.parent / "docs" / "path_small_model.md").read_text("utf-8").replace("work/notes", "work/mine")
+    generate = re.findall(r"^gristmill generate .*$", page, re.M)
+    (block,) = re.findall(r"^```python\n(.*?)^```", page, re.M | re.S)
+    return [*(f"{command} --tokens 8" for command in generate), f"python -c '{block}'"]
+
+
 def run_all(folder: Path, terminal: Terminal) -> dict[str, str]:
     """What each command of the README shows for the files in folder/mine."""
     screens = {}

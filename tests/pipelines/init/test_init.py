@@ -134,6 +134,16 @@ def test_a_rehearsal_decides_the_tokens():
     assert dial.rehearsed(choice, setting(1e8), before, training, None).tokens == choice.tokens
 
 
+def test_a_vocabulary_has_room_for_the_characters(call, tmp_path, monkeypatch, known_machine):
+    """2,000 characters of Chinese need more pieces than so little text has in other languages."""
+    monkeypatch.chdir(tmp_path)
+    for number in range(60):
+        characters = "".join(chr(0x4E00 + (number * 97 + k * 13) % 2000) for k in range(300))
+        write(tmp_path / "mine" / f"{number}.txt", characters)
+    assert call("init", "mine", "--depth", 2)[0] == 0
+    assert 272 + 1.3 * 1900 < load_recipe("mine.yaml").tokenizer.vocab_size < 4096
+
+
 def test_names():
     assert [recipe_name(text) for text in ("My Notes!", "2024", "水車", "a" * 99)] == [
         "my_notes",
