@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 from measure import Figure, arguments, print_figures, wall_seconds
+from published.b200 import BLACKWELL
 from published.claims import claims
 from published.experts import EXPERTS_FITTED
 from published.fit import errors, leave_one_out, print_fit, refit_spread
@@ -59,7 +60,7 @@ def published_figures() -> list[Figure]:
     table = Table("run", "published TFLOP/s", "forecast", "error", title="forecast beside published")
     figures = []
     fitted = {"calibration": CALIBRATION, "power of the H100": (LLM_C_RUN,), "routing": EXPERTS_FITTED}
-    for name, rows in (fitted | HELD_OUT).items():
+    for name, rows in (fitted | HELD_OUT | BLACKWELL).items():
         found = errors(rows, FITTED)
         table.add_row(f"[bold]{name}")
         for row, error in zip(rows, found, strict=True):

@@ -48,7 +48,7 @@ class TrainingOptions:
     gpus: Annotated[
         int | None, typer.Option(max=MAX_PROCESSES, help="Number of GPUs; default: the recipe's layout.")
     ] = None
-    hardware: Annotated[str, typer.Option(help="a100-80g, h100, h100-500w, h200, or a profile file.")] = "h100"
+    hardware: Annotated[str, typer.Option(help="a100-80g, h100, h100-500w, h200, b200, or a profile file.")] = "h100"
     batch_tokens: Annotated[str, typer.Option(metavar="NUMBER", help="Tokens of one step, such as 4M or 512Ki.")] = "4M"
     tokens: Annotated[
         str | None, typer.Option(metavar="NUMBER", help="Tokens of the training, to forecast its days and cost.")

@@ -1,6 +1,7 @@
 """Forecasts of published runs stay within the stated errors; the constants are the fitted ones."""
 
 import pytest
+from published.b200 import BLACKWELL
 from published.claims import claims
 from published.experts import EXPERTS_FITTED
 from published.fit import errors, fit, fit_routed, fit_sustained, leave_one_out, refit_spread
@@ -9,7 +10,7 @@ from published.held_out import HELD_OUT, TOLERANCES
 from published.megatron import CALIBRATION
 
 from gristmill.training.planner.hardware import FITTED, ROUTED, load_hardware
-from gristmill.training.planner.search import THROUGHPUT_ERROR
+from gristmill.training.planner.search import FEW_RUNS, THROUGHPUT_ERROR
 
 
 def test_the_constants_are_those_of_the_fit():
@@ -71,3 +72,13 @@ def test_sustained_of_the_h100_is_the_fit_to_llm_c():
 @pytest.mark.parametrize("claim", claims(), ids=lambda claim: claim.name)
 def test_forecast_agrees_with_the_claims_of_the_paper(claim):
     assert claim.holds, f"{claim.published}; forecast: {claim.forecast}"
+
+
+def test_all_but_one_run_on_b200_are_within_the_stated_error() -> None:
+    """The profile has nothing fitted to them."""
+    dense, mixtures = (errors(rows, FITTED) for rows in BLACKWELL.values())
+    error, sentence = FEW_RUNS["b200"]
+    far = [value for value in (*dense, *mixtures) if abs(value) > error]
+    assert len(dense) + len(mixtures) == 6 and len(far) == 1
+    assert f"{far[0]:.0%}".replace("%", " %") in sentence
+    assert max(abs(value) for value in dense) < 0.1

@@ -29,7 +29,7 @@ FIELDS = yaml.safe_load((PROFILES / "h100.yaml").read_text("utf-8"))
 
 
 def test_every_profile_is_whole_and_names_its_sources():
-    assert profile_names() == ["a100-40g", "a100-80g", "h100", "h100-500w", "h200"]
+    assert profile_names() == ["a100-40g", "a100-80g", "b200", "h100", "h100-500w", "h200"]
     for name in profile_names():
         profile = load_hardware(name)
         assert profile.name == name
