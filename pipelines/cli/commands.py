@@ -26,6 +26,7 @@ COMMANDS = {
     "evaluate": "stages:evaluate",
     "report": "stages:report",
     "runs": "runs:runs_app",
+    "watch": "watch:watch",
     "explain": "explain:explain",
     "ablate": "ablate:ablate",
     "ladder": "ladder:ladder",

@@ -180,13 +180,13 @@ def explore(
 def _explore_web(corpus: Path, host: str, port: int, token: str | None) -> None:
     try:
         from gristmill.pipelines.explorer.corpus import ExploredCorpus
-        from gristmill.pipelines.explorer.server import Address  # the extra `serve`
-        from gristmill.pipelines.explorer.server import explore as serve
+        from gristmill.pipelines.explorer.server import Address, make_app, serve_pages  # the extra `serve`
     except ModuleNotFoundError as error:
         raise RecipeError(
             f"{error.name} is not installed; run `pip install -c constraints.txt 'gristmill[serve]'`"
         ) from error
-    serve(ExploredCorpus(corpus), Address(host, port, token and token.strip()), Reporter.to_terminal())
+    explored, address = ExploredCorpus(corpus), Address(host, port, token and token.strip())
+    serve_pages(make_app(explored, address.token), address, f"exploring {explored.folder}", Reporter.to_terminal())
 
 
 def _print_result(connection, query: str) -> None:

@@ -31,7 +31,7 @@ MAX_PAGE = 10_000
 EXACT_SECONDS = 2.0  # an answer without the exact counts comes so late
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; "
-    "form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
+    "img-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-store",
@@ -62,8 +62,8 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def explore(corpus: ExploredCorpus, address: Address, reporter: Reporter) -> None:
-    """Serves until Ctrl-C. Raises InputError if the address cannot be listened on."""
+def serve_pages(app: Starlette, address: Address, said: str, reporter: Reporter) -> None:
+    """Serves until Ctrl-C. said: what is served. Raises InputError if the address cannot be listened on."""
     address.check()
     try:
         family, kind, protocol, _, place = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)[0]
@@ -75,19 +75,14 @@ def explore(corpus: ExploredCorpus, address: Address, reporter: Reporter) -> Non
             f"{address.host}:{address.port}: cannot listen here ({error}); choose another --port or --host"
         ) from error
     with listener:
-        said = "?token=TOKEN" if address.token else ""
-        reporter.say(f"exploring {corpus.folder} at http://{address.host}:{listener.getsockname()[1]}/{said}")
-        settings = uvicorn.Config(make_app(corpus, address.token), log_level="warning", lifespan="off")
+        query = "?token=TOKEN" if address.token else ""
+        reporter.say(f"{said} at http://{address.host}:{listener.getsockname()[1]}/{query}")
+        settings = uvicorn.Config(app, log_level="warning", lifespan="off")
         uvicorn.Server(settings).run(sockets=[listener])
 
 
 def make_app(corpus: ExploredCorpus, token: str | None = None) -> Starlette:
     """token: that requests carry as `Authorization: Bearer`, once as ?token=, or in the cookie set then."""
-
-    async def guard(request: Request, call_next: Callable) -> Response:
-        response: Response = refused(request, token) or await call_next(request)
-        response.headers.update(HEADERS)
-        return response
 
     views: dict[str, tuple[str, View]] = {
         "/": ("Corpus", overview),
@@ -109,6 +104,17 @@ def make_app(corpus: ExploredCorpus, token: str | None = None) -> Starlette:
         Route("/style.css", lambda request: Response(pages.CSS, media_type="text/css")),
         Route("/explore.js", lambda request: Response(pages.SCRIPT, media_type="text/javascript")),
     ]
+    return guarded(routes, token)
+
+
+def guarded(routes: list[Route], token: str | None) -> Starlette:
+    """The application of these routes, of which every request is checked and every answer has HEADERS."""
+
+    async def guard(request: Request, call_next: Callable) -> Response:
+        response: Response = refused(request, token) or await call_next(request)
+        response.headers.update(HEADERS)
+        return response
+
     return Starlette(routes=routes, middleware=[Middleware(BaseHTTPMiddleware, dispatch=guard)])
 
 
@@ -141,11 +147,11 @@ def endpoint(corpus: ExploredCorpus, title: str, view: View) -> Callable[[Reques
     return answer
 
 
-def rendered(title: str, body: Callable[[], str]) -> Response:
+def rendered(title: str, body: Callable[[], str], page: Callable[[str, str], str] = pages.page) -> Response:
     try:
-        content, status = pages.page(title, body()), 200
+        content, status = page(title, body()), 200
     except (InputError, RecipeError) as error:
-        content, status = pages.page(title, f"<p>{pages.shown(error)}</p>"), 400
+        content, status = page(title, f"<p>{pages.shown(error)}</p>"), 400
     return Response(content.encode("utf-8", "replace"), status, media_type="text/html; charset=utf-8")
 
 

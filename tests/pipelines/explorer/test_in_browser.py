@@ -1,18 +1,15 @@
 """The explorer and the report as a reader sees them: in Chromium, on a phone and a screen, light and dark."""
 
 import json
-import socket
 import subprocess
 import sys
-import threading
-import time
 
 import pytest
-import uvicorn
 
 from gristmill.pipelines.explorer.corpus import ExploredCorpus
 from gristmill.pipelines.explorer.server import make_app
 from tests.support.chromium import UNREADABLE, chromium
+from tests.support.served import served
 
 HOSTILE = "<script>document.title = 'run'</script> the \u202egnp.exe <img src=x onerror=\"document.title = 'run'\">"
 RECIPE = {
@@ -45,17 +42,8 @@ def browser(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def address(work):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    server = uvicorn.Server(uvicorn.Config(make_app(ExploredCorpus(work)), port=port, log_level="error"))
-    thread = threading.Thread(target=server.run, daemon=True)
-    thread.start()
-    while not server.started:
-        time.sleep(0.01)
-    yield f"http://localhost:{port}"
-    server.should_exit = True
-    thread.join()
+    with served(make_app(ExploredCorpus(work))) as url:
+        yield url
 
 
 def test_faults_of_a_page_are_seen(browser, tmp_path):
