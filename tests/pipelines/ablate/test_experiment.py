@@ -82,6 +82,19 @@ def test_an_arm_against_itself_differs_by_nothing(arms, small, tmp_path):
     ] * len(outcome.rows)
 
 
+def test_a_cooldown_trains_the_shared_part_once(arms, small, tmp_path):
+    """For each seed and rate one run to 80 %; a twin of the baseline goes on from it to the same model."""
+    (baseline, _), (corpus, _) = arms
+    plan = experiment.Plan(tmp_path, seeds=3, cooldown=True)
+    outcome = experiment.experiment([baseline, Arm("arm1", baseline.recipe)], [corpus, corpus], plan, HERE)
+    assert {row.tuned.effect for row in outcome.rows} == {0.0}
+    names = [folder.name for folder in tmp_path.glob("shared-*/runs/*")]
+    assert sum(name.startswith("shared-seed") for name in names) == 3 * 2
+    assert sum(name.startswith("arm1-seed") for name in names) == 3 * 2
+    assert all(len(curve) == 2 for curve in outcome.curves["arm1"])  # of 8 steps the last 2
+    assert "one run to 80% of 4,096 tokens" in terminal_table(outcome)
+
+
 def test_weights_alone_make_runs_and_no_corpus(arms, small, tmp_path):
     """The arms share documents, tokenizer and index bytes."""
     (baseline, _), (corpus, _) = arms
