@@ -84,7 +84,7 @@ def inspect_tokenizer(folder: Path) -> TokenizerInspection:
 
 def _model_checks(path: Path, pieces: Sequence[str]) -> tuple[str, Iterator[NamedCheck]]:
     """(family, checks) of a SentencePiece model."""
-    proto = sentencepiece_model_pb2.ModelProto.FromString(path.read_bytes())
+    proto: Any = sentencepiece_model_pb2.ModelProto.FromString(path.read_bytes())  # type: ignore[attr-defined]
     processor = sentencepiece.SentencePieceProcessor(model_file=str(path))
     reference = SentencePieceEncoder(processor)
     strings = strings_for(pieces)
@@ -120,7 +120,7 @@ def _json_checks(path: Path, content: dict[str, Any]) -> Iterator[NamedCheck]:
         return _check(encoder, strings * 2, reference.encode_batch(strings) * 2)
 
     for name, make in BULK_ENCODERS.items():
-        yield name, lambda name=name, make=make: compare(name, make(content, reference), comparison_texts)
+        yield name, partial(lambda name, make: compare(name, make(content, reference), comparison_texts), name, make)
     words = f"{SEGMENTS} of {reference.name}"
     yield words, lambda: compare(words, word_encoder(content), comparison_strings)
     yield reference.name, lambda: EncoderCheck(reference.name, "the reference", True)

@@ -22,6 +22,7 @@ NO_ROOM_FOR_LIBRARIES = (
     "out of memory while a library was loaded; raise the limit (`ulimit -v` shows it in kB) or free memory: curation "
     "needs about 600 MB of addresses, training 3 GB"
 )
+FEWER_WORKERS = "finished work is kept: run the same command with fewer --workers"
 OPENBLAS_THREADS = "OPENBLAS_NUM_THREADS"
 INTERRUPTED = "interrupted; finished work is kept, run the same command to resume"
 
@@ -82,7 +83,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
             raise
         _exit(NO_ROOM_FOR_LIBRARIES, 1)
     except MemoryError:
-        _exit("out of memory; finished work is kept: run the same command with fewer --workers", 1)
+        _exit(f"out of memory; {FEWER_WORKERS}", 1)
+    except SystemError as error:
+        if "without exception set" not in str(error):
+            raise
+        _exit(f"a compiled function failed without a reason ({error}), as where memory is refused; {FEWER_WORKERS}", 1)
     except SystemExit as error:
         if (interrupt := _keyboard_interrupt(error)) is None:
             raise

@@ -40,6 +40,19 @@ def test_an_error_of_the_program_shows_its_traceback():
     assert done.returncode == 1 and "ZeroDivisionError" in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("message", "code"), [("error return without exception set", 1), ("an error of Python itself", None)]
+)
+def test_a_compiled_function_that_fails_without_a_reason_is_one_sentence(monkeypatch, capsys, message, code):
+    def fails(args=None):
+        raise SystemError(message)
+
+    monkeypatch.setattr(main_module.application, "app", fails, raising=False)
+    with pytest.raises(SystemError if code is None else SystemExit) as caught:
+        main_module.main(["curate"])
+    assert code is None or (caught.value.code == 1 and "as where memory is refused" in capsys.readouterr().err)
+
+
 def test_a_closed_standard_output_is_no_success_in_silence():
     command = [sys.executable, "-c", PROGRAM.format(last="print('x' * 100000)")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:

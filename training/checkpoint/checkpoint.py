@@ -8,6 +8,7 @@ folder (.step-...) is incomplete and ignored."""
 
 import io
 import json
+import logging
 import os
 import re
 import shutil
@@ -185,7 +186,8 @@ def load(folder: Path, tensors: Mapping[str, Tensor], mesh: Mesh) -> None:
     """Fills the tensors in place from a checkpoint of any layout. The folder must be `verified` before.
 
     Raises InputError for a checkpoint that does not hold them; runs no code of it."""
-    with without_warning(), errors_of_ranks(DAMAGED, f"{folder}: this checkpoint cannot be loaded; take another one"):
+    errors = errors_of_ranks(DAMAGED, f"{folder}: this checkpoint cannot be loaded; take another one")
+    with without_warning(), errors, _quiet_loader():
         dcp.load(dict(tensors), storage_reader=TensorReader(folder), no_dist=not mesh.distributed)
 
 
@@ -377,6 +379,20 @@ def _gather_on_first(own: dict[str, str], mesh: Mesh, group: dist.ProcessGroup |
 def _wait_for_all(group: dist.ProcessGroup | None) -> None:
     if group is not None:
         dist.barrier(group=group)
+
+
+@contextmanager
+def _quiet_loader() -> Iterator[None]:
+    """Drops what torch logs of unreadable metadata, with its traceback, before it reads again and raises the error."""
+
+    def is_other(record: logging.LogRecord) -> bool:
+        return "metadata is not found" not in str(record.msg)
+
+    logging.getLogger().addFilter(is_other)
+    try:
+        yield
+    finally:
+        logging.getLogger().removeFilter(is_other)
 
 
 @contextmanager

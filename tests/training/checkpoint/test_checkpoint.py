@@ -184,6 +184,15 @@ def test_saved_tensors_and_state_come_back(tmp_path: Path) -> None:
     assert all((folder / name).read_bytes() == (tmp_path / "other/step-00000007" / name).read_bytes() for name in files)
 
 
+def test_unreadable_metadata_is_one_error_without_torchs_traceback(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / ".metadata").write_bytes(b"damaged")
+    with pytest.raises(InputError, match=r"\.metadata: cannot be read"):
+        load(tmp_path, {"weight": torch.zeros(3)}, single_process())
+    assert [record for record in caplog.records if record.name == "root"] == []
+
+
 def test_ctrl_c_while_loading_is_ctrl_c(whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """torch wraps every exception of a rank in its own, which no command expects."""
 
