@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from doc_figures import figures
 from reference_pages import pages
 
 from tests.support.corpora import prose
@@ -21,6 +22,13 @@ SETTINGS = yaml.safe_load((ROOT / "mkdocs.yml").read_text("utf-8"))
 @pytest.mark.parametrize("name", ["reference_commands.md", "reference_recipe.md"])
 def test_generated_pages_are_current(name):
     assert (DOCS / name).read_text("utf-8") == pages()[name], "run: python tests/support/reference_pages.py"
+
+
+def test_drawn_figures_are_current():
+    drawn = figures()
+    assert {name: (DOCS / name).read_text("utf-8") for name in drawn} == drawn, (
+        "run: python tests/support/doc_figures.py"
+    )
 
 
 def pages_of(navigation):

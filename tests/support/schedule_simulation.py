@@ -19,12 +19,12 @@ DURATIONS = {"F": 1.0, "B": 2.0, "I": 1.0, "W": 1.0}
 @dataclass(frozen=True)
 class Played:
     """bubble: idle time over useful time, of the whole pipeline. peak: maximum number of stage activations in memory
-    on each
-    rank. passes: forward passes of a stage on a micro-batch."""
+    on each rank. passes: forward passes of a stage on a micro-batch. ends: when each work was done."""
 
     passes: int
     bubble: float
     peak: list[int]
+    ends: dict["Work", float]
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ def play(lists: Mapping[int, Sequence[Work]], ranks: int, stages: int, micro_bat
             raise ValueError(f"deadlock: {stuck}")
     useful = 3.0 * micro_batches
     passes = sum(work.kind == "F" for work in done)
-    return Played(passes, (max(clock) - useful) / useful, peak)
+    return Played(passes, (max(clock) - useful) / useful, peak, done)
 
 
 def _in_flight(stage: int, micro_batches: int, most: int) -> list[Work]:
