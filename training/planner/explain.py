@@ -302,7 +302,8 @@ class RunComparison:
         return Cause("products slower than the profile", lost, finding, advice)
 
     def _optimizer(self) -> Cause:
-        measured, forecast = min(self.logs.by_rank("optimizer")), self.forecast.time.optimizer
+        own_share = 1 - max(self._other_programs) / self.logs.seconds
+        measured, forecast = own_share * min(self.logs.by_rank("optimizer")), self.forecast.time.optimizer
         lost = measured - forecast / (1 - self.forecast.error)
         finding = f"the update takes {measured:.3f} s of a step, {forecast:.3f} in the forecast"
         return Cause("optimizer", lost, finding, "with offload, give the processes more threads (OMP_NUM_THREADS)")
