@@ -1,9 +1,10 @@
 """Text out of pages: F1 and MB of HTML a second on one core, by extractor.
 
 --data names the folder html/ of the shared data: trafilatura_eval (660 pages, F1 of annotated chunks),
-article_extraction (181 pages) and readability (130 pages; F1 of word 4-grams). The extractor blocks is fitted on pages
-of these sets, so it is scored in five folds by site (`extract_blocks_trafilatura_pages`, `extract_blocks_articles`) and
-with each set held out. The fits take some minutes and are kept under build/extraction. The published F1 of trafilatura
+article_extraction (181 pages) and readability (130 pages; F1 of word 4-grams), and wcxb_dev (1,497 pages of seven
+kinds; F1 of words). The extractor blocks is fitted on pages of these sets, so it is scored in five folds by site
+(`extract_blocks_trafilatura_pages`, `extract_blocks_articles`, `extract_wcxb`, `extract_wcxb_KIND`) and with each set
+held out (--transfer). The fits take half an hour and are kept under build/extraction. The published F1 of trafilatura
 on article_extraction is 0.958 (the benchmark's README)."""
 
 import sys
@@ -12,12 +13,13 @@ from pathlib import Path
 from measure import Figure, arguments, print_figures
 from support import extraction_folds
 from support.annotated_chunks import Annotated
+from support.extraction_kinds import kind_figures
 from support.extraction_languages import Pair, crawl_pairs, print_languages
 from support.extraction_metadata import print_metadata
 from support.extraction_options import print_comparison
 from support.extraction_sites import print_repeats, print_site
 from support.extraction_speeds import QUICK_PAGES, ours, speeds
-from support.extraction_systems import quality_figures
+from support.extraction_systems import quality_figures, transfer_figures
 
 SHARED = Path(__file__).parent / "../../shared/data/html"
 
@@ -26,6 +28,8 @@ def main() -> None:
     parser = arguments(__doc__ or "")
     parser.add_argument("--speed", action="store_true", help="only the speeds")
     parser.add_argument("--blocks", action="store_true", help="only the F1, with the tables")
+    parser.add_argument("--wcxb", action="store_true", help="only the F1 of words by kind of page, with the tables")
+    parser.add_argument("--transfer", action="store_true", help="only the F1 with each set held out, with the table")
     parser.add_argument("--options", action="store_true", help="compare settings of trafilatura, some ten minutes")
     parser.add_argument("--languages", action="store_true", help="blocks against trafilatura by language, in folds")
     parser.add_argument("--crawl", type=Path, nargs="+", metavar="WARC", help="the same on the pages of WARC files")
@@ -48,9 +52,15 @@ def main() -> None:
         return print_languages(held_out_pairs(folder))
     if options.repeats:
         return print_repeats(folder)
+    if options.wcxb:
+        return print_figures(kind_figures(folder))
+    if options.transfer:
+        return print_figures(transfer_figures(folder))
     if options.metadata:
         return print_metadata(folder)
     figures: list[Figure] = [] if options.speed or options.quick else quality_figures(folder)
+    if not (options.speed or options.quick or options.blocks):
+        figures += kind_figures(folder) + transfer_figures(folder)
     return print_figures(figures if options.blocks else figures + speeds(folder, options.quick))
 
 

@@ -15,6 +15,7 @@ from gristmill.data_pipeline.dedup.exact import ExactDedupConfig
 from gristmill.data_pipeline.dedup.near import NearDedupConfig
 from gristmill.data_pipeline.dedup.spans import SpanDedupConfig
 from gristmill.data_pipeline.dedup.substrings import SubstringDedupConfig
+from gristmill.data_pipeline.extraction.blocks_config import PageKind
 from gristmill.data_pipeline.filters.pii import PiiConfig
 from gristmill.data_pipeline.filters.presets import FilterChoice, check_choices, parse_choices
 from gristmill.data_pipeline.filters.profiles import ProfilesConfig, pinned_profiles
@@ -128,9 +129,11 @@ _HOW_TO_MEASURE = {
 }
 
 
-def optional_signals(config: CurateConfig, filters: Sequence[FilterChoice]) -> OptionalSignals:
-    """The optional signals that the recipe turns on; its lists are identified by the digests of their files. filters:
-    of the source."""
+def optional_signals(
+    config: CurateConfig, filters: Sequence[FilterChoice], page_kinds: tuple[PageKind, ...] = ()
+) -> OptionalSignals:
+    """The optional signals that the recipe turns on; its lists are identified by the digests of their files. filters
+    and page_kinds: of the source."""
     return OptionalSignals(
         stop_words=config.language_id is not None and config.profiles is None,
         profiles=None if (profiles := used_profiles(config)) is None else pinned_profiles(profiles),
@@ -140,6 +143,7 @@ def optional_signals(config: CurateConfig, filters: Sequence[FilterChoice]) -> O
         blocked_urls=pinned_list(config.lists.blocked_urls),
         zlib=any(choice.preset == "mgpt_zlib" for choice in filters),
         quality=pinned_scores(config.quality_scores),
+        page_kinds=page_kinds,
         own=own_signals(config, filters),
     )
 

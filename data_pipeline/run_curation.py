@@ -50,7 +50,7 @@ from gristmill.data_pipeline.dedup.signatures import STORE_FILE
 from gristmill.data_pipeline.dedup.step import DedupSettings, deduplicate
 from gristmill.data_pipeline.filters.apply import FilterTask, Rules, apply_filters_to_files, rules_of
 from gristmill.data_pipeline.filters.pii import pii_rules
-from gristmill.data_pipeline.filters.presets import FilterChoice
+from gristmill.data_pipeline.filters.presets import FilterChoice, page_kind_rules
 from gristmill.data_pipeline.filters.profiles import load_profiles
 from gristmill.data_pipeline.ledger.document_file import IDENTITY_FILE
 from gristmill.data_pipeline.ledger.ledger import write_ledger
@@ -294,7 +294,7 @@ def annotate_config(source: SourceConfig, config: CurateConfig) -> AnnotateConfi
         language_id=config.language_id,
         language_model=None if config.language_id is None else model_digest(config.language_id.model),
         edits=tuple(edits),
-        optional=optional_signals(config, source_filters(source, config)),
+        optional=optional_signals(config, source_filters(source, config), source.keep_page_kinds),
     )
 
 
@@ -306,6 +306,6 @@ def source_filters(source: SourceConfig, config: CurateConfig) -> tuple[FilterCh
 def source_rules(source: SourceConfig, config: CurateConfig) -> Rules:
     used = used_profiles(config)
     profiles = None if used is None else load_profiles(used)
-    unmeasured, last = unmeasured_signals(config), pii_rules(config.pii)
+    unmeasured, last = unmeasured_signals(config), (*page_kind_rules(source.keep_page_kinds), *pii_rules(config.pii))
     languages = config.languages if source.languages is None else source.languages
     return rules_of(source_filters(source, config), languages, config.language_id, unmeasured, last, profiles)

@@ -12,13 +12,14 @@ import numpy as np
 from gristmill.data_pipeline.extraction import fit
 from gristmill.data_pipeline.extraction.attributes import DEPTH, ELEMENT
 from gristmill.data_pipeline.extraction.block_features import SECOND_FEATURES
-from gristmill.data_pipeline.extraction.fit import FOLDS, Labelled, LabelledPage, label_pages, labelled_pages
+from gristmill.data_pipeline.extraction.blocks import classified
+from gristmill.data_pipeline.extraction.fit import Labelled, label_pages
 from gristmill.data_pipeline.extraction.html_extraction import utf8_html
+from gristmill.data_pipeline.extraction.labelled_pages import FOLDS, LabelledPage, fold_of, labelled_pages
 from gristmill.data_pipeline.extraction.page import (
     NO_TOKENS,
     Page,
     block_texts,
-    classify,
     first_rows,
     read_page,
     second_rows,
@@ -28,8 +29,7 @@ from gristmill.data_pipeline.extraction.weights import Weights, load_weights, sa
 from gristmill.foundation.progress import Reporter
 
 KEPT = Path(__file__).parents[2] / "build" / "extraction"
-CHUNKS, ARTICLES, READABILITY = "trafilatura_eval", "article_extraction", "readability"
-THRESHOLD = 0.5
+CHUNKS, ARTICLES, READABILITY, KINDS = "trafilatura_eval", "article_extraction", "readability", "wcxb_dev"
 
 
 class Found(NamedTuple):
@@ -41,13 +41,13 @@ class Found(NamedTuple):
 
 
 def labelled_sets(html: Path) -> dict[str, list[Labelled]]:
-    """The pages of the three data sets below html/, with the labels of their blocks."""
+    """The pages of the four data sets below html/, with the labels of their blocks."""
     found = {}
-    for name in (CHUNKS, ARTICLES, READABILITY):
+    for name in (CHUNKS, ARTICLES, READABILITY, KINDS):
         pages = labelled_pages(html / name)
         labels, weights = _labels(name, pages)
         found[name] = [
-            Labelled(page, label, weight, fit.fold_of(page.site))
+            Labelled(page, label, weight, fold_of(page.site))
             for page, label, weight in zip(pages, labels, weights, strict=True)
         ]
     return found
@@ -75,7 +75,7 @@ def _labels(name: str, pages: list[LabelledPage]) -> tuple[list[np.ndarray], lis
 def code_of_fit() -> bytes:
     """Digest of the code that labels blocks and fits."""
     digest = hashlib.sha256()
-    for name in ("fit", "labels", "labelled_pages"):
+    for name in ("fit", "labelled_pages", "page_kinds"):
         digest.update(Path(fit.__file__).with_name(f"{name}.py").read_bytes())
     return digest.hexdigest().encode()
 
@@ -98,39 +98,38 @@ def in_folds(sets: dict[str, list[Labelled]]) -> list[Found]:
 
 
 def fold_weights(sets: dict[str, list[Labelled]]) -> dict[int, Weights]:
-    """By fold, weights that were fitted on the others."""
-    pages = [one for held in sets.values() for one in held]
-    return {fold: _fitted([one for one in pages if one.fold != fold]) for fold in range(FOLDS)}
+    """By fold, weights of which no part was fitted on its pages."""
+    return _fitted([one for held in sets.values() for one in held], range(FOLDS))
 
 
 def without_set(sets: dict[str, list[Labelled]], name: str) -> list[Found]:
     """The pages of one data set, as weights extract them that were fitted on the others' pages of other sites."""
     sites = {one.page.site for one in sets[name]}
     others = [one for other, held in sets.items() if other != name for one in held if one.page.site not in sites]
-    weights = _fitted(others)
+    (weights,) = _fitted(others, (fit.ALL_FOLDS,)).values()
     return [Found(name, one, extracted(one, weights)) for one in sets[name]]
 
 
-def _fitted(pages: Sequence[Labelled]) -> Weights:
+def _fitted(pages: Sequence[Labelled], folds: Sequence[int]) -> dict[int, Weights]:
     digest = hashlib.sha256(code_of_fit() + features_sample([one.page for one in pages]))
     for one in pages:
         digest.update(one.page.html)
         digest.update(one.labels.tobytes() + one.weights.tobytes())
-    kept = KEPT / f"weights-{digest.hexdigest()[:16]}.npz"
-    if not kept.exists():
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        save_weights(kept, fit.fit(pages, {}))
-    return load_weights(str(kept))
+    paths = {fold: KEPT / f"weights-{digest.hexdigest()[:16]}-{fold}.npz" for fold in folds}
+    if not all(path.exists() for path in paths.values()):
+        KEPT.mkdir(parents=True, exist_ok=True)
+        for fold, weights in fit.fit_without_folds(pages, folds, {}).items():
+            save_weights(paths[fold], weights)
+    return {fold: load_weights(str(path)) for fold, path in paths.items()}
 
 
-def extracted(one: Labelled, weights: Weights, threshold: float = THRESHOLD) -> str:
-    return "\n".join(kept_texts(one, weights, threshold))
+def extracted(one: Labelled, weights: Weights) -> str:
+    return "\n".join(kept_texts(one, weights))
 
 
-def kept_texts(one: Labelled, weights: Weights, threshold: float = THRESHOLD) -> list[str]:
+def kept_texts(one: Labelled, weights: Weights) -> list[str]:
     """The blocks of the main text."""
-    page = read_page(one.page.html, weights.token_weights)
-    return _chosen(page, classify(page, weights.first, weights.second) >= threshold)
+    return _chosen(*classified(one.page.html, weights, None))
 
 
 def utf8(html: bytes) -> bytes:

@@ -9,8 +9,8 @@ from rich.table import Table
 from support.annotated_chunks import Annotated, Counts, counts, total
 from support.article_extraction import score
 
-from gristmill.data_pipeline.extraction.fit import words
 from gristmill.data_pipeline.extraction.html_extraction import Extractor
+from gristmill.data_pipeline.extraction.labelled_pages import words
 from gristmill.data_pipeline.readers.document import Record
 from gristmill.data_pipeline.readers.read import FileRange, read_range
 from gristmill.data_pipeline.readers.source import SourceConfig

@@ -11,8 +11,8 @@ from rich.console import Console
 from rich.table import Table
 
 from gristmill.data_pipeline.extraction.blocks_config import BlocksConfig, MetadataField
-from gristmill.data_pipeline.extraction.fit import LabelledPage, labelled_pages
 from gristmill.data_pipeline.extraction.html_extraction import NotExtracted, extract_page
+from gristmill.data_pipeline.extraction.labelled_pages import LabelledPage, labelled_pages
 from gristmill.data_pipeline.signals.language import LanguageConfig, detect
 
 SETS = ("trafilatura_eval", "article_extraction", "readability")

@@ -14,6 +14,7 @@ from support.peers import PEER_PYTHON, peers_there, run_peer
 from support.warc_file import write_warc
 
 from gristmill.data_pipeline.extraction.html_extraction import Extractor, NotExtracted, extract
+from gristmill.data_pipeline.extraction.labelled_pages import labelled_pages
 from gristmill.data_pipeline.readers.document import Record
 from gristmill.data_pipeline.readers.read import FileRange, read_range
 from gristmill.data_pipeline.readers.source import SourceConfig
@@ -37,10 +38,12 @@ def ours(name: Extractor, charset: str | None = None) -> Callable[[bytes], str]:
 
 
 def speeds(folder: Path, quick: bool) -> list[Figure]:
-    """Of a sample of the pages, each beside trafilatura in the same run."""
+    """Of a sample of the pages of all kinds, each beside trafilatura in the same run."""
     read = [html for html, _ in pages(folder / "article_extraction")]
     read += [page.html for page in annotated_pages(folder / "trafilatura_eval")]
     read = read[:: len(read) // QUICK_PAGES] if quick else read[::8]
+    if not quick:
+        read += [page.html for page in labelled_pages(folder / "wcxb_dev")[::16]]
     return page_speeds(read, 1 if quick else 3) + warc_speeds(read, 1 if quick else 3)
 
 

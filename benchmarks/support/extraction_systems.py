@@ -11,7 +11,7 @@ from rich.table import Table
 from support import extraction_folds
 from support.annotated_chunks import Annotated, Counts, counts, total
 from support.article_extraction import Score, score
-from support.extraction_folds import ARTICLES, CHUNKS, READABILITY, Found
+from support.extraction_folds import ARTICLES, CHUNKS, KINDS, READABILITY, Found
 from support.extraction_speeds import ours
 
 from gristmill.data_pipeline.extraction.fit import Labelled
@@ -29,13 +29,12 @@ PUBLISHED = 0.958  # article F1 of trafilatura in the benchmark's README
 
 def quality_figures(folder: Path) -> list[Figure]:
     """Prints the tables of docs/extraction.md; returns a figure for each of their scores that was asked for."""
-    sets = extraction_folds.labelled_sets(folder)
-    held_out = extraction_folds.in_folds(sets)
+    sets = {name: pages for name, pages in extraction_folds.labelled_sets(folder).items() if name != KINDS}
+    held_out = extraction_folds.in_folds(extraction_folds.labelled_sets(folder))
+    held_out = [found for found in held_out if found.of != KINDS]
     by_system = {"blocks, in folds by site": held_out}
     by_system |= {name: run_system(name, sets) for name in SYSTEMS}
     print_systems(by_system)
-    transferred = [found for name in sets for found in extraction_folds.without_set(sets, name)]
-    print_transfer({"fitted on the others": transferred} | dict(list(by_system.items())[:2]))
     print_errors(held_out, by_system["trafilatura"])
     chunks = chunk_counts(held_out)
     figures = [
@@ -43,14 +42,24 @@ def quality_figures(folder: Path) -> list[Figure]:
         Figure("extract_blocks_trafilatura_pages_precision", chunks.precision, "precision"),
         Figure("extract_blocks_trafilatura_pages_recall", chunks.recall, "recall"),
         Figure("extract_blocks_articles", body_score(held_out, ARTICLES).f1, "F1", goal=0.955),
-        Figure("extract_blocks_transfer_to_trafilatura_pages", chunk_counts(transferred).f1, "F1"),
-        Figure("extract_blocks_transfer_to_articles", body_score(transferred, ARTICLES).f1, "F1"),
     ]
     for name in SYSTEMS:
         peer = {"peer": PUBLISHED, "peer_name": "published"} if name == "trafilatura" else {}
         figures.append(Figure(f"extract_{name}_trafilatura_pages", chunk_counts(by_system[name]).f1, "F1"))
         figures.append(Figure(f"extract_{name}_f1", body_score(by_system[name], ARTICLES).f1, "F1", **peer))
     return figures
+
+
+def transfer_figures(folder: Path) -> list[Figure]:
+    """Prints the table of sets held out; returns a figure for two of them."""
+    sets = extraction_folds.labelled_sets(folder)
+    transferred = [found for name in sets for found in extraction_folds.without_set(sets, name)]
+    held_out = {"blocks, in folds by site": extraction_folds.in_folds(sets)}
+    print_transfer({"fitted on the others": transferred} | held_out | {"trafilatura": run_system("trafilatura", sets)})
+    return [
+        Figure("extract_blocks_transfer_to_trafilatura_pages", chunk_counts(transferred).f1, "F1"),
+        Figure("extract_blocks_transfer_to_articles", body_score(transferred, ARTICLES).f1, "F1"),
+    ]
 
 
 def run_system(name: str, sets: dict[str, list[Labelled]]) -> list[Found]:

@@ -36,7 +36,7 @@ def decide(texts: Sequence[str], config: CurateConfig) -> FilterDecisions:
     """Applies the filters as curation does, without normalization and text edits."""
     detected, measured = detect(texts, config.language_id), measure(texts, config.word_tokenizer)
     optional = optional_signals(config, config.filters)
-    columns = optional.columns(TextBuffer.of(texts), detected, pa.nulls(len(texts), pa.string()))
+    columns = optional.columns(TextBuffer.of(texts), detected, *[pa.nulls(len(texts), pa.string())] * 2)
     names = [*detected.schema.names, *measured.schema.names, *(field.name for field in optional.fields())]
     table = pa.table([*detected.columns, *measured.columns, *columns], names=names)
     profiles = None if (wanted := used_profiles(config)) is None else load_profiles(wanted)

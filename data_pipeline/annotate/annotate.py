@@ -43,7 +43,7 @@ from gristmill.foundation.runtime.tasks.engine import Engine
 extraction_weights = DeferredModule("gristmill.data_pipeline.extraction.weights")
 site_boilerplate = DeferredModule("gristmill.data_pipeline.annotate.site_boilerplate")
 
-ANNOTATE_VERSION = 17  # raised whenever the code changes what an annotated file holds
+ANNOTATE_VERSION = 18  # raised whenever the code changes what an annotated file holds
 # Raw bytes of one annotated file: the unit of work and of resuming; it does not affect the corpus.
 MIN_RANGE_BYTES, MAX_RANGE_BYTES, TARGET_RANGES = 4_000_000, 64_000_000, 64
 MIN_COMPRESSED_RANGES = 4  # of a source's large files of compressed JSON lines
@@ -230,7 +230,7 @@ def _annotated(batch: RecordColumns, source: SourceConfig, config: AnnotateConfi
     normalized, repairs = normalize_texts(batch.texts, config.normalize)
     languages = detect_buffer(normalized, config.language_id)
     final, measured = _edited(normalized, config)
-    optional = config.optional.columns(final, languages, batch.urls)
+    optional = config.optional.columns(final, languages, batch.urls, batch.metadata)
     schema = annotated_schema([edit.preset for edit in config.edits], config.optional)
     described = _description(batch, source, repairs, final)
     columns = [*described, *languages.columns, *measured, *optional]

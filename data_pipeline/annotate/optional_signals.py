@@ -5,11 +5,13 @@ import zlib
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
+import orjson
 import pyarrow as pa
 from pydantic import Field
 
 from gristmill.data_pipeline.annotate.list_file import PinnedList, entries
 from gristmill.data_pipeline.annotate.own_signals import OwnSignal
+from gristmill.data_pipeline.extraction.blocks_config import PageKind
 from gristmill.data_pipeline.filters.pii import PiiKind, count_pii, pii_signal
 from gristmill.data_pipeline.filters.profiles import ENGLISH, PinnedProfiles, Profiles, ProfilesConfig, load_profiles
 from gristmill.data_pipeline.quality.scores import QualityScore, score_columns
@@ -113,6 +115,7 @@ class BlockedUrls:
 
 BAD_WORDS = pa.field("num_bad_words", pa.int64())  # matches of entries of lists.badwords
 ZLIB_RATIO = pa.field("zlib_ratio", pa.float64())  # bytes of the text compressed by zlib over its bytes
+PAGE_KIND_KEPT = pa.field("page_kind_kept", pa.int64())  # 1 for a kind that keep_page_kinds names; null without kind
 ZLIB_LEVEL = 6  # zlib's default
 BLOCKED_URL = pa.field("blocked_url", pa.int64())  # 1 if lists.blocked_urls blocks the document's URL, else 0
 
@@ -120,8 +123,8 @@ BLOCKED_URL = pa.field("blocked_url", pa.int64())  # 1 if lists.blocked_urls blo
 class OptionalSignals(Config):
     """The optional signals of a source. stop_words: set if the language is detected and no profiles are used (profiles
     have their own stop words). pii: the kinds for which the recipe drops documents. zlib: set if a filter of the source
-    has a rule on it. quality: classifiers, a column each. own: functions of the user, whose columns `own_columns`
-    computes from all others."""
+    has a rule on it. page_kinds: the source's keep_page_kinds. quality: classifiers, a column each. own: functions of
+    the user, whose columns `own_columns` computes from all others."""
 
     stop_words: bool = False
     profiles: PinnedProfiles | None = None
@@ -131,6 +134,7 @@ class OptionalSignals(Config):
     blocked_urls: PinnedList | None = None
     zlib: bool = False
     quality: tuple[QualityScore, ...] = Field(default=(), exclude_if=lambda scores: not scores)
+    page_kinds: tuple[PageKind, ...] = Field(default=(), exclude_if=lambda kinds: not kinds)
     own: tuple[OwnSignal, ...] = Field(default=(), exclude_if=lambda signals: not signals)
 
     def fields(self) -> list[pa.Field]:
@@ -144,12 +148,15 @@ class OptionalSignals(Config):
             *([BLOCKED_URL] if self.blocked_urls is not None else ()),
             *([ZLIB_RATIO] if self.zlib else ()),
             *(score.arrow_field() for score in self.quality),
+            *([PAGE_KIND_KEPT] if self.page_kinds else ()),
             *(signal.arrow_field() for signal in self.own),
         ]
 
-    def columns(self, texts: TextBuffer, detected: pa.RecordBatch, urls: pa.Array) -> list[pa.Array]:
+    def columns(
+        self, texts: TextBuffer, detected: pa.RecordBatch, urls: pa.Array, metadata: pa.Array
+    ) -> list[pa.Array]:
         """One array per field but the own ones. detected: the result of signals/language.detect; urls: "" or null for
-        none."""
+        none. metadata: JSON."""
         signal_columns: list[pa.Array] = []
         if self.stop_words:
             signal_columns += stop_word_columns(texts, detected.column("detected_language").to_pylist())
@@ -164,6 +171,10 @@ class OptionalSignals(Config):
             signal_columns.append(pa.array([zlib_ratio(bytes(texts.raw(k))) for k in range(len(texts))], pa.float64()))
         if self.quality:
             signal_columns += score_columns(texts, self.quality)
+        if self.page_kinds:
+            kinds = [orjson.loads(row or "{}").get("page_kind") for row in metadata.to_pylist()]
+            kept = [None if kind is None else int(kind in self.page_kinds) for kind in kinds]
+            signal_columns.append(pa.array(kept, pa.int64()))
         return signal_columns
 
     def _string_columns(self, texts: Sequence[str]) -> list[pa.Array]:

@@ -145,10 +145,14 @@ NUM_FOUND = 7
 MIN_WEIGHT, MAX_WEIGHT, SUM_WEIGHT = range(3)
 
 # Flags that attributes set on an element; elements inherit them (extraction/attributes.py adds those of tags).
-IS_MAIN, IS_NAVIGATION, IS_HIDDEN, IS_ARTICLE_BODY, IS_COMMENT, IS_ARTICLE = (1 << bit for bit in range(6))
+(
+    IS_MAIN, IS_NAVIGATION, IS_HIDDEN, IS_ARTICLE_BODY, IS_COMMENT, IS_ARTICLE, IS_RENDERED_MATH, IS_TEX,
+) = (1 << bit for bit in range(8))  # fmt: skip
 
 CLASS, ID, ROLE, ITEMPROP, ITEMTYPE = map(name_key, ("class", "id", "role", "itemprop", "itemtype"))
-HREF, HIDDEN, STYLE, ARIA_HIDDEN = map(name_key, ("href", "hidden", "style", "aria-hidden"))
+HREF, HIDDEN, STYLE, ARIA_HIDDEN, TYPE, ENCODING = map(
+    name_key, ("href", "hidden", "style", "aria-hidden", "type", "encoding")
+)
 
 
 WORD_SLOTS = 256
@@ -171,6 +175,8 @@ WORDS, WORD_FLAGS = _values(
         "main": IS_MAIN, "navigation": IS_NAVIGATION, "articlebody": IS_ARTICLE_BODY, "hidden": IS_HIDDEN,
         "comment": IS_COMMENT, "comments": IS_COMMENT, "commentlist": IS_COMMENT, "disqus": IS_COMMENT,
         "commentaires": IS_COMMENT, "kommentare": IS_COMMENT, "comentarios": IS_COMMENT, "respond": IS_COMMENT,
+        "katex-html": IS_RENDERED_MATH, "mathjax_preview": IS_RENDERED_MATH, "mathjax_svg": IS_RENDERED_MATH,
+        "mathjax_chtml": IS_RENDERED_MATH, "mjx-chtml": IS_RENDERED_MATH,
         "hentry": IS_ARTICLE, "article": IS_ARTICLE, "newsarticle": IS_ARTICLE, "blogposting": IS_ARTICLE,
     }
 )  # fmt: skip
@@ -179,11 +185,12 @@ WHOLE_SEED = 104729  # keeps whole tokens apart from the words inside them
 
 
 @cached_njit(nogil=True)
-def scan_attributes(html, at, end, weights, properties, property_weights, pairs, num_pairs, element):
+def scan_attributes(html, at, end, weights, properties, property_weights, seen, pairs, num_pairs, element):
     """Read the attributes from html[at] to behind the tag's '>'; returns (position, number of pairs).
 
-    weights: float32[2 ** TOKEN_BITS]. found, found_weights: see above. pairs: int32[N, 2], rows (element, hash) are
-    appended for block-level elements (element >= 0) while there is room."""
+    weights: float32[2 ** TOKEN_BITS]. properties, property_weights: see above. seen: bool[2 ** TOKEN_BITS], the
+    tokens of the page. pairs: int32[N, 2], rows (element, hash) are appended for block-level elements (element >= 0)
+    while there is room."""
     properties[:] = 0
     property_weights[:] = 0.0
     while at < end:
@@ -200,7 +207,7 @@ def scan_attributes(html, at, end, weights, properties, property_weights, pairs,
         if key in (CLASS, ID, ROLE, ITEMPROP):
             seed = 0 if key in (CLASS, ID) else ITEM_SEED
             num_pairs = _scan_tokens(
-                html, first, last, seed, weights, properties, property_weights, pairs, num_pairs, element
+                html, first, last, seed, weights, properties, property_weights, seen, pairs, num_pairs, element
             )
         elif key == HREF:
             properties[HAS_HREF], properties[HREF_START], properties[HREF_END] = 1, first, last
@@ -211,6 +218,8 @@ def scan_attributes(html, at, end, weights, properties, property_weights, pairs,
                 properties[FLAGS] |= IS_HIDDEN
         elif key == ARIA_HIDDEN and last - first == 4:
             properties[FLAGS] |= IS_HIDDEN
+        elif (key in (TYPE, ENCODING)) and _ends_in_tex(html, first, last):
+            properties[FLAGS] |= IS_TEX
     return end, num_pairs
 
 
@@ -267,7 +276,7 @@ def _value_bounds(html, at, end):
 
 
 @cached_njit(nogil=True)
-def _scan_tokens(html, at, end, seed, weights, properties, property_weights, pairs, num_pairs, element):
+def _scan_tokens(html, at, end, seed, weights, properties, property_weights, seen, pairs, num_pairs, element):
     """Tokens of a value: those between spaces, and the words inside them ("entryContent-main": entry, content, main).
     Digits are dropped: post-1234 is post."""
     whole = word = np.int64(FNV_OFFSET)
@@ -278,7 +287,7 @@ def _scan_tokens(html, at, end, seed, weights, properties, property_weights, pai
         letter = upper or 97 <= byte <= 122 or byte >= 128
         if length > 0 and (not letter or (upper and was_lower)):
             if length > 1:
-                num_pairs = _add(word, seed, weights, properties, property_weights, pairs, num_pairs, element)
+                num_pairs = _add(word, seed, weights, properties, property_weights, seen, pairs, num_pairs, element)
                 tokens += 1
             word, length = np.int64(FNV_OFFSET), 0
         if letter:
@@ -290,7 +299,9 @@ def _scan_tokens(html, at, end, seed, weights, properties, property_weights, pai
             if not 48 <= byte <= 57:
                 whole = ((whole ^ byte) * FNV_PRIME) & MASK_32
         elif whole != FNV_OFFSET:
-            num_pairs = _add(whole, seed + WHOLE_SEED, weights, properties, property_weights, pairs, num_pairs, element)
+            num_pairs = _add(
+                whole, seed + WHOLE_SEED, weights, properties, property_weights, seen, pairs, num_pairs, element
+            )
             properties[TOKENS_HASH] = (properties[TOKENS_HASH] * 31 + whole) & MASK_32
             tokens += 1
             whole = np.int64(FNV_OFFSET)
@@ -300,7 +311,7 @@ def _scan_tokens(html, at, end, seed, weights, properties, property_weights, pai
 
 
 @cached_njit(nogil=True)
-def _add(word, seed, weights, properties, property_weights, pairs, num_pairs, element):
+def _add(word, seed, weights, properties, property_weights, seen, pairs, num_pairs, element):
     at = word & (WORD_SLOTS - 1)
     while WORDS[at] >= 0:
         if WORDS[at] == word:
@@ -310,6 +321,7 @@ def _add(word, seed, weights, properties, property_weights, pairs, num_pairs, el
     mixed = ((word ^ seed) * 0x9E3779B1) & MASK_32
     place = mixed >> (32 - TOKEN_BITS)
     weight = weights[place]
+    seen[place] = True
     properties[NUM_TOKENS] += 1
     property_weights[MIN_WEIGHT] = min(property_weights[MIN_WEIGHT], weight)
     property_weights[MAX_WEIGHT] = max(property_weights[MAX_WEIGHT], weight)
@@ -318,6 +330,24 @@ def _add(word, seed, weights, properties, property_weights, pairs, num_pairs, el
         pairs[num_pairs, 0], pairs[num_pairs, 1] = element, place
         return num_pairs + 1
     return num_pairs
+
+
+@cached_njit(nogil=True)
+def holds_tex(html, at, end):
+    """Whether the attributes between the positions hold an encoding in TeX."""
+    for k in range(at, end - 5):
+        if html[k] == 47 and (html[k + 1] | 32) == 120 and html[k + 2] == 45 and _ends_in_tex(html, k + 1, k + 6):
+            return True
+    return False
+
+
+@cached_njit(nogil=True)
+def _ends_in_tex(html, at, end):
+    """Whether the value is math/tex (MathJax, perhaps with a mode) or application/x-tex (MathML)."""
+    for k in range(at, min(end, at + 16)):
+        if html[k] | 32 == 116 and html[k + 1] | 32 == 101 and html[k + 2] | 32 == 120:
+            return k > at and (html[k - 1] == 47 or html[k - 1] == 45) and (k + 3 == end or html[k + 3] == 59)
+    return False
 
 
 @cached_njit(nogil=True)
@@ -368,10 +398,11 @@ FLAG_TAGS = (
     ("aside", 1 << 10), ("form", 1 << 11), ("ul", 1 << 12), ("ol", 1 << 12), ("table", 1 << 13), ("li", 1 << 14),
     ("figure", 1 << 15), ("blockquote", 1 << 16), ("section", 1 << 17), ("dl", 1 << 18), ("pre", 1 << 19),
     ("p", 1 << 20), ("button", 1 << 21), ("details", 1 << 22), ("listing", 1 << 19), ("figcaption", 1 << 23),
-    ("h1", 1 << 24), ("h2", 1 << 25), ("h3", 1 << 25), ("h4", 1 << 25), ("h5", 1 << 25), ("h6", 1 << 25),
+    ("noscript", 1 << 26), ("h1", 1 << 24), ("h2", 1 << 25), ("h3", 1 << 25), ("h4", 1 << 25), ("h5", 1 << 25),
+    ("h6", 1 << 25),
 )  # fmt: skip
 IN_LIST, IN_TABLE, IN_CODE = 1 << 12, 1 << 13, 1 << 19
-NUM_FLAGS = 26
+NUM_FLAGS = 27
 TAG_FLAGS = np.zeros(len(TAG_KINDS), np.int64)
 for _name, _flag in FLAG_TAGS:
     TAG_FLAGS[TAG_IDS[_name]] |= _flag

@@ -29,6 +29,7 @@ from gristmill.data_pipeline.extraction.attributes import (
     START,
     TAG,
 )
+from gristmill.data_pipeline.extraction.blocks_config import NUM_KINDS, PAGE_KINDS
 from gristmill.data_pipeline.extraction.page_stats import (
     BLOCKS,
     BYTES,
@@ -36,6 +37,12 @@ from gristmill.data_pipeline.extraction.page_stats import (
     COMMAS,
     DIGITS,
     FIRST_KIND,
+    HEADINGS,
+    I_BYTES,
+    I_COUNT,
+    I_LIKELY,
+    I_LINKED,
+    ITEM,
     LAST_KIND,
     LCA_READABLE,
     LIKELY_BYTES,
@@ -43,16 +50,25 @@ from gristmill.data_pipeline.extraction.page_stats import (
     LONG_BYTES,
     P_BLOCKS,
     P_BYTES,
+    P_COMMENT_BYTES,
+    P_DIGITS,
     P_ELEMENTS,
     P_FIRST_HEADING,
     P_FLAGS,
+    P_IMAGES,
+    P_ITEM_BYTES,
+    P_ITEM_LINKED,
+    P_ITEMS,
+    P_KINDS,
     P_LARGEST,
     P_LINKED,
     P_LONG_BLOCKS,
     P_LONG_BYTES,
     P_PARAGRAPHS,
+    P_PRICES,
     P_READABLE_BEST,
     P_READABLE_SCORE,
+    PICTURES,
     READABLE,
     REPEATS,
     SENTENCE_ENDS,
@@ -61,6 +77,7 @@ from gristmill.data_pipeline.extraction.page_stats import (
     TITLE_WORDS,
     UPPERS,
     WORDS,
+    item_slot,
 )
 from gristmill.foundation.runtime.kernels.cached_njit import cached_njit
 
@@ -74,7 +91,13 @@ NEIGHBOURS = (-3, -2, -1, 1, 2, 3)
 CONTAINER = ("bytes", "link_share", "blocks", "stops_per_kb", "share", "prose_share", "readable", "tag", "children")
 PAGE = (
     "blocks", "bytes", "link_share", "prose_share", "prose_blocks", "paragraphs", "elements", "readable_score",
-    "has_article", "has_main", "has_article_body", "prose_per_block",
+    "has_article", "has_main", "has_article_body", "prose_per_block", "images", "headings", "links", "list_share",
+    "table_share", "code_share", "comment_share", "digit_share", "prices", "items", "item_share", "item_link_share",
+    "bytes_per_item", *PAGE_KINDS,
+)  # fmt: skip
+ITEM_FEATURES = (
+    "count", "tag", "above", "bytes", "link_share", "blocks", "images", "headings", "share", "group_share",
+    "group_link_share", "bytes_per_item",
 )  # fmt: skip
 FIRST_FEATURES = (
     *(f"own_{name}" for name in OWN),
@@ -88,8 +111,11 @@ FIRST_FEATURES = (
     *(f"page_{name}" for name in PAGE),
     "position", "position_in_bytes", "position_in_source", "blocks_from_heading", "index", "blocks_to_end",
     "path_blocks", "path_bytes_per_block", "path_link_share", "path_stops_per_block", "path_share",
+    *(f"item_{name}" for name in ITEM_FEATURES),
 )  # fmt: skip
 NUM_FIRST = len(FIRST_FEATURES)
+NUM_PAGE_FEATURES = len(PAGE) - NUM_KINDS
+KIND_FEATURES = (*PAGE[:NUM_PAGE_FEATURES], *(f"tokens_{kind}" for kind in PAGE_KINDS), "tokens")
 GROUP_SLOTS = 4096
 # Columns of groups, float32[4096, 5]: over the blocks whose elements have one path. G_LIKELY: second stage.
 G_BLOCKS, G_BYTES, G_LINKED, G_STOPS, G_LIKELY = range(5)
@@ -128,8 +154,8 @@ def candidate_ranges(elements, blocks, num_blocks, sums, page, ranges):
 
 
 @cached_njit(nogil=True)
-def first_features(first, last, elements, weights, blocks, counts, sums, groups, ranges, page, source_bytes, rows):
-    """Fill rows[0 : last - first] (float32[N, NUM_FIRST]) for blocks first to last."""
+def first_features(first, last, elements, weights, blocks, counts, sums, groups, items, ranges, page, size, rows):
+    """Fill rows[0 : last - first] (float32[N, NUM_FIRST]) for blocks first to last. size: bytes of the page."""
     for k in range(first, last):
         row = rows[k - first]
         at = _own(k, blocks, counts, row)
@@ -137,9 +163,13 @@ def first_features(first, last, elements, weights, blocks, counts, sums, groups,
         at = _element(blocks[k, ELEMENT], elements, weights, row, at)
         at = _containers(blocks[k, ELEMENT], elements, sums, row, at)
         at = _candidates(k, blocks[k, ELEMENT], elements, weights, sums, ranges, page, row, at)
-        at = _page(page, row, at)
-        at = _position(k, blocks, page, source_bytes, row, at)
-        _group(blocks[k, ELEMENT], elements, groups, page, row, at)
+        at = page_features(page, row, at)
+        for kind in range(NUM_KINDS):
+            row[at + kind] = page[P_KINDS + kind]
+        at += NUM_KINDS
+        at = _position(k, blocks, page, size, row, at)
+        at = _group(blocks[k, ELEMENT], elements, groups, page, row, at)
+        _item(blocks[k, ELEMENT], elements, sums, items, page, row, at)
 
 
 @cached_njit(nogil=True)
@@ -241,7 +271,7 @@ def _candidates(k, e, elements, weights, sums, ranges, page, row, at):
 
 
 @cached_njit(nogil=True)
-def _page(page, row, at):
+def page_features(page, row, at):
     flags = np.int64(page[P_FLAGS])
     row[at] = page[P_BLOCKS]
     row[at + 1] = page[P_BYTES]
@@ -255,7 +285,18 @@ def _page(page, row, at):
     row[at + 9] = 1 if flags & IS_MAIN else 0
     row[at + 10] = 1 if flags & IS_ARTICLE_BODY else 0
     row[at + 11] = ratio(page[P_LONG_BYTES], page[P_LONG_BLOCKS])
-    return at + 12
+    for column in range(6):
+        row[at + 12 + column] = page[P_IMAGES + column]
+    for column in (3, 4, 5):
+        row[at + 12 + column] = ratio(page[P_IMAGES + column], page[P_BYTES])
+    row[at + 18] = ratio(page[P_COMMENT_BYTES], page[P_BYTES])
+    row[at + 19] = ratio(page[P_DIGITS], page[P_BYTES])
+    row[at + 20] = page[P_PRICES]
+    row[at + 21] = page[P_ITEMS]
+    row[at + 22] = ratio(page[P_ITEM_BYTES], page[P_BYTES])
+    row[at + 23] = ratio(page[P_ITEM_LINKED], page[P_ITEM_BYTES])
+    row[at + 24] = ratio(page[P_ITEM_BYTES], page[P_ITEMS])
+    return at + NUM_PAGE_FEATURES
 
 
 @cached_njit(nogil=True)
@@ -280,13 +321,35 @@ def _group(e, elements, groups, page, row, at):
     return at + 5
 
 
+@cached_njit(nogil=True)
+def _item(e, elements, sums, items, page, row, at):
+    item = np.int64(sums[e, ITEM])
+    slot, size = item_slot(elements, item), sums[item, BYTES]
+    row[at] = items[slot, I_COUNT]
+    row[at + 1] = elements[item, TAG]
+    row[at + 2] = elements[e, DEPTH] - elements[item, DEPTH]
+    row[at + 3] = size
+    row[at + 4] = ratio(sums[item, LINKED], size)
+    row[at + 5] = sums[item, BLOCKS]
+    row[at + 6] = sums[item, PICTURES]
+    row[at + 7] = sums[item, HEADINGS]
+    row[at + 8] = ratio(size, page[P_BYTES])
+    row[at + 9] = ratio(items[slot, I_BYTES], page[P_BYTES])
+    row[at + 10] = ratio(items[slot, I_LINKED], items[slot, I_BYTES])
+    row[at + 11] = ratio(items[slot, I_BYTES], items[slot, I_COUNT])
+    return at + 12
+
+
 # Features of text blocks for the second stage of trees: those of the first stage, then what the first stage says of
 # the block's surroundings. SECOND_FEATURES names them in the order in which the kernels write them.
 
 SECOND_FEATURES = (
     *FIRST_FEATURES,
     *(f"probability{offset:+d}" for offset in range(-4, 5)),
-    *(f"{place}_probability" for place in ("element", "parent", "grandparent", "readable", "largest", "path", "page")),
+    *(
+        f"{place}_probability"
+        for place in ("element", "parent", "grandparent", "readable", "largest", "path", "page", "item", "item_group")
+    ),
     "blocks_since_likely",
     "blocks_to_likely",
     "bytes_since_likely",
@@ -306,9 +369,9 @@ SINCE, TO, BYTES_SINCE, BYTES_TO, BEFORE, RUN_BLOCKS, RUN_BYTES, PLACE = range(8
 
 
 @cached_njit(nogil=True)
-def sum_probabilities(p, elements, num_elements, blocks, num_blocks, sums, groups, runs):
-    """Fill LIKELY_BYTES of sums and groups (probability times bytes, by element and by path) and the runs of likely
-    blocks; returns (bytes of likely blocks, largest probability). p: float32[B], of the first stage."""
+def sum_probabilities(p, elements, num_elements, blocks, num_blocks, sums, groups, items, runs):
+    """Fill LIKELY_BYTES of sums, groups and items (probability times bytes, by element, path and item) and the runs of
+    likely blocks; returns (bytes of likely blocks, largest probability). p: float32[B], of the first stage."""
     sums[:num_elements, LIKELY_BYTES] = 0
     groups[:, G_LIKELY] = 0
     for k in range(num_blocks):
@@ -317,6 +380,9 @@ def sum_probabilities(p, elements, num_elements, blocks, num_blocks, sums, group
         groups[elements[e, PATH_HASH] & (GROUP_SLOTS - 1), G_LIKELY] += p[k] * size
     for e in range(num_elements - 1, 0, -1):
         sums[elements[e, PARENT], LIKELY_BYTES] += sums[e, LIKELY_BYTES]
+    items[:, I_LIKELY] = 0
+    for e in range(1, num_elements):
+        items[item_slot(elements, e), I_LIKELY] += sums[e, LIKELY_BYTES]
     since, size_since, before, highest = 1000, 0, 0.0, 0.0
     for k in range(num_blocks):
         size = blocks[k, END] - blocks[k, START]
@@ -345,7 +411,7 @@ def _likely_share(sums, e):
 
 
 @cached_njit(nogil=True)
-def second_features(k, p, totals, elements, blocks, sums, groups, runs, page, row):
+def second_features(k, p, totals, elements, blocks, sums, groups, items, runs, page, row):
     """Add the second stage's features behind the NUM_FIRST that are in the row. totals: of sum_probabilities."""
     at, num_blocks = NUM_FIRST, np.int64(page[P_BLOCKS])
     for offset in range(-4, 5):
@@ -363,6 +429,11 @@ def second_features(k, p, totals, elements, blocks, sums, groups, runs, page, ro
     slot = elements[e, PATH_HASH] & (GROUP_SLOTS - 1)
     row[at] = ratio(groups[slot, G_LIKELY], groups[slot, G_BYTES])
     row[at + 1] = ratio(sums[0, LIKELY_BYTES], sums[0, BYTES])
+    item = np.int64(sums[e, ITEM])
+    row[at + 2] = _likely_share(sums, item)
+    slot = item_slot(elements, item)
+    row[at + 3] = ratio(items[slot, I_LIKELY], items[slot, I_BYTES])
+    at += 2
     row[at + 2] = runs[k, SINCE]
     row[at + 3] = runs[k, TO]
     row[at + 4] = runs[k, BYTES_SINCE]

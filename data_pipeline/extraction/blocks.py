@@ -2,7 +2,6 @@
 
 import re
 import threading
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,25 +11,23 @@ from gristmill.data_pipeline.extraction.attributes import (
     ELEMENT,
     ELEMENT_FLAGS,
     END,
-    IN_CODE,
     IN_TABLE,
     IS_COMMENT,
     LINK_BYTES,
-    PARENT,
     START,
-    TAG,
 )
 from gristmill.data_pipeline.extraction.blocks_config import BlocksConfig
+from gristmill.data_pipeline.extraction.layout import LayoutOptions, layout
 from gristmill.data_pipeline.extraction.metadata import page_metadata
-from gristmill.data_pipeline.extraction.page import Page, PageBuffers, classify, read_page
+from gristmill.data_pipeline.extraction.page import NO_TOKENS, Page, PageBuffers, classify, page_threshold, read_page
+from gristmill.data_pipeline.extraction.page_kinds import page_kind, set_kinds
 from gristmill.data_pipeline.extraction.repeated_blocks import HostBlocks
-from gristmill.data_pipeline.extraction.tags import CELL, ITEM, TAG_IDS, TAG_KINDS
 from gristmill.data_pipeline.extraction.weights import Weights
 
+KIND_DIGITS = 3
 MAX_TAGS = 1_000_000  # about 250 bytes of memory each; pages of 10 MB have up to 300,000
 MAX_KEPT_TAGS = 100_000  # capacity that a thread keeps for its next page
 MIN_COMMENT_BYTES, MAX_COMMENT_LINKS = 20, 0.33  # of a block of a comment section
-ROW = TAG_IDS["tr"]
 _FIRST_TAG = re.compile(rb"\s*+(?>(?>\xef\xbb\xbf|<!--.*?-->|<[?!][^>]*>)\s*+)*+<([A-Za-z:]+)", re.DOTALL)
 FEEDS = {b"rss", b"feed", b"rdf:rdf", b"urlset", b"sitemapindex", b"opml", b"error", b"response"}
 
@@ -52,7 +49,8 @@ class NotAPage(Exception):
 
 
 class MainBlocks(NamedTuple):
-    """text: the page's main text, a line a block. metadata: what config asks for. num_repeated: blocks that were left
+    """text: the page's main text. metadata: the page's kind, and what config
+    asks for. num_repeated: blocks that were left
     out as boilerplate of the host."""
 
     text: str
@@ -68,7 +66,10 @@ def extract_blocks(html: bytes, weights: Weights, config: BlocksConfig, of_host:
         chosen = np.flatnonzero(kept)
         repeated = chosen[of_host.mask(_block_bytes(page, chosen))]
         kept[repeated] = False
-    metadata = page_metadata(html, page, kept, config.metadata) if config.metadata else {}
+    kind, confidence = page_kind(page)
+    metadata = {"page_kind": kind, "page_kind_score": round(confidence, KIND_DIGITS)}
+    if config.metadata:
+        metadata |= page_metadata(html, page, kept, config.metadata)
     return MainBlocks(_joined(page, kept, config), metadata, len(repeated))
 
 
@@ -83,8 +84,18 @@ def _classified(html: bytes, weights: Weights, config: BlocksConfig) -> tuple[Pa
     check_page(html)
     if _SPACE.space.tags > MAX_KEPT_TAGS:
         _SPACE.space = PageBuffers()
-    page = read_page(html, weights.token_weights, _SPACE.space)
-    return page, with_options(page, classify(page, weights.first, weights.second) >= config.threshold, config)
+    page, kept = classified(html, weights, config.threshold, _SPACE.space)
+    return page, with_options(page, kept, config)
+
+
+def classified(
+    html: bytes, weights: Weights, threshold: float | None, space: PageBuffers | None = None
+) -> tuple[Page, np.ndarray]:
+    """(the page with its kinds, its blocks of main text as bool[B]). threshold: None for the page's own."""
+    page = read_page(html, weights.token_weights, space)
+    set_kinds(page, html, weights.kind_tokens, weights.kinds)
+    probabilities = classify(page, weights.first, weights.second)
+    return page, probabilities >= (page_threshold(page, probabilities) if threshold is None else threshold)
 
 
 def _block_bytes(page: Page, chosen: np.ndarray) -> list[bytes]:
@@ -109,7 +120,7 @@ def check_page(html: bytes) -> None:
 
 
 def main_text(page: Page, kept: np.ndarray, config: BlocksConfig) -> str:
-    """The text of the kept blocks that the options leave, a line each. kept: bool[B]."""
+    """The text of the kept blocks that the options leave. kept: bool[B]."""
     return _joined(page, with_options(page, kept, config), config)
 
 
@@ -127,34 +138,15 @@ def with_options(page: Page, kept: np.ndarray, config: BlocksConfig) -> np.ndarr
 
 
 def _joined(page: Page, kept: np.ndarray, config: BlocksConfig) -> str:
-    flags = page.elements[page.blocks[:, ELEMENT], ELEMENT_FLAGS]
-    return "".join(_lines(page, np.flatnonzero(kept), flags, config)).lstrip("\n")
+    options = LayoutOptions(config.format, config.table_rows, config.list_markers, config.code, config.line_breaks)
+    return layout(page.elements, page.blocks, page.text.tobytes(), kept, options)
 
 
-def _lines(page: Page, chosen: np.ndarray, flags: np.ndarray, config: BlocksConfig) -> Iterator[str]:
-    text, last_row, last_item = page.text.tobytes(), 0, 0
-    rows = page.blocks[chosen][:, (ELEMENT, START, END)].tolist()
-    for (element, start, end), flag in zip(rows, flags[chosen].tolist(), strict=True):
-        line = text[start:end].decode("utf-8", "replace")
-        if flag & IN_CODE:
-            line = line.rstrip() if config.code else " ".join(line.split())
-        elif not config.line_breaks:
-            line = line.replace("\n", " ")
-        before = "\n"
-        if config.table_rows and flag & IN_TABLE:
-            row = _row(page.elements, element)
-            before = " | " if row and row == last_row else "\n"
-            last_row = row
-        if config.list_markers:
-            item = element if TAG_KINDS[page.elements[element, TAG]] & ITEM else 0
-            before += "- " if item and item != last_item else ""
-            last_item = item or last_item
-        yield before + line
-
-
-def _row(elements: np.ndarray, element: int) -> int:
-    """The row of the cell that directly holds the text; 0 if it is in no cell."""
-    if not TAG_KINDS[elements[element, TAG]] & CELL:
-        return 0
-    parent = int(elements[element, PARENT])
-    return parent if elements[parent, TAG] == ROW else 0
+def whole_text(html: bytes, config: BlocksConfig) -> str:
+    """All text of an HTML fragment, such as a chapter or a post, laid out as config says. Raises NotAPage."""
+    html = html.decode("utf-8", "replace").encode()
+    tags = html.count(b"<")
+    if tags > MAX_TAGS:
+        raise NotAPage("page_too_large", f"{tags} tags; the limit is {MAX_TAGS}")
+    page = read_page(html, NO_TOKENS)
+    return _joined(page, np.ones(len(page.blocks), np.bool_), config)

@@ -1,12 +1,16 @@
 """Options of the extractor `blocks`."""
 
-from typing import Literal
+from typing import Literal, get_args
 
 from pydantic import Field
 
 from gristmill.foundation.config import Config
 
 BUNDLED_WEIGHTS = "bundled"
+
+PageKind = Literal["article", "documentation", "forum", "listing", "collection", "product", "service"]
+PAGE_KINDS: tuple[PageKind, ...] = get_args(PageKind)
+NUM_KINDS = len(PAGE_KINDS)
 
 MetadataField = Literal["title", "date", "author", "language", "headings", "links"]
 
@@ -28,8 +32,9 @@ class BlocksConfig(Config):
     The digest of the weights decides, where they lie does not."""
 
     tables: bool = Field(default=True, description="keep text inside tables")
-    table_rows: bool = Field(default=False, description='join the cells of a row by " | "')
-    list_markers: bool = Field(default=False, description='"- " before list items')
+    format: Literal["text", "markdown"] = Field(default="text", description="plain text or Markdown")
+    table_rows: bool = Field(default=True, description='a line for each row of a table, its cells joined by " | "')
+    list_markers: bool = Field(default=True, description='"- " or the number before list items, nested ones indented')
     code: bool = Field(default=True, description="keep the white space of <pre>")
     line_breaks: bool = Field(default=True, description="<br> ends a line")
     comments: bool = Field(default=False, description="keep comment sections")
@@ -38,7 +43,12 @@ class BlocksConfig(Config):
         default=None,
         description="remove blocks that repeat over the pages of a host, in a second pass; {} for defaults",
     )
-    threshold: float = Field(default=0.5, gt=0, lt=1, description="the least probability of a block that is kept")
+    threshold: float | None = Field(
+        default=None,
+        gt=0,
+        lt=1,
+        description="the least probability of a block that is kept; null: the page's own, of the best expected F1",
+    )
     weights: str = Field(
         default=BUNDLED_WEIGHTS,
         json_schema_extra={"execution": True},

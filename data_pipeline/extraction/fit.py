@@ -1,23 +1,27 @@
-"""Fit the extractor's weights from labelled pages: token weights, then the two stages of trees, each on values of folds
-that did not fit them. LightGBM is deterministic here: one thread, fixed seeds."""
+"""Fit the extractor's weights from labelled pages: token weights, page kinds, then the two stages of trees, each on
+values of folds that did not fit them. LightGBM is deterministic here: one thread, fixed seeds."""
 
-import gzip
 import hashlib
-import json
-import re
-import zlib
-from collections.abc import Iterator, Sequence
-from html import unescape
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import courlan
 import lightgbm
 import numpy as np
 import trafilatura
 
 from gristmill.data_pipeline.extraction.attributes import ELEMENT, END, PARENT, START, TOKEN_BITS
-from gristmill.data_pipeline.extraction.html_extraction import NotExtracted, decode_html, extract
+from gristmill.data_pipeline.extraction.block_features import KIND_FEATURES
+from gristmill.data_pipeline.extraction.blocks_config import NUM_KINDS, PAGE_KINDS
+from gristmill.data_pipeline.extraction.html_extraction import NotExtracted, extract
+from gristmill.data_pipeline.extraction.labelled_pages import (
+    BODY_WEIGHT,
+    FOLDS,
+    LabelledPage,
+    block_labels,
+    fold_of,
+    labelled_pages,
+)
 from gristmill.data_pipeline.extraction.page import (
     MIN_FIRST,
     NO_TOKENS,
@@ -27,95 +31,20 @@ from gristmill.data_pipeline.extraction.page import (
     read_page,
     second_rows,
 )
-from gristmill.data_pipeline.extraction.weights import Trees, Weights, pack, predict_rows, save_weights
+from gristmill.data_pipeline.extraction.page_kinds import hint_tokens, kind_features, set_kinds
+from gristmill.data_pipeline.extraction.weights import (
+    KIND_STEPS,
+    Trees,
+    Weights,
+    flatten,
+    in_half_precision,
+    pack,
+    predict_rows,
+    save_weights,
+)
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.progress import Reporter
-
-# Labelled pages for fitting the extractor, read from folders of three layouts.
-#
-# - `ground-truth.json` with `{address: {file, with: [...], without: [...]}}`: chunks of text that belong to the main
-# text and chunks that do not (trafilatura's evaluation). - `ground-truth.json` with `{id: {articleBody, url}}`, pages
-# in `html/<id>.html.gz` (article-extraction-benchmark). - `expected.json.gz` with `{name: HTML of the main text}`,
-# pages in `<name>.html.gz` (Readability's test pages). - any other folder: its `.html`, `.htm` and `.gz` files,
-# labelled by trafilatura alone.
-
-FOLDS = 5
-_ADDRESS = re.compile(
-    rb"""(?:rel=["']?canonical["']?[^>]{0,300}href|["']og:url["'][^>]{0,300}content)=["']?(https?://[^"'>\s]+)"""
-)
-_TAG = re.compile(r"<[^<>]*>")
-
-
-class LabelledPage(NamedTuple):
-    """html: UTF-8. wanted, unwanted: chunks of text inside and outside of the main text. body: the whole main text."""
-
-    name: str
-    site: str
-    html: bytes
-    wanted: tuple[str, ...] = ()
-    unwanted: tuple[str, ...] = ()
-    body: str | None = None
-
-
-def site_of(address: str) -> str:
-    """The registered domain of an address; of an archived page that of the page; else the address itself.
-
-    24 addresses of trafilatura's pages are `hard::` and a file's name: each is a site of its own."""
-    return courlan.extract_domain(address[max(0, address.rfind("http")) :]) or address
-
-
-def fold_of(site: str) -> int:
-    """Pages of one site have one template, so they are in one fold."""
-    return zlib.crc32(site.encode()) % FOLDS
-
-
-def labelled_pages(folder: Path) -> list[LabelledPage]:
-    """Raises InputError if the folder has no pages or its labels do not fit its files."""
-    try:
-        pages = list(_pages(folder))
-    except (OSError, EOFError, zlib.error, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise InputError(
-            f"{folder}: its labels cannot be read ({type(error).__name__}: {error}); the layouts are described in "
-            "docs/extraction.md"
-        ) from error
-    if not pages:
-        raise InputError(f"{folder}: no pages; give a folder with ground-truth.json, expected.json.gz or .html files")
-    return pages
-
-
-def _pages(folder: Path) -> Iterator[LabelledPage]:
-    if (folder / "ground-truth.json").is_file():
-        for name, truth in json.loads((folder / "ground-truth.json").read_bytes()).items():
-            if "articleBody" in truth:
-                html = _utf8(folder / "html" / f"{Path(name).name}.html.gz")
-                yield LabelledPage(name, site_of(truth["url"]), html, body=truth["articleBody"])
-            else:
-                html = _utf8(folder / Path(truth["file"]).name)
-                yield LabelledPage(name, site_of(name), html, tuple(truth["with"]), tuple(truth["without"]))
-    elif (folder / "expected.json.gz").is_file():
-        for name, expected in json.loads(gzip.decompress((folder / "expected.json.gz").read_bytes())).items():
-            html = _utf8(folder / f"{Path(name).name}.html.gz")
-            yield LabelledPage(name, _site_in(html) or name, html, body=_plain(expected))
-    else:
-        for path in sorted(folder.rglob("*")):
-            if path.name.endswith((".html", ".htm", ".html.gz", ".htm.gz")):
-                html = _utf8(path)
-                yield LabelledPage(path.name, _site_in(html) or path.name, html)
-
-
-def _utf8(path: Path) -> bytes:
-    raw = path.read_bytes()
-    return decode_html(gzip.decompress(raw) if path.suffix == ".gz" else raw, None).text.encode("utf-8", "replace")
-
-
-def _site_in(html: bytes) -> str | None:
-    address = _ADDRESS.search(html)
-    return site_of(address[1].decode("utf-8", "replace")) if address else None
-
-
-def _plain(html: str) -> str:
-    return unescape(_TAG.sub("\n", html))
-
+from gristmill.foundation.runtime.kernels.cached_njit import cached_njit
 
 MIN_SITES = 3  # with a token; rarer ones get no weight
 PRIOR_SITES = 4.0  # sites of average content that a token's own are mixed with
@@ -126,6 +55,9 @@ SETTINGS: dict[str, Any] = {
 }  # fmt: skip
 NUM_TREES = (120, 120)
 NEGATIVE_SAMPLING = 3
+KIND_SETTINGS = SETTINGS | {"num_leaves": 8, "min_data_in_leaf": 10}
+NUM_KIND_TREES = 40
+MIN_KIND_PAGES = 5  # with a token; rarer ones say nothing of the kind
 
 
 class Labelled(NamedTuple):
@@ -135,6 +67,15 @@ class Labelled(NamedTuple):
     labels: np.ndarray
     weights: np.ndarray
     fold: int
+
+
+class PageTokens(NamedTuple):
+    """tokens, shares: tokens of block-level elements, and the share of main text in those elements. seen: all tokens of
+    the page, for its kind."""
+
+    tokens: np.ndarray
+    shares: np.ndarray
+    seen: np.ndarray
 
 
 def fit_weights(folders: Sequence[Path], output: Path, reporter: Reporter) -> Weights:
@@ -199,31 +140,40 @@ def pages_digest(pages: Sequence[LabelledPage]) -> str:
     return digest.hexdigest()
 
 
-def token_counts(labelled: Labelled) -> dict[int, float]:
-    """Token -> share of main text in the elements of the page that carry it."""
+def token_counts(labelled: Labelled) -> PageTokens:
+    """Read the page for the shares of main text of its tokens."""
     page = read_page(labelled.page.html, NO_TOKENS, with_pairs=True)
     size = (page.blocks[:, END] - page.blocks[:, START]).astype(np.float64) * (labelled.weights > 0)
     sums = np.zeros((len(page.elements), 2))
     np.add.at(sums, page.blocks[:, ELEMENT], np.stack([size, size * labelled.labels], axis=1))
+    _sum_subtrees(page.elements, sums)
+    pairs = page.pairs[page.pairs[:, 0] < len(sums)].astype(np.int64)
+    elements, tokens = np.divmod(np.unique(pairs[:, 0] << TOKEN_BITS | pairs[:, 1]), 1 << TOKEN_BITS)
+    present, places = np.unique(tokens, return_inverse=True)
+    totals = np.zeros((len(present), 2))
+    np.add.at(totals, places, sums[elements])
+    known = totals[:, 0] > 0
+    page.seen[hint_tokens(labelled.page.html)] = True
+    return PageTokens(present[known], totals[known, 1] / totals[known, 0], np.flatnonzero(page.seen))
+
+
+@cached_njit(nogil=True)
+def _sum_subtrees(elements, sums):
     for e in range(len(sums) - 1, 0, -1):
-        sums[page.elements[e, PARENT]] += sums[e]
-    pairs = page.pairs[page.pairs[:, 0] < len(sums)]
-    of_tokens: dict[int, np.ndarray] = {}
-    for element, token in np.unique(pairs, axis=0).tolist():
-        of_tokens[token] = of_tokens.get(token, 0) + sums[element]
-    return {token: sizes[1] / sizes[0] for token, sizes in of_tokens.items() if sizes[0] > 0}
+        for column in range(sums.shape[1]):
+            sums[elements[e, PARENT], column] += sums[e, column]
 
 
-def token_weights(counts: Sequence[dict[int, float]], sites: Sequence[str]) -> np.ndarray:
+def token_weights(counts: Sequence[PageTokens], sites: Sequence[str]) -> np.ndarray:
     """Log-odds of main text of every token, less those of the average token; shrunk by PRIOR_SITES."""
-    of_sites: dict[tuple[int, str], list[float]] = {}
-    for count, site in zip(counts, sites, strict=True):
-        for token, share in count.items():
-            of_sites.setdefault((token, site), []).append(share)
-    total, number = np.zeros(1 << TOKEN_BITS), np.zeros(1 << TOKEN_BITS)
-    for (token, _), shares in sorted(of_sites.items()):
-        total[token] += np.mean(shares)
-        number[token] += 1
+    places = {site: place for place, site in enumerate(sorted(set(sites)))}
+    keys = [count.tokens * len(places) + places[site] for count, site in zip(counts, sites, strict=True)]
+    pairs, of_pair = np.unique(np.concatenate(keys), return_inverse=True)
+    shares = np.concatenate([count.shares for count in counts])
+    means = np.bincount(of_pair, shares, len(pairs)) / np.bincount(of_pair, minlength=len(pairs))
+    tokens = pairs // max(len(places), 1)
+    total = np.bincount(tokens, means, 1 << TOKEN_BITS)
+    number = np.bincount(tokens, minlength=1 << TOKEN_BITS)
     prior = np.clip(total.sum() / max(number.sum(), 1), 1e-3, 1 - 1e-3)
     share = (total + PRIOR_SITES * prior) / (number + PRIOR_SITES)
     share = np.clip(share, 1e-3, 1 - 1e-3)
@@ -232,125 +182,132 @@ def token_weights(counts: Sequence[dict[int, float]], sites: Sequence[str]) -> n
     return np.where(number >= MIN_SITES, weights, 0).astype(np.float16).astype(np.float32)
 
 
+def kind_token_weights(counts: Sequence[PageTokens], pages: Sequence[LabelledPage]) -> np.ndarray:
+    """float32[2 ** TOKEN_BITS, NUM_KINDS]: log of a token's frequency in the pages of a kind over that in all pages,
+    shrunk by PRIOR_SITES; 0 for tokens of fewer than MIN_KIND_PAGES pages."""
+    of_kind, sizes = np.zeros((1 << TOKEN_BITS, NUM_KINDS)), np.zeros(NUM_KINDS)
+    for count, page in zip(counts, pages, strict=True):
+        if page.kind is not None:
+            of_kind[count.seen, PAGE_KINDS.index(page.kind)] += 1
+            sizes[PAGE_KINDS.index(page.kind)] += 1
+    total = of_kind.sum(axis=1, keepdims=True)
+    overall = np.maximum(total, 1) / max(sizes.sum(), 1)
+    logs = np.log((of_kind + PRIOR_SITES * overall) / (sizes + PRIOR_SITES) / overall)
+    steps = np.round(np.clip(np.where(total >= MIN_KIND_PAGES, logs, 0), -4, 4) * KIND_STEPS)
+    return (steps / KIND_STEPS).astype(np.float32)
+
+
+class PageKinds(NamedTuple):
+    """Fitted values that a page is read with: weights of tokens, and the trees of the page kinds."""
+
+    token_weights: np.ndarray
+    kind_tokens: np.ndarray
+    kinds: Trees
+
+    def read(self, html: bytes) -> Page:
+        page = read_page(html, self.token_weights)
+        set_kinds(page, html, self.kind_tokens, self.kinds)
+        return page
+
+
 def fit(pages: Sequence[Labelled], provenance: dict[str, Any]) -> Weights:
-    """Token weights and both stages, each fitted on values that did not see the page: the first stage's rows use token
-    weights of the other folds, the second stage's the first stage of the other folds."""
+    """The weights fitted on all pages."""
+    return fit_without_folds(pages, (ALL_FOLDS,), provenance)[ALL_FOLDS]
+
+
+def fit_without_folds(
+    pages: Sequence[Labelled], left_out: Sequence[int], provenance: dict[str, Any]
+) -> dict[int, Weights]:
+    """By fold, weights of which no part was fitted on its pages; under ALL_FOLDS those fitted on all.
+
+    Every part learns from values that did not see the page they are of: a page's kind and its rows of the first stage
+    use token weights of the other folds, its rows of the second stage the first stage of the other folds."""
     counts = [token_counts(labelled) for labelled in pages]
     folds = sorted({labelled.fold for labelled in pages})
-    read, rows = read_out_of_fold(pages, counts, folds)
-    rows_and_labels = list(zip(rows, pages, strict=True))
-    first_out_of_fold = {fold: _train([pair for pair in rows_and_labels if pair[1].fold != fold]) for fold in folds}
-    seconds: list[np.ndarray] = []
-    chosen: list[np.ndarray] = []
-    for labelled, page, row in zip(pages, read, rows, strict=True):
-        p = predict_rows(first_out_of_fold[labelled.fold], row)
-        seconds.append(second_rows(page, row, p))
-        chosen.append(p >= MIN_FIRST)
-    second = train(
-        np.concatenate([row[keep] for row, keep in zip(seconds, chosen, strict=True)]),
-        np.concatenate([labelled.labels[keep] for labelled, keep in zip(pages, chosen, strict=True)]),
-        np.concatenate([labelled.weights[keep] for labelled, keep in zip(pages, chosen, strict=True)]),
-        NUM_TREES[1],
-    )
-    return Weights(
-        token_weights(counts, [labelled.page.site for labelled in pages]), _train(rows_and_labels), second, provenance
-    )
-
-
-def read_out_of_fold(
-    pages: Sequence[Labelled], counts: Sequence[dict[int, float]], folds: Sequence[int]
-) -> tuple[list[Page], list[np.ndarray]]:
-    """Every page read with the token weights of the other folds, and its rows of features."""
-    tables = {
-        fold: token_weights(
-            [count for count, labelled in zip(counts, pages, strict=True) if labelled.fold != fold],
-            [labelled.page.site for labelled in pages if labelled.fold != fold],
+    readers = page_kinds_out_of_fold(pages, counts, folds)
+    rows = [first_rows(readers[labelled.fold].read(labelled.page.html)) for labelled in pages]
+    firsts = {fold: _train(_others(pages, fold), rows, pages) for fold in folds}
+    if ALL_FOLDS in left_out:
+        firsts[ALL_FOLDS] = _train(range(len(pages)), rows, pages)
+    seconds, chosen = [], []
+    for labelled, row in zip(pages, rows, strict=True):
+        p = predict_rows(firsts[labelled.fold], row)
+        keep = p >= MIN_FIRST
+        seconds.append(second_rows(readers[labelled.fold].read(labelled.page.html), row, p)[keep])
+        chosen.append(labelled._replace(labels=labelled.labels[keep], weights=labelled.weights[keep]))
+    return {
+        fold: Weights(
+            *readers[fold], firsts[fold], _train(_others(pages, fold), seconds, chosen, NUM_TREES[1]), provenance
         )
-        for fold in folds
+        for fold in left_out
     }
-    read = [read_page(labelled.page.html, tables[labelled.fold]) for labelled in pages]
-    return read, [first_rows(page) for page in read]
 
 
-def _train(rows_and_labels: Sequence[tuple[np.ndarray, Labelled]]) -> Trees:
-    """The first stage, fitted on the rows of these pages."""
+def _others(pages: Sequence[Labelled], fold: int) -> list[int]:
+    return [k for k, labelled in enumerate(pages) if labelled.fold != fold]
+
+
+ALL_FOLDS = -1
+
+
+def page_kinds_out_of_fold(
+    pages: Sequence[Labelled], counts: Sequence[PageTokens], folds: Sequence[int]
+) -> dict[int, PageKinds]:
+    """By fold, the values that its pages are read with, fitted on the other folds; under ALL_FOLDS those fitted on all.
+
+    The trees of a fold learn from token weights that did not see their page either."""
+    tables = {}
+    for fold in (*folds, ALL_FOLDS):
+        kept = [k for k, labelled in enumerate(pages) if labelled.fold != fold]
+        own = [counts[k] for k in kept]
+        tables[fold] = (
+            token_weights(own, [pages[k].page.site for k in kept]),
+            kind_token_weights(own, [pages[k].page for k in kept]),
+        )
+    known = [k for k, labelled in enumerate(pages) if labelled.page.kind is not None]
+    rows = np.zeros((len(known), len(KIND_FEATURES)), np.float32)
+    for row, k in zip(rows, known, strict=True):
+        page = read_page(pages[k].page.html, NO_TOKENS)
+        seen = np.zeros(1 << TOKEN_BITS, np.bool_)
+        seen[counts[k].seen] = True
+        kind_features(page.totals, seen, tables[pages[k].fold][1], row)
+    kinds = np.array([PAGE_KINDS.index(pages[k].page.kind or "") for k in known], np.int64)
+    of_fold = np.array([pages[k].fold for k in known], np.int64)
+    return {
+        fold: PageKinds(*tables[fold], train_kinds(rows[of_fold != fold], kinds[of_fold != fold])) for fold in tables
+    }
+
+
+def train_kinds(rows: np.ndarray, kinds: np.ndarray) -> Trees:
+    """Trees of every kind against the others. Without annotated kinds all are equally probable."""
+    structures: list[dict[str, Any]] = []
+    for kind in range(NUM_KINDS):
+        labels = (kinds == kind).astype(np.float32)
+        if 0 < labels.sum() < len(labels):
+            data = lightgbm.Dataset(rows, labels, params=KIND_SETTINGS)
+            model = lightgbm.train(KIND_SETTINGS, data, NUM_KIND_TREES).dump_model()
+            structures += [tree["tree_structure"] for tree in model["tree_info"]]
+        structures += [{"leaf_value": 0.0}] * ((kind + 1) * NUM_KIND_TREES - len(structures))
+    return in_half_precision(flatten(structures))
+
+
+def _train(
+    chosen: Sequence[int], rows: Sequence[np.ndarray], pages: Sequence[Labelled], num_trees: int = NUM_TREES[0]
+) -> Trees:
+    """Trees fitted on the rows of the chosen pages."""
     return train(
-        np.concatenate([row for row, _ in rows_and_labels]),
-        np.concatenate([labelled.labels for _, labelled in rows_and_labels]),
-        np.concatenate([labelled.weights for _, labelled in rows_and_labels]),
-        NUM_TREES[0],
+        np.concatenate([rows[k] for k in chosen]),
+        np.concatenate([pages[k].labels for k in chosen]),
+        np.concatenate([pages[k].weights for k in chosen]),
+        num_trees,
     )
 
 
 def train(rows: np.ndarray, labels: np.ndarray, weights: np.ndarray, num_trees: int) -> Trees:
-    """Trees fitted on a sample: of the blocks outside the main text that no annotation names, one of NEGATIVE_SAMPLING
-    is drawn and weighs as much as all: most are menus, and all of them would double the time."""
+    """Trees fitted on a sample: of the light blocks outside the main text, one of NEGATIVE_SAMPLING is drawn and weighs
+    as much as all: most are menus, and all of them would double the time."""
     common = ~labels & (weights <= BODY_WEIGHT)
     drawn = ~common | (np.random.default_rng(SETTINGS["seed"]).random(len(labels)) < 1 / NEGATIVE_SAMPLING)
     weights = np.where(common, weights * NEGATIVE_SAMPLING, weights)
     data = lightgbm.Dataset(rows[drawn], labels[drawn].astype(np.float32), weight=weights[drawn], params=SETTINGS)
-    return pack(lightgbm.train(SETTINGS, data, num_trees).dump_model())
-
-
-# Labels and weights of a page's text blocks: gold chunks and bodies first, else what trafilatura extracts.
-
-# Ideographs, kana and hangul syllables are words of their own.
-WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7a3]|[^\W_\u3040-\u30ff\u3400-\u9fff\uac00-\ud7a3]+")
-NGRAM = 4
-GOLD_WEIGHT, BODY_WEIGHT, TEACHER_WEIGHT, SHORT_WEIGHT = 8.0, 2.0, 1.0, 0.3
-
-
-def words(text: str) -> list[str]:
-    return WORD.findall(text.lower())
-
-
-def block_labels(page: LabelledPage, texts: Sequence[str], teacher: str) -> tuple[np.ndarray, np.ndarray]:
-    """(labels bool[B], weights float32[B]) of the blocks' texts. teacher: what trafilatura extracts from the page."""
-    if page.body is not None:
-        return labels_of_body(texts, page.body, BODY_WEIGHT)
-    labels, weights = labels_of_body(texts, teacher, TEACHER_WEIGHT)
-    for chunk in page.unwanted:
-        for k in blocks_of(chunk, texts):
-            labels[k], weights[k] = False, GOLD_WEIGHT
-    for chunk in page.wanted:
-        chunk_blocks = blocks_of(chunk, texts)
-        kept = [k for k in chunk_blocks if labels[k]] or chunk_blocks
-        labels[kept], weights[kept] = True, GOLD_WEIGHT
-    return labels, weights
-
-
-def labels_of_body(texts: Sequence[str], body: str, weight: float) -> tuple[np.ndarray, np.ndarray]:
-    """A block is main text if at least half of its word 4-grams are in the body; one of fewer than four words, if its
-    words are a line of the body (or, with little weight, anywhere in it)."""
-    of_body = words(body)
-    grams = [set(zip(*(of_body[k:] for k in range(size)), strict=False)) for size in range(1, NGRAM + 1)]
-    lines = {tuple(words(line)) for line in body.split("\n")}
-    labels, weights = np.zeros(len(texts), np.bool_), np.full(len(texts), weight, np.float32)
-    for k, text in enumerate(texts):
-        block_words = words(text)
-        if not block_words:
-            weights[k] = 0
-        elif len(block_words) >= NGRAM:
-            in_body = [gram in grams[-1] for gram in zip(*(block_words[j:] for j in range(NGRAM)), strict=False)]
-            labels[k] = 2 * sum(in_body) >= len(in_body)
-        elif tuple(block_words) in lines:
-            labels[k] = True
-        elif tuple(block_words) in grams[len(block_words) - 1]:
-            labels[k], weights[k] = True, weight * SHORT_WEIGHT
-    return labels, weights
-
-
-def blocks_of(chunk: str, texts: Sequence[str]) -> list[int]:
-    """The blocks that hold a part of an occurrence of the chunk, white space normalized."""
-    normal = [" ".join(text.split()) for text in texts]
-    wanted = " ".join(chunk.split())
-    if not wanted:
-        return []
-    starts = np.cumsum([0, *(len(text) + 1 for text in normal)])
-    chosen: list[int] = []
-    page, at = " ".join(normal), -1
-    while (at := page.find(wanted, at + 1)) >= 0:
-        first = int(np.searchsorted(starts, at, side="right")) - 1
-        last = int(np.searchsorted(starts, at + len(wanted) - 1, side="right")) - 1
-        chosen += range(first, last + 1)
-    return sorted(set(chosen))
+    return in_half_precision(pack(lightgbm.train(SETTINGS, data, num_trees).dump_model()))

@@ -29,7 +29,17 @@ from gristmill.data_pipeline.extraction.block_features import (
     second_features,
     sum_probabilities,
 )
-from gristmill.data_pipeline.extraction.page_stats import NUM_COUNTS, NUM_PAGE, NUM_SUMS, count_text, sum_elements
+from gristmill.data_pipeline.extraction.page_stats import (
+    ITEM_SLOTS,
+    NUM_COUNTS,
+    NUM_ITEM_SUMS,
+    NUM_PAGE,
+    NUM_SUMS,
+    WORDS,
+    count_text,
+    find_items,
+    sum_elements,
+)
 from gristmill.data_pipeline.extraction.tokenizer import tokenize
 from gristmill.data_pipeline.extraction.weights import Trees, predict
 from gristmill.foundation.runtime.kernels.cached_njit import cached_njit
@@ -38,6 +48,8 @@ NO_TOKENS = np.zeros(1 << TOKEN_BITS, np.float32)  # token weights of a page who
 NO_PAIRS = np.zeros((0, 2), np.int32)
 NUM_RUNS = 8
 MIN_FIRST = 0.02  # blocks below it in the first stage skip the second
+MIN_THRESHOLD, MAX_THRESHOLD, THRESHOLD_STEPS = 0.2, 0.5, 200
+SURE_F1 = 0.8  # from this expected F1 on, a page has MAX_THRESHOLD
 
 
 class Page(NamedTuple):
@@ -50,11 +62,13 @@ class Page(NamedTuple):
     counts: np.ndarray
     sums: np.ndarray
     groups: np.ndarray
+    items: np.ndarray
     ranges: np.ndarray
     totals: np.ndarray
     source_bytes: int
     pairs: np.ndarray
     links: np.ndarray
+    seen: np.ndarray
 
 
 class PageBuffers:
@@ -71,6 +85,7 @@ class PageBuffers:
                 np.empty(num_bytes * 3 // 2 + 64, np.uint8),
             )
             self.bytes = num_bytes
+            self.seen = np.zeros(1 << TOKEN_BITS, np.bool_)
         if num_tags > self.tags:
             elements, blocks = num_tags + 1, num_tags + 2
             self.elements, self.weights = np.empty((elements, 6), np.int32), np.empty((elements, 6), np.float32)
@@ -78,6 +93,7 @@ class PageBuffers:
             self.sums, self.runs = np.empty((elements, NUM_SUMS), np.float32), np.empty((blocks, NUM_RUNS), np.float32)
             self.links = np.empty((elements, 3), np.int32)
             self.groups = np.empty((GROUP_SLOTS, NUM_GROUP_SUMS), np.float32)
+            self.items = np.empty((ITEM_SLOTS, NUM_ITEM_SUMS), np.float32)
             self.tags = num_tags
 
 
@@ -94,14 +110,14 @@ def read_page(
     pairs = np.empty((size // 2 + 1, 2), np.int32) if with_pairs else NO_PAIRS
     state, ranges, totals = np.zeros(NUM_STATES, np.int64), np.empty((2, 2), np.int32), np.empty(NUM_PAGE, np.float64)
     _read(
-        space.source, size, token_weights, space.text, space.elements, space.weights, space.blocks, space.links, pairs,
-        state, space.counts, space.sums, space.groups, ranges, totals,
+        space.source, size, token_weights, space.text, space.elements, space.weights, space.blocks, space.links,
+        space.seen, pairs, state, space.counts, space.sums, space.groups, space.items, ranges, totals,
     )  # fmt: skip
     num_blocks, num_elements = int(state[NUM_BLOCKS]), int(state[NUM_ELEMENTS])
     return Page(
         space.text[: state[OUT]], space.elements[:num_elements], space.weights[:num_elements],
-        space.blocks[:num_blocks], space.counts[:num_blocks], space.sums[:num_elements], space.groups, ranges, totals,
-        size, pairs[: state[NUM_PAIRS]], space.links[: state[NUM_LINKS]],
+        space.blocks[:num_blocks], space.counts[:num_blocks], space.sums[:num_elements], space.groups, space.items,
+        ranges, totals, size, pairs[: state[NUM_PAIRS]], space.links[: state[NUM_LINKS]], space.seen,
     )  # fmt: skip
 
 
@@ -115,19 +131,23 @@ def _read(
     weights,
     blocks,
     links,
+    seen,
     pairs,
     state,
     counts,
     sums,
     groups,
+    items,
     ranges,
     totals,
 ):
-    tokenize(source, size, token_weights, text, elements, weights, blocks, links, pairs, state)
+    seen[:] = False
+    tokenize(source, size, token_weights, text, elements, weights, blocks, links, seen, pairs, state)
     num_blocks, num_elements = state[NUM_BLOCKS], state[NUM_ELEMENTS]
     count_text(text, blocks, num_blocks, source[state[TITLE_START] : state[TITLE_END]], counts)
     sum_elements(elements, num_elements, blocks, num_blocks, counts, sums, totals)
     group_by_path(elements, blocks, num_blocks, counts, groups)
+    find_items(elements, num_elements, sums, items, totals)
     candidate_ranges(elements, blocks, num_blocks, sums, totals, ranges)
 
 
@@ -139,32 +159,58 @@ def block_texts(page: Page) -> list[str]:
 def classify(page: Page, first: Trees, second: Trees) -> np.ndarray:
     """float32[B]: the probability of each block to be main text."""
     probabilities = np.empty(len(page.blocks), np.float32)
-    _classify(*page[:9], page.source_bytes, first, second, probabilities)
+    _classify(*page[:10], page.source_bytes, first, second, probabilities)
     return probabilities
 
 
+def page_threshold(page: Page, probabilities: np.ndarray) -> float:
+    """MAX_THRESHOLD, or on a page in doubt the probability from which the kept words have the largest expected F1, at
+    least MIN_THRESHOLD. It is half of that F1 (Lipton, Elkan and Naryanaswamy 2014)."""
+    return _threshold(probabilities, page.counts)
+
+
 @cached_njit(nogil=True)
-def _classify(text, elements, weights, blocks, counts, sums, groups, ranges, totals, size, first, second, result):
+def _threshold(probabilities, counts):
+    words, likely = np.zeros(THRESHOLD_STEPS + 1), np.zeros(THRESHOLD_STEPS + 1)
+    for k in range(len(probabilities)):
+        step = int(probabilities[k] * THRESHOLD_STEPS)
+        words[step] += counts[k, WORDS]
+        likely[step] += counts[k, WORDS] * probabilities[k]
+    total, kept, right, best, highest = likely.sum(), 0.0, 0.0, THRESHOLD_STEPS, 0.0
+    for step in range(THRESHOLD_STEPS, -1, -1):
+        kept += words[step]
+        right += likely[step]
+        if words[step] > 0 and 2 * right > highest * (kept + total):
+            best, highest = step, 2 * right / (kept + total)
+    if highest >= SURE_F1:
+        return MAX_THRESHOLD
+    return min(max(best / THRESHOLD_STEPS, MIN_THRESHOLD), MAX_THRESHOLD)
+
+
+@cached_njit(nogil=True)
+def _classify(
+    text, elements, weights, blocks, counts, sums, groups, items, ranges, totals, size, first, second, result
+):  # fmt: skip
     num_blocks = len(blocks)
     p, row = np.empty(num_blocks, np.float32), np.zeros((1, NUM_SECOND), np.float32)
     for k in range(num_blocks):
-        first_features(k, k + 1, elements, weights, blocks, counts, sums, groups, ranges, totals, size, row)
+        first_features(k, k + 1, elements, weights, blocks, counts, sums, groups, items, ranges, totals, size, row)
         p[k] = predict(first, row[0])
     runs = np.empty((num_blocks, NUM_RUNS), np.float32)
-    likely = sum_probabilities(p, elements, len(elements), blocks, num_blocks, sums, groups, runs)
+    likely = sum_probabilities(p, elements, len(elements), blocks, num_blocks, sums, groups, items, runs)
     for k in range(num_blocks):
         if p[k] < MIN_FIRST:
             result[k] = p[k]
             continue
-        first_features(k, k + 1, elements, weights, blocks, counts, sums, groups, ranges, totals, size, row)
-        second_features(k, p, likely, elements, blocks, sums, groups, runs, totals, row[0])
+        first_features(k, k + 1, elements, weights, blocks, counts, sums, groups, items, ranges, totals, size, row)
+        second_features(k, p, likely, elements, blocks, sums, groups, items, runs, totals, row[0])
         result[k] = predict(second, row[0])
 
 
 def first_rows(page: Page) -> np.ndarray:
     """float32[B, NUM_FIRST], for fitting."""
     rows = np.zeros((len(page.blocks), NUM_FIRST), np.float32)
-    first_features(0, len(rows), *page[1:9], page.source_bytes, rows)
+    first_features(0, len(rows), *page[1:10], page.source_bytes, rows)
     return rows
 
 
@@ -172,13 +218,13 @@ def second_rows(page: Page, rows: np.ndarray, p: np.ndarray) -> np.ndarray:
     """float32[B, NUM_SECOND]. rows: of first_rows; p: float32[B], of a first stage that was not fitted on the page."""
     result = np.zeros((len(rows), NUM_SECOND), np.float32)
     result[:, :NUM_FIRST] = rows
-    _second_rows(*page[1:9], p, result)
+    _second_rows(*page[1:10], p, result)
     return result
 
 
 @cached_njit(nogil=True)
-def _second_rows(elements, weights, blocks, counts, sums, groups, ranges, totals, p, result):
+def _second_rows(elements, weights, blocks, counts, sums, groups, items, ranges, totals, p, result):
     runs = np.empty((len(blocks), NUM_RUNS), np.float32)
-    likely = sum_probabilities(p, elements, len(elements), blocks, len(blocks), sums, groups, runs)
+    likely = sum_probabilities(p, elements, len(elements), blocks, len(blocks), sums, groups, items, runs)
     for k in range(len(blocks)):
-        second_features(k, p, likely, elements, blocks, sums, groups, runs, totals, result[k])
+        second_features(k, p, likely, elements, blocks, sums, groups, items, runs, totals, result[k])

@@ -8,11 +8,19 @@ from gristmill.data_pipeline.extraction.attributes import (
     ELEMENT,
     ELEMENT_FLAGS,
     END,
+    IMAGES,
+    IN_CODE,
+    IN_LIST,
+    IN_TABLE,
+    IS_COMMENT,
     LINK_BYTES,
+    LINKS,
     PARENT,
+    PATH_HASH,
     START,
     TAG,
 )
+from gristmill.data_pipeline.extraction.blocks_config import NUM_KINDS
 from gristmill.data_pipeline.extraction.tags import HEADING, TAG_IDS, TAG_KINDS
 from gristmill.foundation.runtime.kernels.cached_njit import cached_njit
 
@@ -21,17 +29,26 @@ from gristmill.foundation.runtime.kernels.cached_njit import cached_njit
     CHARS, WORDS, SENTENCE_ENDS, COMMAS, DIGITS, UPPERS, SYMBOLS, LAST_KIND, FIRST_KIND, TITLE_WORDS, REPEATS
 ) = range(11)  # fmt: skip
 NUM_COUNTS = 11
-# Columns of sums, float32[E, 10]: over the blocks in the element and below it. LONG_BYTES: of blocks that are_prose.
+# Columns of sums, float32[E, 13]: over the blocks in the element and below it. LONG_BYTES: of blocks that are prose.
+# ITEM: the element's repeated ancestor, see find_items.
 (
-    BYTES, LINKED, BLOCKS, STOPS, LONG_BYTES, LONG_BLOCKS, READABLE, LCA_READABLE, LCA_LARGEST, LIKELY_BYTES,
-) = range(10)  # fmt: skip
-NUM_SUMS = 10
-# Columns of page, float64[12].
+    BYTES, LINKED, BLOCKS, STOPS, LONG_BYTES, LONG_BLOCKS, PICTURES, HEADINGS, READABLE, LCA_READABLE, LCA_LARGEST,
+    LIKELY_BYTES, ITEM,
+) = range(13)  # fmt: skip
+NUM_SUMS = 13
+# Columns of page, float64[31].
 (
     P_BLOCKS, P_BYTES, P_LINKED, P_LONG_BYTES, P_LONG_BLOCKS, P_READABLE_BEST, P_LARGEST, P_READABLE_SCORE,
-    P_FIRST_HEADING, P_PARAGRAPHS, P_FLAGS, P_ELEMENTS,
-) = range(12)  # fmt: skip
-NUM_PAGE = 12
+    P_FIRST_HEADING, P_PARAGRAPHS, P_FLAGS, P_ELEMENTS, P_IMAGES, P_HEADINGS, P_LINKS, P_LIST_BYTES, P_TABLE_BYTES,
+    P_CODE_BYTES, P_COMMENT_BYTES, P_DIGITS, P_PRICES, P_ITEMS, P_ITEM_BYTES, P_ITEM_LINKED,
+) = range(24)  # fmt: skip
+P_KINDS = 24  # the first of the probabilities of the page kinds
+NUM_PAGE = P_KINDS + NUM_KINDS
+# Columns of items, float32[4096, 4]: over the elements of one path below one parent. I_LIKELY: second stage.
+I_COUNT, I_BYTES, I_LINKED, I_LIKELY = range(4)
+NUM_ITEM_SUMS = 4
+ITEM_SLOTS = 4096
+MAX_PRICE_WORDS = 6
 
 MIN_PROSE_BYTES, MAX_PROSE_LINKS = 80, 0.33  # of a block that is probably a paragraph
 MIN_READABLE_BYTES = 25  # Readability counts paragraphs from this length on
@@ -219,6 +236,9 @@ def sum_elements(elements, num_elements, blocks, num_blocks, counts, sums, page)
         if TAG_KINDS[elements[e, TAG]] & HEADING and page[P_FIRST_HEADING] < 0:
             page[P_FIRST_HEADING] = k
         page[P_PARAGRAPHS] += elements[e, TAG] == P
+        sums[e, PICTURES] += blocks[k, IMAGES]
+        sums[e, HEADINGS] += TAG_KINDS[elements[e, TAG]] & HEADING != 0
+        _sum_page(elements[e, ELEMENT_FLAGS], size, blocks[k], counts[k], page)
     for e in range(num_elements - 1, 0, -1):
         parent = elements[e, PARENT]
         for column in range(READABLE):
@@ -227,7 +247,52 @@ def sum_elements(elements, num_elements, blocks, num_blocks, counts, sums, page)
     page[P_BLOCKS], page[P_ELEMENTS] = num_blocks, num_elements
     page[P_BYTES], page[P_LINKED] = sums[0, BYTES], sums[0, LINKED]
     page[P_LONG_BYTES], page[P_LONG_BLOCKS] = sums[0, LONG_BYTES], sums[0, LONG_BLOCKS]
+    page[P_IMAGES], page[P_HEADINGS] = sums[0, PICTURES], sums[0, HEADINGS]
     _choose_candidates(elements, num_elements, sums, page)
+
+
+@cached_njit(nogil=True, forceinline=True)
+def _sum_page(flags, size, block, count, page):
+    page[P_LINKS] += block[LINKS]
+    page[P_LIST_BYTES] += size if flags & IN_LIST else 0
+    page[P_TABLE_BYTES] += size if flags & IN_TABLE else 0
+    page[P_CODE_BYTES] += size if flags & IN_CODE else 0
+    page[P_COMMENT_BYTES] += size if flags & IS_COMMENT else 0
+    page[P_DIGITS] += count[DIGITS]
+    page[P_PRICES] += count[SYMBOLS] > 0 and count[DIGITS] > 0 and count[WORDS] <= MAX_PRICE_WORDS
+
+
+@cached_njit(nogil=True, forceinline=True)
+def item_slot(elements, e):
+    """The row of items for the elements of this one's path and parent."""
+    mixed = (np.int64(elements[e, PARENT]) * 0x9E3779B1 + np.int64(elements[e, PATH_HASH]) * 0x85EBCA6B) & 0xFFFFFFFF
+    return mixed >> 20
+
+
+@cached_njit(nogil=True)
+def find_items(elements, num_elements, sums, items, page):
+    """Fill items, and ITEM of sums: of the element and its ancestors the one with the most siblings of its own path
+    (tags, classes and ids), the outermost of several: a card of a listing, a post of a thread, a paragraph of prose.
+
+    The group with the most text outside of links is in page as P_ITEMS, P_ITEM_BYTES and P_ITEM_LINKED."""
+    items[:] = 0
+    for e in range(1, num_elements):
+        slot = item_slot(elements, e)
+        items[slot, I_COUNT] += 1
+        items[slot, I_BYTES] += sums[e, BYTES]
+        items[slot, I_LINKED] += sums[e, LINKED]
+    best, highest = -1, 0.0
+    sums[0, ITEM] = 0
+    for e in range(1, num_elements):
+        outer, slot = np.int64(sums[elements[e, PARENT], ITEM]), item_slot(elements, e)
+        is_more = outer == 0 or items[slot, I_COUNT] > items[item_slot(elements, outer), I_COUNT]
+        sums[e, ITEM] = e if is_more else outer
+        plain = items[slot, I_BYTES] - items[slot, I_LINKED]
+        if items[slot, I_COUNT] > 2 and plain > highest:
+            best, highest = slot, plain
+    if best >= 0:
+        page[P_ITEMS] = items[best, I_COUNT]
+        page[P_ITEM_BYTES], page[P_ITEM_LINKED] = items[best, I_BYTES], items[best, I_LINKED]
 
 
 @cached_njit(nogil=True)

@@ -18,6 +18,8 @@ CODE = 512  # white space is kept
 ITEM = 1024  # li, dt, dd: closed by the next one
 HEADING = 2048
 CONTROL = 4096  # input, select, textarea: counted as form controls
+READING = 8192  # rt, rp: the pronunciation above ruby text; skipped up to the next tag of the ruby
+MATH = 16384  # its TeX is kept, if it has any
 
 # In the order of their ids, from 1; id 0 is any other name. Trees split on the id, so similar elements stand together.
 TAGS: dict[str, int] = {
@@ -35,15 +37,16 @@ TAGS: dict[str, int] = {
     "br": VOID | BREAK, "img": VOID | IMAGE, "input": VOID | CONTROL, "wbr": VOID, "area": VOID, "base": VOID,
     "col": VOID, "embed": VOID, "link": VOID, "meta": VOID, "param": VOID, "source": VOID, "track": VOID,
     "script": RAW, "style": RAW, "title": RAW, "textarea": RAW | CONTROL, "iframe": RAW, "noembed": RAW,
-    "noframes": RAW, "plaintext": 0, "head": 0, "noscript": SKIPPED, "svg": SKIPPED, "math": 0,
+    "noframes": RAW, "plaintext": 0, "head": 0, "noscript": BLOCK, "svg": SKIPPED, "math": MATH,
     "template": SKIPPED, "select": SKIPPED | CONTROL, "datalist": SKIPPED, "canvas": SKIPPED, "object": 0,
     "video": SKIPPED, "audio": SKIPPED, "map": SKIPPED, "option": 0,
+    "rt": READING, "rp": READING, "rb": 0, "ruby": 0, "annotation": 0,
 }  # fmt: skip
 TAG_IDS = {name: place for place, name in enumerate(TAGS, 1)}
 NUM_TAGS = len(TAGS) + 1
 TAG_KINDS = np.array([0, *TAGS.values()], np.int64)
 
-NAME_BYTES = 11  # of a known name: "blockquote", "figcaption" and "plaintext" have ten
+NAME_BYTES = 11  # of a known name: "blockquote", "figcaption" and "annotation" have ten
 LOOKUP_BITS = 10
 
 

@@ -188,3 +188,34 @@ def _special(out, at, size):
         if first == 0xEF and second == 0xBB and third == 0xBF:
             return 2
     return 0
+
+
+@cached_njit(nogil=True)
+def copy_formula(html, at, end, out, state):
+    """Copy TeX between `$`, white space collapsed and references decoded. out has room: its tags are longer than the
+    two signs and the space."""
+    where = state[OUT]
+    if state[SPACE] and where > state[BLOCK_START]:
+        out[where] = 10 if state[SPACE] == LINE_END else 32
+        where += 1
+    start = where + 1
+    out[where] = 36
+    where += 1
+    space = False
+    while at < end:
+        byte = html[at]
+        if byte <= 32:
+            space = where > start
+            at += 1
+            continue
+        if space:
+            out[where] = 32
+            where, space = where + 1, False
+        size, written = (1, 0) if byte != 38 else decode_reference(html, at, end, out, where)
+        if size == 0 or written == 0:
+            out[where], size, written = byte, 1, 1
+        at, where = at + size, where + written
+    if where == start:
+        return
+    out[where] = 36
+    state[OUT], state[SPACE], state[BREAKS_IN_A_ROW] = where + 1, NO_SPACE, 0

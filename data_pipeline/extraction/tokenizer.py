@@ -12,6 +12,8 @@ from gristmill.data_pipeline.extraction.attributes import (
     DEPTH,
     ELEMENT_FLAGS,
     FLAGS,
+    IS_RENDERED_MATH,
+    IS_TEX,
     LINK_FROM,
     MAX_WEIGHT,
     MIN_WEIGHT,
@@ -40,6 +42,7 @@ from gristmill.data_pipeline.extraction.attributes import (
     TITLE_START,
     TOKENS_HASH,
     find_byte,
+    holds_tex,
     scan_attributes,
     skip_attributes,
 )
@@ -52,7 +55,9 @@ from gristmill.data_pipeline.extraction.tags import (
     ITEM,
     LINK,
     LOOKUP_BITS,
+    MATH,
     RAW,
+    READING,
     SKIPPED,
     TAG_IDS,
     TAG_KEYS,
@@ -60,15 +65,19 @@ from gristmill.data_pipeline.extraction.tags import (
     TAG_VALUES,
     VOID,
 )
-from gristmill.data_pipeline.extraction.text_blocks import copy_text, end_block, end_link, start_inline
+from gristmill.data_pipeline.extraction.text_blocks import copy_formula, copy_text, end_block, end_link, start_inline
 from gristmill.foundation.runtime.kernels.cached_njit import cached_njit
 
-TITLE, SCRIPT, STYLE_TAG = (TAG_IDS[name] for name in ("title", "script", "style"))
+RENDERED = 0  # the row of elements of rendered mathematics among those without an end tag
+TITLE, SCRIPT, STYLE_TAG, RT, RP, RB, RUBY, MATH_TAG, ANNOTATION = (
+    TAG_IDS[name] for name in ("title", "script", "style", "rt", "rp", "rb", "ruby", "math", "annotation")
+)
 
 
 @cached_njit(nogil=True)
-def tokenize(html, end, weights, out, elements, element_weights, blocks, links, pairs, state):
+def tokenize(html, end, weights, out, elements, element_weights, blocks, links, seen, pairs, state):
     """Fill out (the blocks' text), elements, element_weights, blocks, links and pairs; state has their lengths.
+    seen gets the page's tokens.
 
     html: uint8[end + PADDING]. Row 0 of elements is the page itself. out has 3 / 2 of the page's bytes (no character
     reference grows by more), elements, blocks and links a row for each '<' and one more."""
@@ -99,10 +108,18 @@ def tokenize(html, end, weights, out, elements, element_weights, blocks, links, 
             state[AT] = at
             element = state[NUM_ELEMENTS] if kind & BLOCK else -1
             at, state[NUM_PAIRS] = scan_attributes(
-                html, name_end, end, weights, properties, property_weights, pairs, state[NUM_PAIRS], element
+                html, name_end, end, weights, properties, property_weights, seen, pairs, state[NUM_PAIRS], element
             )
-            if kind & (RAW | SKIPPED):
+            if tag == SCRIPT and properties[FLAGS] & IS_TEX:
+                at = put_tex(html, at, end, SCRIPT, out, state)
+            elif kind & (RAW | SKIPPED):
                 at = _skip_content(html, at, end, tag, kind, properties[SELF_CLOSED], missing, state)
+            elif kind & READING:
+                at = _skip_reading(html, at, end)
+            elif kind & MATH:
+                at = _start_math(html, at, end, out, state)
+            elif properties[FLAGS] & IS_RENDERED_MATH and not kind & (BLOCK | VOID):
+                at = _skip_element(html, at, end, key, missing)
             elif kind & BLOCK:
                 start_block(tag, kind, properties, property_weights, elements, element_weights, blocks, state)
             else:
@@ -154,6 +171,77 @@ def _skip_content(html, at, end, tag, kind, self_closed, missing, state):
         return end
     missing[tag] = True
     return at
+
+
+@cached_njit(nogil=True)
+def _skip_reading(html, at, end):
+    """The position of the next tag that ends the pronunciation in a ruby; `at` if there is none."""
+    k = find_byte(html, at, end, 60)
+    while k < end:
+        key, name_end = _tag_name(html, k + 1 + (html[k + 1] == 47), end)
+        tag = _lookup(key)
+        if tag in (RT, RP):
+            return skip_attributes(html, name_end, end) if html[k + 1] == 47 else k
+        if tag in (RB, RUBY):
+            return k
+        if TAG_KINDS[tag] & BLOCK:
+            return at
+        k = find_byte(html, k + 1, end, 60)
+    return at
+
+
+@cached_njit(nogil=True)
+def _start_math(html, at, end, out, state):
+    """Copy the TeX annotation of a formula, and return the position behind it; without one, `at`: its text is kept."""
+    k = find_byte(html, at, end, 60)
+    tex_end = np.int64(-1)
+    while k < end:
+        is_end = html[k + 1] == 47
+        key, name_end = _tag_name(html, k + 1 + is_end, end)
+        tag = _lookup(key)
+        if tag == MATH_TAG:
+            return skip_attributes(html, name_end, end) if is_end and tex_end >= 0 else at
+        if tag == ANNOTATION and not is_end and tex_end < 0:
+            after = skip_attributes(html, name_end, end)
+            if holds_tex(html, name_end, after):
+                tex_end = put_tex(html, after, end, ANNOTATION, out, state)
+        if TAG_KINDS[tag] & BLOCK:
+            return max(at, tex_end)
+        k = find_byte(html, max(k + 1, tex_end), end, 60)
+    return max(at, tex_end)
+
+
+@cached_njit(nogil=True)
+def _skip_element(html, at, end, name, missing):
+    """The position behind the end tag of an inline element, counting elements of its name inside; `at` without one,
+    and from then on for all elements, so that the time is linear."""
+    depth, k = 1, find_byte(html, at, end, 60)
+    while k < end and not missing[RENDERED]:
+        is_end = html[k + 1] == 47
+        key, name_end = _tag_name(html, k + 1 + is_end, end)
+        if key == name:
+            depth += -1 if is_end else 1
+            if depth == 0:
+                return skip_attributes(html, name_end, end)
+        elif TAG_KINDS[_lookup(key)] & BLOCK:
+            break
+        k = find_byte(html, k + 1, end, 60)
+    missing[RENDERED] = True
+    return at
+
+
+@cached_njit(nogil=True)
+def put_tex(html, at, end, tag, out, state):
+    """Copy the text up to the element's end tag as a formula between `$`; returns the position behind the tag."""
+    k = find_byte(html, at, end, 60)
+    while k < end:
+        if html[k + 1] == 47:
+            key, name_end = _tag_name(html, k + 2, end)
+            if _lookup(key) == tag:
+                copy_formula(html, at, k, out, state)
+                return skip_attributes(html, name_end, end)
+        k = find_byte(html, k + 1, end, 60)
+    return end
 
 
 @cached_njit(nogil=True)

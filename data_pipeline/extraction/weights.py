@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gristmill.data_pipeline.extraction.attributes import TOKEN_BITS
-from gristmill.data_pipeline.extraction.block_features import FIRST_FEATURES, SECOND_FEATURES
-from gristmill.data_pipeline.extraction.blocks_config import BUNDLED_WEIGHTS
+from gristmill.data_pipeline.extraction.block_features import FIRST_FEATURES, KIND_FEATURES, SECOND_FEATURES
+from gristmill.data_pipeline.extraction.blocks_config import BUNDLED_WEIGHTS, NUM_KINDS
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.files import write_atomic
 from gristmill.foundation.runtime.kernels.cached_njit import cached_njit
@@ -43,9 +43,15 @@ class Trees(NamedTuple):
 @cached_njit(nogil=True)
 def predict(trees, row):
     """The probability of the row's block. trees: Trees."""
+    return predict_groups(trees, row, 0, len(trees.depths))
+
+
+@cached_njit(nogil=True)
+def predict_groups(trees, row, first, last):
+    """The probability by the groups of trees from first to last."""
     features, thresholds, children, values = trees.features, trees.thresholds, trees.children, trees.values
     total = 0.0
-    for group in range(len(trees.depths)):
+    for group in range(first, last):
         at = group * GROUP
         a, b, c, d = trees.roots[at], trees.roots[at + 1], trees.roots[at + 2], trees.roots[at + 3]
         e, f, g, h = trees.roots[at + 4], trees.roots[at + 5], trees.roots[at + 6], trees.roots[at + 7]
@@ -128,12 +134,19 @@ def _float32_below(value: float) -> float:
 
 
 BUNDLED_PATH = Path(__file__).parent / "blocks_weights.npz"
-STAGES = ("first", "second")
+STAGES = ("kinds", "first", "second")
+KIND_STEPS = 16  # of the weights of tokens for page kinds, which are stored in a byte
 MAX_TREE_DEPTH = 1000
+COMPACT = ("sizes", "leaves", "features", "thresholds", "values")
 
 
 class Weights(NamedTuple):
-    token_weights: np.ndarray  # float32[2 ** TOKEN_BITS]
+    """token_weights: float32[2 ** TOKEN_BITS]. kind_tokens: float32[2 ** TOKEN_BITS, NUM_KINDS], multiples of 1 /
+    KIND_STEPS. kinds: equally many trees for each page kind."""
+
+    token_weights: np.ndarray
+    kind_tokens: np.ndarray
+    kinds: Trees
     first: Trees
     second: Trees
     provenance: dict[str, Any]
@@ -141,19 +154,72 @@ class Weights(NamedTuple):
 
 def features_digest() -> str:
     """Digest of the features' names in their order: weights of other features are refused."""
-    return hashlib.sha256("\n".join((*FIRST_FEATURES, "", *SECOND_FEATURES)).encode()).hexdigest()[:16]
+    return hashlib.sha256("\n".join((*KIND_FEATURES, "", *FIRST_FEATURES, "", *SECOND_FEATURES)).encode()).hexdigest()[
+        :16
+    ]
 
 
 def save_weights(path: Path, weights: Weights) -> None:
-    """Equal weights give equal bytes. Token weights are stored in half precision."""
+    """Equal weights give equal bytes. Token weights and leaves are stored in half precision."""
     arrays: dict[str, Any] = {"token_weights": weights.token_weights.astype(np.float16)}
-    for stage, trees in zip(STAGES, weights[1:3], strict=True):
-        arrays |= {f"{stage}_{name}": array for name, array in trees._asdict().items()}
+    arrays["kind_tokens"] = np.round(weights.kind_tokens * KIND_STEPS).astype(np.int8)
+    for stage in STAGES:
+        arrays |= {f"{stage}_{name}": array for name, array in compact(getattr(weights, stage)).items()}
     described = {"features": features_digest(), "provenance": weights.provenance}
     arrays["description"] = np.frombuffer(json.dumps(described, sort_keys=True).encode(), np.uint8)
     content = io.BytesIO()
     np.savez_compressed(content, allow_pickle=False, **arrays)
     write_atomic(path, content.getvalue())
+
+
+def compact(trees: Trees) -> dict[str, np.ndarray]:
+    """Arrays that `expand` makes the trees of: of each tree its number of nodes, of each node whether it is a leaf, of
+    the others feature and threshold, of leaves the value. A node's children follow from the order of the nodes."""
+    places = np.arange(len(trees.features))
+    is_leaf = trees.children == places
+    return {
+        "sizes": np.diff([*trees.roots, len(places)]).astype(np.uint16),
+        "leaves": np.packbits(is_leaf),
+        "features": trees.features[~is_leaf].astype(np.uint8 if trees.features.max() < 256 else np.uint16),
+        "thresholds": trees.thresholds[~is_leaf],
+        "values": trees.values[is_leaf].astype(np.float16),
+    }
+
+
+def expand(
+    sizes: np.ndarray, leaves: np.ndarray, features: np.ndarray, thresholds: np.ndarray, values: np.ndarray
+) -> Trees:
+    """The trees of `compact`. Raises ValueError if the arrays do not fit each other."""
+    starts = np.concatenate([[0], np.cumsum(sizes.astype(np.int64))])
+    count = int(starts[-1])
+    is_leaf = np.unpackbits(leaves, count=count).astype(np.bool_)
+    inner = np.cumsum(~is_leaf) - 1
+    tree = np.repeat(np.arange(len(sizes)), sizes)
+    first = np.concatenate([inner, [len(features)]])[starts[:-1]] + is_leaf[starts[:-1]] if count else starts[:-1]
+    children = np.where(is_leaf, np.arange(count), starts[:-1][tree] + 1 + 2 * (inner - first[tree]))
+    num_inner = np.bincount(tree, ~is_leaf, len(sizes))
+    if len(sizes) % GROUP or not count or np.any(sizes != 2 * num_inner + 1) or len(features) != len(thresholds):
+        raise ValueError("trees whose arrays do not fit each other")
+    all_features, all_thresholds = np.zeros(count, np.uint32), np.full(count, np.inf, np.float32)
+    all_values = np.zeros(count, np.float32)
+    all_features[~is_leaf], all_thresholds[~is_leaf], all_values[is_leaf] = features, thresholds, values
+    depths = np.zeros(count, np.int32)
+    for node in np.flatnonzero(~is_leaf).tolist():  # parents come first
+        depths[children[node] : children[node] + 2] = depths[node] + 1
+    deepest = np.maximum.reduceat(depths, starts[:-1])
+    return Trees(
+        starts[:-1].astype(np.uint32),
+        deepest.reshape(-1, GROUP).max(axis=1).astype(np.int32),
+        all_features,
+        all_thresholds,
+        children.astype(np.uint32),
+        all_values,
+    )
+
+
+def in_half_precision(trees: Trees) -> Trees:
+    """The trees as a weights file holds them."""
+    return trees._replace(values=trees.values.astype(np.float16).astype(np.float32))
 
 
 def weights_path(weights: str) -> Path:
@@ -179,17 +245,23 @@ def weights_digest(weights: str) -> str:
 
 @lru_cache(maxsize=4)
 def _loaded(path: Path, modified: int) -> Weights:
+    other = InputError(f"{path}: fitted for other features; fit it again with `gristmill extractor fit`")
     try:
         with np.load(path, allow_pickle=False) as file:
             described = json.loads(file["description"].tobytes())
-            stages = [Trees(*(file[f"{stage}_{name}"] for name in Trees._fields)) for stage in STAGES]
-            weights = Weights(file["token_weights"].astype(np.float32), stages[0], stages[1], described["provenance"])
-            features = described["features"]
+            if described["features"] != features_digest():
+                raise other
+            kinds, first, second = (expand(*(file[f"{stage}_{name}"] for name in COMPACT)) for stage in STAGES)
+            tokens = file["token_weights"].astype(np.float32)
+            kind_tokens = file["kind_tokens"].astype(np.float32) / KIND_STEPS
+        weights = Weights(tokens, kind_tokens, kinds, first, second, described["provenance"])
+    except InputError:
+        raise
     except Exception as error:  # zipfile, zlib, numpy and json have many kinds for damaged, encrypted and cut files
         raise InputError(f"{path}: not a weights file ({error}); `gristmill extractor fit` writes one") from error
-    if features != features_digest() or len(weights.token_weights) != 1 << TOKEN_BITS:
-        raise InputError(f"{path}: fitted for other features; fit it again with `gristmill extractor fit`")
-    for stage, trees, names in zip(STAGES, stages, (FIRST_FEATURES, SECOND_FEATURES), strict=True):
+    if weights.token_weights.shape + weights.kind_tokens.shape != (1 << TOKEN_BITS, 1 << TOKEN_BITS, NUM_KINDS):
+        raise other
+    for stage, trees, names in zip(STAGES, weights[2:5], (KIND_FEATURES, FIRST_FEATURES, SECOND_FEATURES), strict=True):
         if not _is_sound(trees, len(names)):
             raise InputError(f"{path}: damaged trees of the {stage} stage; fit it again with `gristmill extractor fit`")
     return weights
@@ -197,15 +269,11 @@ def _loaded(path: Path, modified: int) -> Weights:
 
 def _is_sound(trees: Trees, num_features: int) -> bool:
     """Whether every index is in range. Prediction ends in any case: it takes as many steps as depths says."""
-    nodes, places = len(trees.features), np.arange(len(trees.features))
-    if {len(column) for column in trees[2:]} != {nodes} or any(column.ndim != 1 for column in trees):
-        return False
-    is_leaf = (trees.children == places) & np.isinf(trees.thresholds)
+    nodes = len(trees.features)
     return bool(
-        len(trees.roots) == GROUP * len(trees.depths) > 0
-        and np.all(trees.roots < nodes)
-        and np.all((trees.depths >= 0) & (trees.depths < MAX_TREE_DEPTH))
-        and np.all(is_leaf | ((trees.children > places) & (trees.children < nodes - 1)))
+        np.all(trees.roots < nodes)
+        and np.all(trees.depths < MAX_TREE_DEPTH)
+        and np.all(trees.children < nodes)
         and np.all(trees.features < num_features)
-        and all(column.dtype == np.uint32 for column in (trees.roots, trees.features, trees.children))
+        and np.all(np.isfinite(trees.values))
     )

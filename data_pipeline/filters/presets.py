@@ -162,6 +162,13 @@ PRESETS: dict[str, tuple[Rule, ...]] = {
     "mgpt_zlib": MGPT_ZLIB_RULES,
 }
 
+
+def page_kind_rules(kinds: Sequence[str]) -> tuple[Rule, ...]:
+    """The rule of a source's keep_page_kinds: documents without a kind pass."""
+    source = f"the recipe's keep_page_kinds: {', '.join(kinds)}"
+    return (Rule("page_kinds", "keep_page_kinds", "page_kind_kept", ">=", 1, source),) if kinds else ()
+
+
 # Options that choose what a rule measures. count_punctuation: 1 counts runs of punctuation as words, as datatrove's
 # filters/gopher_quality_filter.py and the published corpora made with it do; the default does not, because tables, code
 # and quotes in clean text are rich in punctuation (docs/curation.md, "Words and punctuation").
@@ -189,7 +196,7 @@ LINE_OPTIONS: dict[str, dict[str, float]] = {
 # Thresholds of a signal of the user's, and names that rules of gristmill begin with.
 OWN_THRESHOLDS: dict[str, Literal[">=", "<="]] = {"min": ">=", "max": "<="}
 SCORE_PREFIX = "quality_"  # of filters on scores, which curate.quality_scores names
-RESERVED = {"text", "language", "pii", *PRESETS}
+RESERVED = {"text", "language", "pii", "page_kinds", *PRESETS}
 
 
 # Config of one filter in a recipe: a preset and the thresholds that the recipe overrides.

@@ -194,7 +194,7 @@ SIGNATURES = (
     (0, b"PAR1", "a Parquet file"),
 )
 LOOKED_AT_BYTES = 16
-PARQUET = "a Parquet file"
+KIND_FORMATS = {b"PAR1": ("parquet",), b"%PDF-": ("pdf",), b"PK\x03\x04": ("epub", "docx")}  # that read such files
 SUFFIXES = {"text": "txt", "markdown": "md"}  # where the suffix is not the format's name
 
 
@@ -202,7 +202,7 @@ def foreign_kind(head: bytes, format_: str) -> str | None:
     """The kind of a binary file by its first bytes; None if the format can read it or the signature is unknown."""
     for offset, signature, kind in SIGNATURES:
         if head[offset : offset + len(signature)] == signature:
-            return None if (kind == PARQUET and format_ == "parquet") or format_ == "own" else kind
+            return None if format_ in KIND_FORMATS.get(signature, ()) or format_ == "own" else kind
     return None
 
 

@@ -31,6 +31,12 @@ from gristmill.foundation.deferred_module import DeferredModule
 from gristmill.foundation.lock import RawFile
 
 html_extraction = DeferredModule("gristmill.data_pipeline.extraction.html_extraction")  # for HTML alone
+# For documents alone: they import lxml, and compile the layout of pages.
+markup = DeferredModule("gristmill.data_pipeline.readers.markup")
+packages = DeferredModule("gristmill.data_pipeline.readers.packages")
+pdf = DeferredModule("gristmill.data_pipeline.readers.pdf")
+whole_files = DeferredModule("gristmill.data_pipeline.readers.whole_files")
+CONVERTERS = ("pdf", "epub", "docx", "ipynb", "latex")  # formats of files that are one document
 
 
 @dataclass(frozen=True)
@@ -207,7 +213,23 @@ def _opened_records(file: Any, file_range: FileRange, source: SourceConfig) -> I
         return read_own(file, name, source)
     if source.format == "mbox":
         return read_mailbox(file, name, source)
+    if source.format in CONVERTERS:
+        return whole_files.read_whole(file, name, source, _converter(source.format))
+    if source.format == "mediawiki":
+        return markup.read_mediawiki(file, name, source)
+    if source.format == "stack_exchange":
+        return markup.read_stack_exchange(file, name, source)
     return read_warc(file, name, source)
+
+
+def _converter(format_: str) -> Any:
+    return {
+        "pdf": lambda: pdf.convert_pdf,
+        "epub": lambda: packages.convert_epub,
+        "docx": lambda: packages.convert_docx,
+        "ipynb": lambda: markup.convert_notebook,
+        "latex": lambda: markup.convert_latex,
+    }[format_]()
 
 
 def _page(file: BinaryIO, name: str, limit: int) -> Iterator[Record | Unreadable]:

@@ -5,7 +5,7 @@ from typing import Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from gristmill.data_pipeline.extraction.blocks_config import BlocksConfig
+from gristmill.data_pipeline.extraction.blocks_config import BlocksConfig, PageKind
 from gristmill.data_pipeline.filters.presets import FilterChoice, check_choices, parse_choices
 from gristmill.data_pipeline.signals.scripts import require_language_code
 from gristmill.foundation.config import Config
@@ -29,6 +29,13 @@ Format = Literal[
     "arc",
     "csv",
     "mbox",
+    "pdf",
+    "epub",
+    "docx",
+    "ipynb",
+    "latex",
+    "mediawiki",
+    "stack_exchange",
     "datasets",
     "own",
 ]
@@ -66,6 +73,12 @@ class SourceConfig(Config):
     record: Literal["file", "paragraph", "line"] = "file"  # unit of a document in text and markdown files
     extractor: Literal["blocks", "trafilatura", "trafilatura_precision", "resiliparse"] = "blocks"
     blocks: BlocksConfig = Field(default=BlocksConfig(), description="options of extractor: blocks")
+    keep_page_kinds: tuple[PageKind, ...] = Field(
+        default=(),
+        json_schema_extra={"omit_default": True},
+        exclude_if=lambda kinds: not kinds,
+        description="extractor blocks: kinds of pages that are kept; (): all",
+    )
     max_record_bytes: int = Field(default=MAX_RECORD_BYTES, ge=1)  # a larger record is quarantined, unread
     reader: UserCode | None = Field(
         default=None,
@@ -146,6 +159,11 @@ class SourceConfig(Config):
         if self.extractor != "blocks" and self.blocks != BlocksConfig():
             raise ValueError(
                 f"source {self.name}: blocks has options of the extractor blocks; set extractor: blocks or remove them"
+            )
+        if self.keep_page_kinds and not self.extracted_by_blocks:
+            raise ValueError(
+                f"source {self.name}: keep_page_kinds needs pages whose kind the extractor blocks predicts; set format "
+                "html, warc or arc (or html_field) and extractor: blocks, or remove it"
             )
         if (self.format == "own") != (self.reader is not None):
             raise ValueError(

@@ -221,8 +221,8 @@ def _with_measures(table: pa.Table, changed: np.ndarray, texts: list[str], task:
     own = config.optional.own
     buffer = TextBuffer.of(texts)
     languages, signals = detect_buffer(buffer, config.language_id), measure_buffer(buffer, config.word_tokenizer)
-    urls = table.column("url").take(pa.array(changed)).combine_chunks()
-    optional = config.optional.columns(buffer, languages, urls)
+    urls, metadata = (table.column(name).take(pa.array(changed)).combine_chunks() for name in ("url", "metadata"))
+    optional = config.optional.columns(buffer, languages, urls, metadata)
     for field, measured in [
         *zip(LANGUAGE_FIELDS, languages.columns, strict=True),
         *zip(SIGNAL_FIELDS, signals.columns, strict=True),

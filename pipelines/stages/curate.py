@@ -126,7 +126,7 @@ def quarantined(context: StageContext) -> list[str]:
 
 STAGE: Stage = Stage(
     name="curate",
-    code_version=19,
+    code_version=20,
     inputs=(),
     config=config,
     run=run,

@@ -73,10 +73,10 @@ def test_a_block_of_most_pages_of_a_host_is_left_out(tmp_path):
     source, groups = source_of(), ranges(tmp_path, crawl(), 2)
     found = texts(groups, source, table_of(tmp_path / "cache", groups, source))
     of_a, of_b, of_c = (found[f"https://{host}/1"] for host in ("a.org", "b.org", "C.org:80"))
-    assert of_a.text.split("\n")[-4:] == story("a1") and of_a.repairs == ("site_boilerplate",)
-    assert of_b.text.split("\n")[-5:] == [*story("b1"), ABOUT] and of_b.repairs == ()  # 3 pages are under 10
-    assert of_c.text.split("\n")[-5:] == [*story("c1"), ABOUT]  # 11 of 40 pages are under 0.3
-    assert "\n".join(story("a0")) in found["https://a.org/0?copy=3"].text  # copies of a page count once
+    assert of_a.text.split("\n\n")[-4:] == story("a1") and of_a.repairs == ("site_boilerplate",)
+    assert of_b.text.split("\n\n")[-5:] == [*story("b1"), ABOUT] and of_b.repairs == ()  # 3 pages are under 10
+    assert of_c.text.split("\n\n")[-5:] == [*story("c1"), ABOUT]  # 11 of 40 pages are under 0.3
+    assert "\n\n".join(story("a0")) in found["https://a.org/0?copy=3"].text  # copies of a page count once
 
 
 def test_a_page_of_nothing_but_boilerplate_is_quarantined(tmp_path):

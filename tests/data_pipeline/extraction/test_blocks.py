@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from benchmarks.support.warc_file import write_warc
-from gristmill.data_pipeline.extraction.blocks import MAX_TAGS, NotAPage, check_page, main_text
+from gristmill.data_pipeline.extraction.blocks import MAX_TAGS, NotAPage, check_page, main_text, whole_text
 from gristmill.data_pipeline.extraction.blocks_config import BlocksConfig
 from gristmill.data_pipeline.extraction.html_extraction import MAX_HTML_BYTES, NotExtracted, extract, extract_page
 from gristmill.data_pipeline.extraction.page import NO_TOKENS, read_page
@@ -57,10 +57,10 @@ def test_bytes_that_are_no_page_have_a_reason():
 
 
 def test_a_page_keeps_its_story_where_it_is_damaged():
-    whole, body = PAGE.encode(), "\n".join(STORY)
+    whole, body = PAGE.encode(), "\n\n".join(STORY)
     assert body in text_of(b"\x00".join([whole[:100], whole[100:]]))
     assert body in text_of(whole[: whole.index(b"<footer")])
-    assert "\n".join(STORY[:3]) in text_of(whole[: whole.index(STORY[4].encode())])
+    assert "\n\n".join(STORY[:3]) in text_of(whole[: whole.index(STORY[4].encode())])
     assert body in text_of(b"<div>" * 100_000 + b"</div>" * 100_000 + whole)
     assert STORY[0] in text_of(b"<div>" * 100_000 + whole)
     assert body in text_of(whole.replace(b"<body>", b"<body><p>" * 1000))
@@ -81,29 +81,27 @@ def test_a_page_has_the_same_text_after_any_other_page():
     assert text_of(PAGE.encode()) == first
 
 
-def test_rows_of_tables_on_one_line_or_left_out():
+def test_tables_can_be_left_out():
     html = "<p>a<table><tr><th>b<th>c<tr><td>d<td>e<p>f</table>g"
-    assert everything(html) == "a\nb\nc\nd\ne\nf\ng"
-    assert everything(html, table_rows=True) == "a\nb | c\nd | e\nf\ng"
-    assert everything(html, tables=False) == "a\ng"
+    assert everything(html) == "a\n\nb | c\nd | e f\n\ng"
+    assert everything(html, tables=False) == "a\n\ng"
 
 
-def test_markers_of_list_items():
-    html = "<ul><li>a<li><p>b<p>c</ul><dl><dt>d<dd>e</dl>"
-    assert everything(html, list_markers=True) == "- a\nb\nc\n- d\n- e"
-    assert everything(html) == "a\nb\nc\nd\ne"
+def test_the_kind_of_a_page_is_in_its_metadata():
+    metadata = extract_page(PAGE.encode(), None, "blocks", BlocksConfig()).metadata
+    assert metadata["page_kind"] == "article" and 0.5 < metadata["page_kind_score"] <= 1
 
 
-def test_code_and_line_breaks():
-    html = "<pre>x = 1\n  y = 2\n</pre><p>a<br>b"
-    assert everything(html) == "x = 1\n  y = 2\na\nb"
-    assert everything(html, code=False, line_breaks=False) == "x = 1 y = 2\na b"
+def test_all_text_of_a_fragment_whatever_its_layout():
+    assert whole_text(b"<nav>a</nav><footer>b\xff</footer>", BlocksConfig()) == "a\n\nb\ufffd"
+    with pytest.raises(NotAPage):
+        whole_text(b"<p>" * (MAX_TAGS + 1), BlocksConfig())
 
 
 def test_comments_are_kept_when_asked():
     comment = "I have seen this mill, and the river too."
     html = PAGE.replace("</article>", f"</article><section id=comments><ol><li><p>{comment}</p></li></ol></section>")
-    assert comment in text_of(html.encode(), comments=True).split("\n")
+    assert f"1. {comment}" in text_of(html.encode(), comments=True).split("\n")
     assert text_of(PAGE.encode(), comments=True) == text_of(PAGE.encode())
 
 
@@ -122,8 +120,9 @@ def test_a_warc_file_through_the_reader(tmp_path):
     )
     file = RawFile(name=path.name, bytes=path.stat().st_size, sha256=file_digest(path))
     story, empty, data = read_range(FileRange(file, str(path)), source)
-    assert isinstance(story, Record) and "\n".join(STORY) in story.text
-    assert story.metadata == {"warc_date": "2024-01-01T00:00:00Z", "author": "Ann"}
+    assert isinstance(story, Record) and "\n\n".join(STORY) in story.text
+    kind = {"page_kind": "article", "page_kind_score": story.metadata["page_kind_score"]}
+    assert story.metadata == {"warc_date": "2024-01-01T00:00:00Z", "author": "Ann"} | kind
     assert [(one.kind, one.excerpt) for one in (empty, data)] == [
         ("no_text", "https://a.org/2"),
         ("not_html", "https://a.org/3"),

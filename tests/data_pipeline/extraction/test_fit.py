@@ -1,20 +1,24 @@
+import base64
 import gzip
 import json
 
 import numpy as np
 import pytest
+import zstandard
 
+import gristmill.data_pipeline.extraction.labelled_pages as labelled_pages_module
 from gristmill.data_pipeline.extraction.blocks_config import BlocksConfig
-from gristmill.data_pipeline.extraction.fit import (
+from gristmill.data_pipeline.extraction.html_extraction import extract
+from gristmill.data_pipeline.extraction.labelled_pages import (
     LabelledPage,
     block_labels,
     blocks_of,
     fold_of,
     labelled_pages,
     labels_of_body,
+    share_weights,
     site_of,
 )
-from gristmill.data_pipeline.extraction.html_extraction import extract
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.progress import Reporter
 from gristmill.pipelines.cli.main import main
@@ -40,13 +44,35 @@ def test_chunks_overrule_the_teacher():
     page = LabelledPage("p", "a.org", b"", ("river and the",), ("Read also",))
     labels, weights = block_labels(page, BLOCKS, "Read also: the dam\nBy Ann")
     assert labels.tolist() == [False, True, True, False, True]
-    assert weights.tolist() == [1.0, 8.0, 8.0, 8.0, 1.0]
+    assert weights.tolist() == [3.0, 24.0, 24.0, 24.0, 3.0]  # UNTYPED_WEIGHT times
 
 
 def test_chunks_are_found_across_blocks_with_white_space_normalized():
     assert blocks_of("the \n river  and", BLOCKS) == [1, 2]
     assert blocks_of("the", BLOCKS) == [1, 2, 3]
     assert blocks_of("absent", BLOCKS) == blocks_of(" ", BLOCKS) == []
+
+
+def test_blocks_count_by_their_share_of_the_page(monkeypatch):
+    monkeypatch.setattr(labelled_pages_module, "MEAN_SHARE", 0.1)
+    body = " ".join(["word"] * 40)
+    shares = share_weights([body, "word " * 4, ""], body)
+    assert shares.tolist() == pytest.approx([0.05 + 0.95 * 2.5, 0.05 + 0.95, 0.05])
+
+
+def test_annotated_pages_of_kinds_are_read(tmp_path):
+    page = {"id": "1", "url": "https://shop.a.org/x", "page_type": "product", "main_content": "c", "html": "<p>c"}
+    raw = {"id": "2", "url": None, "page_type": "forum", "main_content": None,
+           "html_base64": base64.b64encode("<p>é".encode("latin-1")).decode()}  # fmt: skip
+    lines = "\n".join(map(json.dumps, (page, raw)))
+    (tmp_path / "pages.jsonl.zst").write_bytes(zstandard.compress(lines.encode()))
+    assert labelled_pages(tmp_path) == [
+        LabelledPage("1", "a.org", b"<p>c", body="c", kind="product"),
+        LabelledPage("2", "2", "<p>é".encode(), body="", kind="forum"),
+    ]
+    (tmp_path / "pages.jsonl.zst").write_bytes(zstandard.compress(json.dumps(page | {"page_type": "x"}).encode()))
+    with pytest.raises(InputError, match="page_type 'x' is none of article"):
+        labelled_pages(tmp_path)
 
 
 def write_page(path, html):
@@ -125,7 +151,8 @@ def test_weights_that_are_fitted_twice_are_equal_and_find_the_story(tmp_path):
         fit_weights([tmp_path / "pages"], tmp_path / name, Reporter.silent())
     assert (tmp_path / "one.npz").read_bytes() == (tmp_path / "two.npz").read_bytes()
     html, body = made_page(99, rng)
-    assert extract(html.encode(), None, "blocks", BlocksConfig(weights=str(tmp_path / "one.npz"))) == body
+    text = extract(html.encode(), None, "blocks", BlocksConfig(weights=str(tmp_path / "one.npz")))
+    assert text == body.replace("\n", "\n\n")
 
 
 def test_the_pages_of_a_site_are_in_one_fold():

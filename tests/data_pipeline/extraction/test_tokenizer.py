@@ -66,7 +66,7 @@ def test_what_is_no_text_is_skipped():
     )
     assert texts(page) == ["kept"]
     assert texts("kept<script>lost for good") == ["kept"]
-    assert texts("kept<noscript>and <p>this too") == ["keptand", "this too"]
+    assert texts("kept<noscript>and <p>this too") == ["kept", "and", "this too"]
     assert texts("a<svg/>b<script src=x />c") == ["abc"]
 
 

@@ -5,6 +5,8 @@ from gristmill.data_pipeline.extraction.blocks_config import BlocksConfig
 from gristmill.data_pipeline.extraction.html_extraction import extract
 from gristmill.data_pipeline.extraction.weights import (
     BUNDLED_PATH,
+    compact,
+    expand,
     flatten,
     load_weights,
     pack,
@@ -32,20 +34,29 @@ def test_a_file_that_holds_no_weights_says_so(tmp_path, content):
         load_weights(str(tmp_path / "none.npz"))
 
 
-def test_trees_with_indices_out_of_range_are_refused(tmp_path):
-    weights = load_weights("bundled")
-    for stage, change in (
-        ("first", {"children": np.full_like(weights.first.children, 10_000_000)}),
-        ("first", {"roots": weights.first.roots - 1}),
-        ("first", {"depths": np.full_like(weights.first.depths, 1 << 30)}),
-        ("second", {"features": np.full_like(weights.second.features, 10_000)}),
-        ("second", {"values": weights.second.values[:-1]}),
+def test_damaged_trees_are_refused(tmp_path):
+    save_weights(tmp_path / "good.npz", load_weights("bundled"))
+    with np.load(tmp_path / "good.npz") as file:
+        arrays = dict(file)
+    for name, change in (
+        ("first_features", np.full_like(arrays["first_features"], 255)),
+        ("first_leaves", ~arrays["first_leaves"]),
+        ("second_sizes", arrays["second_sizes"][:-1]),
+        ("second_values", arrays["second_values"][:-1]),
+        ("kinds_thresholds", arrays["kinds_thresholds"][1:]),
+        ("kinds_values", arrays["kinds_values"] * np.float16(np.inf)),
     ):
-        trees = getattr(weights, stage)._replace(**change)
-        save_weights(tmp_path / "bad.npz", weights._replace(**{stage: trees}))
-        with pytest.raises(InputError, match=f"damaged trees of the {stage} stage"):
-            load_weights(str(tmp_path / "bad.npz"))
-        (tmp_path / "bad.npz").unlink()
+        np.savez_compressed(tmp_path / f"{name}.npz", **(arrays | {name: change}))
+        with pytest.raises(InputError, match=f"{name}.npz: (not a weights file|damaged trees of the)"):
+            load_weights(str(tmp_path / f"{name}.npz"))
+
+
+def test_trees_are_the_same_when_they_are_stored():
+    inner = {"decision_type": "<=", "split_feature": 1, "threshold": 0.5}
+    left = inner | {"left_child": {"leaf_value": 0.25}, "right_child": {"leaf_value": 1.0}}
+    trees = flatten([inner | {"left_child": left, "right_child": {"leaf_value": 3.0}}, {"leaf_value": 2.0}])
+    for stored, kept in zip(expand(**compact(trees)), trees, strict=True):
+        assert stored.tolist() == kept.tolist() and stored.dtype == kept.dtype
 
 
 def test_a_tree_worked_by_hand():

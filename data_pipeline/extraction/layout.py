@@ -1,0 +1,288 @@
+"""Layout of a page's kept text blocks: paragraphs, headings, lists, tables, code and quotes, as plain text or Markdown.
+
+Paragraphs are separated by a blank line. Items of a list and rows of a table stand on consecutive lines. A table whose
+cells hold prose, headings, lists or tables is there for the page's layout, and its cells are paragraphs."""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from gristmill.data_pipeline.extraction.attributes import ELEMENT, END, PARENT, START, TAG
+from gristmill.data_pipeline.extraction.tags import CELL, CODE, ITEM, TAG_IDS, TAG_KINDS
+from gristmill.foundation.runtime.kernels.cached_njit import cached_njit
+
+MAX_CELL_BYTES = 300  # of a cell of data; longer ones are prose in a layout
+MAX_LEVELS = 6  # of nested lists and quotes that are indented
+P, LI, UL, OL, MENU, DIR, DL, DT, DD, TABLE, TR, TH, QUOTE, CAPTION = (
+    TAG_IDS[name]
+    for name in ("p", "li", "ul", "ol", "menu", "dir", "dl", "dt", "dd", "table", "tr", "th", "blockquote", "caption")
+)
+HEADING_LEVELS = {TAG_IDS[f"h{level}"]: level for level in range(1, 7)}
+_MARKUP = re.compile(r"(\d{0,9})(?=[#>+*-]+(?:\s|$)|(?<=\d)[.)]\s|```)")
+_FENCE = re.compile(r"`{3,}")
+
+TextFormat = Literal["text", "markdown"]
+
+
+@dataclass(frozen=True)
+class LayoutOptions:
+    """format: plain text or Markdown. table_rows: a line for each row, its cells joined. list_markers: "- " or the
+    item's number before an item. code: the white space of <pre> is kept. line_breaks: <br> ends a line."""
+
+    format: TextFormat = "text"
+    table_rows: bool = True
+    list_markers: bool = True
+    code: bool = True
+    line_breaks: bool = True
+
+
+class BlockPlace(NamedTuple):
+    """Position of an element in the structure. items: the list items it is in, the outermost first. list, definitions,
+    table, row, cell, code: the outermost list, the definition list, and the innermost others; 0 for none. level: of a
+    heading. quotes: number of quotes around it. term, header: whether it is a term or a header cell."""
+
+    items: tuple[int, ...] = ()
+    list: int = 0
+    definitions: int = 0
+    table: int = 0
+    row: int = 0
+    cell: int = 0
+    code: int = 0
+    level: int = 0
+    quotes: int = 0
+    term: bool = False
+    header: bool = False
+
+
+class PlacedBlock(NamedTuple):
+    """A kept block's text and place."""
+
+    element: int
+    text: str
+    place: BlockPlace
+
+
+@dataclass
+class Piece:
+    """A part of the text that blank lines or line ends separate from the next. group: the list, table or code that its
+    lines belong to; 0 for a paragraph."""
+
+    lines: list[str]
+    group: tuple[str, int]
+    quotes: int = 0
+
+
+@dataclass
+class Places:
+    """Places of a page's elements, computed once an element. data_tables: those whose rows are lines."""
+
+    elements: np.ndarray
+    known: dict[int, BlockPlace] = field(default_factory=lambda: {0: BlockPlace()})
+
+    def of(self, element: int) -> BlockPlace:
+        chain = []
+        while element not in self.known:
+            chain.append(element)
+            element = int(self.elements[element, PARENT])
+        place = self.known[element]
+        for below in reversed(chain):
+            row = self.elements[below]
+            place = self.known[below] = _below(place, below, int(row[TAG]), int(row[PARENT]))
+        return place
+
+
+def _below(place: BlockPlace, element: int, tag: int, parent: int) -> BlockPlace:
+    """The place of an element of this tag in an element at the place."""
+    if tag in (UL, OL, MENU, DIR):
+        return place if place.list else place._replace(list=element)
+    if tag == LI:  # items outside of a list are of their parent's
+        return place._replace(items=(*place.items, element), list=place.list or -parent - 1)
+    if tag == DL:
+        return place if place.definitions else place._replace(definitions=element)
+    if tag in (DT, DD):
+        return place._replace(term=tag == DT, definitions=place.definitions or element)
+    if tag == TABLE:
+        return place._replace(table=element, row=0, cell=0, items=(), list=0, definitions=0)
+    if tag == TR:
+        return place._replace(row=element, cell=0)
+    if TAG_KINDS[tag] & CELL:
+        return place._replace(cell=element, header=tag == TH)
+    if TAG_KINDS[tag] & CODE:
+        return place._replace(code=element)
+    if tag in HEADING_LEVELS:
+        return place._replace(level=HEADING_LEVELS[tag])
+    if tag == QUOTE:
+        return place._replace(quotes=min(place.quotes + 1, MAX_LEVELS))
+    return place
+
+
+@cached_njit(nogil=True)
+def _count_siblings(elements, ordinals, counts):
+    """ordinals: of items and cells among those of their parent, from 0."""
+    for e in range(1, len(elements)):
+        if TAG_KINDS[elements[e, TAG]] & (ITEM | CELL):
+            ordinals[e] = counts[elements[e, PARENT]]
+            counts[elements[e, PARENT]] += 1
+
+
+def layout(elements: np.ndarray, blocks: np.ndarray, text: bytes, kept: np.ndarray, options: LayoutOptions) -> str:
+    """The kept blocks' text. elements, blocks: of a page; text: of all its blocks, in UTF-8. kept: bool[B]."""
+    ordinals = np.zeros(len(elements), np.int32)
+    _count_siblings(elements, ordinals, np.zeros(len(elements), np.int32))
+    places = Places(elements)
+    rows = blocks[np.flatnonzero(kept)][:, (ELEMENT, START, END)].tolist()
+    chosen = [
+        PlacedBlock(element, text[start:end].decode("utf-8", "replace"), places.of(element))
+        for element, start, end in rows
+    ]
+    tables = data_tables(chosen) if options.table_rows else set()
+    pieces = list(_pieces(chosen, tables, elements, ordinals, options))
+    return _joined(pieces, options)
+
+
+def data_tables(blocks: Sequence[PlacedBlock]) -> set[int]:
+    """Tables with at least two cells in a row, whose cells are short and hold no headings, lists, code or tables."""
+    cells: dict[int, dict[int, set[int]]] = {}
+    refused: set[int] = set()
+    sizes: dict[int, int] = {}
+    for block in blocks:
+        place = block.place
+        if not place.table:
+            continue
+        if place.cell:
+            cells.setdefault(place.table, {}).setdefault(place.row, set()).add(place.cell)
+            sizes[place.cell] = sizes.get(place.cell, 0) + len(block.text)
+        if place.cell and (place.level or place.items or place.code or sizes[place.cell] > MAX_CELL_BYTES):
+            refused.add(place.table)
+    return {
+        table for table, rows in cells.items() if table not in refused and max(len(row) for row in rows.values()) > 1
+    }
+
+
+def _pieces(
+    blocks: Sequence[PlacedBlock], tables: set[int], elements: np.ndarray, ordinals: np.ndarray, options: LayoutOptions
+) -> Iterator[Piece]:
+    at = 0
+    while at < len(blocks):
+        place, end = blocks[at].place, at + 1
+        if place.cell and place.table in tables:
+            while end < len(blocks) and blocks[end].place.table == place.table and blocks[end].place.cell:
+                end += 1
+            yield _table(blocks[at:end], ordinals, options)
+        elif place.code:
+            while end < len(blocks) and blocks[end].place.code == place.code:
+                end += 1
+            yield _code(blocks[at:end], options)
+        elif place.items:
+            item = place.items[-1]
+            while end < len(blocks) and blocks[end].place.items == place.items and not blocks[end].place.code:
+                end += 1
+            is_first = at == 0 or item not in blocks[at - 1].place.items
+            yield _item(blocks[at:end], is_first, elements, ordinals, options)
+        else:
+            yield _paragraph(blocks[at], options)
+        at = end
+
+
+def _paragraph(block: PlacedBlock, options: LayoutOptions) -> Piece:
+    place, lines = block.place, _lines(block.text, options)
+    if options.format == "markdown":
+        if place.level:
+            lines = ["#" * place.level + " " + " ".join(lines)]
+        elif place.definitions and not place.term:
+            lines = [": " + lines[0], *("  " + line for line in lines[1:])]
+        else:
+            lines = [_escaped(line) for line in lines]
+    group = ("definitions", place.definitions) if place.definitions and not place.level else ("", 0)
+    return Piece(lines, group, place.quotes)
+
+
+def _lines(text: str, options: LayoutOptions) -> list[str]:
+    return text.split("\n") if options.line_breaks else [text.replace("\n", " ")]
+
+
+def _escaped(line: str) -> str:
+    """The line with a backslash before what Markdown would take for a heading, an item, a quote or a fence."""
+    start = _MARKUP.match(line)
+    return line if start is None else f"{start[1]}\\{line[start.end() :]}"
+
+
+def _code(blocks: Sequence[PlacedBlock], options: LayoutOptions) -> Piece:
+    lines = [line.rstrip() for block in blocks for line in block.text.split("\n")]
+    while lines and not lines[-1]:
+        lines.pop()
+    if not options.code:
+        lines = [" ".join(" ".join(lines).split())]
+    elif options.format == "markdown":
+        longest = max((len(match[0]) for line in lines for match in _FENCE.finditer(line)), default=2)
+        fence = "`" * (longest + 1)
+        lines = [fence, *lines, fence]
+    return Piece(lines, ("code", blocks[0].place.code), blocks[0].place.quotes)
+
+
+def _item(
+    blocks: Sequence[PlacedBlock], is_first: bool, elements: np.ndarray, ordinals: np.ndarray, options: LayoutOptions
+) -> Piece:
+    """Lines of an item's own text: the first behind its marker, the others below it."""
+    place = blocks[0].place
+    lines = [line for block in blocks for line in _item_lines(block, options)]
+    if options.list_markers or options.format == "markdown":
+        item = place.items[-1]
+        is_numbered = elements[elements[item, PARENT], TAG] == OL
+        marker = f"{ordinals[item] + 1}. " if is_numbered else "- "
+        indent = "  " * min(len(place.items) - 1, MAX_LEVELS)
+        if options.format == "markdown":
+            indent += "  " * min(len(place.items) - 1, MAX_LEVELS)
+            marker = marker if is_numbered else "-   "
+        first = indent + marker if is_first else indent + " " * len(marker)
+        lines = [first + lines[0], *(indent + " " * len(marker) + line for line in lines[1:])]
+    return Piece(lines, ("list", place.list), place.quotes)
+
+
+def _item_lines(block: PlacedBlock, options: LayoutOptions) -> list[str]:
+    lines = _lines(block.text, options)
+    if options.format == "markdown":
+        level = block.place.level
+        lines = ["#" * level + " " + " ".join(lines)] if level else [_escaped(line) for line in lines]
+    return lines
+
+
+def _table(blocks: Sequence[PlacedBlock], ordinals: np.ndarray, options: LayoutOptions) -> Piece:
+    rows: dict[int, dict[int, list[str]]] = {}
+    headers: dict[int, bool] = {}
+    for block in blocks:
+        place = block.place
+        cell = rows.setdefault(place.row, {}).setdefault(int(ordinals[place.cell]), [])
+        cell.append(" ".join(block.text.split()))
+        headers[place.row] = headers.get(place.row, True) and place.header
+    width = max(max(cells) for cells in rows.values()) + 1
+    texts = [[" ".join(cells.get(column, ())) for column in range(width)] for cells in rows.values()]
+    group = ("table", blocks[0].place.table)
+    if options.format == "text":
+        return Piece(
+            [" | ".join(row[: max(cells) + 1]) for row, cells in zip(texts, rows.values(), strict=True)], group
+        )
+    texts = [[cell.replace("|", "\\|") for cell in row] for row in texts]
+    if not next(iter(headers.values())):
+        texts.insert(0, [""] * width)
+    texts.insert(1, ["---"] * width)
+    return Piece([f"| {' | '.join(row)} |" for row in texts], group, blocks[0].place.quotes)
+
+
+def _joined(pieces: Sequence[Piece], options: LayoutOptions) -> str:
+    """The pieces with a blank line between them, or a line end inside a list, table or piece of code."""
+    parts: list[str] = []
+    previous: Piece | None = None
+    for piece in pieces:
+        prefix = "> " * piece.quotes if options.format == "markdown" else ""
+        lines = [(prefix + line).rstrip() for line in piece.lines] if prefix else piece.lines
+        if previous is not None:
+            together = piece.group == previous.group and piece.group[1] != 0
+            quotes = "> " * min(piece.quotes, previous.quotes) if prefix else ""
+            parts.append("\n" if together else f"\n{quotes.rstrip()}\n")
+        parts.append("\n".join(lines))
+        previous = piece
+    return "".join(parts)

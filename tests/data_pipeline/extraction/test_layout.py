@@ -1,0 +1,122 @@
+"""Forty structures written for the purpose, each with the text and the Markdown that they must give."""
+
+import numpy as np
+import pytest
+
+from gristmill.data_pipeline.extraction.blocks import main_text
+from gristmill.data_pipeline.extraction.blocks_config import BlocksConfig
+from gristmill.data_pipeline.extraction.page import NO_TOKENS, read_page
+
+TEX = '<annotation encoding="application/x-tex">{}</annotation>'
+# name -> (HTML, text, Markdown; None: as the text).
+STRUCTURES: dict[str, tuple[str, str, str | None]] = {
+    "paragraphs": ("<p>one<p>two", "one\n\ntwo", None),
+    "text between blocks": ("one<div>two</div>three", "one\n\ntwo\n\nthree", None),
+    "a line end in a paragraph": ("<p>one<br>two", "one\ntwo", None),
+    "two line ends are a paragraph": ("<p>one<br><br>two", "one\n\ntwo", None),
+    "headings": ("<h1>A</h1><p>a<h3>B</h3><p>b", "A\n\na\n\nB\n\nb", "# A\n\na\n\n### B\n\nb"),
+    "a heading of two lines": ("<h2>A<br>B</h2>", "A\nB", "## A B"),
+    "a list": ("<ul><li>a<li>b</ul>", "- a\n- b", "-   a\n-   b"),
+    "a numbered list": ("<ol><li>a<li>b</ol>", "1. a\n2. b", None),
+    "a nested list": (
+        "<ul><li>a<ul><li>b<li>c</ul><li>d</ul>", "- a\n  - b\n  - c\n- d", "-   a\n    -   b\n    -   c\n-   d",
+    ),
+    "numbers in a list": ("<ul><li>a<ol><li>b</ol></ul>", "- a\n  1. b", "-   a\n    1. b"),
+    "three levels": (
+        "<ul><li>a<ul><li>b<ul><li>c</ul></ul></ul>", "- a\n  - b\n    - c", "-   a\n    -   b\n        -   c",
+    ),
+    "paragraphs in an item": ("<ul><li><p>a<p>b<li>c</ul>", "- a\n  b\n- c", "-   a\n    b\n-   c"),
+    "text behind a nested list": (
+        "<ul><li>a<ul><li>b</ul>c</ul>", "- a\n  - b\n  c", "-   a\n    -   b\n    c",
+    ),
+    "a heading in an item": ("<ul><li><h3>A</h3>a</ul>", "- A\n  a", "-   ### A\n    a"),
+    "two lists": ("<ul><li>a</ul><ul><li>b</ul>", "- a\n\n- b", "-   a\n\n-   b"),
+    "a list between paragraphs": ("<p>a<ul><li>b</ul><p>c", "a\n\n- b\n\nc", "a\n\n-   b\n\nc"),
+    "an item outside of a list": ("<li>a<li>b", "- a\n- b", "-   a\n-   b"),
+    "a menu": ("<menu><li>a</menu>", "- a", "-   a"),
+    "a table": (
+        "<table><tr><td>a<td>b<tr><td>c<td>d</table>", "a | b\nc | d", "|  |  |\n| --- | --- |\n| a | b |\n| c | d |",
+    ),
+    "a table with a header": (
+        "<table><tr><th>A<th>B<tr><td>a<td>b</table>", "A | B\na | b", "| A | B |\n| --- | --- |\n| a | b |",
+    ),
+    "empty cells": (
+        "<table><tr><th>A<th>B<th>C<tr><td>a<td><td>c<tr><td><td>d</table>", "A | B | C\na |  | c\n | d",
+        "| A | B | C |\n| --- | --- | --- |\n| a |  | c |\n|  | d |  |",
+    ),
+    "a bar in a cell": (
+        "<table><tr><th>A<th>B<tr><td>a|a<td>b</table>", "A | B\na|a | b", "| A | B |\n| --- | --- |\n| a\\|a | b |",
+    ),
+    "lines in a cell": (
+        "<table><tr><th>A<th>B<tr><td>a<br>c<td><p>b<p>d</table>", "A | B\na c | b d",
+        "| A | B |\n| --- | --- |\n| a c | b d |",
+    ),
+    "a caption": (
+        "<table><caption>C</caption><tr><th>A<th>B</table>", "C\n\nA | B", "C\n\n| A | B |\n| --- | --- |",
+    ),
+    "a layout of one column": ("<table><tr><td>a<tr><td>b</table>", "a\n\nb", None),
+    "a layout of headings": ("<table><tr><td><h2>A</h2>a<td>b</table>", "A\n\na\n\nb", "## A\n\na\n\nb"),
+    "a layout of prose": (f"<table><tr><td>{'long ' * 80}<td>b</table>", f"{('long ' * 80).strip()}\n\nb", None),
+    "a table in a layout": (
+        "<table><tr><td>menu<td><h1>T</h1><table><tr><th>A<th>B</table></table>", "menu\n\nT\n\nA | B",
+        "menu\n\n# T\n\n| A | B |\n| --- | --- |",
+    ),
+    "code": (
+        "<pre>def f():\n    return 1\n\n\nx = 2\n</pre>", "def f():\n    return 1\n\n\nx = 2",
+        "```\ndef f():\n    return 1\n\n\nx = 2\n```",
+    ),
+    "code with fences": ("<pre>```\nx\n```</pre>", "```\nx\n```", "````\n```\nx\n```\n````"),
+    "code between paragraphs": ("<p>a<pre>b  c</pre><p>d", "a\n\nb  c\n\nd", "a\n\n```\nb  c\n```\n\nd"),
+    "a quote": ("<blockquote><p>a<p>b</blockquote><p>c", "a\n\nb\n\nc", "> a\n>\n> b\n\nc"),
+    "a quote in a quote": ("<blockquote>a<blockquote>b</blockquote></blockquote>", "a\n\nb", "> a\n>\n> > b"),
+    "definitions": ("<dl><dt>a<dd>b<dt>c<dd>d</dl>", "a\nb\nc\nd", "a\n: b\nc\n: d"),
+    "a caption of a figure": ("<figure><img><figcaption>a</figcaption></figure><p>b", "a\n\nb", None),
+    "MathML": (
+        f"<p>a <math><semantics><mi>x</mi>{TEX.format('x^2 &lt; y')}</semantics></math> b", "a $x^2 < y$ b", None,
+    ),
+    "MathML without TeX": ("<p>a <math><mi>x</mi><mo>=</mo><mn>2</mn></math> b", "a x=2 b", None),
+    "KaTeX": (
+        f'<p>a <span class="katex"><span class="katex-mathml"><math>{TEX.format("E=mc^2")}</math></span>'
+        '<span class="katex-html" aria-hidden="true"><span>E</span>=mc2</span></span>, b', "a $E=mc^2$, b", None,
+    ),
+    "MathJax": (
+        '<p>a <span class="MathJax_Preview">z</span><script type="math/tex; mode=display">\\int x\n dx</script> b',
+        "a $\\int x dx$ b", None,
+    ),
+    "ruby": ("<p><ruby>虐待<rp>(</rp><rt>ぎゃくたい</rt><rp>)</rp></ruby>です", "虐待です", None),
+    "ruby without end tags": ("<p><ruby>漢<rt>kan<rb>字<rt>ji</ruby>です", "漢字です", None),
+    "soft hyphens": ("<p>Müh&shy;len\u00adrad", "Mühlenrad", None),
+    "what Markdown would read as markup": (
+        "<p># a<p>1. b<p>- c<p>&gt; d<p>1.5", "# a\n\n1. b\n\n- c\n\n> d\n\n1.5",
+        "\\# a\n\n1\\. b\n\n\\- c\n\n\\> d\n\n1.5",
+    ),
+}  # fmt: skip
+
+
+def everything(html: str, **options) -> str:
+    page = read_page(html.encode(), NO_TOKENS)
+    return main_text(page, np.ones(len(page.blocks), bool), BlocksConfig(**options))
+
+
+@pytest.mark.parametrize("name", STRUCTURES)
+def test_structures_as_text_and_as_markdown(name):
+    html, text, markdown = STRUCTURES[name]
+    assert everything(html) == text
+    assert everything(html, format="markdown") == (text if markdown is None else markdown)
+
+
+def test_options_of_the_layout():
+    table, items = "<table><tr><td>a<td>b<tr><td>c<td>d</table>", "<ul><li>a<li>b</ul>"
+    assert everything(table, table_rows=False) == "a\n\nb\n\nc\n\nd"
+    assert everything(items, list_markers=False) == "a\nb"
+    assert everything("<pre>a\n  b</pre>", code=False) == "a b"
+    assert everything("<p>a<br>b", line_breaks=False) == "a b"
+
+
+def test_formulas_without_an_end_lose_no_text_and_take_linear_time():
+    assert everything("<p>a <math>b<p>c") == "a b\n\nc"
+    assert everything("<span class=katex-html>a<p>b</span>c") == "a\n\nbc"
+    assert everything("<rt>a<p>b") == "a\n\nb"
+    many = 50_000
+    assert everything("<span class=katex-html>" * many + "a") == "a"
+    assert everything("<math>" * many + "a") == everything("<rt>" * many + "<p>a") == "a"

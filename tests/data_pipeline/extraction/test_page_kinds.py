@@ -1,0 +1,69 @@
+import numpy as np
+import pytest
+
+from gristmill.data_pipeline.curate_config import CurateConfig
+from gristmill.data_pipeline.extraction.attributes import TOKEN_BITS
+from gristmill.data_pipeline.extraction.blocks_config import PAGE_KINDS
+from gristmill.data_pipeline.extraction.page import NO_TOKENS, page_threshold, read_page
+from gristmill.data_pipeline.extraction.page_kinds import hint_tokens, page_kind, set_kinds
+from gristmill.data_pipeline.extraction.page_stats import (
+    I_COUNT,
+    ITEM,
+    P_ITEMS,
+    P_KINDS,
+    P_LIST_BYTES,
+    P_PRICES,
+    item_slot,
+)
+from gristmill.data_pipeline.extraction.weights import load_weights
+from gristmill.data_pipeline.readers.source import SourceConfig
+from gristmill.data_pipeline.run_curation import source_rules
+
+CARDS = "<main>" + "<div class=card><h3>Mill</h3><p>A mill.</p><p>5 $</p></div>" * 6 + "</main>"
+
+
+def test_the_item_of_a_block_is_its_most_repeated_ancestor():
+    page = read_page(("<ul><li>a<li>b</ul>" + CARDS).encode(), NO_TOKENS)
+    items = [int(page.sums[block[0], ITEM]) for block in page.blocks]
+    assert len(set(items[2:])) == 6 and items[2] == items[3] == items[4]
+    assert page.items[item_slot(page.elements, items[2]), I_COUNT] == 6
+    assert page.items[item_slot(page.elements, items[0]), I_COUNT] == 2
+    assert page.totals[P_ITEMS] == 6 and page.totals[P_PRICES] == 6 and page.totals[P_LIST_BYTES] == 2
+
+
+def test_hints_of_the_markup_are_tokens():
+    page = b"""<meta property="og:type" content="product"><link rel="canonical" href="https://shop.a.org/mills/5?x">
+<script>{"@type": "Product"}</script><div itemtype="https://schema.org/Offer"><meta name=generator content="Shopify">"""
+    tokens = hint_tokens(page)
+    assert len(set(tokens)) == 8  # 2 types, offer, generator; shop, org (a is too short), mills, 2 levels
+    assert hint_tokens(page) == tokens and all(0 <= token < 1 << TOKEN_BITS for token in tokens)
+    assert hint_tokens(b"") == hint_tokens(b"<p>og:type canonical generator") == []
+
+
+def test_kinds_are_probabilities_and_the_bundled_weights_know_them():
+    weights = load_weights("bundled")
+    html = (
+        b'<html><head><meta property="og:type" content="product"><script type="application/ld+json">{"@type":"Product"}'
+        b'</script></head><body class="single-product"><div class="product"><h1>Mill</h1><span class="price">5 $</span>'
+        b'<button class="add-to-cart">Buy</button><p>A fine mill.</p></div></body></html>'
+    )
+    page = read_page(html, weights.token_weights)
+    set_kinds(page, html, weights.kind_tokens, weights.kinds)
+    assert page.totals[P_KINDS:].sum() == pytest.approx(1) and len(page.totals[P_KINDS:]) == len(PAGE_KINDS)
+    assert page_kind(page)[0] == "product"
+
+
+def test_the_threshold_of_a_page_follows_from_its_doubt():
+    page = read_page(b"<p>one two<p>one two<p>one two<p>one two", NO_TOKENS)
+    assert page_threshold(page, np.array([0.99, 0.98, 0.01, 0.01], np.float32)) == 0.5
+    assert page_threshold(page, np.array([0.4, 0.4, 0.35, 0.01], np.float32)) == pytest.approx(0.35, abs=0.01)
+    assert page_threshold(page, np.array([0.1, 0.1, 0.1, 0.1], np.float32)) == 0.2
+
+
+def test_a_rule_keeps_the_kinds_of_a_source(tmp_path):
+    source = SourceConfig(name="s", format="html", paths=("a",), keep_page_kinds=("article", "forum"))
+    (rule,) = [rule for rule in source_rules(source, CurateConfig()).rules if rule.filter == "page_kinds"]
+    assert rule.label == "page_kinds.keep_page_kinds" and "article, forum" in rule.source
+    assert rule.passes(np.array([1, 0, np.nan])).tolist() == [True, False, True]
+    with pytest.raises(ValueError, match="keep_page_kinds needs pages"):
+        SourceConfig(name="s", format="text", paths=("a",), keep_page_kinds=("article",))

@@ -1,0 +1,251 @@
+"""One generated file of each document format, read as the pipeline reads it; and damaged ones."""
+
+import gzip
+import io
+import json
+import zipfile
+from html import escape
+
+import numpy as np
+import pytest
+
+from gristmill.data_pipeline.readers.document import Record, Unreadable
+from gristmill.data_pipeline.readers.read import FileRange, read_range
+from gristmill.data_pipeline.readers.source import SourceConfig
+from gristmill.foundation.files import file_digest
+from gristmill.foundation.lock import RawFile
+
+MARKDOWN = {"blocks": {"format": "markdown"}}
+
+
+def read(folder, content: bytes, format_: str, suffix: str = "", **options) -> list[Record | Unreadable]:
+    path = folder / f"file.{format_}{suffix}"
+    path.write_bytes(content)
+    source = SourceConfig(name="s", format=format_, paths=(str(path),), **options)
+    file = RawFile(name=path.name, bytes=path.stat().st_size, sha256=file_digest(path))
+    return list(read_range(FileRange(file, str(path)), source))
+
+
+def read_text(folder, content: bytes, format_: str, **options) -> tuple[str, dict]:
+    (record,) = read(folder, content, format_, **options)
+    assert isinstance(record, Record), record
+    return record.text, dict(record.metadata)
+
+
+def refusal(folder, content: bytes, format_: str, **options) -> str:
+    (record,) = read(folder, content, format_, **options)
+    assert isinstance(record, Unreadable) and record.reason, record
+    return record.kind
+
+
+# PDF.
+
+
+def pdf(pages: list[list[tuple[int, int, str]]], title: str = "The mill") -> bytes:
+    """A document in Helvetica of 10 points; lines are (x, y, text)."""
+    objects = ["<< /Type /Catalog /Pages 2 0 R >>", ""]
+    objects += ["<< /Type /Font /Subtype /Type1 /BaseFont /Helvetica >>", f"<< /Title ({title}) /Author (Ann) >>"]
+    kids = []
+    for lines in pages:
+        content = "BT /F1 10 Tf " + " ".join(f"1 0 0 1 {x} {y} Tm ({text}) Tj" for x, y, text in lines) + " ET"
+        objects.append(f"<< /Length {len(content)} >>\nstream\n{content}\nendstream")
+        kids.append(f"{len(objects) + 1} 0 R")
+        objects.append(
+            f"<< /Type /Page /Parent 2 0 R /MediaBox [0 0 600 800] /Contents {len(objects)} 0 R "
+            "/Resources << /Font << /F1 3 0 R >> >> >>"
+        )
+    objects[1] = f"<< /Type /Pages /Kids [{' '.join(kids)}] /Count {len(kids)} >>"
+    out, places = b"%PDF-1.4\n", []
+    for number, content in enumerate(objects, 1):
+        places.append(len(out))
+        out += f"{number} 0 obj\n{content}\nendobj\n".encode()
+    table = "".join(f"{place:010} 00000 n \n" for place in places)
+    trailer = f"<< /Size {len(objects) + 1} /Root 1 0 R /Info 4 0 R >>\nstartxref\n{len(out)}\n%%EOF"
+    return out + f"xref\n0 {len(objects) + 1}\n0000000000 65535 f \n{table}trailer\n{trailer}".encode()
+
+
+def column(x: int, top: int, *lines: str) -> list[tuple[int, int, str]]:
+    return [(x, top - 12 * number, line) for number, line in enumerate(lines)]
+
+
+def numbered_page(number: int) -> list[tuple[int, int, str]]:
+    name = ["wheel", "river", "flour", "stone"][number]
+    left = column(50, 700, f"The {name} of the mill has turned for", "two hundred years, and the mil-", "ler is proud.")
+    left += column(50, 640, "A second paragraph stands in the", f"same {name} and goes on in the")
+    right = column(320, 700, f"next {name}, as it does in journals.")
+    right += column(
+        320, 670, "The last paragraph of the page", "is short, but it has three lines,", "and then it ends."
+    )
+    return [(250, 770, "Journal of Mills"), *left, *right, (290, 30, f"{number + 1}")]
+
+
+def test_columns_hyphens_and_headers_of_a_pdf(tmp_path):
+    pytest.importorskip("pypdfium2", reason="PDF needs the extra `documents`")
+    text, metadata = read_text(tmp_path, pdf([numbered_page(number) for number in range(4)]), "pdf")
+    paragraphs = text.split("\n\n")
+    assert paragraphs[:3] == [
+        "The wheel of the mill has turned for two hundred years, and the miller is proud.",
+        "A second paragraph stands in the same wheel and goes on in the next wheel, as it does in journals.",
+        "The last paragraph of the page is short, but it has three lines, and then it ends.",
+    ]
+    assert len(paragraphs) == 12 and "Journal of Mills" not in text
+    assert metadata == {"title": "The mill", "author": "Ann", "pages": 4}
+
+
+def test_scanned_and_damaged_pdfs_are_refused(tmp_path):
+    pytest.importorskip("pypdfium2", reason="PDF needs the extra `documents`")
+    assert refusal(tmp_path, pdf([[], [(10, 10, "stamp")]]), "pdf") == "scanned_pdf"
+    assert refusal(tmp_path, b"%PDF-1.4\nnothing", "pdf") == "bad_pdf"
+    assert refusal(tmp_path, pdf([numbered_page(0)]), "pdf", max_record_bytes=500) == "record_too_large"
+
+
+# EPUB and Word.
+
+
+def package(members: dict[str, str]) -> bytes:
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as file:
+        for name, content in members.items():
+            file.writestr(name, content)
+    return out.getvalue()
+
+
+BOOK = {
+    "mimetype": "application/epub+zip",
+    "META-INF/container.xml": '<container xmlns="urn:oasis:names:tc:opendocument:xmlns:container"><rootfiles>'
+    '<rootfile full-path="OEBPS/book.opf"/></rootfiles></container>',
+    "OEBPS/book.opf": '<package xmlns="http://www.idpf.org/2007/opf"><metadata '
+    'xmlns:dc="http://purl.org/dc/elements/1.1/"><dc:title>Mills</dc:title><dc:creator>Ann</dc:creator>'
+    '<dc:language>en</dc:language></metadata><manifest><item id="b" href="text/two.xhtml" '
+    'media-type="application/xhtml+xml"/><item id="a" href="text/one.xhtml" media-type="application/xhtml+xml"/>'
+    '<item id="n" href="nav.xhtml" properties="nav" media-type="application/xhtml+xml"/></manifest>'
+    '<spine><itemref idref="n"/><itemref idref="a"/><itemref idref="b"/></spine></package>',
+    "OEBPS/nav.xhtml": "<html><body><nav>Contents</nav></body></html>",
+    "OEBPS/text/one.xhtml": "<html><body><h1>One</h1><p>First.</p><ul><li>a</li></ul></body></html>",
+    "OEBPS/text/two.xhtml": "<html><body><h1>Two</h1><p>Second.</p></body></html>",
+}
+
+
+def test_an_epub_is_read_in_the_order_of_its_spine(tmp_path):
+    text, metadata = read_text(tmp_path, package(BOOK), "epub")
+    assert text == "One\n\nFirst.\n\n- a\n\nTwo\n\nSecond."
+    assert metadata == {"title": "Mills", "author": "Ann"}
+    assert read_text(tmp_path, package(BOOK), "epub", **MARKDOWN)[0].startswith("# One\n\nFirst.")
+
+
+def test_packages_that_are_no_books_or_too_large_are_refused(tmp_path):
+    assert refusal(tmp_path, b"PK no package", "epub") == "bad_epub"
+    assert refusal(tmp_path, package({"a": "b"}), "epub") == "bad_epub"
+    assert refusal(tmp_path, package(BOOK | {"META-INF/rights.xml": ""}), "epub") == "encrypted"
+    assert (
+        refusal(tmp_path, package(BOOK | {"x.html": "a" * 100_000}), "epub", max_record_bytes=5000)
+        == "package_too_large"
+    )
+    bomb = BOOK | {"OEBPS/book.opf": '<!DOCTYPE a [<!ENTITY b "' + "c" * 1000 + '">]>' + "<package>&b;&b;</package>"}
+    assert refusal(tmp_path, package(bomb), "epub") == "no_text"
+
+
+def test_a_word_document_keeps_headings_lists_and_tables(tmp_path):
+    docx = pytest.importorskip("docx", reason="docx needs the extra `documents`")
+    document = docx.Document()
+    document.core_properties.title, document.core_properties.author = "Mills", ""
+    document.add_heading("The mill", 1)
+    document.add_paragraph("It stands <here>.")
+    for item in ("wheel", "stone"):
+        document.add_paragraph(item, style="List Bullet")
+    table = document.add_table(2, 2)
+    for row, texts in zip(table.rows, (("year", "flour"), ("1900", "12 t")), strict=True):
+        for cell, text in zip(row.cells, texts, strict=True):
+            cell.text = text
+    out = io.BytesIO()
+    document.save(out)
+    text, metadata = read_text(tmp_path, out.getvalue(), "docx")
+    assert text == "The mill\n\nIt stands <here>.\n\n- wheel\n- stone\n\nyear | flour\n1900 | 12 t"
+    assert metadata == {"title": "Mills"}
+    assert refusal(tmp_path, package(BOOK), "docx") == "bad_docx"
+
+
+# Markup of other programs.
+
+
+def test_a_notebook_keeps_its_text_and_code(tmp_path):
+    cells = [
+        {"cell_type": "markdown", "source": ["# Mills\n", "Text."]},
+        {"cell_type": "code", "source": "x = '```'", "outputs": [{"text": "out"}]},
+        {"cell_type": "raw", "source": "left out"},
+        {"cell_type": "code", "source": []},
+    ]
+    notebook = {"cells": cells, "metadata": {"kernelspec": {"language": "python"}}, "nbformat": 4}
+    text, metadata = read_text(tmp_path, json.dumps(notebook).encode(), "ipynb")
+    assert text == "# Mills\nText.\n\n````python\nx = '```'\n````" and metadata == {"programming_language": "python"}
+    assert refusal(tmp_path, b"[1]", "ipynb") == "bad_ipynb"
+    assert refusal(tmp_path, b"{", "ipynb") == "bad_ipynb"
+    assert refusal(tmp_path, b'{"cells": [3]}', "ipynb") == "bad_ipynb"
+
+
+def test_latex_keeps_formulas_and_leaves_out_the_preamble(tmp_path):
+    pytest.importorskip("pylatexenc", reason="LaTeX needs the extra `documents`")
+    latex = r"""\documentclass{article}\usepackage{x}\title{On mills}
+\begin{document}\section{The wheel} % a comment
+Its speed is $v = \frac{d}{t}$, as \emph{everybody} knows. \input{/etc/passwd}
+
+Caf\'e.\end{document} after"""
+    text, metadata = read_text(tmp_path, latex.encode(), "latex")
+    assert text == "The wheel\n\nIts speed is $v = \\frac{d}{t}$, as everybody knows.\n\nCafé."
+    assert metadata == {"title": "On mills"}
+    assert read_text(tmp_path, latex.encode(), "latex", **MARKDOWN)[0].startswith("## The wheel\n\n")
+    assert refusal(tmp_path, b"{" * 10_000, "latex") == "nested_too_deep"
+    assert refusal(tmp_path, b"\\begin{document}\\end{document}", "latex") == "no_text"
+
+
+DUMP = """<mediawiki xmlns="http://www.mediawiki.org/xml/export-0.11/"><siteinfo><sitename>W</sitename></siteinfo>
+<page><title>Mill</title><ns>0</ns><id>1</id><revision><id>5</id><timestamp>2024-01-01</timestamp><text>{{Infobox|a=b}}
+A '''mill''' grinds [[grain|corn]].&lt;ref&gt;Book&lt;/ref&gt; &amp;lt;3
+
+== Parts ==
+* [[wheel]]
+** spoke
+{| class="x"
+| cell
+|}
+Its power is &lt;math&gt;P=Fv&lt;/math&gt;. [http://a.org Site]
+[[Category:Mills]]</text></revision></page>
+<page><title>Old</title><ns>0</ns><redirect title="Mill"/><revision><text>#REDIRECT [[Mill]]</text></revision></page>
+<page><title>Talk:Mill</title><ns>1</ns><revision><text>talk</text></revision></page>
+<page><title>Dam</title><ns>0</ns><revision><text>A dam.</text></revision></page></mediawiki>"""
+
+
+def test_articles_of_a_wikipedia_dump(tmp_path):
+    pytest.importorskip("mwparserfromhell", reason="mediawiki needs the extra `documents`")
+    records = read(tmp_path, gzip.compress(DUMP.encode()), "mediawiki", ".gz")
+    assert [record.metadata["title"] for record in records] == ["Mill", "Dam"]
+    assert [record.number for record in records] == [0, 3]
+    assert records[0].text == ("A mill grinds corn. <3\n\nParts\n\n- wheel\n  - spoke\n\nIts power is $P=Fv$. Site")
+    cut = read(tmp_path, DUMP.encode()[:600], "mediawiki")
+    assert [type(record) for record in cut] == [Record, Unreadable] and cut[1].kind == "bad_mediawiki"
+
+
+def test_posts_of_stack_exchange(tmp_path):
+    body = escape("<p>Why</p><pre><code>a  b</code></pre>")
+    posts = f"""<?xml version="1.0"?><posts>
+<row Id="1" PostTypeId="1" Score="4" Title="How?" Body="{body}" Tags="&lt;mills&gt;&lt;flour&gt;"/>
+<row Id="2" PostTypeId="2" ParentId="1" Body="&lt;p&gt;So.&lt;/p&gt;"/>
+<row Id="3" PostTypeId="5" Body="wiki"/></posts>"""
+    question, answer = read(tmp_path, posts.encode(), "stack_exchange")
+    assert question.text == "How?\n\nWhy\n\na  b" and answer.text == "So."
+    assert question.metadata == {"post_type": "question", "id": "1", "score": "4", "tags": ["mills", "flour"]}
+    assert answer.metadata == {"post_type": "answer", "id": "2", "parent_id": "1"}
+
+
+def test_damaged_documents_never_raise(tmp_path):
+    """Bytes changed, cut and repeated at random places."""
+    pytest.importorskip("pypdfium2", reason="PDF needs the extra `documents`")
+    rng = np.random.default_rng(41)
+    whole = {"pdf": pdf([numbered_page(0)]), "epub": package(BOOK), "mediawiki": DUMP.encode()}
+    for format_, content in whole.items():
+        for _ in range(15):
+            damaged = bytearray(content[: int(rng.integers(1, len(content)))] if rng.random() < 0.3 else content)
+            for place in rng.integers(len(damaged), size=int(rng.integers(1, 20))).tolist():
+                damaged[place] = int(rng.integers(256))
+            for record in read(tmp_path, bytes(damaged), format_):
+                assert isinstance(record, Record) or (record.kind and record.reason)
