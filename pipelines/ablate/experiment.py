@@ -114,9 +114,11 @@ class Material:
         recipe, tokens = self.arms[arm].recipe, self.tokens(arm)
         if recipe.train is None:
             return {}
-        weights = {name: recipe.source_weights.get(name) for name in tokens}
-        if any(weight is None for weight in weights.values()):
-            weights = dict(tokens)  # sources without weights are drawn by their size
+        given = {
+            name: weight for name, weight in recipe.source_weights.items() if weight is not None and name in tokens
+        }
+        # sources without weights are drawn by their size
+        weights = given if len(given) == len(tokens) else {name: float(size) for name, size in tokens.items()}
         total = sum(weights.values())
         repetitions = {
             name: recipe.train.tokens * weights[name] / total / tokens[name] for name in tokens if tokens[name]
