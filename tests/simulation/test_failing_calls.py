@@ -5,7 +5,7 @@ import pytest
 
 from tests.simulation.failing_calls import STAGES, FailingStages, compile_library, tried
 
-SAMPLED, MANY = 2, 40
+SAMPLED, MANY = 1, 40
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ pytest.importorskip("greenlet", reason="greenlet is not installed")
 from gristmill.pipelines.publication import POINTER_NAME, Published, RemoteLease
 from tests.simulation.schedules import Schedule, write_mirrors
 
-FEW, MANY = 500, 100_000
+FEW, MANY = 300, 100_000
 
 
 class LeaseOfTwoSteps(RemoteLease):
