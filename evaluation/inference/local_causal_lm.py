@@ -18,10 +18,10 @@ from gristmill.training.model.transformer import Transformer
 
 
 class SlotCache:
-    """mixers: of this rank's layers, None for a layer without one."""
+    """mixers: of this rank's layers, None for a layer without one. columns: of the longest sequence."""
 
-    def __init__(self, mixers: Sequence[nn.Module | None], slots: int):
-        self._layers = [KVSlots(slots) if isinstance(mixer, CoreAttention) else None for mixer in mixers]
+    def __init__(self, mixers: Sequence[nn.Module | None], slots: int, columns: int):
+        self._layers = [KVSlots(slots, columns) if isinstance(mixer, CoreAttention) else None for mixer in mixers]
         self._stateful = [mixer is not None and not isinstance(mixer, CoreAttention) for mixer in mixers]
         self._states: list[Any] = [None] * len(mixers)
 
@@ -105,7 +105,7 @@ class LocalCausalLM:
         return head_of(self.model)(hidden_ND.unsqueeze(0))[0]
 
     def new_cache(self, slots: int) -> SlotCache:
-        return SlotCache([layer.mixer for layer in self._layers()], slots)
+        return SlotCache([layer.mixer for layer in self._layers()], slots, self.sequence_length)
 
     def slot_token_bytes(self) -> int:
         mixers = (layer.mixer for layer in self._layers())

@@ -4,12 +4,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 # B rows, T tokens, S columns looked at, N slots, G key/value heads, C capacity in tokens, K head width
 
 MIN_COLUMNS = 256  # the capacity of a new cache; it doubles when a sequence is longer
+UNTOUCHED_BYTES = 1 << 30  # on a CPU so much may be reserved at once: pages that nothing is written to take no memory
 
 
 @dataclass(frozen=True)
@@ -19,7 +21,8 @@ class SlotRows:
     slots_B: int64, the slot of each row. positions_BT: int64, of each token in its sequence, -1 for padding, which is
     on the left; the token of position p is written to column p of its slot. span: columns read, 1 + the largest
     position. fresh: no row has tokens in the cache yet. padded: there is padding. in_order: slots_B is 0, 1, 2, ...
-    last_only: of each row the last token's hidden state is wanted, of none other."""
+    last_only: of each row the last token's hidden state is wanted, of none other. first: slots_B is first, first + 1,
+    ...; None: it may be anything."""
 
     slots_B: Tensor
     positions_BT: Tensor
@@ -28,6 +31,7 @@ class SlotRows:
     padded: bool
     in_order: bool
     last_only: bool = False
+    first: int | None = None
 
     @staticmethod
     def of_batch(positions_BT: Tensor, device: torch.device) -> "SlotRows":
@@ -59,65 +63,76 @@ class CachedKeys:
 
 class KVSlots:
     """Keys and values of one layer. Column C is scratch: padding is written there. All numbers are finite, also those
-    that no token may see: zero times infinity would reach the sum."""
+    that no token may see: zero times infinity would reach the sum.
 
-    def __init__(self, slots: int):
-        self.slots = slots
-        self.key_NGCK: Tensor | None = None
-        self.value_NGCK: Tensor | None = None
+    columns: that a slot may need at most; on a CPU they are reserved at once where they are not too many, since growing
+    copies all slots while every sequence waits."""
+
+    def __init__(self, slots: int, columns: int = 0):
+        self.slots, self.columns = slots, columns
+        self.key_NCGK: Tensor | None = None
+        self.value_NCGK: Tensor | None = None
 
     def at(self, rows: SlotRows) -> "SlotView":
         return SlotView(self, rows)
 
     def copy(self, source: int, target: int, tokens: int) -> None:
         """Copies the first columns of one slot to another."""
-        for memory in (self.key_NGCK, self.value_NGCK):
+        for memory in (self.key_NCGK, self.value_NCGK):
             if memory is not None and tokens:
-                memory[target, :, :tokens] = memory[source, :, :tokens]
+                memory[target, :tokens] = memory[source, :tokens]
 
     def clear(self, slot: int) -> None:
-        for memory in (self.key_NGCK, self.value_NGCK):
+        for memory in (self.key_NCGK, self.value_NCGK):
             if memory is not None:
                 memory[slot] = 0
 
     def swap(self, first: int, second: int, tokens: int) -> None:
         """Exchanges the first columns of two slots."""
-        for memory in (self.key_NGCK, self.value_NGCK):
+        for memory in (self.key_NCGK, self.value_NCGK):
             if memory is not None and tokens:
-                kept = memory[first, :, :tokens].clone()
-                memory[first, :, :tokens] = memory[second, :, :tokens]
-                memory[second, :, :tokens] = kept
+                kept = memory[first, :tokens].clone()
+                memory[first, :tokens] = memory[second, :tokens]
+                memory[second, :tokens] = kept
 
     def write(self, rows: SlotRows, key_BTGK: Tensor, value_BTGK: Tensor) -> None:
-        self.key_NGCK = self._with_columns(self.key_NGCK, key_BTGK, rows.span)
-        self.value_NGCK = self._with_columns(self.value_NGCK, value_BTGK, rows.span)
+        self.key_NCGK = self._with_columns(self.key_NCGK, key_BTGK, rows.span)
+        self.value_NCGK = self._with_columns(self.value_NCGK, value_BTGK, rows.span)
         columns_BT = rows.positions_BT
         if rows.padded:
-            columns_BT = columns_BT.masked_fill(columns_BT < 0, self.key_NGCK.shape[2] - 1)
-        places = rows.slots_B.unsqueeze(1), slice(None), columns_BT
-        self.key_NGCK[places] = key_BTGK
-        self.value_NGCK[places] = value_BTGK
+            columns_BT = columns_BT.masked_fill(columns_BT < 0, self.key_NCGK.shape[1] - 1)
+        places = rows.slots_B.unsqueeze(1), columns_BT
+        self.key_NCGK[places] = key_BTGK
+        self.value_NCGK[places] = value_BTGK
 
     def read(self, rows: SlotRows) -> CachedKeys:
         """Columns 0 to span - 1 of the rows' slots, without a copy where the slots are in order."""
-        assert self.key_NGCK is not None and self.value_NGCK is not None
-        if rows.in_order:
-            count = len(rows.slots_B)
-            return CachedKeys(self.key_NGCK[:count, :, : rows.span], self.value_NGCK[:count, :, : rows.span])
-        return CachedKeys(self.key_NGCK[rows.slots_B, :, : rows.span], self.value_NGCK[rows.slots_B, :, : rows.span])
+        assert self.key_NCGK is not None and self.value_NCGK is not None
+        first = 0 if rows.in_order else rows.first
+        if first is not None:
+            last = first + len(rows.slots_B)
+            key_NCGK, value_NCGK = self.key_NCGK[first:last], self.value_NCGK[first:last]
+            return CachedKeys(key_NCGK[:, : rows.span].transpose(1, 2), value_NCGK[:, : rows.span].transpose(1, 2))
+        key_BSGK, value_BSGK = (memory[rows.slots_B, : rows.span] for memory in (self.key_NCGK, self.value_NCGK))
+        return CachedKeys(key_BSGK.transpose(1, 2), value_BSGK.transpose(1, 2))
 
-    def _with_columns(self, memory_NGCK: Tensor | None, new_BTGK: Tensor, columns: int) -> Tensor:
+    def _with_columns(self, memory_NCGK: Tensor | None, new_BTGK: Tensor, columns: int) -> Tensor:
         """The memory with at least so many columns and the scratch column."""
-        if memory_NGCK is not None and memory_NGCK.shape[2] > columns:
-            return memory_NGCK
+        if memory_NCGK is not None and memory_NCGK.shape[1] > columns:
+            return memory_NCGK
         capacity = MIN_COLUMNS
         while capacity < columns:
             capacity *= 2
         groups, width = new_BTGK.shape[2:]
-        grown_NGCK = new_BTGK.new_zeros(self.slots, groups, capacity + 1, width)
-        if memory_NGCK is not None:
-            grown_NGCK[:, :, : memory_NGCK.shape[2]] = memory_NGCK
-        return grown_NGCK
+        whole_bytes = self.slots * groups * (self.columns + 1) * width * new_BTGK.element_size()
+        if new_BTGK.device.type == "cpu" and self.columns > capacity and whole_bytes <= UNTOUCHED_BYTES:
+            untouched = torch.from_numpy(np.zeros(whole_bytes, dtype=np.uint8)).view(new_BTGK.dtype)
+            grown_NCGK = untouched.view(self.slots, self.columns + 1, groups, width)
+        else:
+            grown_NCGK = new_BTGK.new_zeros(self.slots, capacity + 1, groups, width)
+        if memory_NCGK is not None:
+            grown_NCGK[:, : memory_NCGK.shape[1]] = memory_NCGK
+        return grown_NCGK
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """Continuous batching: requests join a running batch when a slot is free and leave it when they end.
 
-A step reads the prompts of requests that join, in passes of their own, then one token of every sequence."""
+A step reads the prompts of requests that join, in passes of their own, then one token of every sequence. A prompt that
+is longer than a step may read is read in parts, one in each step, while the others go on."""
 
 from collections import deque
 from collections.abc import Iterable, Sequence
@@ -10,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gristmill.evaluation.inference.causal_lm import CausalLM, DecodingCache
+from gristmill.evaluation.inference.causal_lm import CausalLM
 from gristmill.evaluation.inference.generate.request import (
     Generation,
     GenerationRequest,
@@ -26,99 +27,9 @@ from gristmill.evaluation.inference.generate.sequence import (
     log_softmax,
     top_logprobs,
 )
+from gristmill.evaluation.inference.generate.slots import MIN_SHARED_TOKENS, Slots, common_prefix
 from gristmill.evaluation.inference.generate.structured import GrammarTokenizer
 from gristmill.training.model.decoding_cache import SlotRows
-
-# Slots of a decoding cache: which sequence is in which, and which tokens are kept for later prompts.
-
-MIN_SHARED_TOKENS = 16  # a shorter common prefix is read again: copying it saves less than a pass of its own costs
-
-
-@dataclass
-class Slot:
-    """tokens: of the sequence; the keys and values of the first `cached` are in the cache. used: number of the last
-    use, for the choice of the slot to overwrite."""
-
-    tokens: np.ndarray
-    cached: int = 0
-    used: int = 0
-
-
-class Slots:
-    """The slots 0 to running - 1 are the running batch, in the order of `Slot`s; those behind keep the tokens of
-    sequences that have ended, so that a prompt with the same beginning need not be read again."""
-
-    def __init__(self, cache: DecodingCache, count: int, keeps_prefixes: bool):
-        self.cache, self.keeps_prefixes = cache, keeps_prefixes
-        self.running = 0
-        self._slots = [Slot(np.empty(0, dtype=np.int64)) for _ in range(count)]
-        self._uses = 0
-
-    @property
-    def free(self) -> int:
-        return len(self._slots) - self.running
-
-    def __getitem__(self, index: int) -> Slot:
-        return self._slots[index]
-
-    def longest_prefix(self, prompt: np.ndarray) -> tuple[int, int]:
-        """(slot, tokens) of the longest beginning of a prompt that is in the cache; its last token is always read.
-        Below MIN_SHARED_TOKENS it is (0, 0)."""
-        if not self.keeps_prefixes:
-            return 0, 0
-        lengths = [min(common_prefix(prompt, slot.tokens[: slot.cached]), len(prompt) - 1) for slot in self._slots]
-        best = int(np.argmax(lengths))
-        return (best, lengths[best]) if lengths[best] >= MIN_SHARED_TOKENS else (0, 0)
-
-    def claim(self, tokens: np.ndarray, shared_with: int, shared: int) -> int:
-        """Takes the next slot of the running batch for a sequence, with the first `shared` tokens of another slot."""
-        own = self.running
-        kept = min(range(own, len(self._slots)), key=lambda index: (self._slots[index].used, -index))
-        if shared and kept == shared_with:
-            kept = own
-        if kept != own and self._slots[own].cached:  # what is kept in the slot goes to the one used longest ago
-            self.cache.copy(own, kept, self._slots[own].cached)
-            self._slots[kept] = self._slots[own]
-            shared_with = kept if shared_with == own else shared_with
-        if shared and shared_with != own:
-            self.cache.copy(shared_with, own, shared)
-        self._slots[own] = Slot(tokens, shared, self._next_use())
-        self.running += 1
-        return own
-
-    def clear(self, slot: int) -> None:
-        """Forgets a slot whose keys and values may not be finite."""
-        self.cache.clear(slot)
-        self._slots[slot].cached = 0
-
-    def release(self, ended: list[int]) -> list[int]:
-        """Takes slots out of the running batch; returns, for each slot that goes on, where it was."""
-        order = list(range(self.running))
-        for slot in sorted(ended, reverse=True):
-            last = self.running - 1
-            if slot != last:
-                self.cache.swap(slot, last, max(self._slots[slot].cached, self._slots[last].cached))
-                self._slots[slot], self._slots[last] = self._slots[last], self._slots[slot]
-                order[slot] = order[last]
-            self._slots[last].used = self._next_use()
-            if not self.keeps_prefixes:
-                self._slots[last].cached = 0
-            self.running = last
-        order = order[: self.running]
-        self.cache.select(order)
-        return order
-
-    def _next_use(self) -> int:
-        self._uses += 1
-        return self._uses
-
-
-def common_prefix(first: np.ndarray, second: np.ndarray) -> int:
-    """Number of equal tokens at the beginning."""
-    length = min(len(first), len(second))
-    differ = np.flatnonzero(first[:length] != second[:length])
-    return int(differ[0]) if len(differ) else length
-
 
 # How many sequences run at a time, and what a pass over prompts reads.
 
@@ -194,12 +105,15 @@ class ContinuousBatch:
         count = limits.slots(causal_lm)
         self._slots = Slots(causal_lm.new_cache(count), count, keeps_prefixes=causal_lm.reads_trees)
         self._running: list[RunningSequence] = []  # by slot
+        self._partial: RunningSequence | None = None  # of those that run: its prompt is read in parts
+        self._part_is_next = False
         self._waiting: deque[RunningSequence] = deque()
         self._jobs: dict[int, _Job] = {}
         self._job_of: dict[RunningSequence, _Job] = {}
         self._added = 0
         self._grammars = GrammarTokenizer(decoder)
         self.read_tokens = 0  # that passes computed: less than was asked where prefixes are shared
+        self.read_prompt_tokens = 0  # of them those of prompts, with padding
 
     @property
     def is_idle(self) -> bool:
@@ -243,33 +157,108 @@ class ContinuousBatch:
             del self._job_of[sequence]
             if sequence in self._waiting:
                 self._waiting.remove(sequence)
+        if self._partial in job.sequences:
+            self._partial = None
         self._release([slot for slot, sequence in enumerate(self._running) if sequence in job.sequences])
 
     @torch.inference_mode()
-    def step(self) -> list[RequestResult]:
-        """Reads prompts that join and one token of every running sequence; returns the requests that ended."""
+    def step(self, prompt_tokens: int | None = None) -> list[RequestResult]:
+        """Reads prompts that join and one token of every running sequence; returns the requests that ended.
+
+        prompt_tokens: about so many tokens of prompts are read, of a longer one a part; None: all that have a slot. All
+        ranks of a sharded model give the same number."""
         ended: list[RunningSequence] = []
-        while self._waiting and self._slots.free:
-            self._read_prompts(self._next_to_join())
+        if prompt_tokens is None:
+            while self._partial is not None or (self._waiting and self._slots.free):
+                if self._partial is not None:
+                    self._read_part(self._partial, self._partial.prompt_length)
+                else:
+                    self._read_prompts(self._next_to_join(max(self.limits.prompt_tokens, SMALL_PASS_TOKENS)))
+                ended += self._end_done()
+        else:
+            self._read_within(prompt_tokens)
             ended += self._end_done()
-        if self._running:
+        if self.decodes:
             self._decode()
             ended += self._end_done()
         return self._results(ended)
 
+    @property
+    def decodes(self) -> bool:
+        """Whether a sequence waits for its next token."""
+        return len(self._running) > (self._partial is not None)
+
+    def _read_within(self, prompt_tokens: int) -> None:
+        """Reads prompts that fit so many tokens, or a part of a longer one; each in turn where there are both."""
+        if self._partial is not None and (self._part_is_next or not self._may_join(prompt_tokens)):
+            self._read_part(self._partial, prompt_tokens)
+            self._part_is_next = False
+            return
+        if not (self._waiting and self._slots.free):
+            return
+        self._part_is_next = True
+        first, *others = self._next_to_join(prompt_tokens)
+        if first.tokens <= prompt_tokens or not self._slots.keeps_prefixes or first.sequence.settings.prompt_logprobs:
+            self._read_prompts([first, *others])
+            return
+        self._waiting.extendleft(joining.sequence for joining in reversed(others))
+        self._claim(first)
+        self._partial = first.sequence
+        self._read_part(first.sequence, prompt_tokens)
+
+    def _may_join(self, prompt_tokens: int) -> bool:
+        """Whether the first that waits can be read beside the prompt that is read in parts: it is short, and does not
+        begin as that one does."""
+        if not (self._waiting and self._slots.free and self._partial is not None):
+            return False
+        joining, partial = self._joining(self._waiting[0]), self._partial
+        shared = common_prefix(joining.prompt, partial.tokens[: partial.prompt_length])
+        return joining.tokens <= prompt_tokens and shared < MIN_SHARED_TOKENS
+
+    def _read_part(self, sequence: RunningSequence, prompt_tokens: int) -> None:
+        """Reads the next tokens of the prompt; behind the last the sequence gets its first token."""
+        slot = self._running.index(sequence)
+        start = self._slots[slot].cached
+        end = min(start + prompt_tokens, sequence.prompt_length)
+        device = self.causal_lm.device
+        rows = SlotRows(
+            torch.tensor([slot], device=device),
+            torch.arange(start, end, device=device).unsqueeze(0),
+            end,
+            fresh=start == 0,
+            padded=False,
+            in_order=slot == 0,
+            last_only=True,
+            first=slot,
+        )
+        hidden_BTD = self._read(torch.from_numpy(sequence.tokens[None, start:end]).to(device), rows)
+        self.read_prompt_tokens += end - start
+        self._slots[slot].cached = end
+        if end == sequence.prompt_length:
+            self._partial = None
+            _choose([sequence], self._logits(hidden_BTD[:, -1])[:, : self.causal_lm.vocab_size])
+
     def _decode(self) -> None:
+        """One token of every sequence. The row of a prompt that is read in parts is padding."""
         count, device = len(self._running), self.causal_lm.device
+        reading = None if self._partial is None else self._running.index(self._partial)
         cached_B = np.array([self._slots[slot].cached for slot in range(count)])
-        tokens_BT = np.array([[self._slots[slot].tokens[cached]] for slot, cached in enumerate(cached_B)])
+        tokens_BT = np.array(
+            [[0 if slot == reading else self._slots[slot].tokens[cached]] for slot, cached in enumerate(cached_B)]
+        )
+        if reading is not None:
+            cached_B[reading] = -1
         rows = SlotRows.of_batch(torch.from_numpy(cached_B[:, None]), device)
         hidden_BTD = self._read(torch.from_numpy(tokens_BT).to(device), rows)
-        for slot in range(count):
+        live = [slot for slot in range(count) if slot != reading]
+        for slot in live:
             self._slots[slot].cached += 1
-        _choose(self._running, self._logits(hidden_BTD[:, -1])[:, : self.causal_lm.vocab_size])
+        logits_BV = self._logits(hidden_BTD[:, -1] if reading is None else hidden_BTD[live, -1])
+        _choose([self._running[slot] for slot in live], logits_BV[:, : self.causal_lm.vocab_size])
 
-    def _next_to_join(self) -> list[_Joining]:
+    def _next_to_join(self, prompt_tokens: int) -> list[_Joining]:
         """The first request that waits, and others whose prompts are read in the same pass at little cost: of about the
-        same length, and not continuing a prompt of this pass."""
+        same length, and not continuing a prompt of this pass. prompt_tokens: of the pass, with padding."""
         waiting = [self._waiting[index] for index in range(min(self._slots.free, len(self._waiting)))]
         first, *others = (self._joining(sequence) for sequence in waiting)
         chosen, different, tokens = [first], {first.prompt.tobytes()}, [first.tokens]
@@ -278,7 +267,7 @@ class ContinuousBatch:
                 chosen.append(joining)
                 continue
             padded = max(*tokens, joining.tokens) * (len(tokens) + 1)
-            is_full = padded > max(self.limits.prompt_tokens, SMALL_PASS_TOKENS)
+            is_full = padded > prompt_tokens
             wastes = padded > SMALL_PASS_TOKENS and (sum(tokens) + joining.tokens) < MIN_FILL * padded
             if is_full or wastes or (joining.shared > 0) != (first.shared > 0) or self._shares(joining, chosen):
                 continue
@@ -351,7 +340,9 @@ class ContinuousBatch:
             padded=bool((positions_BT < 0).any()),
             in_order=first == 0 and slots == list(range(len(slots))),
             last_only=last_only,
+            first=first if slots == list(range(first, first + len(slots))) else None,
         )
+        self.read_prompt_tokens += tokens_BT.size
         return self._read(torch.from_numpy(tokens_BT).to(device), rows)
 
     def _read(self, tokens_BT: Tensor, rows: SlotRows) -> Tensor:

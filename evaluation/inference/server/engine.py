@@ -3,6 +3,7 @@
 import logging
 import signal
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -23,10 +24,11 @@ from gristmill.training.parallel.mesh import Axis
 @dataclass(frozen=True)
 class Turn:
     """Work of one pass of the engine's loop before its step. added: new requests, in order. cancelled: numbers of
-    requests in the batch. idle: no step follows. stops: it is the last."""
+    requests in the batch. prompt_tokens: that the step reads of prompts. idle: no step follows. stops: it is last."""
 
     added: tuple[GenerationRequest, ...] = ()
     cancelled: tuple[int, ...] = ()
+    prompt_tokens: int = 0
     idle: bool = False
     stops: bool = False
 
@@ -51,7 +53,7 @@ def follow(make_batch: Callable[[], ContinuousBatch], ranks: Axis) -> None:
             for number in turn.cancelled:
                 batch.cancel(number)
             if not turn.idle:
-                batch.step()
+                batch.step(turn.prompt_tokens)
 
 
 def _heard(ranks: Axis) -> Turn:
@@ -83,6 +85,40 @@ class RankLostError(Exception):
     """Another rank of the model no longer answers, or its step failed."""
 
 
+IDLE_PROMPT_TOKENS = 2048  # of one step while nothing else waits for a token
+FIRST_PROMPT_TOKENS = 16
+SLOWDOWN, ROOM = 1.9, 1.7  # a step with prompts beside one without: above, it reads less; below ROOM, more
+WEIGHT = 0.1  # of the newest measurement
+
+
+@dataclass
+class PromptPace:
+    """How many tokens of prompts a step may read, so that with them it takes at most about twice as long as without:
+    what the streams of others wait for. The number follows the measured steps, since a token behind a long beginning
+    costs more than the first, and a pass over one token nearly as much as one over several."""
+
+    decode_seconds: float | None = None
+    tokens: int = FIRST_PROMPT_TOKENS
+
+    def prompt_tokens(self, decodes: bool) -> int:
+        """decodes: whether some sequence waits for its next token."""
+        return self.tokens if decodes else IDLE_PROMPT_TOKENS
+
+    def record(self, seconds: float, prompt_tokens: int, decodes: bool) -> None:
+        """The time of a step and the tokens of prompts that it read."""
+        if not decodes:
+            return
+        if not prompt_tokens:
+            before = self.decode_seconds
+            self.decode_seconds = seconds if before is None else (1 - WEIGHT) * before + WEIGHT * seconds
+        elif self.decode_seconds is not None and prompt_tokens >= self.tokens:
+            slowdown = seconds / self.decode_seconds
+            if slowdown > SLOWDOWN:
+                self.tokens = max(1, min(int(0.8 * self.tokens), self.tokens - 1))
+            elif slowdown < ROOM:
+                self.tokens = min(self.tokens + max(1, self.tokens // 8), IDLE_PROMPT_TOKENS)
+
+
 @dataclass(eq=False)
 class Ticket:
     """A submitted request. done is called once, in the engine's thread."""
@@ -97,9 +133,16 @@ class GenerationEngine:
     """submit and cancel may be called by any thread; the batch is used by the engine's own alone.
 
     announce: tells the other ranks of a sharded model of each turn; None without others. A rank that is lost ends the
-    engine, and `failure` says so."""
+    engine, and `failure` says so. clock: seconds, by which prompts are read in parts."""
 
-    def __init__(self, make_batch: Callable[[], ContinuousBatch], max_requests: int, announce: Announce | None = None):
+    def __init__(
+        self,
+        make_batch: Callable[[], ContinuousBatch],
+        max_requests: int,
+        announce: Announce | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+    ):
+        self._clock = clock
         self._make_batch, self.max_requests, self._announce = make_batch, max_requests, announce
         self._batch = make_batch()
         self._open: dict[int, Ticket] = {}  # by number in the batch
@@ -107,6 +150,7 @@ class GenerationEngine:
         self._cancelled: deque[Ticket] = deque()
         self._changed = threading.Condition()
         self._stopped = self._refuses = False
+        self._pace = PromptPace()
         self.failure: RankLostError | None = None
         self._thread = threading.Thread(target=self._run, name="generation", daemon=True)
         self._on_failure: Callable[[], None] = lambda: None
@@ -194,12 +238,13 @@ class GenerationEngine:
             self._tell(Turn(stops=True))
             return False
         self._add(new)
-        self._tell(Turn(tuple(ticket.request for ticket in new), tuple(ended), idle))
+        prompt_tokens = self._pace.prompt_tokens(self._batch.decodes)
+        self._tell(Turn(tuple(ticket.request for ticket in new), tuple(ended), prompt_tokens, idle))
         for number in ended:
             del self._open[number]
             self._batch.cancel(number)
         if not idle:
-            self._step()
+            self._step(prompt_tokens)
         return True
 
     def _tell(self, turn: Turn) -> None:
@@ -216,15 +261,18 @@ class GenerationEngine:
             ticket.number = self._batch.add(ticket.request, ticket.stream)
             self._open[ticket.number] = ticket
 
-    def _step(self) -> None:
+    def _step(self, prompt_tokens: int) -> None:
+        begun, read = self._clock(), self._batch.read_prompt_tokens
+        decodes = self._batch.decodes
         try:
-            results = self._batch.step()
+            results = self._batch.step(prompt_tokens)
         except Exception as error:  # of the model or the device: requests that wait are not lost
             if self._announce is not None:  # the others stand at another place of the step
                 raise _lost(error) from error
             logger.exception("a step of generation failed")
             self._recover(error)
             return
+        self._pace.record(self._clock() - begun, self._batch.read_prompt_tokens - read, decodes)
         for result in results:
             self._open.pop(result.number).done(result)
 

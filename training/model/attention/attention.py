@@ -152,6 +152,9 @@ def _share_of_heads(query_BTHK: Tensor, key_BTGK: Tensor, value_BTGK: Tensor, ax
     return tuple(exchange_heads(part, axis) for part in (query_BTHK, key_BTGK, value_BTGK))
 
 
+FEW_TOKENS = 64  # whose masks are smaller than the keys that are not copied
+
+
 def attend(query_BHTK: Tensor, key_BGSK: Tensor, value_BGSK: Tensor, mask_BTS: Mask, scale: float) -> Tensor:
     """The backend is chosen here and nowhere else: torch's scaled_dot_product_attention, which picks a fused kernel;
     flex attention where the metadata has block masks (GPUs); matmuls over blocks where those are faster (CPUs)."""
@@ -160,11 +163,13 @@ def attend(query_BHTK: Tensor, key_BGSK: Tensor, value_BGSK: Tensor, mask_BTS: M
         return flex(query_BHTK, key_BGSK, value_BGSK, block_mask=mask_BTS, scale=scale, enable_gqa=True)
     mask = mask_BTS.unsqueeze(1) if mask_BTS is not None and mask_BTS.dim() == 3 else mask_BTS
     grouped = query_BHTK.shape[1] != key_BGSK.shape[1]
-    if grouped and query_BHTK.shape[2] == 1 and mask is not None and mask.shape[1] == 1:
-        # One new token: the heads of a group are so many rows that look at the same keys, so nothing is copied.
-        return attend(
-            query_BHTK.reshape(*key_BGSK.shape[:2], -1, key_BGSK.shape[3]), key_BGSK, value_BGSK, mask, scale
-        ).reshape(*query_BHTK.shape[:3], -1)
+    few = query_BHTK.shape[2] <= FEW_TOKENS and not query_BHTK.requires_grad
+    if grouped and few and mask is not None and mask.shape[1] == 1:
+        # A few new tokens: the heads of a group are so many rows that look at the same keys, so nothing is copied.
+        copies = query_BHTK.shape[1] // key_BGSK.shape[1]
+        rows_BGRK = query_BHTK.reshape(*key_BGSK.shape[:2], -1, key_BGSK.shape[3])
+        row_mask = mask if query_BHTK.shape[2] == 1 else mask.repeat(1, 1, copies, 1)
+        return attend(rows_BGRK, key_BGSK, value_BGSK, row_mask, scale).reshape(*query_BHTK.shape[:3], -1)
     if grouped and query_BHTK.device.type == "cpu":  # torch 2.13's fused CPU kernel takes equal head counts only
         copies = query_BHTK.shape[1] // key_BGSK.shape[1]
         key_BGSK, value_BGSK = (part.repeat_interleave(copies, dim=1) for part in (key_BGSK, value_BGSK))

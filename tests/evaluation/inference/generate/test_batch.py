@@ -227,3 +227,54 @@ def test_the_cache_is_bounded_in_bytes():
     assert causal_lm.slot_token_bytes() == 2 * 2 * 2 * 8 * 8  # keys and values, layers, heads, width, bytes
     assert BatchLimits(64, cache_bytes=3 * 512 * CONTEXT).slots(causal_lm) == 3
     assert BatchLimits(64, cache_bytes=1).slots(causal_lm) == 1
+
+
+def run_in_parts(causal_lm, made, limits, prompt_tokens):
+    """All requests by steps that read so many tokens of prompts, the first of them begun alone."""
+    batch = ContinuousBatch(causal_lm, Words(), limits)
+    numbers, generations, largest = [batch.add(made[0])], {}, 0
+    batch.step(prompt_tokens)
+    numbers += [batch.add(request) for request in made[1:]]
+    while not batch.is_idle:
+        before = batch.read_prompt_tokens
+        for result in batch.step(prompt_tokens):
+            generations[result.number] = result.generations
+        largest = max(largest, batch.read_prompt_tokens - before)
+    return [generations[number] for number in numbers], largest
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_prompts_that_are_read_in_parts_equal_whole_passes(shape):
+    causal_lm, made = model_of(shape), requests(6)
+    expected = [by_whole_passes(causal_lm, request) for request in made]
+    for prompt_tokens in (5, 16):
+        generations, largest = run_in_parts(causal_lm, made, BatchLimits(4), prompt_tokens)
+        assert [candidates[0].tokens for candidates in generations] == expected
+        assert largest <= prompt_tokens or not causal_lm.reads_trees
+
+
+def test_a_request_cancelled_while_its_prompt_is_read_leaves_the_others():
+    causal_lm = model_of("attention")
+    other = GenerationRequest((1, 2, 3), GenerationSettings(12))
+    batch = ContinuousBatch(causal_lm, Words(), BatchLimits(3))
+    number = batch.add(other)
+    batch.step(8)
+    long = batch.add(GenerationRequest(tuple(range(80)), GenerationSettings(4)))
+    batch.step(8)
+    batch.cancel(long)
+    results = {}
+    while not batch.is_idle:
+        results |= {result.number: result for result in batch.step(8)}
+    assert results.keys() == {number} and results[number].generations[0].tokens == by_whole_passes(causal_lm, other)
+
+
+def test_a_short_prompt_joins_while_a_long_one_is_read():
+    batch = ContinuousBatch(model_of("attention"), Words(), BatchLimits(3))
+    batch.add(GenerationRequest((1, 2, 3), GenerationSettings(60)))
+    batch.step(8)
+    long = batch.add(GenerationRequest(tuple(range(90)), GenerationSettings(1)))
+    short = batch.add(GenerationRequest((200, 201), GenerationSettings(1)))
+    order = []
+    while long not in order:
+        order += [result.number for result in batch.step(8)]
+    assert order == [short, long]

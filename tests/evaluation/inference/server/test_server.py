@@ -318,9 +318,9 @@ def test_a_client_that_goes_away_leaves_the_batch(loaded):
         batch = new_batch(loaded, 2)
         step = batch.step
 
-        def waits():
+        def waits(prompt_tokens):
             steps.acquire(timeout=30)
-            return step()
+            return step(prompt_tokens)
 
         batch.step = waits
         return batch
@@ -358,11 +358,11 @@ def test_a_step_that_fails_ends_the_requests_of_its_batch_alone(loaded):
         batch = new_batch(loaded, 1)
         step = batch.step
 
-        def broken():
+        def broken(prompt_tokens):
             while batch._waiting and not batch._running and next(breaks, False):
                 batch._waiting.popleft()
                 raise RuntimeError("the device is lost")
-            return step()
+            return step(prompt_tokens)
 
         batch.step = broken
         return batch
