@@ -1,0 +1,118 @@
+"""Places where the host would wait for a GPU, counted on a CPU by interposing on what makes it wait: one in a step,
+when the results are read, none in a layer. What waits cannot be captured in a CUDA graph either."""
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from gristmill.training.engine.local_model import build_local_model
+from gristmill.training.engine.passes import GradientAccumulation
+from gristmill.training.model.moe import mixture as mixtures
+from gristmill.training.model.transformer import Transformer
+from gristmill.training.objectives.batches import Batches
+from gristmill.training.optim.optimizer import build_optimizer
+from gristmill.training.parallel.mesh import Mesh, single_process
+from gristmill.training.trainer import Trainer
+from tests.support.parity import Case, mesh_of_group
+
+READS = ("item", "tolist", "cpu", "numpy", "nonzero", "__bool__", "__int__", "__float__", "__index__")
+COPIES = ("tensor", "as_tensor", "new_tensor")  # of numbers of the host to the device
+OPERATORS = (
+    torch.ops.aten._local_scalar_dense.default,
+    torch.ops.aten.is_nonzero.default,
+    torch.ops.aten.nonzero.default,
+    torch.ops.aten.masked_select.default,
+    torch.ops.aten.equal.default,
+)
+
+
+class _Calls(TorchFunctionMode):
+    def __init__(self, waits: Counter[str]):
+        super().__init__()
+        self.waits = waits
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = getattr(func, "__name__", "")
+        copies_numbers = name in COPIES and not isinstance(args[1 if name == "new_tensor" else 0], Tensor)
+        if name in READS or copies_numbers:
+            self.waits[name] += 1
+            with torch._C.DisableTorchFunction():
+                return func(*args, **(kwargs or {}))
+        return func(*args, **(kwargs or {}))
+
+
+class _Operators(TorchDispatchMode):
+    def __init__(self, waits: Counter[str]):
+        super().__init__()
+        self.waits = waits
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        by_mask = func is torch.ops.aten.index.Tensor and any(
+            index is not None and index.dtype == torch.bool for index in args[1]
+        )
+        if func in OPERATORS or by_mask:
+            self.waits[str(func)] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def waits_of(function: Callable[[], Any]) -> Counter[str]:
+    """What made the host wait while the function ran, by name. `.tolist()` and `.item()` of one tensor are one."""
+    waits: Counter[str] = Counter()
+    with _Operators(waits), _Calls(waits):
+        function()
+    return waits
+
+
+def trainer_of(case: Case, mesh: Mesh) -> Trainer:
+    model, train = case.configs
+    parts = build_local_model(model, case.vocab, train, mesh, seed=3)
+    passes = GradientAccumulation(parts.stages[0], train.layout.micro_batch, case.loss)
+    optimizer = build_optimizer(parts.parameters, train, model, mesh)
+    return Trainer(train, parts, passes, optimizer, Batches(case.samples, mesh.data, mesh.device), mesh)
+
+
+@pytest.mark.parametrize("model", ["llama", "bloom", "gemma2", "experts", "hybrid_experts", "tcnca", "latent"])
+def test_a_step_waits_once(model: str) -> None:
+    """Experts on the grouped path, as on a GPU; with dropout. The batch is made beside it, in a thread."""
+    with mock.patch.object(mixtures, "uses_grouped", lambda x: True):
+        trainer = trainer_of(Case({}, model, "fp32"), single_process())
+        trainer.step()
+        assert waits_of(trainer.step) == {"tolist": 1}
+
+
+def test_what_waits_is_counted() -> None:
+    ones = torch.ones(3)
+    assert waits_of(lambda: ones.sum().item()).keys() >= {"item"}
+    assert waits_of(lambda: torch.tensor([1.0, 2.0]))["tensor"] == 1
+    assert waits_of(lambda: bool(ones.sum() > 2)).total() >= 1
+    assert waits_of(lambda: ones[ones > 0])["aten.index.Tensor"] == 1
+    assert waits_of(lambda: (ones * 2 + torch.full((), 3.0)).sum()) == {}
+
+
+def on_a_context_rank(method: str) -> Counter[str]:
+    case = Case({"context": 2, "context_method": method}, "llama", "fp32", documents=True)
+    trainer = trainer_of(case, mesh_of_group(*case.configs))
+    trainer.step()
+    layers = Transformer.hidden_states
+    waits: Counter[str] = Counter()
+
+    def counted(*arguments: Any, **named: Any) -> Any:
+        with _Operators(waits), _Calls(waits):
+            return layers(*arguments, **named)
+
+    with mock.patch.object(Transformer, "hidden_states", counted):
+        trainer.step()
+    return waits
+
+
+@pytest.mark.parametrize("method", ["ring", "all_to_all"])
+def test_layers_on_a_context_axis_wait_for_nothing(method: str, pool: Any) -> None:
+    """The ring's plan reads the documents once a micro-batch, before the layers."""
+    assert pool.run(2, on_a_context_rank, method) == [Counter(), Counter()]
