@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 from gristmill.foundation.errors import InputError
 from gristmill.training import processes
+from gristmill.training.config.layout import LayoutConfig
 from gristmill.training.config.train import GuardConfig
 from gristmill.training.parallel.mesh import single_process
 from gristmill.training.processes import (
@@ -256,3 +257,22 @@ def test_the_host_computes_with_its_share_of_the_cores(
         monkeypatch.setenv("OMP_NUM_THREADS", variable)
     monkeypatch.setattr(processes.os, "sched_getaffinity", lambda _: set(range(cores)))
     assert host_threads(ranks) == threads
+
+
+def test_nccl_is_told_its_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So it connects at the start and the groups of the mesh are split from the first; gloo stands beside it only where
+    the host computes updates."""
+    calls: list[dict[str, object]] = []
+    monkeypatch.setattr(
+        dist, "init_process_group", lambda backend, **options: calls.append({"backend": backend} | options)
+    )
+    cuda, plain = torch.device("cuda", 3), LayoutConfig()
+    offloaded = LayoutConfig(offload={"optimizer": "cpu"})
+    for device, layout in ((cuda, plain), (cuda, offloaded), (processes.CPU, plain)):
+        backend = processes.backend_of(device, layout)
+        connect(backend, dist.HashStore(), 0, 1, processes.timedelta(seconds=5), device)
+    assert [(call["backend"], call["device_id"]) for call in calls] == [
+        ("nccl", cuda),
+        ("cpu:gloo,cuda:nccl", cuda),
+        ("gloo", None),
+    ]

@@ -8,6 +8,7 @@ from pydantic import ValidationError
 from torch import Tensor
 from torch.nn import functional as F
 
+from gristmill.foundation.errors import RecipeError
 from gristmill.training.calibrate.layers import causal_loss
 from gristmill.training.config.layers import MoeConfig
 from gristmill.training.config.layout import LayoutConfig
@@ -17,7 +18,7 @@ from gristmill.training.model.attention.metadata import RoutingMetadata
 from gristmill.training.model.init import fill, initialize
 from gristmill.training.model.modules import token_priorities
 from gristmill.training.model.moe import mixture as experts_module
-from gristmill.training.model.moe.dispatch import padded_positions
+from gristmill.training.model.moe.dispatch import check_grouped_widths, padded_positions
 from gristmill.training.model.moe.mixture import MixtureOfExperts
 from gristmill.training.model.moe.router import capacity, choose_experts, count, gates_of, routers, within_capacity
 from gristmill.training.model.transformer import ComputeOptions, Transformer
@@ -322,3 +323,19 @@ def test_what_no_mixture_can_be_is_refused(moe: dict[str, Any], says: str) -> No
 
 def test_counts_by_hand() -> None:
     assert count(torch.tensor([[0, 2], [2, 3]]), 5).tolist() == [1, 0, 2, 1, 0]
+
+
+def test_widths_off_16_bytes_are_refused_on_gpus() -> None:
+    cuda, bf16 = torch.device("cuda"), torch.bfloat16
+    config, aligned = (model_config().model_copy(update={"width": 16}), model_config(ffn_hidden_size=8))
+    refused = r"model.moe.ffn_hidden_size: the experts of layer 0 are 7 wide; .* set a multiple of 8"
+    with pytest.raises(RecipeError, match=refused):
+        check_grouped_widths(cuda, bf16, config, 1)
+    with pytest.raises(RecipeError, match=r"model.width: the experts of layer 0 are 12 wide;"):
+        check_grouped_widths(cuda, bf16, aligned, 1)
+    aligned = aligned.model_copy(update={"width": 16})
+    check_grouped_widths(cuda, bf16, aligned, 1)
+    with pytest.raises(RecipeError, match=r"4 wide on each rank of layout.expert_tensor 2"):
+        check_grouped_widths(cuda, bf16, aligned, 2)
+    check_grouped_widths(cuda, torch.float32, config, 1)
+    check_grouped_widths(torch.device("cpu"), bf16, config, 1)

@@ -13,6 +13,7 @@ from torch import Tensor
 from gristmill.training.config.mixers.mamba2 import Mamba2
 from gristmill.training.config.model import ModelConfig
 from gristmill.training.model.init import Role, initialize, role_of
+from gristmill.training.model.ssm import mamba2
 from gristmill.training.model.ssm.mamba2 import ScanInputs, backend_for, by_kernels, scan, ssd
 from gristmill.training.model.transformer import ComputeOptions, Transformer
 from tests.support.decoding import decoded
@@ -261,3 +262,31 @@ def test_the_plain_scan_is_one_graph() -> None:
     compiled = torch.compile(ssd, backend="eager", fullgraph=True)
     for found, expected in zip(compiled(inputs, 4), ssd(inputs, 4), strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("chunks", [5, 9, 30])
+def test_two_levels_of_chunks_are_one(chunks: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """states_before in runs of chunks against one chunk after another, with gradients; 30 chunks make three levels."""
+    generator = torch.Generator().manual_seed(chunks)
+
+    def drawn(*shape: int) -> torch.Tensor:
+        return torch.rand(shape, generator=generator, dtype=torch.float64, requires_grad=True)
+
+    inputs = drawn(2, chunks, 1, 3), drawn(2, chunks, 1, 3, 4, 5), drawn(2, 1, 3, 4, 5)
+    outcomes = []
+    for level in (64, 4):
+        monkeypatch.setattr(mamba2, "ONE_LEVEL", level)
+        before, state = mamba2.states_before(*inputs)
+        assert before.shape == (2, chunks, 1, 3, 4, 5)
+        outcomes.append((before, state, *torch.autograd.grad(before.square().sum() + state.sum(), inputs)))
+    for first, second in zip(*outcomes, strict=True):
+        torch.testing.assert_close(first, second, rtol=1e-12, atol=1e-12)
+
+
+def test_a_long_sequence_takes_few_steps() -> None:
+    """1,024 chunks: 32 runs side by side, then from run to run."""
+    kept, added = torch.ones(1, 1024, 1, 1), torch.ones(1, 1024, 1, 1, 1, 1)
+    with torch.profiler.profile() as profile:
+        before, state = mamba2.states_before(kept, added, torch.zeros(1, 1, 1, 1, 1))
+    assert before.flatten().tolist() == list(range(1024)) and state.item() == 1024
+    assert sum(event.count for event in profile.key_averages() if event.key == "aten::mul") < 150

@@ -1,0 +1,106 @@
+#!/usr/bin/env bash
+# What to run in the first hour on one GPU: each step is one command of at most 10 minutes. A step that fails or runs out
+# of time is written down and the next one runs. Results: FOLDER/first_gpu_hour.json, a table, and a log of each step.
+#
+# usage: benchmarks/first_gpu_hour.sh [--dry] [--limit SECONDS] [--output FOLDER] [STEP...]
+#   --dry     tiny sizes, also without a GPU: shows that every command starts and what it prints
+#   --limit   of a step (600)
+#   STEP...   only these; --list prints their names
+# Exit code: 0 all steps ran, 1 some did not, 2 a wrong call, or no GPU without --dry.
+set -u
+cd "$(dirname "$0")/.."
+PYTHON=${PYTHON:-.venv/bin/python}
+dry=false limit=600 output=work/first_gpu_hour chosen=()
+STEPS=(device calibrate kernels step_124m step_350m step_1.5b moe hybrid memory generation forecast)
+while [ $# -gt 0 ]; do
+  case "$1" in
+    --dry) dry=true ;;
+    --limit) limit=${2:?--limit SECONDS}; shift ;;
+    --output) output=${2:?--output FOLDER}; shift ;;
+    --list) printf '%s\n' "${STEPS[@]}"; exit 0 ;;
+    --*) echo "first_gpu_hour: unknown option $1; see the head of $0" >&2; exit 2 ;;
+    *) chosen+=("$1") ;;
+  esac
+  shift
+done
+[ ${#chosen[@]} -gt 0 ] || chosen=("${STEPS[@]}")
+for name in "${chosen[@]}"; do
+  printf '%s\n' "${STEPS[@]}" | grep -qxF -- "$name" || { echo "first_gpu_hour: no step $name; one of ${STEPS[*]}" >&2; exit 2; }
+done
+if ! $dry && ! $PYTHON -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; then
+  echo "first_gpu_hour: torch sees no GPU (gristmill doctor says why); --dry runs tiny sizes without one" >&2
+  exit 2
+fi
+
+# command_of STEP: what the step runs, at full or tiny size.
+command_of() {
+  if $dry; then
+    case "$1" in
+      device) echo "$PYTHON -m gristmill.pipelines.cli.main doctor" ;;
+      calibrate) echo "$PYTHON -m gristmill.pipelines.cli.main calibrate $output/hardware.yaml --repeats 1" ;;
+      kernels) echo "$PYTHON -m pytest -q tests/training/model/attention/test_attention.py" ;;
+      step_124m) echo "$PYTHON benchmarks/train_step.py --quick --sizes 10M --vocabularies small --precisions bf16" ;;
+      step_350m | step_1.5b) echo "$PYTHON benchmarks/train_step.py --help" ;;
+      moe) echo "$PYTHON benchmarks/moe.py --quick" ;;
+      hybrid) echo "$PYTHON benchmarks/mixers.py --quick --parts decoding" ;;
+      memory) echo "$PYTHON benchmarks/memory.py --quick" ;;
+      generation) echo "$PYTHON benchmarks/generate.py --quick" ;;
+      forecast) echo "$PYTHON benchmarks/planner.py --quick" ;;
+    esac
+    return
+  fi
+  local step="$PYTHON benchmarks/train_step.py --vocabularies large --precisions bf16 float8 --sequences 1024 --compiled"
+  case "$1" in
+    device) echo "$PYTHON -m gristmill.pipelines.cli.main doctor" ;;
+    calibrate) echo "$PYTHON -m gristmill.pipelines.cli.main calibrate $output/hardware.yaml" ;;
+    kernels) echo "$PYTHON -m pytest -q tests/training/model" ;;
+    step_124m) echo "$step --sizes 124M --samples 16" ;;
+    step_350m) echo "$step --sizes 350M --samples 8" ;;
+    step_1.5b) echo "$step --sizes 1.5B --samples 2" ;;
+    moe) echo "$PYTHON benchmarks/moe.py" ;;
+    hybrid) echo "$PYTHON benchmarks/mixers.py --parts gpu" ;;
+    memory) echo "$PYTHON benchmarks/memory.py" ;;
+    generation) echo "$PYTHON benchmarks/generate.py" ;;
+    forecast) echo "$PYTHON benchmarks/planner.py" ;;
+  esac
+}
+
+mkdir -p "$output"
+: > "$output/steps.tsv"
+failed=0
+for name in "${chosen[@]}"; do
+  command=$(command_of "$name")
+  echo "== $name: $command"
+  begun=$(date +%s)
+  timeout "$limit" bash -c "$command" > "$output/$name.log" 2>&1
+  code=$?
+  printf '%s\t%s\t%s\t%s\n' "$name" "$code" $(($(date +%s) - begun)) "$command" >> "$output/steps.tsv"
+  [ $code -eq 0 ] || { failed=1; echo "   FAILED with $code: $(tail -1 "$output/$name.log")"; }
+done
+
+# One JSON of all steps and the figures that they printed, and a table.
+$PYTHON - "$output" <<'END'
+import json
+import sys
+from pathlib import Path
+
+folder, steps = Path(sys.argv[1]), []
+for line in (folder / "steps.tsv").read_text().splitlines():
+    name, code, seconds, command = line.split("\t")
+    log, figures = (folder / f"{name}.log").read_text(errors="replace").splitlines(), []
+    for printed in log:
+        if printed.startswith('{"figure"'):
+            figures.append(json.loads(printed))
+    state = {"0": "ran", "124": "out of time"}.get(code, f"failed with {code}")
+    error = None if code == "0" else next((text for text in reversed(log) if text.strip()), "")
+    steps.append({"step": name, "state": state, "seconds": int(seconds), "command": command, "error": error, "figures": figures})
+(folder / "first_gpu_hour.json").write_text(json.dumps(steps, indent=1) + "\n")
+print(f"\n{'step':12} {'state':16} {'s':>5}  figures")
+for step in steps:
+    print(f"{step['step']:12} {step['state']:16} {step['seconds']:5}  {len(step['figures'])}")
+    for figure in step["figures"]:
+        ours, peer = figure.get("ours"), figure.get("peer")
+        print(f"    {figure['figure']:44} {ours!s:>12} {peer!s:>12} {figure.get('unit', '')}")
+print(f"written to {folder / 'first_gpu_hour.json'}")
+END
+exit $failed
