@@ -9,6 +9,7 @@
 # Exit code: 0 all steps ran, 1 some did not, 2 a wrong call, or no GPU without --dry.
 set -u
 cd "$(dirname "$0")/.."
+export PYTHONPATH=".${PYTHONPATH:+:$PYTHONPATH}"  # benchmarks use what tests/support has
 PYTHON=${PYTHON:-.venv/bin/python}
 dry=false limit=600 output=work/first_gpu_hour chosen=()
 STEPS=(device calibrate kernels step_124m step_350m step_1.5b moe hybrid memory generation forecast)
@@ -37,7 +38,7 @@ command_of() {
   if $dry; then
     case "$1" in
       device) echo "$PYTHON -m gristmill.pipelines.cli.main doctor" ;;
-      calibrate) echo "$PYTHON -m gristmill.pipelines.cli.main calibrate $output/hardware.yaml --repeats 1" ;;
+      calibrate) echo "$PYTHON -m gristmill.pipelines.cli.main calibrate --help" ;;  # minutes on a CPU
       kernels) echo "$PYTHON -m pytest -q tests/training/model/attention/test_attention.py" ;;
       step_124m) echo "$PYTHON benchmarks/train_step.py --quick --sizes 10M --vocabularies small --precisions bf16" ;;
       step_350m | step_1.5b) echo "$PYTHON benchmarks/train_step.py --help" ;;
