@@ -34,7 +34,7 @@ PEERS = ("eager", "grouped_mm")
 
 
 def model_of(shape: dict[str, int], experts: int) -> ModelConfig:
-    moe = {"experts": experts, "top_k": shape["top_k"], "ffn_hidden_size": shape["hidden"], "normalize_gates": False}
+    moe = {"experts": experts, "top_k": shape["top_k"], "ffn_hidden_size": shape["ffn_hidden_size"], "normalize_gates": False}
     return ModelConfig(layers=1, width=shape["width"], heads=4, sequence_length=shape["tokens"], moe=moe)
 
 
@@ -49,7 +49,7 @@ def olmoe_of(mixture: MixtureOfExperts, shape: dict[str, int]) -> OlmoeSparseMoe
     """transformers' block with the same weights."""
     config = OlmoeConfig(
         hidden_size=shape["width"],
-        intermediate_size=shape["hidden"],
+        intermediate_size=shape["ffn_hidden_size"],
         num_experts=mixture.router.experts,
         num_experts_per_tok=shape["top_k"],
         norm_topk_prob=False,
