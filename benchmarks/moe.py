@@ -34,7 +34,7 @@ PEERS = ("eager", "grouped_mm")
 
 
 def model_of(shape: dict[str, int], experts: int) -> ModelConfig:
-    moe = {"experts": experts, "top_k": shape["top_k"], "ffn_hidden_size": shape["ffn_hidden_size"], "normalize_gates": False}
+    moe = {"experts": experts, "normalize_gates": False} | {name: shape[name] for name in ("top_k", "ffn_hidden_size")}
     return ModelConfig(layers=1, width=shape["width"], heads=4, sequence_length=shape["tokens"], moe=moe)
 
 
