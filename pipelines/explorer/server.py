@@ -70,6 +70,7 @@ def serve_pages(app: Starlette, address: Address, said: str, reporter: Reporter)
         listener = socket.socket(family, kind, protocol)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(place)
+        listener.listen()  # so that a request right after the address is printed waits
     except (OSError, OverflowError) as error:
         raise InputError(
             f"{address.host}:{address.port}: cannot listen here ({error}); choose another --port or --host"

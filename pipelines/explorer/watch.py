@@ -17,6 +17,7 @@ from gristmill.pipelines.explorer import pages
 from gristmill.pipelines.explorer.server import guarded, rendered
 from gristmill.pipelines.report.content import smoothed
 from gristmill.pipelines.report.figures import curves
+from gristmill.pipelines.report.render import visible
 
 STAGES = ("curate", "tokenizer", "index", "train", "evaluate", "report")
 MAX_POINTS = 2_000  # of a curve
@@ -88,7 +89,7 @@ def watched_runs(folders: Sequence[Path], tokens: int | None) -> list[WatchedRun
             raise InputError(f"{folder}: no such folder; name the work folder of a run")
     ends = [folder.resolve().name for folder in folders]
     names = ends if len(set(ends)) == len(ends) else [str(folder) for folder in folders]
-    return [WatchedRun(name, folder, tokens) for name, folder in zip(names, folders, strict=True)]
+    return [WatchedRun(visible(name), folder, tokens) for name, folder in zip(names, folders, strict=True)]
 
 
 def make_watch_app(runs: Sequence[WatchedRun], token: str | None = None) -> Starlette:

@@ -48,6 +48,7 @@ def test_the_page_says_where_each_run_is(runs):
     for name in ("loss", "validation", "learning_rate", "valid_tokens", "tokens_per_second"):
         answer = client.get(f"/figure/{name}.svg")
         assert answer.headers["content-type"] == "image/svg+xml" and answer.text.count("first") >= 1, name
+        assert "\u202e" not in answer.text
         assert "default-src 'none'" in answer.headers["content-security-policy"]
     assert client.get("/figure/x.svg").status_code == 404
 
