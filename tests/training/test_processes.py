@@ -42,7 +42,7 @@ class Ranks:
         monkeypatch.setattr(processes.dist, "destroy_process_group", self.destroy)
         monkeypatch.setattr(processes, "SECONDS_BETWEEN_ATTEMPTS", 0.0)
 
-    def init(self, backend, store, rank, world_size, timeout):
+    def init(self, backend, store, rank, world_size, timeout, device_id=None):
         self.made[rank].append(store)
         if (rank, len(self.made[rank])) in self.refused:
             raise RuntimeError(REFUSED)
