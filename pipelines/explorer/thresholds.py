@@ -3,7 +3,7 @@
 import operator
 import threading
 from collections.abc import Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass
 from typing import Any
@@ -89,8 +89,7 @@ class Thresholds:
     def __init__(self, files: CorpusFiles, sketches: Sketches):
         self._files, self._sketches = files, sketches
         self._scans: dict[Threshold, Future[EffectCounts | None]] = {}
-        self._pool = ThreadPoolExecutor(1)
-        self._lock = threading.Lock()
+        self._lock, self._scanning = threading.Lock(), threading.Lock()
         self._newest: Threshold | None = None
 
     def sweep(self, asked: Threshold) -> ThresholdEffect:
@@ -126,11 +125,20 @@ class Thresholds:
         with self._lock:
             self._newest = asked
             if asked not in self._scans or (self._scans[asked].done() and self._scans[asked].result() is None):
-                self._scans[asked] = self._pool.submit(self._count, asked)
+                self._scans[asked] = Future()
+                # a daemon: the server ends without waiting for a scan
+                threading.Thread(target=self._scan, args=(asked, self._scans[asked]), daemon=True).start()
         try:
             return self._scans[asked].result(seconds)
         except FutureTimeoutError:
             return None
+
+    def _scan(self, asked: Threshold, future: "Future[EffectCounts | None]") -> None:
+        with self._scanning:
+            try:
+                future.set_result(self._count(asked))
+            except Exception as error:  # for the page that waits for it
+                future.set_exception(error)
 
     def _count(self, asked: Threshold) -> EffectCounts | None:
         """The counts from the signals of kept documents and the ledger's values of removed ones; None if a newer
