@@ -168,14 +168,23 @@ def _deduplicated(row: dict[str, Any], corpus: Path) -> list[Event]:
     if row["duplicate_of"]:
         said = f"{row['duplicate_of']}, similarity {row['similarity']:.4f}, threshold {row['threshold']:g}"
         return [Event(row["step"], "removed as a duplicate", (said,))]
-    of_this = pc.field("duplicate_of") == row["doc_id"]
-    table = pq.read_table(corpus / "ledger", columns=["doc_id", "similarity", "step"], filters=of_this)
-    copies = sorted(table.to_pylist(), key=lambda copy: (-copy["similarity"], copy["doc_id"]))
+    copies = sorted(_copies(row["doc_id"], corpus), key=lambda copy: (-copy["similarity"], copy["doc_id"]))
     lines = [f"{c['doc_id']}, similarity {c['similarity']:.4f}, {c['step']}" for c in copies[:MAX_SHOWN]]
     if len(copies) > MAX_SHOWN:
         lines.append(f"and {len(copies) - MAX_SHOWN} more")
     said = f"kept instead of {len(copies)} duplicates" if copies else "no duplicate of a kept document"
     return [Event("deduplication", said, tuple(lines))]
+
+
+def _copies(doc_id: str, corpus: Path) -> list[dict[str, Any]]:
+    """Ledger rows of the documents that were removed as duplicates of this one."""
+    columns = ["doc_id", "similarity", "step"]
+    index = IdIndex.of_folder(corpus)
+    if index is None:
+        of_this = pc.field("duplicate_of") == doc_id
+        return list(pq.read_table(corpus / "ledger", columns=columns, filters=of_this).to_pylist())
+    places = [place for place in index.places(doc_id) if place.is_duplicate]
+    return [read_row(pq.ParquetFile(corpus / place.table), place.row, columns) for place in places]
 
 
 def _removed_spans(row: dict[str, Any]) -> list[Event]:
