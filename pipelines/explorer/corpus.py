@@ -15,7 +15,7 @@ from gristmill.data_pipeline.corpus.document_history import corpus_folder, open_
 from gristmill.data_pipeline.corpus.writer import DECONTAMINATION_FOLDER, REPORT_JSON
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.files import is_temporary
-from gristmill.pipelines.explorer.files import CorpusInFolder
+from gristmill.pipelines.explorer.files import CorpusFiles
 from gristmill.pipelines.explorer.rows import Cursor, DocumentRows, Filters, Search
 from gristmill.pipelines.explorer.sketched import Sketches
 from gristmill.pipelines.explorer.thresholds import Threshold, ThresholdEffect, Thresholds, threshold_of
@@ -34,7 +34,7 @@ class ExploredCorpus:
 
     def __init__(self, folder: Path):
         self.folder, self.is_complete = explored_folder(folder)
-        self.files = CorpusInFolder(self.folder)
+        self.files = CorpusFiles(self.folder)
         self.annotated = [
             path for path in sorted((self.folder.parent / ANNOTATED).glob("*.parquet")) if not is_temporary(path)
         ]
