@@ -62,7 +62,9 @@ class PlannedSource:
     @property
     def text_bytes(self) -> float:
         """Estimated text that curation keeps."""
-        share = TEXT_SHARE.get(self.group.kind, 1.0) * (0.2 if self.group.is_html else 1.0)
+        share = self.group.text_share
+        if share is None:
+            share = TEXT_SHARE.get(self.group.kind, 1.0) * (0.2 if self.group.is_html else 1.0)
         return self.group.num_bytes * share * self.kept
 
 
@@ -75,7 +77,7 @@ def plan_sources(groups: Sequence[FileGroup]) -> list[PlannedSource]:
         if group.format in ("text", "markdown") and len(group.paths) < MIN_DOCUMENTS:
             record = "paragraph"
             texts = [piece for text in texts for piece in text.split("\n\n") if piece.strip()][:2000]
-        candidates: list[list[dict[str, Any]]] = [CODE, []] if group.kind == "code" else [PROSE, []]
+        candidates: list[list[dict[str, Any]]] = [CODE, []] if group.kind in ("code", "ipynb") else [PROSE, []]
         for filters in candidates:
             kept, duplicates = _curated_share(texts, filters)
             if kept >= PASSING_SHARE or not filters:

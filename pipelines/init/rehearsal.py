@@ -18,6 +18,7 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from gristmill.data_pipeline.readers.compression import Damaged, blocks
+from gristmill.data_pipeline.readers.read import CONVERTERS
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.manifest import LOG_FOLDER, read_manifest
 from gristmill.foundation.progress import ProgressMeter, Reporter
@@ -94,6 +95,8 @@ def _head_of(path: Path, format: str, limit: int, folder: Path) -> Path:
     head = folder / name
     if format == "parquet":
         return _first_row_groups(path, limit, head)
+    if format in ("html", *CONVERTERS):
+        return path
     content = b""
     with path.open("rb") as file, suppress(Damaged):
         for block in blocks(file, str(path)):
@@ -102,7 +105,7 @@ def _head_of(path: Path, format: str, limit: int, folder: Path) -> Path:
                 break
     mark, ending = RECORD_STARTS.get(format, (b"\n", 1))
     end = content.rfind(mark, 0, limit)
-    if format == "html" or end <= 0:
+    if end <= 0:
         return path
     head.write_bytes(content[: end + ending])
     return head

@@ -25,9 +25,9 @@ from gristmill.data_pipeline.readers.delimited import delimiter_of
 from gristmill.data_pipeline.readers.document import Record, Unreadable, field_names, strings_at
 from gristmill.data_pipeline.readers.encodings import in_utf8
 from gristmill.data_pipeline.readers.files import foreign_kind
-from gristmill.data_pipeline.readers.read import records_of
+from gristmill.data_pipeline.readers.read import CONVERTERS, records_of
 from gristmill.data_pipeline.readers.source import SourceConfig
-from gristmill.foundation.errors import InputError
+from gristmill.foundation.errors import InputError, RecipeError
 
 SAMPLED_FILES, SAMPLED_RECORDS, SAMPLED_BYTES = 200, 600, 4_000_000  # of a group: files, records, characters in all
 HEAD_BYTES, DECODED_BYTES = 1 << 16, 1 << 20
@@ -47,6 +47,10 @@ FORMATS = {
     "wet": ("wet",),
     "arc": ("arc",),
     "mbox": ("mbox", "mbx", "eml"),
+    "pdf": ("pdf",),
+    "epub": ("epub",),
+    "docx": ("docx",),
+    "ipynb": ("ipynb",),
     "text": ("txt", "text", "rst", "tex", "log", "org", "adoc", "srt", ""),
 }
 CODE = [
@@ -95,18 +99,18 @@ CODE = [
     "dockerfile",
     "makefile",
     "proto",
-    "ipynb",
 ]
 FORMAT_OF = {suffix: name for name, suffixes in FORMATS.items() for suffix in suffixes}
 TEXT_NAMES = ("text", "content", "body", "document", "raw_content", "markdown", "article", "message", "html")
 RECORD_FORMATS = ("jsonl", "parquet", "csv")
+BINARY_FORMATS = ("parquet", "warc", "wet", "arc", "pdf", "epub", "docx")
 ENCODED_KINDS = ("text", "markdown", "code", "csv")  # in an encoding that the recipe names
 
 
 @dataclass(frozen=True)
 class FileGroup:
-    """Files of one source. kind: its format, or `code`. texts: of the sampled documents. sampled_bytes: of the files
-    that these came from, as stored; problems: of records that could not be read."""
+    """Files of one source. kind: its format, or `code`. texts: of the sampled documents. text_share: bytes of these for
+    a byte of their files, where a file is one document. problems: of records that could not be read."""
 
     kind: str
     field: str
@@ -116,6 +120,7 @@ class FileGroup:
     texts: tuple[str, ...] = ()
     problems: tuple[str, ...] = ()
     encoding: str = "utf-8"
+    text_share: float | None = None
 
     @property
     def format(self) -> str:
@@ -165,7 +170,11 @@ def survey(folder: Path) -> Survey:
             by_kind.setdefault((kind, text_field, is_html, encoding or "utf-8"), []).append(path)
     for (kind, text_field, is_html, encoding), paths in sorted(by_kind.items()):
         num_bytes = sum(map(content_bytes, paths))
-        group = _sampled(FileGroup(kind, text_field, is_html, tuple(paths), num_bytes, encoding=encoding))
+        try:
+            group = _sampled(FileGroup(kind, text_field, is_html, tuple(paths), num_bytes, encoding=encoding))
+        except RecipeError as error:  # a format whose package is not installed
+            unused.add(f"files ({error})", *paths)
+            continue
         if group.texts:
             result.groups.append(group)
         else:
@@ -231,7 +240,7 @@ def _kind(path: Path) -> tuple[str | None, str]:
     kind = "code" if suffix in CODE or path.name.lower() in ("dockerfile", "makefile") else FORMAT_OF.get(suffix)
     if foreign_kind(head, kind or "text") is not None:
         return None, f"files of other kinds ({foreign_kind(head, kind or 'text')})"
-    if kind in ("parquet", "warc", "wet", "arc"):
+    if kind in BINARY_FORMATS:
         return kind, ""
     if b"\0" in head and not head.startswith((b"\xff\xfe", b"\xfe\xff")):
         return None, "binary files"
@@ -370,8 +379,9 @@ def _sampled(group: FileGroup) -> FileGroup:
     step = max(1, len(group.paths) // SAMPLED_FILES)
     texts: list[str] = []
     problems: list[str] = []
-    num_bytes = 0
+    num_bytes = file_bytes = 0
     for path in group.paths[::step][:SAMPLED_FILES]:
+        file_bytes += content_bytes(path)
         for record in islice(_read(path, source), max(25, SAMPLED_RECORDS // len(group.paths))):
             if isinstance(record, Unreadable):
                 problems.append(f"{path}: {record.reason}")
@@ -380,7 +390,9 @@ def _sampled(group: FileGroup) -> FileGroup:
                 num_bytes += len(record.text)
         if num_bytes > SAMPLED_BYTES:
             break
-    return replace(group, texts=tuple(texts), problems=tuple(problems))
+    text_bytes = sum(len(text.encode("utf-8", "replace")) for text in texts)
+    share = text_bytes / max(1, file_bytes) if group.format in CONVERTERS else None
+    return replace(group, texts=tuple(texts), problems=tuple(problems), text_share=share)
 
 
 def content_bytes(path: Path) -> int:

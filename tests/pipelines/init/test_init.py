@@ -1,9 +1,12 @@
 """From a folder of a user's files to a scored model: twelve unlike folders, and what `init` says of others."""
 
+import json
+import sys
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from corpora import prose
 from user_folders import FOLDERS, compressed, csv_table, german, mailbox, notes, saved_pages, write
 
 from gristmill.foundation.errors import RecipeError
@@ -18,7 +21,9 @@ from gristmill.pipelines.init.dial import (
     choose_by_flops,
     choose_by_minutes,
 )
-from gristmill.pipelines.init.rehearsal import CurationRehearsal, read_forecast
+from gristmill.pipelines.init.recipe import plan_sources
+from gristmill.pipelines.init.rehearsal import CurationRehearsal, read_forecast, rehearsed_sources
+from gristmill.pipelines.init.survey import survey
 from gristmill.pipelines.recipes.recipe_file import load_recipe
 
 REHEARSED = TrainingRehearsal(2000.0, 3.0, {"evaluate": 4.0, "report": 2.0})
@@ -101,6 +106,50 @@ def test_what_cannot_become_a_recipe_is_said(call, tmp_path, monkeypatch, known_
     before = (tmp_path / "mine.yaml").read_bytes()
     code, said = call("init", "mine", "--depth", 3)
     assert code == 2 and "mine.yaml exists" in said and (tmp_path / "mine.yaml").read_bytes() == before
+
+
+def notebooks(folder: Path) -> None:
+    for number in range(60):
+        cells = [{"cell_type": "markdown", "source": prose(number)}, {"cell_type": "code", "source": "x = 1"}]
+        write(folder / f"{number}.ipynb", json.dumps({"nbformat": 4, "cells": cells}))
+
+
+def test_word_documents_and_notebooks_are_sources(call, tmp_path, monkeypatch, known_machine):
+    docx = pytest.importorskip("docx", reason="docx needs the extra `documents`")
+    monkeypatch.chdir(tmp_path)
+    notebooks(tmp_path / "mine")
+    letters = [docx.Document() for _ in range(10)]
+    for number, letter in enumerate(letters):
+        letter.add_paragraph(prose(100 + number))
+        letter.save(tmp_path / "mine" / f"letter {number}.docx")
+    write(tmp_path / "mine" / "table.xlsx", b"PK\x03\x04" + bytes(100))
+    code, said = call("init", "mine", "--minutes", 2)
+    assert code == 0 and "1 file of other kinds (a ZIP archive (or an Office document))" in said, said
+    assert [source.format for source in load_recipe("mine.yaml").sources] == ["docx", "ipynb"]
+    planned = plan_sources(survey(Path("mine")).groups[:1])  # the letters
+    for source in planned:
+        text_bytes = sum(len(text.encode()) for text in source.group.texts)  # all are in the sample
+        assert source.text_bytes == pytest.approx(text_bytes * source.kept)
+    monkeypatch.setattr(rehearsal, "MIN_RAW_BYTES", 1.0)
+    monkeypatch.setattr(rehearsal, "TEXT_BYTES", 10.0)
+    for source in rehearsed_sources(planned, tmp_path / "part"):  # whole files: documents are not cut
+        assert len(source.group.paths) == 1 and source.group.paths[0].parent == Path("mine")
+
+
+def test_a_format_whose_package_is_not_installed_is_not_used_and_said(call, tmp_path, monkeypatch, known_machine):
+    monkeypatch.chdir(tmp_path)
+    for name in ("docx", "pypdfium2"):
+        monkeypatch.setitem(sys.modules, name, None)  # importing it fails
+    write(tmp_path / "mine" / "letter.docx", b"PK\x03\x04" + bytes(100))
+    write(tmp_path / "mine" / "paper.pdf", b"%PDF-1.4")
+    hint = "(format {} needs the package {}: pip install 'gristmill[documents]'), such as mine/{}"
+    hints = [hint.format("docx", "python-docx", "letter.docx"), hint.format("pdf", "pypdfium2", "paper.pdf")]
+    code, said = call("init", "mine")
+    assert code == 1 and all(f"1 file {line}" in said for line in hints), said
+    notebooks(tmp_path / "mine")
+    code, said = call("init", "mine", "--minutes", 2)
+    assert code == 0 and all(f"not used: 1 file {line}" in said for line in hints), said
+    assert [source.format for source in load_recipe("mine.yaml").sources] == ["ipynb"]
 
 
 def setting(text_bytes: float, overhead: float = 20.0) -> Setting:
