@@ -254,8 +254,17 @@ def check_not_empty(source: SourceConfig, counts: Mapping[str, Any], first_reaso
     purpose = f"to train on ({num_held_out} are held out)" if source.held_out is None else "to score"
     raise InputError(
         f"source {source.name}: of {read} documents none is left {purpose}; {name} removed {largest['documents']} of "
-        "them; loosen that rule in curate.filters or the source's filters"
+        f"them; {_loosening_advice(name)}"
     )
+
+
+def _loosening_advice(name: str) -> str:
+    """The part of a recipe that keeps more of the documents that a rule, a stage or the quarantine removed."""
+    if name.startswith("quarantine"):
+        return "check the source's format and fields; quarantine.jsonl says why each of them could not be read"
+    if name in ("exact_dedup", "near_dedup"):
+        return f"they are copies of other documents; curate.{name}: null keeps copies"
+    return "loosen that rule in curate.filters or the source's filters"
 
 
 # counts.json: the counts and the rules of every source, and the check that every source keeps training documents.

@@ -25,6 +25,8 @@ def convert_notebook(content: bytes, source: SourceConfig) -> Iterator[Record]:
     notebook = orjson.loads(content)
     if not isinstance(notebook, dict):
         raise Refused("bad_ipynb", "no notebook: its JSON is no object")
+    if not isinstance(notebook.get("cells") or [], list):
+        raise Refused("bad_ipynb", "no notebook: its cells are no list")
     cells = list(notebook.get("cells") or [])
     for sheet in notebook.get("worksheets") or ():
         cells += sheet.get("cells") or []

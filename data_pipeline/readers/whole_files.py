@@ -48,7 +48,7 @@ def read_whole(file: BinaryIO, name: str, source: SourceConfig, convert: Convert
     except (RecipeError, MemoryError):
         raise
     except Exception as error:  # the libraries raise many kinds for malformed documents
-        reason = f"not a {source.format} document that can be read ({type(error).__name__}: {first_line(error)})"
+        reason = f"damaged {source.format} document ({type(error).__name__}: {first_line(error)})"
         yield Unreadable(0, f"bad_{source.format}", reason, -1, excerpt(bytes(content[:200])))
 
 

@@ -40,6 +40,8 @@ RENAMED_FIELDS = {
     "evaluate.samples": "num_continuations",
     "evaluate.sample_tokens": "continuation_tokens",
 }
+# What the command line sets, not the recipe, since the output does not depend on it.
+COMMAND_OPTIONS = ("workdir", "workers", "engine")
 
 
 def recipe_names() -> list[str]:
@@ -227,6 +229,8 @@ def _explain(items: Sequence[Any], location: Location, model: type[BaseModel]) -
         known = fields_at(model, location[:-1])
         if renamed := RENAMED_FIELDS.get(".".join(part for part in location if isinstance(part, str))):
             return f"this field is called {renamed} now"
+        if len(location) == 1 and location[0] in COMMAND_OPTIONS:
+            return f"no field of a recipe; give the command --{location[0]} instead"
         return f"unknown field{did_you_mean(str(location[-1]), known)}; known here: {', '.join(known)}"
     if item["type"] == "missing":
         return "missing; it has no default, so write it"

@@ -133,6 +133,7 @@ UNKNOWN = (
         for path, new in RENAMED_FIELDS.items()
         if "dedup" not in path
     ]
+    + [field("workdir: 1", "no field of a recipe; give the command --workdir instead")]
     + [
         wrong(f"{section}: {{{wrong_name}: 1}}", f"{section}.{wrong_name}: unknown field", f"'{right}'")
         for section, wrong_name, right in (

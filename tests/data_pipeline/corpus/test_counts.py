@@ -168,6 +168,19 @@ def test_a_source_without_training_documents_is_refused(counts, said):
         check_not_empty(BOOKS, counts, "line 1")
 
 
+@pytest.mark.parametrize(
+    ("removed", "quarantined", "advice"),
+    [
+        ({"gopher.min_words": 2}, {"bad_pdf": 1}, "loosen that rule in curate.filters"),
+        ({"near_dedup": 2}, {"bad_pdf": 1}, "they are copies of other documents; curate.near_dedup: null keeps copies"),
+        ({"near_dedup": 1}, {"bad_pdf": 2}, "check the source's format and fields; quarantine.jsonl says why"),
+    ],
+)
+def test_the_advice_names_the_part_of_the_recipe_that_removed_most(removed, quarantined, advice):
+    with pytest.raises(InputError, match=f"removed 2 of them; {advice}"):
+        check_not_empty(BOOKS, entry(3, {}, removed, quarantined))
+
+
 def test_one_training_document_is_enough():
     check_not_empty(BOOKS, entry(9, {"train": 1}, {"gopher.min_words": 8}, {}))
 

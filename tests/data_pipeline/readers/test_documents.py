@@ -181,6 +181,7 @@ def test_a_notebook_keeps_its_text_and_code(tmp_path):
     assert refusal(tmp_path, b"[1]", "ipynb") == "bad_ipynb"
     assert refusal(tmp_path, b"{", "ipynb") == "bad_ipynb"
     assert refusal(tmp_path, b'{"cells": [3]}', "ipynb") == "bad_ipynb"
+    assert refusal(tmp_path, b'{"cells": 3}', "ipynb") == "bad_ipynb"
 
 
 def test_latex_keeps_formulas_and_leaves_out_the_preamble(tmp_path):
