@@ -146,15 +146,16 @@ def row(run: WatchedRun) -> tuple[str, ...]:
     rates = [line["tokens_per_second"] for line in timing[-RATE_LINES:] if line.get("tokens_per_second")]
     rate = sum(rates) / len(rates) if rates else None
     memory = timing[-1].get("memory_bytes") if timing else None
-    total = f" of {run.tokens:,}" if run.tokens else ""
+    is_past_end = run.tokens is not None and len(metrics) > 1 and metrics[-2].get("tokens", 0) >= run.tokens
+    total = None if is_past_end else run.tokens  # a run of another recipe, which is longer
     cells = (
         run.name,
         run.stages(),
         f"{last['step']:,}" if "step" in last else "",
-        f"{last['tokens']:,}{total}" if "tokens" in last else "",
+        f"{last['tokens']:,}{f' of {total:,}' if total else ''}" if "tokens" in last else "",
         f"{losses[-1]:.4f}" if losses else "",
         f"{rate:,.0f}" if rate else "",
-        time_left(run.tokens, last.get("tokens"), rate),
+        time_left(total, last.get("tokens"), rate),
         f"{memory / 1e9:.2f} GB" if memory else "",
     )
     return tuple(pages.shown(cell) for cell in cells)

@@ -180,6 +180,8 @@ def parse_hardware(content: dict[str, Any], origin: str) -> Hardware:
 
 def _explain(error: Any, content: dict[str, Any]) -> str:
     place = ".".join(str(part) for part in error["loc"])
+    if error["type"] == "missing":
+        return f"{place}: {error['msg']}"
     if error["type"] != "extra_forbidden":
         return f"{place or 'profile'}: {error['msg']} (got {error.get('input')!r})" if place else error["msg"]
     known = _fields_at(error["loc"][:-1])

@@ -6,7 +6,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from gristmill.foundation.errors import InputError
-from gristmill.pipelines.explorer.watch import make_watch_app, time_left, watched_runs
+from gristmill.pipelines.explorer.watch import body, make_watch_app, time_left, watched_runs
 from tests.support.chromium import UNREADABLE, chromium
 from tests.support.served import served
 
@@ -60,6 +60,15 @@ def test_the_page_follows_the_files(tmp_path):
     assert "none yet" in client.get("/body").text and "<img" not in client.get("/body").text
     write_run(tmp_path / "run", ".train-abc", [4.25])
     assert "4.2500" in client.get("/body").text and "<img" in client.get("/body").text
+
+
+def test_a_run_past_the_end_of_the_recipe_has_no_time_left(tmp_path):
+    """Two steps of 1,000 tokens may end a run of 1,500; a third one belongs to a longer run."""
+    for num_steps, tokens in ((2, "2,000 of 1,500"), (3, "<td>3,000</td>")):
+        write_run(tmp_path / f"run{num_steps}", ".train-abc", [4.0] * num_steps)
+        content = body(watched_runs([tmp_path / f"run{num_steps}"], 1_500))
+        assert tokens in content.replace(' class="number"', "")
+        assert ("0 min" in content) == (num_steps == 2)
 
 
 def test_strangers_are_refused(runs):

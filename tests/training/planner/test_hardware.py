@@ -48,6 +48,8 @@ def test_an_unknown_field_is_named_with_the_nearest():
         parse_hardware(FIELDS | {"node_gpu": 8}, "x.yaml")
     with pytest.raises(RecipeError, match=r"unknown field network.gbps; "):
         parse_hardware(FIELDS | {"network": FIELDS["network"] | {"gbps": 8}}, "x.yaml")
+    with pytest.raises(RecipeError, match=r"x.yaml: device: Field required$"):
+        parse_hardware({key: value for key, value in FIELDS.items() if key != "device"}, "x.yaml")
 
 
 def test_wrong_values_are_named():
