@@ -45,16 +45,15 @@ def labelled_sets(html: Path) -> dict[str, list[Labelled]]:
     found = {}
     for name in (CHUNKS, ARTICLES, READABILITY, KINDS):
         pages = labelled_pages(html / name)
-        labels, weights = _labels(name, pages)
         found[name] = [
-            Labelled(page, label, weight, fold_of(page.site))
-            for page, label, weight in zip(pages, labels, weights, strict=True)
+            Labelled(page, *arrays, fold_of(page.site))
+            for page, *arrays in zip(pages, *_labels(name, pages), strict=True)
         ]
     return found
 
 
-def _labels(name: str, pages: list[LabelledPage]) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """(labels, weights) of each page's blocks; trafilatura, which makes them, takes half a minute."""
+def _labels(name: str, pages: list[LabelledPage]) -> tuple[list[np.ndarray], ...]:
+    """(labels, weights, shares) of each page's blocks; trafilatura, which makes them, takes half a minute."""
     made_from = [fit.pages_digest(pages).encode(), code_of_fit(), features_sample(pages)]
     kept = KEPT / f"labels-{name}-{hashlib.sha256(b''.join(made_from)).hexdigest()[:16]}.npz"
     if not kept.exists():
@@ -65,10 +64,11 @@ def _labels(name: str, pages: list[LabelledPage]) -> tuple[list[np.ndarray], lis
             sizes=np.array([len(one.labels) for one in found]),
             labels=np.concatenate([one.labels for one in found]),
             weights=np.concatenate([one.weights for one in found]),
+            shares=np.concatenate([one.shares for one in found]),
         )
     with np.load(kept) as file:
         ends = np.cumsum(file["sizes"])[:-1]
-        return np.split(file["labels"], ends), np.split(file["weights"], ends)
+        return tuple(np.split(file[name], ends) for name in ("labels", "weights", "shares"))
 
 
 @cache

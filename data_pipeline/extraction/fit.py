@@ -61,11 +61,12 @@ MIN_KIND_PAGES = 5  # with a token; rarer ones say nothing of the kind
 
 
 class Labelled(NamedTuple):
-    """A page with its blocks' labels and weights."""
+    """A page with its blocks' labels, weights and share_weights."""
 
     page: LabelledPage
     labels: np.ndarray
     weights: np.ndarray
+    shares: np.ndarray
     fold: int
 
 
@@ -108,8 +109,8 @@ def label_pages(pages: Sequence[LabelledPage], reporter: Reporter) -> list[Label
     with reporter.meter("label pages", len(pages), "pages") as meter:
         for page in pages:
             texts = block_texts(read_page(page.html, NO_TOKENS))
-            labels, weights = block_labels(page, texts, teacher_text(page) if page.body is None else "")
-            labelled.append(Labelled(page, labels, weights, fold_of(page.site)))
+            labels_and_weights = block_labels(page, texts, teacher_text(page) if page.body is None else "")
+            labelled.append(Labelled(page, *labels_and_weights, fold_of(page.site)))
             meter.advance()
     return labelled
 
@@ -234,7 +235,9 @@ def fit_without_folds(
         p = predict_rows(firsts[labelled.fold], row)
         keep = p >= MIN_FIRST
         seconds.append(second_rows(readers[labelled.fold].read(labelled.page.html), row, p)[keep])
-        chosen.append(labelled._replace(labels=labelled.labels[keep], weights=labelled.weights[keep]))
+        # The second stage decides, so its blocks count by their share of the page; the first sees all blocks alike.
+        weights = (labelled.weights * labelled.shares)[keep]
+        chosen.append(labelled._replace(labels=labelled.labels[keep], weights=weights))
     return {
         fold: Weights(
             *readers[fold], firsts[fold], _train(_others(pages, fold), seconds, chosen, NUM_TREES[1]), provenance

@@ -151,12 +151,13 @@ def words(text: str) -> list[str]:
     return WORD.findall(text.lower())
 
 
-def block_labels(page: LabelledPage, texts: Sequence[str], teacher: str) -> tuple[np.ndarray, np.ndarray]:
-    """(labels bool[B], weights float32[B]) of the blocks' texts. teacher: what trafilatura extracts from the page."""
+def block_labels(page: LabelledPage, texts: Sequence[str], teacher: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(labels bool[B], weights float32[B], shares float32[B]) of the blocks' texts. shares: share_weights, 1 where
+    no body is annotated. teacher: what trafilatura extracts from the page."""
     factor = UNTYPED_WEIGHT if page.kind is None else 1.0
     if page.body is not None:
         labels, weights = labels_of_body(texts, page.body, factor * BODY_WEIGHT)
-        return labels, weights * share_weights(texts, page.body)
+        return labels, weights, share_weights(texts, page.body)
     labels, weights = labels_of_body(texts, teacher, TEACHER_WEIGHT)
     for chunk in page.unwanted:
         for k in blocks_of(chunk, texts):
@@ -165,7 +166,7 @@ def block_labels(page: LabelledPage, texts: Sequence[str], teacher: str) -> tupl
         chunk_blocks = blocks_of(chunk, texts)
         kept = [k for k in chunk_blocks if labels[k]] or chunk_blocks
         labels[kept], weights[kept] = True, GOLD_WEIGHT
-    return labels, factor * weights
+    return labels, factor * weights, np.ones(len(texts), np.float32)
 
 
 def share_weights(texts: Sequence[str], body: str) -> np.ndarray:

@@ -111,6 +111,7 @@ BUILT_LATER = {
     "data_pipeline/filters/pii.py": 1,  # separators of one phone number
     "data_pipeline/annotate/scan_tables.py": 1,  # all characters of a category
     "data_pipeline/annotate/optional_signals.py": 2,  # a phrase of the list; one character
+    "evaluation/convert/model_tokenizer.py": 1,  # the begin and end tokens of a template, escaped
     "evaluation/tasks/harness.py": 1,  # the address in an object's repr
     "evaluation/inference/server/app.py": 2,  # the port of a header; control symbols, escaped
 }

@@ -17,7 +17,7 @@ RECIPE = {
     "tokenizer": {"vocab_size": 300},
     "model": {"layers": 1, "width": 16, "heads": 2, "sequence_length": 32},
     "train": {"tokens": 2048, "batch_tokens": 512, "precision": "fp32", "monitoring": {"trackers": []}},
-    "evaluate": {"tasks": ["bits_per_byte"], "samples": 0},
+    "evaluate": {"tasks": ["bits_per_byte"], "num_continuations": 0},
 }
 
 

@@ -93,7 +93,7 @@ class Browser:
 
     def wait_for(self, condition: str, seconds: float = 20.0) -> None:
         deadline = time.monotonic() + seconds
-        while not self.ask(condition):
+        while not self.ask(f"Boolean(document.body) && ({condition})"):  # no body while a page is replaced
             assert time.monotonic() < deadline, f"{condition}: not within {seconds} s"
             time.sleep(0.02)
 

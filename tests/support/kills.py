@@ -107,7 +107,9 @@ class Launcher:
         return Run(self, json.loads(self.process.stdout.readline())["pid"], log)
 
     def answered(self, seconds: float = 0.0) -> bool:
-        return bool(select.select([self.process.stdout], [], [], seconds)[0])
+        poll = select.poll()  # select refuses descriptors above 1023
+        poll.register(self.process.stdout, select.POLLIN | select.POLLHUP)
+        return bool(poll.poll(seconds * 1000))
 
     def wait(self, run: Run) -> int:
         said = ""

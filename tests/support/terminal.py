@@ -33,6 +33,7 @@ class Terminal:
             env={**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "TERM": "xterm"},
             encoding="utf-8",
             codec_errors="replace",
+            use_poll=True,  # select refuses descriptors above 1023
             dimensions=(40, 120),
         )
         shown, waiting = f"$ {command}\n", list(answers)

@@ -48,7 +48,7 @@ REFUSED: list[tuple[type[Config], dict[str, Any], str]] = [
     (TrainConfig, TRAIN | {"z_loss": 1e30}, "less than or equal to 1"),
     (TrainConfig, TRAIN | {"z_loss": -1}, "greater than or equal to 0"),
     (GuardConfig, {"sigmas": 0}, "greater than 0"),
-    (TeacherConfig, {"checkpoint": "x", "until": 1.5}, "less than or equal to 1"),
+    (TeacherConfig, {"checkpoint": "x", "stop_at_fraction": 1.5}, "less than or equal to 1"),
 ]
 
 

@@ -42,9 +42,10 @@ def test_a_few_words_inside_a_body_weigh_little():
 
 def test_chunks_overrule_the_teacher():
     page = LabelledPage("p", "a.org", b"", ("river and the",), ("Read also",))
-    labels, weights = block_labels(page, BLOCKS, "Read also: the dam\nBy Ann")
+    labels, weights, shares = block_labels(page, BLOCKS, "Read also: the dam\nBy Ann")
     assert labels.tolist() == [False, True, True, False, True]
     assert weights.tolist() == [3.0, 24.0, 24.0, 24.0, 3.0]  # UNTYPED_WEIGHT times
+    assert shares.tolist() == [1.0] * 5  # no body says how large a share a block is
 
 
 def test_chunks_are_found_across_blocks_with_white_space_normalized():

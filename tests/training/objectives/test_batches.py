@@ -55,7 +55,12 @@ def test_a_growing_batch_leaves_no_sample_out() -> None:
     )
     passes = SimpleNamespace(loss=causal_loss())
     trainer = Trainer(
-        config, SimpleNamespace(sequence_length=8, has_experts=False), passes, None, None, single_process()
+        config,
+        SimpleNamespace(sequence_length=8, has_experts=False, norm_parameters=[]),
+        passes,
+        None,
+        None,
+        single_process(),
     )
     steps = []
     while not trainer.finished:

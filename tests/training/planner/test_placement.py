@@ -184,7 +184,7 @@ def test_a_real_run_has_the_mesh_and_the_split_points_that_were_planned(pool):
     slow = {"kind": "ethernet", "gb_per_second": 3.0}
     machine = parse_hardware(FIELDS | {"node_gpus": 1, "clusters": clusters, "between_clusters": slow}, "four.yaml")
     request = PlanRequest(
-        shape_of(MODEL, 51), machine, 4, 16, fixed=FixedChoices(pipeline=2, tensor=1, pipeline_schedule="interleaved")
+        shape_of(MODEL, 51), machine, 4, 16, fixed=FixedChoices(pipeline=2, tensor=1, schedule="interleaved")
     )
     best = search(request).best
     assert best.placement.stage_clusters == ("fast", "slow")
