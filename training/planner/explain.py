@@ -183,6 +183,8 @@ class RunComparison:
         if taken > NAMED * self.logs.seconds:
             rank, share = self._other_programs.index(taken), taken / self.logs.seconds
             notes.append(f"Other programs took the processors for {share:.0%} of a step of rank {rank}.")
+        if self._is_processor_unknown:
+            notes.append("What other programs took of the processor was not measured; it counts as products.")
         return [*notes, f"The forecast may be {self.forecast.error:.0%} off."]
 
     def _terms(self) -> list[StepTerm]:
@@ -203,9 +205,9 @@ class RunComparison:
         if self.request.shape.has_experts:
             terms.append(StepTerm("routing, imbalance", 0.0, self._imbalance_seconds, f"load {logs.rank_load:.2f}"))
         terms.append(StepTerm("optimizer", time.optimizer, min(logs.by_rank("optimizer")), "the fastest rank"))
-        terms.append(
-            StepTerm("other programs", 0.0, max(self._other_programs), "the rank with the least of its processor")
-        )
+        taken = None if self._is_processor_unknown else max(self._other_programs)
+        source = "" if taken is None else "the rank with the least of its processor"
+        terms.append(StepTerm("other programs", 0.0, taken, source))
         terms.append(StepTerm("data wait", 0.0, max(logs.by_rank("data")), "the slowest rank"))
         return [*terms, StepTerm("step", time.total, logs.seconds, "median of rank 0")]
 
@@ -219,6 +221,11 @@ class RunComparison:
         """Seconds that each rank works: busy, on a CPU without those in which other programs had the processor."""
         busy, processor = self.logs.by_rank("busy"), self.logs.by_rank("processor")
         return [min(pair) for pair in zip(busy, processor, strict=True)] if self.cpu else busy
+
+    @property
+    def _is_processor_unknown(self) -> bool:
+        """Whether the run is on a CPU and no step was measured, as of one process."""
+        return self.cpu and not self.logs.records
 
     @cached_property
     def _other_programs(self) -> list[float]:

@@ -113,6 +113,14 @@ def test_other_programs_are_a_note_and_no_cause(tmp_path: Path) -> None:
     assert "rank 1" in explanation.notes[0]
 
 
+def test_one_process_says_that_other_programs_were_not_measured(tmp_path: Path) -> None:
+    write_logs(tmp_path, {"data": 1})
+    (tmp_path / "logs" / "ranks.jsonl").unlink()
+    explanation = explain_run(tmp_path, CPU)
+    assert [term.measured for term in explanation.terms if term.name == "other programs"] == [None]
+    assert explanation.notes[0].startswith("What other programs took of the processor was not measured")
+
+
 def test_what_is_no_run_or_ran_elsewhere_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="not the folder of a training run"):
         explain_run(tmp_path, CPU)
