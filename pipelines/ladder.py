@@ -87,7 +87,8 @@ def rungs(
     if len(set(sizes)) < len(sizes):
         raise RecipeError(
             f"model.width {model.width} with {model.layers} layers has too few smaller sizes whose heads are "
-            f"{model.width // model.heads} wide: {sizes}; lower --sizes, or start from a larger model or smaller heads"
+            f"{model.width // model.heads} wide: {sizes}; start from a larger model, or from narrower "
+            f"heads: --set model.heads={2 * model.heads}"
         )
     return tuple(_rung(model, train, vocabulary, per_parameter, size) for size in [*sizes, (model.layers, model.width)])
 

@@ -10,6 +10,8 @@ from gristmill.foundation.strict_yaml import read_yaml
 from gristmill.pipelines.recipes.config import Recipe
 from gristmill.pipelines.recipes.recipe_file import load_recipe
 
+MIN_MIXED_SOURCES = 2
+
 
 @dataclass(frozen=True)
 class Arm:
@@ -95,3 +97,16 @@ def missing_sources(arms: Sequence[Arm]) -> list[str]:
         f"source {name} is in {', '.join(arm.name for arm, own in zip(arms, names, strict=True) if name in own)} alone"
         for name in sorted(anywhere - everywhere)
     ]
+
+
+def mixed_sources(recipe: Recipe, floors: Mapping[str, float]) -> list[str]:
+    """The sources of a mixture. Raises RecipeError if they are too few, or if a floor names none of them or all floors
+    together leave nothing to choose."""
+    names = [source.name for source in recipe.sources if source.held_out is None]
+    if len(names) < MIN_MIXED_SOURCES:
+        raise RecipeError(f"{len(names)} source to train on; a mixture needs at least {MIN_MIXED_SOURCES}")
+    for name in sorted(floors.keys() - set(names)):
+        raise RecipeError(f"--floor {name}: no source has this name; the sources are {', '.join(names)}")
+    if sum(floors.values()) > 1 + 1e-9:
+        raise RecipeError(f"--floor: the least weights are {sum(floors.values()):g} together; lower them to 1 at most")
+    return names

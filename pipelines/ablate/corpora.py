@@ -5,6 +5,7 @@ text) and the target texts that the user names. A training document with half of
 a held-out document, is a copy of it, whole or edited: it is taken out of every arm before anything is trained."""
 
 import json
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -35,6 +36,8 @@ MAX_DOCUMENT_BYTES = 4096  # of a held-out document, its beginning
 MIN_DOCUMENTS = 30  # of a set to be scored by itself
 SAMPLE_BYTES = 4_000_000  # of each arm, for the tokenizer
 MIN_VOCABULARY, MAX_VOCABULARY = 384, 4096
+MIN_COVERAGE = 0.98  # of characters that have a piece: sentencepiece refuses less
+BYTE_AND_CONTROL_PIECES = 258
 BYTES_PER_PIECE = 4000  # of the baseline's text: small models spend most of their work on a large vocabulary
 
 
@@ -194,8 +197,25 @@ def train_tokenizer(
         num_bytes = num_bytes or sum(len(text.encode()) for text in sampled)
     vocabulary = int(min(MAX_VOCABULARY, max(MIN_VOCABULARY, num_bytes / BYTES_PER_PIECE)))
     folder.mkdir(parents=True, exist_ok=True)
-    write_atomic(folder / MODEL_NAME, train(texts, TokenizerConfig(vocab_size=vocabulary)))
+    write_atomic(folder / MODEL_NAME, train(texts, tokenizer_settings(texts, vocabulary)))
     write_huggingface(folder)
+
+
+def tokenizer_settings(texts: Sequence[str], vocabulary: int) -> TokenizerConfig:
+    """A vocabulary of this size. Where the characters of many scripts would not leave room for words, the rarer ones
+    are encoded as bytes, so that characters take half; it is larger where those below MIN_COVERAGE still take more."""
+    settings = TokenizerConfig(vocab_size=vocabulary)
+    counts: Counter[str] = Counter()
+    for text in texts:
+        counts.update(text)
+    shares = np.cumsum(sorted(counts.values(), reverse=True)) / max(1, counts.total())
+    room = vocabulary - BYTE_AND_CONTROL_PIECES
+    if len(shares) == 0 or np.searchsorted(shares, settings.character_coverage) + 1 < room:
+        return settings
+    coverage = max(MIN_COVERAGE, float(shares[room // 2 - 1]))
+    characters = int(np.searchsorted(shares, coverage)) + 1
+    needed = max(vocabulary, BYTE_AND_CONTROL_PIECES + 2 * characters)
+    return TokenizerConfig(vocab_size=needed, character_coverage=coverage)
 
 
 def write_index(corpus: Path, sources: Sequence[str], tokenizer: Path, seed: int, engine: Engine) -> None:

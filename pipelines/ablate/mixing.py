@@ -14,10 +14,10 @@ import numpy as np
 
 from gristmill.data_pipeline.indexed.dataset import read_dataset
 from gristmill.evaluation.results.mixtures import Proposal, draw_mixtures, propose
-from gristmill.foundation.errors import InputError, RecipeError
+from gristmill.foundation.errors import InputError
 from gristmill.foundation.runtime.tasks.engine import Engine
 from gristmill.pipelines.ablate import corpora
-from gristmill.pipelines.ablate.arms import Arm
+from gristmill.pipelines.ablate.arms import Arm, mixed_sources
 from gristmill.pipelines.ablate.budget import Budget, choose_size
 from gristmill.pipelines.ablate.experiment import Material, Plan, Tasks, prepared, tune
 from gristmill.pipelines.ablate.runs import run
@@ -25,7 +25,6 @@ from gristmill.pipelines.recipes.config import Recipe
 from gristmill.tokenizers.tokenizer import load_tokenizer
 
 RUNS_PER_SOURCE = 5
-MIN_SOURCES = 2
 
 
 @dataclass(frozen=True)
@@ -60,11 +59,7 @@ class MixResult:
 
 def mix(recipe: Recipe, curated: Path, plan: MixPlan, engine: Engine) -> MixResult:
     """Raises InputError or RecipeError before training for what cannot be mixed."""
-    names = [source.name for source in recipe.sources if source.held_out is None]
-    if len(names) < MIN_SOURCES:
-        raise RecipeError(f"{len(names)} source to train on; a mixture needs at least {MIN_SOURCES}")
-    for name in plan.floors.keys() - set(names):
-        raise RecipeError(f"--floor {name}: no source has this name; the sources are {', '.join(names)}")
+    names = mixed_sources(recipe, plan.floors)
     groups = {f"source {name}": list(corpora.read_split(curated, "test", [name])) for name in names}
     groups |= {f"target {path.name}": corpora.target_texts(path) for path in plan.targets}
     held_out = corpora.drawn_groups(groups, plan.documents)
@@ -83,13 +78,21 @@ def mix(recipe: Recipe, curated: Path, plan: MixPlan, engine: Engine) -> MixResu
 
 
 def check_caps(names: Sequence[str], caps: np.ndarray, plan: MixPlan) -> None:
-    """Raises InputError if the text does not suffice for the run, and says which sources have how much."""
+    """Raises InputError if the text does not suffice for the run or a floor, and says which sources have how much."""
     if caps.sum() < 1:
         parts = ", ".join(f"{name} at most {cap:.1%}" for name, cap in zip(names, caps, strict=True))
         raise InputError(
             f"{plan.target_tokens:,} tokens at most {plan.max_epochs:g} times each: {parts}, {caps.sum():.1%} in all; "
             "raise --max-epochs, lower --tokens, or add text"
         )
+    for name, least in plan.floors.items():
+        cap = dict(zip(names, caps.tolist(), strict=True)).get(name, 0.0)
+        if least > cap:
+            raise InputError(
+                f"--floor {name}={least:g}: the text of {name} suffices for a weight of {cap:.3g} "
+                f"({plan.target_tokens:,} tokens at most {plan.max_epochs:g} times each); lower the floor, or raise "
+                "--max-epochs"
+            )
 
 
 def swarm(

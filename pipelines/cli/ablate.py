@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from gristmill.foundation.errors import RecipeError
+from gristmill.pipelines.cli.checkpoint import data_folder
 from gristmill.pipelines.cli.options import EngineOptions, SetOption, StageOptions, make_runner, with_option_groups
 from gristmill.pipelines.stage_list import stages_of, stages_up_to
 
@@ -30,7 +31,9 @@ class AblateOptions(EngineOptions):
         None
     )
     questions: Annotated[int, typer.Option(min=30, help="Questions of each task, at most.")] = 200
-    data: Annotated[Path | None, typer.Option(help="Folder of the tasks' data files.")] = None
+    data: Annotated[Path | None, typer.Option(help="Folder of the tasks' files (default: GRISTMILL_SHARED_DATA).")] = (
+        None
+    )
     documents: Annotated[int, typer.Option(min=30, help="Held-out documents of each arm, at most.")] = 400
     cooldown: Annotated[
         bool, typer.Option("--cooldown", help="One run to 80 %; the arms differ in the decay phase alone.")
@@ -102,7 +105,7 @@ def task_questions(options: AblateOptions) -> dict[str, list[tuple[str, str]]]:
     from gristmill.evaluation.tasks.right_answers import right_answers  # lm-eval takes seconds to load
     from gristmill.evaluation.tasks.task_index import TaskSources
 
-    return right_answers(options.task, options.questions, TaskSources(options.data))
+    return right_answers(options.task, options.questions, TaskSources(data_folder(options.data)))
 
 
 def parse_budget(text: str) -> tuple[float | None, float | None]:

@@ -8,6 +8,7 @@ from typing import Annotated
 import rich.table
 import typer
 
+from gristmill.foundation.errors import RecipeError
 from gristmill.foundation.files import write_atomic
 from gristmill.pipelines.cli.console import print_block
 from gristmill.pipelines.cli.options import EngineOptions, SetOption, StageOptions, make_runner, with_option_groups
@@ -36,6 +37,10 @@ def ladder(
     """Train smaller sizes of a recipe, fit loss against compute, and compare with the recipe's own size."""
     loaded = load_recipe(recipe, options.set_ or [])
     model, train = loaded.training()
+    if loaded.curate.splits.validation == 0:
+        raise RecipeError(
+            "curate.splits.validation is 0: sizes are compared by their loss on it; hold out 0.05 or more"
+        )
     settings = {"batch_tokens": train.batch_tokens, "optimizer": train.optimizer.model_dump(exclude_unset=True)}
     vocabulary = loaded.tokenizer.vocab_size
     steps = rungs(model, settings, vocabulary, options.tokens_per_parameter, options.sizes)

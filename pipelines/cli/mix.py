@@ -9,6 +9,7 @@ from rich.table import Table
 
 from gristmill.foundation.errors import RecipeError
 from gristmill.foundation.files import write_atomic
+from gristmill.pipelines.ablate.arms import mixed_sources
 from gristmill.pipelines.cli.ablate import check_targets, parse_budget
 from gristmill.pipelines.cli.console import print_block
 from gristmill.pipelines.cli.options import EngineOptions, SetOption, StageOptions, make_runner, with_option_groups
@@ -39,6 +40,7 @@ def mix(recipe: Annotated[str, typer.Argument(metavar="RECIPE")], options: MixOp
     seconds, flops = parse_budget(options.budget)
     floors = parse_floors(options.floor or [])
     loaded = load_recipe(recipe, options.set_ or [])
+    mixed_sources(loaded, floors)
     target_tokens = options.tokens or (loaded.train.tokens if loaded.train is not None else None)
     if target_tokens is None:
         raise RecipeError(

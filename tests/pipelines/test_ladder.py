@@ -6,8 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 from gristmill.foundation.errors import InputError, RecipeError
+from gristmill.pipelines.cli.commands import app
 from gristmill.pipelines.cli.ladder import sentences
 from gristmill.pipelines.ladder import MIN_RUNGS, ScalingCurve, extrapolate, final_loss, fit, rungs, to_json
 from gristmill.pipelines.recipes.recipe_file import load_recipe
@@ -66,7 +68,7 @@ def test_the_overrides_of_a_size_load_with_the_recipe() -> None:
 def test_what_cannot_be_scaled_is_refused() -> None:
     with pytest.raises(RecipeError, match="at least 4"):
         rungs(MODEL, TRAIN, 2048, 20, MIN_RUNGS - 1)
-    with pytest.raises(RecipeError, match="too few smaller sizes"):
+    with pytest.raises(RecipeError, match=r"too few smaller sizes .* --set model\.heads=4"):
         rungs(ModelConfig(layers=2, width=64, heads=2), TRAIN, 2048, 20, 6)
 
 
@@ -85,3 +87,8 @@ def test_the_result_is_json() -> None:
     losses = [ScalingCurve(1.0, 40.0, 0.12)(rung.flops) for rung in steps]
     answer = json.loads(json.dumps(to_json(steps, losses, extrapolate([rung.flops for rung in steps], losses))))
     assert len(answer["sizes"]) == 5 and abs(answer["error"]) < 1e-3
+
+
+def test_a_recipe_that_holds_nothing_out_is_refused_before_work() -> None:
+    result = CliRunner().invoke(app, ["ladder", "demo", "--set", "curate.splits.validation=0"])
+    assert isinstance(result.exception, RecipeError) and "curate.splits.validation is 0" in str(result.exception)

@@ -1,10 +1,13 @@
 """Arms from recipes and variations, and what cannot be compared."""
 
 import pytest
+from typer.testing import CliRunner
 
-from gristmill.foundation.errors import RecipeError
-from gristmill.pipelines.ablate.arms import arms_of, missing_sources, parse_variation
-from gristmill.pipelines.cli.ablate import parse_budget
+from gristmill.foundation.errors import InputError, RecipeError
+from gristmill.pipelines.ablate.arms import arms_of, missing_sources, mixed_sources, parse_variation
+from gristmill.pipelines.cli.ablate import AblateOptions, parse_budget, task_questions
+from gristmill.pipelines.cli.commands import app
+from gristmill.pipelines.recipes.recipe_file import load_recipe
 
 RECIPE = """\
 name: {name}
@@ -76,9 +79,28 @@ def test_a_source_that_one_arm_lacks_is_said(recipe):
     assert missing_sources(arms) == ["source books is in baseline alone", "source code is in arm1 alone"]
 
 
+def test_files_of_tasks_are_looked_for_in_the_shared_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("GRISTMILL_SHARED_DATA", str(tmp_path))
+    with pytest.raises(InputError, match=f"{tmp_path}/benchmarks"):
+        task_questions(AblateOptions(task=["arc_easy"]))
+
+
 def test_budgets():
     assert parse_budget("30m") == (1800.0, None) and parse_budget("2h") == (7200.0, None)
     assert parse_budget("1e16") == (None, 1e16)
     for text in ("soon", "5", "1.2.3m", "nan"):
         with pytest.raises(RecipeError, match=f"--budget {text}"):
             parse_budget(text)
+
+
+def test_what_cannot_be_mixed_is_refused_before_curation(recipe):
+    loaded = load_recipe(recipe())
+    assert mixed_sources(loaded, {"books": 0.3, "web": 0.7}) == ["web", "books"]
+    with pytest.raises(RecipeError, match="--floor code: no source has this name; the sources are web, books"):
+        mixed_sources(loaded, {"code": 0.1})
+    with pytest.raises(RecipeError, match=r"the least weights are 1\.2 together"):
+        mixed_sources(loaded, {"books": 0.5, "web": 0.7})
+    with pytest.raises(RecipeError, match="1 source to train on; a mixture needs at least 2"):
+        mixed_sources(loaded.model_copy(update={"sources": loaded.sources[:1]}), {})
+    result = CliRunner().invoke(app, ["mix", recipe(), "--tokens", "1000", "--floor", "code=0.1"])
+    assert isinstance(result.exception, RecipeError)  # web.jsonl does not exist: nothing was read

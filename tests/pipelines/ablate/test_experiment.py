@@ -19,6 +19,8 @@ from gristmill.pipelines.ablate.budget import ProxySize
 from gristmill.pipelines.ablate.corpora import Texts
 from gristmill.pipelines.ablate.report import terminal_table, write_report
 from gristmill.pipelines.python_api import run as run_recipe
+from gristmill.tokenizers.config import TokenizerConfig
+from gristmill.tokenizers.train import train
 from gristmill.training.config.model import ModelConfig
 from gristmill.training.model.init import initialize
 from gristmill.training.model.transformer import Transformer
@@ -116,6 +118,17 @@ def test_copies_of_held_out_documents_are_not_trained_on():
     unrelated = " ".join(f"y{number}" for number in range(50))
     expected = [True, True, True, False, False]
     assert corpora.are_copies(index, [whole, edited, excerpt, quoting, unrelated]).tolist() == expected
+
+
+def test_a_vocabulary_leaves_room_for_words_beside_the_characters_of_many_scripts():
+    latin = "plain words of one script, " * 400
+    assert corpora.tokenizer_settings([latin], 384) == TokenizerConfig(vocab_size=384)
+    scripts = "".join(chr(0x4E00 + number % 600) for number in range(1200))
+    mixed = corpora.tokenizer_settings([latin * 10, scripts], 547)
+    assert mixed.vocab_size == 547 and corpora.MIN_COVERAGE <= mixed.character_coverage < 0.999
+    assert corpora.tokenizer_settings([scripts * 20], 384).vocab_size > 258 + 2 * 500
+    several = corpora.tokenizer_settings([latin, scripts], 384)
+    train([latin, scripts], several.model_copy(update={"vocab_size": several.vocab_size - 400}))
 
 
 def test_too_few_documents_are_said_before_anything_is_trained(arms, tmp_path):

@@ -68,6 +68,8 @@ def test_what_cannot_be_mixed_is_refused_before_training(corpus, tmp_path, monke
         InputError, match=r"1,000,000,000 tokens at most 4 times each: words at most 0\.\d%.*raise --max"
     ):
         mix(load_recipe(recipe), curated, plan(tmp_path, target_tokens=10**9), HERE)
+    with pytest.raises(InputError, match=r"--floor digits=0\.5: the text of digits suffices for a weight of 0\.\d+ \("):
+        mix(load_recipe(recipe), curated, plan(tmp_path, target_tokens=200_000, floors={"digits": 0.5}), HERE)
     with pytest.raises(RecipeError, match="1 source to train on; a mixture needs at least 2"):
         one = load_recipe(recipe)
         mix(one.model_copy(update={"sources": one.sources[:1]}), curated, plan(tmp_path), HERE)
