@@ -63,7 +63,7 @@ def encode_documents(task: EncodeTask) -> None:
     note = note_path(task.prefix)
     if note.is_file() and idx_path(task.prefix).is_file():
         return
-    tokenizer = _loaded(fetch_folder(task.tokenizer), task.encoder)
+    tokenizer = _loaded_once(fetch_folder(task.tokenizer), task.encoder)
     text_bytes = 0
     described: list[pa.Table] = []
     with indexed_writer(task.prefix, dtype_for(tokenizer.vocab_size), tokenizer.vocab_size) as writer:
@@ -122,9 +122,16 @@ def _check_texts(documents: DocumentRange, texts: pa.Array) -> None:
         )
 
 
+def _loaded_once(folder: Path, encoder: str) -> Tokenizer:
+    """The tokenizer, loaded once per process while its files stay the same: loading takes as long as one task."""
+    states = sorted((path.name, path.stat()) for path in folder.iterdir())
+    files = tuple((name, state.st_ino, state.st_size, state.st_mtime_ns) for name, state in states)
+    return _loaded(folder.absolute(), encoder, files)
+
+
 @lru_cache(maxsize=2)
-def _loaded(folder: Path, encoder: str) -> Tokenizer:
-    """The tokenizer, loaded once per worker process: loading takes as long as encoding one task."""
+def _loaded(folder: Path, encoder: str, files: tuple[tuple[str | int, ...], ...]) -> Tokenizer:
+    """files: the state of the folder's files, so that a tokenizer trained again under its old path is loaded again."""
     return load_bulk_tokenizer(folder, encoder)
 
 

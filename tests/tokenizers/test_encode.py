@@ -1,10 +1,12 @@
 """Sentences of a text: worked examples in several languages, and that nothing but white space is lost."""
 
+import shutil
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gristmill.tokenizers.encode import split_sentences
+from gristmill.tokenizers.encode import _loaded_once, split_sentences
 
 
 @pytest.mark.parametrize(
@@ -27,3 +29,13 @@ def test_sentences_by_hand(text, sentences):
 @given(st.text(alphabet="aB .!?\n。\"'", min_size=1))
 def test_only_white_space_is_lost(text):
     assert "".join("".join(split_sentences(text)).split()) == "".join(text.split())
+
+
+def test_a_tokenizer_trained_again_under_its_old_path_is_loaded_again(trained, tmp_path):
+    """One process may index twice, as from Python: the ids are those of the files that are there."""
+    folder, sizes = tmp_path / "tokenizer", []
+    for preset in ("default", "characters"):
+        shutil.rmtree(folder, ignore_errors=True)
+        shutil.copytree(trained(preset=preset), folder)
+        sizes.append([_loaded_once(folder, "sentencepiece").encode("The mill") for _ in range(2)])
+    assert sizes[0][0] == sizes[0][1] != sizes[1][0] == sizes[1][1]
