@@ -126,7 +126,9 @@ def _given_aliases(workdir: Path) -> dict[str, str]:
         aliases = json.loads(path.read_bytes())
     except ValueError as error:
         raise InputError(f"{path}: not JSON ({error}); remove it, and give the aliases again") from error
-    return {str(name): str(alias) for name, alias in dict(aliases).items()}
+    if not isinstance(aliases, dict):
+        raise InputError(f"{path}: not a mapping of runs to aliases; remove it, and give the aliases again")
+    return {str(name): str(alias) for name, alias in aliases.items()}
 
 
 def remove_runs(workdir: Path, names: Sequence[str]) -> list[TrainedRun]:

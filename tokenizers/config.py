@@ -75,7 +75,11 @@ class TokenizerConfig(Config):
     user_symbols: tuple[str, ...] = Field((), description="strings that are always encoded as one piece")
     fim: bool = Field(False, description="reserve the fill-in-the-middle control symbols")
     character_coverage: float = Field(
-        0.9995, gt=0.9, le=1.0, description="share of characters with a piece; the rest is encoded as bytes"
+        # SentencePiece refuses less than 0.98, after the sample is drawn.
+        0.9995,
+        ge=0.98,
+        le=1.0,
+        description="share of characters with a piece; the rest is encoded as bytes",
     )
     max_piece_length: int = Field(16, ge=1, le=512, description="maximum length of a piece in characters")
     sample_bytes: int = Field(16_000_000, gt=0, description="maximum amount of training text")

@@ -213,7 +213,7 @@ SHAPES = [
     wrong("tokenizer: {end_of_document: x}", "drop it, or set pretrained"),
     wrong("tokenizer: {user_symbols: ['']}", "is invalid"),
     wrong("tokenizer: {user_symbols: [a, a]}", "twice"),
-    wrong("tokenizer: {character_coverage: 0.1}", "tokenizer.character_coverage", "greater than 0.9"),
+    wrong("tokenizer: {character_coverage: 0.1}", "tokenizer.character_coverage", "greater than or equal to 0.98"),
     wrong("model.heads: 3", "width=16 is not a multiple of heads=3"),
     wrong("model: {layers: 1, width: 16, heads: 4, kv_heads: 3}", "not a multiple of kv_heads=3"),
     wrong("model: {layers: 1, width: 6, heads: 2}", "rope turns pairs"),

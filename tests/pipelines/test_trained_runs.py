@@ -67,6 +67,13 @@ def test_a_run_has_a_readable_alias_and_takes_another(workdir, call):
         name_run(workdir, "slow", "-x y")
 
 
+@pytest.mark.parametrize(("content", "said"), [("[1]", "not a mapping of runs to aliases"), ("{", "not JSON")])
+def test_a_damaged_file_of_aliases_is_said(tmp_path, content, said):
+    (tmp_path / "run_aliases.json").write_text(content)
+    with pytest.raises(InputError, match=f"run_aliases.json: {said}.*; remove it, and give the aliases again"):
+        trained_runs(tmp_path)
+
+
 def test_aliases_say_what_differs():
     assert alias_of(["train.optimizer.learning_rate: 0.002 -> 0.001"]) == "learning_rate=0.001"
     assert alias_of(['model.pattern: null -> "a b"', "model.width: 16 -> 32", "train.tokens: 1 -> 2"]) == (
