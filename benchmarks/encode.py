@@ -9,7 +9,11 @@ those that the same text filled; then in the same run against gigatoken, tiktoke
 each. `encode_bpe_memory`: MB that the first pass adds to the process.
 `encode_wordpiece_cold`, `encode_wordpiece_warm`, `encode_metaspace_*`: a WordPiece and a BPE with Metaspace, trained by
 tokenizers, encoded by cached words against tokenizers.
-`documents_to_index_bpe`: the index stage of one worker with that BPE, on the same text in documents of 4 kB."""
+`documents_to_index_bpe_50k`, `_128k` (alone with `--part index`): the index stage of one worker with a byte-level BPE,
+on documents of 4 kB that the worker has not seen, after it has indexed as much other text; `_cold`: by a worker that
+has just started, without its start; `_warm`: the same documents again; `_start`: seconds of a worker's start;
+`_choice`: of choosing the encoder, once a run. The vocabularies are trained on all of the text: half of it has too few
+pieces."""
 
 import base64
 import functools
@@ -19,7 +23,8 @@ import shutil
 import statistics
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -42,13 +47,14 @@ from gristmill.data_pipeline.indexed.reader import IndexedReader
 from gristmill.tokenizers.adversarial import adversarial_strings
 from gristmill.tokenizers.byte_level import BYTE_OF, GPT2_PATTERN, resident_bytes
 from gristmill.tokenizers.config import TokenizerConfig
-from gristmill.tokenizers.encode import EncodeTask, encode_documents, encode_tasks
+from gristmill.tokenizers.encode import EncodeTask, _loaded, _loaded_once, encode_documents, encode_tasks
 from gristmill.tokenizers.pretrained import copy_pretrained
 from gristmill.tokenizers.tokenizer import JSON_NAME, MODEL_NAME, load_bulk_tokenizer, load_tokenizer
 from gristmill.tokenizers.train import train
 from tokenizers import models, normalizers, pre_tokenizers, trainers
 
 DOCUMENT_CHARACTERS = 4000
+INDEX_VOCABULARIES = (50_000, 128_000)
 SPECIAL = ["[UNK]", "<|endoftext|>"]
 Peer = tuple[str, Callable[[], object], Callable[[], list[list[int]]] | None]  # name, what is timed, ids to compare
 
@@ -57,11 +63,14 @@ def main() -> None:
     parser = arguments(__doc__ or "")
     parser.add_argument("--vocabulary", type=int, default=32_000)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--part", choices=["all", "index"], default="all", help="index: documents_to_index_bpe_* alone")
     options = parser.parse_args()
     megabytes = 4 if options.quick else 40
     texts = documents(options.data, megabytes * 1_000_000)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
+        if options.part == "index":
+            return print_figures(indexing_bpe(folder, texts, [8000] if options.quick else INDEX_VOCABULARIES))
         vocabulary = min(options.vocabulary, 8000) if options.quick else options.vocabulary
         (folder / MODEL_NAME).write_bytes(train(texts[::2], TokenizerConfig(vocab_size=vocabulary)))
         held_out = texts[1::2]
@@ -75,6 +84,7 @@ def main() -> None:
                 *indexing(folder, held_out, rounds),
                 *adopted(folder / "ranks", texts[::2], held_out, vocabulary, rounds),
                 *by_words(folder, texts[::2], held_out, vocabulary, rounds),
+                *indexing_bpe(folder, texts, [8000] if options.quick else INDEX_VOCABULARIES),
             ]
         )
 
@@ -99,11 +109,8 @@ def encoding(folder: Path, texts: list[str], rounds: int) -> Figure:
 
 def adopted(folder: Path, training: list[str], texts: list[str], vocabulary: int, rounds: int) -> list[Figure]:
     """Speed of a pretrained byte-level BPE. Raises SystemExit if an id differs from tokenizers', or tiktoken's."""
-    folder.mkdir()
-    path = folder / "bpe.tiktoken"
     ranks = byte_level_ranks(training, vocabulary)
-    path.write_bytes(b"".join(base64.b64encode(token) + b" %d\n" % rank for token, rank in ranks.items()))
-    copy_pretrained(TokenizerConfig(pretrained=str(path)), folder)
+    adopt_ranks(folder, ranks)
     content = json.loads((folder / JSON_NAME).read_bytes())
     ours, megabytes = load_bulk_tokenizer(folder), size(texts) / 1e6
     worker = functools.partial(load_bulk_tokenizer, folder, ours.encoder)
@@ -126,7 +133,7 @@ def adopted(folder: Path, training: list[str], texts: list[str], vocabulary: int
     process = OwnProcess(encoding_memory, folder, ours.encoder, texts)
     figures.append(Figure("encode_bpe_memory", process.ask(call_it), "MB"))
     process.close()
-    return figures + indexing_bpe(folder, texts, rounds)
+    return figures
 
 
 def by_words(folder: Path, training: list[str], texts: list[str], vocabulary: int, rounds: int) -> list[Figure]:
@@ -207,16 +214,45 @@ def call_it(function: Callable[[], float]) -> float:
     return function()
 
 
-def indexing_bpe(folder: Path, texts: list[str], rounds: int) -> list[Figure]:
-    """MB per CPU second of the index stage, without the comparison of encoders, which a run makes once."""
+def indexing_bpe(folder: Path, texts: list[str], vocabularies: Sequence[int]) -> list[Figure]:
+    """MB per CPU second of the index stage with byte-level BPE, and the seconds that it takes before the first text."""
+    seen, unseen = (write_corpus(folder / name, cut(texts[part::2])) for part, name in enumerate(("seen", "unseen")))
+    megabytes = size(texts[1::2]) / 1e6
+    figures = []
+    for vocabulary in vocabularies:
+        tokenizer = folder / f"bpe{vocabulary}"
+        adopt_ranks(tokenizer, byte_level_ranks(texts, vocabulary))
+        start = time.process_time()
+        chosen = load_bulk_tokenizer(tokenizer)
+        choosing = time.process_time() - start
+        _loaded.cache_clear()
+        call = functools.partial(index, unseen, tokenizer, folder / "out", chosen.encoder, chosen.differing)
+        starting = cpu_seconds(functools.partial(_loaded_once, tokenizer, chosen.encoder, chosen.differing))
+        cold = cpu_seconds(call)
+        _loaded.cache_clear()
+        index(seen, tokenizer, folder / "out", chosen.encoder, chosen.differing)
+        figure = f"documents_to_index_bpe_{vocabulary // 1000}k"
+        figures += [
+            Figure(figure, megabytes / cpu_seconds(call), "MB/s/core", goal=80),
+            Figure(f"{figure}_warm", megabytes / cpu_seconds(call), "MB/s/core"),
+            Figure(f"{figure}_cold", megabytes / cold, "MB/s/core"),
+            Figure(f"{figure}_start", starting, "s"),
+            Figure(f"{figure}_choice", choosing, "s"),
+        ]
+    return figures
+
+
+def cut(texts: list[str]) -> list[str]:
     text = "".join(texts)
-    pieces = [text[start : start + DOCUMENT_CHARACTERS] for start in range(0, len(text), DOCUMENT_CHARACTERS)]
-    corpus = write_corpus(folder / "corpus", pieces)
-    encoder = load_bulk_tokenizer(folder).encoder
-    call = functools.partial(index, corpus, folder, folder / "out", encoder)
-    call()
-    seconds = statistics.median(cpu_seconds(call) for _ in range(rounds))
-    return [Figure("documents_to_index_bpe", size(pieces) / 1e6 / seconds, "MB/s/core", goal=80)]
+    return [text[start : start + DOCUMENT_CHARACTERS] for start in range(0, len(text), DOCUMENT_CHARACTERS)]
+
+
+def adopt_ranks(folder: Path, ranks: dict[bytes, int]) -> None:
+    """Writes tiktoken ranks and adopts them as a pretrained tokenizer."""
+    folder.mkdir()
+    path = folder / "bpe.tiktoken"
+    path.write_bytes(b"".join(base64.b64encode(token) + b" %d\n" % rank for token, rank in ranks.items()))
+    copy_pretrained(TokenizerConfig(pretrained=str(path)), folder)
 
 
 def byte_level_ranks(texts: list[str], vocabulary: int) -> dict[bytes, int]:
@@ -258,12 +294,14 @@ def write_corpus(corpus: Path, texts: list[str]) -> Path:
     return corpus
 
 
-def index(corpus: Path, tokenizer: Path, folder: Path, encoder: str | None = None) -> None:
+def index(
+    corpus: Path, tokenizer: Path, folder: Path, encoder: str | None = None, differing: tuple[tuple[int, int], ...] = ()
+) -> None:
     """The index stage for one source: encode its slices, then shuffle them into one file. encoder: None compares."""
     shutil.rmtree(folder, ignore_errors=True)
     encoder = encoder or load_bulk_tokenizer(tokenizer).encoder
     ranges = document_ranges(corpus, "train", "text")
-    tasks = encode_tasks(ranges, EncodeTask(tokenizer, encoder, (), folder / "parts" / "text"))
+    tasks = encode_tasks(ranges, EncodeTask(tokenizer, encoder, (), folder / "parts" / "text", differing=differing))
     for task in tasks:
         encode_documents(task)
     merge([task.prefix for task in tasks], folder / "text", key_of(0, "documents"))

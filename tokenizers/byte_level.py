@@ -58,6 +58,7 @@ class GigatokenEncoder(Encoder):
     def __init__(self, content: dict[str, Any], reference: Encoder, differing: np.ndarray):
         self._json = json.dumps(content | {"added_tokens": []})
         self._reference, self._differing = reference, differing
+        self.differing = ranges_of(differing)
         self._load()
 
     def _load(self) -> None:
@@ -182,16 +183,36 @@ def fastest_byte_level(content: dict[str, Any], reference: HuggingFaceEncoder) -
     return None
 
 
-def gigatoken_encoder(content: dict[str, Any], reference: Encoder) -> GigatokenEncoder | None:
-    """gigatoken for a byte-level BPE that it supports, else None. Does not compare the ids."""
+def gigatoken_encoder(
+    content: dict[str, Any], reference: Encoder, differing: tuple[tuple[int, int], ...] = ()
+) -> GigatokenEncoder | None:
+    """gigatoken for a byte-level BPE that it supports, else None. Does not compare the ids.
+
+    differing: of the encoder that was compared; the differing characters are determined without them."""
     if _pattern(content) is None or _ranks(content) is None:
         return None
+    if differing:
+        return GigatokenEncoder(content, reference, mask_of(differing))
     try:
         probe = load_hf_json(json.dumps(probe_content(content)))
     except RuntimeError:  # a pattern that it does not know
         return None
-    differing = differing_code_points(content, lambda texts: [probe.encode(text.encode()).tolist() for text in texts])
-    return GigatokenEncoder(content, reference, differing)
+    mask = differing_code_points(content, lambda texts: [probe.encode(text.encode()).tolist() for text in texts])
+    return GigatokenEncoder(content, reference, mask)
+
+
+def ranges_of(mask: np.ndarray) -> tuple[tuple[int, int], ...]:
+    """(first, stop) of every run that is true. [0, 1, 1, 0, 1] -> ((1, 3), (4, 5))."""
+    edges = np.flatnonzero(np.diff(np.concatenate([[0], mask.astype(np.int8), [0]])))
+    return tuple(zip(edges[0::2].tolist(), edges[1::2].tolist(), strict=True))
+
+
+def mask_of(ranges: tuple[tuple[int, int], ...]) -> np.ndarray:
+    """bool[NUM_CODE_POINTS]: true inside of the ranges."""
+    mask = np.zeros(NUM_CODE_POINTS, np.bool_)
+    for first, stop in ranges:
+        mask[first:stop] = True
+    return mask
 
 
 def tiktoken_encoder(content: dict[str, Any], reference: Encoder) -> TiktokenEncoder | None:

@@ -28,7 +28,7 @@ DESCRIBED = ["doc_id", "language"]  # columns of documents
 class EncodeTask:
     """prefix: of the output .bin and .idx; PREFIX.json, written last, holds the number of text bytes. sentences: every
     sentence is a sequence of its own. described: PREFIX.parquet holds the id, language and bytes of
-    each document."""
+    each document. differing: the code points that the encoder does not encode itself."""
 
     tokenizer: Path
     encoder: str
@@ -36,6 +36,7 @@ class EncodeTask:
     prefix: Path
     sentences: bool = False
     described: bool = False
+    differing: tuple[tuple[int, int], ...] = ()
 
     @property
     def bytes(self) -> int:
@@ -63,7 +64,7 @@ def encode_documents(task: EncodeTask) -> None:
     note = note_path(task.prefix)
     if note.is_file() and idx_path(task.prefix).is_file():
         return
-    tokenizer = _loaded_once(fetch_folder(task.tokenizer), task.encoder)
+    tokenizer = _loaded_once(fetch_folder(task.tokenizer), task.encoder, task.differing)
     text_bytes = 0
     described: list[pa.Table] = []
     with indexed_writer(task.prefix, dtype_for(tokenizer.vocab_size), tokenizer.vocab_size) as writer:
@@ -122,17 +123,19 @@ def _check_texts(documents: DocumentRange, texts: pa.Array) -> None:
         )
 
 
-def _loaded_once(folder: Path, encoder: str) -> Tokenizer:
+def _loaded_once(folder: Path, encoder: str, differing: tuple[tuple[int, int], ...] = ()) -> Tokenizer:
     """The tokenizer, loaded once per process while its files stay the same: loading takes as long as one task."""
     states = sorted((path.name, path.stat()) for path in folder.iterdir())
     files = tuple((name, state.st_ino, state.st_size, state.st_mtime_ns) for name, state in states)
-    return _loaded(folder.absolute(), encoder, files)
+    return _loaded(folder.absolute(), encoder, differing, files)
 
 
 @lru_cache(maxsize=2)
-def _loaded(folder: Path, encoder: str, files: tuple[tuple[str | int, ...], ...]) -> Tokenizer:
+def _loaded(
+    folder: Path, encoder: str, differing: tuple[tuple[int, int], ...], files: tuple[tuple[str | int, ...], ...]
+) -> Tokenizer:
     """files: the state of the folder's files, so that a tokenizer trained again under its old path is loaded again."""
-    return load_bulk_tokenizer(folder, encoder)
+    return load_bulk_tokenizer(folder, encoder, differing)
 
 
 # Splits a text into sentences, by rules for any language: for indexed data in which a sequence is a sentence.

@@ -17,9 +17,13 @@ from tokenizers import Tokenizer as HuggingFaceTokenizer
 
 
 class Encoder(Protocol):
-    """name: recorded in manifests. Text never becomes control symbols: "<|endofdocument|>" is encoded as plain text."""
+    """name: recorded in manifests. Text never becomes control symbols: "<|endofdocument|>" is encoded as plain text.
+
+    differing: ranges of code points (first, stop) whose texts another encoder encodes; a worker process is given
+    them, because finding them takes seconds."""
 
     name: str
+    differing: tuple[tuple[int, int], ...] = ()
 
     def encode(self, text: str) -> list[int]: ...
 

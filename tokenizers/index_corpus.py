@@ -131,7 +131,13 @@ def _plan_tasks(request: IndexRequest, tokenizer: Tokenizer) -> tuple[list[list[
             chunk_prefix = request.folder / CHUNKS / split / source
             described = request.min_language_tokens is not None or bool(request.rehydrate)
             common = EncodeTask(
-                request.tokenizer, tokenizer.encoder, (), chunk_prefix, request.sentences, described=described
+                request.tokenizer,
+                tokenizer.encoder,
+                (),
+                chunk_prefix,
+                request.sentences,
+                described=described,
+                differing=tokenizer.differing,
             )
             tasks = encode_tasks(ranges, common)
             encodes.append(tasks)

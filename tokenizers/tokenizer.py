@@ -12,7 +12,7 @@ from sentencepiece import sentencepiece_model_pb2
 
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.fingerprint import canonical_json
-from gristmill.tokenizers.byte_level import BULK_ENCODERS, fastest_byte_level
+from gristmill.tokenizers.byte_level import BULK_ENCODERS, GigatokenEncoder, fastest_byte_level, gigatoken_encoder
 from gristmill.tokenizers.config import FIM_SYMBOLS
 from gristmill.tokenizers.decode import Decoder, json_decoder, model_decoder
 from gristmill.tokenizers.encoders import (
@@ -38,7 +38,8 @@ END_SYMBOLS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<|im_end|>", "<eos>"
 
 
 class Tokenizer:
-    """encoder: name of the encoding library. fingerprint: of the file that defines the ids.
+    """encoder: name of the encoding library. differing: code points that it does not encode itself. fingerprint: of the
+    file that defines the ids.
 
     decode(encode(text)) == text for tokenizers trained by gristmill, except that U+2581 decodes to a space (it is
     SentencePiece's symbol for one)."""
@@ -52,6 +53,7 @@ class Tokenizer:
         self.end_of_document = end_of_document
         self.fingerprint = fingerprint
         self.encoder = encoder.name
+        self.differing = encoder.differing
 
     @property
     def ends(self) -> tuple[int, ...]:
@@ -117,16 +119,18 @@ def load_tokenizer(folder: Path) -> Tokenizer:
     return _load(folder, fastest_equal, lambda content, reference: reference)
 
 
-def load_bulk_tokenizer(folder: Path, encoder: str | None = None) -> Tokenizer:
-    """The tokenizer for encoding a corpus: loading may take a second longer, encoding is several times as fast.
+def load_bulk_tokenizer(
+    folder: Path, encoder: str | None = None, differing: tuple[tuple[int, int], ...] = ()
+) -> Tokenizer:
+    """The tokenizer for encoding a corpus: loading takes up to ten seconds longer, encoding is many times as fast.
 
-    encoder: use this one without comparing it; for worker processes, whose parent has compared it."""
+    encoder, differing: use this one without comparing it; for worker processes, whose parent has compared it."""
     if encoder is None:
         return _load(folder, _fastest_in_bulk, _fastest_json)
     return _load(
         folder,
         lambda path, processor, pieces: _by_name(path, processor, pieces, encoder),
-        lambda content, reference: _json_by_name(content, reference, encoder),
+        lambda content, reference: _json_by_name(content, reference, encoder, differing),
     )
 
 
@@ -182,11 +186,18 @@ def _by_name(path: Path, processor: sentencepiece.SentencePieceProcessor, pieces
     return SegmentEncoder(inner, adjacent_bytes(pieces), merge_table(proto) if MERGES in name else None)
 
 
-def _json_by_name(content: dict[str, Any], reference: HuggingFaceEncoder, name: str) -> Encoder:
+def _json_by_name(
+    content: dict[str, Any], reference: HuggingFaceEncoder, name: str, differing: tuple[tuple[int, int], ...]
+) -> Encoder:
     """Raises InputError if the file was replaced since its encoder was chosen."""
     if name == reference.name:
         return reference
-    fast = word_encoder(content) if name.startswith(SEGMENTS) else BULK_ENCODERS[name](content, reference)
+    if name.startswith(SEGMENTS):
+        fast: Encoder | None = word_encoder(content)
+    elif name == GigatokenEncoder.name:
+        fast = gigatoken_encoder(content, reference, differing)
+    else:
+        fast = BULK_ENCODERS[name](content, reference)
     if fast is None:
         raise InputError(f"{JSON_NAME}: {name} cannot encode it, so the file was replaced; run the same command again")
     return fast

@@ -19,6 +19,8 @@ from gristmill.tokenizers.byte_level import (
     TiktokenEncoder,
     fastest_byte_level,
     gigatoken_encoder,
+    mask_of,
+    ranges_of,
     same_ids,
     tiktoken_encoder,
     visible,
@@ -70,6 +72,22 @@ def test_a_tokenizer_json_like_gpt2s_is_encoded_by_gigatoken(gpt2_like, tmp_path
     bulk = load_bulk_tokenizer(tmp_path)
     assert bulk.encoder == "gigatoken"
     assert bulk.encode_batch(held_out_texts) == load_tokenizer(tmp_path).encode_batch(held_out_texts)
+
+
+def test_a_worker_gets_the_differing_characters_and_does_not_determine_them(gpt2_like, tmp_path, monkeypatch):
+    copy_pretrained(TokenizerConfig(pretrained=str(gpt2_like)), tmp_path)
+    bulk = load_bulk_tokenizer(tmp_path)
+    monkeypatch.delattr("gristmill.tokenizers.byte_level.differing_code_points")
+    worker = load_bulk_tokenizer(tmp_path, bulk.encoder, bulk.differing)
+    assert any(first <= 0xA7CE < stop for first, stop in worker.differing)  # assigned in Unicode 17
+    text = "it \ua7ce it's"
+    assert worker.encode(text) == bulk.encode(text) == load_tokenizer(tmp_path).encode(text)
+
+
+def test_ranges_of_code_points():
+    ranges = ((0, 2), (5, 6), (NUM_CODE_POINTS - 1, NUM_CODE_POINTS))
+    assert ranges_of(mask_of(ranges)) == ranges
+    assert ranges_of(np.array([False, True, True, False, True])) == ((1, 3), (4, 5))
 
 
 # Pre-tokenization patterns of published tokenizer.json files: None is GPT-2's, which ByteLevel has built in.
