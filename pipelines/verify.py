@@ -28,7 +28,9 @@ from gristmill.pipelines.runner import Processes, Runner
 from gristmill.pipelines.stage_list import with_report
 from gristmill.pipelines.stages.stage import Stage
 
-OTHER_NAMES = (LOCK_NAME, LEASE_NAME, LOG_FOLDER, CACHE_FOLDER, MARK_NAME)  # of a work folder, in no manifest
+PAPERS_FOLDER, CROISSANT_NAME = "summary", "croissant.json"  # of `gristmill summary`, whose --check compares them
+# of a work folder, in no manifest
+OTHER_NAMES = (LOCK_NAME, LEASE_NAME, LOG_FOLDER, CACHE_FOLDER, MARK_NAME, PAPERS_FOLDER, CROISSANT_NAME)
 INCOMPLETE = re.compile(r"\.[a-z]+-([0-9a-f]{32}|old)")
 RAW = "raw:"  # prefix of inputs that are raw files of a source, not a stage
 

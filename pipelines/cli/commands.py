@@ -42,6 +42,7 @@ COMMANDS = {
     "try": "try_rules:try_",
     "decide": "corpus:decide",
     "trace": "trace:trace",
+    "summary": "summary:summary",
     "explore": "corpus:explore",
     "similar": "corpus:similar_command",
     "data": "data:data_app",
