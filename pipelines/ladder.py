@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -23,10 +23,21 @@ from gristmill.training.planner.costs.parameters import parameter_count
 HELD_BACK = 8.0  # times the compute of the largest fitted rung
 STEP = 2.0  # between the fitted rungs
 MIN_RUNGS = 4  # one more than the curve has numbers
+MIN_PROFILE = 4  # one more than a parabola has
+MIN_STEPS = 20  # of a run
 DRAWS = 400
 NOISE = 0.002  # of a loss, relative: what two seeds differ by at these sizes; the residuals of few rungs say too little
 EXPONENTS = np.linspace(0.01, 0.6, 237)
-RATES = ("learning_rate", "muon_learning_rate")
+MIN_HEAD_WIDTH = 16
+MAX_OFF = 0.3  # of the logarithm of parameters: how far a size may be from the one that the ladder asks for
+SHAPE_WEIGHT = 0.2  # of the logarithm of layers over width, against that of parameters
+# Exponents of width: those of `gristmill init` (docs/defaults.md, Learning rates over widths)
+RATES = {
+    "learning_rate": -0.5,
+    "embedding_learning_rate": -0.5,
+    "head_learning_rate": -0.5,
+    "muon_learning_rate": 0.0,
+}
 
 
 @dataclass(frozen=True)
@@ -35,6 +46,7 @@ class Rung:
 
     layers: int
     width: int
+    heads: int
     parameters: int
     tokens: int
     flops: float
@@ -75,67 +87,109 @@ def rungs(
     """`count` sizes to fit and last the recipe's own, which is held back. Each has twice the compute of the one before,
     the last eight times. train: batch_tokens, and the optimizer's fields that the recipe sets.
 
-    Heads keep their width; layers go with the width. Rates go with width^-1/2, as `gristmill init` writes them.
-    Raises RecipeError where sizes come out equal."""
+    Heads keep their width where there are enough sizes so, else they are half as wide, or a quarter; layers go with the
+    width. Rates go with the width by `RATES`. Raises RecipeError where sizes come out equal."""
     if count < MIN_RUNGS:
         raise RecipeError(f"--sizes {count}: the curve has three numbers; fit at least {MIN_RUNGS} sizes")
-    if model.pattern or model.moe is not None:
-        raise RecipeError("gristmill ladder scales models of equal layers; this one has a pattern or experts")
+    _require_equal_layers(model)
     largest = parameter_count(shape_of(model, vocabulary))
     shares = [(HELD_BACK * STEP ** (count - 1 - rung)) ** -0.5 for rung in range(count)]
-    sizes = [_nearest(model, vocabulary, share * largest) for share in shares]
-    if len(set(sizes)) < len(sizes):
-        raise RecipeError(
-            f"model.width {model.width} with {model.layers} layers has too few smaller sizes whose heads are "
-            f"{model.width // model.heads} wide: {sizes}; start from a larger model, or from narrower "
-            f"heads: --set model.heads={2 * model.heads}"
-        )
-    return tuple(_rung(model, train, vocabulary, per_parameter, size) for size in [*sizes, (model.layers, model.width)])
+    sizes = _sizes(model, vocabulary, [share * largest for share in shares])
+    own = Size(model.layers, model.width, model.heads)
+    return tuple(_rung(model, train, vocabulary, per_parameter, size) for size in [*sizes, own])
 
 
-def _nearest(model: ModelConfig, vocabulary: int, parameters: float) -> tuple[int, int]:
-    """(layers, width) with about so many parameters, of the recipe's ratio of layers to width, or near it."""
-    candidates, head = [], model.width // model.heads
-    for heads in range(1, model.heads + 1):
-        even = model.layers * heads / model.heads
+def isoflop_rungs(
+    model: ModelConfig, train: dict[str, Any], vocabulary: int, flops: float, per_parameter: float, count: int
+) -> tuple[Rung, ...]:
+    """`count` sizes trained with the same FLOPs, the middle one with about so many tokens per parameter. Parameters go
+    by factors of sqrt(2), so that tokens per parameter go by 2."""
+    if count < MIN_PROFILE:
+        raise RecipeError(f"--isoflop {count}: a parabola has three numbers; take at least {MIN_PROFILE} sizes")
+    _require_equal_layers(model)
+    middle = (flops / (6 * per_parameter)) ** 0.5
+    sizes = _sizes(model, vocabulary, [middle * 2 ** ((place - (count - 1) / 2) / 2) for place in range(count)])
+    return tuple(_rung(model, train, vocabulary, None, size, flops) for size in sizes)
+
+
+class Size(NamedTuple):
+    layers: int
+    width: int
+    heads: int
+
+
+def _require_equal_layers(model: ModelConfig) -> None:
+    if model.pattern or model.moe is not None:
+        raise RecipeError("gristmill ladder scales models of equal layers; this one has a pattern or experts")
+
+
+def _sizes(model: ModelConfig, vocabulary: int, wanted: Sequence[float]) -> list[Size]:
+    """Sizes of about so many parameters, with the widest heads of which there are enough."""
+    head = model.width // model.heads
+    sizes: list[Size] = []
+    while head >= MIN_HEAD_WIDTH and head % 2 == 0:
+        sizes, off = zip(*(_nearest(model, vocabulary, parameters, head) for parameters in wanted), strict=True)
+        if len(set(sizes)) == len(sizes) and max(off) <= MAX_OFF:
+            return list(sizes)
+        head //= 2
+    raise RecipeError(
+        f"model.width {model.width} with {model.layers} layers has too few smaller sizes, even with heads of "
+        f"{MIN_HEAD_WIDTH}: {', '.join(f'{size.layers} x {size.width}' for size in sizes)}; start from a larger model"
+    )
+
+
+def _nearest(model: ModelConfig, vocabulary: int, parameters: float, head: int) -> tuple[Size, float]:
+    """The size with about so many parameters, of the recipe's ratio of layers to width, or near it; and how far off its
+    parameters are."""
+    candidates = []
+    for width in range(head, 2 * model.width + 1, head):
+        even = model.layers * width / model.width
         for layers in {max(1, math.floor(even)), max(1, math.ceil(even))}:
-            count = parameter_count(shape_of(_scaled(model, layers, heads * head), vocabulary))
-            candidates.append((abs(math.log(count / parameters)), layers, heads * head))
-    return min(candidates)[1:]
+            size = Size(layers, width, width // head)
+            off = abs(math.log(parameter_count(shape_of(_scaled(model, size), vocabulary)) / parameters))
+            candidates.append((off + SHAPE_WEIGHT * abs(math.log(layers / even)), size, off))
+    _, size, off = min(candidates)
+    return size, off
 
 
-def _scaled(model: ModelConfig, layers: int, width: int) -> ModelConfig:
-    return ModelConfig.model_validate(model.model_dump(exclude_unset=True) | _fields(model, layers, width))
+def _scaled(model: ModelConfig, size: Size) -> ModelConfig:
+    return ModelConfig.model_validate(model.model_dump(exclude_unset=True) | _fields(model, size))
 
 
-def _fields(model: ModelConfig, layers: int, width: int) -> dict[str, Any]:
+def _fields(model: ModelConfig, size: Size) -> dict[str, Any]:
     """The fields of `model` that change with the size."""
-    heads = width * model.heads // model.width
-    fields: dict[str, Any] = {"layers": layers, "width": width, "heads": heads}
+    fields: dict[str, Any] = dict(size._asdict())
     if model.kv_heads:
         grouped = model.heads // model.kv_heads
-        fields["kv_heads"] = heads // grouped if heads % grouped == 0 else heads
+        fields["kv_heads"] = size.heads // grouped if size.heads % grouped == 0 else size.heads
     if model.ffn_hidden_size:
-        fields["ffn_hidden_size"] = max(8, round(model.ffn_hidden_size * width / model.width / 8) * 8)
+        fields["ffn_hidden_size"] = max(8, round(model.ffn_hidden_size * size.width / model.width / 8) * 8)
     if "init_std" in model.model_fields_set:
-        fields["init_std"] = round(model.init_std * (model.width / width) ** 0.5, 4)
+        fields["init_std"] = round(model.init_std * (model.width / size.width) ** 0.5, 4)
     return fields
 
 
 def _rung(
-    model: ModelConfig, train: dict[str, Any], vocabulary: int, per_parameter: float, size: tuple[int, int]
+    model: ModelConfig,
+    train: dict[str, Any],
+    vocabulary: int,
+    per_parameter: float | None,
+    size: Size,
+    flops: float = 0.0,
 ) -> Rung:
-    layers, width = size
-    shape = shape_of(_scaled(model, layers, width), vocabulary)
-    parameters, batch = parameter_count(shape), int(train["batch_tokens"])
-    tokens = max(20, round(per_parameter * parameters / batch)) * batch
-    changes = {f"model.{name}": value for name, value in _fields(model, layers, width).items()}
-    scale = (model.width / width) ** 0.5
-    rates = {name: train["optimizer"][name] for name in RATES if train["optimizer"].get(name) is not None}
-    changes |= {f"train.optimizer.{name}": float(f"{rate * scale:.3e}") for name, rate in rates.items()}
+    """per_parameter: tokens; None: as many as the FLOPs allow."""
+    shape = shape_of(_scaled(model, size), vocabulary)
+    parameters, batch, cost = parameter_count(shape), int(train["batch_tokens"]), flops_per_token(shape)
+    wanted = flops / cost if per_parameter is None else per_parameter * parameters
+    tokens = max(MIN_STEPS, round(wanted / batch)) * batch
+    changes = {f"model.{name}": value for name, value in _fields(model, size).items()}
+    for name, exponent in RATES.items():
+        if (rate := train["optimizer"].get(name)) is not None:
+            scaled = rate * (size.width / model.width) ** exponent
+            changes[f"train.optimizer.{name}"] = float(f"{scaled:.3e}")
     changes |= {"train.tokens": tokens, "train.validation.every": 10**6}
     overrides = tuple(f"{name}={json.dumps(value)}" for name, value in changes.items())
-    return Rung(layers, width, parameters, tokens, flops_per_token(shape) * tokens, overrides)
+    return Rung(size.layers, size.width, size.heads, parameters, tokens, cost * tokens, overrides)
 
 
 def final_loss(folder: Path) -> float:
@@ -195,7 +249,58 @@ def extrapolate(flops: Sequence[float], losses: Sequence[float], seed: int = 0) 
     return Extrapolation(curve, tuple(ends[0]), curve(flops[-1]), tuple(ends[1]), float(losses[-1]))
 
 
-def to_json(steps: Sequence[Rung], losses: Sequence[float], outcome: Extrapolation) -> dict[str, Any]:
+@dataclass(frozen=True)
+class IsoflopProfile:
+    """Losses of sizes with equal FLOPs. best: parameters at the least of the parabola through loss against the
+    logarithm of parameters; None where that is no valley inside the sizes. tokens_per_parameter: there, with the
+    interval of 95 % of refits to losses moved by the residuals, or None where most refits have no valley."""
+
+    flops: float
+    best: float | None
+    tokens_per_parameter: float | None
+    interval: tuple[float, float] | None
+
+
+def profile(steps: Sequence[Rung], losses: Sequence[float], seed: int = 0) -> IsoflopProfile:
+    """Hoffmann et al. 2022, arXiv 2203.15556, section 3.2. Losses 1 + log(N / 1e6)^2 at any N around 1e6: best 1e6."""
+    logs, target = np.log([rung.parameters for rung in steps]), np.asarray(losses, dtype=float)
+    ratios = np.log([rung.tokens / rung.parameters for rung in steps])
+    flops = float(np.mean([rung.flops for rung in steps]))
+    fitted = np.polyfit(logs - logs.mean(), target, 2)
+    residuals = target - np.polyval(fitted, logs - logs.mean())
+    spread = max(NOISE * float(target.mean()), float(np.sqrt(np.square(residuals).sum() / max(1, len(target) - 3))))
+    draws = target + np.random.default_rng(seed).normal(scale=spread, size=(DRAWS, len(target)))
+    valleys = [valley for row in draws if (valley := _valley(logs, row)) is not None]
+    best = _valley(logs, target)
+    if best is None:
+        return IsoflopProfile(flops, None, None, None)
+    by_ratio = np.polyfit(logs, ratios, 1)  # tokens per parameter along the profile
+    low, high = np.percentile(valleys, [97.5, 2.5]) if len(valleys) > DRAWS / 2 else (None, None)
+    ends = None if low is None else tuple(float(np.exp(np.polyval(by_ratio, end))) for end in (low, high))
+    return IsoflopProfile(flops, float(np.exp(best)), float(np.exp(np.polyval(by_ratio, best))), ends)
+
+
+def _valley(logs: np.ndarray, losses: np.ndarray) -> float | None:
+    """Logarithm of the parameters at the least of the parabola, where it opens upwards and lies inside the sizes."""
+    square, line, _ = np.polyfit(logs - logs.mean(), losses, 2)
+    if square <= 0:
+        return None
+    least = float(logs.mean() - line / (2 * square))
+    return least if logs.min() <= least <= logs.max() else None
+
+
+def to_json(
+    steps: Sequence[Rung],
+    losses: Sequence[float],
+    outcome: Extrapolation,
+    isoflop: tuple[Sequence[Rung], Sequence[float], IsoflopProfile] | None = None,
+) -> dict[str, Any]:
     sizes = [{**vars(rung), "loss": loss} for rung, loss in zip(steps, losses, strict=True)]
     fields = {name: getattr(outcome, name) for name in ("exponent_range", "forecast", "forecast_range", "measured")}
-    return {"sizes": sizes, "curve": vars(outcome.curve), **fields, "error": outcome.error}
+    answer = {"sizes": sizes, "curve": vars(outcome.curve), **fields, "error": outcome.error}
+    if isoflop is not None:
+        profiled, own, fitted = isoflop
+        answer["isoflop"] = vars(fitted) | {
+            "sizes": [{**vars(rung), "loss": loss} for rung, loss in zip(profiled, own, strict=True)]
+        }
+    return answer

@@ -59,12 +59,13 @@ class StagePlan:
 class Processes:
     """engine: runs the tasks of the stages; None: this process. rank: of this process under torchrun; only rank 0
     writes the stages' folders. publisher: of a work folder in a store. overwrite: what another recipe made is deleted
-    instead of set aside."""
+    instead of set aside. several_recipes: it stays beside this one's on purpose, and nothing is said of it."""
 
     engine: Engine | None = None
     rank: int = 0
     publisher: Publisher | None = None
     overwrite: bool = False
+    several_recipes: bool = False
 
 
 class Runner:
@@ -82,7 +83,7 @@ class Runner:
         self.recipe, self.workdir, self.stages, self.lock = recipe, workdir, stages, lock
         self.reporter, self.rank, self.publisher = reporter, processes.rank, processes.publisher
         self.engine: Engine = processes.engine or LocalEngine(1, reporter)
-        self.overwrite = processes.overwrite
+        self.overwrite, self.several_recipes = processes.overwrite, processes.several_recipes
 
     def folder(self, stage: Stage) -> Path:
         return self.workdir / stage.name
@@ -284,9 +285,11 @@ class Runner:
             return
         old.rename(kept)
         sync(self.workdir)
-        self.reporter.say(
-            f"{stage.name}: what the other recipe made is kept in {kept}; remove it, or run with --overwrite to replace"
-        )
+        if not self.several_recipes:
+            self.reporter.say(
+                f"{stage.name}: what the other recipe made is kept in {kept}; remove it, or run with --overwrite to "
+                "replace"
+            )
 
     def _old(self, stage: Stage) -> Path:
         return self.workdir / f".{stage.name}-old"

@@ -12,7 +12,17 @@ from gristmill.foundation.errors import RecipeError
 from gristmill.foundation.files import write_atomic
 from gristmill.pipelines.cli.console import print_block
 from gristmill.pipelines.cli.options import EngineOptions, SetOption, StageOptions, make_runner, with_option_groups
-from gristmill.pipelines.ladder import Extrapolation, Rung, extrapolate, final_loss, rungs, to_json
+from gristmill.pipelines.ladder import (
+    Extrapolation,
+    IsoflopProfile,
+    Rung,
+    extrapolate,
+    final_loss,
+    isoflop_rungs,
+    profile,
+    rungs,
+    to_json,
+)
 from gristmill.pipelines.recipes.recipe_file import load_recipe
 from gristmill.pipelines.stage_list import stages_of, stages_up_to
 
@@ -25,6 +35,13 @@ class LadderOptions(EngineOptions):
 
     sizes: Annotated[int, typer.Option(help="Sizes to fit, each of twice the compute; 4 or more.")] = 4
     tokens_per_parameter: Annotated[float, typer.Option(min=0.1, help="Tokens of each run over its parameters.")] = 20.0
+    isoflop: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            help="Sizes trained at the FLOPs of the largest fitted one, for the best tokens per parameter; 0: none.",
+        ),
+    ] = 0
     workdir: Annotated[Path | None, typer.Option(metavar="DIR", help="Default: work/ladder-NAME.")] = None
     set_: SetOption = None
 
@@ -44,12 +61,22 @@ def ladder(
     settings = {"batch_tokens": train.batch_tokens, "optimizer": train.optimizer.model_dump(exclude_unset=True)}
     vocabulary = loaded.tokenizer.vocab_size
     steps = rungs(model, settings, vocabulary, options.tokens_per_parameter, options.sizes)
+    equal: tuple[Rung, ...] = ()
+    if options.isoflop:
+        middle, largest = options.tokens_per_parameter, steps[-2].flops
+        equal = isoflop_rungs(model, settings, vocabulary, largest, middle, options.isoflop)
     folder = options.workdir or Path("work") / f"ladder-{loaded.name}"
     losses = [_train(recipe, rung, folder, options) for rung in steps]
     outcome = extrapolate([rung.flops for rung in steps], losses)
-    write_atomic(folder / RESULT, json.dumps(to_json(steps, losses, outcome), indent=2).encode() + b"\n")
     print_block(table(steps, losses, outcome))
     print("\n".join(sentences(outcome)))
+    isoflop = None
+    if equal:
+        own = [_train(recipe, rung, folder, options) for rung in equal]
+        isoflop = (equal, own, profile(equal, own))
+        print_block(profile_table(equal, own))
+        print(profile_sentence(isoflop[2]))
+    write_atomic(folder / RESULT, json.dumps(to_json(steps, losses, outcome, isoflop), indent=2).encode() + b"\n")
 
 
 def _train(reference: str, rung: Rung, folder: Path, options: LadderOptions) -> float:
@@ -57,16 +84,15 @@ def _train(reference: str, rung: Rung, folder: Path, options: LadderOptions) -> 
     recipe = load_recipe(reference, [*(options.set_ or []), *rung.overrides])
     stages = stages_up_to(recipe, stages_of(recipe), "train")
     stage_options = StageOptions(options.workers, options.engine, options.address, workdir=folder)
-    make_runner(recipe, stages, stage_options).run(to="train")
+    make_runner(recipe, stages, stage_options, several_recipes=True).run(to="train")
     return final_loss(folder / "train")
 
 
 def table(steps: tuple[Rung, ...], losses: list[float], outcome: Extrapolation) -> rich.table.Table:
-    rows = rich.table.Table("layers", "width", "parameters", "tokens", "FLOPs", "loss", "curve", "off by")
+    rows = rich.table.Table("layers", "width", "heads", "parameters", "tokens", "FLOPs", "loss", "curve", "off by")
     for rung, loss in zip(steps, losses, strict=True):
         curve = outcome.curve(rung.flops)
-        size = (str(rung.layers), str(rung.width), f"{rung.parameters:,}", f"{rung.tokens:,}", f"{rung.flops:.2e}")
-        rows.add_row(*size, f"{loss:.4f}", f"{curve:.4f}", f"{curve / loss - 1:+.2%}")
+        rows.add_row(*_size_cells(rung), f"{loss:.4f}", f"{curve:.4f}", f"{curve / loss - 1:+.2%}")
     return rows
 
 
@@ -79,3 +105,29 @@ def sentences(outcome: Extrapolation) -> list[str]:
         f"The last size was held back: forecast {outcome.forecast:.4f} ({low:.4f} to {high:.4f}), measured "
         f"{outcome.measured:.4f}, off by {outcome.error:+.2%}, {inside} the interval.",
     ]
+
+
+def profile_table(steps: tuple[Rung, ...], losses: list[float]) -> rich.table.Table:
+    rows = rich.table.Table("layers", "width", "heads", "parameters", "tokens", "FLOPs", "tokens a parameter", "loss")
+    for rung, loss in zip(steps, losses, strict=True):
+        rows.add_row(*_size_cells(rung), f"{rung.tokens / rung.parameters:.1f}", f"{loss:.4f}")
+    return rows
+
+
+def _size_cells(rung: Rung) -> tuple[str, ...]:
+    shape = (str(rung.layers), str(rung.width), str(rung.heads))
+    return (*shape, f"{rung.parameters:,}", f"{rung.tokens:,}", f"{rung.flops:.2e}")
+
+
+def profile_sentence(fitted: IsoflopProfile) -> str:
+    if fitted.tokens_per_parameter is None:
+        return f"At {fitted.flops:.2e} FLOPs the loss has no least inside these sizes: take more, or other sizes."
+    ends = (
+        "no interval: most refits have no least"
+        if fitted.interval is None
+        else "{:.1f} to {:.1f}".format(*fitted.interval)
+    )
+    return (
+        f"At {fitted.flops:.2e} FLOPs the loss is least at {fitted.best:,.0f} parameters and "
+        f"{fitted.tokens_per_parameter:.1f} tokens a parameter ({ends})."
+    )

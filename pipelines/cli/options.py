@@ -172,8 +172,9 @@ def make_runner(
     options: StageOptions,
     update_lock: bool = False,
     only: str | None = None,
+    several_recipes: bool = False,
 ) -> Runner:
-    """A Runner for the stages, of which `only` one may run.
+    """A Runner for the stages, of which `only` one may run. several_recipes: the folder is for outputs of more recipes.
 
     Raises RecipeError or InputError for everything that can be checked before work starts."""
     folder = workdir_of(recipe, options.workdir)
@@ -198,7 +199,8 @@ def make_runner(
         if publisher is not None:
             publisher.close()
         raise
-    return Runner(recipe, folder, stages, lock, reporter, Processes(engine, rank, publisher, options.overwrite))
+    processes = Processes(engine, rank, publisher, options.overwrite, several_recipes)
+    return Runner(recipe, folder, stages, lock, reporter, processes)
 
 
 def _publisher(folder: Path, reporter: Reporter) -> Publisher | None:

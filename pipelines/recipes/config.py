@@ -88,6 +88,17 @@ class Recipe(Config):
                 )
         return self
 
+    @model_validator(mode="after")
+    def head_has_a_rate_of_its_own(self) -> Self:
+        if self.model is None or self.train is None or not self.model.tied_embeddings:
+            return self
+        if self.train.optimizer.head_learning_rate is not None:
+            raise ValueError(
+                "train.optimizer.head_learning_rate is set, but model.tied_embeddings makes the head the embedding; "
+                "set embedding_learning_rate instead, or tied_embeddings: false"
+            )
+        return self
+
     @property
     def training_weights(self) -> dict[str, float | None]:
         """Source -> share of the training batches, of all but held-out sources; None where each is drawn in proportion
@@ -126,6 +137,9 @@ def not_of_transformers(train: TrainConfig) -> dict[str, bool]:
     axes = ("pipeline", "context", "expert", "expert_tensor")
     return {f"train.layout.{axis}": getattr(layout, axis) > 1 for axis in axes} | {
         "train.layout: auto": layout.auto,
+        "train.optimizer.embedding_learning_rate": train.optimizer.embedding_learning_rate is not None,
+        "train.optimizer.head_learning_rate": train.optimizer.head_learning_rate is not None,
+        "train.optimizer.decay_tables": not train.optimizer.decay_tables,
         "train.layout.recompute": layout.recompute != "none",
         "train.layout.offload": layout.offload != type(layout.offload)(),
         "train.objective": train.objective != "causal",

@@ -1,6 +1,7 @@
 """Ladders of sizes: the curve that made the losses is found, and the sizes have the compute that was asked."""
 
 import json
+import math
 from itertools import pairwise
 from pathlib import Path
 
@@ -10,8 +11,19 @@ from typer.testing import CliRunner
 
 from gristmill.foundation.errors import InputError, RecipeError
 from gristmill.pipelines.cli.commands import app
-from gristmill.pipelines.cli.ladder import sentences
-from gristmill.pipelines.ladder import MIN_RUNGS, ScalingCurve, extrapolate, final_loss, fit, rungs, to_json
+from gristmill.pipelines.cli.ladder import profile_sentence, sentences
+from gristmill.pipelines.init.dial import DEPTHS, ModelSize, optimizer_of
+from gristmill.pipelines.ladder import (
+    MIN_RUNGS,
+    ScalingCurve,
+    extrapolate,
+    final_loss,
+    fit,
+    isoflop_rungs,
+    profile,
+    rungs,
+    to_json,
+)
 from gristmill.pipelines.recipes.recipe_file import load_recipe
 from gristmill.training.config.model import ModelConfig
 
@@ -68,8 +80,40 @@ def test_the_overrides_of_a_size_load_with_the_recipe() -> None:
 def test_what_cannot_be_scaled_is_refused() -> None:
     with pytest.raises(RecipeError, match="at least 4"):
         rungs(MODEL, TRAIN, 2048, 20, MIN_RUNGS - 1)
-    with pytest.raises(RecipeError, match=r"too few smaller sizes .* --set model\.heads=4"):
+    with pytest.raises(
+        RecipeError, match=r"too few smaller sizes, even with heads of 16: .*; start from a larger model"
+    ):
         rungs(ModelConfig(layers=2, width=64, heads=2), TRAIN, 2048, 20, 6)
+    with pytest.raises(RecipeError, match="at least 4 sizes"):
+        isoflop_rungs(MODEL, TRAIN, 2048, 1e14, 20, 3)
+
+
+@pytest.mark.parametrize("depth", DEPTHS)
+def test_models_of_init_have_a_ladder_of_valid_sizes(depth: int) -> None:
+    size = ModelSize(depth, 2048 if depth < 4 else 4096, 256)
+    model, train = ModelConfig(**size.fields), {"batch_tokens": 4096, "optimizer": optimizer_of(size)}
+    steps = rungs(model, train, size.vocabulary, 20, 4)
+    assert len({(rung.layers, rung.width) for rung in steps}) == 5
+    for rung in [*steps, *isoflop_rungs(model, train, size.vocabulary, steps[-2].flops, 20, 5)]:
+        assert rung.width % rung.heads == 0 and rung.width // rung.heads in (16, 32, 64)
+
+
+def test_sizes_of_a_profile_have_equal_compute_around_the_tokens_per_parameter() -> None:
+    profiled = isoflop_rungs(MODEL, TRAIN, 2048, 1e14, 20, 5)
+    assert [rung.flops for rung in profiled] == pytest.approx([1e14] * 5, rel=0.02)
+    ratios = [rung.tokens / rung.parameters for rung in profiled]
+    assert ratios == sorted(ratios, reverse=True) and ratios[0] > 20 > ratios[-1]
+
+
+def test_the_least_of_a_parabola_is_the_best_size() -> None:
+    profiled = isoflop_rungs(MODEL, TRAIN, 2048, 1e14, 20, 5)
+    middle = profiled[2].parameters
+    fitted = profile(profiled, [2 + math.log(rung.parameters / middle) ** 2 for rung in profiled])
+    assert fitted.best == pytest.approx(middle, rel=1e-6)
+    assert fitted.interval is not None and fitted.tokens_per_parameter is not None
+    assert fitted.interval[0] < fitted.tokens_per_parameter < fitted.interval[1]
+    falling = profile(profiled, [3 - math.log(rung.parameters / middle) / 10 for rung in profiled])
+    assert falling.best is None and "no least inside" in profile_sentence(falling)
 
 
 def test_the_loss_is_the_mean_of_the_sources_bits(tmp_path: Path) -> None:

@@ -108,6 +108,7 @@ CONFIGS = {
     ),
     "falcon_sequential": transformers.FalconConfig(**FALCON, parallel_attn=False, multi_query=False, bias=True),
     "nemotron": transformers.NemotronConfig(**SHAPE, **turned(0.5), head_dim=16, hidden_act="relu2"),
+    "nanochat": transformers.NanoChatConfig(**SHAPE, final_logit_softcapping=3.0),
 }
 
 EXPERTS = SHAPE | {"num_experts_per_tok": 2}

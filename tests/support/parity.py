@@ -109,6 +109,15 @@ MODELS: dict[str, dict[str, Any]] = {
         "tied_embeddings": True,
         "scales": {"embedding": 5.7, "residual": 0.5, "attention": 0.4, "logit_divisor": 2.0},
     },
+    "nanochat": {
+        "norm": "plain_rmsnorm",
+        "mlp": "relu2",
+        "qk_norm": True,
+        "embedding_norm": True,
+        "logit_softcap": 5.0,
+        "embedding_std": 1.0,
+        "zero_outputs": True,
+    },
     "deep": {"layers": 8},
     "mamba2": {"mixer": "mamba2", "mlp": "none", "positions": "none", "layers": 4, "mixers": {"mamba2": MAMBA2}},
     "hybrid": {
@@ -174,6 +183,10 @@ MODELS: dict[str, dict[str, Any]] = {
     "last_drops": EXPERTS | {"moe": {"experts": 4, "top_k": 2, "ffn_hidden_size": 8, "capacity_factor": 0.3}},
 }
 
+OWN_RATES: dict[str, dict[str, Any]] = {
+    "nanochat": {"embedding_learning_rate": 3e-2, "head_learning_rate": 3e-3, "decay_tables": False}
+}
+
 
 @dataclass(frozen=True)
 class Case:
@@ -221,7 +234,8 @@ class Case:
             "precision": self.precision,
             "z_loss": 1e-2,
             # A large epsilon: where a gradient is zero but for rounding (a key's bias), Adam would follow the rounding.
-            "optimizer": {"name": self.optimizer, "learning_rate": 1e-2, "clip_norm": 0.5, "epsilon": 1e-4},
+            "optimizer": {"name": self.optimizer, "learning_rate": 1e-2, "clip_norm": 0.5, "epsilon": 1e-4}
+            | OWN_RATES.get(self.model, {}),
             "layout": {"micro_batch": micro_batch} | self.layout,
             "compile": self.compiled,
         }

@@ -10,6 +10,7 @@ from gristmill.foundation.config import Config
 
 Mlp = Literal["swiglu", "geglu", "gelu", "relu", "relu2", "none"]
 NormOrder = Literal["pre", "post", "output", "sandwich"]
+RMSNORMS = ("rmsnorm", "plain_rmsnorm")
 GATED = ("swiglu", "geglu")
 
 

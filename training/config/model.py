@@ -11,6 +11,7 @@ from gristmill.training.config.layers import (
     MAX_ROPE_BASE,
     MAX_SEQUENCE,
     MAX_WIDTH,
+    RMSNORMS,
     LayerConfig,
     Mlp,
     MoeConfig,
@@ -81,8 +82,9 @@ class ModelFields(Config):
         "through one norm (GPT-J)",
         json_schema_extra=OMIT_DEFAULT,
     )
-    norm: Literal["rmsnorm", "layernorm", "plain_layernorm"] = Field(
-        "rmsnorm", description="the kind of norm; plain_layernorm: a LayerNorm without parameters (OLMo)"
+    norm: Literal["rmsnorm", "layernorm", "plain_rmsnorm", "plain_layernorm"] = Field(
+        "rmsnorm",
+        description="the kind of norm; plain_rmsnorm and plain_layernorm: without parameters (nanochat; OLMo)",
     )
     norm_plus_one: bool = Field(
         False, description="norms multiply by 1 + weight, as Gemma's", json_schema_extra=OMIT_DEFAULT
@@ -169,6 +171,18 @@ class ModelFields(Config):
         "scaled", description="scaled: output layers by 1 / sqrt(2 layers), as Megatron; mup: arXiv 2203.03466, table 8"
     )
     init_std: float = Field(0.02, gt=0, le=1)
+    embedding_std: float | None = Field(
+        None,
+        gt=0,
+        le=10,
+        description="standard deviation of the initial token embedding; null: init_std",
+        json_schema_extra=OMIT_DEFAULT,
+    )
+    zero_outputs: bool = Field(
+        False,
+        description="matrices that write to the residual stream begin at zero, and so does an untied head (nanochat)",
+        json_schema_extra=OMIT_DEFAULT,
+    )
     mup_base_width: int = Field(256, ge=1, description="the width at which muP equals the standard form")
     moe: MoeConfig | None = Field(None, description="mixture-of-experts layers; null: all layers have a plain MLP")
 
@@ -289,8 +303,8 @@ class ModelConfig(ModelFields):
                 "parallel_residual adds a mixer and an MLP in each layer, behind norms; set norm_order: pre, or leave "
                 "it out"
             )
-        if self.norm_plus_one and self.norm == "plain_layernorm":
-            raise ValueError("norm_plus_one adds to the weights of norms, and plain_layernorm has none; change one")
+        if self.norm_plus_one and not self.norm_leaves:
+            raise ValueError(f"norm_plus_one adds to the weights of norms, and {self.norm} has none; change one")
         if self.qkv_clip is not None and self.qk_norm:
             raise ValueError("qkv_clip and qk_norm are not built together; set one of them")
         if self.attention_softcap is not None and (self.positions == "alibi" or self.attention == "bidirectional"):
@@ -433,7 +447,11 @@ class ModelConfig(ModelFields):
     @property
     def norm_leaves(self) -> tuple[str, ...]:
         """The parameters of a norm."""
-        return {"rmsnorm": ("weight",), "layernorm": ("weight", "bias"), "plain_layernorm": ()}[self.norm]
+        return {"rmsnorm": ("weight",), "layernorm": ("weight", "bias")}.get(self.norm, ())
+
+    @property
+    def has_rmsnorm(self) -> bool:
+        return self.norm in RMSNORMS
 
     @property
     def num_kv_heads(self) -> int:

@@ -14,6 +14,9 @@ from gristmill.training.config.layout import LayoutConfig
 # Configuration of the optimizer, the learning rate schedule and the batch size ramp. Without torch.
 
 
+OMIT_DEFAULT: dict[str, Any] = {"omit_default": True}  # such a field is no part of what a run is at its default
+
+
 class OptimizerConfig(Config):
     """AdamW on every parameter, or Muon on the matrices of the layers and AdamW on the rest. Weight decay is not
     applied to vectors."""
@@ -26,6 +29,15 @@ class OptimizerConfig(Config):
     clip_norm: float | None = Field(1.0, gt=0, description="maximum global gradient norm; null: no clipping")
     muon_learning_rate: float = Field(0.02, gt=0, le=10)
     muon_momentum: float = Field(0.95, ge=0, lt=1)
+    embedding_learning_rate: float | None = Field(
+        None, gt=0, le=10, description="of the token embedding; null: learning_rate", json_schema_extra=OMIT_DEFAULT
+    )
+    head_learning_rate: float | None = Field(
+        None, gt=0, le=10, description="of an untied head; null: learning_rate", json_schema_extra=OMIT_DEFAULT
+    )
+    decay_tables: bool = Field(
+        True, description="weight decay also of embeddings and head; OLMo 2 has none", json_schema_extra=OMIT_DEFAULT
+    )
 
     @field_validator("betas")
     @classmethod

@@ -19,6 +19,7 @@ from gristmill.training.parallel.linear import place_jointly
 from gristmill.training.parallel.mesh import local, other_dims_of_shard, own_rows, stored_like
 from gristmill.training.parallel.tensor import ColumnParallelLinear
 
+TOKEN_TABLE, HEAD_TABLE = "embedding.weight", "head.weight"
 CHUNK_ELEMENTS = 2**22  # of one draw: 16 MB of float32, a hundredth of a second
 
 
@@ -72,7 +73,12 @@ def draw(name: str, shape: torch.Size, seed: int, config: ModelConfig, rows: ran
         return torch.zeros(own) if name.endswith("bias") or config.norm_plus_one else torch.ones(own)
     if role is Role.BIAS:
         return torch.zeros(own)
-    return _normal_rows(name, shape, seed, rows) * initial_std(role, config)
+    if config.zero_outputs and (role is Role.OUTPUT or name == HEAD_TABLE):
+        return torch.zeros(own)
+    std = initial_std(role, config)
+    if name == TOKEN_TABLE and config.embedding_std is not None:
+        std = config.embedding_std
+    return _normal_rows(name, shape, seed, rows) * std
 
 
 def _normal_rows(name: str, shape: torch.Size, seed: int, rows: range) -> Tensor:
@@ -133,7 +139,7 @@ def shard_like(whole: Tensor, parameter: Tensor) -> Tensor:
 
 def stored_name(name: str, config: ModelConfig) -> str:
     """The name under which a parameter is drawn and saved: a tied head has the embedding's, on every stage."""
-    return "embedding.weight" if name == "head.weight" and config.tied_embeddings else name
+    return TOKEN_TABLE if name == HEAD_TABLE and config.tied_embeddings else name
 
 
 # The role of a parameter, from its name; it decides initialization, weight decay, Muon and muP's learning rates.

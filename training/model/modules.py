@@ -133,7 +133,7 @@ class Norm(nn.Module):
         split = tensor.size > 1 and sharding in (Sharding.OUTPUT, Sharding.KEY_VALUE)
         self.split_over = SplitDimension(tensor.mesh.tensor.group, width * copies) if split else None
         self.tensor, self.sharding, self.epsilon = tensor, sharding, config.norm_epsilon
-        self.width, self.centred, self.plus_one = width, config.norm != "rmsnorm", config.norm_plus_one
+        self.width, self.centred, self.plus_one = width, not config.has_rmsnorm, config.norm_plus_one
         self.weight = tensor.parameter((width,), sharding) if "weight" in config.norm_leaves else None
         self.bias = tensor.parameter((width,), sharding) if "bias" in config.norm_leaves else None
 
@@ -167,25 +167,27 @@ class _RMSNorm(torch.autograd.Function):
     the input as it came and one number a token."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, epsilon: float, split: SplitDimension | None) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor | None, epsilon: float, split: SplitDimension | None) -> Tensor:
         wide = upcast(x)
         squares = wide.square()
         mean = squares.mean(dim=-1, keepdim=True) if split is None else split.mean(squares.sum(dim=-1, keepdim=True))
         scale = mean.add_(epsilon).rsqrt_()
         ctx.save_for_backward(x, weight, scale)
         ctx.split = split
-        return (wide * scale).mul_(weight).to(x.dtype)
+        normed = wide * scale
+        return (normed if weight is None else normed.mul_(weight)).to(x.dtype)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None, None]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
         x, weight, scale = ctx.saved_tensors
         gradient, normed = upcast(gradient), upcast(x) * scale
         products = gradient * normed
-        slope = (products @ weight).unsqueeze(-1)
+        slope = products.sum(dim=-1, keepdim=True) if weight is None else (products @ weight).unsqueeze(-1)
         slope = slope / x.shape[-1] if ctx.split is None else ctx.split.mean(slope)
-        x_gradient = (gradient * weight).addcmul_(normed, slope, value=-1).mul_(scale)
-        return x_gradient.to(x.dtype), products.flatten(0, -2).sum(dim=0), None, None
+        weighted = gradient if weight is None else gradient * weight
+        x_gradient = weighted.addcmul(normed, slope, value=-1).mul_(scale)
+        return x_gradient.to(x.dtype), None if weight is None else products.flatten(0, -2).sum(dim=0), None, None
 
 
 # Rotary positions (RoFormer, arXiv 2104.09864), also for contexts longer than those of pretraining.

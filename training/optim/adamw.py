@@ -10,7 +10,7 @@ from torch.optim.adamw import adamw
 
 from gristmill.training.config.model import ModelConfig
 from gristmill.training.config.train import OptimizerConfig
-from gristmill.training.model.init import rate_factor, roles_of
+from gristmill.training.model.init import HEAD_TABLE, TOKEN_TABLE, Role, rate_factor, roles_of
 from gristmill.training.parallel.mesh import local, stored_like
 
 
@@ -135,6 +135,17 @@ def _rates(
 ) -> dict[str, tuple[float, float]]:
     """(weight decay, factor on the learning rate) by name."""
     return {
-        name: (config.weight_decay if role.decays else 0.0, rate_factor(role, model))
+        name: (_decay(role, config), rate_factor(role, model) * _own_rate(name, config) / config.learning_rate)
         for name, role in roles_of(parameters, model).items()
     }
+
+
+def _decay(role: Role, config: OptimizerConfig) -> float:
+    decays = role.decays and (config.decay_tables or role not in (Role.EMBEDDING, Role.HEAD))
+    return config.weight_decay if decays else 0.0
+
+
+def _own_rate(name: str, config: OptimizerConfig) -> float:
+    """The learning rate of a parameter: a tied head, which is the embedding, has the embedding's."""
+    own = {TOKEN_TABLE: config.embedding_learning_rate, HEAD_TABLE: config.head_learning_rate}.get(name)
+    return config.learning_rate if own is None else own

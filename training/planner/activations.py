@@ -8,6 +8,7 @@ number in the computation (2 in bf16), e of statistics (4); q, kv, f this rank's
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
+from gristmill.training.config.layers import RMSNORMS
 from gristmill.training.config.layout import SWAPS
 from gristmill.training.config.mixer import Share, norm_bytes
 from gristmill.training.config.mixers.attention import BLOCK, AttentionMixer
@@ -200,7 +201,8 @@ def ends_bytes(shape: ModelShape, layout: Layout, framework: Framework, sizes: E
     # The head keeps its own gradients: of the hidden states, and of its share of the table.
     table = -(-shape.vocab // layout.tensor) * shape.width
     norm = _norm(residual, shape.width, sizes, shape.model.norm)
-    return drop + 8 * tokens, norm + (tokens * shape.width + table) * sizes.compute
+    first = norm if shape.model.embedding_norm else 0.0
+    return drop + first + 8 * tokens, norm + (tokens * shape.width + table) * sizes.compute
 
 
 def logits_bytes(shape: ModelShape, layout: Layout, framework: Framework, sizes: ElementSizes) -> float:
@@ -237,7 +239,7 @@ def _residual(block: BlockShape, layout: Layout, sequence_length: int) -> float:
 
 
 def _norm(tokens: float, width: int, sizes: ElementSizes, norm: str) -> float:
-    return norm_bytes(tokens, width, sizes, norm == "rmsnorm")
+    return norm_bytes(tokens, width, sizes, norm in RMSNORMS)
 
 
 def _norms(block: BlockShape, w: Widths, sizes: ElementSizes, norm: str) -> float:
@@ -280,7 +282,7 @@ def _mlp(
         return 0.0
     w = widths(block, layout, sequence_length)
     total = w.residual * dropout + (0 if block.one_norm else _norms(block, w, sizes, norm))
-    if block.parallel and (norm == "rmsnorm" or not sizes.cuda or sizes.compute == sizes.statistics):
+    if block.parallel and (norm in RMSNORMS or not sizes.cuda or sizes.compute == sizes.statistics):
         total -= 0 if block.one_norm else w.residual * sizes.compute  # both norms keep the same input
     if block.experts:
         total += _experts(block, layout, sequence_length, sizes)

@@ -17,12 +17,28 @@ from gristmill.evaluation.convert.hf.llama_relatives import (
 )
 from gristmill.evaluation.convert.hf.mamba2 import MAMBA2, NEMOTRON_H
 from gristmill.evaluation.convert.hf.moe import MIXTRAL, OLMOE, QWEN3_MOE
+from gristmill.evaluation.convert.hf.nanochat import NANOCHAT
 from gristmill.evaluation.convert.hf.olmo_phi import OLMO, OLMO_2, OLMO_3, PHI_1, PHI_3
 from gristmill.evaluation.convert.hf.opt_bloom_falcon import BLOOM, FALCON, OPT
 from gristmill.foundation.errors import InputError, nearest_name
 from gristmill.training.config.model import ModelConfig
 
-LLAMAS = (LLAMA, MISTRAL, QWEN2, QWEN3, PHI_3, SMOLLM3, GRANITE, OLMO, OLMO_2, OLMO_3, GEMMA, GEMMA_2, GEMMA_3)
+LLAMAS = (
+    LLAMA,
+    MISTRAL,
+    QWEN2,
+    QWEN3,
+    PHI_3,
+    SMOLLM3,
+    GRANITE,
+    OLMO,
+    OLMO_2,
+    OLMO_3,
+    GEMMA,
+    GEMMA_2,
+    GEMMA_3,
+    NANOCHAT,
+)
 LAYER_NORMS = (STARCODER2, GPT2, BLOOM, GPT_NEOX, GPTJ, PHI_1, OPT, FALCON, NEMOTRON)
 MIXTURES = (MIXTRAL, QWEN3_MOE, OLMOE, DEEPSEEK_V2, DEEPSEEK_V3)
 HYBRIDS = (MAMBA2, NEMOTRON_H)

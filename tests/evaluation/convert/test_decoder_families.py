@@ -90,6 +90,7 @@ def test_token_by_token_is_the_whole_sequence_at_once(family_model):
         ("falcon_7b", {"alibi": True}, "alibi=True"),
         ("falcon_40b", {"parallel_attn": False}, "no published Falcon"),
         ("nemotron", {"hidden_act": "silu"}, "hidden_act='silu'"),
+        ("nanochat", {"hidden_act": "gelu"}, "hidden_act='gelu'"),
         ("llama3", {"model_type": "jamba"}, "model_type 'jamba' cannot be read"),
     ],
 )

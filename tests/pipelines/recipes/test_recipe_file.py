@@ -105,3 +105,10 @@ def test_identity_leaves_out_how_it_is_executed(tiny):
     two = load_recipe(str(tiny), ["train.layout.data=2"])
     other = load_recipe(str(tiny), ["train.tokens=65k"])
     assert identity(one.train) == identity(two.train) != identity(other.train)
+
+
+def test_a_tied_head_has_no_rate_of_its_own():
+    rate = "train.optimizer.head_learning_rate=0.01"
+    with pytest.raises(RecipeError, match="makes the head the embedding; set embedding_learning_rate"):
+        load_recipe("demo", ["model.tied_embeddings=true", rate])
+    assert load_recipe("demo", ["model.tied_embeddings=false", rate]).train is not None

@@ -11,7 +11,8 @@ from gristmill.training.config.model import ModelConfig
 from gristmill.training.config.train import TrainConfig
 from gristmill.training.engine.local_model import build_local_model
 from gristmill.training.model import init
-from gristmill.training.model.init import draw
+from gristmill.training.model.init import draw, initialize
+from gristmill.training.model.transformer import Transformer
 from gristmill.training.parallel.mesh import build_mesh, local, local_shard
 from tests.support.forked_pool import ForkedPool
 
@@ -32,6 +33,17 @@ def test_a_parameter_of_one_chunk_is_one_draw_of_its_name() -> None:
     value = draw("head.weight", torch.Size([VOCAB, 32]), 3, MODEL)
     generator = init._generator("head.weight", 3)
     assert torch.equal(value, torch.randn(VOCAB, 32, generator=generator) * 0.02)
+
+
+def test_outputs_and_an_untied_head_begin_at_zero_and_the_embedding_has_its_own_spread() -> None:
+    config = ModelConfig(**MODEL.model_dump(exclude_unset=True), zero_outputs=True, embedding_std=1.0)
+    model = Transformer(config, VOCAB)
+    initialize(model, 3, torch.device("cpu"), torch.float32)
+    zero = {name for name, value in model.named_parameters() if not value.any()}
+    layers = {f"layers.{layer}.{name}.weight" for layer in range(2) for name in ("mixer.output", "mlp.down")}
+    assert zero == layers | {"head.weight"}
+    assert model.embedding.weight.std().item() == pytest.approx(1.0, rel=0.05)
+    assert model.layers["0"].mlp.up.weight.std().item() == pytest.approx(0.02, rel=0.05)
 
 
 def drawn_on_ranks(axes: dict[str, Any]) -> tuple[int, int]:

@@ -58,6 +58,21 @@ def test_mup_slows_the_matrices_of_layers() -> None:
     assert moved["layers.0.mixer.query.weight"] == pytest.approx(0.01 / 4, rel=1e-3)
 
 
+def test_tables_have_rates_of_their_own_and_no_decay() -> None:
+    values = parameters() | {"head.weight": nn.Parameter(torch.randn(5, 8))}
+    before = {name: value.detach().clone() for name, value in values.items()}
+    for value in values.values():
+        value.grad = torch.ones_like(value)
+    rates = {"learning_rate": 0.01, "embedding_learning_rate": 0.3, "head_learning_rate": 0.004}
+    AdamW(values, OptimizerConfig(**rates, weight_decay=0.5, decay_tables=False), MODEL).step(1.0)
+    moved = {name: before[name] - value.detach() for name, value in values.items()}
+    # the first step of Adam is the rate itself
+    torch.testing.assert_close(moved["embedding.weight"], torch.full((5, 8), 0.3))
+    torch.testing.assert_close(moved["head.weight"], torch.full((5, 8), 0.004))
+    query = "layers.0.mixer.query.weight"
+    torch.testing.assert_close(moved[query], 0.01 + 0.01 * 0.5 * before[query])
+
+
 @pytest.mark.parametrize("shape", [(16, 16), (24, 8), (8, 24)])
 def test_muon_brings_singular_values_near_one(shape: tuple[int, int]) -> None:
     matrix = torch.randn(shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)

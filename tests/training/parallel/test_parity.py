@@ -52,6 +52,9 @@ GRID = [
     Case({"data": 2} | PP2 | LESS_STATE),
     # products beside the ring of their tokens
     Case({"tensor": 4} | ASYNC, "gpt2"),
+    # norms without parameters, outputs that begin at zero, and rates of the tables' own
+    Case({"data": 2, "tensor": 2}, "nanochat", optimizer="muon"),
+    Case({"tensor": 2} | PP2, "nanochat"),
     Case({"data": 2, "tensor": 2, "recompute": "operators"} | ASYNC),
     # all three
     Case(CUBE),

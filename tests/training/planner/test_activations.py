@@ -55,6 +55,7 @@ MODELS = {
     "parallel_llama": ModelConfig(**SIZE, parallel_residual=True, rope_width=8),
     "opt": ModelConfig(**SIZE, **(GPT2 | {"mlp": "relu", "position_offset": 2})),
     "olmo": ModelConfig(**SIZE, norm="plain_layernorm", qkv_clip=1.0),
+    "nanochat": ModelConfig(**SIZE, norm="plain_rmsnorm", mlp="relu2", qk_norm=True, embedding_norm=True),
     "olmo2": ModelConfig(**SIZE, kv_heads=2, norm_order="output"),
     "gemma2": ModelConfig(
         **SIZE, kv_heads=2, mlp="geglu", norm_order="sandwich", norm_plus_one=True, attention_softcap=5.0

@@ -52,6 +52,7 @@ MODELS = {
     "opt": ModelConfig(**(GPT2 | {"mlp": "relu", "position_offset": 2})),
     "gptj": ModelConfig(**(GPT2 | {"positions": "rope", "biases": "mlp", "parallel_residual": "one_norm"})),
     "olmo": ModelConfig(**LLAMA, norm="plain_layernorm"),
+    "nanochat": ModelConfig(**LLAMA, norm="plain_rmsnorm", mlp="relu2", qk_norm=True, embedding_norm=True),
     "gemma3": ModelConfig(**LLAMA, mlp="geglu", norm_order="sandwich", norm_plus_one=True, qk_norm=True),
     "olmo2": ModelConfig(**LLAMA, norm_order="output", qk_norm="width"),
     "qk_norm": ModelConfig(**LLAMA, qk_norm=True, tied_embeddings=True),

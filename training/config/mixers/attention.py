@@ -48,7 +48,7 @@ class AttentionMixer(Mixer):
             output_biases=model.output_biases,
             qk_norm=model.qk_norm,
             norm_leaves=model.norm_leaves,
-            rmsnorm=model.norm == "rmsnorm",
+            rmsnorm=model.has_rmsnorm,
             clip=model.qkv_clip is not None,
             softcap=model.attention_softcap is not None,
         )

@@ -58,7 +58,7 @@ class LatentAttentionMixer(Mixer):
             head_dim=model.head_dim,
             rope_width=model.rope_width,
             norm_leaves=model.norm_leaves,
-            rmsnorm=model.norm == "rmsnorm",
+            rmsnorm=model.has_rmsnorm,
             refused=next(iter(refused), ""),
         )
 
