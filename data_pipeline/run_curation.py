@@ -15,7 +15,9 @@ from gristmill.data_pipeline.annotate.annotate import (
     AnnotateTask,
     annotate_all,
     annotation_tasks,
+    dropped_file,
 )
+from gristmill.data_pipeline.annotate.tombstones import Tombstones, drop_documents, write_tombstones
 from gristmill.data_pipeline.corpus.counts import (
     check_training_documents,
     count_files,
@@ -46,6 +48,7 @@ from gristmill.data_pipeline.curate_config import (
 from gristmill.data_pipeline.decontamination.config import BenchmarkExample, missing_fields
 from gristmill.data_pipeline.decontamination.step import all_examples
 from gristmill.data_pipeline.dedup.near import Protected, keep_signatures, protected_corpora
+from gristmill.data_pipeline.dedup.signature_cache import SIGNATURE_CACHE, SignatureCache
 from gristmill.data_pipeline.dedup.signatures import STORE_FILE
 from gristmill.data_pipeline.dedup.step import DedupSettings, deduplicate
 from gristmill.data_pipeline.filters.apply import FilterTask, Rules, apply_filters_to_files, rules_of
@@ -70,7 +73,7 @@ from gristmill.foundation.runtime.tasks.engine import Engine
 @dataclass(frozen=True)
 class CurationInputs:
     """folder: takes the corpus. cache: takes annotated files, where a removals run with other thresholds finds them.
-    task_examples: the texts of the tasks that config.decontaminate names."""
+    task_examples: the texts of the tasks that config.decontaminate names. tombstones: of documents to leave out."""
 
     sources: Sequence[SourceConfig]
     config: CurateConfig
@@ -80,6 +83,7 @@ class CurationInputs:
     cache: Path
     engine: Engine
     task_examples: Sequence[BenchmarkExample] = ()
+    tombstones: Tombstones | None = None
 
     @property
     def work(self) -> Path:
@@ -135,7 +139,7 @@ def _check_inputs(inputs: CurationInputs) -> list[Protected]:
 
 def _annotate(inputs: CurationInputs) -> CurationState:
     configs = [annotate_config(source, inputs.config) for source in inputs.sources]
-    tasks = _annotated_files(inputs.sources, configs, inputs.lock, inputs.cache, inputs.engine)
+    tasks = _annotated_files(inputs.sources, configs, inputs.lock, inputs.cache, inputs.engine, inputs.tombstones)
     return CurationState(tasks, configs)
 
 
@@ -172,7 +176,8 @@ def _score_quality(state: CurationState, inputs: CurationInputs) -> CurationStat
 
 
 def _deduplicate(state: CurationState, inputs: CurationInputs, protected: Sequence[Protected]) -> CurationState:
-    settings = DedupSettings(inputs.config.exact_dedup, inputs.config.near_dedup, protected)
+    signatures = inputs.cache / SIGNATURE_CACHE
+    settings = DedupSettings(inputs.config.exact_dedup, inputs.config.near_dedup, protected, signatures)
     removals = deduplicate(state.sources, state.removals, settings, inputs.work, inputs.engine)
     return replace(state, removals=removals)
 
@@ -213,8 +218,11 @@ def _write(state: CurationState, inputs: CurationInputs) -> dict[str, Any]:
     if config.near_dedup is not None and config.near_dedup.keep_signatures:
         keep_signatures(folder, config.near_dedup.scheme, engine)
     write_sketches(folder, ledgers, config.pii, inputs.work / "sketches", engine)
+    if inputs.tombstones is not None:
+        write_tombstones(folder, inputs.tombstones)
     write_summary(summary, folder)
     _delete_other_annotations(inputs.cache, state.annotated)
+    _delete_other_signatures(inputs, state.annotated)
     remove_tree(inputs.work)
     remove_seals(folder)
     return summary
@@ -243,7 +251,9 @@ def _counts(state: CurationState, inputs: CurationInputs) -> dict[str, Any]:
 def _delete_other_annotations(cache: Path, tasks: Sequence[Sequence[AnnotateTask]]) -> None:
     """Deletes annotated files of earlier settings or raw files, and tables of boilerplate that no source uses; the next
     run of this recipe needs only these."""
-    current = {path for group in tasks for task in group for path in (task.path, seal_of(task.path))}
+    current = {
+        path for group in tasks for task in group for path in (task.path, seal_of(task.path), dropped_file(task.path))
+    }
     for path in (cache / "annotated").iterdir():
         if path not in current:
             path.unlink()
@@ -253,12 +263,25 @@ def _delete_other_annotations(cache: Path, tasks: Sequence[Sequence[AnnotateTask
             remove_tree(folder)
 
 
+def _delete_other_signatures(inputs: CurationInputs, tasks: Sequence[Sequence[AnnotateTask]]) -> None:
+    near, folder = inputs.config.near_dedup, inputs.cache / SIGNATURE_CACHE
+    if near is None:
+        remove_tree(folder)
+    else:
+        SignatureCache.of(folder, near.scheme).prune({task.path.stem for group in tasks for task in group})
+
+
 def annotated(
-    sources: Sequence[SourceConfig], config: CurateConfig, lock: Lock, cache: Path, engine: Engine
+    sources: Sequence[SourceConfig],
+    config: CurateConfig,
+    lock: Lock,
+    cache: Path,
+    engine: Engine,
+    tombstones: Tombstones | None = None,
 ) -> list[tuple[str, list[FilterTask]]]:
     """By source, its annotated files with its rules, for a threshold sweep. Annotates what the cache does not hold."""
     configs = [annotate_config(source, config) for source in sources]
-    tasks = _annotated_files(sources, configs, lock, cache, engine)
+    tasks = _annotated_files(sources, configs, lock, cache, engine, tombstones)
     return [
         (source.name, [FilterTask(task.path, source_rules(source, config)) for task in group])
         for source, group in zip(sources, tasks, strict=True)
@@ -266,12 +289,20 @@ def annotated(
 
 
 def _annotated_files(
-    sources: Sequence[SourceConfig], configs: Sequence[AnnotateConfig], lock: Lock, cache: Path, engine: Engine
+    sources: Sequence[SourceConfig],
+    configs: Sequence[AnnotateConfig],
+    lock: Lock,
+    cache: Path,
+    engine: Engine,
+    tombstones: Tombstones | None,
 ) -> list[list[AnnotateTask]]:
-    """By source, the tasks of its annotated files, which are all in the cache afterwards."""
+    """By source, the tasks of its annotated files, which are all in the cache afterwards, without documents that have a
+    tombstone."""
     locked = [lock.source(source.name) for source in sources]
     tasks = annotation_tasks(list(zip(sources, locked, configs, strict=True)), cache / "annotated", engine)
-    annotate_all([task for group in tasks for task in group], engine)
+    every_task = [task for group in tasks for task in group]
+    annotate_all(every_task, engine)
+    drop_documents(every_task, tombstones, engine)
     return tasks
 
 

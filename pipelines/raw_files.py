@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 
 from gristmill.data_pipeline.annotate.list_file import lock_lists
+from gristmill.data_pipeline.annotate.tombstones import lock_tombstones
 from gristmill.data_pipeline.readers.files import local_path
 from gristmill.data_pipeline.readers.resolve import locate, resolve
 from gristmill.data_pipeline.readers.source import SourceConfig
@@ -30,7 +31,7 @@ def pin(recipe: Recipe, workdir: Path, engine: Engine, update: bool = False, wri
         LockedSource(name=locked.name, request=locked.request | {"paths": list(source.paths)}, files=locked.files)
         for source, locked in zip(recipe.sources, resolve(recipe.sources, engine), strict=True)
     ]
-    lock = Lock(sources=(*sources, *lock_lists(recipe.curate.lists)))
+    lock = Lock(sources=(*sources, *lock_lists(recipe.curate.lists), *lock_tombstones(workdir)))
     if before is not None and not update:
         pinned_sources = {source.name: source for source in before.sources}
         for locked in lock.sources:

@@ -98,6 +98,11 @@ class Tracer:
             )
         return occurrences
 
+    def first_sample(self, source: str, row: int) -> int | None:
+        """The first sample of the planned run that reads the document in this row of the train split; None if none."""
+        place = self._order(source).inverse(row)
+        return min((k for k, _ in self.samples.samples_with(source, place, self.num_samples)), default=None)
+
     def text_of(self, span: DocumentSpan) -> str:
         row = self._find(span.source, span.doc_id)
         assert row is not None

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from gristmill.data_pipeline.annotate.tombstones import TOMBSTONES_NAME, read_tombstones, write_tombstones
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.files import digest_changes, is_temporary
 from gristmill.foundation.lock import LOCK_NAME, Lock, read_lock, write_lock
@@ -21,6 +22,7 @@ from gristmill.foundation.manifest import (
 )
 from gristmill.foundation.runtime.store.addresses import is_address
 from gristmill.foundation.runtime.tasks.engine import Engine
+from gristmill.pipelines.forget.statement import STATEMENTS_FOLDER, wrong_with_statements
 from gristmill.pipelines.raw_files import pin
 from gristmill.pipelines.recipes.recipe_file import validate
 from gristmill.pipelines.remote import LEASE_NAME, MARK_NAME, RemoteWork, lease, mirror_of
@@ -30,7 +32,17 @@ from gristmill.pipelines.stages.stage import Stage
 
 PAPERS_FOLDER, CROISSANT_NAME = "summary", "croissant.json"  # of `gristmill summary`, whose --check compares them
 # of a work folder, in no manifest
-OTHER_NAMES = (LOCK_NAME, LEASE_NAME, LOG_FOLDER, CACHE_FOLDER, MARK_NAME, PAPERS_FOLDER, CROISSANT_NAME)
+OTHER_NAMES = (
+    LOCK_NAME,
+    LEASE_NAME,
+    LOG_FOLDER,
+    CACHE_FOLDER,
+    MARK_NAME,
+    PAPERS_FOLDER,
+    CROISSANT_NAME,
+    TOMBSTONES_NAME,
+    STATEMENTS_FOLDER,
+)
 INCOMPLETE = re.compile(r"\.[a-z]+-([0-9a-f]{32}|old)")
 RAW = "raw:"  # prefix of inputs that are raw files of a source, not a stage
 
@@ -55,6 +67,7 @@ def verify(folder: Path) -> Verification:
     for stage in stages:
         _verify_stage(stage, verification)
     verification.wrong += _wrong_with_lock(folder)
+    verification.wrong += wrong_with_statements(folder, verification.lines)
     for path in sorted(set(folder.iterdir()) - set(stages)):
         if INCOMPLETE.fullmatch(path.name) and path.is_dir():
             verification.lines.append(
@@ -170,9 +183,18 @@ def reproduce(manifest_path: Path, workdir: Path, stages: Sequence[Stage], engin
     runner = Runner(recipe, workdir, needed, lock, engine.reporter, Processes(engine))
     with lease(workdir):
         write_lock(workdir / LOCK_NAME, lock)
+        _copy_tombstones(folder, workdir)
         pin(recipe, workdir, engine)
         runner.run_leased(to=stage.name)
     return compare_outputs(original, read_manifest(workdir / stage.name))
+
+
+def _copy_tombstones(folder: Path, workdir: Path) -> None:
+    """Gives the new work folder the tombstones that the corpus was made with."""
+    corpus = folder if (folder / TOMBSTONES_NAME).is_file() else folder.parent / "curate"
+    tombstones = read_tombstones(corpus)
+    if tombstones is not None:
+        write_tombstones(workdir, tombstones)
 
 
 def compare_outputs(original: Manifest, rebuilt: Manifest) -> Reproduction:

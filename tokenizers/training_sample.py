@@ -28,23 +28,23 @@ MIN_PARALLEL_BYTES = 200_000_000
 class Candidates:
     """Documents of a source that may be sampled, in the order in which they are drawn.
 
-    texts: strings, each cut to MAX_DOCUMENT_CHARACTERS, of which row order[i] is document i. sizes: int64[N], bytes of
+    values: texts, each cut to MAX_DOCUMENT_CHARACTERS, or ids; row order[i] is document i. sizes: int64[N], bytes of
     document i. groups: the source's name, or its languages; group: int64[N], places in groups."""
 
-    texts: pa.ChunkedArray
+    values: pa.ChunkedArray
     order: np.ndarray
     sizes: np.ndarray
     groups: tuple[str, ...]
     group: np.ndarray
 
     def first(self, group: int, num_bytes: int) -> tuple[list[str], int]:
-        """(the first texts of the group that have num_bytes together, or all of it; their bytes)."""
+        """(values of the first documents of the group that have num_bytes together, or all of it; their bytes)."""
         rows = np.flatnonzero(self.group == group)
         ends = np.cumsum(self.sizes[rows])
         count = min(len(rows), int(np.searchsorted(ends, num_bytes)) + 1) if num_bytes > 0 else 0
         if not count:
             return [], 0
-        return self.texts.take(pa.array(self.order[rows[:count]])).to_pylist(), int(ends[count - 1])
+        return self.values.take(pa.array(self.order[rows[:count]])).to_pylist(), int(ends[count - 1])
 
 
 def training_texts(
@@ -56,10 +56,27 @@ def training_texts(
     others get the rest. The weights of the sources in training decide nothing, so that mixtures share a tokenizer. No
     text is sampled twice. Deterministic in the corpus, the settings and the seed. Raises InputError if a source has no
     training documents."""
+    drawn, sampled = _drawn(corpus, sources, config, seed, engine, "text")
+    return [text for texts in drawn for text in texts], sampled
+
+
+def training_documents(
+    corpus: Path, sources: Sequence[str], config: TokenizerConfig, seed: int, engine: Engine
+) -> set[str]:
+    """Ids of the documents whose texts `training_texts` returns."""
+    drawn, _ = _drawn(corpus, sources, config, seed, engine, "doc_id")
+    return {doc_id for ids in drawn for doc_id in ids}
+
+
+def _drawn(
+    corpus: Path, sources: Sequence[str], config: TokenizerConfig, seed: int, engine: Engine, column: str
+) -> tuple[list[list[str]], dict[str, int]]:
+    """(values of the column `text` or `doc_id` of the sampled documents by source and group, bytes of text by
+    group)."""
     shares = {name: _text_bytes(corpus, name) for name in sources}
     chosen = [_chosen(corpus, source, config, seed) for source in sources]
     tasks = [
-        (chosen_range, source, config)
+        (chosen_range, source, config, column)
         for source, candidates in zip(sources, chosen, strict=True)
         for chosen_range in candidates
     ]
@@ -80,13 +97,13 @@ def training_texts(
     quotas = allocate(
         _flattened(cells, mass, config.temperature), [available[cell] for cell in cells], config.sample_bytes
     )
-    texts: list[str] = []
+    values: list[list[str]] = []
     sampled: dict[str, int] = {}
     for (source, group), quota in zip(cells, quotas, strict=True):
         drawn, num_bytes = by_source[source].first(by_source[source].groups.index(group), quota)
-        texts += drawn
+        values.append(drawn)
         sampled[group] = sampled.get(group, 0) + num_bytes
-    return texts, sampled
+    return values, sampled
 
 
 def allocate(shares: Sequence[float], available: Sequence[int], total: int) -> list[int]:
@@ -140,8 +157,8 @@ def _chosen(corpus: Path, source: str, config: TokenizerConfig, seed: int) -> li
     return chosen
 
 
-def _read_all(tasks: Sequence[tuple[DocumentRange, str, TokenizerConfig]], engine: Engine) -> list[pa.Table]:
-    sizes = [documents.bytes for documents, _, _ in tasks]
+def _read_all(tasks: Sequence[tuple[DocumentRange, str, TokenizerConfig, str]], engine: Engine) -> list[pa.Table]:
+    sizes = [documents.bytes for documents, *_ in tasks]
     engine = engine if sum(sizes) >= MIN_PARALLEL_BYTES else LocalEngine(1, engine.reporter)
     return engine.map(_read, tasks, "tokenizer: reading", sizes, "B")
 
@@ -152,17 +169,18 @@ def _candidates(source: str, table: pa.Table, seed: int) -> Candidates:
     group_N = pc.index_in(table["group"], pa.array(groups, pa.string())).to_numpy().astype(np.int64)
     order_N = np.asarray(Permutation(len(table), key_of(seed, "tokenizer documents", source)).whole())
     sizes_N = table["size"].to_numpy()
-    return Candidates(table["text"], order_N, sizes_N[order_N], tuple(groups), group_N[order_N])
+    return Candidates(table["value"], order_N, sizes_N[order_N], tuple(groups), group_N[order_N])
 
 
-def _read(task: tuple[DocumentRange, str, TokenizerConfig]) -> pa.Table:
-    """Columns text (cut), size (in bytes, never 0) and group."""
-    documents, source, config = task
+def _read(task: tuple[DocumentRange, str, TokenizerConfig, str]) -> pa.Table:
+    """Columns text (cut) or doc_id, as `value`, size (of the text in bytes, never 0) and group."""
+    documents, source, config, column_name = task
     by_language = config.group_by == "language"
-    table = read(documents, "text", *(["language"] if by_language else []))
+    table = read(documents, *dict.fromkeys(["text", column_name, *(["language"] if by_language else [])]))
     # Offsets of 64 bits: the candidates together may have more than 2 GiB.
     texts = pc.utf8_slice_codeunits(table["text"].cast(pa.large_string()), 0, MAX_DOCUMENT_CHARACTERS)
     groups = pc.if_else(pc.equal(table["language"], ""), None, table["language"]) if by_language else None
     column = pa.array([source] * len(table)) if groups is None else pc.fill_null(groups, "unknown")
-    columns = {"text": texts, "size": pc.binary_length(texts), "group": column}
+    values = texts if column_name == "text" else table[column_name]
+    columns = {"value": values, "size": pc.binary_length(texts), "group": column}
     return pa.table(columns).filter(pc.greater(columns["size"], 0))

@@ -17,6 +17,7 @@ import xxhash
 from gristmill.data_pipeline.annotate.normalize import REPAIRS, NormalizeConfig, normalize_texts
 from gristmill.data_pipeline.annotate.optional_signals import OptionalSignals
 from gristmill.data_pipeline.annotate.own_signals import own_columns
+from gristmill.data_pipeline.dedup.folding import KEY_BYTES, TEXT_KEY, fold_texts, folded_keys
 from gristmill.data_pipeline.extraction.repeated_blocks import load_repeated_blocks
 from gristmill.data_pipeline.filters.lines import EDIT_COUNTS, EDITS
 from gristmill.data_pipeline.filters.presets import FilterChoice
@@ -43,7 +44,7 @@ from gristmill.foundation.runtime.tasks.engine import Engine
 extraction_weights = DeferredModule("gristmill.data_pipeline.extraction.weights")
 site_boilerplate = DeferredModule("gristmill.data_pipeline.annotate.site_boilerplate")
 
-ANNOTATE_VERSION = 18  # raised whenever the code changes what an annotated file holds
+ANNOTATE_VERSION = 19  # raised whenever the code changes what an annotated file holds
 # Raw bytes of one annotated file: the unit of work and of resuming; it does not affect the corpus.
 MIN_RANGE_BYTES, MAX_RANGE_BYTES, TARGET_RANGES = 4_000_000, 64_000_000, 64
 MIN_COMPRESSED_RANGES = 4  # of a source's large files of compressed JSON lines
@@ -63,6 +64,7 @@ RECORD_FIELDS = [
     pa.field("raw_digest", pa.string()),
     pa.field("record", pa.int64()),
     pa.field("text_hash", pa.uint64()),  # of the repaired text: decides its split
+    pa.field(TEXT_KEY, pa.binary(KEY_BYTES)),  # equal for texts that differ in white space alone
     pa.field("changes", pa.list_(pa.string())),  # which repairs changed the text
     pa.field("unreadable", pa.string()),  # null, or the kind of error if the record could not be read
     pa.field("reason", pa.string()),
@@ -191,14 +193,20 @@ def annotate_all(tasks: Sequence[AnnotateTask], engine: Engine) -> None:
 def annotate(task: AnnotateTask) -> None:
     """Write the task's file: one row per record, readable or not, in the order of the ranges."""
     schema = annotated_schema([edit.preset for edit in task.config.edits], task.config.optional)
-    with sealed_path(task.path) as temporary, _writer(temporary, schema) as file:
+    dropped_file(task.path).unlink(missing_ok=True)
+    with sealed_path(task.path) as temporary, open_annotated(temporary, schema) as file:
         repeated = None if task.boilerplate is None else load_repeated_blocks(task.boilerplate)
         records = read_columns(task.ranges, task.source, repeated)
         for group in _row_groups(_annotated(batch, task.source, task.config) for batch in records):
             file.write_table(pa.Table.from_batches(group, schema), row_group_size=ROW_GROUP_ROWS)
 
 
-def _writer(path: Path, schema: pa.Schema) -> pq.ParquetWriter:
+def dropped_file(path: Path) -> Path:
+    """File beside an annotated file, which lists the rows that `tombstones.py` dropped from it."""
+    return path.with_name(f".{path.name}.dropped")
+
+
+def open_annotated(path: Path, schema: pa.Schema) -> pq.ParquetWriter:
     """Texts are not compressed: they are read three times. With LZ4 curation of 180 MB of long documents takes a tenth
     longer (10.0 against 9.0 s), without it these files take a half more space (192 against 118 MB)."""
     return pq.ParquetWriter(
@@ -257,6 +265,7 @@ def _description(batch: RecordColumns, source: SourceConfig, repairs: np.ndarray
         "raw_digest": pa.concat_arrays([pa.repeat(pa.scalar(file.sha256), rows) for file, rows in batch.files]),
         "record": batch.numbers,
         "text_hash": text_hashes(final),
+        TEXT_KEY: text_keys(final),
         "changes": _changes(batch, repairs),
     }
     for name, attribute in (("unreadable", "kind"), ("reason", "reason"), ("offset", "offset"), ("excerpt", "excerpt")):
@@ -274,6 +283,15 @@ def text_hashes(texts: TextBuffer) -> np.ndarray:
     digest = xxhash.xxh3_64_intdigest
     hashes = [digest(raw[start : end - 1]) for start, end in pairwise(ends)]
     return np.array(hashes, np.uint64)
+
+
+def text_keys(texts: TextBuffer) -> pa.Array:
+    """XXH3-128 of each text after white space is folded (`folding.py`), as exact deduplication compares texts."""
+    offsets = np.asarray(texts.offsets, np.int64)
+    folded, bounds = fold_texts(texts.text, offsets, "space")
+    return pa.FixedSizeBinaryArray.from_buffers(
+        pa.binary(KEY_BYTES), len(offsets) - 1, [None, pa.py_buffer(folded_keys(folded, bounds))]
+    )
 
 
 def _changes(batch: RecordColumns, repairs: np.ndarray) -> pa.Array:

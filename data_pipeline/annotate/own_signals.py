@@ -19,7 +19,7 @@ from gristmill.foundation.errors import RecipeError
 from gristmill.foundation.user_code import UserCode, defined_at, errors_named, parameter_names
 
 ONE, MANY = ("document",), ("documents",)
-HIDDEN = ("raw_digest", "record", "text_hash", "changes", "unreadable", "reason", "offset", "excerpt")
+HIDDEN = ("raw_digest", "record", "text_hash", "text_key", "changes", "unreadable", "reason", "offset", "excerpt")
 
 
 class OwnSignal(Config):

@@ -1,22 +1,23 @@
 """Exact duplicates: documents whose normalized texts are the same."""
 
-from collections.abc import Sequence
-from itertools import pairwise
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 from pydantic import Field, model_validator
-from xxhash import xxh3_64_intdigest, xxh3_128_digest
+from xxhash import xxh3_64_intdigest
 
-from gristmill.data_pipeline.dedup.folding import fold_texts
+from gristmill.data_pipeline.dedup.folding import TEXT_KEY, fold_texts, folded_keys
 from gristmill.data_pipeline.dedup.minhash import key_order, repeated_keys
 from gristmill.data_pipeline.ledger.document_file import (
     DocumentFile,
     document_file_identity,
     keep_order,
     num_rows_of,
+    open_document_file,
     open_workspace,
     packed_ids,
     sortable_ids,
@@ -97,28 +98,49 @@ def find_exact_duplicates(
 
 def _hash_file(task: tuple[DocumentFile, ExactDedupConfig, Shuffle, int]) -> None:
     document_file, config, hashes, number = task
+    records = np.concatenate([np.empty(0, HASHED), *_hashed(document_file, config)])
+    if config.hash_bits == 64:
+        records["key"][:, 1] = 0
+    records = records[key_order(np.ascontiguousarray(records["key"][:, 0]))]
+    hashes.write_sorted(number, records, range_of_keys(records["key"][:, 0], hashes.ranges))
+
+
+def _hashed(document_file: DocumentFile, config: ExactDedupConfig) -> Iterator[np.ndarray]:
+    """HASHED[] of the kept documents; `row` is set. Keys that the file holds are not computed again."""
     seed = xxh3_64_intdigest(document_file.source.encode()) if config.scope == "source" else 0
-    batches = [np.empty(0, HASHED)]
+    names = open_document_file(document_file.path).schema_arrow.names
+    if config.normalization == "whitespace" and TEXT_KEY in names:
+        yield _stored_keys(document_file, seed)
+        return
     for rows, doc_ids, texts in document_file.batches():
         data, offsets = utf8_of(texts)
         records = np.empty(len(rows), HASHED)
         records["key"] = np.frombuffer(_keys(data, offsets, config.normalization, seed), ">u8").reshape(-1, 2)
-        if config.hash_bits == 64:
-            records["key"][:, 1] = 0
         records["id"] = packed_ids(doc_ids, document_file.path)
         records["length"], records["row"] = np.diff(offsets), rows
-        batches.append(records)
-    records = np.concatenate(batches)
-    records = records[key_order(np.ascontiguousarray(records["key"][:, 0]))]
-    hashes.write_sorted(number, records, range_of_keys(records["key"][:, 0], hashes.ranges))
+        yield records
+
+
+def _stored_keys(document_file: DocumentFile, seed: int) -> np.ndarray:
+    rows = np.flatnonzero(document_file.kept_mask())
+    with pq.ParquetFile(document_file.path) as file:
+        table = file.read(["doc_id", TEXT_KEY, "num_bytes"]).take(pa.array(rows)).combine_chunks()
+    records = np.empty(len(rows), HASHED)
+    if len(rows):
+        column = table.column(TEXT_KEY).chunk(0)
+        stored = np.frombuffer(column.buffers()[1], ">u8")[2 * column.offset :][: 2 * len(rows)]
+        records["key"] = stored.reshape(-1, 2)
+        records["key"][:, 0] ^= np.uint64(seed)
+        records["id"] = packed_ids(table.column("doc_id"), document_file.path)
+        records["length"], records["row"] = table.column("num_bytes").to_numpy(), rows
+    return records
 
 
 def _keys(data: np.ndarray, offsets: np.ndarray, normalization: str, seed: int) -> bytes:
     """XXH3-128 with this seed of every normalized text, one after the other."""
     if normalization != "bytes":
         data, offsets = fold_texts(data, offsets, "space" if normalization == "whitespace" else "word")
-    seen = memoryview(data.data)
-    return b"".join([xxh3_128_digest(seen[first:last], seed) for first, last in pairwise(offsets.tolist())])
+    return folded_keys(data, offsets, seed)
 
 
 def _find_equals(task: tuple[Shuffle, np.ndarray, Shuffle, int]) -> None:

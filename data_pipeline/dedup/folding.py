@@ -7,15 +7,18 @@ The rules, by Unicode code point (the tables are those of the running Python's `
 - in scripts written without spaces (`STANDS_ALONE`) every letter and mark is a word of its own, so that a word
   5-gram is five characters there."""
 
+from itertools import pairwise
 from typing import Literal
 
 import numpy as np
+from xxhash import xxh3_128_digest
 
 from gristmill.data_pipeline.signals.characters import NUM_CODE_POINTS, category_letters, first_code_points
 from gristmill.foundation.runtime.kernels.cached_njit import cached_njit
 from gristmill.foundation.runtime.kernels.kernel_files import kept_array
 
 Fold = Literal["word", "character", "space"]
+TEXT_KEY, KEY_BYTES = "text_key", 16  # column of annotated files: `folded_keys` of the texts folded by "space"
 
 # First and last code point of the scripts written without spaces between words (Unicode 15, Blocks.txt).
 STANDS_ALONE = (
@@ -151,6 +154,12 @@ def fold_texts(data: np.ndarray, offsets: np.ndarray, fold: Fold = "word") -> tu
     ascii_table = np.where(table[:128] == SEPARATOR, SPACE, table[:128]).astype(np.uint8)
     _fold_all(data, offsets, table, ascii_table, folded, ends)
     return folded, ends
+
+
+def folded_keys(folded: np.ndarray, ends: np.ndarray, seed: int = 0) -> bytes:
+    """XXH3-128 with this seed of every folded text, KEY_BYTES each."""
+    view = memoryview(folded.data)
+    return b"".join([xxh3_128_digest(view[first:last], seed) for first, last in pairwise(ends.tolist())])
 
 
 @cached_njit(nogil=True)

@@ -11,6 +11,7 @@ from pydantic import Field, model_validator
 from gristmill.data_pipeline.dedup.candidates import Banding, StoredDocuments, write_groups, write_keys, write_links
 from gristmill.data_pipeline.dedup.exact import DUPLICATE, table_of
 from gristmill.data_pipeline.dedup.minhash import Unit
+from gristmill.data_pipeline.dedup.signature_cache import SignatureCache
 from gristmill.data_pipeline.dedup.signatures import (
     STORE_FOLDER,
     SignatureScheme,
@@ -107,6 +108,7 @@ def find_near_duplicates(
     engine: Engine,
     folder: Path,
     protected: Sequence[Protected] = (),
+    signatures: Path | None = None,
 ) -> Shuffle:
     """Every kept document that has exact Jaccard similarity >= threshold with a document that is itself kept: records
     of DUPLICATE, a range a document file.
@@ -117,11 +119,13 @@ def find_near_duplicates(
     This process holds nothing of a document; what tasks hold is bounded (docs/deduplication.md).
     `folder` takes intermediate files; called again with the same arguments after a kill, it goes on from them.
     `folder / "signatures"` is the signature store of the files: keep it to protect this corpus from later ones.
+    signatures: a folder from which known signatures are taken, and that keeps all of them.
     Raises InputError for a damaged file, a document given twice, or a protected store of another scheme."""
     stores = _protected_stores(protected, config.scheme)
     sides = [document_file for side in protected for document_file in side.document_files]
     open_workspace(folder, _identity(document_files, sides, config))
-    own = sign_corpus(document_files, config.scheme, engine, folder / "signatures")
+    cache = None if signatures is None else SignatureCache.of(signatures, config.scheme)
+    own = sign_corpus(document_files, config.scheme, engine, folder / "signatures", cache=cache)
     documents = StoredDocuments.of([*((store, True) for store in stores), (own, False)])
     banding = Banding(config.bands, config.rows, config.scope == "source", config.ngram, config.unit)
     keys = write_keys(documents, banding, engine, folder)

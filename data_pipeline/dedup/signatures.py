@@ -7,7 +7,7 @@ With `scheme` affine32, seed and `ShingleHash`, the values are datasketch's (see
 
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -20,6 +20,7 @@ from pydantic import Field, ValidationError
 
 from gristmill.data_pipeline.dedup.jaccard import jaccard, shingle_sets
 from gristmill.data_pipeline.dedup.minhash import ShingleHash, Unit, signatures_of
+from gristmill.data_pipeline.dedup.signature_cache import CachedSignatures, SignatureCache
 from gristmill.data_pipeline.ledger.document_file import DocumentFile, load_array, packed_ids, utf8_of
 from gristmill.foundation.checksums import check_outputs, sealed_path
 from gristmill.foundation.config import Config
@@ -34,7 +35,10 @@ if TYPE_CHECKING:  # 0.6 s to load, which the workers need not wait for
 
 STORE_FILE = "store.json"
 SIGN_AGAIN = "sign the corpus again"
-STORED_COLUMNS = ("doc_id", "row", "length", "shingles")
+STORED_SCHEMA = pa.schema(
+    [("doc_id", pa.string()), ("row", pa.int64()), ("length", pa.int64()), ("shingles", pa.int64())]
+)
+STORED_COLUMNS = tuple(STORED_SCHEMA.names)
 STORE_FOLDER = "signatures"  # of a curated corpus
 
 
@@ -165,11 +169,13 @@ def sign_corpus(
     engine: Engine,
     folder: Path,
     is_kept: bool = False,
+    cache: SignatureCache | None = None,
 ) -> SignatureStore:
     """Writes (or, after a kill, completes) the store of the files' kept documents at `folder`.
 
-    is_kept: the store is to outlive this work, so it says where its document files stand, seen from its folder."""
-    tasks = [(document_file, scheme, folder, number) for number, document_file in enumerate(document_files)]
+    is_kept: the store is to outlive this work, so it says where its document files stand, seen from its folder.
+    cache: signatures of earlier runs, which are not computed again."""
+    tasks = [(document_file, scheme, folder, number, cache) for number, document_file in enumerate(document_files)]
     missing = [task for task in tasks if not documents_file(folder, task[3]).exists()]
     engine.map(_sign_file, missing, "near duplicates: MinHash signatures", [task[0].bytes for task in missing], "B")
     stored = []
@@ -264,27 +270,75 @@ def _write_store(folder: Path, scheme: SignatureScheme, files: tuple[StoredFile,
     return SignatureStore(folder, scheme, files)
 
 
-def _sign_file(task: tuple[DocumentFile, SignatureScheme, Path, int]) -> None:
-    document_file, scheme, folder, number = task
-    documents = int(document_file.kept_mask().sum())
-    columns: list[tuple[pa.Array, ...]] = []
-    with sealed_path(signatures_file(folder, number)) as temporary, temporary.open("wb") as file:
+def _sign_file(task: tuple[DocumentFile, SignatureScheme, Path, int, SignatureCache | None]) -> None:
+    document_file, scheme, folder, number, cache = task
+    names = documents_file(folder, number), signatures_file(folder, number)
+    stored = None if cache is None else cache.part(document_file)
+    if stored is None or not write_from_cache(document_file, scheme, stored, *names):
+        write_signatures(signed_batches(document_file, scheme), int(document_file.kept_mask().sum()), scheme, *names)
+    if cache is not None:
+        cache.keep(document_file, *names)
+
+
+SignedBatch = tuple[pa.RecordBatch, np.ndarray]  # STORED_COLUMNS and the signatures of some documents
+
+
+def signed_batches(
+    document_file: DocumentFile, scheme: SignatureScheme, wanted: np.ndarray | None = None
+) -> Iterator[SignedBatch]:
+    """Signatures of the kept documents in their order. wanted: bool[rows], narrows them."""
+    for rows, doc_ids, texts in document_file.batches(wanted):
+        packed_ids(doc_ids, document_file.path)
+        data, offsets = utf8_of(texts)
+        signatures, shingles = signatures_of(data, offsets, scheme.ngram, scheme.unit, scheme.hashes, scheme.seed)
+        columns = [doc_ids.cast(pa.string()), pa.array(rows), pa.array(np.diff(offsets)), pa.array(shingles)]
+        yield pa.record_batch(columns, schema=STORED_SCHEMA), signatures
+
+
+def write_signatures(
+    batches: Iterable[SignedBatch], documents: int, scheme: SignatureScheme, table_path: Path, signatures_path: Path
+) -> None:
+    """The two files of a store's part; the table last, which says that both are whole."""
+    tables = []
+    with sealed_path(signatures_path) as temporary, temporary.open("wb") as file:
         header = {"descr": "<u4", "fortran_order": False, "shape": (documents, scheme.hashes)}
         np.lib.format.write_array_header_1_0(file, header)
-        for rows, doc_ids, texts in document_file.batches():
-            packed_ids(doc_ids, document_file.path)
-            data, offsets = utf8_of(texts)
-            signatures, shingles = signatures_of(data, offsets, scheme.ngram, scheme.unit, scheme.hashes, scheme.seed)
-            file.write(signatures.tobytes())
-            columns.append((doc_ids.cast(pa.string()), pa.array(rows), pa.array(np.diff(offsets)), pa.array(shingles)))
-    with sealed_path(documents_file(folder, number)) as temporary:
-        pq.write_table(_documents(columns), temporary, compression="zstd")
+        for table, signatures in batches:
+            file.write(np.ascontiguousarray(signatures, "<u4").tobytes())
+            tables.append(table)
+    with sealed_path(table_path) as temporary:
+        pq.write_table(pa.Table.from_batches(tables, schema=STORED_SCHEMA), temporary, compression="zstd")
 
 
-def _documents(columns: list[tuple[pa.Array, ...]]) -> pa.Table:
-    schema = pa.schema([("doc_id", pa.string()), ("row", pa.int64()), ("length", pa.int64()), ("shingles", pa.int64())])
-    batches = [pa.record_batch(list(arrays), schema=schema) for arrays in columns]
-    return pa.Table.from_batches(batches, schema=schema)
+def write_from_cache(
+    document_file: DocumentFile,
+    scheme: SignatureScheme,
+    stored: CachedSignatures,
+    table_path: Path,
+    signatures_path: Path,
+) -> bool:
+    """Writes the part from known signatures, and signs the documents that are not among them. False, and nothing is
+    written, if they are more than half."""
+    rows = np.flatnonzero(document_file.kept_mask())
+    with pq.ParquetFile(fetch(document_file.path)) as file:
+        doc_ids = file.read(["doc_id"]).column("doc_id").take(pa.array(rows)).combine_chunks()
+    places = stored.places(packed_ids(doc_ids, document_file.path))
+    missing = np.flatnonzero(places < 0)
+    if 2 * len(missing) > len(rows):
+        return False
+    wanted = np.zeros(len(document_file.kept_mask()), bool)
+    wanted[rows[missing]] = True
+    new = list(signed_batches(document_file, scheme, wanted)) if len(missing) else []
+    places[missing] = len(stored.table) + np.arange(len(missing))
+    table = pa.concat_tables([stored.table, *(pa.Table.from_batches([batch]) for batch, _ in new)])
+    extra = np.concatenate([np.empty((0, scheme.hashes), np.uint32), *(signatures for _, signatures in new)])
+    table = table.take(pa.array(places)).set_column(1, "row", pa.array(rows)).cast(STORED_SCHEMA).combine_chunks()
+    batches = (
+        (batch, stored.rows(places[start : start + len(batch)], extra))
+        for start, batch in zip(range(0, len(rows), BLOCK_DOCUMENTS), table.to_batches(BLOCK_DOCUMENTS), strict=True)
+    )
+    write_signatures(batches, len(rows), scheme, table_path, signatures_path)
+    return True
 
 
 # The nearest documents of a corpus to one text: proposed by its signatures, measured exactly.

@@ -16,11 +16,13 @@ from gristmill.foundation.runtime.tasks.shuffle import Shuffle
 
 @dataclass(frozen=True)
 class DedupSettings:
-    """exact, near: None switches the step off. protected: the corpora that near deduplication compares against."""
+    """exact, near: None switches the step off. protected: the corpora that near deduplication compares against.
+    signatures: folder that keeps signatures for the next run."""
 
     exact: ExactDedupConfig | None
     near: NearDedupConfig | None
     protected: Sequence[Protected] = ()
+    signatures: Path | None = None
 
 
 def deduplicate(
@@ -42,7 +44,9 @@ def deduplicate(
         before = [*removals, *_steps(exact, None, settings)]
         document_files = kept_document_files(curated, before)
         work = work_folder(folder, "near", document_files, settings.near.identity)
-        near = find_near_duplicates(document_files, settings.near, engine, work, settings.protected)
+        near = find_near_duplicates(
+            document_files, settings.near, engine, work, settings.protected, settings.signatures
+        )
         if exact is not None:
             exact, near = reassign_copies(exact, near, work / "reassigned", engine)
     return [*removals, *_steps(exact, near, settings)]

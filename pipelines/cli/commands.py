@@ -43,6 +43,7 @@ COMMANDS = {
     "decide": "corpus:decide",
     "trace": "trace:trace",
     "summary": "summary:summary",
+    "forget": "forget:forget",
     "explore": "corpus:explore",
     "similar": "corpus:similar_command",
     "data": "data:data_app",

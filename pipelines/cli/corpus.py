@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
+from gristmill.data_pipeline.annotate.tombstones import read_tombstones
 from gristmill.data_pipeline.corpus.document_history import TABLES, corpus_folder, open_address, open_corpus
 from gristmill.data_pipeline.corpus.document_history import why as document_history
 from gristmill.data_pipeline.dedup.near import NearDedupConfig, corpus_document_files
@@ -134,7 +135,8 @@ def decide(
     check_workdir(folder)
     engine = stage.open(stage.reporter(), folder)
     lock = pin(loaded, folder, engine, write=False)
-    sources = annotated(loaded.sources, loaded.curate, lock, folder / "cache", engine)
+    tombstones = read_tombstones(folder)
+    sources = annotated(loaded.sources, loaded.curate, lock, folder / "cache", engine, tombstones)
     names = ("source", "language") if by_language else ("source",)
     table = Table(*names, thresholds.rule, "documents kept", "MB kept", "removed by this rule only")
     for row in count(sources, thresholds, engine, by_language):

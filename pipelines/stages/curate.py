@@ -5,6 +5,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from gristmill.data_pipeline.annotate.tombstones import read_tombstones
 from gristmill.data_pipeline.corpus.counts import document_totals, removal_table
 from gristmill.data_pipeline.corpus.writer import QUARANTINE_NAME
 from gristmill.data_pipeline.curate_config import used_profiles
@@ -93,6 +94,7 @@ def run(context: StageContext) -> dict[str, Any]:
             cache=context.cache,
             engine=context.engine,
             task_examples=examples,
+            tombstones=read_tombstones(context.cache.parent),
         )
     )
     for line in removal_table(summary):
