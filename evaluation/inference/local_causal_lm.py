@@ -1,7 +1,7 @@
 """The training Transformer at inference: any positions, any mask, a KV cache."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import torch
@@ -74,6 +74,15 @@ def layers_of(model: Transformer) -> Iterable[Layer]:
     return cast(Iterable[Layer], model.layers.values())
 
 
+@dataclass
+class DividedPass:
+    """A pass over tokens that runs some layers at a time. x: tokens, then the hidden states behind `layers_done`."""
+
+    x: Tensor
+    layers_done: int = 0
+    metadata: AttentionMetadata | None = None
+
+
 class LocalCausalLM:
     """The model in one process, in eval mode and without gradients. vocab_size: of the tokenizer, where the model's
     table has rows of padding behind it; None: the model's."""
@@ -120,6 +129,25 @@ class LocalCausalLM:
         hidden_BTD, states = self._hidden_states(tokens_BT, metadata, cache.states(rows))
         cache.keep(states, rows)
         return hidden_BTD.transpose(0, 1) if rows.last_only else hidden_BTD
+
+    @property
+    def layer_count(self) -> int:
+        """Layers that `read_some` counts; 1 where a pass is not divided."""
+        return 1 if self.model.config.stateful_mixers else len(self.model.layers)
+
+    def read_some(self, part: DividedPass, rows: SlotRows, cache: SlotCache, layers: int) -> Tensor | None:
+        """Runs the next layers of a pass that wants the last token of each row; its hidden states once all have run,
+        as `read` gives them. rows: the same in each call but for the slots, whose columns may have moved."""
+        if self.layer_count == 1:
+            return self.read(part.x, rows, cache)
+        if part.metadata is None:
+            every_N = torch.arange(part.x.numel(), device=self.device)
+            wanted_N = every_N.view_as(part.x)[:, -1]
+            part.metadata = replace(self.model.slot_attention_metadata(rows), wanted_N=wanted_N)
+        some = range(part.layers_done, min(part.layers_done + layers, self.layer_count))
+        part.x, _ = self.model.hidden_states(part.x, part.metadata, cache.states(rows), some=some)
+        part.layers_done = some.stop
+        return part.x.transpose(0, 1) if part.layers_done == self.layer_count else None
 
     def _layers(self) -> Iterable[Layer]:
         """The layers of this rank, in the order of their states."""

@@ -40,6 +40,11 @@ class ShardedCausalLM(LocalCausalLM):
         self._last = layout.num_stages - 1
         self._rank_of = {stage: rank for rank in range(layout.pipeline) for stage in stages_of_rank(layout, rank)}
 
+    @property
+    def layer_count(self) -> int:
+        """A pipeline's passes are not divided."""
+        return super().layer_count if len(self.parts) == self._last + 1 == 1 else 1
+
     def _layers(self) -> Iterable[Layer]:
         return [layer for part in self.parts.values() for layer in layers_of(part)]
 

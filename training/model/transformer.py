@@ -143,17 +143,22 @@ class Transformer(nn.Module):
         metadata: AttentionMetadata,
         caches: Sequence[Any] | None = None,
         segments_BT: Tensor | None = None,
+        some: range | None = None,
     ) -> tuple[Tensor, tuple[Any, ...]]:
         """Hidden states [B, T, D] after the layers, and after the final norm at the end of the model.
 
         x: tokens int64[B, T], or, after the first stage, hidden states. caches: one a layer, as the call before
-        returned them; the second value holds them with the new tokens added if the metadata asks for it."""
-        x_BTD = self._embed(x, metadata, segments_BT)
+        returned them; the second value holds them with the new tokens added if the metadata asks for it. some: the
+        layers to run, by their number here; behind the first of all x are hidden states of the layer before."""
+        some = range(len(self.layers)) if some is None else some
+        x_BTD = x if some.start else self._embed(x, metadata, segments_BT)
         new_caches = []
-        for layer, cache in zip(self.layers.values(), caches or [None] * len(self.layers), strict=True):
-            x_BTD, cache = layer(x_BTD, metadata, cache)
+        layers = list(self.layers.values())
+        for number in some:
+            x_BTD, cache = layers[number](x_BTD, metadata, None if caches is None else caches[number])
             new_caches.append(cache)
-        return x_BTD if self.final_norm is None else self.final_norm(x_BTD), tuple(new_caches)
+        ends = some.stop == len(layers) and self.final_norm is not None
+        return self.final_norm(x_BTD) if ends else x_BTD, tuple(new_caches)
 
     def attention_metadata(
         self,

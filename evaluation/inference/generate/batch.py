@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from gristmill.evaluation.inference.causal_lm import CausalLM
+from gristmill.evaluation.inference.generate.prompt_parts import MAX_PROMPTS, PromptParts
 from gristmill.evaluation.inference.generate.request import (
     Generation,
     GenerationRequest,
@@ -29,6 +30,7 @@ from gristmill.evaluation.inference.generate.sequence import (
 )
 from gristmill.evaluation.inference.generate.slots import MIN_SHARED_TOKENS, Slots, common_prefix
 from gristmill.evaluation.inference.generate.structured import GrammarTokenizer
+from gristmill.evaluation.inference.local_causal_lm import LocalCausalLM
 from gristmill.training.model.decoding_cache import SlotRows
 
 # How many sequences run at a time, and what a pass over prompts reads.
@@ -105,15 +107,16 @@ class ContinuousBatch:
         count = limits.slots(causal_lm)
         self._slots = Slots(causal_lm.new_cache(count), count, keeps_prefixes=causal_lm.reads_trees)
         self._running: list[RunningSequence] = []  # by slot
-        self._partial: RunningSequence | None = None  # of those that run: its prompt is read in parts
+        divides = isinstance(causal_lm, LocalCausalLM) and self._slots.keeps_prefixes
+        self._parts = PromptParts(causal_lm) if divides else None  # of prompts of those that run
         self._part_is_next = False
         self._waiting: deque[RunningSequence] = deque()
         self._jobs: dict[int, _Job] = {}
         self._job_of: dict[RunningSequence, _Job] = {}
         self._added = 0
         self._grammars = GrammarTokenizer(decoder)
-        self.read_tokens = 0  # that passes computed: less than was asked where prefixes are shared
-        self.read_prompt_tokens = 0  # of them those of prompts, with padding
+        self.read_tokens = 0.0  # that passes computed: less than was asked where prefixes are shared
+        self.read_prompt_tokens = 0.0  # of them those of prompts, with padding
 
     @property
     def is_idle(self) -> bool:
@@ -157,25 +160,26 @@ class ContinuousBatch:
             del self._job_of[sequence]
             if sequence in self._waiting:
                 self._waiting.remove(sequence)
-        if self._partial in job.sequences:
-            self._partial = None
+        if self._parts is not None:
+            self._parts.remove(job.sequences)
         self._release([slot for slot, sequence in enumerate(self._running) if sequence in job.sequences])
 
     @torch.inference_mode()
-    def step(self, prompt_tokens: int | None = None) -> list[RequestResult]:
+    def step(self, prompt_tokens: float | None = None) -> list[RequestResult]:
         """Reads prompts that join and one token of every running sequence; returns the requests that ended.
 
-        prompt_tokens: about so many tokens of prompts are read, of a longer one a part; None: all that have a slot. All
-        ranks of a sharded model give the same number."""
+        prompt_tokens: about so many tokens of prompts are read, of a longer one a part; tokens that pass through some
+        of the layers count in proportion. None: all that have a slot. All ranks of a sharded model give the same
+        number."""
         ended: list[RunningSequence] = []
         if prompt_tokens is None:
-            while self._partial is not None or (self._waiting and self._slots.free):
-                if self._partial is not None:
-                    self._read_part(self._partial, self._partial.prompt_length)
+            while self._parts or (self._waiting and self._slots.free):
+                if self._parts:
+                    self._read_part(self._parts, float(self.causal_lm.sequence_length))
                 else:
                     self._read_prompts(self._next_to_join(max(self.limits.prompt_tokens, SMALL_PASS_TOKENS)))
                 ended += self._end_done()
-        else:
+        elif prompt_tokens > 0:
             self._read_within(prompt_tokens)
             ended += self._end_done()
         if self.decodes:
@@ -186,74 +190,60 @@ class ContinuousBatch:
     @property
     def decodes(self) -> bool:
         """Whether a sequence waits for its next token."""
-        return len(self._running) > (self._partial is not None)
+        return len(self._running) > len(self._parts or ())
 
-    def _read_within(self, prompt_tokens: int) -> None:
+    def _read_within(self, prompt_tokens: float) -> None:
         """Reads prompts that fit so many tokens, or a part of a longer one; each in turn where there are both."""
-        if self._partial is not None and (self._part_is_next or not self._may_join(prompt_tokens)):
-            self._read_part(self._partial, prompt_tokens)
+        if self._parts and (self._part_is_next or not self._may_join(self._parts)):
+            self._read_part(self._parts, prompt_tokens)
             self._part_is_next = False
             return
         if not (self._waiting and self._slots.free):
             return
         self._part_is_next = True
-        first, *others = self._next_to_join(prompt_tokens)
-        if first.tokens <= prompt_tokens or not self._slots.keeps_prefixes or first.sequence.settings.prompt_logprobs:
+        first, *others = self._next_to_join(int(prompt_tokens))
+        if first.tokens <= prompt_tokens or self._parts is None or first.sequence.settings.prompt_logprobs:
             self._read_prompts([first, *others])
             return
         self._waiting.extendleft(joining.sequence for joining in reversed(others))
         self._claim(first)
-        self._partial = first.sequence
-        self._read_part(first.sequence, prompt_tokens)
+        self._parts.add(first.sequence)
+        self._read_part(self._parts, prompt_tokens)
 
-    def _may_join(self, prompt_tokens: int) -> bool:
-        """Whether the first that waits can be read beside the prompt that is read in parts: it is short, and does not
-        begin as that one does."""
-        if not (self._waiting and self._slots.free and self._partial is not None):
+    def _may_join(self, parts: PromptParts) -> bool:
+        """Whether the first that waits can be read beside prompts that are read in parts: it does not begin as one of
+        those does."""
+        if not (self._waiting and self._slots.free) or len(parts) == MAX_PROMPTS:
             return False
-        joining, partial = self._joining(self._waiting[0]), self._partial
-        shared = common_prefix(joining.prompt, partial.tokens[: partial.prompt_length])
-        return joining.tokens <= prompt_tokens and shared < MIN_SHARED_TOKENS
+        joining, running = self._joining(self._waiting[0]), [prompt.sequence for prompt in parts.prompts]
+        shared = max(common_prefix(joining.prompt, other.tokens[: other.prompt_length]) for other in running)
+        return shared < max(MIN_SHARED_TOKENS, joining.shared + 1)
 
-    def _read_part(self, sequence: RunningSequence, prompt_tokens: int) -> None:
-        """Reads the next tokens of the prompt; behind the last the sequence gets its first token."""
-        slot = self._running.index(sequence)
-        start = self._slots[slot].cached
-        end = min(start + prompt_tokens, sequence.prompt_length)
-        device = self.causal_lm.device
-        rows = SlotRows(
-            torch.tensor([slot], device=device),
-            torch.arange(start, end, device=device).unsqueeze(0),
-            end,
-            fresh=start == 0,
-            padded=False,
-            in_order=slot == 0,
-            last_only=True,
-            first=slot,
-        )
-        hidden_BTD = self._read(torch.from_numpy(sequence.tokens[None, start:end]).to(device), rows)
-        self.read_prompt_tokens += end - start
-        self._slots[slot].cached = end
-        if end == sequence.prompt_length:
-            self._partial = None
+    def _read_part(self, parts: PromptParts, prompt_tokens: float) -> None:
+        """Reads the next tokens of a prompt; behind the last the sequence gets its first token."""
+        prompt = parts.next_prompt({sequence: slot for slot, sequence in enumerate(self._running)}, self._slots)
+        sequence = prompt.sequence
+        tokens, hidden_BTD = parts.read(prompt, self._running.index(sequence), self._slots, prompt_tokens)
+        self.read_prompt_tokens += tokens
+        self.read_tokens += tokens
+        if hidden_BTD is not None:
+            parts.remove([sequence])
             _choose([sequence], self._logits(hidden_BTD[:, -1])[:, : self.causal_lm.vocab_size])
 
     def _decode(self) -> None:
-        """One token of every sequence. The row of a prompt that is read in parts is padding."""
+        """One token of every sequence. The rows of prompts that are read in parts are padding."""
         count, device = len(self._running), self.causal_lm.device
-        reading = None if self._partial is None else self._running.index(self._partial)
-        cached_B = np.array([self._slots[slot].cached for slot in range(count)])
-        tokens_BT = np.array(
-            [[0 if slot == reading else self._slots[slot].tokens[cached]] for slot, cached in enumerate(cached_B)]
-        )
-        if reading is not None:
-            cached_B[reading] = -1
+        parts = self._parts or ()
+        live = [slot for slot in range(count) if self._running[slot] not in parts]
+        cached_B, tokens_B = np.full(count, -1), np.zeros(count, dtype=np.int64)
+        for slot in live:
+            cached_B[slot] = self._slots[slot].cached
+            tokens_B[slot] = self._slots[slot].tokens[cached_B[slot]]
         rows = SlotRows.of_batch(torch.from_numpy(cached_B[:, None]), device)
-        hidden_BTD = self._read(torch.from_numpy(tokens_BT).to(device), rows)
-        live = [slot for slot in range(count) if slot != reading]
+        hidden_BTD = self._read(torch.from_numpy(tokens_B[:, None]).to(device), rows)
         for slot in live:
             self._slots[slot].cached += 1
-        logits_BV = self._logits(hidden_BTD[:, -1] if reading is None else hidden_BTD[live, -1])
+        logits_BV = self._logits(hidden_BTD[:, -1] if len(live) == count else hidden_BTD[live, -1])
         _choose([self._running[slot] for slot in live], logits_BV[:, : self.causal_lm.vocab_size])
 
     def _next_to_join(self, prompt_tokens: int) -> list[_Joining]:

@@ -11,12 +11,17 @@ MIN_SHARED_TOKENS = 16  # a shorter common prefix is read again: copying it save
 
 @dataclass
 class Slot:
-    """tokens: of the sequence; the keys and values of the first `cached` are in the cache. used: number of the last
-    use, for the choice of the slot to overwrite."""
+    """tokens: of the sequence; the keys and values of the first `cached` are in the cache, and of the first `written`
+    those of some layers. used: number of the last use, for the choice of the slot to overwrite."""
 
     tokens: np.ndarray
     cached: int = 0
     used: int = 0
+    written: int = 0
+
+    @property
+    def columns(self) -> int:
+        return max(self.cached, self.written)
 
 
 class Slots:
@@ -72,7 +77,7 @@ class Slots:
         for slot in sorted(ended, reverse=True):
             last = self.running - 1
             if slot != last:
-                self.cache.swap(slot, last, max(self._slots[slot].cached, self._slots[last].cached))
+                self.cache.swap(slot, last, max(self._slots[slot].columns, self._slots[last].columns))
                 self._slots[slot], self._slots[last] = self._slots[last], self._slots[slot]
                 order[slot] = order[last]
             self._slots[last].used = self._next_use()

@@ -28,7 +28,7 @@ class Turn:
 
     added: tuple[GenerationRequest, ...] = ()
     cancelled: tuple[int, ...] = ()
-    prompt_tokens: int = 0
+    prompt_tokens: float = 0
     idle: bool = False
     stops: bool = False
 
@@ -86,37 +86,45 @@ class RankLostError(Exception):
 
 
 IDLE_PROMPT_TOKENS = 2048  # of one step while nothing else waits for a token
-FIRST_PROMPT_TOKENS = 16
+FIRST_PROMPT_TOKENS = 16.0
+MIN_PROMPT_TOKENS = 0.5  # so that every prompt is read at last; a part of a few tokens through a layer is more
 SLOWDOWN, ROOM = 1.9, 1.7  # a step with prompts beside one without: above, it reads less; below ROOM, more
-WEIGHT = 0.1  # of the newest measurement
+WEIGHT = 0.3  # of the newest measurement
+MEASURED_EVERY = 16  # steps with prompts, until one without: the sequences grow, and their tokens become dearer
 
 
 @dataclass
 class PromptPace:
     """How many tokens of prompts a step may read, so that with them it takes at most about twice as long as without:
     what the streams of others wait for. The number follows the measured steps, since a token behind a long beginning
-    costs more than the first, and a pass over one token nearly as much as one over several."""
+    costs more than the first."""
 
     decode_seconds: float | None = None
-    tokens: int = FIRST_PROMPT_TOKENS
+    tokens: float = FIRST_PROMPT_TOKENS
+    steps: int = 0  # with prompts since one without
 
-    def prompt_tokens(self, decodes: bool) -> int:
+    def prompt_tokens(self, decodes: bool) -> float:
         """decodes: whether some sequence waits for its next token."""
-        return self.tokens if decodes else IDLE_PROMPT_TOKENS
+        if not decodes:
+            return IDLE_PROMPT_TOKENS
+        return 0 if self.decode_seconds is None or self.steps >= MEASURED_EVERY else self.tokens
 
-    def record(self, seconds: float, prompt_tokens: int, decodes: bool) -> None:
+    def record(self, seconds: float, prompt_tokens: float, decodes: bool) -> None:
         """The time of a step and the tokens of prompts that it read."""
         if not decodes:
             return
         if not prompt_tokens:
-            before = self.decode_seconds
+            before, self.steps = self.decode_seconds, 0
             self.decode_seconds = seconds if before is None else (1 - WEIGHT) * before + WEIGHT * seconds
-        elif self.decode_seconds is not None and prompt_tokens >= self.tokens:
-            slowdown = seconds / self.decode_seconds
-            if slowdown > SLOWDOWN:
-                self.tokens = max(1, min(int(0.8 * self.tokens), self.tokens - 1))
-            elif slowdown < ROOM:
-                self.tokens = min(self.tokens + max(1, self.tokens // 8), IDLE_PROMPT_TOKENS)
+            return
+        self.steps += 1
+        if self.decode_seconds is None:
+            return
+        slowdown = seconds / self.decode_seconds
+        if slowdown > SLOWDOWN:
+            self.tokens = max(MIN_PROMPT_TOKENS, 0.8 * self.tokens)
+        elif slowdown < ROOM and prompt_tokens >= 0.7 * self.tokens:
+            self.tokens = min(1.125 * self.tokens, IDLE_PROMPT_TOKENS)
 
 
 @dataclass(eq=False)
@@ -261,7 +269,7 @@ class GenerationEngine:
             ticket.number = self._batch.add(ticket.request, ticket.stream)
             self._open[ticket.number] = ticket
 
-    def _step(self, prompt_tokens: int) -> None:
+    def _step(self, prompt_tokens: float) -> None:
         begun, read = self._clock(), self._batch.read_prompt_tokens
         decodes = self._batch.decodes
         try:

@@ -268,6 +268,9 @@ def explicit_masks(
 
     Windows and ALiBi count distance in positions, not in columns: in a tree, neighbouring columns may differ in depth
     by more than one."""
+    windows = set(windows)
+    if slopes_H is None and windows <= {None}:
+        return dict.fromkeys(windows, visible_BTS)
     back_BTS = positions_BT.unsqueeze(2) - key_positions_BS.unsqueeze(1)
     masks = {window: visible_BTS if window is None else visible_BTS & (back_BTS < window) for window in windows}
     if slopes_H is None:

@@ -1,0 +1,105 @@
+"""Prompts that are read in parts beside running sequences: which one is next, and how much of it a step reads.
+
+A part is a few tokens, for each of them costs a look at all tokens before; and it may pass through the model's layers
+in several steps, since fewer tokens through all layers would read the weights and the cache once for each."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gristmill.evaluation.inference.generate.sequence import RunningSequence
+from gristmill.evaluation.inference.generate.slots import Slots
+from gristmill.evaluation.inference.local_causal_lm import DividedPass, LocalCausalLM
+from gristmill.training.model.decoding_cache import SlotRows
+
+PART_TOKENS = 64  # of a part that passes through the layers in several steps
+MIN_PART_TOKENS = 8
+MAX_PROMPTS = 4  # that are read in parts at a time
+
+
+def part_size(prompt_tokens: float, layers: int) -> tuple[int, int]:
+    """(tokens of the next part, layers it passes in a step) where a step may read so many tokens of prompts.
+
+    16 tokens through 6 layers are 96 of one layer: 48 tokens through 2 layers."""
+    if prompt_tokens >= PART_TOKENS or layers == 1:
+        return max(1, int(prompt_tokens)), layers
+    passes = max(float(MIN_PART_TOKENS), prompt_tokens * layers)  # of one token through one layer
+    count = -int(-passes // PART_TOKENS)
+    return int(passes / count), count
+
+
+@dataclass(eq=False)
+class PromptInParts:
+    """part: of the prompt, while it passes through the layers; it ends before token `end`."""
+
+    sequence: RunningSequence
+    part: DividedPass | None = None
+    end: int = 0
+
+
+class PromptParts:
+    """Prompts of the running batch that are read in parts. The oldest and the shortest take turns."""
+
+    def __init__(self, causal_lm: LocalCausalLM):
+        self.causal_lm = causal_lm
+        self.prompts: list[PromptInParts] = []
+        self._oldest_is_next = True
+
+    def __contains__(self, sequence: object) -> bool:
+        return any(prompt.sequence is sequence for prompt in self.prompts)
+
+    def __len__(self) -> int:
+        return len(self.prompts)
+
+    def add(self, sequence: RunningSequence) -> None:
+        self.prompts.append(PromptInParts(sequence))
+
+    def remove(self, sequences: Iterable[RunningSequence]) -> None:
+        gone = set(sequences)
+        self.prompts = [prompt for prompt in self.prompts if prompt.sequence not in gone]
+
+    def next_prompt(self, slot_of: dict[RunningSequence, int], slots: Slots) -> PromptInParts:
+        self._oldest_is_next = not self._oldest_is_next
+        if self._oldest_is_next:
+            return self.prompts[0]
+
+        def missing(prompt: PromptInParts) -> int:
+            return prompt.sequence.prompt_length - slots[slot_of[prompt.sequence]].cached
+
+        return min(self.prompts, key=missing)
+
+    def read(self, prompt: PromptInParts, slot: int, slots: Slots, prompt_tokens: float) -> tuple[float, Tensor | None]:
+        """Reads about so many tokens. Returns how many, where those through some of the layers count in proportion,
+        and the hidden state [1, 1, D] of the prompt's last token once it has passed all layers."""
+        sequence, layers = prompt.sequence, self.causal_lm.layer_count
+        start = slots[slot].cached
+        if prompt.part is None:
+            size, _ = part_size(prompt_tokens, layers)
+            prompt.end = min(start + size, sequence.prompt_length)
+            tokens_1T = torch.from_numpy(sequence.tokens[None, start : prompt.end])
+            prompt.part = DividedPass(tokens_1T.to(self.causal_lm.device))
+            slots[slot].written = prompt.end
+        size = prompt.end - start
+        done = prompt.part.layers_done
+        count = min(max(1, int(prompt_tokens * layers / size)), layers - done)
+        rows = _part_rows(slot, start, prompt.end, self.causal_lm.device)
+        hidden_BTD = self.causal_lm.read_some(prompt.part, rows, slots.cache, count)
+        if hidden_BTD is not None:
+            prompt.part, slots[slot].cached = None, prompt.end
+        is_last = prompt.end == sequence.prompt_length
+        return size * count / layers, hidden_BTD if is_last else None
+
+
+def _part_rows(slot: int, start: int, end: int, device: torch.device) -> SlotRows:
+    return SlotRows(
+        torch.tensor([slot], device=device),
+        torch.arange(start, end, device=device).unsqueeze(0),
+        end,
+        fresh=start == 0,
+        padded=False,
+        in_order=slot == 0,
+        last_only=True,
+        first=slot,
+    )
