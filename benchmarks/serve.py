@@ -227,7 +227,7 @@ def prefill_stall(folder: Path, length: int) -> Figure:
     worst = float(np.percentile(slowdowns, 99))
     print(
         f"a prompt of {length} tokens, read in {over - begun:.1f} s: between tokens {1e3 * alone:.1f} ms before, "
-        f"{1e3 * alone_after:.1f} after; beside it {statistics.median(slowdowns):.2f} of the median alone at that length"
+        f"{1e3 * alone_after:.1f} after; beside it {statistics.median(slowdowns):.2f} times that at the same length"
         f" as the median, {worst:.2f} at the 99th percentile, {max(slowdowns):.2f} at most"
     )
     return Figure("prefill_stall", worst, "times", 2.0, "twice the median", 2.0 / worst, 1.0)
@@ -277,7 +277,9 @@ def served(folder: Path, port: int, loads: Sequence[Work], rounds: int) -> list[
             f"{work.figure}: first token {p50[0]:.2f} s at p50, {p50[1]:.2f} at p95; between tokens "
             f"{1e3 * p95[0]:.0f} ms, {1e3 * p95[1]:.0f} ms"
         )
-        ours, theirs, ratio = in_turn(partial(by_http, port, work), by_transformers, rounds, wall_seconds)
+        pairs = [(wall_seconds(partial(by_http, port, work)), wall_seconds(by_transformers)) for _ in range(rounds)]
+        ours, theirs = (statistics.median(seconds) for seconds in zip(*pairs, strict=True))
+        ratio = statistics.median(other / own for own, other in pairs)
         name = f"transformers.generate, {cache} cache, batch size {size}"
         figures.append(
             Figure(work.figure, work.tokens / ours, "tokens/s", work.tokens / theirs, name, ratio, work.goal)
