@@ -11,6 +11,7 @@ from pathlib import Path
 
 from gristmill.data_pipeline.curate_config import check_filters
 from gristmill.data_pipeline.indexed.config import epochs_by_source, repeat_warnings
+from gristmill.data_pipeline.quality.scores import pinned_scores
 from gristmill.data_pipeline.readers.files import check_kinds
 from gristmill.data_pipeline.readers.own import reader_of
 from gristmill.data_pipeline.readers.resolve import locate
@@ -145,6 +146,13 @@ def _listed_files(recipe: Recipe, world_size: int) -> Iterator[Finding]:
     for name, path in named.items():
         if not path.exists():
             yield Finding(f"curate.{name}: no such file or folder; check the path", InputError)
+
+
+def _quality_models(recipe: Recipe, world_size: int) -> Iterator[Finding]:
+    try:
+        pinned_scores(recipe.curate.quality_scores)
+    except (RecipeError, InputError) as error:
+        yield Finding(str(error), type(error))
 
 
 def _user_functions(recipe: Recipe, world_size: int) -> Iterator[Finding]:
@@ -359,7 +367,7 @@ def _text_bytes(source: SourceConfig) -> int:
 
 
 CHECKS: dict[str, tuple[Callable[[Recipe, int], Iterator[Finding]], ...]] = {
-    "curate": (_user_functions, _sources, _listed_files),
+    "curate": (_user_functions, _sources, _listed_files, _quality_models),
     "tokenizer": (_tokenizer,),
     "index": (_repeats,),
     "train": (_layout, _start, _validation, _live_evaluation),

@@ -44,7 +44,7 @@ from gristmill.foundation.runtime.tasks.engine import Engine
 extraction_weights = DeferredModule("gristmill.data_pipeline.extraction.weights")
 site_boilerplate = DeferredModule("gristmill.data_pipeline.annotate.site_boilerplate")
 
-ANNOTATE_VERSION = 19  # raised whenever the code changes what an annotated file holds
+ANNOTATE_VERSION = 20  # raised whenever the code changes what an annotated file holds
 # Raw bytes of one annotated file: the unit of work and of resuming; it does not affect the corpus.
 MIN_RANGE_BYTES, MAX_RANGE_BYTES, TARGET_RANGES = 4_000_000, 64_000_000, 64
 MIN_COMPRESSED_RANGES = 4  # of a source's large files of compressed JSON lines

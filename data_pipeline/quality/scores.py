@@ -1,19 +1,30 @@
 """Quality scores of documents as signals: a column for each classifier that the recipe names.
 
-A classifier is a fastText supervised model (.bin or .ftz), such as DCLM's or one that `fasttext supervised` trained.
-The score is the probability of one of its labels, as fastText's `predict` gives it for the whole text on one line."""
+A model is a fastText supervised model (.bin or .ftz), such as DCLM's or one that `fasttext supervised` trained, or a
+linear model that `gristmill quality fit` wrote. The score is the probability of one of its labels; fastText's is that
+which its `predict` gives for the whole text on one line."""
 
 import re
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from pathlib import Path
+from typing import Literal
 
+import numpy as np
 import pyarrow as pa
 from pydantic import Field
 
+from gristmill.data_pipeline.quality.linear_model import HEADER_BYTES, LinearModel, is_safetensors, load_linear_model
 from gristmill.data_pipeline.signals.bits import TextBuffer
 from gristmill.data_pipeline.signals.fasttext_model import FastTextModel
 from gristmill.data_pipeline.signals.fasttext_predict import label_scores
-from gristmill.data_pipeline.signals.language import fasttext_labels, fasttext_path, file_sha256, load_fasttext
+from gristmill.data_pipeline.signals.language import (
+    fasttext_labels,
+    file_sha256,
+    is_fasttext,
+    load_fasttext,
+    model_file,
+)
 from gristmill.foundation.config import Config
 from gristmill.foundation.errors import RecipeError
 
@@ -21,22 +32,26 @@ PREFIX = "quality_"
 NAME = re.compile(r"[a-z][a-z0-9_]{0,40}")
 LABEL_PREFIX = "__label__"
 
+Kind = Literal["fasttext", "linear"]
+
 
 class QualityScoreConfig(Config):
-    """model: a fastText file, or hf://OWNER/REPO@COMMIT/FILE; the fingerprint has its digest, not its path. label: the
-    one whose probability is the score, with or without `__label__`."""
+    """model: a fastText file, a file of `gristmill quality fit`, or hf://OWNER/REPO@COMMIT/FILE; the fingerprint has
+    its digest, not its path. label: the one whose probability is the score, with or without `__label__`; by
+    default a linear model's positive one."""
 
     model: str = Field(json_schema_extra={"execution": True})
-    label: str = Field(min_length=1)
+    label: str | None = Field(default=None, min_length=1)
 
 
 class QualityScore(Config):
-    """A classifier of a source, by the digest of its file. path: of the file, not part of the fingerprint."""
+    """A model of a source, by the digest of its file. path: of the file, not part of the fingerprint."""
 
     name: str
     label: str
     digest: str
     path: str = Field(exclude=True)
+    kind: Kind = Field(exclude=True)
 
     @property
     def column(self) -> str:
@@ -57,32 +72,63 @@ def check_names(scores: Mapping[str, QualityScoreConfig]) -> None:
 
 
 def pinned_scores(scores: Mapping[str, QualityScoreConfig]) -> tuple[QualityScore, ...]:
-    """The classifiers with the digests of their files, by name. Raises RecipeError for a file that is absent or no
-    fastText model, and for a label that it lacks; InputError for a damaged one."""
+    """The models with the digests of their files, by name. Raises RecipeError for a file that is absent or no model,
+    and for a label that it lacks; InputError for a damaged one."""
     pinned = []
     for name, config in sorted(scores.items()):
         field = f"curate.quality_scores.{name}"
-        path = fasttext_path(config.model, f"{field}.model")
-        labels = fasttext_labels(path)
-        label = config.label.removeprefix(LABEL_PREFIX)
-        if label not in labels:
-            raise RecipeError(
-                f"{field}.label: {path} has no label {config.label!r}; its labels are {', '.join(labels)}"
-            )
-        pinned.append(QualityScore(name=name, label=label, digest=file_sha256(path), path=str(path)))
+        path = model_file(config.model, f"{field}.model", "a fastText model, or one of `gristmill quality fit`")
+        kind = model_kind(path, f"{field}.model")
+        label = _label(config.label, path, kind, f"{field}.label")
+        pinned.append(QualityScore(name=name, label=label, digest=file_sha256(path), path=str(path), kind=kind))
     return tuple(pinned)
 
 
+def model_kind(path: Path, field: str) -> Kind:
+    """The kind by the file's first bytes. Raises RecipeError for another file."""
+    with path.open("rb") as file:
+        head = file.read(HEADER_BYTES + 1)
+    if is_fasttext(head):
+        return "fasttext"
+    if is_safetensors(head, path.stat().st_size):
+        return "linear"
+    raise RecipeError(
+        f"{field}: {path} is no fastText model (.bin or .ftz) and no model of `gristmill quality fit`; fit or download "
+        "it again"
+    )
+
+
+def _label(label: str | None, path: Path, kind: Kind, field: str) -> str:
+    """The label that is scored. Raises RecipeError if the model lacks it."""
+    labels = fasttext_labels(path) if kind == "fasttext" else _linear_model(str(path), file_sha256(path)).labels
+    if label is None and kind == "linear":
+        return labels[0]
+    wanted = (label or "").removeprefix(LABEL_PREFIX)
+    if wanted not in labels:
+        said = "write the label that is scored" if label is None else f"{path} has no label {label!r}"
+        raise RecipeError(f"{field}: {said}; its labels are {', '.join(labels)}")
+    return wanted
+
+
 def score_columns(texts: TextBuffer, scores: Sequence[QualityScore]) -> list[pa.Array]:
-    columns = []
-    for score in scores:
-        model, labels = _loaded(score.path, score.digest)
-        values = label_scores(texts, model, labels.index(score.label))
-        columns.append(pa.array(values, pa.float64(), from_pandas=True))
-    return columns
+    return [pa.array(_values(texts, score), pa.float64(), from_pandas=True) for score in scores]
+
+
+def _values(texts: TextBuffer, score: QualityScore) -> np.ndarray:
+    """float64[N]; NaN where there is nothing to score."""
+    if score.kind == "linear":
+        return _linear_model(score.path, score.digest).label_scores(texts, score.label)
+    model, labels = _fasttext_model(score.path, score.digest)
+    return label_scores(texts, model, labels.index(score.label))
 
 
 @lru_cache(maxsize=4)
-def _loaded(path: str, digest: str) -> tuple[FastTextModel, tuple[str, ...]]:
+def _fasttext_model(path: str, digest: str) -> tuple[FastTextModel, tuple[str, ...]]:
     """Read once per process."""
     return load_fasttext(path)
+
+
+@lru_cache(maxsize=4)
+def _linear_model(path: str, digest: str) -> LinearModel:
+    """Read once per process."""
+    return load_linear_model(Path(path))

@@ -13,24 +13,21 @@ import pyarrow.parquet as pq
 from gristmill.data_pipeline.ledger.document_file import Mask, packed_ids
 from gristmill.data_pipeline.ledger.parquet_rows import RowRange, read_rows
 from gristmill.data_pipeline.ledger.removal_step import StoredRemovals, removed_dtype, write_removed
-from gristmill.data_pipeline.quality.classifier import (
-    METADATA_NAME,
-    SCORE_STEPS,
-    WEIGHTS_NAME,
-    QualityClassifier,
-    load_classifier,
-    lowest_of_best,
-    select_documents,
-    train_classifier,
-)
 from gristmill.data_pipeline.quality.config import QualityConfig
+from gristmill.data_pipeline.quality.fit import FitSettings, fit_linear_model
+from gristmill.data_pipeline.quality.linear_model import LinearModel, load_linear_model
+from gristmill.data_pipeline.quality.selection import SCORE_STEPS, lowest_of_best, select_documents
 from gristmill.data_pipeline.readers.source import SourceConfig
+from gristmill.data_pipeline.signals.bits import TextBuffer
 from gristmill.foundation.checksums import is_sealed, seal, sealed_path
-from gristmill.foundation.errors import RecipeError, did_you_mean
+from gristmill.foundation.errors import InputError, RecipeError, did_you_mean
 from gristmill.foundation.fingerprint import fingerprint
 from gristmill.foundation.runtime.tasks.engine import Engine
 from gristmill.foundation.runtime.tasks.shuffle import Shuffle
+from gristmill.foundation.runtime.tasks.task_files import fetch
 
+MODEL_NAME = "quality.safetensors"
+FIT_VERSION = 2  # raised whenever the code changes what is fitted
 SCORED_ROWS = 1024  # texts of a batch, in memory as Python strings
 COUNT = np.dtype([("score", "<u4"), ("times", "<i8")])  # score: in SCORE_STEPS
 LOWEST = np.dtype([("hash", np.uint64), ("id", np.uint64, 2), ("file", np.int64), ("row", np.int64)])
@@ -51,8 +48,7 @@ class ScoredSource(Protocol):
 
 @dataclass(frozen=True)
 class QualityFolders:
-    """cache: takes classifiers and scores. corpus: takes the classifier that is used. work: takes intermediate
-    files."""
+    """cache: takes models and scores. corpus: takes the model that is used. work: takes intermediate files."""
 
     cache: Path
     corpus: Path
@@ -61,10 +57,10 @@ class QualityFolders:
 
 @dataclass(frozen=True)
 class ScoreTask:
-    """Score every row of an annotated file into a .npy file beside the classifier."""
+    """Score every row of an annotated file into a .npy file beside the model."""
 
     annotated: Path
-    classifier: Path
+    model: Path
     path: Path
 
 
@@ -73,32 +69,35 @@ def score_quality(
 ) -> tuple[StoredRemovals, dict[Path, Path]]:
     """Return (the removal step, annotated file -> file of its scores).
 
-    The classifier is trained on the documents that the filters kept. This process holds nothing of a document but the
+    The model is fitted to the documents that the filters kept. This process holds nothing of a document but the
     texts that it trains on. Raises RecipeError for a source that is not in the recipe."""
     by_name = {source.source.name: source for source in sources}
     for name in (*config.positive, *config.negative, *config.apply_to):
         _check_name(name, list(by_name))
     work = folders.cache / fingerprint(_identity(sources, config))
-    if not all(is_sealed(work / name) for name in (WEIGHTS_NAME, METADATA_NAME)):
-        _train(by_name, config).save(work)
-        for name in (WEIGHTS_NAME, METADATA_NAME):
-            seal(work / name)
-    load_classifier(work).save(folders.corpus)
+    if not is_sealed(work / MODEL_NAME):
+        _fit(by_name, config).save(work / MODEL_NAME)
+        seal(work / MODEL_NAME)
+    load_linear_model(work / MODEL_NAME).save(folders.corpus / MODEL_NAME)
     scored_sources = [by_name[name] for name in config.scored]
-    tasks = [ScoreTask(path, work, work / f"{path.stem}.npy") for source in scored_sources for path in source.paths]
+    tasks = [
+        ScoreTask(path, work / MODEL_NAME, work / f"{path.stem}.npy")
+        for source in scored_sources
+        for path in source.paths
+    ]
     engine.map(score, tasks, "quality: score", [float(task.annotated.stat().st_size) for task in tasks], "B")
     scores = {task.annotated: task.path for task in tasks}
     return _remove_documents(scored_sources, scores, config, folders.work, engine), scores
 
 
 def score(task: ScoreTask) -> None:
-    """Write the task's scores, unless the file exists."""
+    """Write the task's scores, unless the file exists. A text without tokens has the score 0."""
     if task.path.exists():
         return
-    classifier = load_classifier(task.classifier)
+    model = load_linear_model(fetch(task.model))
     with pq.ParquetFile(task.annotated) as file:
         batches = file.iter_batches(SCORED_ROWS, columns=["text"])
-        scores = [classifier.scores(batch.column("text").to_pylist()) for batch in batches]
+        scores = [np.nan_to_num(model.scores(TextBuffer.of(batch.column("text").to_pylist()))) for batch in batches]
     with sealed_path(task.path) as temporary, temporary.open("wb") as file:
         np.save(file, np.concatenate([np.empty(0), *scores]))
 
@@ -172,13 +171,16 @@ def _select(task: SelectTask) -> None:
     write_removed(task.removed, task.number, **{name: values[~kept] for name, values in columns.items()})
 
 
-def _train(by_name: dict[str, ScoredSource], config: QualityConfig) -> QualityClassifier:
-    sides = [
+def _fit(by_name: dict[str, ScoredSource], config: QualityConfig) -> LinearModel:
+    positive, negative = (
         [text for name in names for text in _texts(by_name[name], config)]
         for names in (config.positive, config.negative)
-    ]
-    inputs = [path.name for source in by_name.values() for path in source.paths]
-    return train_classifier(sides[0], sides[1], config, inputs)
+    )
+    labels = " and ".join(config.positive), " and ".join(config.negative)
+    try:
+        return fit_linear_model(positive, negative, FitSettings(config.ngram, config.features, config.held_out, labels))
+    except InputError as error:
+        raise InputError(f"curate.quality: {error}") from error
 
 
 def _texts(source: ScoredSource, config: QualityConfig) -> list[str]:
@@ -212,7 +214,7 @@ def _identity(sources: Sequence[ScoredSource], config: QualityConfig) -> list:
         for source in sources
         if source.source.name in names
     ]
-    return [files, config.model_dump(mode="json", exclude={"keep", "value"})]
+    return [FIT_VERSION, files, config.model_dump(mode="json", exclude={"keep", "value"})]
 
 
 def _check_name(name: str, known: list[str]) -> None:

@@ -23,6 +23,7 @@ from gristmill.data_pipeline.signals.intrinsics import (
 from gristmill.foundation.runtime.kernels.cached_njit import cached_njit
 
 BLOCK = 64
+ADDED_AT_ONCE = 16  # floats of a vector instruction
 ZERO, ONE = np.uint64(0), np.uint64(1)
 ALL = np.uint64(0xFFFFFFFFFFFFFFFF)
 TOP = np.uint64(63)
@@ -174,11 +175,12 @@ def strip_end(text, start, end, flags, space):
 
 @cached_njit(nogil=True, forceinline=True)
 def add_floats(total, index, values, start, count):
-    """total[index : index + count] += values[start : start + count] of float32."""
+    """total[index : index + count] += values[start : start + count] of float32. total may be float64 where
+    count is below ADDED_AT_ONCE."""
     done = 0
-    while done + 16 <= count:
+    while done + ADDED_AT_ONCE <= count:
         add_16(total, index + done, values, start + done)
-        done += 16
+        done += ADDED_AT_ONCE
     while done < count:
         total[index + done] += values[start + done]
         done += 1

@@ -29,7 +29,7 @@ from gristmill.data_pipeline.signals.fasttext_model import (
     WORD_NGRAMS,
     FastTextModel,
 )
-from gristmill.data_pipeline.signals.fasttext_sums import TokenSums, add_tokens, pointers, token_cache
+from gristmill.data_pipeline.signals.fasttext_sums import TokenSums, add_tokens, pointers, sum_type, token_cache
 from gristmill.data_pipeline.signals.intrinsics import bytes_within, ones, pointer
 from gristmill.foundation.runtime.kernels.cached_njit import cached_njit
 
@@ -89,8 +89,8 @@ def _workspace(model: FastTextModel, capacity: int) -> TokenSums:
         state=np.empty(NUM_STATE, np.int64),
         token=np.empty(capacity + 2, np.uint8),
         hashes=np.empty(capacity if model.settings[WORD_NGRAMS] > 1 else 0, np.int32),
-        token_sum=np.zeros(width, np.float32),
-        hidden=np.zeros(width, np.float32),
+        token_sum=np.zeros(width, sum_type(width)),
+        hidden=np.zeros(width, sum_type(width)),
     )
 
 

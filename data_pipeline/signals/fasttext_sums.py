@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gristmill.data_pipeline.signals.bits import ONE, ZERO, add_floats, bytes_below
+from gristmill.data_pipeline.signals.bits import ADDED_AT_ONCE, ONE, ZERO, add_floats, bytes_below
 from gristmill.data_pipeline.signals.fasttext_model import (
     BUCKETS,
     EOL,
@@ -34,7 +34,7 @@ TOKEN, LEFT_OUT, LINE_END = 0, 1, 2  # kinds of tokens; a label is left out, </s
 
 class TokenCache(NamedTuple):
     """Direct-mapped. keys: uint64[C, 4], the token's bytes, then its hash << 32 | how many rows its sum has, with the
-    first 0 for a free entry. sums: float32[C, D]."""
+    first 0 for a free entry. sums: [C, D], see sum_type."""
 
     keys: np.ndarray
     sums: np.ndarray
@@ -43,7 +43,7 @@ class TokenCache(NamedTuple):
 class TokenSums(NamedTuple):
     """starts, ends: int64, of a line's tokens; entries: int64, their places in the cache; state: int64, see
     fasttext_tokens; token: one token with its brackets; hashes: int32, of the tokens, for word n-grams; token_sum,
-    hidden: float32[D]."""
+    hidden: sums of D dimensions, see sum_type."""
 
     starts: np.ndarray
     ends: np.ndarray
@@ -90,10 +90,17 @@ def token_cache(model: FastTextModel) -> TokenCache:
         if owner is model:
             return cache
     width = model.input_rows.shape[1]
-    entries = 1 << max(4, (CACHE_BYTES // (ENTRY_BYTES + 4 * width)).bit_length() - 1)
-    cache = TokenCache(np.zeros((entries, 4), np.uint64), np.empty((entries, width), np.float32))
+    kind = sum_type(width)
+    entries = 1 << max(4, (CACHE_BYTES // (ENTRY_BYTES + kind.itemsize * width)).bit_length() - 1)
+    cache = TokenCache(np.zeros((entries, 4), np.uint64), np.empty((entries, width), kind))
     _CACHES.held = [*_CACHES.held[-1:], (model, cache)]
     return cache
+
+
+def sum_type(width: int) -> np.dtype:
+    """float64 of few dimensions, as of a projected model, where it costs nothing: in float32, scores of long texts are
+    off by 1e-5, as fastText's own are (benchmarks/quality.py)."""
+    return np.dtype(np.float64 if width < ADDED_AT_ONCE else np.float32)
 
 
 @cached_njit(nogil=True, forceinline=True)

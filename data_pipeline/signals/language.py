@@ -55,19 +55,30 @@ def model_path(model: str) -> Path:
 
 
 def fasttext_path(model: str, field: str, hint: str = "a supervised model") -> Path:
-    """Where the fastText file is that the recipe's `field` names. hf://OWNER/REPO@COMMIT/FILE is fetched from the hub,
-    once.
+    """Where the fastText file is that the recipe's `field` names. Raises RecipeError as `model_file`, and for a file
+    that is no fastText model."""
+    path = model_file(model, field, hint)
+    with path.open("rb") as file:
+        if not is_fasttext(file.read(4)):
+            raise RecipeError(f"{field}: {path} is no fastText model (.bin or .ftz); download it again")
+    return path
 
-    Raises RecipeError for a file that is not there or no fastText model, and for an address without its commit."""
+
+def model_file(model: str, field: str, hint: str) -> Path:
+    """Where the file is that the recipe's `field` names. hf://OWNER/REPO@COMMIT/FILE is fetched from the hub, once.
+
+    Raises RecipeError for a file that is not there, and for an address without its commit."""
     path = _fetched(model, field) if model.startswith("hf://") else Path(model)
     if not path.is_file():
         raise RecipeError(
             f"{field}: no file {path}; name a file that you downloaded, or hf://OWNER/REPO@COMMIT/FILE ({hint})"
         )
-    with path.open("rb") as file:
-        if file.read(4) != MAGIC.to_bytes(4, "little"):
-            raise RecipeError(f"{field}: {path} is no fastText model (.bin or .ftz); download it again")
     return path
+
+
+def is_fasttext(head: bytes) -> bool:
+    """Whether a file that begins like this is a fastText model."""
+    return head[:4] == MAGIC.to_bytes(4, "little")
 
 
 def file_sha256(path: Path) -> str:

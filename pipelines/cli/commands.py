@@ -50,6 +50,7 @@ COMMANDS = {
     "signatures": "corpus:signatures_app",
     "profiles": "fit:profiles_app",
     "extractor": "fit:extractor_app",
+    "quality": "quality:quality_app",
     "layout": "layout:layout",
     "calibrate": "layout:calibrate",
     "import": "checkpoint:import_",

@@ -155,7 +155,7 @@ def survey(folder: Path) -> Survey:
     by_kind: dict[tuple[str, str, bool, str], list[Path]] = {}
     encodings: dict[str, None] = {}
     for path in _files(folder, unused):
-        kind, why = _kind(path)
+        kind, why = file_kind(path)
         text_field, is_html = "", False
         if kind is not None and (encoding := _encoding(path, kind, encodings)) is None:
             kind, why = None, "files in no encoding that is known here"
@@ -228,7 +228,7 @@ def _files(folder: Path, unused: _Unused) -> Iterator[Path]:
                 yield path
 
 
-def _kind(path: Path) -> tuple[str | None, str]:
+def file_kind(path: Path) -> tuple[str | None, str]:
     """(the group's kind, "") or (None, why the file is in none): by its name, then by its first bytes."""
     try:
         if not path.stat().st_size:

@@ -128,7 +128,7 @@ def quarantined(context: StageContext) -> list[str]:
 
 STAGE: Stage = Stage(
     name="curate",
-    code_version=20,
+    code_version=21,
     inputs=(),
     config=config,
     run=run,
