@@ -98,11 +98,18 @@ def sum_gradients(model: nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.set_force_sum_reduction_for_comms(True)
-            for group in module._get_fsdp_state()._fsdp_param_groups:
+            for group in parameter_groups(module._get_fsdp_state()):
                 if group.mesh_info.mesh.size() > 1:
                     module.set_gradient_divide_factor(1.0)
                 if group.device.type == "cpu":
                     module.set_custom_reduce_scatter(_Exchanged())
+
+
+def parameter_groups(state: Any) -> list[Any]:
+    """FSDP's groups of the parameters of one module; torch 2.11 has one or none."""
+    if hasattr(state, "_fsdp_param_groups"):
+        return list(state._fsdp_param_groups)
+    return [] if state._fsdp_param_group is None else [state._fsdp_param_group]
 
 
 class _Exchanged(ReduceScatter):

@@ -15,7 +15,7 @@ from torch.distributed.fsdp import FSDPModule
 from gristmill.training.config.layout import LayoutConfig
 from gristmill.training.config.model import ModelConfig
 from gristmill.training.config.train import TrainConfig
-from gristmill.training.engine.fsdp import shard_over_data
+from gristmill.training.engine.fsdp import parameter_groups, shard_over_data
 from gristmill.training.model.init import empty_values, fill, first_values, initialize, place_joint_weights, stored_name
 from gristmill.training.model.moe.router import saved_buffers
 from gristmill.training.model.transformer import ComputeOptions, Transformer
@@ -54,7 +54,7 @@ def _pad_shards(layer: nn.Module) -> None:
     for module in layer.modules():
         if not isinstance(module, FSDPModule):
             continue
-        for group in module._get_fsdp_state()._fsdp_param_groups:
+        for group in parameter_groups(module._get_fsdp_state()):
             for parameter in group.fsdp_params:
                 parameter.reset_sharded_param()
                 parameter._init_extensions()
@@ -117,7 +117,7 @@ class Float8Weights:
         state._lazy_init()
         place_of = {id(parameter): place for place, parameter in enumerate(self.parameters)}
         for unit in state._state_ctx.all_states:
-            for group in unit._fsdp_param_groups:
+            for group in parameter_groups(unit):
                 for fsdp_parameter in group.fsdp_params:
                     place = place_of.get(id(fsdp_parameter.sharded_param))
                     if place is not None:
@@ -269,6 +269,9 @@ def build_local_model(
     stay on the meta device. Each process makes its own shards only."""
     layout, precision = train.layout, PRECISIONS[train.precision]
     streams = layout.offload.streams_weights and weights != "meta"
+    if mesh.device.type == "cuda":
+        # In 16 bits what is computed in float32 (router, scan) has TF32 products: 10 bits, more than their inputs have.
+        torch.backends.cuda.matmul.allow_tf32 = precision.compute.itemsize == 2
     options = ComputeOptions(precision.compute, seed, train.z_loss, train.float8)
     stage_specs = split_model(config, vocab_size, layout)
     stages, float8 = {}, []

@@ -21,6 +21,7 @@ from torch.distributed.pipelining.schedules import (
 )
 
 from gristmill.training.config.layout import LayoutConfig
+from gristmill.training.engine.fsdp import parameter_groups
 from gristmill.training.model.heads import ModelOutput
 from gristmill.training.model.loss import upcast_dtype
 from gristmill.training.model.transformer import OutputFunction, Transformer
@@ -177,7 +178,7 @@ class _Stage(PipelineStage):
         if backward_type == "weight":
             gradients = stage_backward_weight(model.parameters(), bwd_kwargs["param_groups"])
             for state in model._get_fsdp_state()._state_ctx.all_states:
-                for group in state._fsdp_param_groups:
+                for group in parameter_groups(state):
                     group.post_backward()
             return gradients, None
         gradients = stage_backward(bwd_kwargs["stage_output"], bwd_kwargs["output_grads"], bwd_kwargs["input_values"])

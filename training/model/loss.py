@@ -5,7 +5,9 @@ vocabulary two small all-reduces a chunk (the maximum; the sum of exponentials w
 gather."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -40,8 +42,7 @@ class Scoring:
 
     def shaped(self, raw: Tensor) -> Tensor:
         """Logits of the matmul's result: scaled and soft-capped. Monotonic, so the maximum keeps its place."""
-        scaled = raw if self.scale == 1 else raw * self.scale
-        return scaled if self.softcap is None else self.softcap * torch.tanh(scaled / self.softcap)
+        return shaped_logits(raw, self.scale, self.softcap)
 
     def best(self, logits_BTVt: Tensor) -> Tensor:
         """The id of the largest logit, int64[B, T]; of equal ones the lowest."""
@@ -51,6 +52,11 @@ class Scoring:
         ids_BT = index_BT + self.tensor.rank * math.ceil(self.vocab_size / self.tensor.size)
         best_BT = over_ranks(highest_BT.clone(), self.tensor, dist.ReduceOp.MAX)
         return over_ranks(ids_BT.where(highest_BT == best_BT, self.vocab_size), self.tensor, dist.ReduceOp.MIN)
+
+
+def shaped_logits(raw: Tensor, scale: float, softcap: float | None) -> Tensor:
+    scaled = raw if scale == 1 else raw * scale
+    return scaled if softcap is None else softcap * torch.tanh(scaled / softcap)
 
 
 def losses(scoring: Scoring, hidden_BTD: Tensor, head_VtD: Tensor, targets_BT: Tensor, weights_BT: Tensor) -> Tensor:
@@ -104,10 +110,9 @@ def _chunk_loss(
     The gradient by a logit is weight x (p (1 + 2 z log Z) - [it is the target]), and p = e / total. What is left in raw
     is that times total / weight, e - total at the target, so that dividing by the total costs one number a token and no
     pass over all logits. float16 cannot hold a total: there it is times 1024 / weight."""
-    highest_N = over_ranks(scoring.shaped(upcast(raw_NVt.amax(dim=1))), scoring.tensor, dist.ReduceOp.MAX)
     index_N, mine_N = local_ids(targets_N, scoring.vocab_size, scoring.tensor, raw_NVt.shape[1])
     target_N = scoring.shaped(upcast(raw_NVt.gather(1, index_N.unsqueeze(1)).squeeze(1))) * mine_N
-    total_N, bent_NVt = _exponentials(scoring, raw_NVt, highest_N, wanted)
+    highest_N, total_N, bent_NVt = _softmax_sums(scoring, raw_NVt, wanted)
     total_N, target_N = over_ranks(torch.stack([total_N, target_N]), scoring.tensor, dist.ReduceOp.SUM)
     log_z_N = total_N.log() + highest_N
     weights_N = weights_N.to(log_z_N.dtype)
@@ -116,14 +121,76 @@ def _chunk_loss(
     half = raw_NVt.dtype == torch.float16
     unit_N = torch.full_like(total_N, HALF_UNIT) if half else total_N
     if wanted:
-        if half or scoring.z_loss:
-            raw_NVt *= ((1 + 2 * scoring.z_loss * log_z_N) * unit_N / total_N).unsqueeze(1)
-        # Set by index: torch's scatters copy all of a bfloat16 tensor to change a few of its elements.
-        row_N = torch.arange(len(index_N), device=index_N.device)
-        raw_NVt[row_N, index_N] = (raw_NVt[row_N, index_N] - unit_N * mine_N).to(raw_NVt.dtype)
-        if bent_NVt is not None:
-            raw_NVt *= bent_NVt
+        factor_N = (1 + 2 * scoring.z_loss * log_z_N) * unit_N / total_N
+        target = index_N, unit_N * mine_N
+        if fuses(raw_NVt):
+            _compiled(to_gradient)(raw_NVt, highest_N, factor_N, target, scoring.scale, scoring.softcap)
+        else:
+            _to_gradient(raw_NVt, factor_N if half or scoring.z_loss else None, *target, bent_NVt)
     return torch.stack([nll_N, z_loss_N], dim=1), (scoring.scale * weights_N / unit_N).unsqueeze(1)
+
+
+def _softmax_sums(scoring: Scoring, raw_NVt: Tensor, wanted: bool) -> tuple[Tensor, Tensor, Tensor | None]:
+    """(highest logit of all ranks, this rank's sum of exponentials, slope of the soft cap). Where nothing is fused, raw
+    becomes the exponentials."""
+    if not fuses(raw_NVt):
+        highest_N = over_ranks(scoring.shaped(upcast(raw_NVt.amax(dim=1))), scoring.tensor, dist.ReduceOp.MAX)
+        return highest_N, *_exponentials(scoring, raw_NVt, highest_N, wanted)
+    own_highest_N, own_total_N = _compiled(softmax_sums)(raw_NVt, scoring.scale, scoring.softcap)
+    highest_N = over_ranks(own_highest_N.clone(), scoring.tensor, dist.ReduceOp.MAX)
+    return highest_N, own_total_N * (own_highest_N - highest_N).exp(), None
+
+
+def _to_gradient(
+    raw_NVt: Tensor, factor_N: Tensor | None, index_N: Tensor, subtracted_N: Tensor, bent_NVt: Tensor | None
+) -> None:
+    if factor_N is not None:
+        raw_NVt *= factor_N.unsqueeze(1)
+    # Set by index: torch's scatters copy all of a bfloat16 tensor to change a few of its elements.
+    row_N = torch.arange(len(index_N), device=index_N.device)
+    raw_NVt[row_N, index_N] = (raw_NVt[row_N, index_N] - subtracted_N).to(raw_NVt.dtype)
+    if bent_NVt is not None:
+        raw_NVt *= bent_NVt
+
+
+# On a GPU the work on all logits is two kernels that a compiler makes of these functions: one reads them for the sums,
+# one reads them and writes the gradient in their place.
+
+
+def fuses(raw_NVt: Tensor) -> bool:
+    return raw_NVt.device.type == "cuda"
+
+
+def softmax_sums(raw_NVt: Tensor, scale: float, softcap: float | None) -> tuple[Tensor, Tensor]:
+    """(highest logit [N], sum of exp(logit - highest) [N]), in float32 or better."""
+    logits_NVt = shaped_logits(upcast(raw_NVt), scale, softcap)
+    highest_N = logits_NVt.amax(dim=1)
+    return highest_N, (logits_NVt - highest_N.unsqueeze(1)).exp().sum(dim=1)
+
+
+def to_gradient(
+    raw_NVt: Tensor,
+    highest_N: Tensor,
+    factor_N: Tensor,
+    target: tuple[Tensor, Tensor],
+    scale: float,
+    softcap: float | None,
+) -> None:
+    """raw becomes factor x exp(logit - highest), less what is subtracted at the target, times the slope of the soft
+    cap. target: its index and what is subtracted, [N] each."""
+    index_N, subtracted_N = target
+    logits_NVt = shaped_logits(upcast(raw_NVt), scale, softcap)
+    slope_NVt = (logits_NVt - highest_N.unsqueeze(1)).exp() * factor_N.unsqueeze(1)
+    is_target_NVt = torch.arange(raw_NVt.shape[1], device=raw_NVt.device) == index_N.unsqueeze(1)
+    slope_NVt = slope_NVt - torch.where(is_target_NVt, subtracted_N.unsqueeze(1), 0)
+    if softcap is not None:
+        slope_NVt = slope_NVt * (1 - (logits_NVt / softcap).square())
+    raw_NVt.copy_(slope_NVt)
+
+
+@cache
+def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    return torch.compile(function, dynamic=True)  # chunks differ by a token
 
 
 def _exponentials(scoring: Scoring, raw_NVt: Tensor, highest_N: Tensor, wanted: bool) -> tuple[Tensor, Tensor | None]:

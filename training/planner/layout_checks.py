@@ -202,10 +202,9 @@ def _pipeline(model: ModelConfig, layout: LayoutConfig) -> Iterator[str]:
 
 
 def _mixers(checked: CheckedModel, train: TrainConfig) -> Iterator[str]:
-    for name in checked.stateful_mixers:
-        for field, wanted in (("compile", train.compile), ("float8", train.float8)):
-            if wanted:
-                yield f"{field} is not built for the mixer {name} yet; set {field}: false"
+    if train.float8:
+        for name in checked.stateful_mixers:
+            yield f"float8 is not built for the mixer {name} yet; set float8: false"
 
 
 def _swap(checked: CheckedModel, train: TrainConfig) -> Iterator[str]:
@@ -244,12 +243,13 @@ def _graphs(checked: CheckedModel, train: TrainConfig) -> Iterator[str]:
         yield f"cuda_graphs is not built for {layout.world_size} processes, whose weights FSDP gathers anew; {fix}"
     if layout.offload.active or layout.offload.streams_weights or layout.recompute in SWAPS:
         yield f"cuda_graphs is not built for memory on the host (offload, recompute: {layout.recompute}); {fix}"
-    if checked.mixtures:
-        yield f"cuda_graphs is not built for experts, whose numbers of tokens the host reads; {fix}"
+    if checked.mixtures and train.precision != "bf16":
+        yield (
+            f"cuda_graphs: in {train.precision} the host reads how many tokens each expert has; set precision: bf16, "
+            "whose grouped matmul reads it on the device, or cuda_graphs: false"
+        )
     if model.transformers is not None:
         yield f"cuda_graphs is not built for a model of transformers; {fix}"
-    for name in checked.stateful_mixers:
-        yield f"cuda_graphs is not built for the mixer {name} yet; {fix}"
 
 
 def _streamed(model: ModelConfig, train: TrainConfig) -> Iterator[str]:
@@ -294,9 +294,8 @@ def _experts(checked: CheckedModel, train: TrainConfig) -> Iterator[str]:
     widths = math.gcd(*(width for _, width in checked.mixtures))
     if widths % layout.expert_tensor:
         yield f"expert_tensor {layout.expert_tensor}: the experts' width does not split evenly; try {divisors(widths)}"
-    for name, wanted in (("compile", train.compile), ("float8", train.float8)):
-        if wanted:
-            yield f"{name} is not built for experts yet; set {name}: false"
+    if train.float8:
+        yield "float8 is not built for experts yet; set float8: false"
 
 
 def _batches(model: ModelConfig, train: TrainConfig) -> Iterator[str]:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from gristmill.training.config.layout import LayoutConfig
+from gristmill.training.model import loss
 from gristmill.training.model.loss import Scoring, losses, token_chunks, upcast
 from gristmill.training.parallel.mesh import build_mesh, single_process
 from gristmill.training.parallel.tensor import TensorAxis
@@ -77,3 +78,25 @@ def test_a_sharded_vocabulary_gives_the_same_loss_and_gradient(pool: Any) -> Non
         assert found.tolist()[0] == pytest.approx([math.log(8 / 5) + math.log(8), 0])
     gradient = [value for _, gradient in ranks for value in gradient.flatten().tolist()]
     assert gradient == pytest.approx([2 / 8 - 1, 4 / 8, 10 / 8 - 1])  # targets 2 and 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("fields", [{}, {"softcap": 2.0, "scale": 0.5, "z_loss": 0.1}], ids=str)
+def test_the_kernels_of_a_gpu_compute_the_same(
+    dtype: torch.dtype, fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before they are compiled: what a compiler makes of them is held against the CPU in test_on_a_gpu.py."""
+    generator = torch.Generator().manual_seed(0)
+    hidden, head = (torch.randn(shape, generator=generator).to(dtype) for shape in ((2, 5, 8), (11, 8)))
+    targets, weights = torch.randint(0, 11, (2, 5), generator=generator), torch.rand(2, 5, generator=generator)
+    monkeypatch.setattr(loss, "_compiled", lambda function: function)
+    outcomes = []
+    for fused in (False, True):
+        monkeypatch.setattr(loss, "fuses", lambda raw, fused=fused: fused)
+        parts = hidden.clone().requires_grad_(), head.clone().requires_grad_()
+        sums = losses(Scoring(scoring().tensor, 11, **fields), *parts, targets, weights)
+        sums.sum().backward()
+        outcomes.append([sums.detach(), *(part.grad for part in parts)])
+    precise = {torch.float64: 1e-12, torch.float32: 1e-6}.get(dtype, 1e-2)
+    for plain, fused in zip(*outcomes, strict=True):
+        torch.testing.assert_close(fused, plain, rtol=precise, atol=precise)

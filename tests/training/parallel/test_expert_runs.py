@@ -87,7 +87,6 @@ BATCH = {"tokens": 10**6, "batch_tokens": 16 * 16}
             {"layout": {"data": 2, "expert_tensor": 2}},
             r"expert_tensor 2: the experts' width does not split evenly; try \[1, 3, 5, 15\]",
         ),
-        ({"moe": {"experts": 4}}, {"compile": True}, "compile is not built for experts yet; set compile: false"),
         (
             {"moe": {"experts": 4}},
             {"float8": True, "precision": "bf16"},
@@ -106,13 +105,13 @@ def test_what_experts_cannot_be_laid_over_is_refused(model: dict, train: dict, s
     assert re.search(says, "\n".join(found)), found
 
 
-def test_the_planner_chooses_an_expert_axis_and_refuses_to_compile() -> None:
+def test_the_planner_chooses_an_expert_axis_and_refuses_float8() -> None:
     model = ModelConfig(**(DENSE | {"moe": {"experts": 8, "top_k": 2}}))
     train = TrainConfig(**BATCH, layout="auto")
     chosen = resolve_layout(model, 50, train, 4).layout
     assert chosen.world_size == 4 and not list(objections(model, TrainConfig(**BATCH, layout=chosen), 50, 4))
-    with pytest.raises(RecipeError, match="compile is not built for experts yet"):
-        resolve_layout(model, 50, TrainConfig(**BATCH, layout="auto", compile=True), 4)
+    with pytest.raises(RecipeError, match="float8 is not built for experts yet"):
+        resolve_layout(model, 50, TrainConfig(**BATCH, layout="auto", precision="bf16", float8=True), 4)
 
 
 def test_an_expert_axis_that_divides_no_ranks_is_refused() -> None:

@@ -13,6 +13,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 from gristmill.training.calibrate.layers import causal_loss
 from gristmill.training.config.model import ModelConfig
 from gristmill.training.config.train import TrainConfig
+from gristmill.training.engine.fsdp import parameter_groups
 from gristmill.training.engine.local_model import build_local_model
 from gristmill.training.parallel.mesh import build_mesh
 from gristmill.training.run import RunConfig, build_forward_backward
@@ -31,7 +32,7 @@ def reductions(axes: dict[str, Any]) -> list[tuple[float | None, bool]]:
         for stage in parts.stages.values()
         for module in stage.modules()
         if isinstance(module, FSDPModule)
-        for group in module._get_fsdp_state()._fsdp_param_groups
+        for group in parameter_groups(module._get_fsdp_state())
     ]
 
 
@@ -97,7 +98,7 @@ def events(axes: dict[str, Any], tied: bool = False) -> list[str]:
         for stage in stages
         for module in stage.modules()
         if isinstance(module, FSDPModule)
-        for group in module._get_fsdp_state()._fsdp_param_groups
+        for group in parameter_groups(module._get_fsdp_state())
         for parameter in group.fsdp_params
     }
 

@@ -198,9 +198,20 @@ def test_bf16_on_a_layout_is_bf16_alone_to_its_rounding(pool: Any) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("layout", [{"data": 2, "tensor": 2}, {"tensor": 2, "pipeline": 2}, {"data": 2} | SWAP])
-def test_compiled_layers_are_the_same_model(layout: dict[str, Any], pool: Any) -> None:
-    found = differences(Case(layout, precision="fp32", compiled=True), pool)
+@pytest.mark.parametrize(
+    ("layout", "model"),
+    [
+        ({"data": 2, "tensor": 2}, "llama"),
+        ({"tensor": 2, "pipeline": 2}, "llama"),
+        ({"data": 2} | SWAP, "llama"),
+        ({"data": 2, "expert": 2}, "experts"),
+        ({"tensor": 2}, "hybrid_experts"),
+        ({"tensor": 2}, "tcnca"),
+    ],
+    ids=str,
+)
+def test_compiled_layers_are_the_same_model(layout: dict[str, Any], model: str, pool: Any) -> None:
+    found = differences(Case(layout, model, precision="fp32", compiled=True), pool)
     assert max(found.values()) < TOLERANCES["fp32"], found
 
 

@@ -3,8 +3,10 @@
 Two backends of one function: a loop over the experts (any device and dtype; the oracle), and torch's grouped matmul
 (CUDA, bfloat16), which reads the runs' ends on the device."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from functools import cache
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -15,6 +17,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distrib
 
 from gristmill.foundation.errors import RecipeError
 from gristmill.training.config.model import ModelConfig
+from gristmill.training.model.loss import upcast
 from gristmill.training.parallel.linear import matmul
 from gristmill.training.parallel.mesh import Mesh
 
@@ -124,8 +127,51 @@ def padded_positions(counts_E: Tensor, rows: int) -> tuple[Tensor, Tensor, int]:
     shift_E = (ends_E - padded_E) - (row_ends_E - counts_E)
     row_N = torch.arange(rows, device=counts_E.device)
     position_N = row_N + shift_E[torch.searchsorted(row_ends_E, row_N, right=True)]
-    ends_E[-1] = total
+    ends_E[-1:].fill_(total)  # setting an element would copy the number from the host
     return position_N, ends_E.to(torch.int32), total
+
+
+class ChoicePlaces(NamedTuple):
+    """Where the tokens' copies stand in the rows that experts read. token_R: the token of each row. row_NK: the row of
+    each choice."""
+
+    token_R: Tensor
+    row_NK: Tensor
+
+
+def sorted_places(order_M: Tensor, top_k: int) -> ChoicePlaces:
+    """A row for each choice, sorted by expert. order_M: the choices (token x K + k) in that order."""
+    return ChoicePlaces(order_M // top_k, inverse(order_M).unflatten(0, (-1, top_k)))
+
+
+def padded_places(order_M: Tensor, accepted_E: Tensor, top_k: int) -> tuple[ChoicePlaces, Tensor]:
+    """(places, end of each run) of rows sorted by expert whose runs are padded as `padded_positions` says. Choices that
+    no expert accepts are at the end of the last run. Rows in between are copies of the first token."""
+    counts_E = torch.cat([accepted_E[:-1], len(order_M) - accepted_E[:-1].sum(dim=0, keepdim=True)])
+    position_M, ends_E, rows = padded_positions(counts_E, len(order_M))
+    token_R = order_M.new_zeros(rows).index_copy_(0, position_M, order_M // top_k)
+    row_NK = torch.empty_like(order_M).index_copy_(0, order_M, position_M).unflatten(0, (-1, top_k))
+    return ChoicePlaces(token_R, row_NK), ends_E
+
+
+def sum_of_rows(rows_RD: Tensor, row_NK: Tensor, weights_NK: Tensor | None = None) -> Tensor:
+    """[N, D]: the sum of weight x row over the K rows of each token."""
+    if rows_RD.device.type == "cuda":
+        return _compiled_sum()(rows_RD, row_NK, weights_NK)
+    return F.embedding_bag(row_NK, rows_RD, mode="sum", per_sample_weights=weights_NK)
+
+
+def gathered_sum(rows_RD: Tensor, row_NK: Tensor, weights_NK: Tensor | None) -> Tensor:
+    """`sum_of_rows` as a compiler makes one kernel of it; sums in float32 or better."""
+    wide_NKD = upcast(rows_RD[row_NK])
+    if weights_NK is not None:
+        wide_NKD = wide_NKD * weights_NK.unsqueeze(-1)
+    return wide_NKD.sum(dim=1).to(rows_RD.dtype)
+
+
+@cache
+def _compiled_sum() -> Callable[..., Tensor]:
+    return torch.compile(gathered_sum)
 
 
 # Expert parallelism: experts are sharded over ranks; an all-to-all sends each token to the ranks of its experts.

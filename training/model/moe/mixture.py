@@ -23,9 +23,11 @@ from gristmill.training.model.moe.dispatch import (
     ExpertAxis,
     Runs,
     grouped_linear,
-    inverse,
+    padded_places,
     padded_positions,
     runs_of,
+    sorted_places,
+    sum_of_rows,
     uses_grouped,
 )
 from gristmill.training.model.moe.router import Router, Routing, TokenPlaces
@@ -102,15 +104,18 @@ class MixtureOfExperts(nn.Module):
 
     def _routed(self, x_ND: Tensor, routing: Routing) -> Tensor:
         """sum over a token's experts of gate x expert(x)."""
-        top_k = routing.experts_NK.shape[1]
         order_M = torch.argsort(routing.experts_NK.flatten(), stable=True)
-        rank_M = inverse(order_M)
-        sorted_MD = _Copies.apply(x_ND, order_M, rank_M, top_k)
-        if self.axis.size == 1:
-            results_MD = self.experts(sorted_MD, routing.accepted_E)
+        if self.axis.size == 1 and uses_grouped(x_ND):
+            places, ends_E = padded_places(order_M, routing.accepted_E, routing.experts_NK.shape[1])
+            results_RD = self.experts.of_runs(_Copies.apply(x_ND, *places), Runs(ends_E=ends_E))
         else:
-            results_MD = self._exchanged(sorted_MD, routing)
-        return _WeightedSum.apply(results_MD, routing.gates_NK.to(results_MD.dtype), order_M, rank_M)
+            places = sorted_places(order_M, routing.experts_NK.shape[1])
+            sorted_MD = _Copies.apply(x_ND, *places)
+            exchanges = self.axis.size > 1
+            results_RD = (
+                self._exchanged(sorted_MD, routing) if exchanges else self.experts(sorted_MD, routing.accepted_E)
+            )
+        return _WeightedSum.apply(results_RD, routing.gates_NK.to(results_RD.dtype), *places)
 
     def _exchanged(self, sorted_MD: Tensor, routing: Routing) -> Tensor:
         """The rows computed where their experts are. Dropped rows, which are last, are not sent and come out as
@@ -140,38 +145,38 @@ class Coefficient(nn.Module):
 
 
 class _Copies(torch.autograd.Function):
-    """Each row K times, in the order of the experts; the backward pass adds the K gradients of a row, in one order on
-    every device."""
+    """A row for each choice of each token, where the experts read it; the backward pass adds the K gradients of a
+    token, in one order on every device."""
 
     @staticmethod
-    def forward(ctx: Any, x_ND: Tensor, order_M: Tensor, rank_M: Tensor, top_k: int) -> Tensor:
-        ctx.save_for_backward(rank_M)
-        ctx.top_k = top_k
-        return x_ND.index_select(0, order_M // top_k)
+    def forward(ctx: Any, x_ND: Tensor, token_R: Tensor, row_NK: Tensor) -> Tensor:
+        ctx.save_for_backward(row_NK)
+        return x_ND.index_select(0, token_R)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient_MD: Tensor) -> tuple[Tensor | None, ...]:
-        (rank_M,) = ctx.saved_tensors
-        return F.embedding_bag(rank_M.unflatten(0, (-1, ctx.top_k)), gradient_MD, mode="sum"), None, None, None
+    def backward(ctx: Any, gradient_RD: Tensor) -> tuple[Tensor | None, ...]:
+        (row_NK,) = ctx.saved_tensors
+        return sum_of_rows(gradient_RD, row_NK), None, None
 
 
 class _WeightedSum(torch.autograd.Function):
-    """[N, D]: the sum over a token's K experts of gate x row, without the rows in the order of the tokens."""
+    """[N, D]: the sum over a token's K experts of gate x row, without the rows in the order of the tokens. Rows that no
+    choice points at take no part, and their gradient is zero."""
 
     @staticmethod
-    def forward(ctx: Any, rows_MD: Tensor, gates_NK: Tensor, order_M: Tensor, rank_M: Tensor) -> Tensor:
-        ctx.save_for_backward(rows_MD, gates_NK, order_M, rank_M)
-        return F.embedding_bag(rank_M.view_as(gates_NK), rows_MD, mode="sum", per_sample_weights=gates_NK)
+    def forward(ctx: Any, rows_RD: Tensor, gates_NK: Tensor, token_R: Tensor, row_NK: Tensor) -> Tensor:
+        ctx.save_for_backward(rows_RD, gates_NK, token_R, row_NK)
+        return sum_of_rows(rows_RD, row_NK, gates_NK)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient_ND: Tensor) -> tuple[Tensor | None, ...]:
-        rows_MD, gates_NK, order_M, rank_M = ctx.saved_tensors
-        gradient_MD = gradient_ND.index_select(0, order_M // gates_NK.shape[1])
-        gates_gradient_M = torch.linalg.vecdot(rows_MD, gradient_MD)
-        gradient_MD.mul_(gates_NK.flatten().index_select(0, order_M).unsqueeze(1))
-        return gradient_MD, gates_gradient_M.index_select(0, rank_M).view_as(gates_NK), None, None
+        rows_RD, gates_NK, token_R, row_NK = ctx.saved_tensors
+        gradient_RD = gradient_ND.index_select(0, token_R)
+        gates_gradient_R = torch.linalg.vecdot(rows_RD, gradient_RD)
+        gates_R = gates_NK.new_zeros(len(token_R)).index_copy_(0, row_NK.flatten(), gates_NK.flatten())
+        return gradient_RD.mul_(gates_R.unsqueeze(1)), gates_gradient_R[row_NK], None, None
 
 
 # The experts of a mixture-of-experts layer: one MLP each, applied to the tokens routed to it.
@@ -217,22 +222,18 @@ class Experts(nn.Module):
 
     def forward(self, x_ND: Tensor, counts_Et: Tensor) -> Tensor:
         """Results of the rows, which are sorted by expert; counts_Et: rows of each expert of this rank. Rows behind the
-        last expert's come out as zeros."""
+        last expert's come out of the loop as zeros; the grouped matmul must get none."""
         if not uses_grouped(x_ND):
-            return self._mlp(x_ND, Runs(sizes=tuple(counts_Et.tolist())))
+            return self.of_runs(x_ND, Runs(sizes=tuple(counts_Et.tolist())))
         return self._grouped(x_ND, counts_Et)
 
-    def _grouped(self, x_ND: Tensor, counts_Et: Tensor) -> Tensor:
-        """On runs that are padded for the grouped matmul; nothing waits for the device. Rows behind the last expert's
-        go through it as zeros, so that every row of the buffer is defined."""
-        has_expert_N1 = (torch.arange(len(x_ND), device=x_ND.device) < counts_Et.sum()).unsqueeze(1)
-        counts_Et = torch.cat([counts_Et[:-1], len(x_ND) - counts_Et[:-1].sum(dim=0, keepdim=True)])
-        position_N, ends_Et, rows = padded_positions(counts_Et, len(x_ND))
-        padded_RD = x_ND.new_zeros(rows, x_ND.shape[1]).index_copy(0, position_N, torch.where(has_expert_N1, x_ND, 0))
-        y_ND = self._mlp(padded_RD, Runs(ends_E=ends_Et)).index_select(0, position_N)
-        return torch.where(has_expert_N1, y_ND, 0)
+    def _grouped(self, x_MD: Tensor, counts_Et: Tensor) -> Tensor:
+        """On runs that are padded for the grouped matmul, without a wait for the device; every row has an expert."""
+        position_M, ends_Et, rows = padded_positions(counts_Et, len(x_MD))
+        padded_RD = x_MD.new_zeros(rows, x_MD.shape[1]).index_copy(0, position_M, x_MD)
+        return self.of_runs(padded_RD, Runs(ends_E=ends_Et)).index_select(0, position_M)
 
-    def _mlp(self, x_ND: Tensor, runs: Runs) -> Tensor:
+    def of_runs(self, x_ND: Tensor, runs: Runs) -> Tensor:
         if self.gate is not None and self.up.bias is None and runs.sizes is not None:
             gate, up, down = (linear.local_weight(x_ND.dtype) for linear in (self.gate, self.up, self.down))
             return loop_swiglu(x_ND, gate, up, down, runs.sizes)

@@ -1,9 +1,13 @@
 """Causal depthwise convolution: each channel's weighted sum of tokens before it, `dilation` tokens apart."""
 
+from collections.abc import Callable
+from functools import cache
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from gristmill.training.model.loss import upcast
 from gristmill.training.parallel.tensor import Sharding, TensorAxis
 
 # B rows, T tokens, C channels of this tensor rank, K taps, d dilation, L = (K - 1) d tokens before the first
@@ -27,18 +31,11 @@ class CausalConvolution(nn.Module):
         """before_BLC: the L inputs before, of the document of the first token; None: there are none."""
         weight_CK, bias_C = self._local(x_BTC.dtype)
         all_BSC = _with_tokens_before(x_BTC, before_BLC, self.reach)
+        if all_BSC.device.type == "cuda":
+            return _compiled_taps()(all_BSC, weight_CK, bias_C, self.dilation, documents_BT)
         if documents_BT is None:
             return _convolve(all_BSC, weight_CK, bias_C, self.dilation)
-        tokens, y_BTC = x_BTC.shape[1], bias_C
-        for tap in range(self.kernel):
-            first = tap * self.dilation
-            term_BTC = all_BSC[:, first : first + tokens] * weight_CK[:, tap]
-            back = self.reach - first
-            if back:
-                same_BT = _same_document(documents_BT, back)
-                term_BTC = term_BTC * same_BT.unsqueeze(-1).to(term_BTC.dtype)
-            y_BTC = y_BTC + term_BTC
-        return y_BTC
+        return sum_of_taps(all_BSC, weight_CK, bias_C, self.dilation, documents_BT)
 
     def step(self, taps_BKC: Tensor) -> Tensor:
         """[B, 1, C]: the result of one token, from the inputs that its taps read, its own last."""
@@ -48,6 +45,28 @@ class CausalConvolution(nn.Module):
     def _local(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         weight_CK = self.tensor.local(self.weight, Sharding.OUTPUT, dtype)
         return weight_CK, self.tensor.local(self.bias, Sharding.OUTPUT, dtype)
+
+
+def sum_of_taps(
+    all_BSC: Tensor, weight_CK: Tensor, bias_C: Tensor, dilation: int, documents_BT: Tensor | None
+) -> Tensor:
+    """Tap after tap, summed in float32 or better. A compiler makes one kernel of it."""
+    reach = (weight_CK.shape[1] - 1) * dilation
+    tokens, y_BTC = all_BSC.shape[1] - reach, upcast(bias_C)
+    for tap in range(weight_CK.shape[1]):
+        first = tap * dilation
+        term_BTC = upcast(all_BSC[:, first : first + tokens]) * upcast(weight_CK[:, tap])
+        back = reach - first
+        if back and documents_BT is not None:
+            same_BT = _same_document(documents_BT, back)
+            term_BTC = term_BTC * same_BT.unsqueeze(-1).to(term_BTC.dtype)
+        y_BTC = y_BTC + term_BTC
+    return y_BTC.to(all_BSC.dtype)
+
+
+@cache
+def _compiled_taps() -> Callable[..., Tensor]:
+    return torch.compile(sum_of_taps)
 
 
 def _convolve(all_BSC: Tensor, weight_CK: Tensor, bias_C: Tensor, dilation: int) -> Tensor:

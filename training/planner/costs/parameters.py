@@ -231,7 +231,7 @@ def _linear(name: str, outputs: int, inputs: int, sharding: Sharding, bias: bool
 CHUNK_LOGITS = 2**24  # of one chunk on CPU: 64 MB of float32; fewer rows slow its matmuls (64 rows: by a third)
 # In 16 bits: 128 MB, because the gradient of the table is then summed outside of the products, a pass for each chunk.
 CHUNK_LOGITS_16 = 2**26
-CHUNK_LOGITS_GPU = 2**27  # 512 MB: large enough to fill the device, small beside its memory
+CHUNK_LOGITS_GPU = 2**28  # 512 MB in 16 bits: large enough to fill the device, small beside its memory
 
 
 def chunk_logits(number_bytes: int, cuda: bool) -> int:

@@ -18,7 +18,7 @@ from gristmill.training.model.attention.metadata import RoutingMetadata
 from gristmill.training.model.init import fill, initialize
 from gristmill.training.model.modules import token_priorities
 from gristmill.training.model.moe import mixture as experts_module
-from gristmill.training.model.moe.dispatch import check_grouped_widths, padded_positions
+from gristmill.training.model.moe.dispatch import check_grouped_widths, gathered_sum, padded_positions, sum_of_rows
 from gristmill.training.model.moe.mixture import MixtureOfExperts
 from gristmill.training.model.moe.router import capacity, choose_experts, count, gates_of, routers, within_capacity
 from gristmill.training.model.transformer import ComputeOptions, Transformer
@@ -225,6 +225,15 @@ def test_the_grouped_backend_is_the_loop(moe: dict[str, Any], monkeypatch: pytes
         outcomes.append([y.detach(), x.grad, *(parameter.grad.clone() for parameter in mixture.parameters())])
     for loop, other in zip(*outcomes, strict=True):
         torch.testing.assert_close(other, loop, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_the_sum_of_a_gpu_is_that_of_the_cpu(weighted: bool) -> None:
+    generator = torch.Generator().manual_seed(0)
+    rows, weights = torch.randn(7, 3, generator=generator), torch.rand(4, 2, generator=generator)
+    row = torch.randint(0, 7, (4, 2), generator=generator)
+    gates = weights if weighted else None
+    torch.testing.assert_close(gathered_sum(rows, row, gates), sum_of_rows(rows, row, gates))
 
 
 def losses_by_hand(mixture: MixtureOfExperts, config: ModelConfig, x: Tensor, weights: Tensor) -> Tensor:
