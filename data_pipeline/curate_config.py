@@ -5,9 +5,10 @@ from typing import Self
 
 from pydantic import Field, field_validator, model_validator
 
-from gristmill.data_pipeline.annotate.list_file import ListsConfig, pinned_list
+from gristmill.data_pipeline.annotate.list_file import ListsConfig, pinned_list, pinned_robots
 from gristmill.data_pipeline.annotate.normalize import NormalizeConfig
 from gristmill.data_pipeline.annotate.optional_signals import OPTIONAL_SIGNALS, OptionalSignals
+from gristmill.data_pipeline.annotate.origin_fields import OriginFields
 from gristmill.data_pipeline.annotate.own_signals import OwnSignal, check_own_signals
 from gristmill.data_pipeline.corpus.splits import SplitConfig
 from gristmill.data_pipeline.decontamination.config import DecontaminateConfig
@@ -124,16 +125,21 @@ class CurateConfig(Config):
 _HOW_TO_MEASURE = {
     "badwords": "name files of words in curate.lists.badwords",
     "blocked_urls": "name files of hosts and addresses in curate.lists.blocked_urls",
+    "opt_outs": "name files of hosts and addresses in curate.lists.opt_outs",
+    "robots": "name robots.txt files in curate.lists.robots",
     "mixed_languages": "set curate.paragraph_languages, {} for its defaults",
     "language_stop_words": "leave curate.language_id out, so that languages are detected",
 }
 
 
 def optional_signals(
-    config: CurateConfig, filters: Sequence[FilterChoice], page_kinds: tuple[PageKind, ...] = ()
+    config: CurateConfig,
+    filters: Sequence[FilterChoice],
+    page_kinds: tuple[PageKind, ...] = (),
+    origin: OriginFields | None = None,
 ) -> OptionalSignals:
-    """The optional signals that the recipe turns on; its lists are identified by the digests of their files. filters
-    and page_kinds: of the source."""
+    """The optional signals that the recipe turns on; its lists are identified by the digests of their files. filters,
+    page_kinds and origin: of the source."""
     return OptionalSignals(
         stop_words=config.language_id is not None and config.profiles is None,
         profiles=None if (profiles := used_profiles(config)) is None else pinned_profiles(profiles),
@@ -144,6 +150,9 @@ def optional_signals(
         zlib=any(choice.preset == "mgpt_zlib" for choice in filters),
         quality=pinned_scores(config.quality_scores),
         page_kinds=page_kinds,
+        origin=origin,
+        opt_outs=pinned_list(config.lists.opt_outs),
+        robots=pinned_robots(config.lists),
         own=own_signals(config, filters),
     )
 
@@ -169,6 +178,8 @@ def unmeasured_signals(config: CurateConfig) -> frozenset[str]:
         "main_language_share": config.paragraph_languages is not None,
         "num_bad_words": bool(config.lists.badwords),
         "blocked_url": bool(config.lists.blocked_urls),
+        "opted_out": bool(config.lists.opt_outs),
+        "robots_disallowed": bool(config.lists.robots),
         "zlib_ratio": True,  # where a filter of the source has a rule on it, and only there
     }
     return frozenset(name for name in OPTIONAL_SIGNALS if not measured[name])

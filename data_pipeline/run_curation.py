@@ -17,6 +17,7 @@ from gristmill.data_pipeline.annotate.annotate import (
     annotation_tasks,
     dropped_file,
 )
+from gristmill.data_pipeline.annotate.origin_fields import origin_fields
 from gristmill.data_pipeline.annotate.tombstones import Tombstones, drop_documents, write_tombstones
 from gristmill.data_pipeline.corpus.counts import (
     check_training_documents,
@@ -325,7 +326,9 @@ def annotate_config(source: SourceConfig, config: CurateConfig) -> AnnotateConfi
         language_id=config.language_id,
         language_model=None if config.language_id is None else model_digest(config.language_id.model),
         edits=tuple(edits),
-        optional=optional_signals(config, source_filters(source, config), source.keep_page_kinds),
+        optional=optional_signals(
+            config, source_filters(source, config), source.keep_page_kinds, origin_fields(source)
+        ),
     )
 
 

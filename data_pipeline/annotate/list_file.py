@@ -4,26 +4,55 @@ UTF-8 text with one entry per line; blank lines and lines that begin with `#` ar
 line is stripped. A compressed file is read by its suffix (.gz .zst .bz2 .xz)."""
 
 import hashlib
+import re
 from collections.abc import Sequence
 from io import BytesIO
 
 from pydantic import Field
 
+from gristmill.data_pipeline.annotate.robots import AI_AGENTS, PinnedRobots, read_robots
 from gristmill.data_pipeline.readers.compression import Damaged, blocks
 from gristmill.data_pipeline.readers.files import matching, open_raw
 from gristmill.foundation.config import Config
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.lock import LockedSource, RawFile, in_canonical_order
 
+DATE_COMMENT = re.compile(rb"^\s*#\s*date:\s*(\d{4}-\d{2}-\d{2})\s*$", re.MULTILINE)
+
 
 class ListsConfig(Config):
-    """Files or globs of each list. badwords: words and phrases; blocked_urls: hosts and URL prefixes.
+    """Files or globs of each list. badwords: words and phrases; blocked_urls, opt_outs: hosts and URL prefixes; robots:
+    robots.txt files of hosts.
 
-    Paths are not part of the fingerprint: the lock holds the files' digests, under the names `lists.badwords` and
+    Paths are not part of the fingerprint: the lock holds the files' digests, under names such as `lists.badwords` and
     `lists.blocked_urls`."""
 
     badwords: tuple[str, ...] = Field(default=(), json_schema_extra={"execution": True})
     blocked_urls: tuple[str, ...] = Field(default=(), json_schema_extra={"execution": True})
+    opt_outs: tuple[str, ...] = Field(
+        default=(),
+        description="hosts and URL prefixes whose owners reserve their rights; a comment `# date: 2025-01-31` dates it",
+        json_schema_extra={"execution": True, "omit_default": True},
+        exclude_if=lambda paths: not paths,
+    )
+    robots: tuple[str, ...] = Field(
+        default=(),
+        description="robots.txt files of hosts, in WARC or in JSON lines of host, date and robots",
+        json_schema_extra={"execution": True, "omit_default": True},
+        exclude_if=lambda paths: not paths,
+    )
+    robots_agents: tuple[str, ...] = Field(
+        default=AI_AGENTS,
+        min_length=1,
+        description="crawlers that robots.txt is asked for; a document is disallowed if one of them is",
+        json_schema_extra={"omit_default": True},
+        exclude_if=lambda agents: agents == AI_AGENTS,
+    )
+
+    def paths(self) -> dict[str, tuple[str, ...]]:
+        """The files or globs of each list that the recipe has."""
+        names = ("badwords", "blocked_urls", "opt_outs", "robots")
+        return {name: getattr(self, name) for name in names if getattr(self, name)}
 
 
 class PinnedList(Config):
@@ -38,12 +67,42 @@ def lock_lists(lists: ListsConfig) -> tuple[LockedSource, ...]:
 
     Raises InputError for a glob that matches nothing, a file that cannot be read or has no entries."""
     locked_lists = []
-    for name, patterns in lists:
-        if patterns:
-            files = [_raw_file(base, location) for base, location in _located(patterns)]
-            request = {"format": "list", "paths": list(patterns)}
-            locked_lists.append(LockedSource(name=f"lists.{name}", request=request, files=in_canonical_order(files)))
+    for name, patterns in lists.paths().items():
+        files = [_raw_file(base, location, name) for base, location in _located(patterns)]
+        request = {"format": "list", "paths": list(patterns)}
+        locked_lists.append(LockedSource(name=f"lists.{name}", request=request, files=in_canonical_order(files)))
     return tuple(locked_lists)
+
+
+def pinned_robots(lists: ListsConfig) -> PinnedRobots | None:
+    """Pin the robots.txt files by their current digests, without parsing them; None if the recipe names none."""
+    pinned = pinned_list(lists.robots)
+    if pinned is None:
+        return None
+    return PinnedRobots(digests=pinned.digests, agents=lists.robots_agents, paths=pinned.paths)
+
+
+def list_days(lists: ListsConfig, name: str) -> list[tuple[str, str, str]]:
+    """(SHA-256, first day, last day) of each file of `opt_outs` or `robots`. Raises InputError as `lock_lists` does."""
+    days = []
+    for _, location in _located(lists.paths().get(name, ())):
+        if name == "robots":
+            digest, records = read_robots(location)
+            days.append((digest, min(record.day for record in records), max(record.day for record in records)))
+        else:
+            day = list_day(location)
+            days.append((_digest(_raw(location)), day, day))
+    return days
+
+
+def list_day(path: str) -> str:
+    """The day of a list, from its comment `# date: 2025-01-31`. Raises InputError if it has none."""
+    match = DATE_COMMENT.search(b"".join(blocks(BytesIO(_raw(path)), path)))
+    if match is None:
+        raise InputError(
+            f"{path}: no date; add a comment such as `# date: 2025-01-31`, the day on which the list was made"
+        )
+    return match[1].decode()
 
 
 def pinned_list(patterns: Sequence[str]) -> PinnedList | None:
@@ -93,8 +152,12 @@ def _located(patterns: Sequence[str]) -> list[tuple[str, str]]:
     return [(name, location) for location, name in locations.items()]
 
 
-def _raw_file(name: str, location: str) -> RawFile:
-    return RawFile(name=name, bytes=len(_raw(location)), sha256=read_list(location)[0])
+def _raw_file(name: str, location: str, list_name: str) -> RawFile:
+    """Reads and checks the file."""
+    digest = read_robots(location)[0] if list_name == "robots" else read_list(location)[0]
+    if list_name == "opt_outs":
+        list_day(location)
+    return RawFile(name=name, bytes=len(_raw(location)), sha256=digest)
 
 
 def _raw(path: str) -> bytes:

@@ -10,7 +10,9 @@ import pyarrow as pa
 from pydantic import Field
 
 from gristmill.data_pipeline.annotate.list_file import PinnedList, entries
+from gristmill.data_pipeline.annotate.origin_fields import ORIGIN_FIELDS, OriginFields
 from gristmill.data_pipeline.annotate.own_signals import OwnSignal
+from gristmill.data_pipeline.annotate.robots import PinnedRobots, RobotsRules, rules_of_robots
 from gristmill.data_pipeline.extraction.blocks_config import PageKind
 from gristmill.data_pipeline.filters.pii import PiiKind, count_pii, pii_signal
 from gristmill.data_pipeline.filters.profiles import ENGLISH, PinnedProfiles, Profiles, ProfilesConfig, load_profiles
@@ -119,6 +121,10 @@ PAGE_KIND_KEPT = pa.field("page_kind_kept", pa.int64())  # 1 for a kind that kee
 ZLIB_LEVEL = 6  # zlib's default
 BLOCKED_URL = pa.field("blocked_url", pa.int64())  # 1 if lists.blocked_urls blocks the document's URL, else 0
 
+OPTED_OUT = pa.field("opted_out", pa.int64())  # 1 if lists.opt_outs has the document's URL, else 0
+# 1 if robots.txt of the host disallows the URL for one of lists.robots_agents, else 0; null where none is known
+ROBOTS_DISALLOWED = pa.field("robots_disallowed", pa.int64())
+
 
 class OptionalSignals(Config):
     """The optional signals of a source. stop_words: set if the language is detected and no profiles are used (profiles
@@ -135,6 +141,9 @@ class OptionalSignals(Config):
     zlib: bool = False
     quality: tuple[QualityScore, ...] = Field(default=(), exclude_if=lambda scores: not scores)
     page_kinds: tuple[PageKind, ...] = Field(default=(), exclude_if=lambda kinds: not kinds)
+    origin: OriginFields | None = Field(default=None, exclude_if=lambda fields: fields is None)
+    opt_outs: PinnedList | None = Field(default=None, exclude_if=lambda pinned: pinned is None)
+    robots: PinnedRobots | None = Field(default=None, exclude_if=lambda pinned: pinned is None)
     own: tuple[OwnSignal, ...] = Field(default=(), exclude_if=lambda signals: not signals)
 
     def fields(self) -> list[pa.Field]:
@@ -149,6 +158,9 @@ class OptionalSignals(Config):
             *([ZLIB_RATIO] if self.zlib else ()),
             *(score.arrow_field() for score in self.quality),
             *([PAGE_KIND_KEPT] if self.page_kinds else ()),
+            *(ORIGIN_FIELDS if self.origin is not None else ()),
+            *([OPTED_OUT] if self.opt_outs is not None else ()),
+            *([ROBOTS_DISALLOWED] if self.robots is not None else ()),
             *(signal.arrow_field() for signal in self.own),
         ]
 
@@ -175,7 +187,23 @@ class OptionalSignals(Config):
             kinds = [orjson.loads(row or "{}").get("page_kind") for row in metadata.to_pylist()]
             kept = [None if kind is None else int(kind in self.page_kinds) for kind in kinds]
             signal_columns.append(pa.array(kept, pa.int64()))
-        return signal_columns
+        return signal_columns + self._origin_columns(urls, metadata)
+
+    def _origin_columns(self, urls: pa.Array, metadata: pa.Array) -> list[pa.Array]:
+        """The columns about where a document is from and what its owner reserves."""
+        columns: list[pa.Array] = []
+        if self.origin is not None:
+            columns += self.origin.columns(urls, metadata)
+        addresses = (
+            [url or "" for url in urls.to_pylist()] if self.opt_outs is not None or self.robots is not None else []
+        )
+        if self.opt_outs is not None:
+            opted_out = _blocked_urls(self.opt_outs)
+            columns.append(pa.array([int(opted_out.blocks(url)) for url in addresses], pa.int64()))
+        if self.robots is not None:
+            rules = _robots_rules(self.robots)
+            columns.append(pa.array([_as_number(rules.disallows(url)) for url in addresses], pa.int64()))
+        return columns
 
     def _string_columns(self, texts: Sequence[str]) -> list[pa.Array]:
         """The columns that are measured on Python strings."""
@@ -200,7 +228,16 @@ def _bad_words(pinned: PinnedList) -> BadWords:
     return BadWords(entries(pinned))
 
 
+def _as_number(value: bool | None) -> int | None:
+    return None if value is None else int(value)
+
+
 @lru_cache(maxsize=1)
+def _robots_rules(pinned: PinnedRobots) -> RobotsRules:
+    return rules_of_robots(pinned)
+
+
+@lru_cache(maxsize=2)  # of blocked addresses and of opt-outs
 def _blocked_urls(pinned: PinnedList) -> BlockedUrls:
     return BlockedUrls(entries(pinned))
 
@@ -208,6 +245,7 @@ def _blocked_urls(pinned: PinnedList) -> BlockedUrls:
 # Signals that presets have rules on and that a source may lack.
 OPTIONAL_SIGNALS = (
     "num_language_stop_words", "main_language_share", BAD_WORDS.name, BLOCKED_URL.name, ZLIB_RATIO.name,
+    OPTED_OUT.name, ROBOTS_DISALLOWED.name,
 )  # fmt: skip
 
 

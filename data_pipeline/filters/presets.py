@@ -120,11 +120,14 @@ MGPT_ZLIB_RULES = (
     Rule("mgpt_zlib", "max_zlib_ratio", "zlib_ratio", "<=", 1.0, MGPT),
 )
 
-# These need signals that are measured only if the recipe sets lists.badwords, lists.blocked_urls, language_id,
-# paragraph_languages.
+# These need signals that are measured only if the recipe sets lists.badwords, lists.blocked_urls, lists.opt_outs,
+# lists.robots, language_id, paragraph_languages.
 BADWORDS_RULES = (Rule("badwords", "max_bad_words", "num_bad_words", "<=", 0, C4),)
 BLOCKED = "RefinedWeb (Penedo et al. 2023, arXiv 2306.01116), appendix G.1: pages on the blocklist are dropped"
 BLOCKED_URLS_RULES = (Rule("blocked_urls", "max_blocked", "blocked_url", "<=", 0, BLOCKED),)
+APERTUS = "Apertus (arXiv 2509.14233), section 3: robots.txt and opt-outs of today hold for older crawls too"
+OPT_OUTS_RULES = (Rule("opt_outs", "max_opted_out", "opted_out", "<=", 0, APERTUS),)
+ROBOTS_RULES = (Rule("robots", "max_disallowed", "robots_disallowed", "<=", 0, APERTUS),)
 FINEWEB2 = "FineWeb2 (Penedo et al. 2025, arXiv 2506.20920): Gopher's two stop words, from a list of the language"
 LANGUAGE_STOP_WORDS_RULES = (
     Rule("language_stop_words", "min_stop_words", "num_language_stop_words", ">=", 2, FINEWEB2),
@@ -151,6 +154,8 @@ PRESETS: dict[str, tuple[Rule, ...]] = {
     "addresses": ADDRESSES_RULES,
     "badwords": BADWORDS_RULES,
     "blocked_urls": BLOCKED_URLS_RULES,
+    "opt_outs": OPT_OUTS_RULES,
+    "robots": ROBOTS_RULES,
     "language_stop_words": LANGUAGE_STOP_WORDS_RULES,
     "mixed_languages": MIXED_LANGUAGES_RULES,
     "c4": C4_RULES,

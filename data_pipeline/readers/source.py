@@ -69,6 +69,24 @@ class SourceConfig(Config):
     language_field: str | None = "language"
     metadata_fields: tuple[str, ...] | Literal["all", "none"] = "all"
     language: str | None = None  # used where the record has none
+    license: str | None = Field(
+        default=None,
+        description="licence of the records that name none, such as CC-BY-4.0",
+        json_schema_extra={"omit_default": True},
+        exclude_if=lambda value: value is None,
+    )
+    license_field: str | None = Field(
+        default=None,
+        description="field of a record that names its licence",
+        json_schema_extra={"omit_default": True},
+        exclude_if=lambda value: value is None,
+    )
+    crawl_date_field: str | None = Field(
+        default=None,
+        description="field of a record with the day of its crawl; WARC, WET and ARC files have one of their own",
+        json_schema_extra={"omit_default": True},
+        exclude_if=lambda value: value is None,
+    )
     encoding: str = "utf-8"  # of text, markdown and CSV files; JSON is UTF-8 always
     record: Literal["file", "paragraph", "line"] = "file"  # unit of a document in text and markdown files
     extractor: Literal["blocks", "trafilatura", "trafilatura_precision", "resiliparse"] = "blocks"
@@ -165,6 +183,13 @@ class SourceConfig(Config):
                 f"source {self.name}: keep_page_kinds needs pages whose kind the extractor blocks predicts; set format "
                 "html, warc or arc (or html_field) and extractor: blocks, or remove it"
             )
+        for field in ("license_field", "crawl_date_field"):
+            wanted = getattr(self, field)
+            if wanted is not None and self.metadata_fields != "all" and wanted not in self.metadata_fields:
+                raise ValueError(
+                    f"source {self.name}: {field}={wanted} is not among metadata_fields; add it there, or leave "
+                    "metadata_fields out"
+                )
         if (self.format == "own") != (self.reader is not None):
             raise ValueError(
                 f"source {self.name}: format own and reader belong together; name a function, such as reader: "

@@ -50,6 +50,21 @@ def read_warc(file: BinaryIO, name: str, source: SourceConfig) -> Iterator[Recor
         yield Unreadable(number, damage.kind, f"{damage}; the rest of the file is lost", stream.offset)
 
 
+def read_responses(file: BinaryIO, name: str, limit: int) -> Iterator[tuple[dict[str, str], int, bytes]]:
+    """(WARC header, HTTP status, body) of each response, whatever its content type; of a body of over `limit` bytes its
+    beginning. Raises Malformed and Damaged."""
+    stream = ByteStream(blocks(file, name))
+    while (header := _header(stream)) is not None:
+        content = stream.read(int(header["content-length"]))
+        if header.get("warc-type") == "response" and "http" in header.get("content-type", ""):
+            response = ByteStream(iter((content,)))
+            status = response.line().split()
+            fields = _fields(response)
+            body = _body(response.read(len(content)), fields, limit)
+            code = status[1] if len(status) > 1 else b""
+            yield header, int(code) if code.isdigit() else 0, body[:limit]
+
+
 def read_content(stream: ByteStream, length: int, limit: int, number: int) -> bytes | Unreadable:
     """Read `length` bytes; Unreadable if the stream ends before (truncated) or they exceed `limit`
     (record_too_large)."""

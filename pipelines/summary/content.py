@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from gristmill.foundation.config import Config
 from gristmill.foundation.fingerprint import fingerprint
 from gristmill.foundation.manifest import Manifest
 from gristmill.pipelines.recipes.config import Recipe
@@ -11,6 +12,15 @@ from gristmill.pipelines.summary.answers import ANSWERS_NAME, PaperAnswers
 from gristmill.pipelines.summary.facts import Facts
 
 MARKDOWN_SIGNS = str.maketrans({sign: f"\\{sign}" for sign in "\\|<>*_`[]"})
+
+
+class Reservation(Config):
+    """A file of robots.txt records or opt-outs that the recipe applies, and the days of its records."""
+
+    list: str
+    sha256: str
+    first: str
+    last: str
 
 
 @dataclass(frozen=True)
@@ -22,6 +32,7 @@ class Content:
     facts: Facts
     answers: PaperAnswers
     created: str
+    reservations: tuple[Reservation, ...] = ()
 
     @property
     def sources(self) -> list[str]:
@@ -35,6 +46,7 @@ class Content:
                 "stages": {name: manifest.fingerprint for name, manifest in self.stages.items()},
                 "facts": {name: fact.digest for name, fact in self.facts.items()},
                 "answers": self.answers.model_dump(mode="json"),
+                "reservations": [item.model_dump(mode="json") for item in self.reservations],
             }
         )
 

@@ -5,6 +5,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from gristmill.data_pipeline.annotate.list_file import list_days
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.files import write_atomic
 from gristmill.foundation.fingerprint import digested_json, read_digested_json
@@ -15,7 +16,7 @@ from gristmill.pipelines.recipes.config import Recipe
 from gristmill.pipelines.recipes.recipe_file import validate
 from gristmill.pipelines.summary.answers import ANSWERS_NAME, PaperAnswers, answers_form, open_questions, read_answers
 from gristmill.pipelines.summary.cards import dataset_card, model_card
-from gristmill.pipelines.summary.content import Content
+from gristmill.pipelines.summary.content import Content, Reservation
 from gristmill.pipelines.summary.croissant import check_croissant, croissant
 from gristmill.pipelines.summary.cyclonedx_bom import bill_of_materials, check_bill
 from gristmill.pipelines.summary.facts import Fact, Facts, compute_facts, differing_facts
@@ -38,7 +39,7 @@ def write_summary(workdir: Path, output: Path, answers_path: Path | None) -> Con
     answers = read_answers(path, names) if answers_path is not None or path.is_file() else PaperAnswers()
     facts = compute_facts(workdir, queries(bool(answers.small_provider)))
     created = datetime.now(UTC).isoformat(timespec="seconds")
-    content = Content(recipe, stages, facts, answers, created)
+    content = Content(recipe, stages, facts, answers, created, _reservations(recipe, stages["curate"]))
     papers = papers_of(content)
     broken = schema_errors(papers)
     if broken:
@@ -87,7 +88,7 @@ def check_summary(workdir: Path, output: Path, engine: Engine) -> list[str]:
         return lines  # the files that the queries would read are not those of the summary
     facts = compute_facts(workdir, queries(bool(answers.small_provider)))
     lines += differing_facts(written, facts)
-    papers = papers_of(Content(recipe, stages, facts, answers, created))
+    papers = papers_of(Content(recipe, stages, facts, answers, created, _reservations(recipe, stages["curate"])))
     for name, document in papers.items():
         path = paper_path(name, workdir, output)
         if not path.is_file():
@@ -103,6 +104,23 @@ def _raw_differences(recipe: Recipe, workdir: Path, engine: Engine) -> list[str]
     except InputError as error:
         return [str(error)]
     return []
+
+
+def _reservations(recipe: Recipe, curate: Manifest) -> tuple[Reservation, ...]:
+    """The recipe's robots.txt files and opt-outs with their days. Raises InputError for a file that is not the one in
+    the lock."""
+    locked = {
+        file["sha256"] for source in curate.origin["lock"]["sources"] for file in source["files"]
+    }  # of all sources and lists
+    reservations = []
+    for name in ("opt_outs", "robots"):
+        for sha256, first, last in list_days(recipe.curate.lists, name):
+            if sha256 not in locked:
+                raise InputError(
+                    f"curate.lists.{name}: {sha256[:16]}... is not in the lock of the corpus; restore the file"
+                )
+            reservations.append(Reservation(list=name, sha256=sha256, first=first, last=last))
+    return tuple(reservations)
 
 
 def _read_stages(workdir: Path) -> tuple[Recipe, dict[str, Manifest]]:

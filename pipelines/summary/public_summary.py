@@ -15,7 +15,6 @@ CATEGORIES = {
     "other": "2.6 Other sources",
 }
 BILLION = 10**9
-RESERVATIONS = ("robots", "opt_outs", "blocked_urls")
 
 
 def public_summary(content: Content) -> str:
@@ -149,16 +148,13 @@ def _processing(content: Content) -> list[str]:
 
 
 def _inputs_of_reservations(content: Content) -> list[str]:
-    """robots.txt files and lists that the recipe applies, by the digests in the lock, with their dates."""
-    lines = []
-    for source in content.stages["curate"].origin.get("lock", {}).get("sources", []):
-        kind = source["name"].removeprefix("lists.")
-        if source["name"].startswith("lists.") and kind in RESERVATIONS:
-            dates = source["request"].get("dates", [])
-            dated = f", of {dates[0]} to {dates[-1]}" if dates else ", without a date"
-            agents = source["request"].get("agents", [])
-            of_agents = f", for the crawlers {', '.join(map(plain, agents))}" if agents else ""
-            lines += [f"- {kind}{dated}{of_agents}: " + ", ".join(f"`{file['sha256']}`" for file in source["files"])]
+    """robots.txt files and lists that the recipe applies, with their days and digests."""
+    agents = ", ".join(map(plain, content.recipe.curate.lists.robots_agents))
+    lines = [
+        f"- {item.list}{f', for the crawlers {agents}' if item.list == 'robots' else ''}: {item.first} to {item.last}, "
+        f"`{item.sha256}`"
+        for item in content.reservations
+    ]
     return [*(lines or ["- The recipe applies no robots.txt files and no opt-out lists."]), ""]
 
 

@@ -30,6 +30,7 @@ gopher_repetition.dup_6gram_char_ratio 0.14 <= | gopher_repetition.dup_7gram_cha
 gopher_repetition.dup_8gram_char_ratio 0.12 <= | gopher_repetition.dup_9gram_char_ratio 0.11 <=
 gopher_repetition.dup_10gram_char_ratio 0.1 <= | c4.min_sentences 5 >= | c4.lorem_ipsum 0 <= | c4.curly_brackets 0 <=
 c4.max_bad_words 0 <= | badwords.max_bad_words 0 <= | blocked_urls.max_blocked 0 <=
+opt_outs.max_opted_out 0 <= | robots.max_disallowed 0 <=
 language_stop_words.min_stop_words 2 >= | mixed_languages.min_main_share 0.8 >=
 fineweb_quality.line_punctuation_ratio 0.12 >= | fineweb_quality.short_line_ratio 0.67 <=
 fineweb_quality.repeated_line_char_ratio 0.01 <= | fineweb_quality.newline_word_ratio 0.3 <=

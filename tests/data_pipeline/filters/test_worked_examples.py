@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from gristmill.data_pipeline.annotate.optional_signals import BadWords, BlockedUrls, zlib_ratio
+from gristmill.data_pipeline.annotate.robots import RobotsRecord, RobotsRules
 from gristmill.data_pipeline.filters.lines import edit_c4, edit_refinedweb
 from gristmill.data_pipeline.filters.presets import PRESETS, FilterChoice, Rule
 from gristmill.data_pipeline.readers.source import SourceConfig
@@ -84,6 +85,8 @@ EXAMPLES = {
     "c4.max_bad_words": [("a mill", 0), ("a darn mill", 1)],
     "badwords.max_bad_words": [("a mill", 0), ("a darn mill", 1)],
     "blocked_urls.max_blocked": [("http://mill.org", 0), ("http://www.spam.example", 1)],
+    "opt_outs.max_opted_out": [("http://mill.org", 0), ("http://www.spam.example", 1)],
+    "robots.max_disallowed": [("http://mill.org/a", 0), ("http://mill.org/private/a", 1)],
     "language_stop_words.min_stop_words": [("the mill", 1), ("the mill and the", 2), ("the mill and that", 3)],
     "mixed_languages.min_main_share": [
         ("\n\n".join([*[ENGLISH] * n, GERMAN]), n / (n + 1)) for n in (3, 4, 5)
@@ -124,7 +127,10 @@ def value_of(rule: Rule, text: str) -> float:
         return BadWords(["darn"]).count(text)
     if signal == "zlib_ratio":
         return zlib_ratio(text.encode())
-    if signal == "blocked_url":
+    if signal == "robots_disallowed":
+        record = RobotsRecord("mill.org", "2025-01-31", 200, "User-agent: GPTBot\nDisallow: /private/")
+        return RobotsRules([record], ["GPTBot"]).disallows(text)
+    if signal in ("blocked_url", "opted_out"):
         return BlockedUrls(["spam.example"]).blocks(text)
     if signal == "num_language_stop_words":
         return stop_word_columns(TextBuffer.of([text]), ["en"])[0][0].as_py()
