@@ -28,6 +28,7 @@ from rich.console import Console
 from rich.table import Table
 
 from gristmill.data_pipeline.corpus.merged_sketches import merge_files, sketch_tasks, write_sketches
+from gristmill.data_pipeline.corpus.reused_files import ReusedFiles
 from gristmill.data_pipeline.corpus.sketches import write_table
 from gristmill.foundation.progress import Reporter
 from gristmill.foundation.runtime.tasks.local import LocalEngine
@@ -84,7 +85,7 @@ def repeat(corpus: Path, folder: Path, rows: int) -> Path:
                 writer.write_table(table, row_group_size=4_096)
     (folder / "quarantine.jsonl").touch()
     engine = LocalEngine(1, Reporter.silent())
-    write_sketches(folder, [], None, folder.parent / "work", engine)
+    write_sketches(folder, [], None, folder.parent / "work", engine, ReusedFiles(folder.parent / "outputs"))
     write_counts(folder, corpus)
     return folder
 

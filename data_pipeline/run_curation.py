@@ -27,9 +27,11 @@ from gristmill.data_pipeline.corpus.counts import (
     write_summary,
 )
 from gristmill.data_pipeline.corpus.merged_sketches import write_sketches
+from gristmill.data_pipeline.corpus.reused_files import OUTPUT_CACHE, ReusedFiles
 from gristmill.data_pipeline.corpus.splits import one_split, split_indices
 from gristmill.data_pipeline.corpus.writer import (
     HELD_OUT_FOLDER,
+    SourcesToWrite,
     SourceToWrite,
     ledger_tasks,
     quarantined_rows,
@@ -210,7 +212,9 @@ def _write(state: CurationState, inputs: CurationInputs) -> dict[str, Any]:
     except InputError:
         engine.map(write_ledger, ledgers, "write ledger", unit="files")
         raise
-    write_corpus(_sources_to_write(state, inputs), ledgers, config.shard_bytes, config.pii, folder, engine)
+    reused = ReusedFiles(inputs.cache / OUTPUT_CACHE)
+    sources = _sources_to_write(state, inputs)
+    keys = write_corpus(SourcesToWrite(sources, config.shard_bytes, config.pii), ledgers, folder, engine, reused)
     remove_tree(folder / HELD_OUT_FOLDER)
     write_quarantine(state.sources, folder)
     write_examples(state.sources, state.removals, folder, engine)
@@ -218,12 +222,13 @@ def _write(state: CurationState, inputs: CurationInputs) -> dict[str, Any]:
         write_contamination(state.edits.contamination, folder)
     if config.near_dedup is not None and config.near_dedup.keep_signatures:
         keep_signatures(folder, config.near_dedup.scheme, engine)
-    write_sketches(folder, ledgers, config.pii, inputs.work / "sketches", engine)
+    keys += write_sketches(folder, ledgers, config.pii, inputs.work / "sketches", engine, reused)
     if inputs.tombstones is not None:
         write_tombstones(folder, inputs.tombstones)
     write_summary(summary, folder)
     _delete_other_annotations(inputs.cache, state.annotated)
     _delete_other_signatures(inputs, state.annotated)
+    reused.prune(keys)
     remove_tree(inputs.work)
     remove_seals(folder)
     return summary

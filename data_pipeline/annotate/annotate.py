@@ -3,6 +3,7 @@
 An annotated file is named by the fingerprint of its inputs (raw digests, settings of the reader and the signals), so an
 existing file can be reused: thresholds are applied later, on its columns, and do not change it."""
 
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -25,7 +26,7 @@ from gristmill.data_pipeline.readers.compression import COMPRESSION_RATIO, SUFFI
 from gristmill.data_pipeline.readers.document import doc_ids
 from gristmill.data_pipeline.readers.read import FileRange, file_ranges, read_columns
 from gristmill.data_pipeline.readers.record_columns import RecordColumns
-from gristmill.data_pipeline.readers.resolve import grouped, located_files
+from gristmill.data_pipeline.readers.resolve import located_files
 from gristmill.data_pipeline.readers.source import SourceConfig
 from gristmill.data_pipeline.signals.bits import TextBuffer
 from gristmill.data_pipeline.signals.kernel import measure_edited
@@ -46,7 +47,8 @@ site_boilerplate = DeferredModule("gristmill.data_pipeline.annotate.site_boilerp
 
 ANNOTATE_VERSION = 20  # raised whenever the code changes what an annotated file holds
 # Raw bytes of one annotated file: the unit of work and of resuming; it does not affect the corpus.
-MIN_RANGE_BYTES, MAX_RANGE_BYTES, TARGET_RANGES = 4_000_000, 64_000_000, 64
+# By powers of two, so that a little more or less of raw files leaves most annotated files as they are.
+MIN_RANGE_BYTES, MAX_RANGE_BYTES, TARGET_RANGES = 4_000_000, 64_000_000, 256
 MIN_COMPRESSED_RANGES = 4  # of a source's large files of compressed JSON lines
 SITE_BOILERPLATE_FOLDER = "site_boilerplate"  # in the cache, a folder a source
 ROW_GROUP_ROWS = 16_384
@@ -138,14 +140,16 @@ def _files_to_split(source: SourceConfig, locked: LockedSource) -> list[tuple[Ra
 
 
 def _range_bytes(locked: LockedSource) -> int:
-    total = sum(file.bytes for file in locked.files)
-    return min(max(total // TARGET_RANGES, MIN_RANGE_BYTES), MAX_RANGE_BYTES)
+    total, range_bytes = sum(file.bytes for file in locked.files), MIN_RANGE_BYTES
+    while range_bytes * TARGET_RANGES < total and range_bytes < MAX_RANGE_BYTES:
+        range_bytes *= 2
+    return range_bytes
 
 
 def _groups(
     source: SourceConfig, locked: LockedSource, split: Mapping[RawFile, Sequence[FileRange]]
 ) -> list[list[FileRange]]:
-    """The ranges of each task: small files together."""
+    """The ranges of each task: small files whose digests begin with the same bits together, as many as fit."""
     range_bytes = _range_bytes(locked)
     ranges = [
         file_range
@@ -153,7 +157,28 @@ def _groups(
         for file_range in split.get(file, [FileRange(file, location)])
     ]
     sizes = [_text_bytes(file_range) if file_range.end is None else range_bytes for file_range in ranges]
-    return grouped(ranges, sizes, range_bytes)
+    return list(_grouped_by_digest(ranges, sizes, range_bytes))
+
+
+def _grouped_by_digest(
+    ranges: Sequence[FileRange], sizes: Sequence[int], range_bytes: int, bit: int = 0
+) -> Iterator[list[FileRange]]:
+    """Divides ranges, whose digests ascend and share the first `bit` bits, by the next bits until a group has
+    range_bytes or less: a file that is added or removed changes its own group alone."""
+    if len(ranges) < 2 or sum(sizes) <= range_bytes:
+        if ranges:
+            yield list(ranges)
+        return
+    if ranges[0].file.sha256 == ranges[-1].file.sha256:
+        yield from ([file_range] for file_range in ranges)
+        return
+    middle = bisect_left(ranges, True, key=lambda file_range: bool(_bit(file_range.file.sha256, bit)))
+    for start, stop in ((0, middle), (middle, len(ranges))):
+        yield from _grouped_by_digest(ranges[start:stop], sizes[start:stop], range_bytes, bit + 1)
+
+
+def _bit(digest: str, bit: int) -> int:
+    return int(digest[bit // 4], 16) >> (3 - bit % 4) & 1
 
 
 def _annotation_tasks(

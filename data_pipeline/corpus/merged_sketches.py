@@ -17,6 +17,7 @@ from gristmill.data_pipeline.corpus.id_index import (
     write_ids,
     write_index_file,
 )
+from gristmill.data_pipeline.corpus.reused_files import ReusedFiles, sketch_key
 from gristmill.data_pipeline.corpus.sketches import (
     COUNT_KEYS,
     COUNT_SCHEMA,
@@ -34,6 +35,7 @@ from gristmill.data_pipeline.corpus.sketches import (
 )
 from gristmill.data_pipeline.filters.pii import PiiConfig
 from gristmill.data_pipeline.ledger.ledger import LedgerTask
+from gristmill.foundation.checksums import is_sealed
 from gristmill.foundation.runtime.tasks.engine import Engine
 from gristmill.foundation.runtime.tasks.shuffle import Shuffle, ranges_for
 
@@ -42,13 +44,23 @@ MERGED_FILES = 32  # in memory at a time
 
 
 def write_sketches(
-    folder: Path, ledgers: Sequence[LedgerTask], pii: PiiConfig | None, work: Path, engine: Engine
-) -> None:
+    folder: Path,
+    ledgers: Sequence[LedgerTask],
+    pii: PiiConfig | None,
+    work: Path,
+    engine: Engine,
+    reused: ReusedFiles,
+) -> list[str]:
     """Writes the sketches of all shards of a corpus, the merged ones, and the index of ids. work: for intermediate
-    files, from which a run that was stopped goes on."""
+    files, from which a run that was stopped goes on. Sketches of the run before are taken from there. Returns the keys
+    of the shards' sketches."""
     tasks = sketch_tasks(folder, ledgers, pii)
     num_rows = sum(pq.read_metadata(task.table).num_rows for task in tasks)
     records = Shuffle(work / "ids", ID_RECORD, len(tasks), ranges_for(num_rows))
+    keys = [sketch_key(task) for task in tasks]
+    for task, key in zip(tasks, keys, strict=True):
+        if not is_sealed(task.samples):
+            reused.take(key, _sketch_files(task))
     engine.map(_sketch_shard, [(task, records, n) for n, task in enumerate(tasks)], "sketches", unit="files")
     ranges = [IndexTask(records, number, folder) for number in range(records.ranges)]
     sizes = engine.map(write_ids, ranges, "index of ids", unit="files")
@@ -61,6 +73,13 @@ def write_sketches(
     counts = merge_counts([clusters, *(pq.ParquetFile(path).read() for path, _ in merged)])
     write_table(folder / SKETCHES_FOLDER / COUNTS_FILE, counts)
     write_table(folder / SKETCHES_FOLDER / SAMPLES_FILE, merge_files([path for _, path in merged], is_counts=False))
+    for task, key in zip(tasks, keys, strict=True):
+        reused.keep(key, _sketch_files(task))
+    return keys
+
+
+def _sketch_files(task: SketchTask) -> dict[str, Path]:
+    return {COUNTS_FILE: task.counts, SAMPLES_FILE: task.samples}
 
 
 def sketch_tasks(folder: Path, ledgers: Sequence[LedgerTask] = (), pii: PiiConfig | None = None) -> list[SketchTask]:

@@ -243,13 +243,14 @@ class ShardPlan:
 def plan_shards(state: SourceState, shard_bytes: int) -> ShardPlan:
     """A shard's task reads from its first training document up to that of the next shard; of a shard all are written
     but those of other splits."""
-    runs = [WeightRuns(limit) for limit in _limits(state, shard_bytes)]
+    runs = [_runs(*total, shard_bytes) for total in _totals(state)]
     starts, kept_by_file, held_out = [0], [], Counter[tuple[int, int]]()
     kept = trained = 0
-    for splits, sizes in kept_documents(state):
+    for splits, sizes, marks in kept_documents(state):
         training = np.flatnonzero(splits == 0)
         for split, of_split in enumerate(runs):
-            of_split.add(sizes[training if split == 0 else splits == split])
+            chosen = training if split == 0 else splits == split
+            of_split.add(sizes[chosen], marks[chosen])
         inside = [start - trained for start in runs[0].starts[len(starts) :] if start < trained + len(training)]
         starts.extend((kept + training[inside]).tolist())
         others = np.flatnonzero(splits)
@@ -261,18 +262,32 @@ def plan_shards(state: SourceState, shard_bytes: int) -> ShardPlan:
     return ShardPlan([*starts, kept], kept_by_file, held_out, bounds)
 
 
-def _limits(state: SourceState, shard_bytes: int) -> list[int]:
-    """By split, the bytes of a shard: as many workers as there are shards can write them."""
-    totals = [0] * len(SPLITS)
-    for splits, sizes in kept_documents(state):
+def _totals(state: SourceState) -> list[tuple[int, int]]:
+    """By split, (documents, bytes of text)."""
+    documents, totals = [0] * len(SPLITS), [0] * len(SPLITS)
+    for splits, sizes, _ in kept_documents(state):
         for split in range(len(SPLITS)):
+            documents[split] += int((splits == split).sum())
             totals[split] += int(sizes[splits == split].sum(dtype=np.int64))
-    return [min(shard_bytes, max(total // TARGET_SHARDS, MIN_SHARD_BYTES)) for total in totals]
+    return list(zip(documents, totals, strict=True))
 
 
-def kept_documents(state: SourceState) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """By file, (split codes int8, bytes uint32) of the kept rows."""
+def _runs(documents: int, total: int, shard_bytes: int) -> WeightRuns:
+    """Runs for the shards of a split: between a half and the whole of a size that follows the total in powers of two,
+    up to shard_bytes. So a corpus that grows or shrinks a little has the same shards but where documents came or went.
+
+    After a half, a run ends at the next of the documents whose mark one in 2**k has, about a quarter of the size on."""
+    limit = MIN_SHARD_BYTES
+    while limit * TARGET_SHARDS < total and limit < shard_bytes:
+        limit *= 2
+    limit = min(limit, shard_bytes)
+    gap = limit * max(documents, 1) // (4 * max(total, 1))  # documents in a quarter of the size
+    return WeightRuns(limit, max(limit // 2, 1), max(gap.bit_length() - 1, 0))
+
+
+def kept_documents(state: SourceState) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    """By file, (split codes int8, bytes uint32, marks uint8) of the kept rows."""
     for results in state.filter_results:
         loaded = results.load()
         mask = loaded.failed_rule == KEPT
-        yield loaded.splits[mask], loaded.bytes[mask]
+        yield loaded.splits[mask], loaded.bytes[mask], loaded.marks[mask]

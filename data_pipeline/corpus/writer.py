@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from gristmill.data_pipeline.annotate.annotate import AnnotateConfig
+from gristmill.data_pipeline.corpus.reused_files import ReusedFiles, ledger_key, shard_files, shard_key
 from gristmill.data_pipeline.corpus.shards import (
     ShardFormat,
     ShardPlan,
@@ -32,6 +33,7 @@ from gristmill.data_pipeline.ledger.evidence import EvidenceFiles
 from gristmill.data_pipeline.ledger.ledger import LEDGER_ROWS, LedgerRows, LedgerTask, write_ledger
 from gristmill.data_pipeline.ledger.parquet_rows import spans_of_runs
 from gristmill.data_pipeline.ledger.removal_step import Removals, SourceState
+from gristmill.foundation.checksums import is_sealed
 from gristmill.foundation.files import atomic_path, write_atomic
 from gristmill.foundation.fingerprint import canonical_json
 from gristmill.foundation.runtime.tasks.engine import Engine
@@ -55,32 +57,62 @@ class SourceToWrite:
     scores: Mapping[Path, Path] | None
 
 
+@dataclass(frozen=True)
+class SourcesToWrite:
+    """shard_bytes: text of a shard, about. pii: what is replaced in all of them."""
+
+    sources: Sequence[SourceToWrite]
+    shard_bytes: int
+    pii: PiiConfig | None
+
+
 def write_corpus(
-    sources: Sequence[SourceToWrite],
+    corpus: SourcesToWrite,
     ledgers: Sequence[LedgerTask],
-    shard_bytes: int,
-    pii: PiiConfig | None,
     folder: Path,
     engine: Engine,
-) -> None:
+    reused: ReusedFiles,
+) -> list[str]:
     """Writes the ledgers, and the documents and signals of every source and split in shards of about `shard_bytes` of
     text, or fewer so that a source of some size has TARGET_SHARDS.
 
     The training shards are written first; their tasks put the held-out documents that they meet into files below
-    HELD_OUT_FOLDER (which the caller removes), from which the other shards are written."""
+    HELD_OUT_FOLDER (which the caller removes), from which the other shards are written. Files that the run before made
+    of the same documents are taken from there. Returns the keys of all files."""
     training: list[ShardTask] = []
     held_out: list[ShardTask] = []
-    for source in sources:
-        tasks, plan = _training_shards(source, shard_bytes, pii, folder)
+    for source in corpus.sources:
+        tasks, plan = _training_shards(source, corpus.shard_bytes, corpus.pii, folder)
         training += tasks
         for split in range(1, len(SPLITS)):
             held_out += _held_out_shards(tasks, plan, split)
+    taken = _take([*training, *ledgers], reused, engine)
     runs = _runs(training, engine.workers)
     # together, so that no worker waits for the last shard or ledger
     files: list[LedgerTask | tuple[ShardTask, ...]] = [*runs, *ledgers]
     engine.map(_write, files, "write corpus", [*map(len, runs), *([1] * len(ledgers))], "files")
+    taken |= _take(held_out, reused, engine)
     runs = _runs(held_out, engine.workers)
     engine.map(_write, runs, "write held-out documents", [len(run) for run in runs], "files")
+    for key, files in taken.items():
+        reused.keep(key, files)
+    return list(taken)
+
+
+def _take(
+    tasks: Sequence[ShardTask | LedgerTask], reused: ReusedFiles, engine: Engine
+) -> dict[str, Mapping[str, Path]]:
+    """Key -> files of each task; those that are kept under their keys are in their places afterwards."""
+    files: dict[str, Mapping[str, Path]] = {}
+    for task, key in zip(tasks, engine.map(_key_of, tasks, "files to take over", unit="files"), strict=True):
+        files[key] = {"ledger.parquet": task.path} if isinstance(task, LedgerTask) else shard_files(task)
+        if not all(is_sealed(path) for path in files[key].values()):
+            reused.take(key, files[key])
+    return files
+
+
+def _key_of(task: ShardTask | LedgerTask) -> str:
+    return ledger_key(task) if isinstance(task, LedgerTask) else shard_key(task)
 
 
 def _write(task: LedgerTask | tuple[ShardTask, ...]) -> None:

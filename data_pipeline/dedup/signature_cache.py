@@ -96,10 +96,11 @@ class SignatureCache:
 
 def link_sealed(path: Path, target: Path) -> None:
     """Makes target a hard link of path, or a copy where the file system has no links, and seals it."""
-    with atomic_path(target) as temporary:
-        try:
-            temporary.unlink(missing_ok=True)
-            os.link(path, temporary)
-        except OSError:
-            shutil.copyfile(path, temporary)
+    if not target.exists() or not target.samefile(path):  # a rename over a link to the same file would do nothing
+        with atomic_path(target) as temporary:
+            try:
+                temporary.unlink()
+                os.link(path, temporary)
+            except OSError:
+                shutil.copyfile(path, temporary)
     seal(target)

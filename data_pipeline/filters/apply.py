@@ -95,16 +95,18 @@ class NearestDocuments:
 
 @dataclass(frozen=True)
 class FilterResults:
-    """Filter results of every row of one annotated file, in order: 9 bytes a row.
+    """Filter results of every row of one annotated file, in order: 10 bytes a row.
 
     failed_rule: int16[rows], the index of the first failed rule, KEPT or QUARANTINED. bytes: uint32[rows], of the
     repaired text. splits: int8[rows], as FilterTask.split_of gives them (0 without it). languages: int16[rows], the
-    place in language_names of the language profile, or of the detected language if no profiles are used."""
+    place in language_names of the language profile, or of the detected language if no profiles are used. marks:
+    uint8[rows], as marks_of gives them."""
 
     failed_rule: np.ndarray
     bytes: np.ndarray
     splits: np.ndarray
     languages: np.ndarray
+    marks: np.ndarray
     language_names: tuple[str, ...]
     nearest: NearestDocuments | None = None
 
@@ -139,12 +141,19 @@ class Results(Protocol):
     def load(self) -> FilterResults: ...
 
 
-STORED = np.dtype([("failed_rule", "<i2"), ("bytes", "<u4"), ("splits", "i1"), ("languages", "<i2")])
+STORED = np.dtype([("failed_rule", "<i2"), ("bytes", "<u4"), ("splits", "i1"), ("languages", "<i2"), ("marks", "u1")])
+
+
+def marks_of(hashes_N: np.ndarray) -> np.ndarray:
+    """uint8[N]: trailing zero bits of the hash of each text. One text in 2**k has a mark of k or more: shards begin at
+    such texts."""
+    lowest = hashes_N & (~hashes_N + np.uint64(1))
+    return np.where(hashes_N == 0, 64, np.log2(np.maximum(lowest, 1).astype(np.float64))).astype(np.uint8)
 
 
 @dataclass(frozen=True)
 class StoredResults:
-    """FilterResults on disk, 9 bytes a row, and what is known without reading them."""
+    """FilterResults on disk, 10 bytes a row, and what is known without reading them."""
 
     path: Path
     num_documents: int
@@ -248,6 +257,7 @@ def apply_filters(task: FilterTask) -> FilterResults:
         bytes=np.concatenate([batch_results.bytes for batch_results in results]),
         splits=np.concatenate([batch_results.splits for batch_results in results]),
         languages=np.concatenate([batch_results.languages for batch_results in results]),
+        marks=np.concatenate([batch_results.marks for batch_results in results]),
         language_names=tuple(codes),
         nearest=_nearest_of_all(results),
     )
@@ -261,13 +271,13 @@ def _apply_to_table(table: pa.Table, task: FilterTask, language: str, codes: dic
     failed_rule = np.where(readable, first, QUARANTINED).astype(np.int16)
     languages = pc.fill_null(table.column(language).combine_chunks(), "").dictionary_encode()
     numbers = [codes.setdefault(name, len(codes)) for name in languages.dictionary.to_pylist()]
+    hashes = table.column("text_hash").to_numpy()
     return FilterResults(
         failed_rule=failed_rule,
         bytes=table.column("num_bytes").to_numpy().astype(np.uint32),
-        splits=np.zeros(len(table), np.int8)
-        if task.split_of is None
-        else task.split_of(table.column("text_hash").to_numpy()),
+        splits=np.zeros(len(table), np.int8) if task.split_of is None else task.split_of(hashes),
         languages=np.array(numbers, np.int16)[languages.indices.to_numpy()],
+        marks=marks_of(hashes),
         language_names=(),
         nearest=_nearest_documents(values_RN, thresholds_RN, failed_rule),
     )

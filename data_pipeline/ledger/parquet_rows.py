@@ -124,27 +124,33 @@ def row_groups(
 
 class WeightRuns:
     """Cuts items that come in pieces into runs whose weights reach `max_weight`: [3, 3], [9, 1] and 5 -> (0, 2), (2,
-    3), (3, 4). Only the weights in their order count, not the pieces. starts: the first item of each run that is known
-    so far; the last one's may not have come yet."""
+    3), (3, 4). Only the weights and marks in their order count, not the pieces. starts: the first item of each run that
+    is known so far; the last one's may not have come yet.
 
-    def __init__(self, max_weight: int):
-        self.max_weight = max_weight
+    A run of at least min_weight (None: max_weight) ends before an item of mark min_mark or more. So runs begin at the
+    same items again soon after items were put in or taken out (content-defined chunking: Muthitacharoen et al. 2001,
+    "A Low-bandwidth Network File System")."""
+
+    def __init__(self, max_weight: int, min_weight: int | None = None, min_mark: int = 0):
+        self.max_weight, self.min_mark = max_weight, min_mark
+        self.min_weight = max_weight if min_weight is None else min_weight
         self.starts = [0]
         self.size = self._filled = 0
 
-    def add(self, weights_N: np.ndarray) -> None:
-        totals = np.cumsum(weights_N, dtype=np.int64)
-        before = -self._filled  # the total at the run's start
-        while len(totals):
-            end = int(np.searchsorted(totals, before + self.max_weight)) + 1
-            if end > len(totals):
-                self._filled = int(totals[-1]) - before
+    def add(self, weights_N: np.ndarray, marks_N: np.ndarray | None = None) -> None:
+        """marks_N: None has no item that a run may begin with early."""
+        before = np.concatenate([[0], np.cumsum(weights_N, dtype=np.int64)])
+        marked = np.empty(0, np.int64) if marks_N is None else np.flatnonzero(marks_N >= self.min_mark)
+        start = -self._filled  # the total at the run's start
+        while True:
+            first, last = np.searchsorted(before[:-1], [start + self.min_weight, start + self.max_weight])
+            place = np.searchsorted(marked, first)
+            end = int(min(last, marked[place])) if place < len(marked) else int(last)
+            if end >= len(weights_N):
+                self._filled = int(before[-1]) - start
                 break
-            before = int(totals[end - 1])
+            start = int(before[end])
             self.starts.append(self.size + end)
-            if end == len(totals):
-                self._filled = 0
-                break
         self.size += len(weights_N)
 
     def bounds(self) -> list[tuple[int, int]]:

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 from gristmill.data_pipeline.annotate.annotate import ROW_GROUP_ROWS, AnnotateConfig
 from gristmill.data_pipeline.annotate.own_signals import own_columns
 from gristmill.data_pipeline.dedup.step import work_folder
-from gristmill.data_pipeline.filters.apply import KEPT, REMOVED_LATER, FilterResults, Results
+from gristmill.data_pipeline.filters.apply import KEPT, REMOVED_LATER, FilterResults, Results, marks_of
 from gristmill.data_pipeline.ledger.document_file import DocumentFile
 from gristmill.data_pipeline.ledger.removal_step import SourceState
 from gristmill.data_pipeline.readers.document import metadata_json
@@ -141,12 +141,13 @@ class RewrittenResults(WrittenResults):
 
     def load(self) -> FilterResults:
         with pq.ParquetFile(self.path) as file:
-            table = file.read(["num_bytes", PARENT_ROW.name])
+            table = file.read(["num_bytes", "text_hash", PARENT_ROW.name])
         return FilterResults(
             failed_rule=np.full(len(table), KEPT, np.int16),
             bytes=table.column("num_bytes").to_numpy().astype(np.uint32),
             splits=self.annotated.load().splits[table.column(PARENT_ROW.name).to_numpy()],
             languages=np.zeros(len(table), np.int16),
+            marks=marks_of(table.column("text_hash").to_numpy()),
             language_names=("",),
         )
 

@@ -43,6 +43,7 @@ def state(folder: Path, failed_rule: list[int], num_bytes: list[int], splits: li
         bytes=np.array(num_bytes, np.uint32),
         splits=np.array(splits, np.int8),
         languages=np.array([1, 1, 0, 2, 1, 0][:size], np.int16),
+        marks=np.zeros(size, np.uint8),
         language_names=("de", "en", ""),
     )
     source = SourceConfig(name="books", format="jsonl", paths=("books.jsonl",))

@@ -64,6 +64,7 @@ def task(tmp_path: Path) -> LedgerTask:
                     bytes=np.zeros(6, np.uint32),
                     splits=np.zeros(6, np.int8),
                     languages=np.zeros(6, np.int16),
+                    marks=np.zeros(6, np.uint8),
                     language_names=("",),
                 ),
                 removals=(

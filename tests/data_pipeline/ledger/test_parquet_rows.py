@@ -87,3 +87,32 @@ def test_row_groups_do_not_depend_on_how_the_rows_come(sizes, cuts, max_rows, ma
     groups = grouped(sizes, cuts, max_rows, max_bytes)
     assert groups == grouped(sizes, [], max_rows, max_bytes)
     assert [row for group in groups for row in group] == list(range(len(sizes)))
+
+
+@given(st.lists(st.integers(1, 9), max_size=60), st.lists(st.integers(0, 60), max_size=4), st.integers(2, 30))
+def test_runs_with_marks_are_between_both_weights(weights, cuts, limit):
+    """A run ends before the first marked item after half of the limit, and at the limit at the latest."""
+    marks = np.array([weight % 3 for weight in weights], np.uint8)
+    runs = WeightRuns(limit, limit // 2, 2)
+    for start, stop in pairwise([0, *sorted(cut % (len(weights) + 1) for cut in cuts), len(weights)]):
+        runs.add(np.array(weights[start:stop], np.int64), marks[start:stop])
+    expected, filled = [0], 0
+    for place, weight in enumerate(weights):
+        if filled >= limit or (filled >= limit // 2 and marks[place] >= 2):
+            expected, filled = [*expected, place], 0
+        filled += weight
+    assert [start for start, _ in runs.bounds()] == expected
+
+
+def test_runs_begin_again_at_the_same_items_after_one_was_taken_out():
+    generator = np.random.default_rng(3)
+    weights, marks = generator.integers(500, 3000, 20_000), generator.integers(0, 8, 20_000).astype(np.uint8)
+    starts = []
+    for left_out in (None, 7_000):
+        chosen = np.arange(20_000) != left_out
+        runs = WeightRuns(1_000_000, 500_000, 7)
+        runs.add(weights[chosen], marks[chosen])
+        numbers = np.flatnonzero(chosen)
+        starts.append({int(numbers[start]) for start in runs.starts})
+    assert len(starts[0]) > 25
+    assert len(starts[0] ^ starts[1]) <= 4
