@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from typing import Literal
 
 from gristmill.data_pipeline.annotate.list_file import lock_lists
 from gristmill.data_pipeline.annotate.tombstones import lock_tombstones
@@ -16,12 +17,14 @@ from gristmill.foundation.runtime.tasks.engine import Engine
 from gristmill.pipelines.recipes.config import Recipe
 
 MAX_NAMED = 5
+LockUpdate = bool | Literal["added"]  # which differences from the lock are accepted: none, all, or files it has not
 
 
-def pin(recipe: Recipe, workdir: Path, engine: Engine, update: bool = False, write: bool = True) -> Lock:
+def pin(recipe: Recipe, workdir: Path, engine: Engine, update: LockUpdate = False, write: bool = True) -> Lock:
     """The lock of the recipe's sources, compared with the raw files as they are now.
 
-    Raises InputError naming the files if one differs from the lock in the work folder and `update` is not set.
+    Raises InputError naming the files if one differs from the lock in the work folder and `update` is not set, or, with
+    "added", one that the lock has is gone or changed.
     A source whose request changed in the recipe is locked again without an error."""
     path = workdir / LOCK_NAME
     before = read_lock(path)
@@ -32,12 +35,12 @@ def pin(recipe: Recipe, workdir: Path, engine: Engine, update: bool = False, wri
         for source, locked in zip(recipe.sources, resolve(recipe.sources, engine), strict=True)
     ]
     lock = Lock(sources=(*sources, *lock_lists(recipe.curate.lists), *lock_tombstones(workdir)))
-    if before is not None and not update:
+    if before is not None and update is not True:
         pinned_sources = {source.name: source for source in before.sources}
         for locked in lock.sources:
             pinned = pinned_sources.get(locked.name)
             if pinned is not None and pinned.request == locked.request:
-                _check_unchanged(path, pinned, locked)
+                _check_unchanged(path, pinned, _pinned_files(pinned, locked) if update == "added" else locked)
     if write and lock != before:
         write_lock(path, lock)
     return lock
@@ -64,6 +67,13 @@ def _check_outside(source: SourceConfig, workdir: Path) -> None:
             f"source {source.name}: its paths hold files of the work folder {workdir}, which every run changes; name a "
             "--workdir outside them, or narrower paths"
         )
+
+
+def _pinned_files(pinned: LockedSource, current: LockedSource) -> LockedSource:
+    """The current source with the files alone whose names are pinned."""
+    names = {file.name for file in pinned.files}
+    files = tuple(file for file in current.files if file.name in names)
+    return LockedSource(name=current.name, request=current.request, files=files)
 
 
 def _check_unchanged(path: Path, pinned: LockedSource, current: LockedSource) -> None:

@@ -20,7 +20,7 @@ from gristmill.foundation.runtime.tasks.engine import Engine
 from gristmill.foundation.runtime.tasks.local import LocalEngine, may_fork
 from gristmill.pipelines.preflight import check_workdir, require_ready
 from gristmill.pipelines.publication import RemoteLease
-from gristmill.pipelines.raw_files import local_bytes, pin
+from gristmill.pipelines.raw_files import LockUpdate, local_bytes, pin
 from gristmill.pipelines.recipes.config import Recipe
 from gristmill.pipelines.recipes.recipe_file import load_recipe
 from gristmill.pipelines.remote import Publisher, RemoteWork, lease, mirror_of
@@ -170,7 +170,7 @@ def make_runner(
     recipe: Recipe,
     stages: Sequence[Stage],
     options: StageOptions,
-    update_lock: bool = False,
+    update_lock: LockUpdate = False,
     only: str | None = None,
     several_recipes: bool = False,
 ) -> Runner:
@@ -232,7 +232,7 @@ def run_stage(
     name: str,
     reference: str,
     options: StageOptions,
-    update_lock: bool = False,
+    update_lock: LockUpdate = False,
 ) -> None:
     """Runs one stage of a recipe; its inputs must be complete."""
     recipe = load_recipe(reference, options.set_ or [])

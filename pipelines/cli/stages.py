@@ -77,7 +77,20 @@ def stage_command(name: str) -> Callable[..., None]:
     return with_option_groups(command)
 
 
-curate, index = stage_command("curate"), stage_command("index")
+index = stage_command("index")
+
+
+@with_option_groups
+def curate(
+    recipe: RecipeArgument,
+    stage: StageOptions,
+    update_lock: UpdateLockOption = False,
+    add: Annotated[
+        bool, typer.Option("--add", help="Accept new raw files; only what they touch is computed again.")
+    ] = False,
+) -> None:
+    """Run only the stage curate: raw files to a corpus."""
+    run_stage("curate", recipe, stage, update_lock or ("added" if add else False))
 
 
 @with_option_groups

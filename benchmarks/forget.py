@@ -1,0 +1,138 @@
+"""CPU seconds of `gristmill forget` and `gristmill curate --add` in % of those of a whole run of curation.
+
+A made corpus (documents of 0.7 kB, some of them copies) in 100 raw files is curated as a whole. Then
+- `forget_work`: 0.1 % of the documents, those of a site that came in one crawl (one raw file), are forgotten;
+- `forget_work_scattered`: 0.1 % drawn at random from all files are forgotten, so every shard is written again;
+- `add_work`: a raw file with 1 % of documents is added.
+CPU seconds are of all processes, without those of a run on a few documents (start-up). `*_identical` is 1 if the bytes
+are those of one whole build: of both inputs, or with the tombstones from the beginning. There is no peer: datatrove,
+dolma and NeMo Curator curate everything again."""
+
+import json
+import os
+import random
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+import pyarrow.parquet as pq
+from measure import Figure, arguments, print_figures
+from support.curation_inputs import made_texts, paragraphs
+from support.curation_runs import timed
+
+from gristmill.data_pipeline.annotate.tombstones import TOMBSTONES_NAME
+from gristmill.foundation.files import file_digest
+
+PROGRAM = str(Path(sys.executable).with_name("gristmill"))
+MEAN_BYTES, NUM_FILES, START_DOCUMENTS = 700, 100, 60
+FORGET_GOAL, ADD_GOAL = 5.0, 5.0
+RECIPE = {
+    "name": "grown",
+    "seed": 1,
+    "curate": {
+        "languages": ["en"],
+        "filters": ["gopher_repetition", {"c4": {"line_terminal_punctuation": None}}, "fineweb_quality"],
+        "pii": {"email": "replace", "ip": "replace"},
+    },
+}
+
+
+def main() -> None:
+    parser = arguments(__doc__)
+    parser.add_argument("--documents", type=int, default=1_000_000)
+    parser.add_argument("--work", type=Path, default=None, help="a folder for the input and the corpora, which stay")
+    options = parser.parse_args()
+    documents = 20_000 if options.quick else options.documents
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = options.work or Path(temporary)
+        print_figures(measure(folder, options.data, documents))
+
+
+def measure(folder: Path, data: Path | None, documents: int) -> list[Figure]:
+    raw, new = folder / "raw", folder / "new"
+    write_raw(raw, new, data, documents)
+    start_up = curate(folder / "start_work", recipe_for(folder / "start", "s"))
+    whole = curate(folder / "work", recipe_for(raw, "whole")) - start_up
+    figures = [Figure("curate_whole_cpu", whole, "s")]
+    before = snapshot(folder / "work", folder / "before")
+    for name, ids in (
+        ("forget_work", ids_of_a_site(before, documents)),
+        ("forget_work_scattered", some_ids(before, documents)),
+    ):
+        work = snapshot(before, folder / name)
+        (folder / "ids.txt").write_text("\n".join(ids))
+        seconds = run(folder, "forget", work, "--ids", folder / "ids.txt", "--workers", 1) - start_up
+        figures.append(Figure(name, 100 * seconds / whole, "% of a whole run", goal=FORGET_GOAL))
+        other = folder / "other"
+        shutil.rmtree(other, ignore_errors=True)
+        other.mkdir()
+        shutil.copy(work / TOMBSTONES_NAME, other / TOMBSTONES_NAME)
+        curate(other, recipe_for(raw, "whole"))
+        figures.append(Figure(f"{name}_identical", float(outputs(work) == outputs(other)), "of 1"))
+    shutil.copytree(new, raw, dirs_exist_ok=True)
+    seconds = curate(before, recipe_for(raw, "whole"), "--add") - start_up
+    figures.append(Figure("add_work", 100 * seconds / whole, "% of a whole run", goal=ADD_GOAL))
+    curate(folder / "both", recipe_for(raw, "whole"))
+    return [*figures, Figure("add_identical", float(outputs(before) == outputs(folder / "both")), "of 1")]
+
+
+def write_raw(raw: Path, new: Path, data: Path | None, documents: int) -> None:
+    """NUM_FILES raw files, one with 1 % more documents, and a small one for the start-up."""
+    pool = paragraphs(data)
+    texts = list(made_texts(pool, documents * MEAN_BYTES * 101 // 100, MEAN_BYTES))
+    added = len(texts) // 101
+    for folder, part in ((raw, texts[added:]), (new, texts[:added]), (raw.parent / "start", texts[:START_DOCUMENTS])):
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        files = NUM_FILES if folder == raw else 1
+        for number in range(files):
+            lines = (json.dumps({"text": text}) for text in part[number::files])
+            (folder / f"{folder.name}-{number:03d}.jsonl").write_text("".join(f"{line}\n" for line in lines))
+
+
+def recipe_for(raw: Path, name: str) -> Path:
+    path = raw.parent / f"{name}.json"
+    path.write_text(json.dumps(RECIPE | {"sources": [{"name": "s", "format": "jsonl", "paths": [f"{raw}/*.jsonl"]}]}))
+    return path
+
+
+def curate(work: Path, recipe: Path, *options: str) -> float:
+    return run(work.parent, "curate", recipe, "--workdir", work, "--workers", 1, "--overwrite", *options)
+
+
+def run(folder: Path, *command: object) -> float:
+    """CPU seconds of a command of gristmill on one core."""
+    usage, _ = timed([PROGRAM, *map(str, command)], 1, folder / "log")
+    return usage.cpu_seconds
+
+
+def snapshot(work: Path, target: Path) -> Path:
+    shutil.rmtree(target, ignore_errors=True)
+    shutil.copytree(work, target, copy_function=os.link)
+    return target
+
+
+def some_ids(work: Path, documents: int) -> list[str]:
+    ids = pq.read_table(work / "curate" / "ledger", columns=["doc_id"]).column("doc_id").to_pylist()
+    return random.Random(4).sample(sorted(ids), max(documents // 1000, 1))
+
+
+def ids_of_a_site(work: Path, documents: int) -> list[str]:
+    """Neighbouring records of one raw file."""
+    rows = pq.read_table(work / "curate" / "ledger", columns=["doc_id", "raw_digest", "record"]).to_pylist()
+    digest = min(row["raw_digest"] for row in rows)
+    chosen = sorted((row["record"], row["doc_id"]) for row in rows if row["raw_digest"] == digest)
+    return [doc_id for _, doc_id in chosen[: max(documents // 1000, 1)]]
+
+
+def outputs(work: Path) -> dict[str, str]:
+    corpus = work / "curate"
+    files = (
+        path for path in corpus.rglob("*") if path.is_file() and path.name not in ("manifest.json", TOMBSTONES_NAME)
+    )
+    return {path.relative_to(corpus).as_posix(): file_digest(path) for path in files}
+
+
+if __name__ == "__main__":
+    main()
