@@ -92,7 +92,7 @@ class SegmentEncoder(Encoder):
             self._reserve(count, int(starts[count] - starts[0]))
             known = int(self._sizes[0])
             segments = np.empty(count, dtype=np.int32)
-            _look_up(padded, starts, masks, segments, (self._slots, self._entries, self._keys, self._sizes))
+            look_up(padded, starts, masks, segments, (self._slots, self._entries, self._keys, self._sizes))
             self._encode_new_segments(known)
             documents = place[1], document, end_id
             ids.append(_gather(segments, finished, documents, (self._entries, self._ids), lengths))
@@ -167,7 +167,7 @@ def _hash_block(buffer, starts, masks, words):
 
 
 @cached_njit()
-def _look_up(buffer, starts, masks, segments, tables):
+def look_up(buffer, starts, masks, segments, tables):
     """Writes the entry of every segment, and adds entries for new segments. Reads up to PADDING bytes past the end."""
     slots, entries, keys, sizes = tables
     words = np.empty((BLOCK, 3), np.uint64)

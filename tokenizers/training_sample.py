@@ -28,61 +28,77 @@ MIN_PARALLEL_BYTES = 200_000_000
 class Candidates:
     """Documents of a source that may be sampled, in the order in which they are drawn.
 
-    values: texts, each cut to MAX_DOCUMENT_CHARACTERS, or ids; row order[i] is document i. sizes: int64[N], bytes of
-    document i. groups: the source's name, or its languages; group: int64[N], places in groups."""
+    place, row: int64[N], the range of document i, as a place in the list of ranges, and its row in it. sizes: int64[N],
+    its bytes, each document cut to MAX_DOCUMENT_CHARACTERS. groups: the source's name, or its languages; group:
+    int64[N], places in groups."""
 
-    values: pa.ChunkedArray
-    order: np.ndarray
+    place: np.ndarray
+    row: np.ndarray
     sizes: np.ndarray
     groups: tuple[str, ...]
     group: np.ndarray
 
-    def first(self, group: int, num_bytes: int) -> tuple[list[str], int]:
-        """(values of the first documents of the group that have num_bytes together, or all of it; their bytes)."""
-        rows = np.flatnonzero(self.group == group)
-        ends = np.cumsum(self.sizes[rows])
-        count = min(len(rows), int(np.searchsorted(ends, num_bytes)) + 1) if num_bytes > 0 else 0
-        if not count:
-            return [], 0
-        return self.values.take(pa.array(self.order[rows[:count]])).to_pylist(), int(ends[count - 1])
+    def first(self, group: int, num_bytes: int) -> np.ndarray:
+        """int64: the first documents of the group that have num_bytes together, or all of it."""
+        numbers = np.flatnonzero(self.group == group)
+        ends = np.cumsum(self.sizes[numbers])
+        return numbers[: np.searchsorted(ends, num_bytes) + 1] if num_bytes > 0 else numbers[:0]
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Documents of the sample: rows of a range, in increasing order. bytes: of their texts."""
+
+    documents: DocumentRange
+    rows: tuple[int, ...]
+    bytes: int
 
 
 def training_texts(
     corpus: Path, sources: Sequence[str], config: TokenizerConfig, seed: int, engine: Engine
 ) -> tuple[list[str], dict[str, int]]:
-    """(texts of about config.sample_bytes in total, sampled bytes by group).
-
-    Each group gets its share of the corpus's text, flattened by config.temperature; if a group has too little text, the
-    others get the rest. The weights of the sources in training decide nothing, so that mixtures share a tokenizer. No
-    text is sampled twice. Deterministic in the corpus, the settings and the seed. Raises InputError if a source has no
-    training documents."""
-    drawn, sampled = _drawn(corpus, sources, config, seed, engine, "text")
-    return [text for texts in drawn for text in texts], sampled
+    """(the texts of the sample, sampled bytes by group), in memory."""
+    selections, sampled = training_sample(corpus, sources, config, seed, engine)
+    return [text for selection in selections for text in selected_texts(selection)], sampled
 
 
 def training_documents(
     corpus: Path, sources: Sequence[str], config: TokenizerConfig, seed: int, engine: Engine
 ) -> set[str]:
     """Ids of the documents whose texts `training_texts` returns."""
-    drawn, _ = _drawn(corpus, sources, config, seed, engine, "doc_id")
-    return {doc_id for ids in drawn for doc_id in ids}
+    selections, _ = training_sample(corpus, sources, config, seed, engine)
+    ids: set[str] = set()
+    for selection in selections:
+        ids.update(read(selection.documents, "doc_id")["doc_id"].take(pa.array(selection.rows, pa.int64())).to_pylist())
+    return ids
 
 
-def _drawn(
-    corpus: Path, sources: Sequence[str], config: TokenizerConfig, seed: int, engine: Engine, column: str
-) -> tuple[list[list[str]], dict[str, int]]:
-    """(values of the column `text` or `doc_id` of the sampled documents by source and group, bytes of text by
-    group)."""
+def selected_texts(selection: Selection) -> list[str]:
+    """The texts, each cut to MAX_DOCUMENT_CHARACTERS."""
+    texts = read(selection.documents, "text")["text"].take(pa.array(selection.rows, pa.int64()))
+    return [text[:MAX_DOCUMENT_CHARACTERS] for text in texts.to_pylist()]
+
+
+def training_sample(
+    corpus: Path, sources: Sequence[str], config: TokenizerConfig, seed: int, engine: Engine
+) -> tuple[list[Selection], dict[str, int]]:
+    """(documents of about config.sample_bytes in total, sampled bytes by group).
+
+    Each group gets its share of the corpus's text, flattened by config.temperature; if a group has too little text, the
+    others get the rest. The weights of the sources in training decide nothing, so that mixtures share a tokenizer. No
+    text is sampled twice. Deterministic in the corpus, the settings and the seed. Raises InputError if a source has no
+    training documents."""
     shares = {name: _text_bytes(corpus, name) for name in sources}
     chosen = [_chosen(corpus, source, config, seed) for source in sources]
+    ranges = [documents for candidates in chosen for documents in candidates]
     tasks = [
-        (chosen_range, source, config, column)
+        (documents, source, config)
         for source, candidates in zip(sources, chosen, strict=True)
-        for chosen_range in candidates
+        for documents in candidates
     ]
-    tables = iter(_read_all(tasks, engine))
+    tables = iter(enumerate(_measure_all(tasks, engine)))
     by_source = {
-        source: _candidates(source, pa.concat_tables(itertools.islice(tables, len(candidates))), seed)
+        source: _candidates(list(itertools.islice(tables, len(candidates))), seed, source)
         for source, candidates in zip(sources, chosen, strict=True)
     }
     available: dict[tuple[str, str], int] = {}
@@ -97,13 +113,25 @@ def _drawn(
     quotas = allocate(
         _flattened(cells, mass, config.temperature), [available[cell] for cell in cells], config.sample_bytes
     )
-    values: list[list[str]] = []
+    drawn: list[np.ndarray] = [np.empty((3, 0), np.int64)]
     sampled: dict[str, int] = {}
     for (source, group), quota in zip(cells, quotas, strict=True):
-        drawn, num_bytes = by_source[source].first(by_source[source].groups.index(group), quota)
-        values.append(drawn)
-        sampled[group] = sampled.get(group, 0) + num_bytes
-    return values, sampled
+        candidates = by_source[source]
+        numbers = candidates.first(candidates.groups.index(group), quota)
+        drawn.append(np.stack([candidates.place[numbers], candidates.row[numbers], candidates.sizes[numbers]]))
+        sampled[group] = sampled.get(group, 0) + int(candidates.sizes[numbers].sum())
+    return _selections(ranges, np.concatenate(drawn, axis=1)), sampled
+
+
+def _selections(ranges: Sequence[DocumentRange], drawn: np.ndarray) -> list[Selection]:
+    """drawn: int64[3, documents]: places of ranges, rows in them, bytes."""
+    place_N, row_N, size_N = drawn[:, np.lexsort((drawn[1], drawn[0]))]
+    places, firsts = np.unique(place_N, return_index=True)
+    bounds = itertools.pairwise([*firsts.tolist(), len(place_N)])
+    return [
+        Selection(ranges[place], tuple(row_N[first:last].tolist()), int(size_N[first:last].sum()))
+        for place, (first, last) in zip(places.tolist(), bounds, strict=True)
+    ]
 
 
 def allocate(shares: Sequence[float], available: Sequence[int], total: int) -> list[int]:
@@ -157,30 +185,31 @@ def _chosen(corpus: Path, source: str, config: TokenizerConfig, seed: int) -> li
     return chosen
 
 
-def _read_all(tasks: Sequence[tuple[DocumentRange, str, TokenizerConfig, str]], engine: Engine) -> list[pa.Table]:
-    sizes = [documents.bytes for documents, *_ in tasks]
+def _measure_all(tasks: Sequence[tuple[DocumentRange, str, TokenizerConfig]], engine: Engine) -> list[pa.Table]:
+    sizes = [documents.bytes for documents, _, _ in tasks]
     engine = engine if sum(sizes) >= MIN_PARALLEL_BYTES else LocalEngine(1, engine.reporter)
-    return engine.map(_read, tasks, "tokenizer: reading", sizes, "B")
+    return engine.map(_measure, tasks, "tokenizer: reading", sizes, "B")
 
 
-def _candidates(source: str, table: pa.Table, seed: int) -> Candidates:
-    """The documents of the table in seeded random order."""
+def _candidates(tables: Sequence[tuple[int, pa.Table]], seed: int, source: str) -> Candidates:
+    """The documents of the tables, (place, table), in seeded random order."""
+    table = pa.concat_tables([part for _, part in tables])
+    place_N = np.repeat([place for place, _ in tables], [len(part) for _, part in tables])
     groups = pc.unique(table["group"]).to_pylist()
     group_N = pc.index_in(table["group"], pa.array(groups, pa.string())).to_numpy().astype(np.int64)
     order_N = np.asarray(Permutation(len(table), key_of(seed, "tokenizer documents", source)).whole())
-    sizes_N = table["size"].to_numpy()
-    return Candidates(table["value"], order_N, sizes_N[order_N], tuple(groups), group_N[order_N])
+    row_N, size_N = table["row"].to_numpy(), table["size"].to_numpy()
+    return Candidates(place_N[order_N], row_N[order_N], size_N[order_N], tuple(groups), group_N[order_N])
 
 
-def _read(task: tuple[DocumentRange, str, TokenizerConfig, str]) -> pa.Table:
-    """Columns text (cut) or doc_id, as `value`, size (of the text in bytes, never 0) and group."""
-    documents, source, config, column_name = task
+def _measure(task: tuple[DocumentRange, str, TokenizerConfig]) -> pa.Table:
+    """Columns row, size (bytes of the text as it is cut, never 0) and group."""
+    documents, source, config = task
     by_language = config.group_by == "language"
-    table = read(documents, *dict.fromkeys(["text", column_name, *(["language"] if by_language else [])]))
-    # Offsets of 64 bits: the candidates together may have more than 2 GiB.
+    table = read(documents, "text", *(["language"] if by_language else []))
     texts = pc.utf8_slice_codeunits(table["text"].cast(pa.large_string()), 0, MAX_DOCUMENT_CHARACTERS)
     groups = pc.if_else(pc.equal(table["language"], ""), None, table["language"]) if by_language else None
-    column = pa.array([source] * len(table)) if groups is None else pc.fill_null(groups, "unknown")
-    values = texts if column_name == "text" else table[column_name]
-    columns = {"value": values, "size": pc.binary_length(texts), "group": column}
-    return pa.table(columns).filter(pc.greater(columns["size"], 0))
+    column = pa.array([source] * len(table), pa.string()) if groups is None else pc.fill_null(groups, "unknown")
+    sizes = pc.binary_length(texts).cast(pa.int64())
+    rows = pa.array(np.arange(len(table)))
+    return pa.table({"row": rows, "size": sizes, "group": column}).filter(pc.greater(sizes, 0))

@@ -58,12 +58,18 @@ def marked() -> list[tuple[str, str]]:
     return [(MARK, MARK + ESCAPE)] + [(capital, MARK + small) for capital, small in capitals()]
 
 
-def write_rules(folder: Path) -> dict[str, str]:
-    """Writes two tables to `folder`; returns the sentencepiece trainer settings that name them."""
-    backward = [(target, source) for source, target in marked()]
-    paths = {"normalization_rule_tsv": marked(), "denormalization_rule_tsv": backward}
-    for name, rules in paths.items():
-        (folder / name).write_text("".join(f"{_hex(source)}\t{_hex(target)}\n" for source, target in rules))
+def write_rules(
+    folder: Path, rules: list[tuple[str, str]], forward_only: list[tuple[str, str]] | None = None
+) -> dict[str, str]:
+    """Writes the tables of replacement rules to `folder`; returns the sentencepiece trainer settings that name them.
+
+    forward_only: rules that are not reversed."""
+    backward = [(target, source) for source, target in rules]
+    paths = {"normalization_rule_tsv": rules + (forward_only or [])}
+    if backward:
+        paths["denormalization_rule_tsv"] = backward
+    for name, table in paths.items():
+        (folder / name).write_text("".join(f"{_hex(source)}\t{_hex(target)}\n" for source, target in table))
     return {name: str(folder / name) for name in paths}
 
 

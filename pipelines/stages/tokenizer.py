@@ -16,6 +16,7 @@ pretrained = DeferredModule("gristmill.tokenizers.pretrained")
 sample = DeferredModule("gristmill.tokenizers.training_sample")
 languages = DeferredModule("gristmill.tokenizers.languages")
 loading = DeferredModule("gristmill.tokenizers.tokenizer")
+counts = DeferredModule("gristmill.tokenizers.word_counts")
 training = DeferredModule("gristmill.tokenizers.train")
 
 
@@ -75,9 +76,10 @@ def _train(context: StageContext) -> dict[str, int]:
     corpus = context.inputs["curate"]
     empty = sources_without_documents(corpus, recipe.training_weights)
     sources = [name for name in recipe.training_weights if name not in empty]
-    texts, sampled = sample.training_texts(corpus, sources, recipe.tokenizer, recipe.seed, context.engine)
+    selections, sampled = sample.training_sample(corpus, sources, recipe.tokenizer, recipe.seed, context.engine)
+    words = counts.count_sample(selections, context.folder, context.engine)
     with context.reporter.meter(f"tokenizer: training {recipe.tokenizer.algorithm}", 1, "models") as meter:
-        model = training.train(texts, recipe.tokenizer)
+        model = training.train_on_words(words, recipe.tokenizer)
         meter.advance(1, f"{recipe.tokenizer.vocab_size} pieces")
     write_atomic(context.folder / loading.MODEL_NAME, model)
     return sampled
@@ -105,7 +107,7 @@ def _export(context: StageContext, tokenizer: Any) -> bool:
 
 STAGE: Stage = Stage(
     name="tokenizer",
-    code_version=3,
+    code_version=4,
     inputs=("curate",),
     config=config,
     run=run,

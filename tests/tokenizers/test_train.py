@@ -12,7 +12,7 @@ from sentencepiece import sentencepiece_model_pb2
 from gristmill.foundation.errors import InputError
 from gristmill.tokenizers.config import FIM_SYMBOLS, TokenizerConfig
 from gristmill.tokenizers.tokenizer import MODEL_NAME, SETTINGS_NAME, load_tokenizer
-from gristmill.tokenizers.train import END_OF_DOCUMENT, sentences, train
+from gristmill.tokenizers.train import END_OF_DOCUMENT, train
 from gristmill.tokenizers.transforms import transforms_of
 
 
@@ -41,14 +41,6 @@ def test_the_same_input_gives_the_same_bytes_on_any_number_of_cores(training_tex
     )
     on_one_core = subprocess.run([sys.executable, "-c", script], capture_output=True, check=True, env=os.environ)
     assert on_one_core.stdout == here
-
-
-def test_sentences_are_whole_lines_and_lose_nothing():
-    text = "one\ntwo\n" * 400 + "x" * 9000 + "\n\nend"
-    found = list(sentences([text]))
-    assert "".join(found) == text
-    assert max(map(len, found)) <= 4000
-    assert found[0].endswith("\n")
 
 
 def test_digits_are_single_pieces_if_configured(trained):
