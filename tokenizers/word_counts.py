@@ -42,7 +42,7 @@ SCHEMA = pa.schema({"word": pa.large_binary(), "count": pa.int64()})
 
 
 @dataclass(frozen=True)
-class CountTask:
+class WordCountTask:
     """selections: documents. path: of the Parquet file of their words and counts."""
 
     selections: tuple[Selection, ...]
@@ -54,7 +54,8 @@ def count_sample(selections: Sequence[Selection], folder: Path, engine: Engine) 
 
     folder: for temporary files, which are removed."""
     tasks = [
-        CountTask(group, folder / FOLDER / f"{number:05d}.parquet") for number, group in enumerate(_groups(selections))
+        WordCountTask(group, folder / FOLDER / f"{number:05d}.parquet")
+        for number, group in enumerate(_groups(selections))
     ]
     sizes = [sum(selection.bytes for selection in task.selections) for task in tasks]
     engine = engine if sum(sizes) >= MIN_PARALLEL_BYTES else LocalEngine(1, engine.reporter)
@@ -64,7 +65,7 @@ def count_sample(selections: Sequence[Selection], folder: Path, engine: Engine) 
     return table
 
 
-def count_task(task: CountTask) -> None:
+def count_task(task: WordCountTask) -> None:
     """Writes the words of the task's documents with their counts, unless the file is there."""
     if task.path.is_file():
         return
