@@ -7,19 +7,20 @@ torch.multinomial on the same logits (flat; `_peaked`: as a trained model's; tem
 of the median without it, which grows with the streams: it is measured before and after, and between them by their
 length. The 99th percentile; below 2 the prompt never doubles the time. In CPU seconds of the process.
 
-`serve_mixed`, `serve_long`, `serve_shared`: tokens a second of requests by a real HTTP client (32 at a time), beside
-transformers.generate at its best cache and batch size on the same prompts, with equal tokens. Times to the first token
-and between tokens at the 50th and 95th percentile are printed."""
+`serve_mixed`, `serve_long`, `serve_shared`: tokens of requests by a real HTTP client (32 at a time) a CPU second of the
+server's process, beside transformers.generate at its best cache and batch size on the same prompts, with equal tokens.
+Times to the first token and between tokens at the 50th and 95th percentile, on the wall, are printed."""
 
 import http.client
 import json
 import multiprocessing
+import os
 import socket
 import statistics
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -30,7 +31,7 @@ from typing import Any
 import numpy as np
 import torch
 from generate import MODEL, VOCABULARY, Work, agree, best_peer, transformers_tokens
-from measure import Figure, arguments, in_turn, print_figures, wall_seconds
+from measure import Figure, arguments, in_turn, print_figures
 from transformers import AutoModelForCausalLM, TemperatureLogitsWarper, TopPLogitsWarper
 
 from gristmill.evaluation.convert.huggingface import write_huggingface
@@ -64,12 +65,11 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         write_model(folder)
-        loads = [work for work in works(options.quick) if _asked(options, work.figure)]
         if _asked(options, "prefill_stall"):
             figures.append(prefill_stall(folder, 1500 if options.quick else LONG_PROMPT))
-        if loads:
-            with running(folder) as port:
-                figures += served(folder, port, loads, rounds=1 if options.quick else 2)
+        if any(_asked(options, figure) for figure in ("serve_mixed", "serve_long", "serve_shared")):
+            with running(folder) as server:
+                figures += served(folder, server, options)
     print_figures(figures)
 
 
@@ -120,9 +120,42 @@ def write_model(folder: Path) -> None:
     write_huggingface(folder, model, end_of_document=0)
 
 
+@dataclass
+class Stream:
+    """One streamed completion: its words and when each piece came."""
+
+    begun: float = field(default_factory=time.perf_counter)
+    times: list[float] = field(default_factory=list)
+    text: str = ""
+
+    @property
+    def gaps(self) -> list[float]:
+        return [later - earlier for earlier, later in zip(self.times, self.times[1:], strict=False)]
+
+    @property
+    def tokens(self) -> list[int]:
+        return [int(word[1:]) for word in self.text.split()]
+
+
+@dataclass(frozen=True)
+class Server:
+    port: int
+    process: int
+
+    def cpu_seconds(self, function: Callable[[], list[Stream]]) -> tuple[float, list[Stream]]:
+        """User and system seconds of the server's process while the function runs, and what it returns."""
+        before = self._clock()
+        streams = function()
+        return self._clock() - before, streams
+
+    def _clock(self) -> float:
+        fields = Path(f"/proc/{self.process}/stat").read_text().rsplit(")", 1)[1].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 @contextmanager
-def running(folder: Path) -> Iterator[int]:
-    """A server of the model in a process of its own; yields its port."""
+def running(folder: Path) -> Iterator[Server]:
+    """A server of the model in a process of its own."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
     process = multiprocessing.get_context("spawn").Process(target=_serve, args=(folder, port))
@@ -134,7 +167,7 @@ def running(folder: Path) -> Iterator[int]:
                     break
             except OSError:
                 time.sleep(0.1)
-        yield port
+        yield Server(port, process.pid or 0)
     finally:
         process.terminate()
         process.join()
@@ -151,23 +184,6 @@ def _request(port: int, method: str, path: str, body: Any = None) -> http.client
     content = None if body is None else json.dumps(body)
     connection.request(method, path, content, {"Content-Type": "application/json"})
     return connection.getresponse()
-
-
-@dataclass
-class Stream:
-    """One streamed completion: its words and when each piece came."""
-
-    begun: float = field(default_factory=time.perf_counter)
-    times: list[float] = field(default_factory=list)
-    text: str = ""
-
-    @property
-    def gaps(self) -> list[float]:
-        return [later - earlier for earlier, later in zip(self.times, self.times[1:], strict=False)]
-
-    @property
-    def tokens(self) -> list[int]:
-        return [int(word[1:]) for word in self.text.split()]
 
 
 def complete(port: int, prompt: Sequence[int], count: int, stream: Stream | None = None) -> Stream:
@@ -242,49 +258,62 @@ def _note(stream: Stream, candidate: int, text: str, logprobs: object) -> None:
     stream.times.append(time.process_time())
 
 
-def works(quick: bool) -> list[Work]:
-    """Three loads: mixed short, long prompts, many with one long beginning."""
-    rng = np.random.default_rng(1)
-    count = 32 if quick else 64
+def loads_of(quick: bool, seed: int) -> list[Work]:
+    """Three loads: mixed short, long prompts, many with one long beginning. seed: of the prompts alone, so that no
+    prompt comes twice."""
+    rng, sizes = np.random.default_rng([1, seed]), np.random.default_rng(1)
+    requests = 32 if quick else 64
 
     def prompt(length: int) -> list[int]:
         return rng.integers(1, VOCABULARY, length).tolist()
 
-    lengths = np.exp(rng.uniform(np.log(8), np.log(256), (2, count))).astype(int)
+    lengths = np.exp(sizes.uniform(np.log(8), np.log(256), (2, requests))).astype(int)
     begin = prompt(400 if quick else 800)
-    new_tokens = np.exp(rng.uniform(np.log(4), np.log(64), count)).astype(int).tolist()
+    new_tokens = np.exp(sizes.uniform(np.log(4), np.log(64), requests)).astype(int).tolist()
+    long, short = sizes.integers(300, 900, requests), sizes.integers(4, 40, requests)
     return [
         Work("serve_mixed", [prompt(int(length)) for length in lengths[0]], lengths[1].tolist(), 2.5),
-        Work("serve_long", [prompt(int(rng.integers(300, 900))) for _ in range(count)], new_tokens, 2.0),
-        Work("serve_shared", [begin + prompt(int(rng.integers(4, 40))) for _ in range(count)], new_tokens, 4.0),
+        Work("serve_long", [prompt(int(length)) for length in long], new_tokens, 2.0),
+        Work("serve_shared", [begin + prompt(int(length)) for length in short], new_tokens, 4.0),
     ]
 
 
-def served(folder: Path, port: int, loads: Sequence[Work], rounds: int) -> list[Figure]:
+def served(folder: Path, server: Server, options: Any) -> list[Figure]:
+    """The figures of the loads that were asked for. Each round has prompts of its own; before the first one the server
+    and the peer have served a load of the same kind."""
     peer = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="sdpa")
     peer.generation_config.eos_token_id = None
     peer.generation_config.pad_token_id = 0
+    rounds = [loads_of(options.quick, seed) for seed in range(2 if options.quick else 3)]
     figures = []
-    for work in loads:
-        cache, size = best_peer(work, peer)
-        by_transformers = partial(transformers_tokens, peer, work, cache, size)
-        streams = by_http(port, work)
-        agree([stream.tokens for stream in streams], by_transformers())
-        first = [stream.times[0] - stream.begun for stream in streams]
-        gaps = [gap for stream in streams for gap in stream.gaps]
-        p50, p95 = (np.percentile(first, [50, 95]), np.percentile(gaps, [50, 95])) if gaps else (first, first)
-        print(
-            f"{work.figure}: first token {p50[0]:.2f} s at p50, {p50[1]:.2f} at p95; between tokens "
-            f"{1e3 * p95[0]:.0f} ms, {1e3 * p95[1]:.0f} ms"
-        )
-        pairs = [(wall_seconds(partial(by_http, port, work)), wall_seconds(by_transformers)) for _ in range(rounds)]
-        ours, theirs = (statistics.median(seconds) for seconds in zip(*pairs, strict=True))
-        ratio = statistics.median(other / own for own, other in pairs)
-        name = f"transformers.generate, {cache} cache, batch size {size}"
-        figures.append(
-            Figure(work.figure, work.tokens / ours, "tokens/s", work.tokens / theirs, name, ratio, work.goal)
-        )
+    for warm_up, *measured in zip(*rounds, strict=True):
+        if _asked(options, warm_up.figure):
+            by_http(server.port, warm_up)
+            cache, size = best_peer(warm_up, peer)
+            pairs = [_pair(server, work, partial(transformers_tokens, peer, work, cache, size)) for work in measured]
+            ours, theirs = (statistics.median(seconds) for seconds in zip(*pairs, strict=True))
+            ratio = statistics.median(other / own for own, other in pairs)
+            name, rates = f"transformers.generate, {cache} cache, batch size {size}", warm_up.tokens
+            figures.append(
+                Figure(warm_up.figure, rates / ours, "tokens/CPU s", rates / theirs, name, ratio, warm_up.goal)
+            )
     return figures
+
+
+def _pair(server: Server, work: Work, by_transformers: Callable[[], list[list[int]]]) -> tuple[float, float]:
+    """CPU seconds of the server and of transformers. Raises AssertionError where a token differs."""
+    own, streams = server.cpu_seconds(partial(by_http, server.port, work))
+    begun = time.process_time()
+    tokens = by_transformers()
+    other = time.process_time() - begun
+    agree([stream.tokens for stream in streams], tokens)
+    first = np.percentile([stream.times[0] - stream.begun for stream in streams], [50, 95])
+    gaps = 1e3 * np.percentile([gap for stream in streams for gap in stream.gaps], [50, 95])
+    print(
+        f"{work.figure}: first token {first[0]:.2f} s at p50, {first[1]:.2f} s at p95; between tokens {gaps[0]:.0f}, "
+        f"{gaps[1]:.0f} ms; {own:.1f} s of the server's CPU, {other:.1f} s of transformers'"
+    )
+    return own, other
 
 
 def by_http(port: int, work: Work) -> list[Stream]:

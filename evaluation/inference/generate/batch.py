@@ -182,15 +182,20 @@ class ContinuousBatch:
         elif prompt_tokens > 0:
             self._read_within(prompt_tokens)
             ended += self._end_done()
-        if self.decodes:
+        if self.decoding:
             self._decode()
             ended += self._end_done()
         return self._results(ended)
 
     @property
-    def decodes(self) -> bool:
-        """Whether a sequence waits for its next token."""
-        return len(self._running) > len(self._parts or ())
+    def decoding(self) -> int:
+        """Sequences that wait for their next token."""
+        return len(self._running) - len(self._parts or ())
+
+    @property
+    def reading(self) -> int:
+        """Sequences whose prompts can be read now: they have a slot, or one is free."""
+        return len(self._parts or ()) + min(len(self._waiting), self._slots.free)
 
     def _read_within(self, prompt_tokens: float) -> None:
         """Reads prompts that fit so many tokens, or a part of a longer one; each in turn where there are both."""

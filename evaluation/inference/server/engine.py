@@ -90,28 +90,36 @@ FIRST_PROMPT_TOKENS = 16.0
 MIN_PROMPT_TOKENS = 0.5  # so that every prompt is read at last; a part of a few tokens through a layer is more
 SLOWDOWN, ROOM = 1.9, 1.7  # a step with prompts beside one without: above, it reads less; below ROOM, more
 WEIGHT = 0.3  # of the newest measurement
+MAX_SHARE = 8.0
 MEASURED_EVERY = 16  # steps with prompts, until one without: the sequences grow, and their tokens become dearer
 
 
 @dataclass
 class PromptPace:
     """How many tokens of prompts a step may read, so that with them it takes at most about twice as long as without:
-    what the streams of others wait for. The number follows the measured steps, since a token behind a long beginning
-    costs more than the first."""
+    what the streams of others wait for. Where more requests wait than run, prompts have their share of the time, by the
+    number of requests. The number follows the measured steps, since a token behind a long beginning costs more than
+    the first.
+
+    tokens: that take about as long as decoding does."""
 
     decode_seconds: float | None = None
     tokens: float = FIRST_PROMPT_TOKENS
     steps: int = 0  # with prompts since one without
+    share: float = 1.0  # of prompts in the time of the last step, beside 1 for decoding
 
-    def prompt_tokens(self, decodes: bool) -> float:
-        """decodes: whether some sequence waits for its next token."""
-        if not decodes:
+    def prompt_tokens(self, decoding: int, reading: int) -> float:
+        """decoding: sequences that wait for their next token; reading: those whose prompts are to be read."""
+        if not decoding:
             return IDLE_PROMPT_TOKENS
-        return 0 if self.decode_seconds is None or self.steps >= MEASURED_EVERY else self.tokens
+        if self.decode_seconds is None or self.steps >= MEASURED_EVERY:
+            return 0
+        self.share = min(max(1.0, reading / decoding), MAX_SHARE)
+        return min(self.share * self.tokens, IDLE_PROMPT_TOKENS)
 
-    def record(self, seconds: float, prompt_tokens: float, decodes: bool) -> None:
+    def record(self, seconds: float, prompt_tokens: float, decoding: int) -> None:
         """The time of a step and the tokens of prompts that it read."""
-        if not decodes:
+        if not decoding:
             return
         if not prompt_tokens:
             before, self.steps = self.decode_seconds, 0
@@ -120,10 +128,10 @@ class PromptPace:
         self.steps += 1
         if self.decode_seconds is None:
             return
-        slowdown = seconds / self.decode_seconds
+        slowdown = 1 + (seconds / self.decode_seconds - 1) / self.share
         if slowdown > SLOWDOWN:
             self.tokens = max(MIN_PROMPT_TOKENS, 0.8 * self.tokens)
-        elif slowdown < ROOM and prompt_tokens >= 0.7 * self.tokens:
+        elif slowdown < ROOM and prompt_tokens >= 0.7 * min(self.share * self.tokens, IDLE_PROMPT_TOKENS):
             self.tokens = min(1.125 * self.tokens, IDLE_PROMPT_TOKENS)
 
 
@@ -246,7 +254,7 @@ class GenerationEngine:
             self._tell(Turn(stops=True))
             return False
         self._add(new)
-        prompt_tokens = self._pace.prompt_tokens(self._batch.decodes)
+        prompt_tokens = self._pace.prompt_tokens(self._batch.decoding, self._batch.reading)
         self._tell(Turn(tuple(ticket.request for ticket in new), tuple(ended), prompt_tokens, idle))
         for number in ended:
             del self._open[number]
@@ -271,7 +279,7 @@ class GenerationEngine:
 
     def _step(self, prompt_tokens: float) -> None:
         begun, read = self._clock(), self._batch.read_prompt_tokens
-        decodes = self._batch.decodes
+        decoding = self._batch.decoding
         try:
             results = self._batch.step(prompt_tokens)
         except Exception as error:  # of the model or the device: requests that wait are not lost
@@ -280,7 +288,7 @@ class GenerationEngine:
             logger.exception("a step of generation failed")
             self._recover(error)
             return
-        self._pace.record(self._clock() - begun, self._batch.read_prompt_tokens - read, decodes)
+        self._pace.record(self._clock() - begun, self._batch.read_prompt_tokens - read, decoding)
         for result in results:
             self._open.pop(result.number).done(result)
 
