@@ -11,7 +11,7 @@ from pathlib import Path
 
 from gristmill.data_pipeline.curate_config import check_filters
 from gristmill.data_pipeline.indexed.config import epochs_by_source, repeat_warnings
-from gristmill.data_pipeline.quality.scores import pinned_scores
+from gristmill.data_pipeline.quality.scores import PREFIX, pinned_scores
 from gristmill.data_pipeline.readers.files import check_kinds
 from gristmill.data_pipeline.readers.own import reader_of
 from gristmill.data_pipeline.readers.resolve import locate
@@ -22,7 +22,7 @@ from gristmill.foundation.errors import InputError, RecipeError
 from gristmill.foundation.manifest import MANIFEST_NAME, read_manifest
 from gristmill.foundation.progress import Reporter
 from gristmill.foundation.runtime.store.addresses import is_address
-from gristmill.pipelines import source_samples
+from gristmill.pipelines import mix_table, source_samples
 from gristmill.pipelines.recipes.config import Recipe
 from gristmill.pipelines.stages.stage import Stage
 from gristmill.pipelines.stages.training_data import needs_sources
@@ -338,11 +338,9 @@ def _cloze(field: str, sequence_length: int, evaluate: EvaluateConfig) -> Iterat
 
 def _repeats(recipe: Recipe, world_size: int) -> Iterator[Finding]:
     """Sources read more than 4 times, estimated from file sizes; training reports the exact numbers."""
-    sizes = {source.name: _text_bytes(source) for source in recipe.sources if source.held_out is None}
-    weights = recipe.training_weights
-    if recipe.train is None or not any(sizes.values()) or (None in weights.values() and not all(sizes.values())):
+    tokens, weights = estimated_tokens(recipe), recipe.training_weights
+    if recipe.train is None or not any(tokens.values()) or (None in weights.values() and not all(tokens.values())):
         return
-    tokens = {name: size // TYPICAL_BYTES_PER_TOKEN for name, size in sizes.items()}
     epochs = epochs_by_source(tokens, weights, recipe.train.tokens, recipe.index.phases)
     for line in repeat_warnings(epochs, tokens, recipe.train.tokens):
         yield Finding(
@@ -350,6 +348,36 @@ def _repeats(recipe: Recipe, world_size: int) -> Iterator[Finding]:
             "token, before curation; exact after the stage index)",
             None,
         )
+
+
+def _mix(recipe: Recipe, world_size: int) -> Iterator[Finding]:
+    """A mix of sources or scores that are not there; caps that do not allow the run, by the sizes of raw files."""
+    mix, curate = recipe.index.mix, recipe.curate
+    if mix is None:
+        return
+    scores = [PREFIX + name for name in curate.quality_scores]
+    if mix.score.startswith(PREFIX) and mix.score not in [*scores, *["quality_score"] * (curate.quality is not None)]:
+        yield Finding(
+            f"index.mix.score: curate.quality_scores has no {mix.score.removeprefix(PREFIX)!r}; it has "
+            f"{', '.join(curate.quality_scores) or 'none'}"
+        )
+    try:
+        mix_table.check_sources(mix, recipe)
+    except RecipeError as error:
+        yield Finding(str(error))
+        return
+    tokens = estimated_tokens(recipe)
+    if all(tokens.values()) and mix.topic is None and not mix.repeats:
+        try:
+            mix_table.estimated_mix(recipe, tokens)
+        except RecipeError as error:
+            yield Finding(f"{error} (estimated from the raw files, before curation)", None)
+
+
+def estimated_tokens(recipe: Recipe) -> dict[str, int]:
+    """Source to train on -> its tokens, about, by the sizes of its raw files; 0 if unknown."""
+    sources = [source for source in recipe.sources if source.held_out is None]
+    return {source.name: _text_bytes(source) // TYPICAL_BYTES_PER_TOKEN for source in sources}
 
 
 def _text_bytes(source: SourceConfig) -> int:
@@ -369,7 +397,7 @@ def _text_bytes(source: SourceConfig) -> int:
 CHECKS: dict[str, tuple[Callable[[Recipe, int], Iterator[Finding]], ...]] = {
     "curate": (_user_functions, _sources, _listed_files, _quality_models),
     "tokenizer": (_tokenizer,),
-    "index": (_repeats,),
+    "index": (_repeats, _mix),
     "train": (_layout, _start, _validation, _live_evaluation),
     "evaluate": (_evaluation,),
 }

@@ -47,8 +47,10 @@ class Tracer:
                 f"train.objective: {self.train.objective} makes samples of its own, whose documents cannot be traced; "
                 "causal and span objectives on windows can"
             )
-        if recipe.index.languages is not None or recipe.index.rehydrate:
-            raise RecipeError("index.languages and index.rehydrate write documents in another order: not traced")
+        if recipe.index.languages is not None or recipe.index.mix is not None or recipe.index.rehydrate:
+            raise RecipeError(
+                "index.languages, index.mix and index.rehydrate write documents in another order: not traced"
+            )
         for stage in ("curate", "index"):
             if not (workdir / stage / MANIFEST_NAME).is_file():
                 raise InputError(f"{workdir / stage}: not complete; run `gristmill run` with this recipe first")

@@ -28,6 +28,8 @@ from gristmill.data_pipeline.indexed.language_shares import (
     pooled,
 )
 from gristmill.data_pipeline.indexed.merge import merge
+from gristmill.data_pipeline.indexed.mix import write_cells
+from gristmill.data_pipeline.indexed.mix_config import MixConfig
 from gristmill.data_pipeline.indexed.permutation import key_of
 from gristmill.data_pipeline.indexed.reader import IndexedReader
 from gristmill.foundation.errors import InputError
@@ -52,7 +54,7 @@ class IndexRequest:
     folder: the output folder, which may hold files of an earlier run. sentences: every sentence is a sequence of its
     own. min_language_tokens: every language of a source is a source of its own, those with fewer training tokens
     together as `other`; None: languages are not told apart. rehydrate: how often documents are written, by the size of
-    their cluster. held_out: sources without a train split."""
+    their cluster. mix: which cells the documents are cut into. held_out: sources without a train split."""
 
     corpus: Path
     tokenizer: Path
@@ -62,13 +64,15 @@ class IndexRequest:
     sentences: bool = False
     min_language_tokens: int | None = None
     rehydrate: Mapping[int, int] = field(default_factory=dict)
+    mix: MixConfig | None = None
     held_out: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
 class MergeTask:
     """chunks: prefixes in their order. prefix: the merged file's. note: JSON with its counts. key: of its shuffle.
-    languages: only the documents with these tags are merged, None all. repeats: how often each is written."""
+    languages: only the documents with these tags are merged, None all. repeats: how often each is written. cell: only
+    the documents of this cell in this table are merged."""
 
     chunks: tuple[Path, ...]
     prefix: Path
@@ -76,6 +80,7 @@ class MergeTask:
     key: int
     languages: frozenset[str] | None = None
     repeats: Repeats | None = None
+    cell: tuple[Path, str] | None = None
 
 
 def index_corpus(request: IndexRequest, engine: Engine) -> tuple[Dataset, Tokenizer]:
@@ -85,20 +90,22 @@ def index_corpus(request: IndexRequest, engine: Engine) -> tuple[Dataset, Tokeni
     tokenizer = load_bulk_tokenizer(request.tokenizer)
     engine.reporter.say(f"index: encoding with {tokenizer.encoder}")
     encodes, merges = _plan_tasks(request, tokenizer)
-    by_language = request.min_language_tokens is not None
+    is_cut = request.min_language_tokens is not None or request.mix is not None
     text_bytes = sum(task.bytes for tasks in encodes for task in tasks)
     todo = [
         task
         for tasks, merge_task in zip(encodes, merges, strict=True)
-        if by_language or not _is_merged(merge_task)
+        if is_cut or not _is_merged(merge_task)
         for task in tasks
     ]
     encoding = _sized(engine, text_bytes / ENCODE_BYTES_PER_SECOND)
     encoding.map(encode_documents, todo, "index: encoding", [task.bytes for task in todo], "B")
     merging = _sized(engine, text_bytes / MERGE_BYTES_PER_SECOND)
     names = list(request.sources)
-    if by_language:
+    if request.min_language_tokens is not None:
         merges, names = _by_language(request, merges)
+    if request.mix is not None:
+        merges, names = _by_cell(request, merges)
     if request.rehydrate:
         repeats = read_repeats(request.corpus, request.rehydrate)
         merges = [replace(task, repeats=repeats) if task.prefix.parent.name == "train" else task for task in merges]
@@ -129,7 +136,8 @@ def _plan_tasks(request: IndexRequest, tokenizer: Tokenizer) -> tuple[list[list[
             if not ranges:
                 continue
             chunk_prefix = request.folder / CHUNKS / split / source
-            described = request.min_language_tokens is not None or bool(request.rehydrate)
+            is_cut = request.min_language_tokens is not None or request.mix is not None
+            described = is_cut or bool(request.rehydrate)
             common = EncodeTask(
                 request.tokenizer,
                 tokenizer.encoder,
@@ -181,6 +189,29 @@ def _by_language(request: IndexRequest, merges: list[MergeTask]) -> tuple[list[M
     return tasks, names
 
 
+def _by_cell(request: IndexRequest, merges: list[MergeTask]) -> tuple[list[MergeTask], list[str]]:
+    """(a task for each cell of each source, and for its held-out splits; the sources in the order of the recipe, each
+    followed by its cells)."""
+    assert request.mix is not None
+    cut = [task.prefix.name for task in merges if task.prefix.parent.name == "train"]
+    cut = [name for name in cut if not request.mix.sources or name in request.mix.sources]
+    tasks: list[MergeTask] = []
+    cells: dict[str, list[str]] = {source: [] for source in request.sources}
+    for task in merges:
+        split, source = task.prefix.parent.name, task.prefix.name
+        if split != "train" or source not in cut:
+            tasks.append(task)
+            continue
+        tables = [pq.read_table(fetch(documents_path(chunk)), columns=["doc_id", "language"]) for chunk in task.chunks]
+        ranges = [_token_ranges(chunk) for chunk in task.chunks]
+        tokens = np.concatenate([ends - starts for starts, ends in ranges])
+        path = write_cells(request.folder, request.corpus, source, pa.concat_tables(tables), tokens, request.mix)
+        cells[source] = sorted(pc.unique(pq.read_table(path, columns=["cell"])["cell"].cast(pa.string())).to_pylist())
+        for name in cells[source]:
+            tasks.append(replace(_merge_task(request, split, name, task.chunks), cell=(path, name)))
+    return tasks, [name for source in request.sources for name in (source, *cells[source])]
+
+
 def _is_merged(task: MergeTask) -> bool:
     return task.note.is_file()
 
@@ -189,11 +220,11 @@ def _merge(task: MergeTask) -> None:
     """Writes the source's .bin and .idx in shuffled order, then the note with its counts; skipped if that exists."""
     if _is_merged(task):
         return
-    if task.languages is None and task.repeats is None:
+    if task.languages is None and task.repeats is None and task.cell is None:
         merge(task.chunks, task.prefix, task.key)
         text_bytes = sum(json.loads(fetch(note_path(chunk)).read_bytes())["bytes"] for chunk in task.chunks)
     else:
-        chosen, text_bytes = documents_of(task.chunks, task.languages, task.repeats)
+        chosen, text_bytes = documents_of(task.chunks, task.languages, task.repeats, task.cell)
         merge(task.chunks, task.prefix, task.key, chosen)
     reader = IndexedReader(task.prefix)
     counts = SplitCounts(
@@ -247,10 +278,14 @@ def language_tokens(chunks: Sequence[Path]) -> dict[str, int]:
 
 
 def documents_of(
-    chunks: Sequence[Path], languages: frozenset[str] | None, repeats: Repeats | None
+    chunks: Sequence[Path],
+    languages: frozenset[str] | None,
+    repeats: Repeats | None,
+    cell: tuple[Path, str] | None = None,
 ) -> tuple[np.ndarray, int]:
     """(int64: numbers of the documents in these languages, counted over all chunks, each as often as it is repeated;
-    the bytes of their texts). languages: None takes all; repeats: None takes each document once."""
+    the bytes of their texts). languages, cell: None takes all; repeats: None takes each document once."""
+    in_cell = None if cell is None else _in_cell(*cell)
     wanted = None if languages is None else pa.array(sorted(languages), pa.string())
     numbers, first, text_bytes = [np.empty(0, np.int64)], 0, 0
     for chunk in chunks:
@@ -258,10 +293,18 @@ def documents_of(
         times = np.ones(len(table), np.int64) if repeats is None else repeats.of(table["doc_id"])
         if wanted is not None:
             times *= np.asarray(pc.is_in(_languages(chunk), value_set=wanted))
+        if in_cell is not None:
+            times *= in_cell[first : first + len(table)]
         numbers.append(first + np.repeat(np.arange(len(table)), times))
         text_bytes += int((table["bytes"].to_numpy() * times).sum())
         first += len(table)
     return np.concatenate(numbers), text_bytes
+
+
+def _in_cell(path: Path, name: str) -> np.ndarray:
+    """bool[documents]: of all chunks of the source."""
+    cells = pq.read_table(fetch(path), columns=["cell"])["cell"].cast(pa.string())
+    return np.asarray(pc.equal(cells, name))
 
 
 def _languages(chunk: Path) -> pa.Array:

@@ -6,6 +6,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
+from gristmill.data_pipeline.indexed.mix_config import MixConfig
 from gristmill.foundation.config import Config
 from gristmill.foundation.errors import InputError
 
@@ -41,12 +42,18 @@ class IndexConfig(Config):
     phases change the weights at given token counts; without any, the weights of the sources hold throughout.
     rehydrate: cluster size -> how often the kept document of a cluster of at least so many duplicates is written, as
     FineWeb-2 does; {2: 2, 10: 4, 1000: 1} reads: twice from 2 on, four times from 10 on, once from 1,000 on.
-    Only `sentences`, `languages` and `rehydrate` change the .bin and .idx files, the others the samples that are drawn
-    from them."""
+    Only `sentences`, `languages`, `rehydrate` and the cells of `mix` change the .bin and .idx files, the others the
+    samples that are drawn from them."""
 
     sentences: bool = Field(False, description="every sentence is a sequence of its own, for objectives on sentences")
     languages: LanguageSampling | None = Field(
         None, description="sample by language: every language of a source is a source of its own, SOURCE.LANGUAGE"
+    )
+    mix: MixConfig | None = Field(
+        None,
+        description="read documents by quality, topic and copies: cells of a source, each so often",
+        json_schema_extra={"omit_default": True},
+        exclude_if=lambda mix: mix is None,
     )
     rehydrate: dict[int, int] = Field({}, description="times to write a document, by the size of its cluster")
     packing: Literal["concat", "best_fit"] = "concat"
@@ -65,6 +72,16 @@ class IndexConfig(Config):
         starts = [phase.from_tokens for phase in self.phases]
         if starts and (starts[0] != 0 or starts != sorted(set(starts))):
             raise ValueError(f"phases start at {starts} tokens; the first starts at 0 and each later one after it")
+        return self
+
+    @model_validator(mode="after")
+    def a_mix_decides_alone(self) -> Self:
+        others = ("sentences", "languages", "rehydrate", "phases")
+        if self.mix is not None and (named := [name for name in others if getattr(self, name)]):
+            raise ValueError(
+                f"index.mix and index.{named[0]} both say how often documents are read; leave one out"
+                + ("; index.mix.copies has factors by cluster size" if named[0] == "rehydrate" else "")
+            )
         return self
 
     @model_validator(mode="after")

@@ -26,8 +26,9 @@ def cell_name(source: str, language: str) -> str:
 
 
 def language_of(name: str) -> str | None:
-    """ "wiki.pt_BR" -> "pt_BR", "wiki" -> None."""
-    return name.partition(".")[2] or None
+    """ "wiki.pt_BR" -> "pt_BR", "wiki" and the cell "wiki.q07" of index.mix -> None."""
+    tag = name.partition(".")[2]
+    return tag if LANGUAGE_TAG.fullmatch(tag) or tag in (OTHER, UNKNOWN) else None
 
 
 def language_tag(language: str | None) -> str:

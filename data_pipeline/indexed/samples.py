@@ -5,7 +5,7 @@ Nothing is built before training and nothing is stored: resuming is the one inte
 k -> phase and block -> source and its how-many-th sample -> epoch and keyed permutation of the epoch -> window."""
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Self
@@ -223,6 +223,7 @@ def open_samples(
         config = IndexConfig.model_validate({**config.model_dump(), "fim_rate": 0.0, "max_epochs": None})
     packings: dict[str, Packing] = {}
     too_short: list[str] = []
+    cut = {source.name.partition(".")[0] for source in dataset.sources if "." in source.name}
     for source in dataset.sources:
         if not _is_trained_on(source, config):
             continue
@@ -233,7 +234,7 @@ def open_samples(
             packing = _open_packing(checked, folder, dataset, sequence_length, config, say)
         if packing is not None and packing.num_windows:
             packings[source.name] = packing
-        elif split == "train" and (language_of(source.name) is None or (counts is not None and counts.tokens)):
+        elif split == "train" and _has_text_to_train(source, cut):
             too_short.append(_too_short(folder, split, source, sequence_length))
     if not packings:
         raise TooFewTokens(*too_short[:1] or [_too_short(folder, split, dataset.sources[0], sequence_length)])
@@ -255,6 +256,13 @@ def _stacked(samples: Sequence[Sample]) -> Sample:
         name: np.stack([sample[name] for sample in samples]) for name in ("tokens", "targets", "weights", "positions")
     }
     return {**fields, "documents": np.stack([document_numbers(sample["document_bounds"]) for sample in samples])}
+
+
+def _has_text_to_train(source: IndexedSource, cut: Collection[str]) -> bool:
+    """False for a language with held-out text alone, and for the held-out text of a source that is cut into others."""
+    counts = source.splits.get("train")
+    has_tokens = counts is not None and counts.tokens > 0
+    return has_tokens or (language_of(source.name) is None and source.name not in cut)
 
 
 def _is_trained_on(source: IndexedSource, config: IndexConfig) -> bool:

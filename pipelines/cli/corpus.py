@@ -29,6 +29,7 @@ from gristmill.foundation.progress import Reporter
 from gristmill.foundation.runtime.tasks.local import LocalEngine
 from gristmill.pipelines.cli.console import print_block
 from gristmill.pipelines.cli.options import RecipeArgument, StageOptions, with_option_groups, workdir_of
+from gristmill.pipelines.mix_table import mix_events
 from gristmill.pipelines.preflight import check_workdir
 from gristmill.pipelines.raw_files import pin
 from gristmill.pipelines.recipes.recipe_file import load_recipe
@@ -49,7 +50,9 @@ def why(
     ],
 ) -> None:
     """Show what each curation step did to one document, with values and thresholds."""
-    for event in document_history(doc_id, fetched(corpus, ("curate",))):
+    folder = fetched(corpus, ("curate",))
+    workdir = folder.parent if folder.name == "curate" else folder
+    for event in [*document_history(doc_id, folder), *mix_events(doc_id, workdir)]:
         print(f"{event.step}: {event.outcome}")
         for line in event.lines:
             print(f"    {line}")

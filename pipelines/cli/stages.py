@@ -30,13 +30,15 @@ from gristmill.pipelines.cli.options import (
     with_option_groups,
     workdir_of,
 )
-from gristmill.pipelines.preflight import check_workdir, preflight, raise_all
+from gristmill.pipelines.mix_table import estimated_mix, indexed_mix
+from gristmill.pipelines.preflight import check_workdir, estimated_tokens, is_complete, preflight, raise_all
 from gristmill.pipelines.raw_files import pin
+from gristmill.pipelines.recipes.config import Recipe
 from gristmill.pipelines.recipes.recipe_file import load_recipe, validate
 from gristmill.pipelines.recipes.schema import recipe_schema
 from gristmill.pipelines.remote import RemoteWork, fetched
 from gristmill.pipelines.runner import Runner
-from gristmill.pipelines.stage_list import stages_of, with_report
+from gristmill.pipelines.stage_list import STAGES, stages_of, with_report
 from gristmill.pipelines.verify import manifest_folder, plan_folder, verify_address
 from gristmill.pipelines.verify import reproduce as reproduce_stage
 from gristmill.pipelines.verify import verify as verify_folder
@@ -153,8 +155,25 @@ def plan(recipe: RecipeArgument, workdir: WorkdirOption = None, set_: SetOption 
         for planned in Runner(loaded, folder, stages, lock, reporter).plan():
             table.add_row(planned.stage.name, planned.action, "\n".join(planned.reasons), planned.fingerprint[:12])
     print_block(table)
+    if loaded.index.mix is not None:
+        print_mix(loaded, workdir_of(loaded, workdir))
     if skip_reason:
         print(skip_reason)
+
+
+def print_mix(recipe: Recipe, workdir: Path) -> None:
+    """The cells of index.mix, how many tokens they have and how often the run reads them."""
+    index = next(stage for stage in STAGES if stage.name == "index")
+    if is_complete(index, recipe, workdir):
+        table = indexed_mix(recipe, workdir / "index")
+    elif all((tokens := estimated_tokens(recipe)).values()):
+        table = estimated_mix(recipe, tokens)
+    else:
+        print("mix: the size of the sources is not known before the stage index")
+        return
+    print(f"mix, {'as indexed' if table.is_exact else 'estimated from the raw files, before curation'}:")
+    for row in table.rows:
+        print(f"  {row.line}")
 
 
 def check(

@@ -120,7 +120,9 @@ def _in_documents(doc_ids: Collection[str], corpus: Path) -> Iterator[tuple[Path
 def _index_ranges(rows: Mapping[Path, np.ndarray], recipe: Recipe, workdir: Path) -> Iterator[IndexRange]:
     """Ranges of tokens of the documents in these rows of shards."""
     index = workdir / "index"
-    if not (index / MANIFEST_NAME).is_file() or recipe.index.languages is not None or recipe.index.rehydrate:
+    settings = recipe.index
+    has_other_order = settings.languages is not None or settings.mix is not None or bool(settings.rehydrate)
+    if not (index / MANIFEST_NAME).is_file() or has_other_order:
         return
     for (split, source), places in sorted(_rows_of_sources(rows, workdir / "curate").items()):
         prefix = source_prefix(index, split, source)

@@ -8,6 +8,7 @@ from typing import Any
 from gristmill.data_pipeline.indexed.config import IndexConfig, PhaseConfig
 from gristmill.data_pipeline.indexed.dataset import Dataset, read_dataset
 from gristmill.data_pipeline.indexed.language_shares import RunLength, resolved_weights
+from gristmill.data_pipeline.indexed.mix import mix_weights
 from gristmill.foundation.deferred_module import DeferredModule
 from gristmill.foundation.errors import RecipeError
 from gristmill.pipelines.recipes.config import Recipe
@@ -50,18 +51,22 @@ def open_split(context: StageContext, split: str) -> Any:
 
 
 def sampling(recipe: Recipe, dataset: Dataset) -> IndexConfig:
-    """recipe.index; where it names no phases, with one: the weights of the recipe's sources from the first token on.
+    """recipe.index; where it names no phases, with one: the weights of the recipe's sources, or of the cells of its
+    mix, from the first token on.
 
-    Raises RecipeError if languages have floors or caps that cannot hold."""
+    Raises RecipeError if languages have floors or caps that cannot hold, or a mix has too little text."""
     if recipe.index.phases:
         return recipe.index
     length = recipe.model.sequence_length if recipe.model is not None else 1
     run = RunLength(recipe.train.tokens if recipe.train is not None else None, length)
-    weights = resolved_weights(dataset, recipe.source_weights, recipe.index.languages, run)
+    if recipe.index.mix is not None:
+        weights = mix_weights(dataset, recipe.source_weights, recipe.index.mix, run)
+    else:
+        weights = resolved_weights(dataset, recipe.source_weights, recipe.index.languages, run)
     drawn = {name: weight for name, weight in weights.items() if weight > 0}
     if not drawn:
         return recipe.index
-    return recipe.index.model_copy(update={"phases": (PhaseConfig(from_tokens=0, weights=drawn),)})
+    return recipe.index.model_copy(update={"phases": (PhaseConfig(from_tokens=0, weights=drawn),), "mix": None})
 
 
 def open_form(

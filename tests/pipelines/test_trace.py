@@ -90,7 +90,7 @@ def test_a_planted_document_is_behind_the_spikes(run, call):
 
 def test_what_cannot_be_traced_is_said(run, call, tmp_path):
     recipe, workdir = run
-    with pytest.raises(RecipeError, match=r"index\.languages and index\.rehydrate"):
+    with pytest.raises(RecipeError, match=r"index\.languages, index\.mix and index\.rehydrate"):
         Tracer(validate(recipe | {"index": {"rehydrate": {2: 2}}}, "recipe"), workdir)
     with pytest.raises(InputError, match="curate: not complete"):
         Tracer(validate(recipe, "recipe"), tmp_path)
