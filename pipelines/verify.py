@@ -44,6 +44,7 @@ OTHER_NAMES = (
     STATEMENTS_FOLDER,
 )
 INCOMPLETE = re.compile(r"\.[a-z]+-([0-9a-f]{32}|old)")
+ASIDE = ".superseded-"  # in the name of a stage's folder that another recipe made
 RAW = "raw:"  # prefix of inputs that are raw files of a source, not a stage
 
 
@@ -105,7 +106,7 @@ def _wrong_with_inputs(folder: Path, manifest: Manifest) -> Iterator[str]:
     if computed != manifest.fingerprint:
         yield f"{path}: fingerprint {manifest.fingerprint}, but stage, config and inputs give {computed}"
     for name, expected in sorted(manifest.inputs.items()):
-        if name.startswith(RAW):
+        if name.startswith(RAW) or ASIDE in folder.name:  # what was set aside was made from other inputs
             continue
         input_folder = folder.parent / name
         if not (input_folder / MANIFEST_NAME).is_file():

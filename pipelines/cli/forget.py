@@ -98,7 +98,7 @@ def forget(
         assert pending is not None
     stages = stages_of(recipe)
     path = finish(
-        workdir, pending, lambda last: make_runner(recipe, stages_up_to(recipe, stages, last), replace(options))
+        workdir, recipe, pending, lambda last: make_runner(recipe, stages_up_to(recipe, stages, last), replace(options))
     )
     print(f"statement: {path}")
 

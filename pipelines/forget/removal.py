@@ -15,12 +15,13 @@ from gristmill.data_pipeline.annotate.tombstones import (
     read_tombstones,
     write_tombstones,
 )
-from gristmill.foundation.errors import InputError
+from gristmill.foundation.errors import InputError, RecipeError
 from gristmill.foundation.files import remove_tree, write_atomic
 from gristmill.foundation.fingerprint import canonical_json
 from gristmill.foundation.manifest import MANIFEST_NAME, read_manifest
 from gristmill.foundation.runtime.tasks.engine import Engine
 from gristmill.pipelines.forget.places import DocumentPlaces, find_places
+from gristmill.pipelines.forget.retraining import prepare_training, tokenizer_digest
 from gristmill.pipelines.forget.selection import ReadDocuments, Selected, Selector, ids_by_reason, select
 from gristmill.pipelines.forget.statement import (
     PENDING_NAME,
@@ -96,6 +97,8 @@ def begin(workdir: Path, plan: ForgetPlan, retrain: bool) -> None:
         (document.doc_id for document in plan.documents),
         (document.text_key for document in plan.documents if document.text_key is not None),
     )
+    if retrain and not (workdir / "train" / MANIFEST_NAME).is_file():
+        raise RecipeError(f"--retrain: {workdir} has no finished model; leave the option out")
     if after == tombstones:
         raise InputError(f"{workdir}: these documents have a tombstone already; `gristmill curate` applies it")
     request = after.requests[-1]
@@ -109,6 +112,7 @@ def begin(workdir: Path, plan: ForgetPlan, retrain: bool) -> None:
         "statistics": list(plan.statistics),
         "stages": list(plan.stages),
         "retrain": retrain,
+        "tokenizer": tokenizer_digest(workdir),
         "before": fingerprints(workdir),
     }
     with lease(workdir):
@@ -129,17 +133,18 @@ def read_pending(workdir: Path) -> dict[str, Any] | None:
     return dict(content["pending"])
 
 
-def finish(workdir: Path, pending: Mapping[str, Any], open_runner: Callable[[str], Runner]) -> Path:
+def finish(workdir: Path, recipe: Recipe, pending: Mapping[str, Any], open_runner: Callable[[str], Runner]) -> Path:
     """Builds the stages of a removal again, deletes what older builds left, checks the result and writes the statement.
 
     open_runner: last stage -> runner. Raises InputError if a document is still in the corpus."""
-    runner = open_runner(pending["stages"][-1])
-    runner.run()
+    open_runner(pending["stages"][-1]).run(to=pending["stages"][-1])
+    retrained = _retrain(workdir, recipe, pending, open_runner) if pending["retrain"] else None
     removed = remove_older_builds(workdir)
     lines: list[str] = []
     after = fingerprints(workdir)
     results = {
         "after": {name: digest for name, digest in after.items() if name in pending["stages"]},
+        "retrained": retrained,
         "stale": stale_stages(workdir),
         "deleted": [path.name for path in removed],
     }
@@ -149,6 +154,15 @@ def finish(workdir: Path, pending: Mapping[str, Any], open_runner: Callable[[str
     if wrong:
         raise InputError("\n".join(wrong))
     return path
+
+
+def _retrain(
+    workdir: Path, recipe: Recipe, pending: Mapping[str, Any], open_runner: Callable[[str], Runner]
+) -> dict[str, Any]:
+    runner = open_runner("train")
+    started = prepare_training(workdir, pending, runner, recipe)
+    runner.run(to="train")
+    return started | {"train": fingerprints(workdir)["train"]}
 
 
 def remove_older_builds(workdir: Path) -> list[Path]:
