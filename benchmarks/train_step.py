@@ -71,6 +71,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--samples", type=int, help="of a batch (default: of 2,048 tokens together)")
     parser.add_argument("--threads", nargs="+", type=int, default=[1])
     parser.add_argument("--compiled", action="store_true", help="compiled beside eager")
+    parser.add_argument("--cuda-graphs", action="store_true", help="our passes are captured and replayed (GPUs)")
     parser.add_argument("--peer", choices=("nanogpt", "transformers"), default="nanogpt")
     parser.add_argument("--details", action="store_true", help="operators, copies and memory of each side")
     parser.add_argument("--same-allocator", action="store_true", help="also the peer keeps the memory of freed tensors")
@@ -105,6 +106,7 @@ def settings(options: argparse.Namespace, threads: int) -> list[Setting]:
                         words = [f"{vocabulary}_{precision}", *([] if size == "10M" else [size])]
                         words += [] if sequence == 256 else [f"{sequence}_tokens"]
                         words += ["compiled"] * compiled + [f"{threads}_threads"] * (threads > 1)
+                        words += ["cuda_graphs"] * options.cuda_graphs
                         words += ["transformers"] * (options.peer == "transformers")
                         words += ["same_allocator"] * options.same_allocator
                         found.append(
@@ -118,6 +120,7 @@ def settings(options: argparse.Namespace, threads: int) -> list[Setting]:
                                 device,
                                 options.peer == "transformers",
                                 precision == "float8",
+                                options.cuda_graphs,
                             )
                         )
     return found

@@ -49,6 +49,7 @@ class Setting:
     device: torch.device
     llama: bool = False
     float8: bool = False  # ours alone; the peer stays in bf16
+    cuda_graphs: bool = False  # ours alone
 
     @property
     def tokens(self) -> int:
@@ -57,7 +58,12 @@ class Setting:
     @property
     def train(self) -> TrainConfig:
         return TrainConfig(
-            tokens=1, batch_tokens=1, precision=self.precision, compile=self.compiled, float8=self.float8
+            tokens=1,
+            batch_tokens=1,
+            precision=self.precision,
+            compile=self.compiled,
+            float8=self.float8,
+            cuda_graphs=self.cuda_graphs,
         )
 
 

@@ -25,11 +25,8 @@ from gristmill.training.config.train import TrainConfig
 from gristmill.training.engine.gradients import Gradients
 from gristmill.training.engine.local_model import build_local_model
 from gristmill.training.engine.passes import GradientAccumulation
-from gristmill.training.model import loss, transformer
-from gristmill.training.model.attention import attention
+from gristmill.training.model import fused, transformer
 from gristmill.training.model.modules import rotary_angles
-from gristmill.training.model.moe import dispatch
-from gristmill.training.model.ssm import convolution, mamba2
 from gristmill.training.optim.optimizer import build_optimizer
 from gristmill.training.parallel.mesh import single_process
 
@@ -100,11 +97,7 @@ def error_of(case: str) -> str | None:
     try:
         # Compiled kernels are replaced by what they compile: a compiler would look for the device.
         with (
-            mock.patch.object(attention, "_compiled_flex", lambda: attention.flex_attention),
-            mock.patch.object(mamba2, "_compiled", lambda: mamba2.ssd),
-            mock.patch.object(convolution, "_compiled_taps", lambda: convolution.sum_of_taps),
-            mock.patch.object(dispatch, "_compiled_sum", lambda: dispatch.gathered_sum),
-            mock.patch.object(loss, "_compiled", lambda function: function),
+            mock.patch.object(fused, "compiled", lambda function, tuned: function),
             mock.patch.object(transformer, "rotary_angles", angles_on_host if case == HOST else rotary_angles),
             FakeTensorMode(allow_non_fake_inputs=True),
         ):

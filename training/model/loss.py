@@ -5,9 +5,7 @@ vocabulary two small all-reduces a chunk (the maximum; the sum of exponentials w
 gather."""
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import torch
@@ -15,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from gristmill.training.model.fused import fused
 from gristmill.training.parallel.linear import linear, matmul
 from gristmill.training.parallel.tensor import TensorAxis, local_ids
 from gristmill.training.planner.costs.parameters import chunk_logits
@@ -124,7 +123,7 @@ def _chunk_loss(
         factor_N = (1 + 2 * scoring.z_loss * log_z_N) * unit_N / total_N
         target = index_N, unit_N * mine_N
         if fuses(raw_NVt):
-            _compiled(to_gradient)(raw_NVt, highest_N, factor_N, target, scoring.scale, scoring.softcap)
+            fused(to_gradient, tuned=True)(raw_NVt, highest_N, factor_N, target, scoring.scale, scoring.softcap)
         else:
             _to_gradient(raw_NVt, factor_N if half or scoring.z_loss else None, *target, bent_NVt)
     return torch.stack([nll_N, z_loss_N], dim=1), (scoring.scale * weights_N / unit_N).unsqueeze(1)
@@ -136,7 +135,7 @@ def _softmax_sums(scoring: Scoring, raw_NVt: Tensor, wanted: bool) -> tuple[Tens
     if not fuses(raw_NVt):
         highest_N = over_ranks(scoring.shaped(upcast(raw_NVt.amax(dim=1))), scoring.tensor, dist.ReduceOp.MAX)
         return highest_N, *_exponentials(scoring, raw_NVt, highest_N, wanted)
-    own_highest_N, own_total_N = _compiled(softmax_sums)(raw_NVt, scoring.scale, scoring.softcap)
+    own_highest_N, own_total_N = fused(softmax_sums, tuned=True)(raw_NVt, scoring.scale, scoring.softcap)
     highest_N = over_ranks(own_highest_N.clone(), scoring.tensor, dist.ReduceOp.MAX)
     return highest_N, own_total_N * (own_highest_N - highest_N).exp(), None
 
@@ -186,11 +185,6 @@ def to_gradient(
     if softcap is not None:
         slope_NVt = slope_NVt * (1 - (logits_NVt / softcap).square())
     raw_NVt.copy_(slope_NVt)
-
-
-@cache
-def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    return torch.compile(function, dynamic=True)  # chunks differ by a token
 
 
 def _exponentials(scoring: Scoring, raw_NVt: Tensor, highest_N: Tensor, wanted: bool) -> tuple[Tensor, Tensor | None]:
@@ -260,6 +254,8 @@ def token_chunks(tokens: int, head_VtD: Tensor) -> list[slice]:
     limit = chunk_logits(head_VtD.element_size(), head_VtD.device.type == "cuda")
     size = max(1, min(tokens, limit // len(head_VtD)))
     number = math.ceil(tokens / size)
+    if head_VtD.device.type == "cuda":  # chunks of one size, where there are, are compiled for it
+        number = next((more for more in range(number, 2 * number) if tokens % more == 0), number)
     return [slice(tokens * i // number, tokens * (i + 1) // number) for i in range(number)]
 
 

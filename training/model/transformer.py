@@ -47,6 +47,12 @@ class ComputeOptions:
     float8: bool = False
 
 
+def flex_serves(config: ModelConfig, dtype: torch.dtype) -> bool:
+    """Whether flex attention's kernels take the model's heads: 16 wide at least and not in float64 (torch 2.11)."""
+    values = config.mixers.get("latent_attention", {}).get("value_width", config.head_dim)
+    return config.positions != "alibi" and min(config.head_dim, values) >= 16 and dtype != torch.float64
+
+
 Fields = Mapping[str, Tensor]  # of a batch, by name, each [samples, ...]
 OutputFunction = Callable[[ModelOutput, Fields], Any]
 
@@ -206,7 +212,7 @@ class Transformer(nn.Module):
         """The masks of whole sequences by window."""
         if not self.causal:
             return document_masks(documents)
-        if flex and device.type == "cuda" and self.config.positions != "alibi":
+        if flex and device.type == "cuda" and flex_serves(self.config, self.options.dtype):
             plain = self.config.attention_softcap is None
             return dict(block_masks(self.windows, tokens, documents, device, plain=plain))
         masks = causal_masks(self.windows, tokens, documents, device)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from gristmill.training.config.layout import LayoutConfig
-from gristmill.training.model import loss
+from gristmill.training.model import fused, loss
 from gristmill.training.model.loss import Scoring, losses, token_chunks, upcast
 from gristmill.training.parallel.mesh import build_mesh, single_process
 from gristmill.training.parallel.tensor import TensorAxis
@@ -89,14 +89,14 @@ def test_the_kernels_of_a_gpu_compute_the_same(
     generator = torch.Generator().manual_seed(0)
     hidden, head = (torch.randn(shape, generator=generator).to(dtype) for shape in ((2, 5, 8), (11, 8)))
     targets, weights = torch.randint(0, 11, (2, 5), generator=generator), torch.rand(2, 5, generator=generator)
-    monkeypatch.setattr(loss, "_compiled", lambda function: function)
+    monkeypatch.setattr(fused, "compiled", lambda function, tuned: function)
     outcomes = []
-    for fused in (False, True):
-        monkeypatch.setattr(loss, "fuses", lambda raw, fused=fused: fused)
+    for on_gpu in (False, True):
+        monkeypatch.setattr(loss, "fuses", lambda raw, on_gpu=on_gpu: on_gpu)
         parts = hidden.clone().requires_grad_(), head.clone().requires_grad_()
         sums = losses(Scoring(scoring().tensor, 11, **fields), *parts, targets, weights)
         sums.sum().backward()
         outcomes.append([sums.detach(), *(part.grad for part in parts)])
     precise = {torch.float64: 1e-12, torch.float32: 1e-6}.get(dtype, 1e-2)
-    for plain, fused in zip(*outcomes, strict=True):
-        torch.testing.assert_close(fused, plain, rtol=precise, atol=precise)
+    for plain, other in zip(*outcomes, strict=True):
+        torch.testing.assert_close(other, plain, rtol=precise, atol=precise)

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable
-from functools import cache
 from typing import Any
 
 import torch
@@ -17,6 +16,7 @@ from gristmill.training.config.model import ModelConfig
 from gristmill.training.model.attention.metadata import AttentionMetadata, Mask
 from gristmill.training.model.attention.ring import ring_attention
 from gristmill.training.model.decoding_cache import SlotView
+from gristmill.training.model.fused import fused
 from gristmill.training.model.loss import upcast
 from gristmill.training.model.modules import Norm, rotate
 from gristmill.training.parallel.context import exchange_heads, exchange_tokens
@@ -220,14 +220,9 @@ def attend_to_all(query_BHTK: Tensor, key_BGSK: Tensor, value_BGSK: Tensor, scal
 
 
 def _flex(device: torch.device) -> Callable[..., Any]:
-    flex: Any = _compiled_flex() if device.type == "cuda" else flex_attention
+    """flex_attention is one kernel only when compiled."""
+    flex: Any = fused(flex_attention) if device.type == "cuda" else flex_attention
     return flex  # type: ignore[no-any-return]
-
-
-@cache
-def _compiled_flex() -> Callable[..., Tensor]:
-    """flex_attention is one fused kernel only when compiled."""
-    return torch.compile(flex_attention)
 
 
 def attention_scale(config: ModelConfig) -> float:

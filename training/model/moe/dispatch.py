@@ -3,9 +3,7 @@
 Two backends of one function: a loop over the experts (any device and dtype; the oracle), and torch's grouped matmul
 (CUDA, bfloat16), which reads the runs' ends on the device."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -17,6 +15,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distrib
 
 from gristmill.foundation.errors import RecipeError
 from gristmill.training.config.model import ModelConfig
+from gristmill.training.model.fused import fused
 from gristmill.training.model.loss import upcast
 from gristmill.training.parallel.linear import matmul
 from gristmill.training.parallel.mesh import Mesh
@@ -157,7 +156,7 @@ def padded_places(order_M: Tensor, accepted_E: Tensor, top_k: int) -> tuple[Choi
 def sum_of_rows(rows_RD: Tensor, row_NK: Tensor, weights_NK: Tensor | None = None) -> Tensor:
     """[N, D]: the sum of weight x row over the K rows of each token."""
     if rows_RD.device.type == "cuda":
-        return _compiled_sum()(rows_RD, row_NK, weights_NK)
+        return fused(gathered_sum)(rows_RD, row_NK, weights_NK)
     return F.embedding_bag(row_NK, rows_RD, mode="sum", per_sample_weights=weights_NK)
 
 
@@ -167,11 +166,6 @@ def gathered_sum(rows_RD: Tensor, row_NK: Tensor, weights_NK: Tensor | None) -> 
     if weights_NK is not None:
         wide_NKD = wide_NKD * weights_NK.unsqueeze(-1)
     return wide_NKD.sum(dim=1).to(rows_RD.dtype)
-
-
-@cache
-def _compiled_sum() -> Callable[..., Tensor]:
-    return torch.compile(gathered_sum)
 
 
 # Expert parallelism: experts are sharded over ranks; an all-to-all sends each token to the ranks of its experts.

@@ -1,12 +1,10 @@
 """Causal depthwise convolution: each channel's weighted sum of tokens before it, `dilation` tokens apart."""
 
-from collections.abc import Callable
-from functools import cache
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from gristmill.training.model.fused import fused
 from gristmill.training.model.loss import upcast
 from gristmill.training.parallel.tensor import Sharding, TensorAxis
 
@@ -32,7 +30,7 @@ class CausalConvolution(nn.Module):
         weight_CK, bias_C = self._local(x_BTC.dtype)
         all_BSC = _with_tokens_before(x_BTC, before_BLC, self.reach)
         if all_BSC.device.type == "cuda":
-            return _compiled_taps()(all_BSC, weight_CK, bias_C, self.dilation, documents_BT)
+            return fused(sum_of_taps)(all_BSC, weight_CK, bias_C, self.dilation, documents_BT)
         if documents_BT is None:
             return _convolve(all_BSC, weight_CK, bias_C, self.dilation)
         return sum_of_taps(all_BSC, weight_CK, bias_C, self.dilation, documents_BT)
@@ -62,11 +60,6 @@ def sum_of_taps(
             term_BTC = term_BTC * same_BT.unsqueeze(-1).to(term_BTC.dtype)
         y_BTC = y_BTC + term_BTC
     return y_BTC.to(all_BSC.dtype)
-
-
-@cache
-def _compiled_taps() -> Callable[..., Tensor]:
-    return torch.compile(sum_of_taps)
 
 
 def _convolve(all_BSC: Tensor, weight_CK: Tensor, bias_C: Tensor, dilation: int) -> Tensor:

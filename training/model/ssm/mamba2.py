@@ -3,9 +3,8 @@
 import importlib
 import importlib.util
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import torch
@@ -15,6 +14,7 @@ from torch import Tensor, nn
 from gristmill.training.config.mixers.mamba2 import Mamba2
 from gristmill.training.config.model import ModelConfig
 from gristmill.training.model.attention.metadata import AttentionMetadata, Segments
+from gristmill.training.model.fused import fused
 from gristmill.training.model.loss import upcast, upcast_dtype
 from gristmill.training.model.ssm.convolution import CausalConvolution, last_inputs
 from gristmill.training.parallel.tensor import (
@@ -316,7 +316,7 @@ def _mask(same_BcQ: Tensor, like: Tensor) -> Tensor:
 
 
 # Chooses how SSD's scan is computed: the Triton kernels of mamba_ssm where that package is installed, else the
-# chunked scan of ssm/mamba2.py, compiled on GPUs and as it is on CPUs. On a GPU unmeasured.
+# chunked scan of ssm/mamba2.py, compiled on GPUs and as it is on CPUs.
 
 PACKAGE = "mamba_ssm"
 KERNELS = "mamba_ssm.ops.triton.ssd_combined"
@@ -329,7 +329,7 @@ def scan(inputs: ScanInputs, chunk: int, state_BHPN: Tensor | None) -> tuple[Ten
     backend = backend_for(inputs.x_BTHP.device.type, inputs.x_BTHP.dtype)
     if backend == PACKAGE:
         return by_kernels(importlib.import_module(KERNELS), inputs, chunk, state_BHPN)
-    return (_compiled() if backend == "compiled" else ssd)(inputs, chunk, state_BHPN)
+    return (fused(ssd) if backend == "compiled" else ssd)(inputs, chunk, state_BHPN)
 
 
 def step(inputs: ScanInputs, state_BHPN: Tensor) -> tuple[Tensor, Tensor]:
@@ -368,8 +368,3 @@ def by_kernels(kernels: Any, inputs: ScanInputs, chunk: int, state_BHPN: Tensor 
         seq_idx=documents_BT,
         return_final_states=True,
     )
-
-
-@cache
-def _compiled() -> Callable[..., tuple[Tensor, Tensor]]:
-    return torch.compile(ssd)
