@@ -1,15 +1,19 @@
 """Time to loss: the recipe that `gristmill init` writes beside those of nanoGPT and nanochat, on the same tokens.
 
-    python benchmarks/recipes.py [--results FOLDER]
+    python benchmarks/recipes.py [--results FOLDER] [--changes]
 
-Each recipe has depth 3 and width 192 (init's and nanochat's 64 a layer), a vocabulary of 2,048, 256 tokens a sample
-and 4,096 a step, in float32 on one thread: about 20 minutes of one core. Its rates, all at once, are taken times 1/2,
-1 and 2 (and on, while the end of the grid is best) with the first seed; the best runs with two more seeds. Held-out
-loss is taken every 10 steps.
+Each recipe has depth 3 and width 192 (init's and nanochat's 64 a layer), a vocabulary of 2,048 and 256 tokens a sample,
+in float32 on one thread: about 25 minutes of one core. A step is what `init` writes, 2,048 tokens, and 4,096 for the
+peers; nanochat runs with 2,048 too, so that the batch's share of the difference shows. Rates, all at once, are taken
+times 1 and 2 (and on, while the end of the grid is best) with the first seed; the best runs with two more seeds.
+Held-out loss is taken ten times.
 
 A figure is the peer's FLOPs to its final loss over ours to the same loss: the geometric mean over the seeds, which
 decide weights and order of samples for both, with Student's interval of 95 %. Where ours ends higher, it is the peer's
-FLOPs to our final loss over all of ours. Runs are kept in --results, so that a stopped program goes on."""
+FLOPs to our final loss over all of ours. The same in CPU time stands in the unit. Runs are kept in --results, so that a
+stopped program goes on.
+
+--changes trains depth 2 and width 128 on 0.61 M tokens with one change each (docs/defaults.md has the effects)."""
 
 import html
 import json
@@ -17,8 +21,9 @@ import math
 import os
 import re
 import statistics
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -32,7 +37,7 @@ from rich.console import Console
 from rich.table import Table
 
 from gristmill.foundation.progress import Reporter
-from gristmill.pipelines.init.dial import ModelSize, batch_of, optimizer_of
+from gristmill.pipelines.init.dial import SCHEDULE, ModelSize, batch_of, optimizer_of
 from gristmill.training.config.model import ModelConfig
 from gristmill.training.config.train import OptimizerConfig, TrainConfig
 from gristmill.training.metrics import TrainingData, read_metrics
@@ -43,10 +48,52 @@ from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 SHARED = Path(os.environ.get("GRISTMILL_SHARED_DATA") or Path(__file__).parent.parent.parent / "shared" / "data")
 SIZE = ModelSize(depth=3, vocabulary=2048, sequence_length=256)
-BATCH = batch_of(SIZE) // SIZE.sequence_length
-STEPS, EVERY, HELD_OUT = 100, 10, 32
+BATCHES = {"ours": batch_of(SIZE) // SIZE.sequence_length, "nanogpt": 16, "nanochat": 16, "nanochat_batch_8": 8}
+SAMPLES, EVALUATIONS, HELD_OUT = 1600, 10, 32  # of a run
+SMALL_SIZE, SMALL_SAMPLES = ModelSize(depth=2, vocabulary=2048, sequence_length=256), 2400  # of --changes
+# Each a change of the recipe that init writes, by section: what --changes trains beside it
+CHANGES: dict[str, dict[str, dict[str, Any]]] = {
+    "init": {},
+    "AdamW for all": {"optimizer": {"name": "adamw"}},
+    "Muon's rate 0.05": {"optimizer": {"muon_learning_rate": 0.05}},
+    "Muon's momentum 0.95": {"optimizer": {"muon_momentum": 0.95}},
+    "half the embedding's rate": {"optimizer": {"embedding_learning_rate": 0.245}},
+    "twice the embedding's rate": {"optimizer": {"embedding_learning_rate": 0.98}},
+    "twice the head's rate": {"optimizer": {"head_learning_rate": 0.0196}},
+    "betas 0.9, 0.95": {"optimizer": {"betas": [0.9, 0.95]}},
+    "weight decay 0.1 on matrices": {"optimizer": {"weight_decay": 0.1, "decay_tables": False}},
+    "1,024 tokens a step": {"train": {"batch": 4}},
+    "4,096 tokens a step": {"train": {"batch": 16}},
+    "z-loss 1e-4": {"train": {"z_loss": 1e-4}},
+    "no warm-up": {"schedule": {"warmup_share": 0.0}},
+    "cooldown over 0.2": {"schedule": {"decay_share": 0.2}},
+    "cooldown over 0.7": {"schedule": {"decay_share": 0.7}},
+    "cooldown 1 - sqrt": {"schedule": {"decay_shape": "one_minus_sqrt"}},
+    "no norm of queries and keys": {"model": {"qk_norm": False}},
+    "no norm of the embedding": {"model": {"embedding_norm": False}},
+    "outputs not zero at first": {"model": {"zero_outputs": False}},
+    "tied tables": {
+        "model": {"tied_embeddings": True, "embedding_std": 0.02},
+        "optimizer": {"embedding_learning_rate": 0.02, "head_learning_rate": None},
+    },
+    "logits capped at 15": {"model": {"logit_softcap": 15.0}},
+    "ReLU^2": {"model": {"mlp": "relu2"}},
+    "norms without weights": {"model": {"norm": "plain_rmsnorm"}},
+    "init before": {  # what init wrote until November 2026
+        "model": {
+            "tied_embeddings": True, "qk_norm": False, "embedding_norm": False, "embedding_std": None,
+            "init_std": 0.053, "zero_outputs": False,
+        },
+        "optimizer": {
+            "learning_rate": 9.8e-3, "muon_learning_rate": 0.02, "muon_momentum": 0.95, "betas": [0.9, 0.95],
+            "epsilon": 1e-8, "weight_decay": 0.1, "embedding_learning_rate": None, "head_learning_rate": None,
+        },
+        "schedule": {"decay_shape": "one_minus_sqrt"},
+        "train": {"batch": 16},
+    },
+}  # fmt: skip
 HELD_OUT_FILES = 40  # one file in so many
-RATES = (0.5, 1.0, 2.0)
+RATES = (1.0, 2.0)
 SEEDS = (1, 2, 3)
 STUDENT = {2: 4.303, 1: 12.706}  # 97.5 % of Student's t by degrees of freedom
 
@@ -62,10 +109,11 @@ class Text:
 
 @dataclass(frozen=True)
 class Curve:
-    """Held-out bits per byte after so many FLOPs, from first to last."""
+    """Held-out bits per byte after so many FLOPs, from first to last. seconds: CPU time of the run."""
 
     flops: tuple[float, ...]
     bits: tuple[float, ...]
+    seconds: float = 0.0
 
     def flops_to(self, bits: float) -> float:
         """FLOPs until the loss is first so low, interpolated in logarithms of FLOPs; infinite where it never is."""
@@ -121,50 +169,67 @@ def text(folder: Path) -> Text:
     return Text(np.array(ids[False]), np.array(ids[True]), held_out_bytes / len(ids[True]))
 
 
-def flops_per_token(parameters: Iterator[tuple[str, torch.Tensor]], tied: bool) -> float:
+def flops_per_token(parameters: Iterator[tuple[str, torch.Tensor]], size: ModelSize, tied: bool) -> float:
     """6 a number of each matrix that multiplies, and 6 of each layer's causal attention by width and length."""
     matrices = sum(
         value.numel()
         for name, value in parameters
         if value.ndim == 2 and "positions" not in name and (tied or "embedding" not in name)
     )
-    return 6.0 * (matrices + SIZE.depth * SIZE.width * SIZE.sequence_length)
+    return 6.0 * (matrices + size.depth * size.width * size.sequence_length)
 
 
-def train_ours(data: Text, seed: int, rate: float, steps: int, folder: Path) -> Curve:
+@dataclass(frozen=True)
+class Written:
+    """What `gristmill init` writes for a size, with changes by section. held_out: samples."""
+
+    size: ModelSize = SIZE
+    changes: Mapping[str, dict[str, Any]] = field(default_factory=dict)
+    held_out: int = HELD_OUT
+
+    def section(self, name: str, fields: dict[str, Any]) -> dict[str, Any]:
+        return fields | self.changes.get(name, {})
+
+
+def train_ours(
+    data: Text, seed: int, rate: float, batch: int, steps: int, folder: Path, recipe: Written = Written()
+) -> Curve:
     """By `Run`, as the stage `train` does, with what `gristmill init` writes."""
-    written = OptimizerConfig(**optimizer_of(SIZE))
+    written = OptimizerConfig(**recipe.section("optimizer", optimizer_of(recipe.size)))
     optimizer = written.model_dump(exclude_unset=True) | {
-        name: rate * getattr(written, name) for name in ("learning_rate", "muon_learning_rate")
+        name: rate * value for name, value in written if name.endswith("learning_rate") and value is not None
     }
-    tokens = BATCH * SIZE.sequence_length
+    tokens = batch * SIZE.sequence_length
     train = TrainConfig(
         tokens=steps * tokens,
         batch_tokens=tokens,
         precision="fp32",
         optimizer=optimizer,
-        lr_schedule={"shape": "wsd", "warmup_share": 0.05, "decay_share": 0.4, "final_ratio": 0.0},
-        validation={"every": EVERY, "samples": HELD_OUT},
+        lr_schedule=recipe.section("schedule", SCHEDULE),
+        z_loss=recipe.changes.get("train", {}).get("z_loss", 0.0),
+        validation={"every": steps // EVALUATIONS, "samples": recipe.held_out},
         checkpoint={"every": 0},
         monitoring={"trackers": ()},
     )
-    model = ModelConfig(**SIZE.fields)
+    model = ModelConfig(**recipe.section("model", recipe.size.fields))
     samples, held_out = Windows(data.train, seed), Windows(data.held_out, None)
     inputs = TrainingData(samples, held_out, 0, False, {"books": data.bytes_per_token})
     folder.mkdir(parents=True)
     run = Run(RunConfig(model, train, seed), inputs, single_process(), folder, Reporter.silent())
-    cost = flops_per_token(iter(run.model.parameters.items()), tied=True)
+    cost = flops_per_token(iter(run.model.parameters.items()), recipe.size, model.tied_embeddings)
+    started = time.process_time()
     run.train()
+    seconds = time.process_time() - started
     lines = [line for line in read_metrics(folder / "metrics.jsonl") if "validation" in line]
     bits = [line["validation"]["loss"] / math.log(2) / data.bytes_per_token for line in lines]
-    return Curve(tuple(line["tokens"] * cost for line in lines), tuple(bits))
+    return Curve(tuple(line["tokens"] * cost for line in lines), tuple(bits), seconds)
 
 
-def train_peer(name: str, data: Text, seed: int, rate: float, steps: int, folder: Path) -> Curve:
+def train_peer(name: str, data: Text, seed: int, rate: float, batch: int, steps: int) -> Curve:
     """A plain loop: the same samples in the same order, gradients clipped at 1."""
     torch.manual_seed(seed)
     factor: Callable[[float], float]
-    if name == "nanochat":
+    if name.startswith("nanochat"):
         model: Any = nanochat.NanoChat(SIZE.depth, SIZE.width, 2, SIZE.sequence_length, SIZE.vocabulary)
         optimizers, factor = model.optimizers(rate), nanochat.rate_factor
     else:
@@ -172,23 +237,24 @@ def train_peer(name: str, data: Text, seed: int, rate: float, steps: int, folder
         nanogpt.initialize(model)
         optimizers, factor = nanogpt.optimizers(model, rate), nanogpt.rate_factor
     samples, held_out = Windows(data.train, seed), Windows(data.held_out, None).batch(range(HELD_OUT))
-    cost = flops_per_token(model.named_parameters(), tied=name == "nanogpt")
+    cost = flops_per_token(model.named_parameters(), SIZE, name == "nanogpt")
     flops, bits = [], []
+    started = time.process_time()
     for step in range(steps):
         for optimizer in optimizers:
             for members in optimizer.param_groups:
                 members["lr"] = members["initial_lr"] * factor(step / steps)
-        model(*_pair(samples.batch(range(step * BATCH, (step + 1) * BATCH)))).backward()
+        model(*_pair(samples.batch(range(step * batch, (step + 1) * batch)))).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         for optimizer in optimizers:
             optimizer.step()
         model.zero_grad()
-        if (step + 1) % EVERY == 0 or step + 1 == steps:
+        if (step + 1) % (steps // EVALUATIONS) == 0 or step + 1 == steps:
             with torch.no_grad():
                 loss = model(*_pair(held_out)).item()
-            flops.append((step + 1) * BATCH * SIZE.sequence_length * cost)
+            flops.append((step + 1) * batch * SIZE.sequence_length * cost)
             bits.append(loss / math.log(2) / data.bytes_per_token)
-    return Curve(tuple(flops), tuple(bits))
+    return Curve(tuple(flops), tuple(bits), time.process_time() - started)
 
 
 def _pair(batch: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -198,16 +264,19 @@ def _pair(batch: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
 class Runs:
     """Curves by recipe, rate and seed, trained when they are asked for and kept in a folder."""
 
-    def __init__(self, data: Text, folder: Path, steps: int):
-        self.data, self.folder, self.steps = data, folder, steps
+    def __init__(self, data: Text, folder: Path, samples: int):
+        self.data, self.folder, self.samples = data, folder, samples
 
     def curve(self, recipe: str, rate: float, seed: int) -> Curve:
-        name = f"{recipe}-{rate:g}-{seed}-{self.steps}"
+        batch = BATCHES[recipe]
+        steps, name = self.samples // batch, f"{recipe}-{rate:g}-{seed}-{self.samples}"
         path = self.folder / f"{name}.json"
         if path.is_file():
-            return Curve(**{key: tuple(values) for key, values in json.loads(path.read_text()).items()})
-        arguments = (self.data, seed, rate, self.steps, self.folder / f"{name}-{os.getpid()}")
-        curve = train_ours(*arguments) if recipe == "ours" else train_peer(recipe, *arguments)
+            stored = json.loads(path.read_text())
+            return Curve(tuple(stored["flops"]), tuple(stored["bits"]), stored["seconds"])
+        settings = (self.data, seed, rate, batch, steps)
+        folder = self.folder / f"{name}-{os.getpid()}"
+        curve = train_ours(*settings, folder) if recipe == "ours" else train_peer(recipe, *settings)
         path.write_text(json.dumps(asdict(curve)))
         print(f"{name}: {curve.bits[-1]:.4f} bits per byte", flush=True)
         return curve
@@ -229,6 +298,11 @@ def speed_up(ours: Curve, peer: Curve) -> float:
     return peer.flops_to(ours.bits[-1]) / ours.flops[-1]
 
 
+def time_speed_up(ours: Curve, peer: Curve) -> float:
+    """`speed_up` in CPU time, which goes with the FLOPs of a run."""
+    return speed_up(ours, peer) * (peer.seconds / peer.flops[-1]) / (ours.seconds / ours.flops[-1])
+
+
 def interval(ratios: list[float]) -> tuple[float, float, float]:
     """(geometric mean, lower end, upper end of Student's 95 %)."""
     logs = [math.log(ratio) for ratio in ratios]
@@ -238,31 +312,48 @@ def interval(ratios: list[float]) -> tuple[float, float, float]:
 
 
 def figures(runs: Runs, seeds: tuple[int, ...]) -> list[Figure]:
-    recipes = ("ours", "nanogpt", "nanochat")
+    recipes = tuple(BATCHES)
     rates = {recipe: runs.best_rate(recipe) for recipe in recipes}
     curves = {recipe: [runs.curve(recipe, rates[recipe], seed) for seed in seeds] for recipe in recipes}
-    table = Table("recipe", "rates times", "FLOPs", "bits per byte", "by seed")
+    table = Table("recipe", "tokens a step", "rates times", "FLOPs", "CPU s", "bits per byte", "by seed")
     for recipe in recipes:
         bits = [curve.bits[-1] for curve in curves[recipe]]
-        cells = (f"{rates[recipe]:g}", f"{curves[recipe][0].flops[-1]:.3g}", f"{statistics.mean(bits):.4f}")
-        table.add_row(recipe, *cells, ", ".join(f"{value:.4f}" for value in bits))
+        first, step_tokens = curves[recipe][0], BATCHES[recipe] * SIZE.sequence_length
+        cells = (f"{step_tokens}", f"{rates[recipe]:g}", f"{first.flops[-1]:.3g}", f"{first.seconds:.0f}")
+        table.add_row(recipe, *cells, f"{statistics.mean(bits):.4f}", ", ".join(f"{value:.4f}" for value in bits))
     Console(width=120).print(table)
     lines = []
-    for recipe, goal in (("nanogpt", 1.3), ("nanochat", 1.05)):
-        ratio, low, high = interval([speed_up(*pair) for pair in zip(curves["ours"], curves[recipe], strict=True)])
+    for recipe, goal in (("nanogpt", 1.3), ("nanochat", 1.05), ("nanochat_batch_8", 1.05)):
+        pairs = list(zip(curves["ours"], curves[recipe], strict=True))
+        ratio, low, high = interval([speed_up(*pair) for pair in pairs])
+        by_time = "{:.2f} ({:.2f} to {:.2f})".format(*interval([time_speed_up(*pair) for pair in pairs]))
         ours, peer = (statistics.mean(curve.bits[-1] for curve in curves[name]) for name in ("ours", recipe))
-        unit = f"bits per byte; ratio of FLOPs {low:.2f} to {high:.2f}"
+        unit = f"bits per byte; ratio of FLOPs {low:.2f} to {high:.2f}, of CPU time {by_time}"
         lines.append(Figure(f"time_to_loss_{recipe}", ours, unit, peer, recipe, ratio, goal))
     return lines
+
+
+def train_changes(data: Text, folder: Path, seed: int) -> None:
+    """Prints the final loss of each of CHANGES."""
+    for name, changes in CHANGES.items():
+        batch = changes.get("train", {}).get("batch", batch_of(SMALL_SIZE) // SMALL_SIZE.sequence_length)
+        recipe = Written(SMALL_SIZE, changes, held_out=64)
+        curve = train_ours(data, seed, 1.0, batch, SMALL_SAMPLES // batch, folder / f"{name}-{os.getpid()}", recipe)
+        print(f"{name}: {curve.bits[-1]:.4f} bits per byte, {curve.seconds:.0f} s of CPU time", flush=True)
 
 
 def main() -> None:
     parser = arguments(__doc__ or "")
     parser.add_argument("--results", type=Path, default=Path("work/recipes"), help="folder that keeps each run")
+    parser.add_argument("--changes", action="store_true", help="init's recipe with one change each, at depth 2")
+    parser.add_argument("--seed", type=int, default=SEEDS[0], help="of --changes")
     options = parser.parse_args()
     torch.set_num_threads(1)
     options.results.mkdir(parents=True, exist_ok=True)
-    runs = Runs(text(options.data or SHARED), options.results, 20 if options.quick else STEPS)
+    if options.changes:
+        train_changes(text(options.data or SHARED), options.results, options.seed)
+        return
+    runs = Runs(text(options.data or SHARED), options.results, 320 if options.quick else SAMPLES)
     print_figures(figures(runs, SEEDS[:2] if options.quick else SEEDS))
 
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
+from gristmill.evaluation.convert.embedding_norm import exported_form
 from gristmill.evaluation.convert.hf.architecture import UnsupportedConfig
-from gristmill.evaluation.convert.hf.architectures import family_for
 from gristmill.evaluation.convert.huggingface import (
     config_ids,
     copy_tokenizer,
@@ -75,7 +75,7 @@ def export_checkpoint(
     )
     origin = read_manifest(checkpoint).metadata
     model, config = load_model(checkpoint, dtype=DTYPES[precision or origin.get("dtype", "fp32")])
-    family = family_for(config, architecture, preferred=origin.get("imported"))
+    _, family = exported_form(config, architecture, preferred=origin.get("imported"))
     workdir = Workdir.of_checkpoint(checkpoint)
     labels = class_names(workdir)
     architecture = write_huggingface(output, model, codec.bounds, folder, labels, family)

@@ -28,7 +28,7 @@ MIN_STEPS = 20  # of a run
 DRAWS = 400
 NOISE = 0.002  # of a loss, relative: what two seeds differ by at these sizes; the residuals of few rungs say too little
 EXPONENTS = np.linspace(0.01, 0.6, 237)
-MIN_HEAD_WIDTH = 16
+MIN_HEAD_WIDTH = 8
 MAX_OFF = 0.3  # of the logarithm of parameters: how far a size may be from the one that the ladder asks for
 SHAPE_WEIGHT = 0.2  # of the logarithm of layers over width, against that of parameters
 # Exponents of width: those of `gristmill init` (docs/defaults.md, Learning rates over widths)
@@ -87,7 +87,7 @@ def rungs(
     """`count` sizes to fit and last the recipe's own, which is held back. Each has twice the compute of the one before,
     the last eight times. train: batch_tokens, and the optimizer's fields that the recipe sets.
 
-    Heads keep their width where there are enough sizes so, else they are half as wide, or a quarter; layers go with the
+    Heads keep their width where there are enough sizes so, else narrower ones; layers go with the
     width. Rates go with the width by `RATES`. Raises RecipeError where sizes come out equal."""
     if count < MIN_RUNGS:
         raise RecipeError(f"--sizes {count}: the curve has three numbers; fit at least {MIN_RUNGS} sizes")

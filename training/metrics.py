@@ -20,6 +20,7 @@ from gristmill.foundation.files import write_atomic
 from gristmill.foundation.manifest import LOG_FOLDER
 from gristmill.foundation.progress import Reporter
 from gristmill.training.config.train import TIMING_NAME, MonitoringConfig
+from gristmill.training.noise_scale import METRIC
 from gristmill.training.trackers import start_trackers
 from gristmill.training.trainer import StepReport
 
@@ -261,6 +262,8 @@ class StepMetrics:
         }
         if (per_token := self._bytes_per_token(report)) is not None:
             metrics["bits_per_byte"] = _finite(report.loss / math.log(2) / per_token)
+        if report.gradient_noise is not None:
+            metrics[METRIC] = vars(report.gradient_noise)
         if report.expert_load is not None:
             metrics["expert_load"] = report.expert_load
         if len(report.means) > 1:

@@ -43,6 +43,7 @@ from gristmill.training.metrics import (
 )
 from gristmill.training.model.init import draw_in_place
 from gristmill.training.model.moe.dispatch import check_grouped_widths
+from gristmill.training.noise_scale import batch_advice
 from gristmill.training.objectives.batches import Batches, range_problem
 from gristmill.training.objectives.check import check_sample, checked_loss
 from gristmill.training.objectives.load import make_objective
@@ -179,6 +180,9 @@ class Run:
         if self.transformers is not None:
             save_transformers_folder(self.model, self.transformers, self.folder / checkpoint.TRANSFORMERS, self.mesh)
         self.reporter.say(f"train: {self.step_metrics.waiting_share:.2%} of the time was waiting for data")
+        if self._is_first and self.config.monitoring.noise_scale_every:
+            advice = batch_advice(read_metrics(self.folder / METRICS_NAME), self.config.batch_tokens)
+            self.reporter.say(f"train: {advice or 'too few measurements of the gradient noise scale'}")
         if self.evaluate is not None:
             share = self.evaluation_seconds / self.run_seconds
             self.reporter.say(f"train: {share:.2%} of the time was evaluation")

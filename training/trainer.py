@@ -18,6 +18,7 @@ from gristmill.training.engine.local_model import LocalModel
 from gristmill.training.engine.passes import ForwardBackward
 from gristmill.training.model.moe.router import routers
 from gristmill.training.model.transformer import Transformer
+from gristmill.training.noise_scale import GradientNoise
 from gristmill.training.objectives.batches import Batches, SampleSource, collate
 from gristmill.training.objectives.objective import TermSpec
 from gristmill.training.optim.optimizer import LossScale, Optimizer, batch_tokens_at, learning_rate_factor
@@ -45,6 +46,7 @@ class StepReport:
     GPU of the step before.
     expert_load: the tokens of the busiest expert over the mean of its layer, in the worst layer; None without experts.
     rank_load: the tokens of the layers' busiest expert ranks over the mean; None without an expert axis.
+    gradient_noise: None in steps that do not measure it.
     """
 
     progress: Progress
@@ -61,6 +63,7 @@ class StepReport:
     tokens: int
     expert_load: float | None = None
     rank_load: float | None = None
+    gradient_noise: GradientNoise | None = None
 
 
 class Trainer:
@@ -101,6 +104,7 @@ class Trainer:
         if self.teacher is not None:
             clock.begin("teacher")
             batch |= self.teacher.outputs(batch, self.progress.tokens)
+        small = self._small_batch_norm(batch, clock) if self._measures_noise() else None
         factors = self._factors(counts)
         self.gradients.begin(1 / self.scale.value)
         losses = self.forward_backward.train(batch, factors, clock.begin)
@@ -133,7 +137,33 @@ class Trainer:
             seconds=self._seconds(clock),
             expert_load=loads.get("expert"),
             rank_load=loads.get("rank"),
+            gradient_noise=self._gradient_noise(small, norm, valid_tokens),
         )
+
+    def _measures_noise(self) -> bool:
+        """Whether the step measures the gradient noise; its samples must have weights that count its tokens."""
+        every = self.config.monitoring.noise_scale_every
+        return bool(every) and (self.progress.step + 1) % every == 0 and self.terms[0].count == "weights"
+
+    def _small_batch_norm(self, batch: dict[str, Tensor], clock: "Clock") -> tuple[float, float]:
+        """(gradient norm, valid tokens) of a part of the batch. Leaves no gradients, and counts no experts' tokens."""
+        clock.begin("noise_scale")
+        whole = self.config.compile or self.config.cuda_graphs or self.config.layout.pipeline > 1
+        part = small_batch(batch, masked=whole)
+        counts = self._count_terms(part, False)
+        self.gradients.begin(1 / self.scale.value)
+        losses = self.forward_backward.train(part, self._factors(counts))
+        if self.balance is not None:
+            self.balance.take_counts()
+        self.gradients.ready()
+        _, norm, valid_tokens, _, _ = self._results(counts, losses, {})
+        self.gradients.clear()
+        return norm, valid_tokens
+
+    def _gradient_noise(self, small: tuple[float, float] | None, norm: float, tokens: float) -> GradientNoise | None:
+        if small is None or tokens <= small[1] or not math.isfinite(norm + small[0]):
+            return None
+        return GradientNoise.of_norms(*small, norm, tokens)
 
     def _seconds(self, clock: "Clock") -> dict[str, float]:
         """Seconds by phase of this step. On a GPU those of the step before, which has ended: the host does not wait for
@@ -258,6 +288,19 @@ class Clock:
         event = torch.cuda.Event(enable_timing=True)
         event.record()
         return event
+
+
+SMALL_BATCHES = 4  # in the batch of a step, one of which measures the gradient noise
+
+
+def small_batch(batch: Mapping[str, Tensor], masked: bool) -> dict[str, Tensor]:
+    """Every fourth sample by its number, the same on all layouts: alone, or (masked) with the others at weight zero,
+    where passes take batches of one shape or ranks would have different numbers of samples."""
+    chosen = batch["samples"] % SMALL_BATCHES == 0
+    if masked or len(chosen) % SMALL_BATCHES:
+        weights = batch["weights"]
+        return {**batch, "weights": weights * chosen.to(weights).view(-1, *(1,) * (weights.dim() - 1))}
+    return {name: values[chosen] for name, values in batch.items()}
 
 
 # Load of the experts over a step, and the state updated from it: the balancing bias and the load of the last batch.

@@ -1,5 +1,6 @@
-"""The recipe of nanochat (github.com/karpathy/nanochat) in plain PyTorch, as its base model was trained at commit
-025c432 (nanochat/gpt.py, scripts/base_train.py): a peer of `recipes.py`.
+"""The recipe of nanochat (github.com/karpathy/nanochat) in plain PyTorch, as its base model was trained in
+October 2025 (nanochat/gpt.py and nanochat/muon.py, as at commits 025c432 and 23c5171): a peer of `recipes.py`. What
+came later (value embeddings, scales of the stream, NorMuon, a long cooldown) is not in it.
 
 Rotary positions, then norms of queries and keys; squared ReLU; norms without parameters, one of the embedding; no
 biases; untied tables; logits capped at 15. Projections into the residual stream and the head begin at zero, the

@@ -17,9 +17,10 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from gristmill.evaluation.convert.chat_template import LEGACY_NAME, NAMED_TEMPLATES, TEMPLATE_NAME
+from gristmill.evaluation.convert.embedding_norm import exported_form, folded_tensors
 from gristmill.evaluation.convert.generation_defaults import GENERATION_NAME
 from gristmill.evaluation.convert.hf.architecture import NO_WEIGHTS, ModelFamily, UnsupportedConfig
-from gristmill.evaluation.convert.hf.architectures import FAMILIES, family_for, family_named
+from gristmill.evaluation.convert.hf.architectures import FAMILIES, family_named
 from gristmill.evaluation.convert.model_tokenizer import TextBounds
 from gristmill.evaluation.convert.weight_source import WeightSource, converted_source
 from gristmill.foundation.errors import InputError
@@ -60,10 +61,11 @@ def write_huggingface(
     end_of_document: the token, or all bounds of the model's texts. labels: names of the classes, of a
     classification. family: None is the first that supports the model.
     Raises InputError if no architecture of transformers represents the model."""
-    config = model.config
-    family = family or family_for(config)
+    config, family = exported_form(model.config, family.architecture if family else None)
     named = {**dict(model.named_parameters()), **saved_buffers(model)}
     tensors = {name: value.detach().cpu() for name, value in named.items()}
+    if config is not model.config:
+        tensors = folded_tensors(model, tensors)
     _write_weights(folder, family.to_theirs(config, tensors))
     bounds = TextBounds((end_of_document,)) if isinstance(end_of_document, int) else end_of_document
     begin = bounds.ends[0] if bounds.starts_documents else bounds.bos

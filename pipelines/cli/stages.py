@@ -43,6 +43,7 @@ from gristmill.pipelines.verify import manifest_folder, plan_folder, verify_addr
 from gristmill.pipelines.verify import reproduce as reproduce_stage
 from gristmill.pipelines.verify import verify as verify_folder
 from gristmill.training.config.layers import MAX_PROCESSES
+from gristmill.training.noise_scale import batch_advice
 
 rich_table = DeferredModule("rich.table")  # for `plan` alone
 
@@ -154,9 +155,12 @@ def plan(recipe: RecipeArgument, workdir: WorkdirOption = None, set_: SetOption 
         lock = pin(loaded, folder, LocalEngine(1, reporter), write=False)
         for planned in Runner(loaded, folder, stages, lock, reporter).plan():
             table.add_row(planned.stage.name, planned.action, "\n".join(planned.reasons), planned.fingerprint[:12])
+        advice = _batch_advice(folder / "train" / "metrics.jsonl", loaded)
     print_block(table)
     if loaded.index.mix is not None:
         print_mix(loaded, workdir_of(loaded, workdir))
+    if advice is not None:
+        print(f"train, by the run in this folder: {advice}")
     if skip_reason:
         print(skip_reason)
 
@@ -174,6 +178,17 @@ def print_mix(recipe: Recipe, workdir: Path) -> None:
     print(f"mix, {'as indexed' if table.is_exact else 'estimated from the raw files, before curation'}:")
     for row in table.rows:
         print(f"  {row.line}")
+
+
+def _batch_advice(metrics: Path, recipe: Recipe) -> str | None:
+    """The recipe's batch beside the noise scale that the run of the folder measured."""
+    if recipe.train is None or not metrics.is_file():
+        return None
+    try:
+        lines = [json.loads(line) for line in metrics.read_text("utf-8").splitlines()]
+    except ValueError as error:
+        return f"{metrics} is no JSON ({error}); `gristmill verify` tells what else is damaged"
+    return batch_advice(lines, recipe.train.batch_tokens)
 
 
 def check(

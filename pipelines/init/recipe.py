@@ -20,7 +20,7 @@ from gristmill.foundation.errors import InputError
 from gristmill.foundation.lock import Lock
 from gristmill.foundation.progress import Reporter
 from gristmill.foundation.runtime.tasks.local import LocalEngine
-from gristmill.pipelines.init.dial import Choice, optimizer_of
+from gristmill.pipelines.init.dial import SCHEDULE, Choice, optimizer_of
 from gristmill.pipelines.init.survey import COMPRESSED, FileGroup, counted
 
 PASSING_SHARE = 0.5  # of the sampled documents that a filter has to keep to be chosen
@@ -229,9 +229,10 @@ class RecipePlan:
             f"  batch_tokens: {choice.batch_tokens}",
             f"  precision: {self.precision}",
             f"  optimizer: {_flow(optimizer_of(choice.size))}",
-            "  lr_schedule: {shape: wsd, warmup_share: 0.05, decay_share: 0.4, final_ratio: 0.0}",
+            f"  lr_schedule: {_flow(SCHEDULE)}",
             f"  validation: {{every: {max(1, steps // 8)}, samples: 16}}",
             f"  checkpoint: {{every: {max(1, steps // 3)}}}",
+            f"  monitoring: {{noise_scale_every: {max(1, steps // 20)}}}  # tells the largest batch that pays",
             "",
             f"evaluate: {{tasks: [{self.tasks}], text_bytes: 100k, num_continuations: 3}}",
         ]

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 from peers import nanochat, nanogpt
-from recipes import Curve, interval, speed_up
+from recipes import Curve, interval, speed_up, time_speed_up
 
 
 def test_flops_to_a_loss_are_interpolated_in_logarithms() -> None:
@@ -20,6 +20,11 @@ def test_speed_up_is_above_one_for_the_faster_and_below_for_the_slower() -> None
     assert speed_up(fast, slow) == pytest.approx(4)
     assert speed_up(slow, fast) == pytest.approx(1 / 4)
     assert speed_up(fast, fast) == pytest.approx(1)
+
+
+def test_time_goes_with_the_flops_of_a_run() -> None:
+    ours, peer = Curve((1e12, 4e12), (2.0, 1.0), seconds=8.0), Curve((1e12, 4e12), (3.0, 2.0), seconds=16.0)
+    assert time_speed_up(ours, peer) == pytest.approx(2 * speed_up(ours, peer))
 
 
 def test_the_interval_is_students() -> None:

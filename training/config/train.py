@@ -163,6 +163,12 @@ class MonitoringConfig(Config):
         description="every so many steps, and in step 10, the time in communication, of every rank and of the links is "
         "measured, for `gristmill explain`; 0 never",
     )
+    noise_scale_every: int = Field(
+        0,
+        ge=0,
+        description="every so many steps the gradient noise scale is measured, by a pass over a quarter of the batch "
+        "more (the whole batch with pipelines, compile and cuda_graphs); 0 never",
+    )
 
 
 class TeacherConfig(Config):

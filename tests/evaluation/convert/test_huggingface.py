@@ -38,6 +38,31 @@ def test_logits_are_those_of_transformers_and_the_way_back_is_exact(tmp_path, ra
 
 
 @pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"embedding_norm": True, "qk_norm": True, "tied_embeddings": False}, "Qwen3ForCausalLM"),
+        ({"embedding_norm": True, "norm_plus_one": True, "mlp": "relu2", "norm": "layernorm"}, "NemotronForCausalLM"),
+        ({"embedding_norm": True, "scales": {"embedding": 3.0}}, "LlamaForCausalLM"),
+    ],
+)
+def test_a_norm_of_the_embedding_is_folded_into_the_table(tmp_path, random_checkpoint, fields, expected):
+    model, _ = load_model(random_checkpoint("llama", **fields))
+    with torch.no_grad():
+        model.embedding_norm.weight.mul_(torch.linspace(0.5, 2.0, 32))
+    assert write_huggingface(tmp_path / "out", model, end_of_document=256) == expected
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    with torch.inference_mode():
+        assert torch.allclose(model(TOKENS), theirs(TOKENS).logits, atol=1e-5)
+    assert model.config.embedding_norm and not read_huggingface(tmp_path / "out")[0].config.embedding_norm
+
+
+def test_a_norm_of_a_tied_embedding_is_not_folded(tmp_path, random_checkpoint):
+    model, _ = load_model(random_checkpoint("llama", embedding_norm=True, tied_embeddings=True))
+    with pytest.raises(InputError, match="LlamaForCausalLM has no embedding_norm=True"):
+        write_huggingface(tmp_path / "out", model, end_of_document=256)
+
+
+@pytest.mark.parametrize(
     "config",
     [
         transformers.LlamaConfig(
