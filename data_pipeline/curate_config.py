@@ -21,7 +21,15 @@ from gristmill.data_pipeline.filters.pii import PiiConfig
 from gristmill.data_pipeline.filters.presets import FilterChoice, check_choices, parse_choices
 from gristmill.data_pipeline.filters.profiles import ProfilesConfig, pinned_profiles
 from gristmill.data_pipeline.quality.config import QualityConfig
-from gristmill.data_pipeline.quality.scores import PREFIX, QualityScoreConfig, check_names, pinned_scores
+from gristmill.data_pipeline.quality.scores import (
+    LABELS_PREFIX,
+    PREFIX,
+    LabelConfig,
+    QualityScoreConfig,
+    check_names,
+    pinned_labels,
+    pinned_scores,
+)
 from gristmill.data_pipeline.signals.language import BUNDLED, LanguageConfig, ParagraphLanguageConfig, model_languages
 from gristmill.data_pipeline.signals.names import SIGNALS
 from gristmill.data_pipeline.signals.reference import WordRule
@@ -60,6 +68,12 @@ class CurateConfig(Config):
         json_schema_extra={"omit_default": True},
         exclude_if=lambda scores: not scores,
     )
+    labels: dict[str, LabelConfig] = Field(
+        default_factory=dict,
+        description="classifiers by name, such as of topics; the likeliest label is in the column label_NAME",
+        json_schema_extra={"omit_default": True},
+        exclude_if=lambda labels: not labels,
+    )
     quality: QualityConfig | None = None
     exact_dedup: ExactDedupConfig | None = ExactDedupConfig()
     near_dedup: NearDedupConfig | None = NearDedupConfig()
@@ -76,6 +90,12 @@ class CurateConfig(Config):
     @classmethod
     def scores_are_columns(cls, value: dict[str, QualityScoreConfig]) -> dict[str, QualityScoreConfig]:
         check_names(value)
+        return value
+
+    @field_validator("labels")
+    @classmethod
+    def labels_are_columns(cls, value: dict[str, LabelConfig]) -> dict[str, LabelConfig]:
+        check_names(value, "labels", LABELS_PREFIX)
         return value
 
     @field_validator("languages")
@@ -149,6 +169,7 @@ def optional_signals(
         blocked_urls=pinned_list(config.lists.blocked_urls),
         zlib=any(choice.preset == "mgpt_zlib" for choice in filters),
         quality=pinned_scores(config.quality_scores),
+        labels=pinned_labels(config.labels),
         page_kinds=page_kinds,
         origin=origin,
         opt_outs=pinned_list(config.lists.opt_outs),

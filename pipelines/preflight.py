@@ -11,7 +11,7 @@ from pathlib import Path
 
 from gristmill.data_pipeline.curate_config import check_filters
 from gristmill.data_pipeline.indexed.config import epochs_by_source, repeat_warnings
-from gristmill.data_pipeline.quality.scores import PREFIX, pinned_scores
+from gristmill.data_pipeline.quality.scores import LABELS_PREFIX, PREFIX, pinned_labels, pinned_scores
 from gristmill.data_pipeline.readers.files import check_kinds
 from gristmill.data_pipeline.readers.own import reader_of
 from gristmill.data_pipeline.readers.resolve import locate
@@ -149,10 +149,11 @@ def _listed_files(recipe: Recipe, world_size: int) -> Iterator[Finding]:
 
 
 def _quality_models(recipe: Recipe, world_size: int) -> Iterator[Finding]:
-    try:
-        pinned_scores(recipe.curate.quality_scores)
-    except (RecipeError, InputError) as error:
-        yield Finding(str(error), type(error))
+    for pin in (lambda: pinned_scores(recipe.curate.quality_scores), lambda: pinned_labels(recipe.curate.labels)):
+        try:
+            pin()
+        except (RecipeError, InputError) as error:
+            yield Finding(str(error), type(error))
 
 
 def _user_functions(recipe: Recipe, world_size: int) -> Iterator[Finding]:
@@ -360,6 +361,11 @@ def _mix(recipe: Recipe, world_size: int) -> Iterator[Finding]:
         yield Finding(
             f"index.mix.score: curate.quality_scores has no {mix.score.removeprefix(PREFIX)!r}; it has "
             f"{', '.join(curate.quality_scores) or 'none'}"
+        )
+    if (topic := mix.topic or "").startswith(LABELS_PREFIX) and topic.removeprefix(LABELS_PREFIX) not in curate.labels:
+        yield Finding(
+            f"index.mix.topic: curate.labels has no {topic.removeprefix(LABELS_PREFIX)!r}; it has "
+            f"{', '.join(curate.labels) or 'none'}"
         )
     try:
         mix_table.check_sources(mix, recipe)

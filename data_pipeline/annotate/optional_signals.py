@@ -16,7 +16,7 @@ from gristmill.data_pipeline.annotate.robots import PinnedRobots, RobotsRules, r
 from gristmill.data_pipeline.extraction.blocks_config import PageKind
 from gristmill.data_pipeline.filters.pii import PiiKind, count_pii, pii_signal
 from gristmill.data_pipeline.filters.profiles import ENGLISH, PinnedProfiles, Profiles, ProfilesConfig, load_profiles
-from gristmill.data_pipeline.quality.scores import QualityScore, score_columns
+from gristmill.data_pipeline.quality.scores import DocumentLabel, QualityScore, label_columns, score_columns
 from gristmill.data_pipeline.readers.document import split_url
 from gristmill.data_pipeline.signals.bits import TextBuffer
 from gristmill.data_pipeline.signals.characters import IDEOGRAPH, character_table
@@ -129,8 +129,8 @@ ROBOTS_DISALLOWED = pa.field("robots_disallowed", pa.int64())
 class OptionalSignals(Config):
     """The optional signals of a source. stop_words: set if the language is detected and no profiles are used (profiles
     have their own stop words). pii: the kinds for which the recipe drops documents. zlib: set if a filter of the source
-    has a rule on it. page_kinds: the source's keep_page_kinds. quality: classifiers, a column each. own: functions of
-    the user, whose columns `own_columns` computes from all others."""
+    has a rule on it. page_kinds: the source's keep_page_kinds. quality, labels: models, a column each. own: functions
+    of the user, whose columns `own_columns` computes from all others."""
 
     stop_words: bool = False
     profiles: PinnedProfiles | None = None
@@ -140,6 +140,7 @@ class OptionalSignals(Config):
     blocked_urls: PinnedList | None = None
     zlib: bool = False
     quality: tuple[QualityScore, ...] = Field(default=(), exclude_if=lambda scores: not scores)
+    labels: tuple[DocumentLabel, ...] = Field(default=(), exclude_if=lambda labels: not labels)
     page_kinds: tuple[PageKind, ...] = Field(default=(), exclude_if=lambda kinds: not kinds)
     origin: OriginFields | None = Field(default=None, exclude_if=lambda fields: fields is None)
     opt_outs: PinnedList | None = Field(default=None, exclude_if=lambda pinned: pinned is None)
@@ -157,6 +158,7 @@ class OptionalSignals(Config):
             *([BLOCKED_URL] if self.blocked_urls is not None else ()),
             *([ZLIB_RATIO] if self.zlib else ()),
             *(score.arrow_field() for score in self.quality),
+            *(label.arrow_field() for label in self.labels),
             *([PAGE_KIND_KEPT] if self.page_kinds else ()),
             *(ORIGIN_FIELDS if self.origin is not None else ()),
             *([OPTED_OUT] if self.opt_outs is not None else ()),
@@ -183,6 +185,7 @@ class OptionalSignals(Config):
             signal_columns.append(pa.array([zlib_ratio(bytes(texts.raw(k))) for k in range(len(texts))], pa.float64()))
         if self.quality:
             signal_columns += score_columns(texts, self.quality)
+        signal_columns += label_columns(texts, self.labels)
         if self.page_kinds:
             kinds = [orjson.loads(row or "{}").get("page_kind") for row in metadata.to_pylist()]
             kept = [None if kind is None else int(kind in self.page_kinds) for kind in kinds]

@@ -102,6 +102,15 @@ def _model_of(described: dict[str, Any], weights: np.ndarray) -> LinearModel:
     return LinearModel(weights, ngram, scale, offset, (positive, negative), described["report"])
 
 
+def header_keys(path: Path) -> list[str]:
+    """Keys of a safetensors file's metadata; none of a damaged one."""
+    try:
+        with safe_open(path, framework="numpy") as file:
+            return sorted(file.metadata() or {})
+    except (SafetensorError, OSError):
+        return []
+
+
 def is_safetensors(head: bytes, size: int) -> bool:
     """Whether a file of so many bytes that begins like this is a safetensors file."""
     length = int.from_bytes(head[:HEADER_BYTES], "little")

@@ -1,11 +1,11 @@
-"""Hashed word n-grams of texts, counted or weighed by a linear model, in one compiled pass over UTF-8 bytes.
+"""Hashed word n-grams of texts, weighed by a linear or an n-gram model, in one compiled pass over UTF-8 bytes.
 
 A token is a run of word characters (letters, digits, marks, `_`), one character of a script written without spaces, or
 one punctuation mark; A to Z count as a to z. An n-gram's slot is the first bits of a hash of its tokens."""
 
 from collections.abc import Iterator
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
@@ -167,3 +167,136 @@ def _token_hashes(text, start, end, flags, work):
             if starts >> place & ONE:
                 first = at
     return count
+
+
+# N-grams of a language model: their log2-probabilities, and the weights of those that are longer and unknown.
+
+
+class Ngrams(NamedTuple):
+    """All n-grams of one length, in the texts' order, by the hashes of: the whole, all but its first token, all but its
+    last one."""
+
+    whole: np.ndarray
+    shorter: np.ndarray
+    context: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.whole)
+
+    def counted(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """(distinct n-grams in rising order, their shorter ones, their contexts, their counts)."""
+        known, first, counts = np.unique(self.whole, return_index=True, return_counts=True)
+        return known, self.shorter[first], self.context[first], counts
+
+    def context_counts(self, context: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """(distinct contexts, the place of each n-gram's context among them, how often each is continued)."""
+        contexts, place = np.unique(context, return_inverse=True)
+        return contexts, place, np.bincount(place, counts, len(contexts))
+
+
+class LogTable(NamedTuple):
+    """Open addressing by the key. keys: uint64[2**b], 0 for a free slot; log_p, backoff: float32[2**b], base 2."""
+
+    keys: np.ndarray
+    log_p: np.ndarray
+    backoff: np.ndarray
+
+    @classmethod
+    def of(cls, keys: np.ndarray, log_p: np.ndarray, backoff: np.ndarray) -> Self:
+        """Does not depend on the order of the keys, but for collisions. The table is at most half full."""
+        size = 1 << max(4, (2 * len(keys)).bit_length())
+        table = cls(np.zeros(size, np.uint64), np.zeros(size, np.float32), np.zeros(size, np.float32))
+        order = np.argsort(keys)
+        _fill_log_table(table, keys[order], log_p[order], backoff[order])
+        return table
+
+
+def ngram_keys(texts: TextBuffer, order: int) -> list[Ngrams]:
+    """The n-grams of 1 to `order` tokens; of single tokens shorter and context are empty."""
+    work = _work_arrays(texts)
+    by_length: list[list[list[np.ndarray]]] = [[] for _ in range(order)]
+    for start, stop in pairwise(texts.offsets.tolist()):
+        arrays = TextArrays(texts.text, np.array([start, stop]), character_table())
+        lengths = [work[1][: _only_token_hashes(arrays, work)].copy()]
+        for size in range(1, order):
+            lengths.append(_extended_all(lengths[-1][: max(len(lengths[0]) - size, 0)], lengths[0][size:]))
+        by_length[0].append([lengths[0], *[lengths[0][:0]] * 2])
+        for size in range(1, order):
+            count = len(lengths[size])
+            by_length[size].append([lengths[size], lengths[size - 1][1 : count + 1], lengths[size - 1][:count]])
+    return [Ngrams(*(np.concatenate(part) for part in zip(*parts, strict=True))) for parts in by_length]
+
+
+def mean_log_probabilities(texts: TextBuffer, table: LogTable, order: int, unknown: float) -> np.ndarray:
+    """float64[N]: mean log2-probability of each text's tokens; NaN for a text without tokens."""
+    means = np.full(len(texts), np.nan)
+    arrays = TextArrays(texts.text, texts.offsets, character_table())
+    _mean_log_probabilities(arrays, _work_arrays(texts), table, (order, unknown), means)
+    return means
+
+
+@cached_njit(nogil=True)
+def _only_token_hashes(texts, work_arrays):
+    work = TokenWork(pointer(work_arrays[0], 0), pointer(work_arrays[1], 0))
+    return _token_hashes(pointer(texts.text, 0), texts.offsets[0], texts.offsets[1] - 1, pointer(texts.flags, 0), work)
+
+
+@cached_njit(nogil=True)
+def _extended_all(values, token_hashes):
+    extended = np.empty(len(values), np.uint64)
+    for i in range(len(values)):
+        extended[i] = _extended(values[i], token_hashes[i])
+    return extended
+
+
+@cached_njit(nogil=True)
+def _fill_log_table(table, keys, log_p, backoff):
+    mask = np.uint64(len(table.keys) - 1)
+    for k in range(len(keys)):
+        slot = keys[k] & mask
+        while table.keys[slot] != ZERO and table.keys[slot] != keys[k]:
+            slot = (slot + ONE) & mask
+        table.keys[slot], table.log_p[slot], table.backoff[slot] = keys[k], log_p[k], backoff[k]
+
+
+@cached_njit(nogil=True, forceinline=True)
+def _slot_of(keys, mask, key):
+    """The key's slot, or -1."""
+    slot = key & mask
+    while keys[slot] != ZERO:
+        if keys[slot] == key:
+            return np.int64(slot)
+        slot = (slot + ONE) & mask
+    return np.int64(-1)
+
+
+@cached_njit(nogil=True)
+def _mean_log_probabilities(texts, work_arrays, table, settings, means):
+    work = TokenWork(pointer(work_arrays[0], 0), pointer(work_arrays[1], 0))
+    text, flags, hashes = pointer(texts.text, 0), pointer(texts.flags, 0), work.hashes
+    keys, log_p, backoff = pointer(table.keys, 0), pointer(table.log_p, 0), pointer(table.backoff, 0)
+    mask, order, unknown = np.uint64(len(table.keys) - 1), settings[0], settings[1]
+    for k in range(len(means)):
+        num_tokens = _token_hashes(text, texts.offsets[k], texts.offsets[k + 1] - 1, flags, work)
+        total = 0.0
+        for i in range(num_tokens):
+            length = min(order, i + 1)
+            slot = np.int64(-1)
+            while length > 0:
+                first = i + 1 - length
+                context, key = ZERO, hashes[first]
+                for j in range(first + 1, i + 1):
+                    context, key = key, _extended(key, hashes[j])
+                slot = _slot_of(keys, mask, key)
+                if slot >= 0:
+                    total += log_p[slot]
+                    break
+                if length > 1:
+                    slot = _slot_of(keys, mask, context)
+                    total += backoff[slot] if slot >= 0 else 0.0
+                    slot = np.int64(-1)
+                length -= 1
+            if slot < 0:
+                total += unknown
+        if num_tokens:
+            means[k] = total / num_tokens

@@ -1,4 +1,4 @@
-"""The commands for models of text quality: `gristmill quality fit`."""
+"""The commands for models of text quality: `gristmill quality fit` and `gristmill quality language-model`."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -19,11 +19,6 @@ from gristmill.pipelines.cli.options import with_option_groups
 from gristmill.pipelines.init.survey import file_kind
 
 quality_app = typer.Typer(no_args_is_help=True, help="Models of text quality.")
-
-
-@quality_app.callback()
-def quality() -> None:
-    """Keeps `fit` a subcommand: typer would drop the name of an only command."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +52,27 @@ def fit_command(
     model = fit_linear_model(positive, negative, FitSettings(ngram, 2**bits, labels=labels))
     model.save(output)
     print_report(model.report, labels)
+    print(f"{output}: write in a recipe: curate: {{quality_scores: {{NAME: {{model: {output}}}}}}}")
+
+
+@quality_app.command("language-model")
+def language_model_command(
+    paths: Annotated[list[Path], typer.Argument(metavar="TEXTS...", help="Files or folders of good text.")],
+    output: Annotated[Path, typer.Option(metavar="FILE", help="The model to write (.safetensors).")],
+    order: Annotated[int, typer.Option(min=1, max=3, help="Tokens of the longest n-gram.")] = 3,
+    text_field: Annotated[str, typer.Option(help="Field of the text.")] = "text",
+    max_documents: Annotated[int, typer.Option(min=1, help="Of each path; the first are read.")] = 50_000,
+) -> None:
+    """Fit an n-gram language model; a recipe names it in curate.quality_scores to score documents by perplexity."""
+    documents = LabelledDocuments(text_field=text_field, max_documents=max_documents)
+    texts = [text for path in paths for text in _texts_of(path, documents)]
+    from gristmill.data_pipeline.quality.ngram_lm import fit_ngram_model  # numba, which help does without
+
+    model = fit_ngram_model(texts, order)
+    model.save(output)
+    report = model.report
+    counts = ", ".join(f"{count:,} of {size}" for size, count in enumerate(report["ngrams"], start=1))
+    print(f"{report['documents']:,} documents, {report['tokens']:,} tokens; n-grams: {counts}")
     print(f"{output}: write in a recipe: curate: {{quality_scores: {{NAME: {{model: {output}}}}}}}")
 
 

@@ -13,7 +13,7 @@ from gristmill.data_pipeline.decontamination.config import BenchmarkExample, ben
 from gristmill.data_pipeline.dedup.signatures import find_store, store_digest
 from gristmill.data_pipeline.filters.apply import heavy_removals
 from gristmill.data_pipeline.filters.profiles import load_profiles
-from gristmill.data_pipeline.quality.scores import pinned_scores
+from gristmill.data_pipeline.quality.scores import pinned_labels, pinned_scores
 from gristmill.data_pipeline.run_curation import CurationInputs, curate
 from gristmill.data_pipeline.signals.language import model_digest
 from gristmill.foundation.deferred_module import DeferredModule
@@ -36,7 +36,7 @@ def config(recipe: Recipe) -> dict[str, Any]:
 
 def external_digests(recipe: Recipe) -> dict[str, Any]:
     """Digests of the other inputs: benchmark texts, protected corpora, language profiles, a custom language model,
-    classifiers of quality, weights of the extractor.
+    models of quality, classifiers of labels, weights of the extractor.
 
     Raises InputError if one does not exist."""
     digests: dict[str, Any] = {}
@@ -47,6 +47,8 @@ def external_digests(recipe: Recipe) -> dict[str, Any]:
         digests["language_model"] = model
     if recipe.curate.quality_scores:
         digests["quality_scores"] = {score.name: score.digest for score in pinned_scores(recipe.curate.quality_scores)}
+    if recipe.curate.labels:
+        digests["labels"] = {label.name: label.digest for label in pinned_labels(recipe.curate.labels)}
     extractor_weights = {
         source.name: extraction_weights.weights_digest(source.blocks.weights)
         for source in recipe.sources

@@ -131,3 +131,25 @@ def test_what_cannot_be_scored_is_refused(recipe, tmp_path, change, error, messa
     )
     with pytest.raises(error, match=message):
         run_recipe(recipe, tmp_path / "work", "curate")
+
+
+def test_the_likeliest_label_is_a_column_and_an_axis_of_a_mix(recipe, tmp_path):
+    recipe["curate"] |= {"labels": {"kind": {"model": str(tmp_path / "m.bin")}}, "filters": [], "quality_scores": {}}
+    labels = signals(run_recipe(recipe, tmp_path / "work", "curate"))["label_kind"].to_pylist()
+    assert labels[:4] == ["cc"] * 4 and labels[5:] == ["hq"] * 5
+    mix = {"score": "num_chars", "topic": "label_kind", "buckets": 2, "power": 0, "topics": {"hq": 3.0}}
+    recipe |= {
+        "tokenizer": {"vocab_size": 290, "sample_bytes": 10**6},
+        "index": {"mix": mix},
+        "model": {"layers": 1, "width": 16, "heads": 1, "sequence_length": 8},
+        "train": {"tokens": 1024, "batch_tokens": 64},
+    }
+    index = run_recipe(recipe, tmp_path / "work", "index") / "index"
+    cells = pq.read_table(index / "cells/s.parquet")["cell"].to_pylist()
+    assert {cell.partition(".t-")[2] for cell in cells} == {"cc", "hq"} and len(cells) == 10
+
+
+def test_a_label_model_that_is_not_there_is_refused(recipe, tmp_path):
+    recipe["curate"]["labels"] = {"kind": {"model": "none.bin"}}
+    with pytest.raises(RecipeError, match=r"curate\.labels\.kind\.model: no file none\.bin"):
+        run_recipe(recipe, tmp_path / "work", "curate")

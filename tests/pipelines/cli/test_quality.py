@@ -96,3 +96,17 @@ def test_check_looks_at_the_models_before_work(folder, model, score, message):
     parsed = Recipe.model_validate(recipe(model, **score))
     findings = preflight(parsed, [stage for stage in STAGES if stage.name == "curate"], 1)
     assert [finding.text for finding in findings if message in finding.text]
+
+
+def test_a_language_model_scores_in_a_recipe_and_has_no_label(folder):
+    result = CliRunner().invoke(app, ["quality", "language-model", "good", "--output", "lm.safetensors"])
+    assert result.exit_code == 0 and "60 documents" in result.output
+    settings = recipe("lm.safetensors")
+    settings["curate"]["filters"] = []
+    kept = run_recipe(settings, folder / "work", "curate") / "curate"
+    table = pq.read_table(kept / "signals/train/s-00000.parquet")
+    scores = table["quality_mine"].to_pylist()
+    assert max(scores) < 0 and sum(scores[:60]) > sum(scores[60:])
+    parsed = Recipe.model_validate(recipe("lm.safetensors", label="good"))
+    findings = preflight(parsed, [stage for stage in STAGES if stage.name == "curate"], 1)
+    assert any("is a language model, which has no labels; leave label out" in finding.text for finding in findings)
