@@ -4,29 +4,37 @@ Sample k is a pure function of the index, the recipe and train.seed (data_pipeli
 on the way has an inverse: step -> samples (the tokens in metrics.jsonl) -> source, epoch and window -> documents of the
 .bin -> rows of the corpus, by the keyed permutation in which they were written."""
 
-import json
 import statistics
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import orjson
+
+from gristmill.data_pipeline.corpus.id_index import IdIndex
 from gristmill.data_pipeline.indexed.dataset import read_dataset
 from gristmill.data_pipeline.indexed.documents import DocumentRange, document_ranges, read
-from gristmill.data_pipeline.indexed.permutation import Permutation, key_of
 from gristmill.foundation.errors import InputError, RecipeError
 from gristmill.foundation.manifest import MANIFEST_NAME
+from gristmill.pipelines.document_order import DocumentOrder, document_orders
 from gristmill.pipelines.recipes.config import Recipe
 from gristmill.pipelines.stages.training_data import form_of, open_form
 
-MEDIAN_STEPS = 21  # around a step, for what is a spike
+MEDIAN_STEPS = 10  # on either side of a step, for what is a spike
+MIN_STEPS = 3  # before it
+TRACED_FORMS = ("windows", "sentence_pairs")
+ID_DIGITS = 32
 
 
 @dataclass(frozen=True)
 class DocumentSpan:
-    """Tokens start to stop of a document, as sample k of an epoch of its source reads them."""
+    """Tokens start to stop of a document, as sample k of an epoch of its source reads them. source: of the index; row:
+    of the corpus, in the train split of the source."""
 
     sample: int
     source: str
@@ -34,49 +42,52 @@ class DocumentSpan:
     doc_id: str
     start: int
     stop: int
+    row: int = -1
 
 
 class Tracer:
-    """Traces documents and steps of a recipe's run in a work folder. Raises RecipeError for objectives and indexes that
-    it cannot follow, InputError where the corpus or the index is missing."""
+    """Traces documents and steps of a recipe's run in a work folder. Raises RecipeError for objectives that it cannot
+    follow, InputError where the corpus or the index is missing."""
 
     def __init__(self, recipe: Recipe, workdir: Path):
         model, self.train = recipe.training()
-        if form_of(self.train.objective) != "windows":
+        form = form_of(self.train.objective)
+        if form not in TRACED_FORMS:
             raise RecipeError(
                 f"train.objective: {self.train.objective} makes samples of its own, whose documents cannot be traced; "
-                "causal and span objectives on windows can"
-            )
-        if recipe.index.languages is not None or recipe.index.mix is not None or recipe.index.rehydrate:
-            raise RecipeError(
-                "index.languages, index.mix and index.rehydrate write documents in another order: not traced"
+                "objectives on windows and on sentence pairs can"
             )
         for stage in ("curate", "index"):
             if not (workdir / stage / MANIFEST_NAME).is_file():
                 raise InputError(f"{workdir / stage}: not complete; run `gristmill run` with this recipe first")
-        self.workdir, self.seed, self.sequence_length = workdir, recipe.seed, model.sequence_length
-        self.samples = open_form("windows", workdir / "index", "train", recipe)
-        self._ranges: dict[str, list[DocumentRange]] = {}
+        self.workdir, self.recipe, self.sequence_length = workdir, recipe, model.sequence_length
+        self.samples = open_form(form, workdir / "index", "train", recipe)
+        self._shards = lru_cache(maxsize=None)(self._shards_of)
         self._ids_of = lru_cache(maxsize=64)(_ids_of)
-        self._sizes = {
-            source.name: source.splits["train"].documents for source in read_dataset(workdir / "index").sources
-        }
 
     @property
     def num_samples(self) -> int:
         """Number of samples of the whole run, as planned."""
         return -(-self.train.tokens // self.sequence_length)
 
+    @cached_property
+    def orders(self) -> dict[str, DocumentOrder]:
+        """By indexed source, the rows of the corpus behind its documents."""
+        sizes = {
+            source.name: source.splits["train"].documents for source in read_dataset(self.workdir / "index").sources
+        }
+        return document_orders(self.recipe, self.workdir, sizes)
+
     def documents_of(self, samples: range) -> list[DocumentSpan]:
         """Document spans that these samples read, in their order."""
         spans = []
         for k in samples:
             source, epoch, pieces = self.samples.pieces_of(k)
-            rows = [self._row(source, piece.document) for piece in pieces]
-            ids = self._doc_ids(source, rows)
+            rows = [self.orders[source].row(piece.document) for piece in pieces]
+            ids = [self._doc_id(self.orders[source].source, row) for row in rows]
             spans += [
-                DocumentSpan(k, source, epoch, doc_id, piece.start, piece.stop)
-                for doc_id, piece in zip(ids, pieces, strict=True)
+                DocumentSpan(k, source, epoch, doc_id, piece.start, piece.stop, row)
+                for doc_id, piece, row in zip(ids, pieces, rows, strict=True)
             ]
         return spans
 
@@ -84,67 +95,73 @@ class Tracer:
         """(source, sample, epoch) of each sample of the planned run that reads the document, ascending.
 
         Raises InputError if no document of the train split has this id."""
-        occurrences = []
-        for source in self.samples.sources:
-            row = self._find(source, doc_id)
-            if row is not None:
-                place = self._order(source).inverse(row)
-                occurrences += [
-                    (source, k, epoch) for k, epoch in self.samples.samples_with(source, place, self.num_samples)
-                ]
-                break
-        else:
-            raise InputError(
-                f"no document {doc_id!r} in the train split of {self.workdir / 'curate'}; `gristmill why {doc_id}` "
-                "says what became of it"
-            )
-        return occurrences
+        source, row = self._find(doc_id)
+        occurrences = [
+            (name, k, epoch)
+            for name, order in self.orders.items()
+            if order.source == source and name in self.samples.sources
+            for document in order.documents(row)
+            for k, epoch in self.samples.samples_with(name, document, self.num_samples)
+        ]
+        return sorted(occurrences, key=lambda occurrence: occurrence[1:])
 
     def first_sample(self, source: str, row: int) -> int | None:
         """The first sample of the planned run that reads the document in this row of the train split; None if none."""
-        place = self._order(source).inverse(row)
-        return min((k for k, _ in self.samples.samples_with(source, place, self.num_samples)), default=None)
+        numbers = [
+            k
+            for name, order in self.orders.items()
+            if order.source == source and name in self.samples.sources
+            for document in order.documents(row)
+            for k, _ in self.samples.samples_with(name, document, self.num_samples)
+        ]
+        return min(numbers, default=None)
 
     def text_of(self, span: DocumentSpan) -> str:
-        row = self._find(span.source, span.doc_id)
-        assert row is not None
-        documents, inside = self._range_of(span.source, row)
-        return read(documents, "text")["text"][inside].as_py()
+        return self.record_of(span)["text"]
 
-    def _order(self, source: str) -> Permutation:
-        return Permutation(self._sizes[source], key_of(self.seed, "documents", source, "train"))
+    def record_of(self, span: DocumentSpan) -> dict[str, str]:
+        """text and url of the span's document."""
+        documents, inside = self._range_of(self.orders[span.source].source, span.row)
+        return read(documents, "text", "url").slice(inside, 1).to_pylist()[0]
 
-    def _row(self, source: str, document: int) -> int:
-        """The row of the corpus of a document of the .bin."""
-        return self._order(source)(document)
-
-    def _ranges_of(self, source: str) -> list[DocumentRange]:
-        if source not in self._ranges:
-            self._ranges[source] = document_ranges(self.workdir / "curate", "train", source)
-        return self._ranges[source]
+    def _shards_of(self, source: str) -> tuple[list[DocumentRange], list[int]]:
+        """(ranges of the source's rows, the row behind each)."""
+        ranges = document_ranges(self.workdir / "curate", "train", source)
+        return ranges, list(accumulate(documents.documents for documents in ranges))
 
     def _range_of(self, source: str, row: int) -> tuple[DocumentRange, int]:
-        for documents in self._ranges_of(source):
-            if row < documents.documents:
-                return documents, row
-            row -= documents.documents
-        raise InputError(f"{self.workdir / 'curate'}: fewer documents of {source} than the index has; index it again")
+        ranges, ends = self._shards(source)
+        place = int(np.searchsorted(ends, row, side="right"))
+        if place == len(ranges):
+            raise InputError(
+                f"{self.workdir / 'curate'}: fewer documents of {source} than the index has; index it again"
+            )
+        return ranges[place], row - (ends[place] - ranges[place].documents)
 
-    def _doc_ids(self, source: str, rows: Sequence[int]) -> list[str]:
-        ids = []
-        for row in rows:
-            documents, inside = self._range_of(source, row)
-            ids.append(self._ids_of(documents)[inside])
-        return ids
+    def _doc_id(self, source: str, row: int) -> str:
+        documents, inside = self._range_of(source, row)
+        return self._ids_of(documents)[inside]
 
-    def _find(self, source: str, doc_id: str) -> int | None:
-        first = 0
-        for documents in self._ranges_of(source):
-            ids = self._ids_of(documents)
-            if doc_id in ids:
-                return first + ids.index(doc_id)
-            first += documents.documents
-        return None
+    def _find(self, doc_id: str) -> tuple[str, int]:
+        """(source of the corpus, row of its train split)."""
+        index = IdIndex.of_folder(self.workdir / "curate")
+        is_id = len(doc_id) == ID_DIGITS and set(doc_id) <= set("0123456789abcdef")
+        for place in index.places(doc_id) if index is not None and is_id else ():
+            folder, _, name = place.table.rpartition("/")
+            if folder == "documents/train" and not place.is_duplicate:
+                return self._row_in_source(name, place.row)
+        raise InputError(
+            f"no document {doc_id!r} in the train split of {self.workdir / 'curate'}; `gristmill why {doc_id}` "
+            "says what became of it"
+        )
+
+    def _row_in_source(self, shard: str, row: int) -> tuple[str, int]:
+        """(source, row among all its shards) of a row of the shard documents/train/SHARD.parquet."""
+        name = shard.removesuffix(".parquet")
+        source = name.rpartition("-")[0]
+        ranges, _ = self._shards(source)
+        before = sum(documents.documents for documents in ranges if documents.path.stem < name)
+        return source, before + row
 
 
 def _ids_of(documents: DocumentRange) -> list[str]:
@@ -160,9 +177,9 @@ def read_steps(folder: Path) -> list[dict[str, Any]]:
     if not path.is_file():
         raise InputError(f"{path}: no such file; name a run that has trained at least a step")
     steps = []
-    for line in path.read_text("utf-8").splitlines():
+    for line in path.read_bytes().splitlines():
         try:
-            steps.append(json.loads(line))
+            steps.append(orjson.loads(line))
         except ValueError:
             break
     return [step for step in steps if "step" in step and "tokens" in step]
@@ -183,12 +200,17 @@ def step_of(steps: Sequence[dict[str, Any]], sample: int, sequence_length: int) 
 
 
 def spikes(steps: Sequence[dict[str, Any]], field: str, count: int) -> list[tuple[int, float]]:
-    """(step, value over the running median) of the worst `count` steps by this field, the worst first."""
+    """(step, value over the running median) of the worst `count` steps by this field, the worst first.
+
+    The median is the larger of those of the MEDIAN_STEPS steps before and behind, so that the fall at a run's start is
+    no spike; the first MIN_STEPS steps have none before them. Values 9 7 5 4 3 3 8 3 3
+    -> step 7: 8 over the 4.5 before it."""
     values = [(step["step"], step[field]) for step in steps if step.get(field) is not None]
     ratios = []
-    for place, (step, value) in enumerate(values):
-        around = [other for _, other in values[max(0, place - MEDIAN_STEPS // 2) : place + MEDIAN_STEPS // 2 + 1]]
-        median = statistics.median(around)
+    for place in range(MIN_STEPS, len(values)):
+        step, value = values[place]
+        sides = values[max(0, place - MEDIAN_STEPS) : place], values[place + 1 : place + 1 + MEDIAN_STEPS]
+        median = max(statistics.median(other for _, other in side) for side in sides if side)
         ratios.append((step, value / median if median else 1.0))
     return sorted(ratios, key=lambda ratio: (-ratio[1], ratio[0]))[:count]
 

@@ -6,6 +6,7 @@ import math
 import os
 import resource
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -260,7 +261,11 @@ class StepMetrics:
             "learning_rate": report.learning_rate,
             "valid_tokens": report.valid_tokens,
         }
-        if (per_token := self._bytes_per_token(report)) is not None:
+        sources = [self.data.samples.source_of(k) for k in report.samples]
+        if len(getattr(self.data.samples, "sources", ())) > 1:
+            tokens = report.tokens // max(len(sources), 1)
+            metrics["source_tokens"] = {name: count * tokens for name, count in sorted(Counter(sources).items())}
+        if (per_token := self._bytes_per_token(sources)) is not None:
             metrics["bits_per_byte"] = _finite(report.loss / math.log(2) / per_token)
         if report.gradient_noise is not None:
             metrics[METRIC] = vars(report.gradient_noise)
@@ -297,12 +302,12 @@ class StepMetrics:
     def waiting_share(self) -> float:
         return self.seconds_waiting / max(self.seconds, 1e-9)
 
-    def _bytes_per_token(self, report: StepReport) -> float | None:
-        """Mean over the samples of this step of their source's bytes per token; None if a source has no figure, or the
-        loss is not one of text."""
+    def _bytes_per_token(self, sources: Sequence[str]) -> float | None:
+        """Mean bytes per token of these sources, of the samples of a step; None if a source has no figure, or the loss
+        is not one of text."""
         if not self.bits_per_byte:
             return None
-        figures = [self.data.training_bytes_per_token.get(self.data.samples.source_of(k)) for k in report.samples]
+        figures = [self.data.training_bytes_per_token.get(source) for source in sources]
         known = [value for value in figures if value is not None]
         return sum(known) / len(known) if known and len(known) == len(figures) else None
 

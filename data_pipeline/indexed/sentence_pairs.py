@@ -14,6 +14,7 @@ import numpy as np
 from gristmill.data_pipeline.indexed.config import Draw, DrawForecast, IndexConfig, cap_of
 from gristmill.data_pipeline.indexed.dataset import Dataset, manifest_digests, open_checked, read_dataset
 from gristmill.data_pipeline.indexed.language_shares import language_of
+from gristmill.data_pipeline.indexed.packing import DocumentPiece
 from gristmill.data_pipeline.indexed.permutation import Permutation, key_of
 from gristmill.data_pipeline.indexed.reader import IndexedReader
 from gristmill.data_pipeline.indexed.samples import Say, TooFewTokens, blend_schedule
@@ -30,6 +31,19 @@ class Pair:
 
     first: np.ndarray
     second: np.ndarray
+    swapped: bool
+
+
+@dataclass(frozen=True)
+class PairCut:
+    """How a pair was cut. sentences: the first of each segment. segments: their tokens, of which `kept` stay; swapped:
+    the second precedes the first in the sample."""
+
+    source: int
+    epoch: int
+    sentences: tuple[int, int]
+    segments: tuple[np.ndarray, np.ndarray]
+    kept: tuple[range, range]
     swapped: bool
 
 
@@ -53,19 +67,52 @@ class SentencePairs(DrawForecast):
         self._order = lru_cache(maxsize=2 * len(self.sources))(self._epoch_order)
 
     def pair(self, k: int) -> Pair:
+        cut = self._cut(k)
+        (before, after), (first, second) = cut.segments, cut.kept
+        parts = before[first.start : first.stop], after[second.start : second.stop]
+        return Pair(parts[1], parts[0], True) if cut.swapped else Pair(parts[0], parts[1], False)
+
+    def pieces_of(self, k: int) -> tuple[str, int, list[DocumentPiece]]:
+        """(source, epoch, the two pieces of a document in sample k, as they follow each other in the document); the
+        document is counted in the order of the source's .bin."""
+        cut = self._cut(k)
+        reader = self._readers[cut.source]
+        document = int(np.searchsorted(reader.bounds, cut.sentences[0], side="right")) - 1
+        begin = self._first_token(cut.source, int(reader.bounds[document]))
+        pieces = []
+        for sentence, kept in zip(cut.sentences, cut.kept, strict=True):
+            start = self._first_token(cut.source, sentence) - begin
+            pieces.append(DocumentPiece(document, start + kept.start, start + kept.stop))
+        return self.sources[cut.source], cut.epoch, pieces
+
+    def samples_with(self, source: str, document: int, num_samples: int) -> list[tuple[int, int]]:
+        """(k, epoch) of the samples among the first num_samples that hold tokens of this document, ascending."""
+        place = self.sources.index(source)
+        runs, bounds = self._runs[place], self._readers[place].bounds
+        first, last = (int(np.searchsorted(runs[:, 0], bounds[document + end])) for end in (0, 1))
+        numbers = []
+        for epoch in range(-(-int(self._schedule.drawn(num_samples)[place]) // len(runs))):
+            for run in range(first, last):
+                ordinal = epoch * len(runs) + self._order(place, epoch).inverse(run)
+                k = self._schedule.number_of(place, ordinal)
+                if k is not None and k < num_samples:
+                    numbers.append((k, epoch))
+        return sorted(numbers)
+
+    def _cut(self, k: int) -> PairCut:
         source, ordinal = self._schedule.locate(k)
         epoch, index = divmod(ordinal, len(self._runs[source]))
         first, last = self._runs[source][self._order(source, epoch)(index)].tolist()
         generator = np.random.default_rng([self._seed, key_of("pair"), k])
         split = int(generator.integers(first + 1, last))
-        before, after = self._tokens(source, first, split), self._tokens(source, split, last)
+        segments = self._tokens(source, first, split), self._tokens(source, split, last)
         limit = self.max_tokens
         if generator.random() < SHORT_SHARE:
             limit = int(generator.integers(2, self.max_tokens + 1))
-        sizes = trimmed_lengths(len(before), len(after), limit)
-        before, after = (_trimmed(part, size, generator) for part, size in zip((before, after), sizes, strict=True))
+        sizes = trimmed_lengths(len(segments[0]), len(segments[1]), limit)
+        before, after = (_kept(part, size, generator) for part, size in zip(segments, sizes, strict=True))
         swapped = bool(generator.random() < 0.5)
-        return Pair(after, before, True) if swapped else Pair(before, after, False)
+        return PairCut(source, epoch, (first, split), segments, (before, after), swapped)
 
     def source_of(self, k: int) -> str:
         return self.sources[self._schedule.locate(k)[0]]
@@ -82,10 +129,14 @@ class SentencePairs(DrawForecast):
         """How many pairs one epoch of the source has."""
         return len(self._runs[self.sources.index(source)])
 
+    def _first_token(self, source: int, sentence: int) -> int:
+        reader = self._readers[source]
+        return int(reader.pointers[sentence]) // reader.dtype.itemsize
+
     def _tokens(self, source: int, first: int, last: int) -> np.ndarray:
         """Tokens of consecutive sentences of a document, without the end-of-document token."""
         reader = self._readers[source]
-        start = int(reader.pointers[first]) // reader.dtype.itemsize
+        start = self._first_token(source, first)
         end = int(reader.pointers[last - 1]) // reader.dtype.itemsize + int(reader.lengths[last - 1])
         tokens = reader.tokens[start:end].astype(np.int64)
         return tokens[:-1] if len(tokens) > 1 and tokens[-1] == self.end_of_document else tokens
@@ -104,11 +155,11 @@ def trimmed_lengths(first: int, second: int, limit: int) -> tuple[int, int]:
     return (first, limit - first) if first <= limit - half else (limit - half, half)
 
 
-def _trimmed(tokens: np.ndarray, length: int, generator: np.random.Generator) -> np.ndarray:
-    """Each token that is too many is taken from the front or from the back with equal chance."""
+def _kept(tokens: np.ndarray, length: int, generator: np.random.Generator) -> range:
+    """The tokens that stay: each that is too many is taken from the front or from the back with equal chance."""
     surplus = len(tokens) - length
     front = int(generator.binomial(surplus, 0.5)) if surplus else 0
-    return tokens[front : front + length]
+    return range(front, front + length)
 
 
 def open_pairs(

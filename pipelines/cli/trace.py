@@ -2,7 +2,8 @@
 
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import rich.table
 import typer
@@ -13,10 +14,12 @@ from gristmill.pipelines.cli.options import RecipeArgument, SetOption, WorkdirOp
 from gristmill.pipelines.recipes.recipe_file import load_recipe
 
 if TYPE_CHECKING:
+    from gristmill.pipelines.document_losses import DocumentLoss
     from gristmill.pipelines.trace import DocumentSpan, Tracer
 
 SPIKES = 5
 SHOWN_CHARACTERS = 60
+SHOWN_DOCUMENTS = 20
 
 
 @dataclass(frozen=True)
@@ -25,13 +28,30 @@ class TraceSubject:
 
     step: Annotated[str | None, typer.Option(help="A step, or a range such as 100-120.")] = None
     document: Annotated[str | None, typer.Option(metavar="ID", help="A document of the train split.")] = None
-    spike: Annotated[bool, typer.Option("--spike", help="Steps of worst loss and what they have in common.")] = False
+    spike: Annotated[bool, typer.Option("--spike", help="The worst steps and what they have in common.")] = False
+
+
+@dataclass(frozen=True)
+class LossOptions:
+    """How the documents of steps are judged."""
+
+    by: Annotated[
+        Literal["loss", "grad_norm"], typer.Option(help="--spike: what a step is worst by, over the running median.")
+    ] = "loss"
+    losses: Annotated[
+        bool, typer.Option("--losses", help="Rank the steps' documents by their losses under a checkpoint.")
+    ] = False
+    checkpoint: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="--losses: the checkpoint (default: the run's newest before the steps)."),
+    ] = None
 
 
 @with_option_groups
 def trace(
     recipe: RecipeArgument,
     question: TraceSubject,
+    judged: LossOptions,
     text: Annotated[bool, typer.Option("--text", help="Show the beginning of what was read of each document.")] = False,
     workdir: WorkdirOption = None,
     set_: SetOption = None,
@@ -52,19 +72,40 @@ def trace(
         for source, sample, epoch in tracer.samples_of(document):
             done = step_of(steps, sample, length)
             table.add_row(source, str(epoch), str(sample), "not yet" if done is None else str(done))
-        print_block(table)
+        print_block(table) if table.rows else print(f"{document}: no step of the planned run reads it")
         return
     steps = read_steps(folder / "train")
     if step is not None:
         first, last = parse_steps(step)
-        show(tracer.documents_of(samples_of_steps(steps, first, last, length)), tracer if text else None)
+        numbers = samples_of_steps(steps, first, last, length)
+        show(tracer.documents_of(numbers), tracer if text else None)
+        if judged.losses:
+            show_losses(tracer, list(numbers), first, judged.checkpoint)
         return
-    read_by = {}
-    for number, ratio in spikes(steps, "loss", SPIKES):
-        read_by[number] = tracer.documents_of(samples_of_steps(steps, number, number, length))
-        print(f"step {number}: loss {ratio:.3f} times the median around it, {len(read_by[number])} pieces of documents")
+    worst = spikes(steps, judged.by, SPIKES)
+    samples = {number: samples_of_steps(steps, number, number, length) for number, _ in worst}
+    read_by = {number: tracer.documents_of(numbers) for number, numbers in samples.items()}
+    for number, ratio in worst:
+        count = len(read_by[number])
+        print(f"step {number}: {judged.by} {ratio:.3f} times the median around it, {count} pieces of documents")
     for doc_id, count in in_common(list(read_by.values())):
         print(f"{doc_id}: in {count} of these steps")
+    if judged.losses:
+        numbers = sorted({k for numbers in samples.values() for k in numbers})
+        show_losses(tracer, numbers, min(samples), judged.checkpoint)
+
+
+def show_losses(tracer: "Tracer", samples: list[int], step: int, checkpoint: Path | None) -> None:
+    """Prints the documents that add most to the loss of these samples, by the checkpoint before the step."""
+    from gristmill.pipelines.document_losses import checkpoint_before, document_losses  # torch, for this alone
+
+    folder = checkpoint or checkpoint_before(tracer.workdir / "train", step)
+    table = rich.table.Table("document", "source", "tokens", "loss", "above the median document")
+    losses: list[DocumentLoss] = document_losses(tracer, samples, folder)
+    for loss in losses[:SHOWN_DOCUMENTS]:
+        table.add_row(loss.doc_id, loss.source, str(loss.tokens), f"{loss.loss:.3f}", f"{loss.excess:+.1f}")
+    print(f"losses of {len(losses)} documents by {folder.name}, in nats a token:")
+    print_block(table)
 
 
 def parse_steps(text: str) -> tuple[int, int]:
@@ -77,9 +118,10 @@ def parse_steps(text: str) -> tuple[int, int]:
 
 def show(spans: "list[DocumentSpan]", tracer: "Tracer | None") -> None:
     """tracer: None shows no text."""
-    table = rich.table.Table("sample", "source", "epoch", "document", "tokens", *(["text"] if tracer else []))
+    table = rich.table.Table("sample", "source", "epoch", "document", "tokens", *(["url", "text"] if tracer else []))
     for span in spans:
-        beginning = [tracer.text_of(span)[:SHOWN_CHARACTERS].replace("\n", " ")] if tracer else []
+        record = tracer.record_of(span) if tracer else {}
+        beginning = [record["url"] or "", record["text"][:SHOWN_CHARACTERS].replace("\n", " ")] if tracer else []
         table.add_row(
             str(span.sample), span.source, str(span.epoch), span.doc_id, f"{span.start}-{span.stop}", *beginning
         )

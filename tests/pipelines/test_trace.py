@@ -88,10 +88,27 @@ def test_a_planted_document_is_behind_the_spikes(run, call):
     assert call("trace", path, "--document", read_by[0][0].doc_id, "--workdir", workdir)[0] == 0
 
 
+def test_a_spike_is_above_the_steps_on_either_side():
+    values = [9, 7, 5, 4, 3, 3, 8, 3, 3]
+    steps = [{"step": number, "tokens": 0, "loss": value} for number, value in enumerate(values, 1)]
+    assert spikes(steps, "loss", 1) == [(7, 8 / 4.5)]  # the median of 9 7 5 4 3 3 before it; that of 3 3 behind is 3
+
+
 def test_what_cannot_be_traced_is_said(run, call, tmp_path):
     recipe, workdir = run
-    with pytest.raises(RecipeError, match=r"index\.languages, index\.mix and index\.rehydrate"):
-        Tracer(validate(recipe | {"index": {"rehydrate": {2: 2}}}, "recipe"), workdir)
+    lines = [
+        "from gristmill.training.objectives.objective import Objective",
+        "class Mine(Objective):",
+        "    data = 'own'",
+        *(
+            f"    def {call}: pass"
+            for call in ("sample(self, k)", "loss(self, model, batch)", "predict(self, model, batch)")
+        ),
+    ]
+    (tmp_path / "mine.py").write_text("\n".join(lines))
+    own = recipe | {"train": recipe["train"] | {"objective": f"{tmp_path / 'mine.py'}:Mine"}}
+    with pytest.raises(RecipeError, match=r"mine\.py:Mine makes samples of its own, whose documents cannot be traced"):
+        Tracer(validate(own, "recipe"), workdir)
     with pytest.raises(InputError, match="curate: not complete"):
         Tracer(validate(recipe, "recipe"), tmp_path)
     with pytest.raises(InputError, match="steps 61 to 61: the run has made steps 1 to 60"):

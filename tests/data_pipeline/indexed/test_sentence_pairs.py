@@ -118,3 +118,18 @@ def test_data_without_sentences_is_refused(tmp_path):
         writer.add([5, 6, 7])
     with pytest.raises(InputError, match=r"set index\.sentences: true and run `gristmill index` again"):
         require_sentences(IndexedReader(tmp_path / "whole"))
+
+
+def test_the_pieces_of_a_pair_are_its_tokens_and_a_document_names_its_pairs(tmp_path):
+    documents = random_documents()
+    write_sentences(tmp_path / "all", documents)
+    pairs, num_samples = pairs_of(tmp_path / "all"), 300  # several epochs
+    read_by: dict[int, set[tuple[int, int]]] = {}
+    for k in range(num_samples):
+        _, epoch, pieces = pairs.pieces_of(k)
+        pair = pairs.pair(k)
+        parts = [flat(documents[piece.document])[piece.start : piece.stop] for piece in pieces]
+        assert [pair.first.tolist(), pair.second.tolist()] == (parts[::-1] if pair.swapped else parts)
+        read_by.setdefault(pieces[0].document, set()).add((k, epoch))
+    for document in range(len(documents)):
+        assert pairs.samples_with("all", document, num_samples) == sorted(read_by.get(document, ()))
