@@ -41,12 +41,13 @@ class DocumentOrder:
 
 def document_orders(recipe: Recipe, workdir: Path, sizes: Mapping[str, int]) -> dict[str, DocumentOrder]:
     """The order of each indexed file of the train split. sizes: documents of each, by its name in the index; with
-    index.languages and index.mix the names are SOURCE.LANGUAGE and SOURCE.CELL, and a column of all documents is read."""
+    index.languages and index.mix the names are SOURCE.LANGUAGE and SOURCE.CELL; a column of all documents is
+    read."""
     orders = {}
     chosen: dict[str, dict[str, np.ndarray]] = {}
     settings = recipe.index
     is_plain = settings.languages is None and settings.mix is None and not settings.rehydrate
-    for name, size in sizes.items():
+    for name, size in ((name, size) for name, size in sizes.items() if size):
         source = name.partition(".")[0]
         if not is_plain and source not in chosen:
             chosen[source] = _chosen_rows(recipe, workdir, source, sizes)

@@ -225,7 +225,7 @@ def bytes_per_token(dataset: Dataset, split: str) -> dict[str, float]:
 
 STAGE: Stage = Stage(
     name="train",
-    code_version=10,
+    code_version=11,
     inputs=("curate", "tokenizer", "index"),
     config=config,
     run=run,

@@ -43,7 +43,7 @@ def corpus(tmp_path_factory) -> tuple[dict, Path]:
         {"rehydrate": {2: 2, 5: 3}},
         {"languages": {"min_tokens": 10}, "rehydrate": {2: 2, 5: 3}, "packing": "best_fit"},
         {"languages": {"min_tokens": 10**6}},
-        {"mix": {"score": "num_chars", "buckets": 3, "max_epochs": 100}, "rehydrate": {2: 2, 5: 3}},
+        {"mix": {"score": "num_chars", "buckets": 3, "power": 0, "max_epochs": 100}},
     ],
 )
 def test_the_documents_of_every_sample_are_those_of_its_tokens(corpus, index):
