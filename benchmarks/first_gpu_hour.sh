@@ -12,7 +12,7 @@ cd "$(dirname "$0")/.."
 export PYTHONPATH=".${PYTHONPATH:+:$PYTHONPATH}"  # benchmarks use what tests/support has
 PYTHON=${PYTHON:-.venv/bin/python}
 dry=false limit=600 output=work/first_gpu_hour chosen=()
-STEPS=(device calibrate kernels step_124m step_350m step_1.5b moe hybrid memory generation forecast)
+STEPS=(device parity calibrate step_124m graphs_124m step_350m step_1.5b moe hybrid memory generation forecast)
 while [ $# -gt 0 ]; do
   case "$1" in
     --dry) dry=true ;;
@@ -39,9 +39,9 @@ command_of() {
     case "$1" in
       device) echo "$PYTHON -m gristmill.pipelines.cli.main doctor" ;;
       calibrate) echo "$PYTHON -m gristmill.pipelines.cli.main calibrate --help" ;;  # minutes on a CPU
-      kernels) echo "$PYTHON -m pytest -q tests/training/model/attention/test_attention.py" ;;
+      parity) echo "$PYTHON -m pytest -q -n 0 tests/training/test_on_a_gpu.py" ;;  # skipped without a GPU
       step_124m) echo "$PYTHON benchmarks/train_step.py --quick --sizes 10M --vocabularies small --precisions bf16" ;;
-      step_350m | step_1.5b) echo "$PYTHON benchmarks/train_step.py --help" ;;
+      graphs_124m | step_350m | step_1.5b) echo "$PYTHON benchmarks/train_step.py --help" ;;
       moe) echo "$PYTHON benchmarks/moe.py --quick" ;;
       hybrid) echo "$PYTHON benchmarks/mixers.py --quick --parts decoding" ;;
       memory) echo "$PYTHON benchmarks/memory.py --quick" ;;
@@ -54,8 +54,9 @@ command_of() {
   case "$1" in
     device) echo "$PYTHON -m gristmill.pipelines.cli.main doctor" ;;
     calibrate) echo "$PYTHON -m gristmill.pipelines.cli.main calibrate $output/hardware.yaml" ;;
-    kernels) echo "$PYTHON -m pytest -q tests/training/model" ;;
+    parity) echo "$PYTHON -m pytest -q -n 8 tests/training/test_on_a_gpu.py" ;;
     step_124m) echo "$step --sizes 124M --samples 16" ;;
+    graphs_124m) echo "${step/ float8/} --sizes 124M --samples 16 --cuda-graphs" ;;
     step_350m) echo "$step --sizes 350M --samples 8" ;;
     step_1.5b) echo "$step --sizes 1.5B --samples 2" ;;
     moe) echo "$PYTHON benchmarks/moe.py" ;;

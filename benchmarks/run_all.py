@@ -97,7 +97,7 @@ def processor() -> str:
 
 def graphics() -> str:
     if not torch.cuda.is_available():
-        return "No GPU: what runs on one alone is unmeasured; `make bench` on a machine with one measures it."
+        return "No GPU; what one H200 took is in [gpu.md](gpu.md)."
     return f"GPU: {torch.cuda.get_device_name(0)}."
 
 

@@ -36,7 +36,7 @@ def test_figures_are_gathered(tmp_path: Path) -> None:
 
 def test_wrong_calls_say_what_is_right() -> None:
     unknown = ran("--dry", "no_such_step")
-    assert unknown.returncode == 2 and "one of device calibrate" in unknown.stderr
+    assert unknown.returncode == 2 and "one of device parity calibrate" in unknown.stderr
     if not torch.cuda.is_available():
         without = ran()
         assert without.returncode == 2 and "--dry runs tiny sizes" in without.stderr

@@ -19,6 +19,7 @@ from gristmill.training.config.train import TrainConfig
 from gristmill.training.engine.cuda_graphs import GraphedAccumulation, check_cuda_graphs
 from gristmill.training.engine.local_model import build_local_model
 from gristmill.training.engine.passes import GradientAccumulation
+from gristmill.training.model.moe import mixture
 from gristmill.training.objectives.batches import Batches
 from gristmill.training.optim.optimizer import build_optimizer
 from gristmill.training.parallel.mesh import single_process
@@ -78,10 +79,10 @@ class Replayed:
 
 
 def trained(
-    make: Callable[..., GradientAccumulation], steps: int = 4, **changes: Any
+    make: Callable[..., GradientAccumulation], steps: int = 4, moe: dict[str, Any] | None = None, **changes: Any
 ) -> tuple[list[Any], Any, Trainer]:
     """(loss, norm and reason to skip of each step, the parameters, the trainer)."""
-    model = ModelConfig(layers=2, width=32, heads=2, ffn_hidden_size=48, sequence_length=16, dropout=0.1)
+    model = ModelConfig(layers=2, width=32, heads=2, ffn_hidden_size=48, sequence_length=16, dropout=0.1, moe=moe)
     config = {"tokens": steps * 8 * 16, "batch_tokens": 8 * 16, "precision": "fp32", "layout": {"micro_batch": 2}}
     train, mesh = TrainConfig(**(config | changes)), single_process()
     parts = build_local_model(model, 51, train, mesh, seed=3)
@@ -113,6 +114,16 @@ def test_replayed_passes_train_the_same_model(changes: dict[str, Any]) -> None:
     (recording,) = recordings
     assert recording.replays == 4 * 4 - 2  # all but the warm-up and the recorded pass, which ran
     assert trainer.model.keeps_gradients
+
+
+def test_replayed_passes_train_the_same_experts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the grouped matmul, which reads how many tokens each expert has on the device; with the side losses."""
+    monkeypatch.setattr(mixture, "uses_grouped", lambda x: True)
+    moe = {"experts": 4, "top_k": 2, "ffn_hidden_size": 16, "balance_loss": 0.1, "router_z_loss": 0.05}
+    expected, weights, _ = trained(plain, moe=moe)
+    replayed, others, _ = trained(lambda *parts: GraphedAccumulation(*parts, Replayed), moe=moe)
+    assert replayed == expected
+    assert all(torch.equal(others[name], weights[name]) for name in weights)
 
 
 def test_gradients_stay_where_they_are() -> None:

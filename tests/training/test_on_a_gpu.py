@@ -21,8 +21,9 @@ from tests.support.parity import MODELS, Case, Outcome, outcome, relative, worst
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
-# Largest relative difference of (losses, gradients). bfloat16 has 8 bits: a rounding of 1 in 256 at each operator.
-TOLERANCES = {"fp64": (1e-12, 1e-9), "fp32": (1e-5, 1e-3), "bf16": (1e-2, 0.25)}
+# Largest relative difference of (losses, gradients). bfloat16 has 8 bits, a rounding of 1 in 256 at each operator; a
+# token near a tie may take another expert.
+TOLERANCES = {"fp64": (1e-12, 1e-9), "fp32": (1e-5, 1e-3), "bf16": (1e-2, 0.5)}
 COMPILED = ("llama", "gpt2", "bloom", "gemma2", "latent", "three_mixers", "experts", "hybrid_experts", "pr_moe")
 RECORDED = ("llama", "bloom", "gemma2", "experts", "hybrid_experts", "tcnca", "latent", "mamba2")
 

@@ -75,7 +75,8 @@ class GraphedAccumulation(GradientAccumulation):
     def train(self, batch: Batch, factors: Factors, begin: Callable[[str], None] = no_callback) -> Tensor:
         begin("forward")  # both passes
         self._prepare(torch.as_tensor(factors, dtype=torch.float64, device=batch["tokens"].device))
-        with side_losses_scaled_by(1.0, [self.model]), output_of([self.model], self.loss):
+        assert self._factors is not None
+        with side_losses_scaled_by(self._factors[0], [self.model]), output_of([self.model], self.loss):
             return torch.cat([self._both_passes(micro) for micro in split(batch, self.micro_batch)])
 
     def _prepare(self, factors: Tensor) -> None:

@@ -5,7 +5,7 @@ whole sample or a whole batch, never at a micro-batch or at one rank's tokens, s
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -48,10 +48,9 @@ class TokenPlaces:
         return self.index_N // self.tokens
 
 
-@dataclass(frozen=True)
-class Routing:
+class Routing(NamedTuple):
     """experts_NK: of each token; E where it was dropped. gates_NK: their weights, 0 where it was dropped. accepted_E:
-    tokens routed to each expert, those within its capacity."""
+    tokens routed to each expert, those within its capacity. A tuple, in which FSDP of torch 2.11 sees the tensors."""
 
     experts_NK: Tensor
     gates_NK: Tensor
