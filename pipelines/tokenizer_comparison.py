@@ -5,6 +5,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from gristmill.data_pipeline.indexed.documents import document_ranges, read
 from gristmill.data_pipeline.indexed.permutation import key_of
@@ -16,12 +17,20 @@ from gristmill.foundation.files import file_digest, write_atomic
 from gristmill.foundation.lock import RawFile
 from gristmill.foundation.progress import Reporter
 from gristmill.tokenizers.config import PRESETS, ProxyConfig, TokenizerConfig
+from gristmill.tokenizers.pretrained import write_json
 from gristmill.tokenizers.report import ReportText, TokenizerReport, TrainedBits, tokenizer_report
 from gristmill.tokenizers.tokenizer import MODEL_NAME, Tokenizer, load_tokenizer
-from gristmill.tokenizers.train import train
+from gristmill.tokenizers.train import END_OF_DOCUMENT, train
+from gristmill.tokenizers.train_byte_level import train_byte_level
+from gristmill.tokenizers.word_counts import count_texts
 
 # One text in 10 is held out, by a hash of its key: translations of one text stay in the same split.
 HELD_OUT_MODULUS = 10
+# Tokenizers that can be trained: the presets of a recipe, and byte-level BPE without and with merges across spaces.
+STRATEGIES: dict[str, dict[str, Any]] = {name: {"preset": name} for name in PRESETS} | {
+    "byte_bpe": {"algorithm": "byte_bpe"},
+    "superwords": {"algorithm": "byte_bpe", "superwords": 0.2},
+}
 MODELS_NAME = "models"  # folder of the scores of small models
 
 
@@ -44,12 +53,12 @@ def compare_tokenizers(
     """One report per tokenizer on the held-out texts: presets are trained into FOLDER/NAME, pretrained ones loaded.
 
     Raises RecipeError for an unknown preset, InputError if there is too little text for the vocabulary."""
-    if unknown := sorted(set(comparison.presets) - PRESETS.keys()):
-        raise RecipeError(f"no preset {unknown[0]!r}; choose from {', '.join(PRESETS)}")
+    if unknown := sorted(set(comparison.presets) - STRATEGIES.keys()):
+        raise RecipeError(f"no preset {unknown[0]!r}; choose from {', '.join(STRATEGIES)}")
     training, held_out = _split(texts)
     reports = []
     for name in [*comparison.presets, *map(str, comparison.pretrained)]:
-        if name in PRESETS:
+        if name in STRATEGIES:
             tokenizer = _train(name, training, comparison.folder, comparison.vocab_size)
         else:
             tokenizer = load_tokenizer(Path(name))
@@ -122,8 +131,13 @@ def _split(texts: Sequence[ReportText]) -> tuple[list[ReportText], list[ReportTe
 
 
 def _train(preset: str, texts: Sequence[ReportText], folder: Path, vocab_size: int) -> Tokenizer:
-    config = TokenizerConfig(preset=preset, vocab_size=vocab_size)
-    write_atomic(folder / preset / MODEL_NAME, train((text.text for text in texts), config))
+    config = TokenizerConfig(**STRATEGIES[preset], vocab_size=vocab_size)
+    plain = [text.text for text in texts]
+    if config.algorithm == "byte_bpe":
+        content = train_byte_level(count_texts(plain, byte_level=True), plain, config)
+        write_json(folder / preset, content, END_OF_DOCUMENT)
+    else:
+        write_atomic(folder / preset / MODEL_NAME, train(plain, config))
     return load_tokenizer(folder / preset)
 
 

@@ -13,6 +13,11 @@ def _strategy(algorithm: str, *transforms: str) -> dict[str, Any]:
     return {"algorithm": algorithm, **{name: name in transforms for name in TRANSFORM_FIELDS}}
 
 
+# Fields that byte_bpe does not have.
+SENTENCEPIECE_FIELDS = (
+    "case_marks", "split_operators", "split_spaces", "user_symbols", "character_coverage", "max_piece_length",
+)  # fmt: skip
+
 # The five strategies that mGPT compared (Shliazhko et al. 2022, arXiv:2204.07580): each of the middle three adds to the
 # one before it.
 PRESETS: dict[str, dict[str, Any]] = {
@@ -61,7 +66,16 @@ class TokenizerConfig(Config):
     temperature: sampling temperature of the training blend: a share p becomes p**(1/temperature), normalized, so 1
     keeps the recipe's weights and large values approach equal shares."""
 
-    algorithm: Literal["bpe", "unigram", "characters"] = "bpe"
+    algorithm: Literal["bpe", "unigram", "characters", "byte_bpe"] = Field(
+        "bpe",
+        description="SentencePiece models (bpe, unigram, characters), or byte_bpe: merges of bytes as Llama 3's",
+    )
+    superwords: float = Field(
+        0.0,
+        ge=0.0,
+        lt=1.0,
+        description="for byte_bpe: share of the merges, the last ones, that cross spaces",
+    )
     vocab_size: int = Field(
         8192, gt=0, le=10_000_000, description="number of pieces, including the 256 bytes and the control symbols"
     )
@@ -112,6 +126,15 @@ class TokenizerConfig(Config):
                     f"{name}={fields[name]!r}; drop one of the two"
                 )
         return {**fields, **PRESETS[fields["preset"]]}
+
+    @model_validator(mode="after")
+    def fields_belong_to_the_algorithm(self) -> Self:
+        if self.algorithm != "byte_bpe" and self.superwords:
+            raise ValueError("superwords are merges of byte_bpe; set algorithm: byte_bpe, or drop superwords")
+        others = [name for name in SENTENCEPIECE_FIELDS if getattr(self, name) != type(self).model_fields[name].default]
+        if self.algorithm == "byte_bpe" and others:
+            raise ValueError(f"algorithm=byte_bpe has no {others[0]}; drop it, or set algorithm: bpe")
+        return self
 
     @model_validator(mode="after")
     def symbols_are_usable(self) -> Self:

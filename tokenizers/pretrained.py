@@ -5,6 +5,7 @@ import hashlib
 import itertools
 import re
 import urllib.request
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -73,25 +74,38 @@ def copy_pretrained(config: TokenizerConfig, folder: Path) -> None:
         symbol = config.end_of_document or end_symbol(path, content)
     else:
         raise InputError(f"{path}: a tokenizer is a .model, a .json or a .tiktoken file; this ends in {path.suffix!r}")
+    write_json(folder, content, symbol)
+
+
+def write_json(folder: Path, content: bytes, end_of_document: str) -> None:
+    """Writes a tokenizer.json and the tokenizer_config.json beside it."""
     write_atomic(folder / JSON_NAME, content)
-    write_atomic(folder / SETTINGS_NAME, canonical_json(settings_json(symbol)) + b"\n")
+    write_atomic(folder / SETTINGS_NAME, canonical_json(settings_json(end_of_document)) + b"\n")
 
 
 def from_ranks(path: Path, pattern: str, end_of_document: str) -> bytes:
     """tokenizer.json of a tiktoken file: lines of base64(bytes) and rank. The end of document comes after the ranks."""
     ranks = _read_ranks(path)
-    names = {token: visible(token) for token in ranks}
     merges = [
         [visible(left), visible(right)]
         for token in sorted((token for token in ranks if len(token) > 1), key=lambda token: ranks[token])
         for left, right in [last_merge(token, ranks)]
     ]
-    end = {"id": max(ranks.values()) + 1, "content": end_of_document, "single_word": False, "lstrip": False}
+    return byte_level_json(pattern, ranks, merges, [end_of_document])
+
+
+def byte_level_json(
+    pattern: str, ranks: Mapping[bytes, int], merges: Sequence[Sequence[str]], special: Sequence[str]
+) -> bytes:
+    """tokenizer.json of a byte-level BPE. merges: in visible characters. special: symbols, whose ids come after the
+    ranks."""
+    first = max(ranks.values()) + 1
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
     content: dict[str, Any] = {
         "version": "1.0",
         "truncation": None,
         "padding": None,
-        "added_tokens": [end | {"rstrip": False, "normalized": False, "special": True}],
+        "added_tokens": [{"id": first + place, "content": symbol} | flags for place, symbol in enumerate(special)],
         "normalizer": None,
         "pre_tokenizer": {
             "type": "Sequence",
@@ -111,7 +125,7 @@ def from_ranks(path: Path, pattern: str, end_of_document: str) -> bytes:
             "fuse_unk": False,
             "byte_fallback": False,
             "ignore_merges": True,
-            "vocab": {names[token]: rank for token, rank in ranks.items()},
+            "vocab": {visible(token): rank for token, rank in ranks.items()},
             "merges": merges,
         },
     }

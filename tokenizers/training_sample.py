@@ -1,7 +1,7 @@
 """Samples the tokenizer's training text: a bounded, deterministic sample of the corpus in the recipe's blend."""
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -77,6 +77,18 @@ def selected_texts(selection: Selection) -> list[str]:
     """The texts, each cut to MAX_DOCUMENT_CHARACTERS."""
     texts = read(selection.documents, "text")["text"].take(pa.array(selection.rows, pa.int64()))
     return [text[:MAX_DOCUMENT_CHARACTERS] for text in texts.to_pylist()]
+
+
+def texts_of_part(selections: Sequence[Selection], num_bytes: int) -> Iterator[str]:
+    """Texts of about num_bytes in all, the same share of every range."""
+    share = num_bytes / max(1, sum(selection.bytes for selection in selections))
+    for selection in selections:
+        size = 0
+        for text in selected_texts(selection):
+            if size >= share * selection.bytes:
+                break
+            size += len(text.encode(errors="replace"))
+            yield text
 
 
 def training_sample(

@@ -23,6 +23,7 @@ from gristmill.foundation.runtime.tasks.task_files import fetch
 from gristmill.tokenizers.segments import ENTRY_COLUMNS, KEY, LOW_32, NO_ENTRY, PADDING, look_up, split_segments
 from gristmill.tokenizers.segments import MASKS as SEGMENT_MASKS
 from gristmill.tokenizers.training_sample import Selection, selected_texts
+from gristmill.tokenizers.words import boundaries_before_spaces
 
 # A sentence is some lines together, so that pieces may hold line ends (":\n", ".\n\n"): 0.270 tokens a byte on held-out
 # Markdown (kubernetes_community, 8k pieces of 4 MB, 2026-11-20) against 0.286 line by line, where sentencepiece never
@@ -47,14 +48,15 @@ class WordCountTask:
 
     selections: tuple[Selection, ...]
     path: Path
+    byte_level: bool = False
 
 
-def count_sample(selections: Sequence[Selection], folder: Path, engine: Engine) -> pa.Table:
+def count_sample(selections: Sequence[Selection], folder: Path, engine: Engine, byte_level: bool = False) -> pa.Table:
     """Words of the selected documents and their counts: columns `word` and `count`, at most MAX_WORDS, by word.
 
-    folder: for temporary files, which are removed."""
+    folder: for temporary files, which are removed. byte_level: as for `count_words`."""
     tasks = [
-        WordCountTask(group, folder / FOLDER / f"{number:05d}.parquet")
+        WordCountTask(group, folder / FOLDER / f"{number:05d}.parquet", byte_level)
         for number, group in enumerate(_groups(selections))
     ]
     sizes = [sum(selection.bytes for selection in task.selections) for task in tasks]
@@ -69,7 +71,7 @@ def count_task(task: WordCountTask) -> None:
     """Writes the words of the task's documents with their counts, unless the file is there."""
     if task.path.is_file():
         return
-    table = merged(count_words(selected_texts(selection)) for selection in task.selections)
+    table = merged(count_words(selected_texts(selection), task.byte_level) for selection in task.selections)
     with atomic_path(task.path) as temporary:
         pq.write_table(table, temporary, compression="zstd")
 
@@ -86,10 +88,10 @@ def _groups(selections: Sequence[Selection]) -> Iterator[tuple[Selection, ...]]:
         yield tuple(group)
 
 
-def count_texts(texts: Iterable[str]) -> pa.Table:
+def count_texts(texts: Iterable[str], byte_level: bool = False) -> pa.Table:
     """The words of texts in memory and their counts: columns `word` and `count`, by word."""
     batches = _batches(texts, TASK_BYTES // 16)
-    return merged(count_words(batch) for batch in batches)
+    return merged(count_words(batch, byte_level) for batch in batches)
 
 
 def _batches(texts: Iterable[str], num_bytes: int) -> Iterator[list[str]]:
@@ -105,30 +107,33 @@ def _batches(texts: Iterable[str], num_bytes: int) -> Iterator[list[str]]:
         yield batch
 
 
-def count_words(texts: Sequence[str]) -> pa.Table:
+def count_words(texts: Sequence[str], byte_level: bool = False) -> pa.Table:
     """Words and counts of texts, in no order; a long word may stand in several rows.
 
-    A word is what stands between two spaces, with the spaces before it, in one sentence: "a  b" -> "a" and "  b"."""
-    raw = [text.replace(SPACE_SIGN, " ").encode(errors="replace") for text in texts]
+    A word is what stands between two spaces, with the spaces before it, in one sentence: "a  b" -> "a" and "  b".
+    byte_level: a word also begins with the line ends before its spaces, and the line ends of sentences are counted, for
+    pre-tokenization patterns, which look at all white space."""
+    raw = [(text if byte_level else text.replace(SPACE_SIGN, " ")).encode(errors="replace") for text in texts]
     ends = np.cumsum([len(text) for text in raw], dtype=np.int64)
-    return _count(*sentences(np.frombuffer(b"".join(raw), np.uint8), ends), _boundaries_before_spaces())
+    boundaries = boundaries_before_spaces() if byte_level else _boundaries_before_spaces()
+    return _count(*sentences(np.frombuffer(b"".join(raw), np.uint8), ends, not byte_level), boundaries)
 
 
-def sentences(buffer: np.ndarray, ends: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def sentences(buffer: np.ndarray, ends: np.ndarray, strip: bool = True) -> tuple[np.ndarray, np.ndarray]:
     """(UTF-8 of all sentences, int64: their ends) of UTF-8 texts that lie one after another.
 
-    A sentence is lines until they hold SENTENCE_LENGTH characters; a longer line is cut. Its line end is left out, as
-    sentencepiece leaves it out."""
+    A sentence is lines until they hold SENTENCE_LENGTH characters; a longer line is cut. strip: its line end is left
+    out, as sentencepiece leaves it out."""
     padded = np.concatenate([buffer, np.zeros(2, np.uint8)])
     written = np.empty(len(buffer), np.uint8)
     sentence_ends = np.empty(len(ends) + 2 * len(buffer) // SENTENCE_LENGTH + 1, np.int64)
-    count = _sentences(padded, ends, written, sentence_ends)
+    count = _sentences(padded, ends, strip, written, sentence_ends)
     sentence_ends = sentence_ends[:count]
     return written[: sentence_ends[-1] if count else 0], sentence_ends
 
 
 @cached_njit()
-def _sentences(buffer, ends, written, sentence_ends):
+def _sentences(buffer, ends, strip, written, sentence_ends):
     """Returns the number of sentences. Lines end as for str.splitlines."""
     count = filled = position = 0
     for end in ends:
@@ -150,7 +155,7 @@ def _sentences(buffer, ends, written, sentence_ends):
                 in_line = 0
             if position == end or (in_line == 0 and size >= SENTENCE_LENGTH):
                 start = sentence_ends[count - 1] if count else 0
-                while filled > start and (written[filled - 1] == 0x0A or written[filled - 1] == 0x0D):
+                while strip and filled > start and (written[filled - 1] == 0x0A or written[filled - 1] == 0x0D):
                     filled -= 1
                 sentence_ends[count] = filled
                 count += 1

@@ -105,7 +105,9 @@ tokenizer_app.command(STAGE_COMMAND)(stage_command("tokenizer"))
 class ComparedTokenizers:
     """The tokenizers that are trained for a comparison, and further ones."""
 
-    presets: Annotated[str, typer.Option(help="Presets to train, comma-separated; empty for none.")] = ",".join(PRESETS)
+    presets: Annotated[str, typer.Option(help="Presets to train, byte_bpe, superwords; empty: none.")] = ",".join(
+        PRESETS
+    )
     tokenizer: Annotated[list[Path] | None, typer.Option(help="A further tokenizer folder to compare.")] = None
     vocab_size: Annotated[int, typer.Option(min=300)] = 16_000
 

@@ -1,4 +1,5 @@
-"""The stage `tokenizer`: trains a SentencePiece model on the curated corpus, or copies a pretrained tokenizer."""
+"""The stage `tokenizer`: trains a SentencePiece model or a byte-level BPE on the curated corpus, or copies a pretrained
+tokenizer."""
 
 from typing import Any
 
@@ -16,6 +17,7 @@ pretrained = DeferredModule("gristmill.tokenizers.pretrained")
 sample = DeferredModule("gristmill.tokenizers.training_sample")
 languages = DeferredModule("gristmill.tokenizers.languages")
 loading = DeferredModule("gristmill.tokenizers.tokenizer")
+byte_level = DeferredModule("gristmill.tokenizers.train_byte_level")
 counts = DeferredModule("gristmill.tokenizers.word_counts")
 training = DeferredModule("gristmill.tokenizers.train")
 
@@ -77,11 +79,16 @@ def _train(context: StageContext) -> dict[str, int]:
     empty = sources_without_documents(corpus, recipe.training_weights)
     sources = [name for name in recipe.training_weights if name not in empty]
     selections, sampled = sample.training_sample(corpus, sources, recipe.tokenizer, recipe.seed, context.engine)
-    words = counts.count_sample(selections, context.folder, context.engine)
+    by_bytes = recipe.tokenizer.algorithm == "byte_bpe"
+    words = counts.count_sample(selections, context.folder, context.engine, by_bytes)
     with context.reporter.meter(f"tokenizer: training {recipe.tokenizer.algorithm}", 1, "models") as meter:
-        model = training.train_on_words(words, recipe.tokenizer)
+        if by_bytes:
+            texts = sample.texts_of_part(selections, byte_level.SUPERWORD_BYTES)
+            content = byte_level.train_byte_level(words, texts, recipe.tokenizer)
+            pretrained.write_json(context.folder, content, training.END_OF_DOCUMENT)
+        else:
+            write_atomic(context.folder / loading.MODEL_NAME, training.train_on_words(words, recipe.tokenizer))
         meter.advance(1, f"{recipe.tokenizer.vocab_size} pieces")
-    write_atomic(context.folder / loading.MODEL_NAME, model)
     return sampled
 
 

@@ -35,6 +35,15 @@ def test_a_word_has_the_spaces_before_it():
     assert counts_of([]) == {}
 
 
+def test_words_of_bytes_keep_all_white_space():
+    assert dict(words_and_counts(count_texts(["a  b\n c\n", "\n"], byte_level=True))) == {
+        "a": 1,
+        "  b\n c\n": 1,
+        "\n": 1,
+    }
+    assert counts_of(["a  b\n c\n", "\n"]) == {"a": 1, "  b\n": 1, " c": 1}
+
+
 def lines_together(text: str) -> list[str]:
     """Sentences as Python's own line ends give them."""
     parts, pending = [], ""
