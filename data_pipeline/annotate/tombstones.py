@@ -2,8 +2,8 @@
 
 `tombstones.json` in a work folder lists requests. Each holds two sets of digests: of document ids, which find a
 document in the raw file that it stood in, and of text keys (`folding.py`), which find the same text under any other id,
-in a new dump too. A digest is BLAKE2b-128 with the file's random key, so no table made beforehand can be looked up; who
-has the file can test a text that they have. Each request has the digest of the one before it: none can be taken out
+in a new dump too. A digest is SipHash-2-4-128 with the file's random key, so no table made beforehand can be looked up;
+who has the file can test a text that they have. Each request has the digest of the one before it: none can be taken out
 unnoticed.
 
 A document with a tombstone is dropped from the annotated files, before any rule: all that follows is what a build from
@@ -19,12 +19,13 @@ from typing import Any, Self
 import numpy as np
 import orjson
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pydantic import Field
 
 from gristmill.data_pipeline.annotate.annotate import AnnotateTask, annotate_all, dropped_file, open_annotated
+from gristmill.data_pipeline.annotate.keyed_digests import keyed_digests
 from gristmill.data_pipeline.dedup.folding import TEXT_KEY
+from gristmill.data_pipeline.ledger.document_file import packed_ids
 from gristmill.foundation.checksums import read_cached, sealed_path
 from gristmill.foundation.config import Config
 from gristmill.foundation.errors import InputError
@@ -92,36 +93,64 @@ class Tombstones(Config):
         """Digest of the last request, which stands for all of them."""
         return self.requests[-1].digest if self.requests else ""
 
-    def id_digest(self, doc_id: str) -> bytes:
-        return self._digest(doc_id.encode(), b"document id")
+    def id_digests(self, ids: np.ndarray) -> np.ndarray:
+        """uint8[N, 16] of document ids uint8[N, 16]."""
+        return keyed_digests(ids, self._key(b"document id"))
 
-    def text_digest(self, text_key: bytes) -> bytes:
-        return self._digest(text_key, b"text")
+    def text_digests(self, text_keys: np.ndarray) -> np.ndarray:
+        """uint8[N, 16] of text keys uint8[N, 16]."""
+        return keyed_digests(text_keys, self._key(b"text"))
 
-    def _digest(self, value: bytes, purpose: bytes) -> bytes:
-        return hashlib.blake2b(value, key=bytes.fromhex(self.key), digest_size=DIGEST_BYTES, person=purpose).digest()
+    def _key(self, purpose: bytes) -> bytes:
+        return hashlib.blake2b(bytes.fromhex(self.key), digest_size=DIGEST_BYTES, person=purpose).digest()
 
     def with_request(self, selector: str, doc_ids: Iterable[str], text_keys: Iterable[bytes]) -> "Tombstones":
         """Tombstones with one more request, which leaves out what earlier requests name."""
-        ids = {self.id_digest(doc_id) for doc_id in doc_ids} - self.digests
-        texts = {self.text_digest(key) for key in text_keys} - self.digests
+        known = {digest.hex() for digest in self.digests}
+        ids = _hex_digits(self.id_digests(bytes_of([bytes.fromhex(doc_id) for doc_id in doc_ids]))) - known
+        texts = _hex_digits(self.text_digests(bytes_of(list(text_keys)))) - known
         if not ids and not texts:
             return self
-        request = ForgetRequest.of(
-            len(self.requests) + 1, selector, (d.hex() for d in ids), (d.hex() for d in texts), self.head
-        )
+        request = ForgetRequest.of(len(self.requests) + 1, selector, ids, texts, self.head)
         return Tombstones(key=self.key, requests=(*self.requests, request))
 
-    def matches(self, doc_ids: Sequence[str], text_keys: Sequence[bytes | None]) -> list[tuple[int, bytes]]:
-        """(row, digest that it matches) of each document that has a tombstone."""
-        digests, matches = self.digests, []
-        for row, (doc_id, text_key) in enumerate(zip(doc_ids, text_keys, strict=True)):
-            digest = self.id_digest(doc_id)
-            if digest not in digests and text_key is not None:
-                digest = self.text_digest(text_key)
-            if digest in digests:
-                matches.append((row, digest))
-        return matches
+    def matches(self, ids: np.ndarray, text_keys: np.ndarray | None = None) -> tuple[np.ndarray, list[str]]:
+        """(rows int64[] that have a tombstone, digests that they match). ids, text_keys: uint8[N, 16]; a key of zeros
+        stands for no text."""
+        of_ids = self.id_digests(ids)
+        is_match = self._are_known(of_ids)
+        matched = _hex_digits(of_ids[is_match])
+        if text_keys is not None:
+            of_texts = self.text_digests(text_keys)
+            by_text = self._are_known(of_texts) & text_keys.any(axis=1) & ~is_match
+            matched |= _hex_digits(of_texts[by_text])
+            is_match |= by_text
+        return np.flatnonzero(is_match), sorted(matched)
+
+    def _are_known(self, digests: np.ndarray) -> np.ndarray:
+        known = self._sorted_digests
+        if not len(known) or not len(digests):
+            return np.zeros(len(digests), bool)
+        values = np.ascontiguousarray(digests).view(f"S{DIGEST_BYTES}").ravel()
+        return known[np.minimum(np.searchsorted(known, values), len(known) - 1)] == values
+
+    @cached_property
+    def _sorted_digests(self) -> np.ndarray:
+        return np.array(sorted(self.digests), f"S{DIGEST_BYTES}")
+
+
+def bytes_of(values: Sequence[bytes]) -> np.ndarray:
+    """uint8[N, 16] of values of 16 bytes."""
+    return np.frombuffer(b"".join(values), np.uint8).reshape(-1, DIGEST_BYTES)
+
+
+def id_bytes(doc_ids: pa.Array | pa.ChunkedArray, path: Path) -> np.ndarray:
+    """uint8[N, 16] of a column of document ids."""
+    return packed_ids(doc_ids, path).astype(">u8").view(np.uint8).reshape(-1, DIGEST_BYTES)
+
+
+def _hex_digits(digests: np.ndarray) -> set[str]:
+    return {row.tobytes().hex() for row in digests}
 
 
 def read_tombstones(folder: Path) -> Tombstones | None:
@@ -189,16 +218,22 @@ def _drop_rows(task: tuple[Path, Tombstones]) -> None:
     path, tombstones = task
     with pq.ParquetFile(path) as file:
         table = file.read(["doc_id", TEXT_KEY, "unreadable"])
-    readable = table.column("unreadable").is_null()
-    keys = pc.if_else(readable, table.column(TEXT_KEY), None).to_pylist()
-    matches = tombstones.matches(table.column("doc_id").to_pylist(), keys)
-    dropped = sorted({*(digest.hex() for digest in _dropped(path)), *(digest.hex() for _, digest in matches)})
-    if matches:
+    rows, digests = tombstones.matches(id_bytes(table.column("doc_id"), path), _text_keys(table))
+    dropped = sorted({*(digest.hex() for digest in _dropped(path)), *digests})
+    if len(rows):
         _write_state(path, {"head": "", "dropped": dropped})
         kept = np.ones(len(table), bool)
-        kept[[row for row, _ in matches]] = False
+        kept[rows] = False
         _rewrite(path, kept)
     _write_state(path, {"head": tombstones.head, "dropped": dropped})
+
+
+def _text_keys(table: pa.Table) -> np.ndarray:
+    """uint8[N, 16]: the column TEXT_KEY, zeros where a record could not be read."""
+    column = table.column(TEXT_KEY).combine_chunks()
+    stored = np.frombuffer(column.buffers()[1], np.uint8)[DIGEST_BYTES * column.offset :][: DIGEST_BYTES * len(table)]
+    readable = table.column("unreadable").is_null().to_numpy()
+    return stored.reshape(-1, DIGEST_BYTES) * readable[:, None].astype(np.uint8)
 
 
 def _write_state(path: Path, state: dict[str, Any]) -> None:

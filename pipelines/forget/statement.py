@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 
-from gristmill.data_pipeline.annotate.tombstones import ForgetRequest, Tombstones, read_tombstones
-from gristmill.data_pipeline.dedup.folding import fold_texts, folded_keys
+from gristmill.data_pipeline.annotate.tombstones import ForgetRequest, Tombstones, id_bytes, read_tombstones
+from gristmill.data_pipeline.dedup.folding import KEY_BYTES, fold_texts, folded_keys
 from gristmill.data_pipeline.ledger.document_file import utf8_of
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.files import write_atomic
@@ -142,11 +143,11 @@ def _documents_of(path: Path, tombstones: Tombstones) -> list[str]:
     ids: list[str] = []
     with pq.ParquetFile(path) as file:
         for batch in file.iter_batches(BATCH_DOCUMENTS, columns=["doc_id", "text"] if has_text else ["doc_id"]):
-            doc_ids = batch.column("doc_id").to_pylist()
-            keys: list[bytes | None] = [None] * len(doc_ids)
+            doc_ids, keys = batch.column("doc_id"), None
             if has_text:
                 data, offsets = utf8_of(batch.column("text"))
                 joined = folded_keys(*fold_texts(data, np.asarray(offsets), "space"))
-                keys = [joined[start : start + 16] for start in range(0, len(joined), 16)]
-            ids += [doc_ids[row] for row, _ in tombstones.matches(doc_ids, keys)]
+                keys = np.frombuffer(joined, np.uint8).reshape(-1, KEY_BYTES)
+            rows, _ = tombstones.matches(id_bytes(doc_ids, path), keys)
+            ids += doc_ids.take(pa.array(rows)).to_pylist()
     return ids

@@ -1,0 +1,46 @@
+"""Near copies by kept signatures: every planted copy above the threshold is found, and none below it."""
+
+import numpy as np
+import planted
+
+from gristmill.data_pipeline.dedup.near import NearDedupConfig
+from gristmill.data_pipeline.dedup.near_copies import SignedTexts, near_copies
+from gristmill.data_pipeline.dedup.signatures import sign_corpus
+
+WORDS = np.array([f"w{number}" for number in range(4000)])
+COPIES, OTHERS, LENGTH = 400, 2000, 200
+
+
+def similarity_of(left: str, right: str) -> float:
+    """Jaccard similarity of the word 5-grams, in plain Python."""
+    sets = [{tuple(text.split()[i : i + 5]) for i in range(len(text.split()) - 4)} for text in (left, right)]
+    return len(sets[0] & sets[1]) / len(sets[0] | sets[1])
+
+
+def test_every_planted_copy_above_the_threshold(tmp_path):
+    generator = np.random.default_rng(5)
+    wanted = [" ".join(generator.choice(WORDS, LENGTH)) for _ in range(20)]
+    documents, expected = {}, {}
+    for number in range(COPIES):
+        words = wanted[number % 20].split()
+        for place in generator.choice(LENGTH, int(generator.integers(0, 12)), replace=False).tolist():
+            words[place] = "changed"
+        documents[f"{number:x}"] = " ".join(words)
+        expected[planted.padded(f"{number:x}")] = similarity_of(wanted[number % 20], documents[f"{number:x}"])
+    documents |= {f"f{number:05x}": " ".join(generator.choice(WORDS, LENGTH)) for number in range(OTHERS)}
+    file = planted.write_part(tmp_path / "part.parquet", documents)
+    scheme = NearDedupConfig().scheme
+    store = sign_corpus([file], scheme, planted.engine(), tmp_path / "store")
+    copies = near_copies(SignedTexts.of(wanted, scheme), [file], store, 0.8, planted.engine())
+    above = {doc_id: similarity for doc_id, similarity in expected.items() if similarity >= 0.8}
+    assert 100 < len(above) < COPIES
+    assert {copy.doc_id: round(copy.similarity, 9) for copy in copies} == {
+        doc_id: round(similarity, 9) for doc_id, similarity in above.items()
+    }
+
+
+def test_texts_without_a_word_have_no_copies(tmp_path):
+    file = planted.write_part(tmp_path / "part.parquet", {"1": "a b c d e f", "2": ""})
+    scheme = NearDedupConfig().scheme
+    store = sign_corpus([file], scheme, planted.engine(), tmp_path / "store")
+    assert near_copies(SignedTexts.of(["", " \n"], scheme), [file], store, 0.8, planted.engine()) == []
