@@ -16,6 +16,7 @@ from gristmill.data_pipeline.annotate.annotate import (
     annotate_all,
     annotation_tasks,
     dropped_file,
+    text_identity,
 )
 from gristmill.data_pipeline.annotate.origin_fields import origin_fields
 from gristmill.data_pipeline.annotate.tombstones import Tombstones, drop_documents, write_tombstones
@@ -50,7 +51,7 @@ from gristmill.data_pipeline.curate_config import (
 )
 from gristmill.data_pipeline.decontamination.config import BenchmarkExample, missing_fields
 from gristmill.data_pipeline.decontamination.step import all_examples
-from gristmill.data_pipeline.dedup.near import Protected, keep_signatures, protected_corpora
+from gristmill.data_pipeline.dedup.near import EarlierRuns, Protected, keep_signatures, protected_corpora
 from gristmill.data_pipeline.dedup.signature_cache import SIGNATURE_CACHE, SignatureCache
 from gristmill.data_pipeline.dedup.signatures import STORE_FILE
 from gristmill.data_pipeline.dedup.step import DedupSettings, deduplicate
@@ -179,8 +180,9 @@ def _score_quality(state: CurationState, inputs: CurationInputs) -> CurationStat
 
 
 def _deduplicate(state: CurationState, inputs: CurationInputs, protected: Sequence[Protected]) -> CurationState:
-    signatures = inputs.cache / SIGNATURE_CACHE
-    settings = DedupSettings(inputs.config.exact_dedup, inputs.config.near_dedup, protected, signatures)
+    identities = {tasks[0].source.name: text_identity(tasks[0]) for tasks in state.annotated if tasks}
+    earlier = EarlierRuns(inputs.cache, identities)
+    settings = DedupSettings(inputs.config.exact_dedup, inputs.config.near_dedup, protected, earlier)
     removals = deduplicate(state.sources, state.removals, settings, inputs.work, inputs.engine)
     return replace(state, removals=removals)
 

@@ -5,7 +5,10 @@ While the state is the same the bytes are not read again; in a copied or touched
 
 import fcntl
 import json
+import os
+import shutil
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -41,6 +44,25 @@ def seal(path: Path) -> None:
 def seal_with(path: Path, digest: str) -> None:
     """Write the seal of an existing file whose XXH3-128 is known."""
     _write_seal(path, {"xxh3": digest, "state": file_state(path)})
+
+
+def link_sealed(path: Path, target: Path, may_copy: bool = True) -> None:
+    """Make target a hard link of a sealed file, and seal it with the same digest; may_copy: a copy where the file
+    system has no links, else OSError."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    known = read_cached(seal_of(path))
+    if not target.exists() or not target.samefile(path):  # a rename over a link to the same file would do nothing
+        temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex[:16]}.tmp")
+        try:
+            os.link(path, temporary)
+            temporary.replace(target)
+        except OSError:
+            temporary.unlink(missing_ok=True)
+            if not may_copy:
+                raise
+            with atomic_path(target) as copy:
+                shutil.copyfile(path, copy)
+    seal_with(target, known["xxh3"]) if isinstance(known, dict) and "xxh3" in known else seal(target)
 
 
 def is_sealed(path: Path) -> bool:

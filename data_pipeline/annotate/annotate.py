@@ -351,6 +351,11 @@ def _edited(buffer: TextBuffer, config: AnnotateConfig) -> tuple[TextBuffer, lis
     return buffer, [*measured.columns, *added]
 
 
+def text_identity(task: AnnotateTask) -> str:
+    """Fingerprint of all that decides the texts of a source, besides its raw files."""
+    return fingerprint(_identity(task.source, task.config, (), task.boilerplate))
+
+
 def _identity(
     source: SourceConfig, config: AnnotateConfig, ranges: Sequence[FileRange], boilerplate: Path | None
 ) -> dict:

@@ -4,7 +4,6 @@
 decides the bytes: the documents by id (an annotated file's name and an id say what the document is), settings, and
 outcomes. Where the file system has no hard links nothing is kept."""
 
-import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -21,8 +20,8 @@ from gristmill.data_pipeline.ledger.document_file import packed_ids
 from gristmill.data_pipeline.ledger.evidence import EvidenceFiles
 from gristmill.data_pipeline.ledger.ledger import LedgerRows, LedgerTask
 from gristmill.data_pipeline.ledger.removal_step import RemovalStep
-from gristmill.foundation.checksums import is_sealed, read_cached, seal, seal_of
-from gristmill.foundation.files import atomic_path, remove_tree
+from gristmill.foundation.checksums import is_sealed, link_sealed, read_cached, seal_of
+from gristmill.foundation.files import remove_tree
 from gristmill.foundation.fingerprint import fingerprint
 
 OUTPUT_CACHE = "outputs"  # in the cache of a work folder
@@ -43,7 +42,7 @@ class ReusedFiles:
         if not all(is_sealed(path) for path in kept.values()):
             return False
         for name, path in files.items():
-            _link(kept[name], path)
+            link_sealed(kept[name], path)
         return True
 
     def keep(self, key: str, files: Mapping[str, Path]) -> None:
@@ -51,7 +50,7 @@ class ReusedFiles:
         try:
             for name, path in files.items():
                 if not is_sealed(self.folder / key / name):
-                    _link(path, self.folder / key / name)
+                    link_sealed(path, self.folder / key / name, may_copy=False)
         except OSError:  # no hard links here
             remove_tree(self.folder / key)
 
@@ -60,14 +59,6 @@ class ReusedFiles:
         for folder in self.folder.glob("*"):
             if folder.name not in keys:
                 remove_tree(folder)
-
-
-def _link(path: Path, target: Path) -> None:
-    if not target.exists() or not target.samefile(path):  # a rename over a link to the same file would do nothing
-        with atomic_path(target) as temporary:
-            temporary.unlink()
-            os.link(path, temporary)
-    seal(target)
 
 
 # Keys.

@@ -1,6 +1,6 @@
 """Near duplicates: LSH proposes, exact Jaccard decides, and only a document that is kept removes another."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -10,8 +10,15 @@ from pydantic import Field, model_validator
 
 from gristmill.data_pipeline.dedup.candidates import Banding, StoredDocuments, write_groups, write_keys, write_links
 from gristmill.data_pipeline.dedup.exact import DUPLICATE, table_of
+from gristmill.data_pipeline.dedup.known_groups import (
+    NEAR_GROUPS,
+    KnownGroups,
+    candidate_members,
+    keep_decisions,
+    known_duplicates,
+)
 from gristmill.data_pipeline.dedup.minhash import Unit
-from gristmill.data_pipeline.dedup.signature_cache import SignatureCache
+from gristmill.data_pipeline.dedup.signature_cache import SIGNATURE_CACHE, SignatureCache
 from gristmill.data_pipeline.dedup.signatures import (
     STORE_FOLDER,
     SignatureScheme,
@@ -25,6 +32,7 @@ from gristmill.data_pipeline.dedup.verify_candidates import verify_batches, writ
 from gristmill.data_pipeline.ledger.document_file import DocumentFile, document_file_identity, open_workspace
 from gristmill.foundation.config import Config
 from gristmill.foundation.errors import InputError
+from gristmill.foundation.fingerprint import fingerprint
 from gristmill.foundation.runtime.tasks.engine import Engine
 from gristmill.foundation.runtime.tasks.shuffle import Shuffle
 
@@ -91,6 +99,17 @@ class Protected:
     document_files: Sequence[DocumentFile]
 
 
+@dataclass(frozen=True)
+class EarlierRuns:
+    """cache: of a work folder. sources: identity of the texts of each source."""
+
+    cache: Path
+    sources: Mapping[str, str]
+
+    def known_groups(self, config: Any) -> KnownGroups:
+        return KnownGroups(self.cache / NEAR_GROUPS / fingerprint(config)[:16], self.sources)
+
+
 def near_duplicates(
     document_files: Sequence[DocumentFile],
     config: NearDedupConfig,
@@ -108,7 +127,7 @@ def find_near_duplicates(
     engine: Engine,
     folder: Path,
     protected: Sequence[Protected] = (),
-    signatures: Path | None = None,
+    earlier: EarlierRuns | None = None,
 ) -> Shuffle:
     """Every kept document that has exact Jaccard similarity >= threshold with a document that is itself kept: records
     of DUPLICATE, a range a document file.
@@ -119,18 +138,26 @@ def find_near_duplicates(
     This process holds nothing of a document; what tasks hold is bounded (docs/deduplication.md).
     `folder` takes intermediate files; called again with the same arguments after a kill, it goes on from them.
     `folder / "signatures"` is the signature store of the files: keep it to protect this corpus from later ones.
-    signatures: a folder from which known signatures are taken, and that keeps all of them.
+    earlier: keeps signatures and decided groups, which are taken from there in the next run.
     Raises InputError for a damaged file, a document given twice, or a protected store of another scheme."""
     stores = _protected_stores(protected, config.scheme)
     sides = [document_file for side in protected for document_file in side.document_files]
     open_workspace(folder, _identity(document_files, sides, config))
-    cache = None if signatures is None else SignatureCache.of(signatures, config.scheme)
+    cache = None if earlier is None else SignatureCache.of(earlier.cache / SIGNATURE_CACHE, config.scheme)
     own = sign_corpus(document_files, config.scheme, engine, folder / "signatures", cache=cache)
     documents = StoredDocuments.of([*((store, True) for store in stores), (own, False)])
     banding = Banding(config.bands, config.rows, config.scope == "source", config.ngram, config.unit)
     keys = write_keys(documents, banding, engine, folder)
     links = write_links(documents, keys, config.bands, engine, folder)
     candidates = write_groups(documents, links, BATCH_SHINGLES, engine, folder)
+    known = None if earlier is None or protected else earlier.known_groups(config.identity)
+    members = None if known is None else candidate_members(documents, candidates[0], known, engine)
+    if known is not None and members is not None:
+        left = known_duplicates(members, known, candidates[0], len(document_files), folder)
+        sets = write_candidate_sets(document_files, documents, left.candidates, banding, engine, folder)
+        verify_batches(sets, config.threshold, BLOCK_SHINGLES, left.duplicates, engine)
+        keep_decisions(members, known, left.duplicates)
+        return left.duplicates
     sets = write_candidate_sets([*sides, *document_files], documents, candidates, banding, engine, folder)
     duplicates = Shuffle(folder / "verified", DUPLICATE, sets.members.ranges, len(document_files))
     return verify_batches(sets, config.threshold, BLOCK_SHINGLES, duplicates, engine)

@@ -3,8 +3,6 @@
 `cache/signatures/SCHEME/STEM.parquet` and `STEM.npy` hold what a signature store holds of one annotated file. Documents
 are found by id, so a file that lost rows, or other rows of which are kept, still has signatures of the rest."""
 
-import os
-import shutil
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,9 +13,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from gristmill.data_pipeline.ledger.document_file import DocumentFile, load_array, packed_ids, sortable_ids
-from gristmill.foundation.checksums import is_sealed, seal, seal_of
+from gristmill.foundation.checksums import is_sealed, link_sealed, seal_of
 from gristmill.foundation.config import Config
-from gristmill.foundation.files import atomic_path, remove_tree
+from gristmill.foundation.files import remove_tree
 from gristmill.foundation.fingerprint import fingerprint
 
 SIGNATURE_CACHE = "signatures"  # in the cache of a work folder
@@ -92,15 +90,3 @@ class SignatureCache:
             if not path.name.startswith(".") and path.stem not in stems:
                 path.unlink()
                 seal_of(path).unlink(missing_ok=True)
-
-
-def link_sealed(path: Path, target: Path) -> None:
-    """Makes target a hard link of path, or a copy where the file system has no links, and seals it."""
-    if not target.exists() or not target.samefile(path):  # a rename over a link to the same file would do nothing
-        with atomic_path(target) as temporary:
-            try:
-                temporary.unlink()
-                os.link(path, temporary)
-            except OSError:
-                shutil.copyfile(path, temporary)
-    seal(target)

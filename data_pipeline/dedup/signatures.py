@@ -22,7 +22,7 @@ from gristmill.data_pipeline.dedup.jaccard import jaccard, shingle_sets
 from gristmill.data_pipeline.dedup.minhash import ShingleHash, Unit, signatures_of
 from gristmill.data_pipeline.dedup.signature_cache import CachedSignatures, SignatureCache
 from gristmill.data_pipeline.ledger.document_file import DocumentFile, load_array, packed_ids, utf8_of
-from gristmill.foundation.checksums import check_outputs, sealed_path
+from gristmill.foundation.checksums import check_outputs, link_sealed, sealed_path
 from gristmill.foundation.config import Config
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.files import atomic_path, file_digest, write_atomic
@@ -274,10 +274,29 @@ def _sign_file(task: tuple[DocumentFile, SignatureScheme, Path, int, SignatureCa
     document_file, scheme, folder, number, cache = task
     names = documents_file(folder, number), signatures_file(folder, number)
     stored = None if cache is None else cache.part(document_file)
+    if stored is not None and cache is not None and _is_whole(stored, document_file):
+        table_path, signatures_path = cache.paths(document_file.path.stem)
+        link_sealed(signatures_path, names[1])
+        link_sealed(table_path, names[0])  # last: it says that both are whole
+        return
     if stored is None or not write_from_cache(document_file, scheme, stored, *names):
         write_signatures(signed_batches(document_file, scheme), int(document_file.kept_mask().sum()), scheme, *names)
     if cache is not None:
         cache.keep(document_file, *names)
+
+
+def _is_whole(stored: CachedSignatures, document_file: DocumentFile) -> bool:
+    """Whether the known signatures are those of the kept documents, row for row."""
+    rows = np.flatnonzero(document_file.kept_mask())
+    if not np.array_equal(rows, stored.table.column("row").to_numpy()):
+        return False
+    return np.array_equal(_kept_ids(document_file, rows), stored.ids)
+
+
+def _kept_ids(document_file: DocumentFile, rows: np.ndarray) -> np.ndarray:
+    with pq.ParquetFile(fetch(document_file.path)) as file:
+        doc_ids = file.read(["doc_id"]).column("doc_id").take(pa.array(rows)).combine_chunks()
+    return packed_ids(doc_ids, document_file.path)
 
 
 SignedBatch = tuple[pa.RecordBatch, np.ndarray]  # STORED_COLUMNS and the signatures of some documents
@@ -320,9 +339,7 @@ def write_from_cache(
     """Writes the part from known signatures, and signs the documents that are not among them. False, and nothing is
     written, if they are more than half."""
     rows = np.flatnonzero(document_file.kept_mask())
-    with pq.ParquetFile(fetch(document_file.path)) as file:
-        doc_ids = file.read(["doc_id"]).column("doc_id").take(pa.array(rows)).combine_chunks()
-    places = stored.places(packed_ids(doc_ids, document_file.path))
+    places = stored.places(_kept_ids(document_file, rows))
     missing = np.flatnonzero(places < 0)
     if 2 * len(missing) > len(rows):
         return False

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from gristmill.data_pipeline.dedup.exact import ExactDedupConfig, find_exact_duplicates, reassign_copies
-from gristmill.data_pipeline.dedup.near import NearDedupConfig, Protected, find_near_duplicates
+from gristmill.data_pipeline.dedup.near import EarlierRuns, NearDedupConfig, Protected, find_near_duplicates
 from gristmill.data_pipeline.ledger.document_file import DocumentFile
 from gristmill.data_pipeline.ledger.removal_step import Removals, SourceState, StoredRemovals, kept_document_files
 from gristmill.foundation.fingerprint import fingerprint
@@ -17,12 +17,12 @@ from gristmill.foundation.runtime.tasks.shuffle import Shuffle
 @dataclass(frozen=True)
 class DedupSettings:
     """exact, near: None switches the step off. protected: the corpora that near deduplication compares against.
-    signatures: folder that keeps signatures for the next run."""
+    earlier: keeps signatures and decided groups for the next run."""
 
     exact: ExactDedupConfig | None
     near: NearDedupConfig | None
     protected: Sequence[Protected] = ()
-    signatures: Path | None = None
+    earlier: EarlierRuns | None = None
 
 
 def deduplicate(
@@ -44,9 +44,7 @@ def deduplicate(
         before = [*removals, *_steps(exact, None, settings)]
         document_files = kept_document_files(curated, before)
         work = work_folder(folder, "near", document_files, settings.near.identity)
-        near = find_near_duplicates(
-            document_files, settings.near, engine, work, settings.protected, settings.signatures
-        )
+        near = find_near_duplicates(document_files, settings.near, engine, work, settings.protected, settings.earlier)
         if exact is not None:
             exact, near = reassign_copies(exact, near, work / "reassigned", engine)
     return [*removals, *_steps(exact, near, settings)]
