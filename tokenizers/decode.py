@@ -15,17 +15,35 @@ NORMAL, USER_DEFINED, BYTE = 1, 4, 6  # SentencePiece.Type
 
 
 class Decoder(Protocol):
-    def decode(self, ids: list[int]) -> str: ...
+    def decode(self, ids: Sequence[int]) -> str: ...
+
+    def bytes_of(self, token: int) -> bytes | None:
+        """The bytes of a token; None if its text depends on its neighbours."""
+        return None
 
 
-class ByteTableDecoder:
+class ModelDecoder(Decoder):
+    """A SentencePiece model's own decoding."""
+
+    def __init__(self, processor: Any):
+        self._processor = processor
+
+    def decode(self, ids: Sequence[int]) -> str:
+        text: str = self._processor.decode([int(token) for token in ids])
+        return text
+
+
+class ByteTableDecoder(Decoder):
     """table: bytes by id. stripped_spaces: at most so many are removed in
     front of a text."""
 
     def __init__(self, table: dict[int, bytes], reference: Decoder, stripped_spaces: int = 0):
         self._table, self._reference, self._stripped_spaces = table, reference, stripped_spaces
 
-    def decode(self, ids: list[int]) -> str:
+    def bytes_of(self, token: int) -> bytes | None:
+        return None if self._stripped_spaces else self._table.get(token)
+
+    def decode(self, ids: Sequence[int]) -> str:
         try:
             text = b"".join(map(self._table.__getitem__, ids)).decode()
         except (KeyError, UnicodeDecodeError):

@@ -14,7 +14,7 @@ from gristmill.foundation.errors import InputError
 from gristmill.foundation.fingerprint import canonical_json
 from gristmill.tokenizers.byte_level import BULK_ENCODERS, GigatokenEncoder, fastest_byte_level, gigatoken_encoder
 from gristmill.tokenizers.config import FIM_SYMBOLS
-from gristmill.tokenizers.decode import Decoder, json_decoder, model_decoder
+from gristmill.tokenizers.decode import Decoder, ModelDecoder, json_decoder, model_decoder
 from gristmill.tokenizers.encoders import (
     Encoder,
     HuggingFaceEncoder,
@@ -89,7 +89,11 @@ class Tokenizer:
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of the ids; control symbols are skipped, bytes that are invalid UTF-8 give U+FFFD."""
-        return self._decoder.decode([int(token) for token in ids])
+        return self._decoder.decode(ids)
+
+    def bytes_of(self, token: int) -> bytes | None:
+        """The bytes of a token, whose text they are wherever it stands; None if its text depends on its neighbours."""
+        return self._decoder.bytes_of(token)
 
     def id_of(self, piece: str) -> int | None:
         """The id of a piece, None if the vocabulary lacks it."""
@@ -218,18 +222,19 @@ def _from_model(path: Path, choose: Choose) -> Tokenizer:
     if not all(isinstance(piece, str) for piece in pieces):  # protobuf gives bytes for what is no UTF-8
         raise InputError(f"{path}: a piece is not UTF-8, so the file is damaged; fetch it again")
     fingerprint = hashlib.sha256(content).hexdigest()[:32]
-    decoder = model_decoder(proto, processor)
+    decoder = model_decoder(proto, ModelDecoder(processor))
     return Tokenizer(choose(path, processor, pieces), decoder, pieces, end, fingerprint)
 
 
-class _SkippingDecoder:
+class _SkippingDecoder(Decoder):
     """Hugging Face's decoder, skipping control symbols."""
 
     def __init__(self, tokenizer: HuggingFaceTokenizer, skipped: set[int]):
         self._tokenizer, self._skipped = tokenizer, skipped
 
-    def decode(self, ids: list[int]) -> str:
-        return self._tokenizer.decode([token for token in ids if token not in self._skipped], skip_special_tokens=True)
+    def decode(self, ids: Sequence[int]) -> str:
+        kept = [int(token) for token in ids if int(token) not in self._skipped]
+        return self._tokenizer.decode(kept, skip_special_tokens=True)
 
 
 def _from_json(path: Path, choose: ChooseJson) -> Tokenizer:

@@ -6,8 +6,11 @@ import random
 import pytest
 import sentencepiece
 
+from gristmill.evaluation.inference.generate.sequence import TokenText
 from gristmill.tokenizers.adversarial import adversarial_strings
+from gristmill.tokenizers.config import TokenizerConfig
 from gristmill.tokenizers.decode import ByteTableDecoder, json_decoder
+from gristmill.tokenizers.pretrained import copy_pretrained
 from gristmill.tokenizers.tokenizer import MODEL_NAME, load_tokenizer
 from tokenizers import Tokenizer
 
@@ -54,3 +57,26 @@ def test_a_byte_level_bpe_decodes_as_tokenizers(gpt2_like, tmp_path, held_out_te
     batches += [rng.choices(range(ours.vocab_size), k=rng.randint(1, 6)) for _ in range(20_000)]
     assert [ours.decode(ids) for ids in batches] == [theirs.decode(ids) for ids in batches]
     assert ours.decode([ours.end_of_document]) == ""
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_stream_of_tokens_is_the_decoded_text_so_far(gpt2_like, trained, tmp_path, seed):
+    """Bytes of characters, invalid bytes and the replacement character itself, in any order."""
+    copy_pretrained(TokenizerConfig(pretrained=str(gpt2_like)), tmp_path)
+    rng = random.Random(seed)
+    tokenizers = load_tokenizer(tmp_path), load_tokenizer(trained())
+    for tokenizer in tokenizers:
+        bytes_alone = [tokenizer.encode(chr(code))[0] for code in range(0x80, 0x800, 7)]
+        ids = [*tokenizer.encode("naïve \ufffd 漢字 😀👍🏽\r\nx "), *rng.choices(bytes_alone, k=30)]
+        ids += rng.choices(range(tokenizer.vocab_size), k=200)
+        rng.shuffle(ids)
+        stream = TokenText(tokenizer)
+        for place, token in enumerate(ids):
+            stream.add(token)
+            assert tokenizer.decode(ids[: place + 1]).startswith(stream.text)
+    for tokenizer in (*tokenizers, load_tokenizer(trained(preset="case"))):
+        text = "naïve \ufffd 漢字 😀👍🏽\r\nx"
+        stream = TokenText(tokenizer)
+        for token in tokenizer.encode(text):
+            stream.add(token)
+        assert stream.text == stream.whole() == text

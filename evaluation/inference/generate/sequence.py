@@ -34,14 +34,31 @@ class TokenText:
         self.tokens: list[int] = []
         self.text = ""
         self._before = self._settled = 0  # tokens before _settled are in `text`; decoding begins at _before
+        self._bytes_of: Callable[[int], bytes | None] = getattr(decoder, "bytes_of", lambda token: None)
+        self._pending = b""  # of the tokens from _settled on, where each has bytes of its own
 
     def add(self, token: int) -> None:
         self.tokens.append(token)
+        token_bytes = self._bytes_of(token)
+        if token_bytes is not None:
+            self._pending += token_bytes
+            try:
+                self.text += self._pending.decode()
+            except UnicodeDecodeError:  # a character is incomplete, or the bytes are none: the decoder says which
+                pass
+            else:
+                self._pending = b""
+                self._before = self._settled = len(self.tokens)
+                return
+        self._decode_whole()
+
+    def _decode_whole(self) -> None:
         known = self.decoder.decode(self.tokens[self._before : self._settled])
         whole = self.decoder.decode(self.tokens[self._before :])
         if len(whole) > len(known) and not whole.endswith("\N{REPLACEMENT CHARACTER}"):
             self.text += whole[len(known) :]
             self._before, self._settled = self._settled, len(self.tokens)
+            self._pending = b""
 
     def whole(self) -> str:
         """The text of all tokens, with U+FFFD for bytes that make no character."""
