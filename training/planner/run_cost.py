@@ -65,7 +65,7 @@ class Interruptions:
 def sentences(request: PlanRequest, forecast: Forecast) -> list[str]:
     """Sentences on the whole training: days and price with their ranges, and what interruptions add."""
     length, price = days(request, forecast), cost(request, forecast)
-    lines = [] if length is None else [f"Training takes {_range(length, forecast, 'days')}{_price(request, forecast)}."]
+    lines = [] if length is None else [f"Training takes {_duration(length, forecast)}{_price(request, forecast)}."]
     interruptions = Interruptions.of(request.hardware, request)
     if interruptions is None:
         return lines
@@ -96,6 +96,12 @@ def _recipes(request: PlanRequest, forecast: Forecast, interruptions: Interrupti
     seconds = every * forecast.time.total
     own = interruptions.slowdown(seconds) - 1
     return [f"The recipe's checkpoint every {every:,} steps ({seconds / 60:,.1f} min) costs {own:.1%}."]
+
+
+def _duration(length: float, forecast: Forecast) -> str:
+    """Days, or hours below 2 days, or minutes below 2 hours."""
+    unit, number = ("days", 1) if length >= 2 else ("hours", 24) if length >= 2 / 24 else ("minutes", 24 * 60)
+    return _range(length * number, forecast, unit)
 
 
 def _range(value: float, forecast: Forecast, unit: str) -> str:

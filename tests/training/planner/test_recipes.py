@@ -20,6 +20,8 @@ EXPERTS = ("dsmoe_1.3b_128e", "prmoe_31b", "mos_27b", "qwen3_30b_a3b")
 BERTS = ("bert_tiny", "bert_tiny_sources", "bert_345m", "bert_1.3b", "bert_3.9b")
 RECIPES = (
     "demo",
+    "speedrun_cpu",
+    "speedrun_124m",
     *BERTS,
     "mgpt_1.3b",
     "mgpt_13b",

@@ -68,6 +68,16 @@ def test_days_and_price_have_the_range_of_the_forecast() -> None:
     assert any(said in sentence for sentence in explain(found))
 
 
+def test_a_short_training_is_told_in_hours_or_minutes() -> None:
+    tokens = 10**12 // 2000
+    request: PlanRequest = make_request(named_shape("llama3-8b"), 64, PlanOptions("h100", 2**22, tokens))
+    found = search(request)
+    length = days(found.request, found.best)
+    assert length is not None and length < 2
+    unit, number = ("hours", 24) if length >= 2 / 24 else ("minutes", 1440)
+    assert any(f"Training takes {length * number:,.1f} {unit} (" in sentence for sentence in explain(found))
+
+
 def test_interruptions_lengthen_a_training_and_the_recipes_interval_is_compared() -> None:
     """64 GPUs with one failure in 6,400 h each: one in 100 h. 8.03e9 parameters of 12 bytes at 64 x 0.5 GB/s: 3.0 s."""
     train = TrainConfig(tokens=10**12, batch_tokens=2**22, compile=True, checkpoint={"every": 1000})
