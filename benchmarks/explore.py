@@ -85,7 +85,7 @@ def repeat(corpus: Path, folder: Path, rows: int) -> Path:
                 writer.write_table(table, row_group_size=4_096)
     (folder / "quarantine.jsonl").touch()
     engine = LocalEngine(1, Reporter.silent())
-    write_sketches(folder, [], None, folder.parent / "work", engine, ReusedFiles(folder.parent / "outputs"))
+    write_sketches(folder, [], None, folder.parent / "work", engine, ReusedFiles(folder.parent / "outputs", 0))
     write_counts(folder, corpus)
     return folder
 

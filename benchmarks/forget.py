@@ -1,9 +1,9 @@
 """CPU seconds of `gristmill forget` and `gristmill curate --add` in % of those of a whole run of curation.
 
-A made corpus (documents of 0.7 kB, some of them copies) in 100 raw files is curated as a whole. Then
-- `forget_work`: 0.1 % of the documents, those of a site that came in one crawl (one raw file), are forgotten;
+A made corpus (documents of 2 kB, some of them copies) in 100 raw files is curated as a whole. Then
+- `forget_work`: 0.1 % of the documents, neighbours in one raw file without copies elsewhere, are forgotten;
 - `forget_work_scattered`: 0.1 % drawn at random from all files are forgotten, so every shard is written again;
-- `add_work`: a raw file with 1 % of documents is added.
+- `add_work`: a source of lower priority with 1 % more documents is added.
 CPU seconds are of all processes, without those of a run on a few documents (start-up). `*_identical` is 1 if the bytes
 are those of one whole build: of both inputs, or with the tombstones from the beginning. There is no peer: datatrove,
 dolma and NeMo Curator curate everything again."""
@@ -25,7 +25,7 @@ from gristmill.data_pipeline.annotate.tombstones import TOMBSTONES_NAME
 from gristmill.foundation.files import file_digest
 
 PROGRAM = str(Path(sys.executable).with_name("gristmill"))
-MEAN_BYTES, NUM_FILES, START_DOCUMENTS = 700, 100, 60
+MEAN_BYTES, NUM_FILES, START_DOCUMENTS = 2000, 100, 60
 FORGET_GOAL, ADD_GOAL = 5.0, 5.0
 RECIPE = {
     "name": "grown",
@@ -57,7 +57,7 @@ def measure(folder: Path, data: Path | None, documents: int) -> list[Figure]:
     figures = [Figure("curate_whole_cpu", whole, "s")]
     before = snapshot(folder / "work", folder / "before")
     for name, ids in (
-        ("forget_work", ids_of_a_site(before, documents)),
+        ("forget_work", neighbours(before, documents)),
         ("forget_work_scattered", some_ids(before, documents)),
     ):
         work = snapshot(before, folder / name)
@@ -70,10 +70,10 @@ def measure(folder: Path, data: Path | None, documents: int) -> list[Figure]:
         shutil.copy(work / TOMBSTONES_NAME, other / TOMBSTONES_NAME)
         curate(other, recipe_for(raw, "whole"))
         figures.append(Figure(f"{name}_identical", float(outputs(work) == outputs(other)), "of 1"))
-    shutil.copytree(new, raw, dirs_exist_ok=True)
-    seconds = curate(before, recipe_for(raw, "whole"), "--add") - start_up
+    both = recipe_for(raw, "both", new)
+    seconds = curate(before, both, "--add") - start_up
     figures.append(Figure("add_work", 100 * seconds / whole, "% of a whole run", goal=ADD_GOAL))
-    curate(folder / "both", recipe_for(raw, "whole"))
+    curate(folder / "both", both)
     return [*figures, Figure("add_identical", float(outputs(before) == outputs(folder / "both")), "of 1")]
 
 
@@ -91,9 +91,15 @@ def write_raw(raw: Path, new: Path, data: Path | None, documents: int) -> None:
             (folder / f"{folder.name}-{number:03d}.jsonl").write_text("".join(f"{line}\n" for line in lines))
 
 
-def recipe_for(raw: Path, name: str) -> Path:
-    path = raw.parent / f"{name}.json"
-    path.write_text(json.dumps(RECIPE | {"sources": [{"name": "s", "format": "jsonl", "paths": [f"{raw}/*.jsonl"]}]}))
+def recipe_for(raw: Path, name: str, new: Path | None = None) -> Path:
+    """new: of a second source, whose documents are removed where they repeat the first one's."""
+    path = raw.parent / f"{name}.yaml"
+    folders = {"s": raw} if new is None else {"s": raw, "added": new}
+    sources = [
+        {"name": source, "format": "jsonl", "paths": [f"{folder}/*.jsonl"], "priority": place}
+        for place, (source, folder) in enumerate(folders.items(), start=1)
+    ]
+    path.write_text(json.dumps(RECIPE | {"sources": sources}))
     return path
 
 
@@ -118,11 +124,14 @@ def some_ids(work: Path, documents: int) -> list[str]:
     return random.Random(4).sample(sorted(ids), max(documents // 1000, 1))
 
 
-def ids_of_a_site(work: Path, documents: int) -> list[str]:
-    """Neighbouring records of one raw file."""
-    rows = pq.read_table(work / "curate" / "ledger", columns=["doc_id", "raw_digest", "record"]).to_pylist()
+def neighbours(work: Path, documents: int) -> list[str]:
+    """Neighbouring records of one raw file that are kept and have no duplicates."""
+    columns = ["doc_id", "raw_digest", "record", "outcome", "duplicate_of"]
+    rows = pq.read_table(work / "curate" / "ledger", columns=columns).to_pylist()
+    copied = {row["duplicate_of"] for row in rows}
     digest = min(row["raw_digest"] for row in rows)
-    chosen = sorted((row["record"], row["doc_id"]) for row in rows if row["raw_digest"] == digest)
+    kept = [row for row in rows if row["outcome"] == "kept" and row["doc_id"] not in copied]
+    chosen = sorted((row["record"], row["doc_id"]) for row in kept if row["raw_digest"] == digest)
     return [doc_id for _, doc_id in chosen[: max(documents // 1000, 1)]]
 
 

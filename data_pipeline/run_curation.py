@@ -77,7 +77,8 @@ from gristmill.foundation.runtime.tasks.engine import Engine
 @dataclass(frozen=True)
 class CurationInputs:
     """folder: takes the corpus. cache: takes annotated files, where a removals run with other thresholds finds them.
-    task_examples: the texts of the tasks that config.decontaminate names. tombstones: of documents to leave out."""
+    task_examples: the texts of the tasks that config.decontaminate names. tombstones: of documents to leave out.
+    code_version: of the stage, for what earlier runs kept."""
 
     sources: Sequence[SourceConfig]
     config: CurateConfig
@@ -88,6 +89,7 @@ class CurationInputs:
     engine: Engine
     task_examples: Sequence[BenchmarkExample] = ()
     tombstones: Tombstones | None = None
+    code_version: int = 0
 
     @property
     def work(self) -> Path:
@@ -181,7 +183,7 @@ def _score_quality(state: CurationState, inputs: CurationInputs) -> CurationStat
 
 def _deduplicate(state: CurationState, inputs: CurationInputs, protected: Sequence[Protected]) -> CurationState:
     identities = {tasks[0].source.name: text_identity(tasks[0]) for tasks in state.annotated if tasks}
-    earlier = EarlierRuns(inputs.cache, identities)
+    earlier = EarlierRuns(inputs.cache, identities, inputs.code_version)
     settings = DedupSettings(inputs.config.exact_dedup, inputs.config.near_dedup, protected, earlier)
     removals = deduplicate(state.sources, state.removals, settings, inputs.work, inputs.engine)
     return replace(state, removals=removals)
@@ -214,7 +216,7 @@ def _write(state: CurationState, inputs: CurationInputs) -> dict[str, Any]:
     except InputError:
         engine.map(write_ledger, ledgers, "write ledger", unit="files")
         raise
-    reused = ReusedFiles(inputs.cache / OUTPUT_CACHE)
+    reused = ReusedFiles(inputs.cache / OUTPUT_CACHE, inputs.code_version)
     sources = _sources_to_write(state, inputs)
     keys = write_corpus(SourcesToWrite(sources, config.shard_bytes, config.pii), ledgers, folder, engine, reused)
     remove_tree(folder / HELD_OUT_FOLDER)

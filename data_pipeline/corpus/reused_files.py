@@ -25,20 +25,19 @@ from gristmill.foundation.files import remove_tree
 from gristmill.foundation.fingerprint import fingerprint
 
 OUTPUT_CACHE = "outputs"  # in the cache of a work folder
-# Raised whenever the code changes what a shard, a ledger or a sketch holds, with the code version of `curate`.
-OUTPUT_VERSION = 1
 ANNOTATED_FOLDER = "annotated"
 
 
 @dataclass(frozen=True)
 class ReusedFiles:
-    """folder: takes the links."""
+    """folder: takes the links. code_version: of the stage; files of another one are of no use."""
 
     folder: Path
+    code_version: int
 
     def take(self, key: str, files: Mapping[str, Path]) -> bool:
         """Links the kept files of the key to these paths, by name; False, and nothing is done, if one is missing."""
-        kept = {name: self.folder / key / name for name in files}
+        kept = {name: self._of_key(key) / name for name in files}
         if not all(is_sealed(path) for path in kept.values()):
             return False
         for name, path in files.items():
@@ -49,16 +48,20 @@ class ReusedFiles:
         """Keeps links to the files, for the next run."""
         try:
             for name, path in files.items():
-                if not is_sealed(self.folder / key / name):
-                    link_sealed(path, self.folder / key / name, may_copy=False)
+                if not is_sealed(self._of_key(key) / name):
+                    link_sealed(path, self._of_key(key) / name, may_copy=False)
         except OSError:  # no hard links here
-            remove_tree(self.folder / key)
+            remove_tree(self._of_key(key))
 
     def prune(self, keys: Collection[str]) -> None:
         """Removes the files of all other keys."""
+        names = {self._of_key(key).name for key in keys}
         for folder in self.folder.glob("*"):
-            if folder.name not in keys:
+            if folder.name not in names:
                 remove_tree(folder)
+
+    def _of_key(self, key: str) -> Path:
+        return self.folder / f"{self.code_version}-{key}"
 
 
 # Keys.
@@ -68,7 +71,6 @@ def shard_key(task: ShardTask) -> str:
     scores = None if task.scores is None else [_content_of(path) for path in task.scores]
     return fingerprint(
         [
-            OUTPUT_VERSION,
             task.split,
             _described(task.format),
             [_rows_digest(rows) for rows in task.rows],
@@ -87,14 +89,14 @@ def shard_files(task: ShardTask) -> dict[str, Path]:
 def ledger_key(task: LedgerTask) -> str:
     rules = [_described(rule) for rule in task.rules.rules], task.rules.languages, _thresholds(task.rules.by_profile)
     rows = [_ledger_rows_digest(rows) for rows in task.rows]
-    return fingerprint([OUTPUT_VERSION, task.source, repr(rules), task.split_names, rows])
+    return fingerprint([task.source, repr(rules), task.split_names, rows])
 
 
 def sketch_key(task: SketchTask) -> str:
     """Key of a sketch by the content of the tables that it is made from, and the texts that it quotes."""
     tables = [_content_of(task.table)] + ([] if task.is_ledger else [_content_of(task.signals)])
     quoted = [_identity_of(rows.path) for rows in task.rows]
-    return fingerprint([OUTPUT_VERSION, task.name.split("/")[:-1], task.source, tables, quoted, _described(task.pii)])
+    return fingerprint([task.name.split("/")[:-1], task.source, tables, quoted, _described(task.pii)])
 
 
 def _thresholds(by_profile: Mapping[str, Sequence[float]]) -> list[tuple[str, list[str]]]:

@@ -101,13 +101,14 @@ class Protected:
 
 @dataclass(frozen=True)
 class EarlierRuns:
-    """cache: of a work folder. sources: identity of the texts of each source."""
+    """cache: of a work folder. sources: identity of the texts of each source. code_version: of the stage."""
 
     cache: Path
     sources: Mapping[str, str]
+    code_version: int = 0
 
     def known_groups(self, config: Any) -> KnownGroups:
-        return KnownGroups(self.cache / NEAR_GROUPS / fingerprint(config)[:16], self.sources)
+        return KnownGroups(self.cache / NEAR_GROUPS / fingerprint([config, self.code_version])[:16], self.sources)
 
 
 def near_duplicates(

@@ -97,6 +97,7 @@ def run(context: StageContext) -> dict[str, Any]:
             engine=context.engine,
             task_examples=examples,
             tombstones=read_tombstones(context.cache.parent),
+            code_version=STAGE.code_version,
         )
     )
     for line in removal_table(summary):
