@@ -15,12 +15,14 @@ from typing import Any
 
 import numpy as np
 import orjson
+import pyarrow.parquet as pq
 
-from gristmill.data_pipeline.corpus.id_index import IdIndex
+from gristmill.data_pipeline.corpus.id_index import IdIndex, read_row
 from gristmill.data_pipeline.indexed.dataset import read_dataset
-from gristmill.data_pipeline.indexed.documents import DocumentRange, document_ranges, read
+from gristmill.data_pipeline.indexed.documents import document_shards
 from gristmill.foundation.errors import InputError, RecipeError
-from gristmill.foundation.manifest import MANIFEST_NAME
+from gristmill.foundation.files import write_atomic
+from gristmill.foundation.manifest import CACHE_FOLDER, MANIFEST_NAME, read_manifest
 from gristmill.pipelines.document_order import DocumentOrder, document_orders
 from gristmill.pipelines.recipes.config import Recipe
 from gristmill.pipelines.stages.training_data import form_of, open_form
@@ -63,7 +65,6 @@ class Tracer:
         self.workdir, self.recipe, self.sequence_length = workdir, recipe, model.sequence_length
         self.samples = open_form(form, workdir / "index", "train", recipe)
         self._shards = lru_cache(maxsize=None)(self._shards_of)
-        self._ids_of = lru_cache(maxsize=64)(_ids_of)
 
     @property
     def num_samples(self) -> int:
@@ -80,16 +81,21 @@ class Tracer:
 
     def documents_of(self, samples: range) -> list[DocumentSpan]:
         """Document spans that these samples read, in their order."""
-        spans = []
-        for k in samples:
-            source, epoch, pieces = self.samples.pieces_of(k)
-            rows = [self.orders[source].row(piece.document) for piece in pieces]
-            ids = [self._doc_id(self.orders[source].source, row) for row in rows]
-            spans += [
-                DocumentSpan(k, source, epoch, doc_id, piece.start, piece.stop, row)
-                for doc_id, piece, row in zip(ids, pieces, rows, strict=True)
-            ]
-        return spans
+        pieces = [(k, *self.samples.pieces_of(k)) for k in samples]
+        rows = [
+            (self.orders[source].source, self.orders[source].row(piece.document))
+            for _, source, _, of_sample in pieces
+            for piece in of_sample
+        ]
+        ids = self._doc_ids(rows)
+        return [
+            DocumentSpan(k, source, epoch, ids[row], piece.start, piece.stop, row[1])
+            for (k, source, epoch, piece), row in zip(
+                ((k, source, epoch, piece) for k, source, epoch, of_sample in pieces for piece in of_sample),
+                rows,
+                strict=True,
+            )
+        ]
 
     def samples_of(self, doc_id: str) -> list[tuple[str, int, int]]:
         """(source, sample, epoch) of each sample of the planned run that reads the document, ascending.
@@ -121,26 +127,36 @@ class Tracer:
 
     def record_of(self, span: DocumentSpan) -> dict[str, str]:
         """text and url of the span's document."""
-        documents, inside = self._range_of(self.orders[span.source].source, span.row)
-        return read(documents, "text", "url").slice(inside, 1).to_pylist()[0]
+        shard, inside = self._place(self.orders[span.source].source, span.row)
+        with pq.ParquetFile(shard) as file:
+            return read_row(file, inside, ["text", "url"])
 
-    def _shards_of(self, source: str) -> tuple[list[DocumentRange], list[int]]:
-        """(ranges of the source's rows, the row behind each)."""
-        ranges = document_ranges(self.workdir / "curate", "train", source)
-        return ranges, list(accumulate(documents.documents for documents in ranges))
+    def _shards_of(self, source: str) -> tuple[list[Path], list[int]]:
+        """(shards of the source, the row behind each)."""
+        shards = document_shards(self.workdir / "curate", "train", source)
+        counts = _shard_rows(self.workdir, source, shards)
+        return shards, list(accumulate(counts))
 
-    def _range_of(self, source: str, row: int) -> tuple[DocumentRange, int]:
-        ranges, ends = self._shards(source)
+    def _place(self, source: str, row: int) -> tuple[Path, int]:
+        """(shard, row in it) of a row of the source."""
+        shards, ends = self._shards(source)
         place = int(np.searchsorted(ends, row, side="right"))
-        if place == len(ranges):
-            raise InputError(
-                f"{self.workdir / 'curate'}: fewer documents of {source} than the index has; index it again"
-            )
-        return ranges[place], row - (ends[place] - ranges[place].documents)
+        if place == len(shards):
+            raise InputError(f"{self.workdir / 'curate'}: fewer documents of {source} than the index; index it again")
+        return shards[place], row - (ends[place - 1] if place else 0)
 
-    def _doc_id(self, source: str, row: int) -> str:
-        documents, inside = self._range_of(source, row)
-        return self._ids_of(documents)[inside]
+    def _doc_ids(self, rows: Sequence[tuple[str, int]]) -> dict[tuple[str, int], str]:
+        """(source, row) -> the id of its document. Each shard is opened once, and of it the row groups are read that
+        hold one of the rows."""
+        by_shard: dict[Path, list[tuple[int, tuple[str, int]]]] = {}
+        for row in set(rows):
+            shard, inside = self._place(*row)
+            by_shard.setdefault(shard, []).append((inside, row))
+        ids: dict[tuple[str, int], str] = {}
+        for shard, places in by_shard.items():
+            doc_ids = _doc_ids_of(shard, sorted(inside for inside, _ in places))
+            ids |= {row: doc_ids[inside] for inside, row in places}
+        return ids
 
     def _find(self, doc_id: str) -> tuple[str, int]:
         """(source of the corpus, row of its train split)."""
@@ -159,13 +175,37 @@ class Tracer:
         """(source, row among all its shards) of a row of the shard documents/train/SHARD.parquet."""
         name = shard.removesuffix(".parquet")
         source = name.rpartition("-")[0]
-        ranges, _ = self._shards(source)
-        before = sum(documents.documents for documents in ranges if documents.path.stem < name)
-        return source, before + row
+        shards, ends = self._shards(source)
+        place = [path.stem for path in shards].index(name)
+        return source, (ends[place - 1] if place else 0) + row
 
 
-def _ids_of(documents: DocumentRange) -> list[str]:
-    return read(documents, "doc_id")["doc_id"].to_pylist()
+def _shard_rows(workdir: Path, source: str, shards: Sequence[Path]) -> list[int]:
+    """Documents of each shard. A corpus of 10^9 has thousands, so they are kept in the cache of the work folder."""
+    path = workdir / CACHE_FOLDER / "trace" / f"{source}-{read_manifest(workdir / 'curate').fingerprint}.json"
+    if path.is_file():
+        rows = orjson.loads(path.read_bytes())
+        if len(rows) == len(shards):
+            return rows
+    rows = [pq.read_metadata(shard).num_rows for shard in shards]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomic(path, orjson.dumps(rows))
+    return rows
+
+
+def _doc_ids_of(shard: Path, rows: Sequence[int]) -> dict[int, str]:
+    """Row -> id; rows ascend."""
+    ids: dict[int, str] = {}
+    with pq.ParquetFile(shard) as file:
+        ends = np.cumsum([file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)])
+        groups = np.searchsorted(ends, rows, side="right").tolist()
+        for group in sorted(set(groups)):
+            first = int(ends[group - 1]) if group else 0
+            column = file.read_row_group(group, columns=["doc_id"], use_threads=False).column("doc_id")
+            ids |= {
+                row: column[row - first].as_py() for row, of_row in zip(rows, groups, strict=True) if of_row == group
+            }
+    return ids
 
 
 # Steps of a run, from its metrics.
@@ -183,20 +223,6 @@ def read_steps(folder: Path) -> list[dict[str, Any]]:
         except ValueError:
             break
     return [step for step in steps if "step" in step and "tokens" in step]
-
-
-def samples_of_steps(steps: Sequence[dict[str, Any]], first: int, last: int, sequence_length: int) -> range:
-    """The samples that steps first to last read. Raises InputError for steps that the run has not made."""
-    tokens = {step["step"]: step["tokens"] for step in steps}
-    if first not in tokens or last not in tokens or last < first:
-        raise InputError(f"steps {first} to {last}: the run has made steps {min(tokens)} to {max(tokens)}")
-    before = tokens.get(first - 1, 0)
-    return range(before // sequence_length, tokens[last] // sequence_length)
-
-
-def step_of(steps: Sequence[dict[str, Any]], sample: int, sequence_length: int) -> int | None:
-    """The step that read the sample; None if it has not been read yet."""
-    return next((step["step"] for step in steps if step["tokens"] > sample * sequence_length), None)
 
 
 def spikes(steps: Sequence[dict[str, Any]], field: str, count: int) -> list[tuple[int, float]]:

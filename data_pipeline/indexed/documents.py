@@ -32,7 +32,7 @@ def document_ranges(corpus: Path, split: str, source: str) -> list[DocumentRange
 
     Raises InputError if a file is no Parquet file or has no column `text`."""
     ranges: list[DocumentRange] = []
-    for path in sorted((corpus / "documents" / split).glob(f"{source}-[0-9][0-9][0-9][0-9][0-9].parquet")):
+    for path in document_shards(corpus, split, source):
         try:
             metadata = pq.read_metadata(path)
         except (pa.ArrowException, OSError) as error:
@@ -45,6 +45,11 @@ def document_ranges(corpus: Path, split: str, source: str) -> list[DocumentRange
             size = group.column(columns.index("text")).total_uncompressed_size
             ranges += _cut(path, number, group.num_rows, size)
     return ranges
+
+
+def document_shards(corpus: Path, split: str, source: str) -> list[Path]:
+    """The source's files of documents, in their canonical order."""
+    return sorted((corpus / "documents" / split).glob(f"{source}-[0-9][0-9][0-9][0-9][0-9].parquet"))
 
 
 def read(documents: DocumentRange, *columns: str) -> pa.Table:

@@ -60,30 +60,31 @@ def trace(
     step, document = question.step, question.document
     if (step is not None) + (document is not None) + question.spike != 1:
         raise RecipeError("give one of --step N, --document ID and --spike")
-    from gristmill.pipelines.trace import Tracer, in_common, read_steps, samples_of_steps, spikes, step_of
+    from gristmill.pipelines.step_log import StepLog, samples_of_steps, step_of
+    from gristmill.pipelines.trace import Tracer, in_common, read_steps, spikes
 
     loaded = load_recipe(recipe, set_ or [])
     folder = workdir_of(loaded, workdir)
     tracer = Tracer(loaded, folder)
     length = tracer.sequence_length
     if document is not None:
-        steps = read_steps(folder / "train") if (folder / "train" / "metrics.jsonl").is_file() else []
+        log = StepLog(folder / "train") if (folder / "train" / "metrics.jsonl").is_file() else None
         table = rich.table.Table("source", "epoch", "sample", "step")
         for source, sample, epoch in tracer.samples_of(document):
-            done = step_of(steps, sample, length)
+            done = None if log is None else step_of(log, sample, length)
             table.add_row(source, str(epoch), str(sample), "not yet" if done is None else str(done))
         print_block(table) if table.rows else print(f"{document}: no step of the planned run reads it")
         return
-    steps = read_steps(folder / "train")
+    log = StepLog(folder / "train")
     if step is not None:
         first, last = parse_steps(step)
-        numbers = samples_of_steps(steps, first, last, length)
+        numbers = samples_of_steps(log, first, last, length)
         show(tracer.documents_of(numbers), tracer if text else None)
         if judged.losses:
             show_losses(tracer, list(numbers), first, judged.checkpoint)
         return
-    worst = spikes(steps, judged.by, SPIKES)
-    samples = {number: samples_of_steps(steps, number, number, length) for number, _ in worst}
+    worst = spikes(read_steps(folder / "train"), judged.by, SPIKES)
+    samples = {number: samples_of_steps(log, number, number, length) for number, _ in worst}
     read_by = {number: tracer.documents_of(numbers) for number, numbers in samples.items()}
     for number, ratio in worst:
         count = len(read_by[number])

@@ -4,7 +4,6 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -19,7 +18,8 @@ from gristmill.foundation.errors import InputError, RecipeError
 from gristmill.foundation.manifest import MANIFEST_NAME
 from gristmill.foundation.runtime.tasks.engine import Engine
 from gristmill.pipelines.recipes.config import Recipe
-from gristmill.pipelines.trace import Tracer, read_steps, step_of
+from gristmill.pipelines.step_log import StepLog, step_of
+from gristmill.pipelines.trace import Tracer
 from gristmill.tokenizers.training_sample import training_documents
 
 CHECKPOINTS = "checkpoints"
@@ -161,11 +161,11 @@ def _training(rows: Mapping[Path, np.ndarray], recipe: Recipe, workdir: Path) ->
     folder = workdir / TRAIN
     if not (folder / MANIFEST_NAME).is_file():
         return Training(note="no finished model in the work folder")
-    steps = read_steps(folder)
-    last = steps[-1]["step"]
+    log = StepLog(folder)
+    last = log.last["step"]
     saved = checkpoint_steps(folder)
     try:
-        first = _first_step(rows, recipe, workdir, steps)
+        first = _first_step(rows, recipe, workdir, log)
     except RecipeError as error:
         return Training(
             last, None, None, tuple(saved), f"not traced ({error}); every checkpoint counts as one that saw them"
@@ -176,18 +176,16 @@ def _training(rows: Mapping[Path, np.ndarray], recipe: Recipe, workdir: Path) ->
     return Training(last, first, clean, tuple(step for step in saved if step >= first))
 
 
-def _first_step(
-    rows: Mapping[Path, np.ndarray], recipe: Recipe, workdir: Path, steps: list[dict[str, Any]]
-) -> int | None:
+def _first_step(rows: Mapping[Path, np.ndarray], recipe: Recipe, workdir: Path, log: StepLog) -> int | None:
     """First step that read a document in these rows. Raises RecipeError if samples cannot be traced."""
     tracer = Tracer(recipe, workdir)
     samples = []
     for (split, source), places in _rows_of_sources(rows, workdir / "curate").items():
-        if split == TRAIN and source in tracer.samples.sources:
+        if split == TRAIN:
             samples += [
                 sample for place in places.tolist() if (sample := tracer.first_sample(source, place)) is not None
             ]
-    return None if not samples else step_of(steps, min(samples), tracer.sequence_length)
+    return None if not samples else step_of(log, min(samples), tracer.sequence_length)
 
 
 def checkpoint_steps(folder: Path) -> list[int]:

@@ -10,7 +10,8 @@ from gristmill.foundation.errors import InputError, RecipeError
 from gristmill.pipelines.document_losses import checkpoint_before, document_losses, ranked
 from gristmill.pipelines.python_api import run as run_recipe
 from gristmill.pipelines.recipes.recipe_file import validate
-from gristmill.pipelines.trace import Tracer, read_steps, samples_of_steps, spikes
+from gristmill.pipelines.step_log import StepLog, samples_of_steps
+from gristmill.pipelines.trace import Tracer, read_steps, spikes
 from gristmill.training.checkpoint.checkpoint import step_folder
 
 BATCH_TOKENS, LENGTH = 128, 32
@@ -54,7 +55,7 @@ def first_document(recipe: dict, workdir: Path) -> str:
     """The beginning of the document that is ranked first in the five steps of worst loss."""
     tracer, steps = Tracer(validate(recipe, "recipe"), workdir), read_steps(workdir / "train")
     worst = [step for step, _ in spikes(steps, "loss", 5)]
-    numbers = sorted({k for step in worst for k in samples_of_steps(steps, step, step, LENGTH)})
+    numbers = sorted({k for step in worst for k in samples_of_steps(StepLog(workdir / "train"), step, step, LENGTH)})
     losses = document_losses(tracer, numbers, checkpoint_before(workdir / "train", min(worst)))
     spans = {span.doc_id: span for k in numbers for span in tracer.documents_of(range(k, k + 1))}
     assert {loss.doc_id for loss in losses} == spans.keys()
@@ -79,7 +80,7 @@ def test_losses_by_document_add_up_to_the_loss_of_the_step(run):
     last = steps[-1]["step"]
     losses = document_losses(
         tracer,
-        list(samples_of_steps(steps, last, last, LENGTH)),
+        list(samples_of_steps(StepLog(workdir / "train"), last, last, LENGTH)),
         step_folder(workdir / "train" / "checkpoints", last - last % 15 if last % 15 else last - 15),
     )
     assert sum(loss.tokens for loss in losses) == steps[-1]["valid_tokens"]
@@ -91,7 +92,7 @@ def test_tokens_by_source_are_those_of_the_documents(run):
     recipe, workdir = run
     tracer, steps = Tracer(validate(recipe, "recipe"), workdir), read_steps(workdir / "train")
     for step in (1, 60, 120):
-        spans = tracer.documents_of(samples_of_steps(steps, step, step, LENGTH))
+        spans = tracer.documents_of(samples_of_steps(StepLog(workdir / "train"), step, step, LENGTH))
         expected: dict[str, int] = {}
         for sample, source in {(span.sample, span.source) for span in spans}:
             assert sample >= 0

@@ -9,7 +9,8 @@ from gristmill.foundation.errors import InputError, RecipeError
 from gristmill.pipelines.cli.trace import parse_steps
 from gristmill.pipelines.python_api import run as run_recipe
 from gristmill.pipelines.recipes.recipe_file import validate
-from gristmill.pipelines.trace import Tracer, in_common, read_steps, samples_of_steps, spikes, step_of
+from gristmill.pipelines.step_log import StepLog, samples_of_steps, step_of
+from gristmill.pipelines.trace import Tracer, in_common, read_steps, spikes
 from gristmill.tokenizers.tokenizer import load_tokenizer
 
 
@@ -42,7 +43,7 @@ def run(tmp_path_factory) -> tuple[dict, Path]:
 def test_the_documents_of_every_step_are_those_of_its_batch(run):
     recipe, workdir = run
     tracer = Tracer(validate(recipe, "recipe"), workdir)
-    steps = read_steps(workdir / "train")
+    steps = StepLog(workdir / "train")
     codec = load_tokenizer(workdir / "tokenizer")
     for step in (1, 2, 30, 60):
         numbers = samples_of_steps(steps, step, step, 32)
@@ -60,7 +61,7 @@ def test_the_documents_of_every_step_are_those_of_its_batch(run):
 def test_a_document_names_the_steps_that_read_it(run):
     recipe, workdir = run
     tracer = Tracer(validate(recipe, "recipe"), workdir)
-    steps = read_steps(workdir / "train")
+    steps = StepLog(workdir / "train")
     doc_id = tracer.documents_of(range(40, 41))[0].doc_id
     read_by = {k: {span.doc_id for span in tracer.documents_of(range(k, k + 1))} for k in range(tracer.num_samples)}
     expected = [k for k, documents in read_by.items() if doc_id in documents]
@@ -76,7 +77,7 @@ def test_a_planted_document_is_behind_the_spikes(run, call):
     tracer = Tracer(validate(recipe, "recipe"), workdir)
     steps = [step for step in read_steps(workdir / "train") if step["step"] > 20]  # after the fall of the first steps
     worst = [step for step, _ in spikes(steps, "loss", 2)]
-    read_by = [tracer.documents_of(samples_of_steps(read_steps(workdir / "train"), step, step, 32)) for step in worst]
+    read_by = [tracer.documents_of(samples_of_steps(StepLog(workdir / "train"), step, step, 32)) for step in worst]
     texts = {span.doc_id: tracer.text_of(span) for spans in read_by for span in spans}
     assert any(text.startswith("§¤") for text in texts.values())
     assert in_common([read_by[0], read_by[0]])[0][1] == 2
@@ -112,7 +113,7 @@ def test_what_cannot_be_traced_is_said(run, call, tmp_path):
     with pytest.raises(InputError, match="curate: not complete"):
         Tracer(validate(recipe, "recipe"), tmp_path)
     with pytest.raises(InputError, match="steps 61 to 61: the run has made steps 1 to 60"):
-        samples_of_steps(read_steps(workdir / "train"), 61, 61, 32)
+        samples_of_steps(StepLog(workdir / "train"), 61, 61, 32)
     with pytest.raises(RecipeError, match="--step last: write a step"):
         parse_steps("last")
     assert parse_steps("7") == (7, 7) and parse_steps("7-9") == (7, 9)
@@ -120,3 +121,17 @@ def test_what_cannot_be_traced_is_said(run, call, tmp_path):
     path.write_text(json.dumps(recipe))
     code, said = call("trace", path, "--workdir", workdir)
     assert code == 2 and "give one of --step N, --document ID and --spike" in said
+
+
+def test_steps_are_found_by_bisection_whatever_the_lengths_of_lines(tmp_path):
+    lines = [json.dumps({"step": step, "tokens": 10 * step, "note": "x" * (step * step % 50)}) for step in range(5, 90)]
+    (tmp_path / "metrics.jsonl").write_text("\n".join(lines) + '\n{"step": 90, "tok')
+    log = StepLog(tmp_path)
+    assert [log.at(step)["step"] for step in range(5, 90)] == list(range(5, 90))
+    assert log.at(4) is None and log.at(90) is None and (log.first["step"], log.last["step"]) == (5, 89)
+    assert [step_of(log, sample, 1) for sample in (0, 49, 50, 59, 889, 890)] == [5, 5, 6, 6, 89, None]
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1')
+    with pytest.raises(InputError, match="no complete line"):
+        StepLog(tmp_path)
+    with pytest.raises(InputError, match="no such file"):
+        StepLog(tmp_path / "none")

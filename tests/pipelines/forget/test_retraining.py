@@ -12,7 +12,8 @@ from gristmill.pipelines.forget.places import checkpoint_steps
 from gristmill.pipelines.forget.statement import read_statement, statement_path
 from gristmill.pipelines.python_api import run as run_recipe
 from gristmill.pipelines.recipes.recipe_file import validate
-from gristmill.pipelines.trace import Tracer, read_steps, samples_of_steps, step_of
+from gristmill.pipelines.step_log import StepLog, samples_of_steps, step_of
+from gristmill.pipelines.trace import Tracer
 from gristmill.pipelines.verify import verify
 
 LENGTH = 32
@@ -55,7 +56,7 @@ def forget(work: Path, doc_id: str, *options: str) -> int:
 
 def document_read_at(recipe: dict, work: Path, step: int) -> str:
     """A document that this step reads first."""
-    tracer, steps = Tracer(validate(recipe, "recipe"), work), read_steps(work / "train")
+    tracer, steps = Tracer(validate(recipe, "recipe"), work), StepLog(work / "train")
     for span in tracer.documents_of(samples_of_steps(steps, step, step, LENGTH)):
         if min(sample for _, sample, _ in tracer.samples_of(span.doc_id)) == span.sample:
             assert step_of(steps, span.sample, LENGTH) == step
