@@ -128,9 +128,10 @@ def _sizes(model: ModelConfig, vocabulary: int, wanted: Sequence[float]) -> list
     head = model.width // model.heads
     sizes: list[Size] = []
     while head >= MIN_HEAD_WIDTH and head % 2 == 0:
-        sizes, off = zip(*(_nearest(model, vocabulary, parameters, head) for parameters in wanted), strict=True)
-        if len(set(sizes)) == len(sizes) and max(off) <= MAX_OFF:
-            return list(sizes)
+        candidates = [_nearest(model, vocabulary, parameters, head) for parameters in wanted]
+        sizes = [size for size, _ in candidates]
+        if len(set(sizes)) == len(sizes) and max(off for _, off in candidates) <= MAX_OFF:
+            return sizes
         head //= 2
     raise RecipeError(
         f"model.width {model.width} with {model.layers} layers has too few smaller sizes, even with heads of "
@@ -275,9 +276,11 @@ def profile(steps: Sequence[Rung], losses: Sequence[float], seed: int = 0) -> Is
     if best is None:
         return IsoflopProfile(flops, None, None, None)
     by_ratio = np.polyfit(logs, ratios, 1)  # tokens per parameter along the profile
-    low, high = np.percentile(valleys, [97.5, 2.5]) if len(valleys) > DRAWS / 2 else (None, None)
-    ends = None if low is None else tuple(float(np.exp(np.polyval(by_ratio, end))) for end in (low, high))
-    return IsoflopProfile(flops, float(np.exp(best)), float(np.exp(np.polyval(by_ratio, best))), ends)
+    interval: tuple[float, float] | None = None
+    if len(valleys) > DRAWS / 2:
+        low, high = (float(np.exp(np.polyval(by_ratio, end))) for end in np.percentile(valleys, [97.5, 2.5]))
+        interval = low, high
+    return IsoflopProfile(flops, float(np.exp(best)), float(np.exp(np.polyval(by_ratio, best))), interval)
 
 
 def _valley(logs: np.ndarray, losses: np.ndarray) -> float | None:
