@@ -172,6 +172,15 @@ def read_tombstones(folder: Path) -> Tombstones | None:
     return tombstones
 
 
+def request_of(doc_id: str, folder: Path) -> int | None:
+    """Number of the request in the folder's tombstones that names the document; None if there is none."""
+    tombstones = read_tombstones(folder)
+    if tombstones is None:
+        return None
+    digest = tombstones.id_digests(bytes_of([bytes.fromhex(doc_id)])).tobytes().hex()
+    return next((request.number for request in tombstones.requests if digest in request.ids), None)
+
+
 def write_tombstones(folder: Path, tombstones: Tombstones) -> None:
     write_atomic(folder / TOMBSTONES_NAME, digested_json(tombstones.model_dump(mode="json")))
 

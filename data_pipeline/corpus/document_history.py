@@ -11,6 +11,7 @@ import orjson
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from gristmill.data_pipeline.annotate.tombstones import request_of
 from gristmill.data_pipeline.corpus.counts import ANNOTATIONS, COUNTS_NAME
 from gristmill.data_pipeline.corpus.id_index import IdIndex, RowPlace, read_row
 from gristmill.data_pipeline.corpus.writer import QUARANTINE_NAME
@@ -83,6 +84,11 @@ def _ledger_row(doc_id: str, corpus: Path) -> dict[str, Any]:
         split = pq.read_table(ledger, columns=["doc_id", "pieces"], filters=has_pieces)
         parents = [row["doc_id"] for row in split.to_pylist() if doc_id in row["pieces"]]
         rows = pq.read_table(ledger, filters=pc.field("doc_id").isin(parents)).to_pylist() if parents else []
+    if not rows and (number := request_of(doc_id, corpus)) is not None:
+        raise InputError(
+            f"{corpus}: document {doc_id} was taken out by removal {number} of `gristmill forget`; "
+            f"statements/forget-{number:04d}.json says where it had been"
+        )
     if not rows:
         raise InputError(f"{corpus / 'ledger'}: no document {doc_id}; it lists every document that was read")
     return rows[0]

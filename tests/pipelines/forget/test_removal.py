@@ -9,6 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from gristmill.data_pipeline.annotate.tombstones import TOMBSTONES_NAME, read_tombstones
+from gristmill.data_pipeline.corpus.document_history import why
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.files import file_digest
 from gristmill.pipelines.cli.main import main
@@ -153,6 +154,13 @@ def test_a_document_comes_back_when_its_tombstones_are_taken_away(work, built):
     shutil.rmtree(work / "statements")
     run_recipe(recipe_of(built / "raw"), work, "curate", workers=1)
     assert outputs(work / "curate") == outputs(built / "work" / "curate")
+
+
+def test_why_names_the_removal_of_a_document(work):
+    doc_id = ids_by_name(work)["d03"]
+    assert forget_ids(work, "d03") == 0
+    with pytest.raises(InputError, match=r"was taken out by removal 1 of .*forget-0001\.json"):
+        why(doc_id, work)
 
 
 def test_a_second_removal_is_chained_to_the_first(work):
