@@ -64,6 +64,7 @@ def test_the_documents_of_every_sample_are_those_of_its_tokens(corpus, index):
     assert len(read_by) == 80
     for doc_id, numbers in read_by.items():
         assert {k for _, k, _ in tracer.samples_of(doc_id)} == numbers
+        assert tracer.first_sample(*tracer._find(doc_id)) == min(numbers)
     sizes = Counter(len(order.documents(row)) for order in tracer.orders.values() for row in range(80))
     repeated = {2: 4, 3: 2} if "rehydrate" in index else {}
     assert {times: count for times, count in sizes.items() if times > 1} == repeated
