@@ -13,9 +13,9 @@ from pathlib import Path
 from measure import Figure, arguments, print_figures
 from support import extraction_folds
 from support.annotated_chunks import Annotated
-from support.extraction_kinds import kind_figures
+from support.extraction_kinds import kind_figures, peer_figures
 from support.extraction_languages import Pair, crawl_pairs, print_languages
-from support.extraction_metadata import print_metadata
+from support.extraction_metadata import labelled_figures, print_metadata
 from support.extraction_options import print_comparison
 from support.extraction_sites import print_repeats, print_site
 from support.extraction_speeds import QUICK_PAGES, ours, speeds
@@ -29,13 +29,14 @@ def main() -> None:
     parser.add_argument("--speed", action="store_true", help="only the speeds")
     parser.add_argument("--blocks", action="store_true", help="only the F1, with the tables")
     parser.add_argument("--wcxb", action="store_true", help="only the F1 of words by kind of page, with the tables")
+    parser.add_argument("--peers", action="store_true", help="F1 of words: trafilatura, resiliparse, newspaper4k")
     parser.add_argument("--transfer", action="store_true", help="only the F1 with each set held out, with the table")
     parser.add_argument("--options", action="store_true", help="compare settings of trafilatura, some ten minutes")
     parser.add_argument("--languages", action="store_true", help="blocks against trafilatura by language, in folds")
     parser.add_argument("--crawl", type=Path, nargs="+", metavar="WARC", help="the same on the pages of WARC files")
     parser.add_argument("--repeats", action="store_true", help="the second pass by site on the annotated pages")
     parser.add_argument("--site", type=Path, metavar="FOLDER", help="the same on a folder of one site's HTML files")
-    parser.add_argument("--metadata", action="store_true", help="metadata against trafilatura's")
+    parser.add_argument("--metadata", action="store_true", help="metadata against trafilatura and labels")
     options = parser.parse_args()
     if options.crawl:
         return print_languages(crawl_pairs(options.crawl))
@@ -52,12 +53,15 @@ def main() -> None:
         return print_languages(held_out_pairs(folder))
     if options.repeats:
         return print_repeats(folder)
+    if options.peers:
+        return print_figures(peer_figures(folder, 12 if options.quick else 4))
     if options.wcxb:
         return print_figures(kind_figures(folder))
     if options.transfer:
         return print_figures(transfer_figures(folder))
     if options.metadata:
-        return print_metadata(folder)
+        print_metadata(folder, 8 if options.quick else 1)
+        return print_figures(labelled_figures(folder / "wcxb_dev" / "pages.jsonl.zst", 12 if options.quick else 1))
     figures: list[Figure] = [] if options.speed or options.quick else quality_figures(folder)
     if not (options.speed or options.quick or options.blocks):
         figures += kind_figures(folder) + transfer_figures(folder)

@@ -1,5 +1,6 @@
 """Word F1 on WCXB's development pages, by kind of page: blocks in folds by site, and trafilatura; the worst pages."""
 
+import importlib.util
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -15,7 +16,7 @@ from support import extraction_folds
 from support.extraction_speeds import ours
 
 from gristmill.data_pipeline.extraction.blocks_config import PAGE_KINDS
-from gristmill.data_pipeline.extraction.labelled_pages import LabelledPage
+from gristmill.data_pipeline.extraction.labelled_pages import LabelledPage, labelled_pages
 from gristmill.data_pipeline.extraction.page import block_texts
 from gristmill.data_pipeline.extraction.page_kinds import page_kind
 
@@ -64,6 +65,37 @@ def page_scores(folder: Path) -> list[PageScore]:
         values = (word_f1(text, truth), word_f1(peer, truth), word_f1(best, truth))
         scores.append(PageScore(labelled.page, *values, page_kind(page)[0]))
     return scores
+
+
+def peer_figures(folder: Path, every: int) -> list[Figure]:
+    """Prints the word F1 of other extractors by kind; returns `extract_wcxb_EXTRACTOR`. Without blocks, whose own F1
+    takes the fits in folds. every: of the pages, one of so many."""
+    pages = labelled_pages(folder / extraction_folds.KINDS)[::every]
+    peers = {name: ours(name, "utf-8") for name in ("trafilatura", "resiliparse")}
+    if importlib.util.find_spec("newspaper") is not None:
+        peers["newspaper4k"] = by_newspaper
+    f1 = {
+        name: [word_f1(word_counts(extractor(page.html)), word_counts(page.body or "")) for page in pages]
+        for name, extractor in peers.items()
+    }
+    table = Table("kind", "pages", *peers)
+    for kind in PAGE_KINDS:
+        chosen = [place for place, page in enumerate(pages) if page.kind == kind]
+        means = (np.mean([scores[place] for place in chosen]) for scores in f1.values())
+        table.add_row(kind, str(len(chosen)), *(f"{mean:.4f}" for mean in means))
+    Console(width=120).print(table)
+    unit = f"word F1, {len(pages)} pages"
+    return [Figure(f"extract_wcxb_{name}", float(np.mean(scores)), unit) for name, scores in f1.items()]
+
+
+def by_newspaper(html: bytes) -> str:
+    """newspaper4k, where it is installed; it is no dependency."""
+    import newspaper
+
+    article = newspaper.Article("https://example.org/", fetch_images=False)
+    article.download(input_html=html.decode("utf-8", "replace"))
+    article.parse()
+    return str(article.text)
 
 
 def kind_figures(folder: Path) -> list[Figure]:

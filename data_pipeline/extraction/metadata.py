@@ -64,20 +64,57 @@ META_NAMES: dict[str, tuple[str, ...]] = {
         "datepublished", "date", "dc.date", "dc.date.issued", "dc.date.created", "dcterms.date", "dcterms.issued",
         "dcterms.created", "citation_publication_date", "parsely-pub-date", "sailthru.date", "pubdate", "publish_date",
         "publish-date", "publishdate", "publication_date", "publication-date", "date_published", "datecreated",
-        "cxenseparse:recs:publishtime",
+        "published-date", "cxenseparse:recs:publishtime",
     ),
     "author": ("author", "article:author", "dc.creator", "citation_author", "parsely-author", "sailthru.author"),
     "language": ("og:locale", "content-language", "dc.language", "language"),
 }  # fmt: skip
+# Asked where a page says nothing about its publication.
+MODIFIED_NAMES = (
+    "article:modified_time",
+    "og:updated_time",
+    "datemodified",
+    "last-modified",
+    "dcterms.modified",
+    "lastmod",
+)
+_DATE_IN_SCRIPT = re.compile(
+    rb"\"(?:datePublished|date_published|publishedDate|published_at|publishedAt|publishDate|dateModified|date)\\?\""
+    rb"\s*:\s*\\?\"(\d{4}-\d\d-\d\d)",
+    re.IGNORECASE,
+)
+_MONTH_NAMES = (
+    "jan january januar janvier enero",
+    "feb february februar f\u00e9vrier febrero",
+    "mar march m\u00e4rz mars marzo",
+    "apr april avril abril",
+    "may mai mayo",
+    "jun june juni juin junio",
+    "jul july juli juillet julio",
+    "aug august ao\u00fbt agosto",
+    "sep sept september septembre septiembre",
+    "oct october okt oktober octobre octubre",
+    "nov november novembre noviembre",
+    "dec december dez dezember d\u00e9cembre diciembre",
+)
+MONTHS = {name: number for number, names in enumerate(_MONTH_NAMES, 1) for name in names.split()}
+_MONTH = "|".join(sorted(MONTHS, key=len, reverse=True))
+_DATE_IN_TEXT = re.compile(
+    rf"\b(?:(?P<m1>{_MONTH})\.?\s+(?P<d1>[0-3]?\d)(?:st|nd|rd|th)?,?\s+(?P<y1>20\d\d|199\d)"
+    rf"|(?P<d2>[0-3]?\d)(?:st|nd|rd|th|\.)?\s+(?:de\s+)?(?P<m2>{_MONTH})\.?,?\s+(?:de\s+)?(?P<y2>20\d\d|199\d))\b",
+    re.IGNORECASE,
+)
+DATED_CHARS = 200_000  # of markup that is searched for a date in words
 JSON_NAMES = {"title": "headline", "date": "datePublished", "author": "author", "language": "inLanguage"}
 ITEM_NAMES = {"title": b"headline", "date": b"datepublished", "author": b"author"}
 HEADINGS = {TAG_IDS[f"h{level}"]: level for level in range(1, 7)}
 
 
 class Markup(NamedTuple):
-    """Metadata in a page's markup. html: UTF-8, without scripts. metas: name in lower case -> content. articles: of
-    JSON-LD. title: of <title>. heading: the text of the first h1, of the main text if it has one."""
+    """Metadata in a page's markup. whole: UTF-8. html: without scripts. metas: name in lower case -> content. articles:
+    of JSON-LD. title: of <title>. heading: the text of the first h1, of the main text if it has one."""
 
+    whole: bytes
     html: bytes
     metas: Mapping[str, str]
     articles: list[Mapping[str, Any]]
@@ -94,6 +131,7 @@ def page_metadata(html: bytes, page: Page, kept: np.ndarray, fields: tuple[Metad
     first = _headings(page, kept, 1, {TAG_IDS["h1"]: 1}) or _headings(page, kept | True, 1, {TAG_IDS["h1"]: 1})
     title = _TITLE.search(plain)
     markup = Markup(
+        html,
         plain,
         _metas(plain),
         list(articles_in(html)),
@@ -143,6 +181,7 @@ def _candidates(field: str, markup: Markup) -> Iterator[str]:
         yield markup.heading
     elif field == "date":
         yield from _other_dates(markup)
+        yield from _less_certain_dates(markup)
     elif field == "author":
         yield from _bylines(markup)
 
@@ -181,6 +220,22 @@ def _other_dates(markup: Markup) -> Iterator[str]:
     for address in (_text(canonical[1]) if canonical else "", markup.metas.get("og:url", "")):
         if date := _DATE_IN_PATH.search(address):
             yield "-".join(date.groups())
+
+
+def _less_certain_dates(markup: Markup) -> Iterator[str]:
+    """Dates of changes, in the data of scripts, and in words: the first of each."""
+    for article in markup.articles:
+        yield text_of(article.get("dateModified"))
+    for name in MODIFIED_NAMES:
+        yield markup.metas.get(name, "")
+    if script := _DATE_IN_SCRIPT.search(markup.whole):
+        yield _text(script[1])
+    text = _TAG.sub(b" ", markup.html[:DATED_CHARS]).decode("utf-8", "replace")
+    for match in _DATE_IN_TEXT.finditer(html_module.unescape(text)):
+        parts = match.groupdict()
+        month, day = parts["m1"] or parts["m2"], int(parts["d1"] or parts["d2"])
+        if 1 <= day <= 31:
+            yield f"{parts['y1'] or parts['y2']}-{MONTHS[month.lower()]:02d}-{day:02d}"
 
 
 def _metas(html: bytes) -> dict[str, str]:

@@ -131,7 +131,7 @@ def quarantined(context: StageContext) -> list[str]:
 
 STAGE: Stage = Stage(
     name="curate",
-    code_version=21,
+    code_version=22,
     inputs=(),
     config=config,
     run=run,

@@ -100,3 +100,17 @@ def test_json_ld_as_deep_as_the_parser_allows():
     value = '{"name": ' * 900 + '"x"' + "}" * 900
     html = f'<script type="application/ld+json">{{"@type": "Article", "author": {value}}}</script>'
     assert metadata(html, ("author",)) == {}
+
+
+def test_a_page_without_a_published_date_gives_the_first_of_the_less_certain_ones():
+    changed = "<meta property=article:modified_time content=2024-05-06T01:02:03Z>"
+    script = '<script>state = {"publishedDate": "2024-05-05T00:00:00Z"}</script>'
+    words = "<p>Posted on <b>May</b>&nbsp;4th, 2024 in <a>News</a>, changed 5. Mai 2024"
+    assert metadata(changed + script + words, ("date",)) == {"date": "2024-05-06"}
+    assert metadata(script + words, ("date",)) == {"date": "2024-05-05"}
+    assert metadata(words, ("date",)) == {"date": "2024-05-04"}
+    assert metadata("<p>am 3. März 2021", ("date",)) == {"date": "2021-03-03"}
+    assert metadata("<p>el 7 de octubre de 2020", ("date",)) == {"date": "2020-10-07"}
+    assert metadata("<p>May 44, 2024, Mayor 4, 2024, may 2024", ("date",)) == {}
+    published = '<time datetime="2020-01-02">'
+    assert metadata(changed + script + published, ("date",)) == {"date": "2020-01-02"}
