@@ -14,6 +14,7 @@ from gristmill.pipelines.summary.croissant import check_croissant
 from gristmill.pipelines.summary.cyclonedx_bom import check_bill
 from gristmill.pipelines.summary.papers import write_summary
 from gristmill.pipelines.summary.spdx_document import check_spdx
+from tests.support.corpora import prose, write_jsonl
 
 PAPERS = ("public_summary.md", "dataset_card.md", "model_card.md", "bom.cdx.json", "spdx.json", "summary.json")
 ADDRESSES = [
@@ -174,3 +175,35 @@ def test_verify_accepts_the_papers(papers, call):
     workdir, _ = papers
     assert all((workdir / "summary" / name).is_file() for name in PAPERS)
     assert call("verify", workdir)[0] == 0
+
+
+def test_the_ten_documents_of_the_page(tmp_path, call):
+    """docs/provenance.md, "Ten documents in the papers"."""
+    urls = [f"https://a.mill.co.uk/{n}" for n in range(4)] + [f"https://b.mill.co.uk/{n}" for n in range(3)]
+    urls += ["https://flour.org/0", "https://flour.org/1", ""]
+    write_jsonl(tmp_path / "a.jsonl", [{"text": prose(n), "url": url} for n, url in enumerate(urls)])
+    robots = {"host": "flour.org", "date": "2025-01-31", "robots": "User-agent: CCBot\nDisallow: /"}
+    (tmp_path / "robots.jsonl").write_text(json.dumps(robots))
+    recipe = {
+        "name": "ten",
+        "sources": [{"name": "s", "format": "jsonl", "paths": [str(tmp_path / "a.jsonl")], "license": "CC0-1.0"}],
+        "curate": {
+            "lists": {"robots": [str(tmp_path / "robots.jsonl")]},
+            "filters": ["robots"],
+            "near_dedup": None,
+            "splits": {"validation": 0.0, "test": 0.0},
+        },
+    }
+    workdir = run_recipe(recipe, tmp_path / "work", "curate")
+    assert call("summary", workdir)[0] == 0 and call("summary", workdir, "--check")[0] == 0
+    facts = {name: fact["rows"] for name, fact in facts_of(workdir).items()}
+    assert facts["reserved"] == [
+        {"source": "s", "language": "en_Latn", "documents": 10, "rule": "robots.max_disallowed", "removed": 2}
+    ]
+    assert facts["num_domains"] == [{"source": "s", "domains": 1, "documents": 7}]
+    assert [(row["domain"], row["documents"]) for row in facts["domains"]] == [("mill.co.uk", 7)]
+    assert [(row["license"], row["documents"]) for row in facts["licenses"]] == [("CC0-1.0", 8)]
+    assert [(row["robots_disallowed"], row["documents"]) for row in facts["robots"]] == [(None, 8)]
+    text = (workdir / "summary" / "public_summary.md").read_text()
+    assert "| s | en\\_Latn | robots.max\\_disallowed | 2 | 10 | 20.0% |" in text
+    assert "2025-01-31 to 2025-01-31" in text
