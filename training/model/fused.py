@@ -2,14 +2,12 @@
 
 from collections.abc import Callable
 from functools import cache
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
-Function = TypeVar("Function", bound=Callable[..., Any])
 
-
-def fused(function: Function, tuned: bool = False) -> Function:
+def fused(function: Callable[..., Any], tuned: bool = False) -> Callable[..., Any]:
     """The function compiled; within a compiled layer as it is, for there it is compiled with the layer.
 
     tuned: the compiler measures block sizes. For what reads all logits: as torch chooses them, its kernels reach a
@@ -18,5 +16,5 @@ def fused(function: Function, tuned: bool = False) -> Function:
 
 
 @cache
-def compiled(function: Function, tuned: bool) -> Function:
+def compiled(function: Callable[..., Any], tuned: bool) -> Callable[..., Any]:
     return torch.compile(function, options={"coordinate_descent_tuning": True} if tuned else None)

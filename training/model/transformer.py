@@ -163,8 +163,9 @@ class Transformer(nn.Module):
         for number in some:
             x_BTD, cache = layers[number](x_BTD, metadata, None if caches is None else caches[number])
             new_caches.append(cache)
-        ends = some.stop == len(layers) and self.final_norm is not None
-        return self.final_norm(x_BTD) if ends else x_BTD, tuple(new_caches)
+        if self.final_norm is not None and some.stop == len(layers):
+            x_BTD = self.final_norm(x_BTD)
+        return x_BTD, tuple(new_caches)
 
     def attention_metadata(
         self,

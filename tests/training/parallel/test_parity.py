@@ -199,20 +199,20 @@ def test_bf16_on_a_layout_is_bf16_alone_to_its_rounding(pool: Any) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("layout", "model"),
+    "case",
     [
-        ({"data": 2, "tensor": 2}, "llama"),
-        ({"tensor": 2, "pipeline": 2}, "llama"),
-        ({"data": 2} | SWAP, "llama"),
-        ({"data": 2, "expert": 2}, "experts"),
-        ({"tensor": 2}, "hybrid_experts"),
-        ({"tensor": 2}, "tcnca"),
+        Case({"data": 2, "tensor": 2}, precision="fp32", compiled=True),
+        Case({"tensor": 2, "pipeline": 2}, precision="fp32", compiled=True),
+        Case({"data": 2} | SWAP, precision="fp32", compiled=True),
+        Case({"data": 2, "expert": 2}, "experts", compiled=True),
+        Case({"tensor": 2}, "hybrid_experts", compiled=True),
+        Case({"tensor": 2}, "tcnca", compiled=True),
     ],
     ids=str,
 )
-def test_compiled_layers_are_the_same_model(layout: dict[str, Any], model: str, pool: Any) -> None:
-    found = differences(Case(layout, model, precision="fp32", compiled=True), pool)
-    assert max(found.values()) < TOLERANCES["fp32"], found
+def test_compiled_layers_are_the_same_model(case: Case, pool: Any) -> None:
+    found = differences(case, pool)
+    assert max(found.values()) < TOLERANCES[case.precision], found
 
 
 def test_a_repeated_run_is_bitwise_equal(pool: Any) -> None:
