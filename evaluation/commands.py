@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 
 from gristmill.evaluation.inference.config import EvaluateConfig, SamplingConfig
+from gristmill.evaluation.inference.draft_model import NO_DRAFT_OPTIONS, DraftOptions
 from gristmill.evaluation.inference.generate.batch import ContinuousBatch, default_limits
 from gristmill.evaluation.inference.generate.prompts import PromptFile, Writer, generate, generate_file
 from gristmill.evaluation.inference.generate.request import Generation, GenerationSettings, TextStream
@@ -128,6 +129,7 @@ def generate_text(
     settings: GenerationSettings,
     stream: TextStream | None = None,
     ranks: Ranks = NO_OTHER_RANKS,
+    drafts: DraftOptions = NO_DRAFT_OPTIONS,
 ) -> list[Generation]:
     """`gristmill generate --checkpoint DIR --prompt TEXT`. An empty prompt begins a new document.
 
@@ -147,7 +149,8 @@ def generate_text(
                 )
         output_stream = stream if mesh.is_first else None
         settings = _with_defaults(settings, loaded)
-        return generate(loaded.causal_lm, loaded.codec, encoded, settings, stream=output_stream)
+        drafting = drafts.load(loaded, ranks.rank.world_size)
+        return generate(loaded.causal_lm, loaded.codec, encoded, settings, stream=output_stream, drafting=drafting)
 
 
 def generate_to_file(
@@ -157,6 +160,7 @@ def generate_to_file(
     reporter: Reporter,
     sequences: int | None,
     ranks: Ranks = NO_OTHER_RANKS,
+    drafts: DraftOptions = NO_DRAFT_OPTIONS,
 ) -> int:
     """`gristmill generate --checkpoint DIR --prompts FILE --output FILE`; returns the number of records with an error,
     on the first rank, which alone writes.
@@ -171,7 +175,8 @@ def generate_to_file(
         for note in filter(None, (loaded.note, loaded.memory_note) if mesh.is_first else ()):
             reporter.say(note)
         settings = _with_defaults(settings, loaded)
-        batch = ContinuousBatch(loaded.causal_lm, loaded.codec, default_limits(loaded.causal_lm, sequences))
+        limits = default_limits(loaded.causal_lm, sequences, drafts.load(loaded, ranks.rank.world_size))
+        batch = ContinuousBatch(loaded.causal_lm, loaded.codec, limits)
         options = {**asdict(settings), "sampling": settings.sampling.model_dump()}
         run = {"model": loaded.digest, "options": options}
         writer = Writer(run, reporter if mesh.is_first else Reporter.silent(), mesh.world)

@@ -18,6 +18,7 @@ from gristmill.pipelines.recipes.recipe_file import validate_config
 from gristmill.pipelines.remote import fetched, local_folder
 
 if TYPE_CHECKING:
+    from gristmill.evaluation.inference.draft_model import DraftOptions
     from gristmill.evaluation.inference.generate.request import GenerationSettings
     from gristmill.evaluation.inference.load import Ranks
     from gristmill.evaluation.inference.workdir import CheckpointPaths
@@ -181,10 +182,25 @@ class GeneratingModel:
     offload_parameters: OffloadOption = "none"
 
 
+@dataclass(frozen=True)
+class DraftGuesses:
+    """Options of speculative decoding, which changes no token."""
+
+    draft_tokens: Annotated[
+        int,
+        typer.Option(min=0, help="Tokens to guess at a time and read in one pass, from the text so far; 0: none."),
+    ] = 0
+    draft_model: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="A smaller model of the same tokenizer that guesses --draft-tokens instead."),
+    ] = None
+
+
 @with_option_groups
 def generate(
     checkpoint: CheckpointOption,
     model: GeneratingModel,
+    drafts: DraftGuesses,
     sampling: SamplingOptions,
     end: EndOptions,
     file: PromptFileOptions,
@@ -192,6 +208,7 @@ def generate(
 ) -> None:
     """Generate text from a prompt, streamed to the terminal, or from a file of prompts."""
     from gristmill.evaluation.commands import generate_text
+    from gristmill.evaluation.inference.draft_model import DraftOptions
     from gristmill.evaluation.inference.generate.request import GenerationSettings
     from gristmill.evaluation.inference.load import ModelParallel, Ranks
     from gristmill.evaluation.inference.workdir import CheckpointPaths
@@ -204,8 +221,9 @@ def generate(
     stated = {name: value for name, value in asdict(sampling).items() if value is not None}
     config = validate_config(SamplingConfig, stated)
     generation = GenerationSettings(end.tokens, config, tuple(end.stop or ()))
+    draft_options = DraftOptions(drafts.draft_tokens, drafts.draft_model)
     if prompt is None or file.prompts is not None:
-        _generate_to_file(source, file, generation, ranks, both=prompt is not None)
+        _generate_to_file(source, file, generation, (ranks, draft_options), both=prompt is not None)
         return
     if file.output is not None:
         raise RecipeError("--output is for --prompts; the text of --prompt is printed")
@@ -219,13 +237,17 @@ def generate(
         sys.stdout.flush()
         begun = True
 
-    generate_text(source, [prompt], generation, show, ranks)
+    generate_text(source, [prompt], generation, show, ranks, draft_options)
     if ranks.rank.rank == 0:
         sys.stdout.write("\n" if begun else f"{prompt}\n")
 
 
 def _generate_to_file(
-    source: "CheckpointPaths", file: PromptFileOptions, settings: "GenerationSettings", ranks: "Ranks", both: bool
+    source: "CheckpointPaths",
+    file: PromptFileOptions,
+    settings: "GenerationSettings",
+    running: tuple["Ranks", "DraftOptions"],
+    both: bool,
 ) -> None:
     from gristmill.evaluation.commands import generate_to_file
     from gristmill.evaluation.inference.generate.prompts import PromptFile
@@ -235,7 +257,8 @@ def _generate_to_file(
     if file.output is None:
         raise RecipeError("--prompts needs --output FILE, a new file for the results")
     files = PromptFile(file.prompts, file.output)
-    errors = generate_to_file(source, files, settings, Reporter.to_terminal(), file.sequences, ranks)
+    ranks, drafts = running
+    errors = generate_to_file(source, files, settings, Reporter.to_terminal(), file.sequences, ranks, drafts)
     if ranks.rank.rank:
         return
     if errors:

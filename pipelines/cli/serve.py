@@ -10,7 +10,7 @@ import typer
 from gristmill.evaluation.inference.config import EvaluateConfig
 from gristmill.foundation.errors import InputError, RecipeError
 from gristmill.foundation.progress import Reporter
-from gristmill.pipelines.cli.checkpoint import CheckpointOption, GeneratingModel
+from gristmill.pipelines.cli.checkpoint import CheckpointOption, DraftGuesses, GeneratingModel
 from gristmill.pipelines.cli.options import with_option_groups
 from gristmill.pipelines.recipes.recipe_file import validate_config
 
@@ -58,6 +58,7 @@ def serve(
     address: AddressOptions,
     served: ServedOptions,
     model: GeneratingModel,
+    drafts: DraftGuesses,
 ) -> None:
     """Serve a model over HTTP with a page to talk to it and OpenAI's endpoints, until Ctrl-C or SIGTERM.
 
@@ -68,6 +69,7 @@ def serve(
         raise RecipeError(
             f"{error.name} is not installed; run `pip install -c constraints.txt 'gristmill[serve]'`"
         ) from error
+    from gristmill.evaluation.inference.draft_model import DraftOptions
     from gristmill.evaluation.inference.load import ModelParallel, Ranks
     from gristmill.evaluation.inference.workdir import CheckpointPaths
     from gristmill.training.processes import RankInfo
@@ -84,6 +86,7 @@ def serve(
         served.max_requests,
         served.stop_seconds,
         tuple(served.cors_origin or ()),
+        DraftOptions(drafts.draft_tokens, drafts.draft_model),
     )
     ranks = Ranks(RankInfo.from_environment(), ModelParallel(model.tensor, model.pipeline, model.expert))
     serve(CheckpointPaths(checkpoint, model.tokenizer), config, options, Reporter.to_terminal(), ranks)

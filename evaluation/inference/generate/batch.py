@@ -12,6 +12,14 @@ import torch
 from torch import Tensor
 
 from gristmill.evaluation.inference.causal_lm import CausalLM
+from gristmill.evaluation.inference.generate.drafts import (
+    NO_DRAFTS,
+    Drafting,
+    Drafts,
+    ModelDrafts,
+    NgramDrafts,
+    guess_counts,
+)
 from gristmill.evaluation.inference.generate.prompt_parts import MAX_PROMPTS, PromptParts
 from gristmill.evaluation.inference.generate.request import (
     Generation,
@@ -28,7 +36,7 @@ from gristmill.evaluation.inference.generate.sequence import (
     log_softmax,
     top_logprobs,
 )
-from gristmill.evaluation.inference.generate.slots import MIN_SHARED_TOKENS, Slots, common_prefix
+from gristmill.evaluation.inference.generate.slots import MIN_SHARED_TOKENS, Slot, Slots, common_prefix
 from gristmill.evaluation.inference.generate.structured import GrammarTokenizer
 from gristmill.evaluation.inference.local_causal_lm import LocalCausalLM
 from gristmill.training.model.decoding_cache import SlotRows
@@ -39,26 +47,30 @@ from gristmill.training.model.decoding_cache import SlotRows
 @dataclass(frozen=True)
 class BatchLimits:
     """sequences: of the running batch. prompt_tokens: of one pass over prompts; a longer prompt is a pass of its own.
-    cache_bytes: of keys and values on this rank; None: no limit."""
+    cache_bytes: of keys and values on this rank; None: no limit. drafting: of tokens that are
+    guessed and read in one pass."""
 
     sequences: int
     prompt_tokens: int = 2048
     cache_bytes: int | None = None
+    drafting: Drafting = NO_DRAFTS
 
     def slots(self, causal_lm: CausalLM) -> int:
         """Sequences that fit the cache at the model's sequence length, at least one."""
         slot_bytes = causal_lm.slot_token_bytes() * causal_lm.sequence_length
+        if self.drafting.model is not None:
+            slot_bytes += self.drafting.model.slot_token_bytes() * causal_lm.sequence_length
         if self.cache_bytes is None or not slot_bytes:
             return self.sequences
         return max(1, min(self.sequences, self.cache_bytes // slot_bytes))
 
 
-def default_limits(causal_lm: CausalLM, sequences: int | None = None) -> BatchLimits:
+def default_limits(causal_lm: CausalLM, sequences: int | None = None, drafting: Drafting = NO_DRAFTS) -> BatchLimits:
     """For the model's device: 32 sequences and 4 GiB of cache on a CPU, 256 and half of the free memory on a GPU."""
     if causal_lm.device.type == "cpu":
-        return BatchLimits(sequences or 32, cache_bytes=4 << 30)
+        return BatchLimits(sequences or 32, cache_bytes=4 << 30, drafting=drafting)
     free_bytes, _ = torch.cuda.mem_get_info(causal_lm.device)
-    return BatchLimits(sequences or 256, prompt_tokens=16_384, cache_bytes=free_bytes // 2)
+    return BatchLimits(sequences or 256, prompt_tokens=16_384, cache_bytes=free_bytes // 2, drafting=drafting)
 
 
 # B rows, T tokens, D width, V vocabulary, N positions
@@ -105,7 +117,14 @@ class ContinuousBatch:
     def __init__(self, causal_lm: CausalLM, decoder: TokenDecoder, limits: BatchLimits):
         self.causal_lm, self.decoder, self.limits = causal_lm, decoder, limits
         count = limits.slots(causal_lm)
-        self._slots = Slots(causal_lm.new_cache(count), count, keeps_prefixes=causal_lm.reads_trees)
+        self._drafts: Drafts | None = None
+        draft_cache = None
+        if limits.drafting.tokens and causal_lm.reads_trees:
+            self._drafts = NgramDrafts()
+            if limits.drafting.model is not None:
+                self._drafts = ModelDrafts(limits.drafting.model, count)
+                draft_cache = self._drafts.cache
+        self._slots = Slots(causal_lm.new_cache(count), count, causal_lm.reads_trees, draft_cache)
         self._running: list[RunningSequence] = []  # by slot
         divides = isinstance(causal_lm, LocalCausalLM) and self._slots.keeps_prefixes
         self._parts = PromptParts(causal_lm) if divides else None  # of prompts of those that run
@@ -117,6 +136,7 @@ class ContinuousBatch:
         self._grammars = GrammarTokenizer(decoder)
         self.read_tokens = 0.0  # that passes computed: less than was asked where prefixes are shared
         self.read_prompt_tokens = 0.0  # of them those of prompts, with padding
+        self.guessed_tokens = self.accepted_tokens = 0
 
     @property
     def is_idle(self) -> bool:
@@ -236,20 +256,61 @@ class ContinuousBatch:
             _choose([sequence], self._logits(hidden_BTD[:, -1])[:, : self.causal_lm.vocab_size])
 
     def _decode(self) -> None:
-        """One token of every sequence. The rows of prompts that are read in parts are padding."""
-        count, device = len(self._running), self.causal_lm.device
+        """One token of every sequence, or more where they were guessed. The rows of prompts that are read in parts are
+        padding, as are places on the left of a row with fewer guesses than another."""
+        count, device, slots = len(self._running), self.causal_lm.device, self._slots
         parts = self._parts or ()
         live = [slot for slot in range(count) if self._running[slot] not in parts]
-        cached_B, tokens_B = np.full(count, -1), np.zeros(count, dtype=np.int64)
+        drafts = self._guessed(live)
+        width = 1 + max(map(len, drafts.values()), default=0)
+        positions_BT, tokens_BT = np.full((count, width), -1), np.zeros((count, width), dtype=np.int64)
         for slot in live:
-            cached_B[slot] = self._slots[slot].cached
-            tokens_B[slot] = self._slots[slot].tokens[cached_B[slot]]
-        rows = SlotRows.of_batch(torch.from_numpy(cached_B[:, None]), device)
-        hidden_BTD = self._read(torch.from_numpy(tokens_B[:, None]).to(device), rows)
+            cached, draft = slots[slot].cached, drafts.get(slot, [])
+            first = width - 1 - len(draft)
+            positions_BT[slot, first:] = np.arange(cached, cached + 1 + len(draft))
+            tokens_BT[slot, first:] = [slots[slot].tokens[cached], *draft]
+        rows = SlotRows.of_batch(torch.from_numpy(positions_BT), device)
+        hidden_BTD = self._read(torch.from_numpy(tokens_BT).to(device), rows)
+        if width > 1:
+            self._verify(live, drafts, hidden_BTD)
+            return
         for slot in live:
-            self._slots[slot].cached += 1
+            slots[slot].cached += 1
         logits_BV = self._logits(hidden_BTD[:, -1] if len(live) == count else hidden_BTD[live, -1])
         _choose([self._running[slot] for slot in live], logits_BV[:, : self.causal_lm.vocab_size])
+
+    def _guessed(self, live: list[int]) -> dict[int, list[int]]:
+        if self._drafts is None:
+            return {}
+        remaining = {slot: self._running[slot].remaining - 1 for slot in live}
+        counts = guess_counts(self._slots, remaining, self.limits.drafting.tokens, self.causal_lm.device)
+        return self._drafts.propose(self._slots, counts) if any(counts.values()) else {}
+
+    def _verify(self, live: list[int], drafts: dict[int, list[int]], hidden_BTD: Tensor) -> None:
+        """The model's own tokens at each place of the guesses, until the first that differs."""
+        width, place = hidden_BTD.shape[1], 0
+        going = {slot: width - 1 - len(drafts.get(slot, [])) for slot in live}  # column of the place
+        while going:
+            hidden_BD = hidden_BTD[list(going), [column + place for column in going.values()]]
+            logits_BV = self._logits(hidden_BD)[:, : self.causal_lm.vocab_size]
+            _choose([self._running[slot] for slot in going], logits_BV)
+            for slot in list(going):
+                sequence, draft, kept = self._running[slot], drafts.get(slot, []), self._slots[slot]
+                kept.cached += 1
+                agrees = place < len(draft) and not sequence.done and kept.tokens[kept.cached] == draft[place]
+                if not agrees:
+                    del going[slot]
+                    self._count_guesses(kept, len(draft), place)
+            place += 1
+
+    def _count_guesses(self, slot: Slot, guessed: int, accepted: int) -> None:
+        """The next guess is longer where all of this one was right, shorter where none was."""
+        self.guessed_tokens += guessed
+        self.accepted_tokens += accepted
+        if guessed and accepted == guessed:
+            slot.guesses = min(2 * slot.guesses, self.limits.drafting.tokens)
+        elif guessed and not accepted:
+            slot.guesses = max(1, slot.guesses // 2)
 
     def _next_to_join(self, prompt_tokens: int) -> list[_Joining]:
         """The first request that waits, and others whose prompts are read in the same pass at little cost: of about the

@@ -11,6 +11,7 @@ from pydantic import Field, ValidationError, model_validator
 
 from gristmill.evaluation.inference.causal_lm import CausalLM
 from gristmill.evaluation.inference.generate.batch import BatchLimits, ContinuousBatch
+from gristmill.evaluation.inference.generate.drafts import NO_DRAFTS, Drafting
 from gristmill.evaluation.inference.generate.request import (
     Generation,
     GenerationRequest,
@@ -35,6 +36,7 @@ def generate(
     settings: GenerationSettings,
     batch_tokens: int = 8192,
     stream: TextStream | None = None,
+    drafting: Drafting = NO_DRAFTS,
 ) -> list[Generation]:
     """One continuation for each prompt, in order; independent of the other prompts of the batch, up to rounding.
 
@@ -51,7 +53,7 @@ def generate(
             raise InputError(str(error).replace("the prompt", f"prompt {index}", 1)) from None
     longest = max(map(len, prompts)) + settings.max_new_tokens
     sequences = max(1, min(len(requests), batch_tokens // max(1, min(longest, causal_lm.sequence_length))))
-    batch = ContinuousBatch(causal_lm, decoder, BatchLimits(sequences, min(batch_tokens, 2048)))
+    batch = ContinuousBatch(causal_lm, decoder, BatchLimits(sequences, min(batch_tokens, 2048), drafting=drafting))
     index_of = {}
     for index in sorted(range(len(requests)), key=lambda index: (-len(requests[index].prompt), index)):
         index_of[batch.add(requests[index], _stream_of(stream, index))] = index

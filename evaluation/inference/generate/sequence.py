@@ -121,6 +121,11 @@ class RunningSequence:
         """Tokens of the prompt and generated ones."""
         return self.prompt_length + len(self._text.tokens)
 
+    @property
+    def remaining(self) -> int:
+        """Tokens that may still be generated."""
+        return self.max_new_tokens - len(self._text.tokens)
+
     def next_choice(self) -> RowChoice:
         """How the next token is chosen. Draws a random number where the request samples."""
         settings = self.settings

@@ -9,15 +9,21 @@ from gristmill.evaluation.inference.causal_lm import DecodingCache
 MIN_SHARED_TOKENS = 16  # a shorter common prefix is read again: copying it saves less than a pass of its own costs
 
 
+FIRST_GUESSES = 4
+
+
 @dataclass
 class Slot:
     """tokens: of the sequence; the keys and values of the first `cached` are in the cache, and of the first `written`
-    those of some layers. used: number of the last use, for the choice of the slot to overwrite."""
+    those of some layers. used: number of the last use, for the choice of the slot to overwrite. drafted: tokens in the
+    draft model's cache, right up to `cached` at most. guesses: tokens to guess next."""
 
     tokens: np.ndarray
     cached: int = 0
     used: int = 0
     written: int = 0
+    drafted: int = 0
+    guesses: int = FIRST_GUESSES
 
     @property
     def columns(self) -> int:
@@ -26,10 +32,14 @@ class Slot:
 
 class Slots:
     """The slots 0 to running - 1 are the running batch, in the order of `Slot`s; those behind keep the tokens of
-    sequences that have ended, so that a prompt with the same beginning need not be read again."""
+    sequences that have ended, so that a prompt with the same beginning need not be read again. draft_cache: of a draft
+    model, with the same slots."""
 
-    def __init__(self, cache: DecodingCache, count: int, keeps_prefixes: bool):
+    def __init__(
+        self, cache: DecodingCache, count: int, keeps_prefixes: bool, draft_cache: DecodingCache | None = None
+    ):
         self.cache, self.keeps_prefixes = cache, keeps_prefixes
+        self._caches = [cache] if draft_cache is None else [cache, draft_cache]
         self.running = 0
         self._slots = [Slot(np.empty(0, dtype=np.int64)) for _ in range(count)]
         self._uses = 0
@@ -57,19 +67,25 @@ class Slots:
         if shared and kept == shared_with:
             kept = own
         if kept != own and self._slots[own].cached:  # what is kept in the slot goes to the one used longest ago
-            self.cache.copy(own, kept, self._slots[own].cached)
+            self._copy(own, kept, self._slots[own].cached)
             self._slots[kept] = self._slots[own]
             shared_with = kept if shared_with == own else shared_with
         if shared and shared_with != own:
-            self.cache.copy(shared_with, own, shared)
-        self._slots[own] = Slot(tokens, shared, self._next_use())
+            self._copy(shared_with, own, shared)
+        drafted = min(shared, self._slots[shared_with].drafted) if shared else 0
+        self._slots[own] = Slot(tokens, shared, self._next_use(), drafted=drafted)
         self.running += 1
         return own
 
     def clear(self, slot: int) -> None:
         """Forgets a slot whose keys and values may not be finite."""
-        self.cache.clear(slot)
-        self._slots[slot].cached = 0
+        for cache in self._caches:
+            cache.clear(slot)
+        self._slots[slot].cached = self._slots[slot].drafted = 0
+
+    def _copy(self, source: int, target: int, tokens: int) -> None:
+        for cache in self._caches:
+            cache.copy(source, target, tokens)
 
     def release(self, ended: list[int]) -> list[int]:
         """Takes slots out of the running batch; returns, for each slot that goes on, where it was."""
@@ -77,7 +93,8 @@ class Slots:
         for slot in sorted(ended, reverse=True):
             last = self.running - 1
             if slot != last:
-                self.cache.swap(slot, last, max(self._slots[slot].columns, self._slots[last].columns))
+                for cache in self._caches:
+                    cache.swap(slot, last, max(self._slots[slot].columns, self._slots[last].columns))
                 self._slots[slot], self._slots[last] = self._slots[last], self._slots[slot]
                 order[slot] = order[last]
             self._slots[last].used = self._next_use()

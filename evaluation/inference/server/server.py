@@ -11,7 +11,9 @@ from pathlib import Path
 import uvicorn
 
 from gristmill.evaluation.inference.config import EvaluateConfig
+from gristmill.evaluation.inference.draft_model import NO_DRAFT_OPTIONS, DraftOptions
 from gristmill.evaluation.inference.generate.batch import ContinuousBatch, default_limits
+from gristmill.evaluation.inference.generate.drafts import NO_DRAFTS, Drafting
 from gristmill.evaluation.inference.load import NO_OTHER_RANKS, LoadedModel, Ranks, one_model_on_ranks
 from gristmill.evaluation.inference.server.app import ServedModel, make_app
 from gristmill.evaluation.inference.server.engine import GenerationEngine, announcer, follow
@@ -25,7 +27,7 @@ class ServerOptions:
     """token: that requests must carry. name: of the model in requests; None: the checkpoint's. sequences: of the
     running batch; None: by device. max_requests: that run or wait; more are refused with status 429. stop_seconds:
     that requests have to end after the server was told to stop; then their streams end with an error. origins: of pages
-    of other sites that may ask, such as https://chat.example."""
+    of other sites that may ask, such as https://chat.example. drafts: tokens that are guessed."""
 
     host: str = "127.0.0.1"
     port: int = 8000
@@ -36,6 +38,7 @@ class ServerOptions:
     max_requests: int = 1024
     stop_seconds: int = 30
     origins: tuple[str, ...] = ()
+    drafts: DraftOptions = NO_DRAFT_OPTIONS
 
     def check(self) -> None:
         """Raises RecipeError for a host that others reach without a token."""
@@ -65,12 +68,13 @@ def serve(
         is_first = ranks.rank.rank == 0
         listener = stack.enter_context(bound(options.host, options.port)) if is_first else None
         loaded, mesh = stack.enter_context(one_model_on_ranks(source, config, ranks))
+        drafting = options.drafts.load(loaded, ranks.rank.world_size)
         if listener is None:
-            follow(lambda: new_batch(loaded, options.sequences), mesh.world)
+            follow(lambda: new_batch(loaded, options.sequences, drafting), mesh.world)
             return
         template = loaded.codec.chat_template(options.template)
         engine = GenerationEngine(
-            lambda: new_batch(loaded, options.sequences), options.max_requests, announcer(mesh.world)
+            lambda: new_batch(loaded, options.sequences, drafting), options.max_requests, announcer(mesh.world)
         )
         model = ServedModel(options.name or loaded.name, engine, loaded.codec, template, options.token, options.origins)
         host, port = listener.getsockname()[:2]
@@ -80,8 +84,9 @@ def serve(
         run(model, listener, options.stop_seconds)
 
 
-def new_batch(loaded: LoadedModel, sequences: int | None) -> ContinuousBatch:
-    return ContinuousBatch(loaded.causal_lm, loaded.codec, default_limits(loaded.causal_lm, sequences))
+def new_batch(loaded: LoadedModel, sequences: int | None, drafting: Drafting = NO_DRAFTS) -> ContinuousBatch:
+    limits = default_limits(loaded.causal_lm, sequences, drafting)
+    return ContinuousBatch(loaded.causal_lm, loaded.codec, limits)
 
 
 def run(model: ServedModel, listener: socket.socket, stop_seconds: int) -> None:
