@@ -6,6 +6,8 @@ continuation. Both are greedy and must give the same tokens before anything is p
 
 `generation_by_transformers`: the same for a model that transformers' own code runs, in our continuous batch.
 
+`speculation_ngram`, `speculation_model`: tokens a second of one request with guessed tokens, beside the same without.
+
 `first_token` and `between_tokens`: milliseconds of one request alone; the second beside the time in which memory can
 deliver the weights once, its limit."""
 
@@ -26,6 +28,7 @@ from transformers import AutoModelForCausalLM
 from gristmill.evaluation.convert.huggingface import write_huggingface
 from gristmill.evaluation.inference.causal_lm import CausalLM
 from gristmill.evaluation.inference.generate.batch import BatchLimits, ContinuousBatch
+from gristmill.evaluation.inference.generate.drafts import Drafting
 from gristmill.evaluation.inference.generate.request import GenerationRequest, GenerationSettings
 from gristmill.evaluation.inference.local_causal_lm import LocalCausalLM
 from gristmill.evaluation.inference.transformers_causal_lm import load_transformers_causal_lm
@@ -41,7 +44,7 @@ CACHES = ("dynamic", "static")
 BATCH_SIZES = (8, 32)
 SHORTEST, LONGEST = 8, 512
 REQUESTS = {False: 64, True: 12}  # by --quick
-SLOTS = 32
+LIMITS = BatchLimits(32)
 
 
 @dataclass(frozen=True)
@@ -72,10 +75,16 @@ class NoText:
 
 
 def main() -> None:
-    options = arguments(__doc__ or "").parse_args()
+    parser = arguments(__doc__ or "")
+    parser.add_argument("--speculation", action="store_true", help="the figures of guessed tokens alone")
+    options = parser.parse_args()
     longest = 96 if options.quick else LONGEST
     model = Transformer(MODEL, VOCABULARY)
     initialize(model, seed=0, device=torch.device("cpu"), dtype=torch.float32)
+    if options.speculation:
+        place_joint_weights(model)
+        print_figures(speculation(LocalCausalLM(model, MODEL.sequence_length), longest // 2, 3))
+        return
     with tempfile.TemporaryDirectory() as name:
         write_huggingface(Path(name), model, end_of_document=0)
         peer = AutoModelForCausalLM.from_pretrained(name, dtype=torch.float32, attn_implementation="sdpa")
@@ -92,7 +101,7 @@ def main() -> None:
     compared.append(
         measured(replace(mixed, figure="generation_by_transformers", goal=1.0), by_transformers, peer, rounds)
     )
-    print_figures([*compared, *latency(ours, longest // 4)])
+    print_figures([*compared, *latency(ours, longest // 4), *speculation(ours, longest // 2, rounds)])
 
 
 def works(count: int, longest: int) -> list[Work]:
@@ -152,6 +161,43 @@ def latency(model: LocalCausalLM, length: int) -> list[Figure]:
     ]
 
 
+def speculation(ours: LocalCausalLM, length: int, rounds: int) -> list[Figure]:
+    """One request at a time, with guesses and without. How many are right depends on the text: this model has random
+    weights, and its text repeats."""
+    draft = Transformer(ModelConfig(**{**MODEL.model_dump(exclude_defaults=True), "layers": 1}), VOCABULARY)
+    initialize(draft, seed=0, device=torch.device("cpu"), dtype=torch.float32)
+    place_joint_weights(draft)
+    kinds = {"ngram": Drafting(8), "model": Drafting(4, LocalCausalLM(draft, MODEL.sequence_length))}
+    prompts = np.random.default_rng(5).integers(1, VOCABULARY, (3, 32)).tolist()
+    work, figures = Work("", prompts, [length] * 3, 1.0), []
+    for name, drafting in kinds.items():
+        limits = BatchLimits(1, drafting=drafting)
+        agree(our_tokens(ours, work, limits), our_tokens(ours, work, BatchLimits(1)))
+        guessed, plain, ratio = in_turn(
+            partial(our_tokens, ours, work, limits), partial(our_tokens, ours, work, BatchLimits(1)), rounds
+        )
+        figures.append(
+            Figure(
+                f"speculation_{name}",
+                work.tokens / guessed,
+                "tokens/s",
+                work.tokens / plain,
+                f"one by one; {accepted_share(ours, work, limits):.0%} of the guesses right",
+                ratio,
+            )
+        )
+    return figures
+
+
+def accepted_share(model: CausalLM, work: Work, limits: BatchLimits) -> float:
+    batch = ContinuousBatch(model, NoText(), limits)
+    for prompt, count in zip(work.prompts, work.new_tokens, strict=True):
+        batch.add(GenerationRequest(tuple(prompt), GenerationSettings(count)))
+    while not batch.is_idle:
+        batch.step()
+    return batch.accepted_tokens / max(1, batch.guessed_tokens)
+
+
 def read_bytes_per_second() -> float:
     """How fast memory is read: the sum of 256 MiB, the best of five."""
     values = torch.ones(2**26)
@@ -163,8 +209,8 @@ def read_bytes_per_second() -> float:
     return values.nbytes / min(times)
 
 
-def our_tokens(model: CausalLM, work: Work) -> list[list[int]]:
-    batch = ContinuousBatch(model, NoText(), BatchLimits(SLOTS))
+def our_tokens(model: CausalLM, work: Work, limits: BatchLimits = LIMITS) -> list[list[int]]:
+    batch = ContinuousBatch(model, NoText(), limits)
     for prompt, count in zip(work.prompts, work.new_tokens, strict=True):
         batch.add(GenerationRequest(tuple(prompt), GenerationSettings(count)))
     found: dict[int, list[int]] = {}

@@ -15,10 +15,12 @@ COMPARED_TOKENS = 1000  # whose texts must be those of the draft model's tokeniz
 
 @dataclass(frozen=True)
 class DraftOptions:
-    """tokens: guessed at a time; 0: none. model: a checkpoint or Hugging Face folder; None: what followed before."""
+    """tokens: guessed at a time; 0: none. model: a checkpoint or Hugging Face folder; None: what followed before.
+    tokenizer: of both models; None: each has its own."""
 
     tokens: int = 0
     model: Path | None = None
+    tokenizer: Path | None = None
 
     def load(self, loaded: LoadedModel, processes: int = 1) -> Drafting:
         """Loads the draft model. Raises RecipeError where it cannot guess for this model."""
@@ -35,9 +37,8 @@ class DraftOptions:
                 f"{loaded.name} is decoded one token at a time (transformers' code, or layers that carry a state); "
                 "leave --draft-model out"
             )
-        draft = load_for_evaluation(
-            CheckpointPaths(find_checkpoint(self.model)), EvaluateConfig(), loaded.causal_lm.device
-        )
+        paths = CheckpointPaths(find_checkpoint(self.model), self.tokenizer)
+        draft = load_for_evaluation(paths, EvaluateConfig(), loaded.causal_lm.device)
         if not isinstance(draft.causal_lm, LocalCausalLM) or not draft.causal_lm.reads_trees:
             raise RecipeError(f"{self.model}: a draft model has attention layers only and runs in gristmill's own code")
         _check_vocabulary(self.model, draft, loaded)

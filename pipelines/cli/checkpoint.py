@@ -221,7 +221,7 @@ def generate(
     stated = {name: value for name, value in asdict(sampling).items() if value is not None}
     config = validate_config(SamplingConfig, stated)
     generation = GenerationSettings(end.tokens, config, tuple(end.stop or ()))
-    draft_options = DraftOptions(drafts.draft_tokens, drafts.draft_model)
+    draft_options = DraftOptions(drafts.draft_tokens, drafts.draft_model, model.tokenizer)
     if prompt is None or file.prompts is not None:
         _generate_to_file(source, file, generation, (ranks, draft_options), both=prompt is not None)
         return

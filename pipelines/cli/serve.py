@@ -86,7 +86,7 @@ def serve(
         served.max_requests,
         served.stop_seconds,
         tuple(served.cors_origin or ()),
-        DraftOptions(drafts.draft_tokens, drafts.draft_model),
+        DraftOptions(drafts.draft_tokens, drafts.draft_model, model.tokenizer),
     )
     ranks = Ranks(RankInfo.from_environment(), ModelParallel(model.tensor, model.pipeline, model.expert))
     serve(CheckpointPaths(checkpoint, model.tokenizer), config, options, Reporter.to_terminal(), ranks)
