@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from gristmill.evaluation.convert.embedding_norm import exported_form
+from gristmill.evaluation.convert.gguf_file import huggingface_of_gguf, is_gguf
 from gristmill.evaluation.convert.hf.architecture import UnsupportedConfig
 from gristmill.evaluation.convert.huggingface import (
     config_ids,
@@ -86,9 +87,12 @@ def export_checkpoint(
 
 
 def import_checkpoint(folder: Path, output: Path) -> Path:
-    """Converts a Hugging Face folder, or a Megatron checkpoint with a tokenizer.json, to a gristmill checkpoint,
-    OUTPUT/checkpoints/step-00000000, to evaluate or train; its tokenizer goes to OUTPUT/tokenizer. Nothing is
-    downloaded, and no code of the folder is run."""
+    """Converts a Hugging Face folder, a GGUF file, or a Megatron checkpoint with a tokenizer.json, to a gristmill
+    checkpoint, OUTPUT/checkpoints/step-00000000, to evaluate or train; its tokenizer goes to OUTPUT/tokenizer. Nothing
+    is downloaded, and no code of the folder is run."""
+    if is_gguf(folder):
+        with huggingface_of_gguf(folder) as converted:
+            return import_checkpoint(converted, output)
     try:
         source = open_source(folder)
     except UnsupportedConfig as error:

@@ -294,10 +294,12 @@ def export(
 
 
 def import_(
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A Hugging Face folder, or a Megatron checkpoint.")],
+    folder: Annotated[
+        Path, typer.Argument(metavar="FOLDER", help="A Hugging Face folder, a GGUF file, or a Megatron checkpoint.")
+    ],
     output: Annotated[Path, typer.Option(metavar="DIR", help="A new folder for the checkpoint and tokenizer.")],
 ) -> None:
-    """Convert a Hugging Face or Megatron checkpoint to one for evaluation or training. Downloads nothing."""
+    """Convert a Hugging Face, GGUF or Megatron checkpoint to one for evaluation or training. Downloads nothing."""
     from gristmill.evaluation.import_export import import_checkpoint, require_empty
 
     require_empty(output)
