@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 
 from gristmill.evaluation.inference.config import EvaluateConfig, SamplingConfig
-from gristmill.evaluation.inference.draft_model import NO_DRAFT_OPTIONS, DraftOptions
+from gristmill.evaluation.inference.draft_model import load_drafting
 from gristmill.evaluation.inference.generate.batch import ContinuousBatch, default_limits
-from gristmill.evaluation.inference.generate.prompts import PromptFile, Writer, generate, generate_file
+from gristmill.evaluation.inference.generate.prompts import BatchSize, PromptFile, Writer, generate, generate_file
 from gristmill.evaluation.inference.generate.request import Generation, GenerationSettings, TextStream
 from gristmill.evaluation.inference.load import (
     NO_MODEL_PARALLEL,
@@ -129,7 +129,6 @@ def generate_text(
     settings: GenerationSettings,
     stream: TextStream | None = None,
     ranks: Ranks = NO_OTHER_RANKS,
-    drafts: DraftOptions = NO_DRAFT_OPTIONS,
 ) -> list[Generation]:
     """`gristmill generate --checkpoint DIR --prompt TEXT`. An empty prompt begins a new document.
 
@@ -149,8 +148,8 @@ def generate_text(
                 )
         output_stream = stream if mesh.is_first else None
         settings = _with_defaults(settings, loaded)
-        drafting = drafts.load(loaded, ranks.rank.world_size)
-        return generate(loaded.causal_lm, loaded.codec, encoded, settings, stream=output_stream, drafting=drafting)
+        size = BatchSize(drafting=load_drafting(ranks.drafts, loaded, ranks.rank.world_size))
+        return generate(loaded.causal_lm, loaded.codec, encoded, settings, size, output_stream)
 
 
 def generate_to_file(
@@ -160,7 +159,6 @@ def generate_to_file(
     reporter: Reporter,
     sequences: int | None,
     ranks: Ranks = NO_OTHER_RANKS,
-    drafts: DraftOptions = NO_DRAFT_OPTIONS,
 ) -> int:
     """`gristmill generate --checkpoint DIR --prompts FILE --output FILE`; returns the number of records with an error,
     on the first rank, which alone writes.
@@ -175,7 +173,7 @@ def generate_to_file(
         for note in filter(None, (loaded.note, loaded.memory_note) if mesh.is_first else ()):
             reporter.say(note)
         settings = _with_defaults(settings, loaded)
-        limits = default_limits(loaded.causal_lm, sequences, drafts.load(loaded, ranks.rank.world_size))
+        limits = default_limits(loaded.causal_lm, sequences, load_drafting(ranks.drafts, loaded, ranks.rank.world_size))
         batch = ContinuousBatch(loaded.causal_lm, loaded.codec, limits)
         options = {**asdict(settings), "sampling": settings.sampling.model_dump()}
         run = {"model": loaded.digest, "options": options}

@@ -1,11 +1,10 @@
 """The draft model of speculative decoding, as the command line names it."""
 
-from dataclasses import dataclass
 from pathlib import Path
 
 from gristmill.evaluation.inference.config import EvaluateConfig
 from gristmill.evaluation.inference.generate.drafts import NO_DRAFTS, Drafting
-from gristmill.evaluation.inference.load import LoadedModel, load_for_evaluation
+from gristmill.evaluation.inference.load import DraftOptions, LoadedModel, load_for_evaluation
 from gristmill.evaluation.inference.local_causal_lm import LocalCausalLM
 from gristmill.evaluation.inference.workdir import CheckpointPaths, find_checkpoint
 from gristmill.foundation.errors import RecipeError
@@ -13,39 +12,25 @@ from gristmill.foundation.errors import RecipeError
 COMPARED_TOKENS = 1000  # whose texts must be those of the draft model's tokenizer
 
 
-@dataclass(frozen=True)
-class DraftOptions:
-    """tokens: guessed at a time; 0: none. model: a checkpoint or Hugging Face folder; None: what followed before.
-    tokenizer: of both models; None: each has its own."""
-
-    tokens: int = 0
-    model: Path | None = None
-    tokenizer: Path | None = None
-
-    def load(self, loaded: LoadedModel, processes: int = 1) -> Drafting:
-        """Loads the draft model. Raises RecipeError where it cannot guess for this model."""
-        if self.model is None:
-            return Drafting(self.tokens) if self.tokens else NO_DRAFTS
-        if not self.tokens:
-            raise RecipeError("--draft-model guesses no token without --draft-tokens; give it a number such as 4")
-        if processes > 1:
-            raise RecipeError(
-                "--draft-model runs in one process; leave it out, and --draft-tokens guesses from the text"
-            )
-        if not loaded.causal_lm.reads_trees:
-            raise RecipeError(
-                f"{loaded.name} is decoded one token at a time (transformers' code, or layers that carry a state); "
-                "leave --draft-model out"
-            )
-        paths = CheckpointPaths(find_checkpoint(self.model), self.tokenizer)
-        draft = load_for_evaluation(paths, EvaluateConfig(), loaded.causal_lm.device)
-        if not isinstance(draft.causal_lm, LocalCausalLM) or not draft.causal_lm.reads_trees:
-            raise RecipeError(f"{self.model}: a draft model has attention layers only and runs in gristmill's own code")
-        _check_vocabulary(self.model, draft, loaded)
-        return Drafting(self.tokens, draft.causal_lm)
-
-
-NO_DRAFT_OPTIONS = DraftOptions()
+def load_drafting(options: DraftOptions, loaded: LoadedModel, processes: int = 1) -> Drafting:
+    """Loads the draft model. Raises RecipeError where it cannot guess for this model."""
+    if options.model is None:
+        return Drafting(options.tokens) if options.tokens else NO_DRAFTS
+    if not options.tokens:
+        raise RecipeError("--draft-model guesses no token without --draft-tokens; give it a number such as 4")
+    if processes > 1:
+        raise RecipeError("--draft-model runs in one process; leave it out, and --draft-tokens guesses from the text")
+    if not loaded.causal_lm.reads_trees:
+        raise RecipeError(
+            f"{loaded.name} is decoded one token at a time (transformers' code, or layers that carry a state); "
+            "leave --draft-model out"
+        )
+    paths = CheckpointPaths(find_checkpoint(options.model), options.tokenizer)
+    draft = load_for_evaluation(paths, EvaluateConfig(), loaded.causal_lm.device)
+    if not isinstance(draft.causal_lm, LocalCausalLM) or not draft.causal_lm.reads_trees:
+        raise RecipeError(f"{options.model}: a draft model has attention layers only and runs in gristmill's own code")
+    _check_vocabulary(options.model, draft, loaded)
+    return Drafting(options.tokens, draft.causal_lm)
 
 
 def _check_vocabulary(folder: Path, draft: LoadedModel, loaded: LoadedModel) -> None:

@@ -255,6 +255,19 @@ NO_HEADS = ModelConfig(layers=1, width=64, heads=1)  # the mesh of replicas need
 
 
 @dataclass(frozen=True)
+class DraftOptions:
+    """Guessed tokens, as the command line names them. tokens: guessed at a time; 0: none. model: a checkpoint or
+    Hugging Face folder; None: what followed before. tokenizer: of both models; None: each has its own."""
+
+    tokens: int = 0
+    model: Path | None = None
+    tokenizer: Path | None = None
+
+
+NO_DRAFT_OPTIONS = DraftOptions()
+
+
+@dataclass(frozen=True)
 class Ranks:
     """This process among those that torchrun started, how the model is sharded over them, and where the weights of its
     layers lie for `gristmill generate`."""
@@ -262,6 +275,7 @@ class Ranks:
     rank: RankInfo = ONLY_PROCESS
     parallel: ModelParallel = NO_MODEL_PARALLEL
     offload_parameters: OffloadParameters = "none"
+    drafts: DraftOptions = NO_DRAFT_OPTIONS
 
 
 NO_OTHER_RANKS = Ranks()

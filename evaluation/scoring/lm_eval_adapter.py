@@ -17,7 +17,7 @@ from gristmill.evaluation.convert.generation_defaults import GenerationDefaults
 from gristmill.evaluation.convert.model_tokenizer import ModelTokenizer
 from gristmill.evaluation.inference.causal_lm import CausalLM
 from gristmill.evaluation.inference.config import SamplingConfig
-from gristmill.evaluation.inference.generate.prompts import generate
+from gristmill.evaluation.inference.generate.prompts import BatchSize, generate
 from gristmill.evaluation.inference.generate.request import GenerationSettings
 from gristmill.evaluation.scoring.loglikelihood import Request, Score, score
 from gristmill.foundation.errors import InputError
@@ -295,7 +295,7 @@ class LmEvalAdapter(TemplateLM):
         """(text, was it truncated by the sequence length?). Only greedy text is cached."""
 
         def write(prompts: list[list[int]]) -> list[tuple[str, bool]]:
-            generations = generate(self.causal_lm, self.codec, prompts, settings, self._generation_tokens)
+            generations = generate(self.causal_lm, self.codec, prompts, settings, BatchSize(self._generation_tokens))
             return [
                 (made.text, made.ended == "length" and len(made.tokens) < settings.max_new_tokens)
                 for made in generations

@@ -18,7 +18,6 @@ from gristmill.pipelines.recipes.recipe_file import validate_config
 from gristmill.pipelines.remote import fetched, local_folder
 
 if TYPE_CHECKING:
-    from gristmill.evaluation.inference.draft_model import DraftOptions
     from gristmill.evaluation.inference.generate.request import GenerationSettings
     from gristmill.evaluation.inference.load import Ranks
     from gristmill.evaluation.inference.workdir import CheckpointPaths
@@ -180,12 +179,6 @@ class GeneratingModel:
     pipeline: Annotated[int, typer.Option(min=1, help="Under torchrun: pipeline stages.")] = 1
     expert: Annotated[int, typer.Option(min=1, help="Under torchrun: ranks the experts are divided over.")] = 1
     offload_parameters: OffloadOption = "none"
-
-
-@dataclass(frozen=True)
-class DraftGuesses:
-    """Options of speculative decoding, which changes no token."""
-
     draft_tokens: Annotated[
         int,
         typer.Option(min=0, help="Tokens to guess at a time and read in one pass, from the text so far; 0: none."),
@@ -200,7 +193,6 @@ class DraftGuesses:
 def generate(
     checkpoint: CheckpointOption,
     model: GeneratingModel,
-    drafts: DraftGuesses,
     sampling: SamplingOptions,
     end: EndOptions,
     file: PromptFileOptions,
@@ -208,22 +200,21 @@ def generate(
 ) -> None:
     """Generate text from a prompt, streamed to the terminal, or from a file of prompts."""
     from gristmill.evaluation.commands import generate_text
-    from gristmill.evaluation.inference.draft_model import DraftOptions
     from gristmill.evaluation.inference.generate.request import GenerationSettings
-    from gristmill.evaluation.inference.load import ModelParallel, Ranks
+    from gristmill.evaluation.inference.load import DraftOptions, ModelParallel, Ranks
     from gristmill.evaluation.inference.workdir import CheckpointPaths
     from gristmill.training.processes import RankInfo
 
     offload = validate_config(EvaluateConfig, {"offload_parameters": model.offload_parameters}).offload_parameters
     parallel = ModelParallel(model.tensor, model.pipeline, model.expert)
-    ranks = Ranks(RankInfo.from_environment(), parallel, offload)
+    draft_options = DraftOptions(model.draft_tokens, model.draft_model, model.tokenizer)
+    ranks = Ranks(RankInfo.from_environment(), parallel, offload, draft_options)
     source = CheckpointPaths(checkpoint, model.tokenizer)
     stated = {name: value for name, value in asdict(sampling).items() if value is not None}
     config = validate_config(SamplingConfig, stated)
     generation = GenerationSettings(end.tokens, config, tuple(end.stop or ()))
-    draft_options = DraftOptions(drafts.draft_tokens, drafts.draft_model, model.tokenizer)
     if prompt is None or file.prompts is not None:
-        _generate_to_file(source, file, generation, (ranks, draft_options), both=prompt is not None)
+        _generate_to_file(source, file, generation, ranks, both=prompt is not None)
         return
     if file.output is not None:
         raise RecipeError("--output is for --prompts; the text of --prompt is printed")
@@ -237,7 +228,7 @@ def generate(
         sys.stdout.flush()
         begun = True
 
-    generate_text(source, [prompt], generation, show, ranks, draft_options)
+    generate_text(source, [prompt], generation, show, ranks)
     if ranks.rank.rank == 0:
         sys.stdout.write("\n" if begun else f"{prompt}\n")
 
@@ -246,7 +237,7 @@ def _generate_to_file(
     source: "CheckpointPaths",
     file: PromptFileOptions,
     settings: "GenerationSettings",
-    running: tuple["Ranks", "DraftOptions"],
+    ranks: "Ranks",
     both: bool,
 ) -> None:
     from gristmill.evaluation.commands import generate_to_file
@@ -257,8 +248,7 @@ def _generate_to_file(
     if file.output is None:
         raise RecipeError("--prompts needs --output FILE, a new file for the results")
     files = PromptFile(file.prompts, file.output)
-    ranks, drafts = running
-    errors = generate_to_file(source, files, settings, Reporter.to_terminal(), file.sequences, ranks, drafts)
+    errors = generate_to_file(source, files, settings, Reporter.to_terminal(), file.sequences, ranks)
     if ranks.rank.rank:
         return
     if errors:

@@ -10,7 +10,7 @@ import typer
 from gristmill.evaluation.inference.config import EvaluateConfig
 from gristmill.foundation.errors import InputError, RecipeError
 from gristmill.foundation.progress import Reporter
-from gristmill.pipelines.cli.checkpoint import CheckpointOption, DraftGuesses, GeneratingModel
+from gristmill.pipelines.cli.checkpoint import CheckpointOption, GeneratingModel
 from gristmill.pipelines.cli.options import with_option_groups
 from gristmill.pipelines.recipes.recipe_file import validate_config
 
@@ -58,7 +58,6 @@ def serve(
     address: AddressOptions,
     served: ServedOptions,
     model: GeneratingModel,
-    drafts: DraftGuesses,
 ) -> None:
     """Serve a model over HTTP with a page to talk to it and OpenAI's endpoints, until Ctrl-C or SIGTERM.
 
@@ -69,8 +68,7 @@ def serve(
         raise RecipeError(
             f"{error.name} is not installed; run `pip install -c constraints.txt 'gristmill[serve]'`"
         ) from error
-    from gristmill.evaluation.inference.draft_model import DraftOptions
-    from gristmill.evaluation.inference.load import ModelParallel, Ranks
+    from gristmill.evaluation.inference.load import DraftOptions, ModelParallel, Ranks
     from gristmill.evaluation.inference.workdir import CheckpointPaths
     from gristmill.training.processes import RankInfo
 
@@ -86,9 +84,10 @@ def serve(
         served.max_requests,
         served.stop_seconds,
         tuple(served.cors_origin or ()),
-        DraftOptions(drafts.draft_tokens, drafts.draft_model, model.tokenizer),
     )
-    ranks = Ranks(RankInfo.from_environment(), ModelParallel(model.tensor, model.pipeline, model.expert))
+    draft_options = DraftOptions(model.draft_tokens, model.draft_model, model.tokenizer)
+    parallel = ModelParallel(model.tensor, model.pipeline, model.expert)
+    ranks = Ranks(RankInfo.from_environment(), parallel, drafts=draft_options)
     serve(CheckpointPaths(checkpoint, model.tokenizer), config, options, Reporter.to_terminal(), ranks)
 
 

@@ -29,18 +29,28 @@ from gristmill.foundation.progress import Reporter
 from gristmill.training.parallel.mesh import ALONE, Axis
 
 
+@dataclass(frozen=True)
+class BatchSize:
+    """tokens: of the cache, at the length of the longest prompt and its continuation. drafting: of guessed tokens."""
+
+    tokens: int = 8192
+    drafting: Drafting = NO_DRAFTS
+
+
+DEFAULT_SIZE = BatchSize()
+
+
 def generate(
     causal_lm: CausalLM,
     decoder: TokenDecoder,
     prompts: Sequence[Sequence[int]],
     settings: GenerationSettings,
-    batch_tokens: int = 8192,
+    size: BatchSize = DEFAULT_SIZE,
     stream: TextStream | None = None,
-    drafting: Drafting = NO_DRAFTS,
 ) -> list[Generation]:
     """One continuation for each prompt, in order; independent of the other prompts of the batch, up to rounding.
 
-    batch_tokens: of the cache, at the length of the longest prompt and its continuation. `stream` is called with
+    `stream` is called with
     (prompt index, new text) as soon as no later token can change the text. A prompt as long as the model's sequence
     length raises InputError; a shorter one is continued up to that length."""
     if not prompts:
@@ -52,8 +62,8 @@ def generate(
         except InputError as error:
             raise InputError(str(error).replace("the prompt", f"prompt {index}", 1)) from None
     longest = max(map(len, prompts)) + settings.max_new_tokens
-    sequences = max(1, min(len(requests), batch_tokens // max(1, min(longest, causal_lm.sequence_length))))
-    batch = ContinuousBatch(causal_lm, decoder, BatchLimits(sequences, min(batch_tokens, 2048), drafting=drafting))
+    sequences = max(1, min(len(requests), size.tokens // max(1, min(longest, causal_lm.sequence_length))))
+    batch = ContinuousBatch(causal_lm, decoder, BatchLimits(sequences, min(size.tokens, 2048), drafting=size.drafting))
     index_of = {}
     for index in sorted(range(len(requests)), key=lambda index: (-len(requests[index].prompt), index)):
         index_of[batch.add(requests[index], _stream_of(stream, index))] = index

@@ -11,7 +11,7 @@ from pathlib import Path
 import uvicorn
 
 from gristmill.evaluation.inference.config import EvaluateConfig
-from gristmill.evaluation.inference.draft_model import NO_DRAFT_OPTIONS, DraftOptions
+from gristmill.evaluation.inference.draft_model import load_drafting
 from gristmill.evaluation.inference.generate.batch import ContinuousBatch, default_limits
 from gristmill.evaluation.inference.generate.drafts import NO_DRAFTS, Drafting
 from gristmill.evaluation.inference.load import NO_OTHER_RANKS, LoadedModel, Ranks, one_model_on_ranks
@@ -27,7 +27,7 @@ class ServerOptions:
     """token: that requests must carry. name: of the model in requests; None: the checkpoint's. sequences: of the
     running batch; None: by device. max_requests: that run or wait; more are refused with status 429. stop_seconds:
     that requests have to end after the server was told to stop; then their streams end with an error. origins: of pages
-    of other sites that may ask, such as https://chat.example. drafts: tokens that are guessed."""
+    of other sites that may ask, such as https://chat.example."""
 
     host: str = "127.0.0.1"
     port: int = 8000
@@ -38,7 +38,6 @@ class ServerOptions:
     max_requests: int = 1024
     stop_seconds: int = 30
     origins: tuple[str, ...] = ()
-    drafts: DraftOptions = NO_DRAFT_OPTIONS
 
     def check(self) -> None:
         """Raises RecipeError for a host that others reach without a token."""
@@ -68,7 +67,7 @@ def serve(
         is_first = ranks.rank.rank == 0
         listener = stack.enter_context(bound(options.host, options.port)) if is_first else None
         loaded, mesh = stack.enter_context(one_model_on_ranks(source, config, ranks))
-        drafting = options.drafts.load(loaded, ranks.rank.world_size)
+        drafting = load_drafting(ranks.drafts, loaded, ranks.rank.world_size)
         if listener is None:
             follow(lambda: new_batch(loaded, options.sequences, drafting), mesh.world)
             return

@@ -4,9 +4,9 @@ import pytest
 
 from gristmill.evaluation.commands import generate_text
 from gristmill.evaluation.inference.config import EvaluateConfig
-from gristmill.evaluation.inference.draft_model import DraftOptions
+from gristmill.evaluation.inference.draft_model import load_drafting
 from gristmill.evaluation.inference.generate.request import GenerationSettings
-from gristmill.evaluation.inference.load import load_for_evaluation
+from gristmill.evaluation.inference.load import DraftOptions, Ranks, load_for_evaluation
 from gristmill.evaluation.inference.workdir import CheckpointPaths
 from gristmill.foundation.errors import RecipeError
 
@@ -16,7 +16,7 @@ def test_a_draft_model_changes_no_text(random_checkpoint, tokenizer_folder):
     settings = GenerationSettings(30)
     (plain,) = generate_text(source, ["one two"], settings)
     for options in (DraftOptions(3), DraftOptions(3, source.checkpoint, tokenizer_folder)):
-        (guessed,) = generate_text(source, ["one two"], settings, drafts=options)
+        (guessed,) = generate_text(source, ["one two"], settings, ranks=Ranks(drafts=options))
         assert guessed.tokens == plain.tokens
 
 
@@ -24,6 +24,6 @@ def test_a_draft_model_that_cannot_guess_is_refused(random_checkpoint, tokenizer
     source = CheckpointPaths(random_checkpoint(), tokenizer_folder)
     loaded = load_for_evaluation(source, EvaluateConfig())
     with pytest.raises(RecipeError, match="no token without --draft-tokens"):
-        DraftOptions(0, source.checkpoint).load(loaded)
+        load_drafting(DraftOptions(0, source.checkpoint), loaded)
     with pytest.raises(RecipeError, match="runs in one process"):
-        DraftOptions(2, source.checkpoint).load(loaded, processes=2)
+        load_drafting(DraftOptions(2, source.checkpoint), loaded, processes=2)

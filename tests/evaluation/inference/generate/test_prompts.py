@@ -7,7 +7,7 @@ import torch
 
 from gristmill.evaluation.inference.config import SamplingConfig
 from gristmill.evaluation.inference.generate.batch import BatchLimits, ContinuousBatch
-from gristmill.evaluation.inference.generate.prompts import PromptFile, Writer, generate, generate_file
+from gristmill.evaluation.inference.generate.prompts import BatchSize, PromptFile, Writer, generate, generate_file
 from gristmill.evaluation.inference.generate.request import GenerationSettings
 from gristmill.foundation.errors import InputError, RecipeError
 from gristmill.foundation.progress import Reporter
@@ -30,7 +30,7 @@ def greedy_without_cache(causal_lm, prompt, new_tokens, end):
 @pytest.mark.parametrize("batch_tokens", [1, 40, 5000])
 def test_greedy_equals_reading_the_whole_text_anew(small_causal_lm, byte_codec, batch_tokens):
     causal_lm = small_causal_lm(sequence_length=30)
-    found = generate(causal_lm, byte_codec, PROMPTS, GenerationSettings(40), batch_tokens=batch_tokens)
+    found = generate(causal_lm, byte_codec, PROMPTS, GenerationSettings(40), size=BatchSize(batch_tokens))
     for prompt, result in zip(PROMPTS, found, strict=True):
         assert result.tokens == greedy_without_cache(causal_lm, prompt, 40, byte_codec.end_of_document)
         assert result.ended in ("length", "document")
@@ -40,7 +40,7 @@ def test_sampling_depends_on_the_seed_and_the_prompts_place_alone(small_causal_l
     causal_lm = small_causal_lm()
     warm = SamplingConfig(temperature=1.0, top_k=50, top_p=0.9, seed=5)
     together = generate(causal_lm, byte_codec, PROMPTS, GenerationSettings(12, warm))
-    apart = generate(causal_lm, byte_codec, PROMPTS, GenerationSettings(12, warm), batch_tokens=1)
+    apart = generate(causal_lm, byte_codec, PROMPTS, GenerationSettings(12, warm), size=BatchSize(1))
     assert together == apart
     assert together[0] != together[3]  # the same prompt twice is two draws
     assert (
