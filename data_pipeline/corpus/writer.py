@@ -94,8 +94,8 @@ def write_corpus(
     taken |= _take(held_out, reused, engine)
     runs = _runs(held_out, engine.workers)
     engine.map(_write, runs, "write held-out documents", [len(run) for run in runs], "files")
-    for key, files in taken.items():
-        reused.keep(key, files)
+    for key, kept in taken.items():
+        reused.keep(key, kept)
     return list(taken)
 
 

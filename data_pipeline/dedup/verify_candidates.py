@@ -92,6 +92,11 @@ def write_candidate_sets(
 
 def _write_sets(task: SetsTask) -> None:
     candidates = task.candidates.read(task.number)
+    if not len(candidates):
+        none = np.zeros(task.written.members.ranges + 1, np.int64)
+        task.written.sets.write(task.number, np.empty(0, SHINGLE), none)
+        task.written.members.write(task.number, np.empty(0, task.written.members.dtype), none)
+        return
     table = task.part.documents()
     places = candidates["position"] - task.start
     members = np.zeros(len(candidates), task.written.members.dtype)

@@ -11,6 +11,7 @@ from kills import kill_group_at, seed_of
 
 from gristmill.data_pipeline.annotate.tombstones import TOMBSTONES_NAME
 from gristmill.foundation.files import file_digest
+from gristmill.foundation.manifest import CACHE_FOLDER
 from gristmill.pipelines.verify import verify
 
 REMOVALS, SLOW_REMOVALS = 2, 50
@@ -53,6 +54,9 @@ def names_by_id(work: Path) -> dict[str, str]:
 def outputs(work: Path) -> dict[str, str]:
     """Files of all stages but those that say how they were made."""
     files = [path for stage in ("curate", "tokenizer") for path in (work / stage).rglob("*") if path.is_file()]
+    files = [
+        path for path in files if CACHE_FOLDER not in path.relative_to(work).parts
+    ]  # it remembers inodes and times
     made_with = ("manifest.json", TOMBSTONES_NAME)
     return {str(path.relative_to(work)): file_digest(path) for path in files if path.name not in made_with}
 
