@@ -83,7 +83,7 @@ def main() -> None:
     initialize(model, seed=0, device=torch.device("cpu"), dtype=torch.float32)
     if options.speculation:
         place_joint_weights(model)
-        print_figures(speculation(LocalCausalLM(model, MODEL.sequence_length), longest // 2, 3))
+        print_figures(speculation(LocalCausalLM(model, MODEL.sequence_length), longest, 1 if options.quick else 3))
         return
     with tempfile.TemporaryDirectory() as name:
         write_huggingface(Path(name), model, end_of_document=0)
@@ -101,7 +101,7 @@ def main() -> None:
     compared.append(
         measured(replace(mixed, figure="generation_by_transformers", goal=1.0), by_transformers, peer, rounds)
     )
-    print_figures([*compared, *latency(ours, longest // 4), *speculation(ours, longest // 2, rounds)])
+    print_figures([*compared, *latency(ours, longest // 4), *speculation(ours, longest, rounds)])
 
 
 def works(count: int, longest: int) -> list[Work]:
