@@ -75,7 +75,7 @@ class Mixer(Config):
     order of the tokens before it, so that they cannot form a tree. attends: softmax attention, under the masks and
     rotary angles of the pass. marks_mixing: its module calls `metadata.mix` for all that is not computed token by
     token, so that the rest can be computed again for some tokens. settings_of_model: there are no options, `of` reads
-    the model."""
+    the model. compiles: a mixer that carries a state says so where `train.compile` was tried with it."""
 
     symbol: ClassVar[str]
     module: ClassVar[str]
@@ -83,6 +83,7 @@ class Mixer(Config):
     carries_state: ClassVar[bool] = True
     attends: ClassVar[bool] = False
     marks_mixing: ClassVar[bool] = False
+    compiles: ClassVar[bool] = False
     settings_of_model: ClassVar[bool] = False
 
     @classmethod

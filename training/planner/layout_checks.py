@@ -202,9 +202,11 @@ def _pipeline(model: ModelConfig, layout: LayoutConfig) -> Iterator[str]:
 
 
 def _mixers(checked: CheckedModel, train: TrainConfig) -> Iterator[str]:
-    if train.float8:
-        for name in checked.stateful_mixers:
+    for name in checked.stateful_mixers:
+        if train.float8:
             yield f"float8 is not built for the mixer {name} yet; set float8: false"
+        if train.compile and not checked.mixers[name].compiles:
+            yield f"compile is not built for the mixer {name} yet; set compile: false"
 
 
 def _swap(checked: CheckedModel, train: TrainConfig) -> Iterator[str]:

@@ -21,6 +21,7 @@ class Mamba2(Mixer):
     symbol: ClassVar[str] = "M"
     module: ClassVar[str] = "gristmill.training.model.ssm.mamba2:Mamba2Mixer"
     marks_mixing: ClassVar[bool] = True
+    compiles: ClassVar[bool] = True
     not_of_weights: ClassVar[tuple[str, ...]] = ("chunk",)
 
     expand: int = Field(2, ge=1, le=64, description="inner width / width")
