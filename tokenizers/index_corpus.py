@@ -28,7 +28,7 @@ from gristmill.data_pipeline.indexed.language_shares import (
     pooled,
 )
 from gristmill.data_pipeline.indexed.merge import merge
-from gristmill.data_pipeline.indexed.mix import write_cells
+from gristmill.data_pipeline.indexed.mix import cell_names, source_cells, write_cells
 from gristmill.data_pipeline.indexed.mix_config import MixConfig
 from gristmill.data_pipeline.indexed.permutation import key_of
 from gristmill.data_pipeline.indexed.reader import IndexedReader
@@ -205,8 +205,9 @@ def _by_cell(request: IndexRequest, merges: list[MergeTask]) -> tuple[list[Merge
         tables = [pq.read_table(fetch(documents_path(chunk)), columns=["doc_id", "language"]) for chunk in task.chunks]
         ranges = [_token_ranges(chunk) for chunk in task.chunks]
         tokens = np.concatenate([ends - starts for starts, ends in ranges])
-        path = write_cells(request.folder, request.corpus, source, pa.concat_tables(tables), tokens, request.mix)
-        cells[source] = sorted(pc.unique(pq.read_table(path, columns=["cell"])["cell"].cast(pa.string())).to_pylist())
+        table = source_cells(request.corpus, source, pa.concat_tables(tables), tokens, request.mix)
+        path = write_cells(request.folder, source, table)
+        cells[source] = cell_names(path)
         for name in cells[source]:
             tasks.append(replace(_merge_task(request, split, name, task.chunks), cell=(path, name)))
     return tasks, [name for source in request.sources for name in (source, *cells[source])]

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from gristmill.data_pipeline.indexed.config import blend_weights
@@ -98,10 +99,10 @@ def topic_name(label: object) -> str:
     return re.sub(r"[^a-z0-9_]+", "-", str(label).lower()).strip("-")[:60] or NO_TOPIC if label else NO_TOPIC
 
 
-def write_cells(
-    folder: Path, corpus: Path, source: str, documents: pa.Table, tokens: np.ndarray, mix: MixConfig
-) -> Path:
-    """Writes FOLDER/cells/SOURCE.parquet. Raises InputError as document_cells, and for a column that is not there."""
+def source_cells(corpus: Path, source: str, documents: pa.Table, sizes: np.ndarray, mix: MixConfig) -> pa.Table:
+    """document_cells of documents of a curated source: all of them, or some in their order. sizes: tokens, or bytes.
+
+    Raises InputError for a signal that the corpus lacks, and as document_cells."""
     paths = sorted((corpus / "signals" / "train").glob(f"{source}-[0-9][0-9][0-9][0-9][0-9].parquet"))
     columns = [name for name in (mix.score, mix.topic) if name is not None]
     for path in paths[:1]:
@@ -112,18 +113,27 @@ def write_cells(
                 "name one of these, or the sources that have it in index.mix.sources"
             )
     signals = pa.concat_tables([pq.read_table(path, columns=["doc_id", *columns]) for path in paths])
+    if len(signals) > len(documents):
+        signals = signals.filter(pc.is_in(signals["doc_id"], value_set=documents["doc_id"].combine_chunks()))
     if signals["doc_id"].to_pylist() != documents["doc_id"].to_pylist():
-        raise InputError(
-            f"{corpus / 'signals' / 'train'}: source {source}: not the rows of its documents; curate again"
-        )
+        raise InputError(f"{paths[0].parent}: source {source}: not the rows of its documents; curate again")
     classes = {size: place + 2 for place, size in enumerate(sorted(mix.copies))}
-    sizes = read_repeats(corpus, classes).of(documents["doc_id"]) - 1 if classes else np.zeros(len(tokens), np.int64)
+    copies = read_repeats(corpus, classes).of(documents["doc_id"]) - 1 if classes else np.zeros(len(sizes), np.int64)
+    return document_cells(documents, sizes, signals, copies, source, mix)
+
+
+def write_cells(folder: Path, source: str, cells: pa.Table) -> Path:
+    """Writes FOLDER/cells/SOURCE.parquet."""
     path = folder / CELLS_FOLDER / f"{source}.parquet"
     path.parent.mkdir(parents=True, exist_ok=True)
-    cells = document_cells(documents, tokens, signals, sizes, source, mix)
     with atomic_path(path) as temporary:
         pq.write_table(cells, temporary)
     return path
+
+
+def cell_names(path: Path) -> list[str]:
+    """Names of the cells in a file of write_cells, sorted."""
+    return sorted(pc.unique(pq.read_table(path, columns=["cell"])["cell"].cast(pa.string())).to_pylist())
 
 
 # How often a run reads each cell.
@@ -269,8 +279,9 @@ def mix_weights(
     """Weight of each indexed file in the blend: of the cells for training, of whole sources for held-out text."""
     table = mix_repeats(cells_of(dataset, run), sources, mix, run.train_tokens)
     cells = {row.cell.name: row.tokens * row.times for row in table}
-    whole: dict[str, int] = {name: 0 for name in sources}
+    whole = dict.fromkeys(sources, 0)
     for row in table:
         whole[row.cell.source] += row.tokens
-    held_out = blend_weights({name: sources[name] for name in whole}, whole)
-    return held_out | cells
+    indexed = {source.name for source in dataset.sources}
+    held_out = blend_weights(sources, whole)
+    return {name: weight for name, weight in held_out.items() if name in indexed} | cells

@@ -2,7 +2,10 @@
 
 The law is that of Ye et al. 2024 ("Data Mixing Laws", arXiv 2403.16952, equation 1): the loss on one set is
 c + exp(a + b . w) for the weights w of the sources. Each set has its own law, and predictions are averaged: a mean of
-such laws is no such law. It is convex in the weights, so the best mixture under bounds is found by any descent."""
+such laws is no such law. It is convex in the weights, so the best mixture under bounds is found by any descent.
+
+How far a set's slopes are kept small is chosen by cross-validation on its runs, and each law is the mean of those of
+resampled runs (bagging, Breiman 1996): with few runs both decide which of two good mixtures is taken for the better."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,7 +15,8 @@ from scipy.optimize import least_squares, minimize
 
 from gristmill.foundation.errors import InputError
 
-PENALTY = 0.01  # on the slopes, in standard deviations of the loss: keeps laws of few runs from extremes
+PENALTIES = (0.001, 0.01, 0.03, 0.1, 0.3)  # on the slopes, in standard deviations of the loss
+FOLDS = 5
 OFFSETS = (0.05, 0.5)  # starts of c, below the least loss, in ranges of the losses
 MAX_EXPONENT = 30.0
 RESAMPLES = 50
@@ -33,8 +37,9 @@ class MixtureLaw:
         return self.offset + np.exp(exponents)
 
 
-def fit_law(weights_RS: np.ndarray, losses_R: np.ndarray) -> MixtureLaw:
-    """The law of one validation set by least squares. weights_RS: of the runs, each row with the sum 1.
+def fit_law(weights_RS: np.ndarray, losses_R: np.ndarray, penalty: float = 0.01) -> MixtureLaw:
+    """The law of one validation set by least squares. weights_RS: of the runs, each row with the sum 1. penalty: see
+    PENALTIES; it keeps laws of few runs from extremes.
 
     Raises InputError for fewer than MIN_RUNS runs, and where all losses are equal."""
     if len(losses_R) < MIN_RUNS:
@@ -48,16 +53,56 @@ def fit_law(weights_RS: np.ndarray, losses_R: np.ndarray) -> MixtureLaw:
 
     def residuals(parameters: np.ndarray) -> np.ndarray:
         exponents = np.clip(columns @ parameters[1:], -MAX_EXPONENT, MAX_EXPONENT)
-        return np.concatenate([(parameters[0] + np.exp(exponents) - losses_R) / spread, PENALTY * parameters[2:]])
+        return np.concatenate([(parameters[0] + np.exp(exponents) - losses_R) / spread, penalty * parameters[2:]])
+
+    slope_rows = penalty * np.eye(columns.shape[1] + 1)[2:]
+
+    def jacobian(parameters: np.ndarray) -> np.ndarray:
+        exponents = columns @ parameters[1:]
+        rises = np.where(np.abs(exponents) < MAX_EXPONENT, np.exp(np.clip(exponents, -MAX_EXPONENT, MAX_EXPONENT)), 0.0)
+        data_rows = np.column_stack([np.ones(len(losses_R)), rises[:, None] * columns]) / spread
+        return np.concatenate([data_rows, slope_rows])
 
     solutions = []
     for share in OFFSETS:
         offset = losses_R.min() - share * np.ptp(losses_R)
         normal = columns.T @ columns + 1e-3 * np.eye(columns.shape[1])
         start = np.linalg.solve(normal, columns.T @ np.log(losses_R - offset))
-        solutions.append(least_squares(residuals, np.concatenate([[offset], start]), max_nfev=200))
+        solutions.append(least_squares(residuals, np.concatenate([[offset], start]), jac=jacobian, max_nfev=200))
     offset, intercept, *slopes = min(solutions, key=lambda solution: solution.cost).x.tolist()
     return MixtureLaw(offset, intercept, tuple(slopes))
+
+
+def best_penalty(weights_RS: np.ndarray, losses_R: np.ndarray) -> float:
+    """The one of PENALTIES whose laws predict left-out runs with the least squared error."""
+    folds = np.arange(len(losses_R)) % min(FOLDS, len(losses_R))
+    errors = dict.fromkeys(PENALTIES, 0.0)
+    for fold in np.unique(folds):
+        trained, held_out = folds != fold, folds == fold
+        if trained.sum() < MIN_RUNS or np.ptp(losses_R[trained]) == 0:
+            continue
+        for penalty in PENALTIES:
+            law = fit_law(weights_RS[trained], losses_R[trained], penalty)
+            errors[penalty] += float(((law.predict(weights_RS[held_out]) - losses_R[held_out]) ** 2).sum())
+    return min(errors, key=lambda penalty: errors[penalty]) if any(errors.values()) else 0.01
+
+
+def resampled_laws(
+    weights_RS: np.ndarray, losses_RV: np.ndarray, seed: int = 0, resamples: int = RESAMPLES
+) -> list[list[MixtureLaw]]:
+    """For each resample of the runs, a law for each validation set. Raises InputError as `fit_law` does."""
+    for losses in losses_RV.T:
+        fit_law(weights_RS, losses)  # says what cannot be fitted
+    penalties = [best_penalty(weights_RS, losses) for losses in losses_RV.T]
+    rng = np.random.default_rng(seed)
+    laws = []
+    for _ in range(resamples):
+        chosen = rng.integers(0, len(weights_RS), len(weights_RS))
+        if np.ptp(losses_RV[chosen], axis=0).min() > 0:
+            pairs = zip(losses_RV[chosen].T, penalties, strict=True)
+            laws.append([fit_law(weights_RS[chosen], losses, penalty) for losses, penalty in pairs])
+    pairs = zip(losses_RV.T, penalties, strict=True)
+    return laws or [[fit_law(weights_RS, losses, penalty) for losses, penalty in pairs]]
 
 
 def mean_prediction(laws: Sequence[MixtureLaw], weights_MS: np.ndarray) -> np.ndarray:
@@ -84,17 +129,11 @@ def propose(
         raise InputError(
             f"no mixture is between these bounds: floors sum to {lowest_S.sum():.3g}, caps to {highest_S.sum():.3g}"
         )
-    laws = [fit_law(weights_RS, losses) for losses in losses_RV.T]
-    best = optimum(laws, lowest_S, highest_S)
-    rng = np.random.default_rng(seed)
-    resampled = []
-    for _ in range(RESAMPLES):
-        chosen = rng.integers(0, len(weights_RS), len(weights_RS))
-        if min(np.ptp(losses_RV[chosen], axis=0)) > 0:
-            laws_of_sample = [fit_law(weights_RS[chosen], losses[chosen]) for losses in losses_RV.T]
-            resampled.append(optimum(laws_of_sample, lowest_S, highest_S))
-    low, high = np.quantile(resampled or [best], (0.05, 0.95), axis=0)
-    return Proposal(best, low, high, float(mean_prediction(laws, best[None])[0]))
+    laws = resampled_laws(weights_RS, losses_RV, seed)
+    together = [law for of_sample in laws for law in of_sample]
+    best = optimum(together, lowest_S, highest_S)
+    low, high = np.quantile([optimum(of_sample, lowest_S, highest_S) for of_sample in laws], (0.05, 0.95), axis=0)
+    return Proposal(best, low, high, float(mean_prediction(together, best[None])[0]))
 
 
 def optimum(laws: Sequence[MixtureLaw], lowest_S: np.ndarray, highest_S: np.ndarray) -> np.ndarray:

@@ -12,10 +12,13 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from gristmill.data_pipeline.decontamination.index import NgramIndex, build_index, search, words_of
 from gristmill.data_pipeline.indexed.documents import document_ranges, read
+from gristmill.data_pipeline.indexed.mix import CELLS_FOLDER, cell_names, source_cells, write_cells
+from gristmill.data_pipeline.indexed.mix_config import MixConfig
 from gristmill.data_pipeline.indexed.permutation import Permutation, key_of
 from gristmill.evaluation.results.ablation import votes
 from gristmill.foundation.errors import InputError
@@ -141,9 +144,11 @@ def target_texts(path: Path) -> list[str]:
     return texts
 
 
-def write_without_copies(corpus: Path, sources: Sequence[str], held_out: HeldOut, folder: Path) -> int:
+def write_without_copies(
+    corpus: Path, sources: Sequence[str], held_out: HeldOut, folder: Path, mix: MixConfig | None = None
+) -> int:
     """Writes FOLDER/documents/train/SOURCE-00000.parquet without copies of held-out documents; returns their number.
-    Finished sources are not written again."""
+    Finished sources are not written again. mix: every cell of its sources is written as a source."""
     wholes = [" ".join(pair) for pair in zip(held_out.texts.contexts, held_out.texts.texts, strict=True)]
     index = build_index(words_of(wholes), NGRAM, MIN_NGRAM)
     copies = 0
@@ -152,17 +157,28 @@ def write_without_copies(corpus: Path, sources: Sequence[str], held_out: HeldOut
         if not path.is_file():
             kept = _without_copies(corpus, source, index)
             path.parent.mkdir(parents=True, exist_ok=True)
+            if mix is not None and (not mix.sources or source in mix.sources):
+                _write_by_cell(corpus, source, kept, folder, mix)
             with atomic_path(path) as temporary:
-                pq.write_table(kept, temporary)
+                pq.write_table(kept.select(["doc_id", "text"]), temporary)
         copies += sum(part.documents for part in document_ranges(corpus, "train", source))
         copies -= pq.read_metadata(path).num_rows
     return copies
 
 
+def _write_by_cell(corpus: Path, source: str, kept: pa.Table, folder: Path, mix: MixConfig) -> None:
+    """Buckets are of equally many bytes: tokens are not known before the arms' tokenizer."""
+    cells = source_cells(corpus, source, kept, pc.binary_length(kept["text"]).to_numpy(), mix)
+    names = cells["cell"].cast(pa.string())
+    for name in cell_names(write_cells(folder, source, cells)):
+        with atomic_path(folder / "documents" / "train" / f"{name}-00000.parquet") as temporary:
+            pq.write_table(kept.select(["doc_id", "text"]).filter(pc.equal(names, name)), temporary)
+
+
 def _without_copies(corpus: Path, source: str, index: NgramIndex) -> pa.Table:
-    kept = [pa.table({"doc_id": pa.array([], pa.string()), "text": pa.array([], pa.string())})]
+    kept = [pa.table({name: pa.array([], pa.string()) for name in ("doc_id", "text", "language")})]
     for documents in document_ranges(corpus, "train", source):
-        table = read(documents, "doc_id", "text")
+        table = read(documents, "doc_id", "text", "language")
         copied = are_copies(index, table["text"].to_pylist())
         kept.append(table.filter(pa.array(~copied)).cast(kept[0].schema))
     return pa.concat_tables(kept)
@@ -231,5 +247,9 @@ def write_index(corpus: Path, sources: Sequence[str], tokenizer: Path, seed: int
 
 
 def sources_with_text(folder: Path, names: Sequence[str]) -> list[str]:
-    """Names of the sources whose training text was written to FOLDER."""
-    return [name for name in names if document_ranges(folder, "train", name)]
+    """Names of the sources whose training text was written to FOLDER; of a source with cells, their names."""
+    written = []
+    for name in names:
+        path = folder / CELLS_FOLDER / f"{name}.parquet"
+        written += cell_names(path) if path.is_file() else [name]
+    return [name for name in written if document_ranges(folder, "train", name)]

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from gristmill.data_pipeline.indexed.dataset import read_dataset
+from gristmill.data_pipeline.indexed.mix import cell_of, mix_repeats
 from gristmill.evaluation.results.ablation import MIN_SEEDS
 from gristmill.foundation.errors import InputError, RecipeError
 from gristmill.foundation.fingerprint import canonical_json, fingerprint
@@ -114,6 +115,10 @@ class Material:
         recipe, tokens = self.arms[arm].recipe, self.tokens(arm)
         if recipe.train is None:
             return {}
+        if recipe.index.mix is not None:
+            cells = {cell_of(name): count for name, count in tokens.items()}
+            table = mix_repeats(cells, recipe.source_weights, recipe.index.mix, recipe.train.tokens)
+            return {row.cell.name: row.times for row in table if row.times > 1}
         given = {
             name: weight for name, weight in recipe.source_weights.items() if weight is not None and name in tokens
         }
@@ -192,13 +197,15 @@ def prepared(
         [
             [list(held_out.texts.texts), list(held_out.texts.contexts)],
             [arm.recipe.model_dump(mode="json", include={"sources", "curate", "seed"}) for arm in arms],
+            *[[arm.name, mix.cells()] for arm in arms if (mix := arm.recipe.index.mix) is not None],
         ]
     )
     shared = folder / f"shared-{identity[:12]}"
     sources: list[list[str]] = []
     for arm, corpus in zip(arms, curated, strict=True):
         names = [source.name for source in arm.recipe.sources if source.held_out is None]
-        copies = corpora.write_without_copies(corpus, names, held_out, shared / arm.name)
+        mix = arm.recipe.index.mix
+        copies = corpora.write_without_copies(corpus, names, held_out, shared / arm.name, mix)
         engine.reporter.say(f"ablate: {arm.name}: {copies} copies of held-out documents taken out of training")
         sources.append(corpora.sources_with_text(shared / arm.name, names))
         if not sources[-1]:
@@ -268,6 +275,7 @@ class Tasks:
                 schedule,
                 None if init_from is None else init_from.name,
                 self._texts_digest,
+                *([] if recipe.index.mix is None else [recipe.index.mix.model_dump(mode="json")]),
             ]
         )
         name = f"{name}-seed{draw.seed}-rate{rate:g}-{key[:8]}"
@@ -304,7 +312,8 @@ def tune(tasks: Tasks, engine: Engine) -> tuple[float, list[str]]:
 
 def with_sources(arm: Arm, names: Sequence[str]) -> Any:
     """The arm's recipe with the sources that have training text."""
-    kept = tuple(source for source in arm.recipe.sources if source.name in names)
+    with_text = {cell_of(name).source for name in names}
+    kept = tuple(source for source in arm.recipe.sources if source.name in with_text)
     index = arm.recipe.index.model_copy(update={"languages": None})
     return arm.recipe.model_copy(update={"sources": kept, "index": index})
 

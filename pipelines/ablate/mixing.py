@@ -58,7 +58,9 @@ class MixResult:
 
 
 def mix(recipe: Recipe, curated: Path, plan: MixPlan, engine: Engine) -> MixResult:
-    """Raises InputError or RecipeError before training for what cannot be mixed."""
+    """Mixes whole sources, also of a recipe with index.mix. Raises InputError or RecipeError before training for what
+    cannot be mixed."""
+    recipe = recipe.model_copy(update={"index": recipe.index.model_copy(update={"mix": None})})
     names = mixed_sources(recipe, plan.floors)
     groups = {f"source {name}": list(corpora.read_split(curated, "test", [name])) for name in names}
     groups |= {f"target {path.name}": corpora.target_texts(path) for path in plan.targets}

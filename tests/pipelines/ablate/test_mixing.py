@@ -6,15 +6,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from gristmill.data_pipeline.indexed.dataset import read_dataset
 from gristmill.foundation.errors import InputError, RecipeError
 from gristmill.foundation.progress import Reporter
 from gristmill.foundation.runtime.tasks.local import LocalEngine
-from gristmill.pipelines.ablate import mixing, runs
+from gristmill.pipelines.ablate import corpora, mixing, runs
+from gristmill.pipelines.ablate.arms import Arm
 from gristmill.pipelines.ablate.budget import ProxySize
+from gristmill.pipelines.ablate.experiment import prepared, with_sources
 from gristmill.pipelines.ablate.mixing import MixPlan, mix
 from gristmill.pipelines.cli.mix import parse_floors
 from gristmill.pipelines.python_api import run as run_recipe
 from gristmill.pipelines.recipes.recipe_file import load_recipe
+from gristmill.pipelines.stages.training_data import sampling
 
 HERE = LocalEngine(1, Reporter.silent())
 WORDS = ["".join(np.random.default_rng(number).choice(list("abcdefghijklmnopqrstuvwxyz"), 6)) for number in range(80)]
@@ -80,3 +84,18 @@ def test_floors():
     for text in ("books", "books=2", "books=much"):
         with pytest.raises(RecipeError, match=f"--floor {text}: write SOURCE=WEIGHT"):
             parse_floors([text])
+
+
+def test_cells_of_a_mix_are_sources_of_an_arm(corpus, tmp_path):
+    curated, reference = corpus
+    cells = {"score": "mean_word_length", "sources": ["words"], "buckets": 2, "power": 3}
+    recipe = load_recipe(reference, [f"index.mix={json.dumps(cells)}"])
+    groups = {"held out": list(corpora.read_split(curated, "test", ["words", "digits"]))}
+    material = prepared([Arm("mixed", recipe)], [curated], tmp_path, corpora.drawn_groups(groups, 30), HERE)
+    assert material.sources == [["words.q00", "words.q01", "digits"]]
+    tokens = material.tokens(0)
+    assert sorted(tokens) == ["digits", "words.q00", "words.q01"]
+    assert abs(tokens["words.q00"] - tokens["words.q01"]) < 0.1 * tokens["words.q00"]
+    kept = with_sources(material.arms[0], material.sources[0])
+    weights = sampling(kept, read_dataset(material.folders[0] / "index")).phases[0].weights
+    assert weights["words.q01"] / tokens["words.q01"] > 10 * weights["words.q00"] / tokens["words.q00"]

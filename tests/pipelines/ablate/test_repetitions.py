@@ -9,7 +9,8 @@ from gristmill.pipelines.ablate.experiment import Material
 
 def material(tokens: dict[str, int], weights: dict[str, float | None], train_tokens: int | None) -> Material:
     train = None if train_tokens is None else SimpleNamespace(tokens=train_tokens)
-    arm = SimpleNamespace(recipe=SimpleNamespace(train=train, source_weights=weights))
+    index = SimpleNamespace(mix=None)
+    arm = SimpleNamespace(recipe=SimpleNamespace(train=train, source_weights=weights, index=index))
 
     class Stub(Material):
         def tokens(self, arm: int) -> dict[str, int]:
