@@ -135,7 +135,7 @@ class LocalCausalLM:
         """Layers that `read_some` counts; 1 where a pass is not divided."""
         return 1 if self.model.config.stateful_mixers else len(self.model.layers)
 
-    def read_some(self, part: DividedPass, rows: SlotRows, cache: SlotCache, layers: int) -> Tensor | None:
+    def read_some(self, part: DividedPass, rows: SlotRows, cache: Any, layers: int) -> Tensor | None:
         """Runs the next layers of a pass that wants the last token of each row; its hidden states once all have run,
         as `read` gives them. rows: the same in each call but for the slots, whose columns may have moved."""
         if self.layer_count == 1:

@@ -126,8 +126,9 @@ class ContinuousBatch:
                 draft_cache = self._drafts.cache
         self._slots = Slots(causal_lm.new_cache(count), count, causal_lm.reads_trees, draft_cache)
         self._running: list[RunningSequence] = []  # by slot
-        divides = isinstance(causal_lm, LocalCausalLM) and self._slots.keeps_prefixes
-        self._parts = PromptParts(causal_lm) if divides else None  # of prompts of those that run
+        self._parts: PromptParts | None = None  # of prompts of those that run
+        if isinstance(causal_lm, LocalCausalLM) and causal_lm.reads_trees:
+            self._parts = PromptParts(causal_lm)
         self._part_is_next = False
         self._waiting: deque[RunningSequence] = deque()
         self._jobs: dict[int, _Job] = {}
