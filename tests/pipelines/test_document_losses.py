@@ -58,7 +58,7 @@ def first_document(recipe: dict, workdir: Path) -> str:
     numbers = sorted({k for step in worst for k in samples_of_steps(StepLog(workdir / "train"), step, step, LENGTH)})
     losses = document_losses(tracer, numbers, checkpoint_before(workdir / "train", min(worst)))
     spans = {span.doc_id: span for k in numbers for span in tracer.documents_of(range(k, k + 1))}
-    assert {loss.doc_id for loss in losses} == spans.keys()
+    assert {loss.doc_id for loss in losses} <= spans.keys()  # a window's first token alone has no loss
     return tracer.text_of(spans[losses[0].doc_id])
 
 
