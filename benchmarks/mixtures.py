@@ -9,6 +9,7 @@ import os
 from collections.abc import Callable
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import lightgbm
 import numpy as np
@@ -31,8 +32,15 @@ def linear(weights: np.ndarray, losses: np.ndarray, other: np.ndarray, seed: int
 
 
 def boosted(weights: np.ndarray, losses: np.ndarray, other: np.ndarray, seed: int) -> np.ndarray:
-    settings = {"n_estimators": 300, "learning_rate": 0.05, "num_leaves": 7, "min_child_samples": 5, "verbosity": -1}
-    return lightgbm.LGBMRegressor(**settings, n_jobs=1, random_state=seed).fit(weights, losses).predict(other)
+    settings: dict[str, Any] = {
+        "n_estimators": 300,
+        "learning_rate": 0.05,
+        "num_leaves": 7,
+        "min_child_samples": 5,
+        "verbosity": -1,
+    }
+    model = lightgbm.LGBMRegressor(**settings, n_jobs=1, random_state=seed).fit(weights, losses)
+    return np.asarray(model.predict(other))
 
 
 def law(weights: np.ndarray, losses: np.ndarray, other: np.ndarray, seed: int) -> np.ndarray:

@@ -137,8 +137,10 @@ def accuracy_figure(data: Path) -> Figure:
     table, ours, package = hashed_bigrams().transform(content), [], []
     for fold in range(FOLDS):
         held_out = np.arange(len(content)) % FOLDS == fold
-        sides = ([content[k] for k in np.flatnonzero(~held_out & (is_article == side))] for side in (True, False))
-        model = fit_linear_model(*sides, FitSettings())
+        articles, others = (
+            [content[k] for k in np.flatnonzero(~held_out & (is_article == side))] for side in (True, False)
+        )
+        model = fit_linear_model(articles, others, FitSettings())
         scores = model.scores(TextBuffer.of([content[k] for k in np.flatnonzero(held_out)]))
         ours.append(roc_auc_score(is_article[held_out], np.nan_to_num(scores)))
         peer = LogisticRegression(max_iter=200, class_weight="balanced").fit(table[~held_out], is_article[~held_out])

@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 from statistics import median
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import orjson
@@ -61,16 +62,19 @@ class SyntheticTracer(Tracer):
     """A tracer on one source of that index; ids of rows are those of a shard that repeats."""
 
     def __init__(self, documents: int, shard: Path):
-        index = SyntheticIndex(documents)
+        index: Any = SyntheticIndex(documents)
         source = IndexedSource(name="web", weight=1.0, tokenizer="t", splits={})
         dataset = Dataset(vocab_size=50_000, end_of_document=0, dtype="uint16", fim=None, sources=(source,))
         self.samples = Samples(dataset, {"web": Concat(index, LENGTH, 0)}, LENGTH, 1, IndexConfig(), "synthetic")
-        self.sequence_length, self.train = LENGTH, SimpleNamespace(tokens=index.num_tokens)
+        self.sequence_length = LENGTH
+        train: Any = SimpleNamespace(tokens=index.num_tokens)
+        self.train = train
         order = Permutation(documents, key_of(1, "documents", "web", "train"))
         self.__dict__["orders"] = {"web": DocumentOrder("web", order)}
         self.ids = synthetic_ids(documents)
         shards = linked(shard, -(-documents // SHARD_ROWS))
-        self._shards = lambda source: (shards, list(range(SHARD_ROWS, len(shards) * SHARD_ROWS + 1, SHARD_ROWS)))
+        ends = list(range(SHARD_ROWS, len(shards) * SHARD_ROWS + 1, SHARD_ROWS))
+        self.__dict__["_shards"] = lambda source: (shards, ends)
 
     def _find(self, doc_id: str) -> tuple[str, int]:
         [place] = self.ids.places(doc_id)

@@ -46,7 +46,8 @@ def main() -> None:
     parser.add_argument("--run", nargs=3, metavar=("WHAT", "CORPUS", "VOCABULARY"), help="one training here")
     options = parser.parse_args()
     if options.run:
-        return run_training(*options.run, options.workers)
+        what, corpus, size = options.run
+        return run_training(what, corpus, size, options.workers)
     megabytes = options.megabytes or (4 if options.quick else 32)
     vocabulary = options.vocabulary or (4000 if options.quick else 32_000)
     with tempfile.TemporaryDirectory() as name:

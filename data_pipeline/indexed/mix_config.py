@@ -1,5 +1,6 @@
 """Settings of a mix in a recipe: cells of documents by quality, topic and copies, and how often each cell is read."""
 
+from collections.abc import Mapping
 from typing import Any, Self
 
 from pydantic import Field, model_validator
@@ -44,7 +45,7 @@ class MixConfig(Config):
 
     @model_validator(mode="after")
     def factors_are_positive(self) -> Self:
-        tables = {"topics": self.topics, "copies": self.copies, "repeats": self.repeats}
+        tables: dict[str, Mapping[Any, float]] = {"topics": self.topics, "copies": self.copies, "repeats": self.repeats}
         for name, table in tables.items():
             for key, factor in table.items():
                 if not 0 <= factor < 1e6:

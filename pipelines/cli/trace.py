@@ -92,8 +92,8 @@ def trace(
     for doc_id, count in in_common(list(read_by.values())):
         print(f"{doc_id}: in {count} of these steps")
     if judged.losses:
-        numbers = sorted({k for numbers in samples.values() for k in numbers})
-        show_losses(tracer, numbers, min(samples), judged.checkpoint)
+        all_samples = sorted({k for numbers in samples.values() for k in numbers})
+        show_losses(tracer, all_samples, min(samples), judged.checkpoint)
 
 
 def show_losses(tracer: "Tracer", samples: list[int], step: int, checkpoint: Path | None) -> None:

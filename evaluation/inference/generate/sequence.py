@@ -19,7 +19,8 @@ SequenceStream = Callable[[str, tuple[TokenLogprob, ...]], None]
 class TokenDecoder(Protocol):
     """ends: tokens that end a text."""
 
-    ends: tuple[int, ...]
+    @property
+    def ends(self) -> tuple[int, ...]: ...
 
     def decode(self, ids: Sequence[int]) -> str: ...
 
