@@ -75,7 +75,7 @@ def removals_with_kills(launcher, folder: Path, removals: int, seed: int) -> int
             killed += 1
             pending = (work / "statements" / "pending.json").is_file()
             done = len(list((work / "statements").glob("forget-*.json"))) == number + 1
-            command = ("forget", work, "--resume") if pending else command
+            command = ("forget", work, "--resume", "--workers", 1) if pending else command
             if done and not pending:
                 break
         if (work / "statements" / "pending.json").is_file():
