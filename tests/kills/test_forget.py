@@ -71,7 +71,9 @@ def removals_with_kills(launcher, folder: Path, removals: int, seed: int) -> int
         before = names_by_id(work)
         (folder / "ids.txt").write_text("\n".join(rng.sample(sorted(before), 1)))
         command: tuple[object, ...] = ("forget", work, "--ids", folder / "ids.txt", "--workers", 1)
-        while kill_group_at(launcher.start(*command, cwd=folder), rng.uniform(0, seconds)):
+        while kill_group_at(
+            launcher.start(*command, cwd=folder), rng.uniform(0, 3 * seconds)
+        ):  # a removal takes longer
             killed += 1
             pending = (work / "statements" / "pending.json").is_file()
             done = len(list((work / "statements").glob("forget-*.json"))) == number + 1
