@@ -17,7 +17,7 @@ from gristmill.foundation.config import Config
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.lock import LockedSource, RawFile, in_canonical_order
 
-DATE_COMMENT = re.compile(rb"^\s*#\s*date:\s*(\d{4}-\d{2}-\d{2})\s*$", re.MULTILINE)
+DATE_COMMENT = re.compile(rb"^[ \t]*#[ \t]*date:[ \t]*(\d{4}-\d{2}-\d{2})[ \t\r]*$", re.MULTILINE)
 
 
 class ListsConfig(Config):

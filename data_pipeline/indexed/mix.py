@@ -24,6 +24,7 @@ from gristmill.foundation.files import atomic_path
 
 CELLS_FOLDER = "cells"  # of an index folder: the cell of every training document, a file a source
 CELL = re.compile(r"q(?P<bucket>\d+)(\.t-(?P<topic>[a-z0-9_-]+))?(\.c(?P<copies>\d+))?")
+NOT_OF_LABELS = re.compile(r"[^a-z0-9_]+")
 NO_TOPIC = "none"
 ROUNDING = 1e-9
 
@@ -96,7 +97,7 @@ def document_cells(
 
 def topic_name(label: object) -> str:
     """The label as part of a file name: "Science & Tech." -> "science-tech"."""
-    return re.sub(r"[^a-z0-9_]+", "-", str(label).lower()).strip("-")[:60] or NO_TOPIC if label else NO_TOPIC
+    return NOT_OF_LABELS.sub("-", str(label).lower()).strip("-")[:60] or NO_TOPIC if label else NO_TOPIC
 
 
 def source_cells(corpus: Path, source: str, documents: pa.Table, sizes: np.ndarray, mix: MixConfig) -> pa.Table:

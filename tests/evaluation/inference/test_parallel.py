@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from gristmill.evaluation.inference.config import EvaluateConfig
-from gristmill.evaluation.inference.generate.prompts import generate
+from gristmill.evaluation.inference.generate.prompts import BatchSize, generate
 from gristmill.evaluation.inference.generate.request import GenerationSettings
 from gristmill.evaluation.inference.load import load_for_evaluation
 from gristmill.evaluation.inference.sharded import load_sharded
@@ -21,7 +21,7 @@ QUESTIONS = [
     for i in range(7)
 ]
 PROMPTS = [[256, 1, 2, 3], [256, 9], [256, 1, 2, 3, 4, 5, 6], [256], [256, 9]]
-SLOTS_TOKENS = 2 * (7 + 12)  # two slots, so that prompts wait until others have ended
+SLOTS = BatchSize(2 * (7 + 12))  # two slots, so that prompts wait until others have ended
 LAYOUTS = {"tensor": {"tensor": 2}, "pipeline": {"pipeline": 2}, "both": {"tensor": 2, "pipeline": 2}}
 
 
@@ -42,17 +42,14 @@ def asked_of_parts(checkpoint, tokenizer_folder, layout):
         checkpoint, layout, build_mesh(layout, 2, torch.device("cpu"), experts=layout.expert > 1), torch.float32
     )
     answers = asked(LmEvalAdapter(causal_lm, codec, 500, Reporter.silent(), data=ALONE))
-    return answers, [
-        list(each.tokens) for each in generate(causal_lm, codec, PROMPTS, GenerationSettings(12), SLOTS_TOKENS)
-    ]
+    return answers, [list(each.tokens) for each in generate(causal_lm, codec, PROMPTS, GenerationSettings(12), SLOTS)]
 
 
 def asked_alone(checkpoint, tokenizer_folder):
     subject = load_for_evaluation(CheckpointPaths(checkpoint, tokenizer_folder), EvaluateConfig())
     answers = asked(LmEvalAdapter(subject.causal_lm, subject.codec, 500, Reporter.silent()))
     return answers, [
-        list(each.tokens)
-        for each in generate(subject.causal_lm, subject.codec, PROMPTS, GenerationSettings(12), SLOTS_TOKENS)
+        list(each.tokens) for each in generate(subject.causal_lm, subject.codec, PROMPTS, GenerationSettings(12), SLOTS)
     ]
 
 

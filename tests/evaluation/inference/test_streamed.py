@@ -5,7 +5,7 @@ import torch
 
 from gristmill.evaluation.convert.huggingface import write_huggingface
 from gristmill.evaluation.inference.config import EvaluateConfig
-from gristmill.evaluation.inference.generate.prompts import generate
+from gristmill.evaluation.inference.generate.prompts import BatchSize, generate
 from gristmill.evaluation.inference.generate.request import GenerationSettings
 from gristmill.evaluation.inference.load import load_for_evaluation, load_for_evaluation_sharded
 from gristmill.evaluation.inference.workdir import CheckpointPaths
@@ -22,7 +22,7 @@ def answers(loaded):
     with torch.inference_mode():
         hidden = model.hidden(torch.arange(24).view(2, 12))
         logits = model.head(hidden.flatten(0, 1))
-    made = generate(model, loaded.codec, PROMPTS, GenerationSettings(8), 2 * 16)
+    made = generate(model, loaded.codec, PROMPTS, GenerationSettings(8), BatchSize(2 * 16))
     return hidden, logits, [each.tokens for each in made]
 
 

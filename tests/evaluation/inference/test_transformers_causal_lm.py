@@ -10,7 +10,7 @@ from gristmill.evaluation.convert.huggingface import has_family
 from gristmill.evaluation.import_export import import_checkpoint
 from gristmill.evaluation.inference.config import EvaluateConfig
 from gristmill.evaluation.inference.generate.batch import BatchLimits, ContinuousBatch
-from gristmill.evaluation.inference.generate.prompts import generate
+from gristmill.evaluation.inference.generate.prompts import BatchSize, generate
 from gristmill.evaluation.inference.generate.request import GenerationRequest, GenerationSettings
 from gristmill.evaluation.inference.load import LoadedModel, load_for_evaluation, load_for_evaluation_sharded
 from gristmill.evaluation.inference.local_causal_lm import LocalCausalLM
@@ -97,7 +97,10 @@ def folder(tmp_path: Path, tokenizer_folder: Path):
 
 
 def tokens_of(loaded: LoadedModel) -> list[list[int]]:
-    return [list(each.tokens) for each in generate(loaded.causal_lm, loaded.codec, PROMPTS, GenerationSettings(6), 100)]
+    return [
+        list(each.tokens)
+        for each in generate(loaded.causal_lm, loaded.codec, PROMPTS, GenerationSettings(6), BatchSize(100))
+    ]
 
 
 def of_two_ranks(paths: CheckpointPaths, axis: str) -> tuple[str, int, list[list[int]]]:
