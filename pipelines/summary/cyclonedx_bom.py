@@ -64,6 +64,11 @@ def _properties(facts: list[Fact]) -> list[Property]:
     ]
 
 
+def _file(name: str, reference: str, sha256: str) -> Component:
+    hashes = [HashType(alg=HashAlgorithm.SHA_256, content=sha256)]
+    return Component(name=name, type=ComponentType.FILE, bom_ref=reference, hashes=hashes)
+
+
 def _corpus(content: Content) -> Component:
     names = [name for name in ("documents", "outcomes", "reserved", "tokens") if name in content.facts]
     return Component(
@@ -73,12 +78,7 @@ def _corpus(content: Content) -> Component:
         version=content.stages["curate"].fingerprint,
         properties=_properties([content.facts[name] for name in names]),
         components=[
-            Component(
-                name=output.path,
-                type=ComponentType.FILE,
-                bom_ref=f"{CORPUS}/{output.path}",
-                hashes=[HashType(alg=HashAlgorithm.SHA_256, content=output.sha256)],
-            )
+            _file(output.path, f"{CORPUS}/{output.path}", output.sha256)
             for output in content.stages["curate"].outputs
             if output.path.startswith("documents/")
         ],
@@ -93,12 +93,7 @@ def _source(content: Content, name: str) -> Component:
         bom_ref=f"source/{name}",
         version=content.stages["curate"].inputs.get(f"raw:{name}"),
         components=[
-            Component(
-                name=file["name"],
-                type=ComponentType.FILE,
-                bom_ref=f"source/{name}/{number}",
-                hashes=[HashType(alg=HashAlgorithm.SHA_256, content=file["sha256"])],
-            )
+            _file(file["name"], f"source/{name}/{number}", file["sha256"])
             for number, file in enumerate(locked["files"])
         ],
     )
@@ -131,15 +126,7 @@ def _model(content: Content) -> Component:
         bom_ref=MODEL,
         version=train.fingerprint,
         properties=_properties([content.facts[name] for name in ("model", "scores") if name in content.facts]),
-        components=[
-            Component(
-                name=output.path,
-                type=ComponentType.FILE,
-                bom_ref=f"{MODEL}/{output.path}",
-                hashes=[HashType(alg=HashAlgorithm.SHA_256, content=output.sha256)],
-            )
-            for output in train.outputs
-        ],
+        components=[_file(output.path, f"{MODEL}/{output.path}", output.sha256) for output in train.outputs],
     )
 
 

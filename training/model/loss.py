@@ -54,6 +54,7 @@ class Scoring:
 
 
 def shaped_logits(raw: Tensor, scale: float, softcap: float | None) -> Tensor:
+    """`Scoring.shaped`, of numbers alone."""
     scaled = raw if scale == 1 else raw * scale
     return scaled if softcap is None else softcap * torch.tanh(scaled / softcap)
 
@@ -157,6 +158,7 @@ def _to_gradient(
 
 
 def fuses(raw_NVt: Tensor) -> bool:
+    """Whether the work is done by these kernels."""
     return raw_NVt.device.type == "cuda"
 
 

@@ -1,5 +1,6 @@
 """What FSDP gathers and reduces, when, and what it keeps."""
 
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -145,3 +146,11 @@ def test_a_pipeline_keeps_weights_and_sums_or_gives_them_up(policy: str, reduces
         between = found[found.index(f"F{first}") :]
         most = max(int(each[1:]) for each in between if each.startswith("="))
         assert most == (2 if policy == "default" else 0)
+
+
+def test_groups_of_parameters_by_either_name() -> None:
+    """torch 2.11 has one group or none of a module, later versions a list."""
+    group = object()
+    assert parameter_groups(SimpleNamespace(_fsdp_param_groups=[group])) == [group]
+    assert parameter_groups(SimpleNamespace(_fsdp_param_group=group)) == [group]
+    assert parameter_groups(SimpleNamespace(_fsdp_param_group=None)) == []

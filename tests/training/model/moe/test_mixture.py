@@ -7,6 +7,7 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor
 from torch.nn import functional as F
+from torch.utils._pytree import tree_leaves
 
 from gristmill.foundation.errors import RecipeError
 from gristmill.training.calibrate.layers import causal_loss
@@ -20,7 +21,15 @@ from gristmill.training.model.modules import token_priorities
 from gristmill.training.model.moe import mixture as experts_module
 from gristmill.training.model.moe.dispatch import check_grouped_widths, gathered_sum, padded_positions, sum_of_rows
 from gristmill.training.model.moe.mixture import MixtureOfExperts
-from gristmill.training.model.moe.router import capacity, choose_experts, count, gates_of, routers, within_capacity
+from gristmill.training.model.moe.router import (
+    Routing,
+    capacity,
+    choose_experts,
+    count,
+    gates_of,
+    routers,
+    within_capacity,
+)
 from gristmill.training.model.transformer import ComputeOptions, Transformer
 from gristmill.training.parallel.mesh import single_process
 from gristmill.training.parallel.tensor import TensorAxis
@@ -225,6 +234,12 @@ def test_the_grouped_backend_is_the_loop(moe: dict[str, Any], monkeypatch: pytes
         outcomes.append([y.detach(), x.grad, *(parameter.grad.clone() for parameter in mixture.parameters())])
     for loop, other in zip(*outcomes, strict=True):
         torch.testing.assert_close(other, loop, rtol=1e-4, atol=1e-5)
+
+
+def test_fsdp_sees_the_tensors_of_a_routing() -> None:
+    """FSDP of torch 2.11 gathers a module's weights for the backward pass where it finds tensors in what came out."""
+    tensors = [torch.zeros(1) for _ in range(3)]
+    assert all(leaf is tensor for leaf, tensor in zip(tree_leaves(Routing(*tensors)), tensors, strict=True))
 
 
 @pytest.mark.parametrize("weighted", [False, True])
