@@ -24,7 +24,7 @@ from gristmill.data_pipeline.extraction.labelled_pages import LabelledPage, labe
 from gristmill.data_pipeline.signals.language import LanguageConfig, detect
 
 SETS = ("trafilatura_eval", "article_extraction", "readability")
-SINGLE = ("title", "date", "author", "language")  # fields of one value
+SINGLE = ("title", "date", "author", "language", "canonical", "license")  # fields of one value
 OPTIONS = BlocksConfig(metadata=get_args(MetadataField))
 MIN_LANGUAGE_CHARS = 500
 _DATE_IN_ADDRESS = re.compile(r"/(20\d\d)[/-]?(0[1-9]|1[0-2])[/-]?(0[1-9]|[12]\d|3[01])(?:/|-|_|\b)")
@@ -59,7 +59,8 @@ def compare(page: LabelledPage) -> Compared:
     document = trafilatura.bare_extraction(html, include_comments=False, include_links=True, include_formatting=True)
     described = trafilatura.extract_metadata(html)
     if described is not None:
-        theirs = {name: getattr(described, name) for name in SINGLE if getattr(described, name)}
+        names = {name: "url" if name == "canonical" else name for name in SINGLE}
+        theirs = {name: value for name, key in names.items() if (value := getattr(described, key))}
     if document is not None and document.body is not None:
         heads = ["".join(head.itertext()) for head in document.body.iter("head")]
         theirs["headings"] = [" ".join(head.split()) for head in heads]

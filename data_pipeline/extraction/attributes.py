@@ -385,8 +385,11 @@ def find_byte(source, at, end, byte):
 PARENT, TAG, ELEMENT_FLAGS, DEPTH, PATH_HASH, NUM_CHILDREN = range(6)
 # Columns of the elements' token weights, float32[E, 6]: of the element, and over it and its ancestors.
 OWN_MIN, OWN_MAX, OWN_SUM, PATH_MIN, PATH_MAX, PATH_SUM = range(6)
-# Columns of blocks, int32[B, 11]. START, END: bytes of the text buffer. SOURCE: byte of the page where the block ends.
+# Columns of blocks, int32[B, 13]. START, END: bytes of the text buffer. SOURCE: byte of the page where the block ends.
+# HTML_START, HTML_END: bytes of the page from the block's first character to behind its last.
 ELEMENT, START, END, LINK_BYTES, LINKS, BOLD_BYTES, BREAKS, IMAGES, CONTROLS, INLINE_FLAGS, SOURCE = range(11)
+HTML_START, HTML_END = 11, 12
+NUM_BLOCK_COLUMNS = 13
 
 # Columns of links, int32[L, 3]: the block the link is in, and the bytes of the page that hold its address.
 LINK_BLOCK, ADDRESS_START, ADDRESS_END = range(3)
@@ -411,7 +414,7 @@ for _name, _flag in FLAG_TAGS:
 (
     OUT, BLOCK_START, SPACE, LINK_FROM, BOLD_FROM, S_LINK_BYTES, S_LINKS, S_BOLD_BYTES, S_BREAKS, S_IMAGES, S_CONTROLS,
     BREAKS_IN_A_ROW, CURRENT, OVERFLOW, NUM_BLOCKS, NUM_ELEMENTS, NUM_PAIRS, TITLE_START, TITLE_END, SEEN_BODY, AT,
-    S_INLINE_FLAGS, NUM_LINKS,
-) = range(23)  # fmt: skip
-NUM_STATES = 23
+    S_INLINE_FLAGS, NUM_LINKS, S_HTML_START, S_HTML_END,
+) = range(25)  # fmt: skip
+NUM_STATES = 25
 NO_SPACE, ONE_SPACE, LINE_END = 0, 1, 2

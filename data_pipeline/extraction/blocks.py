@@ -17,7 +17,7 @@ from gristmill.data_pipeline.extraction.attributes import (
     START,
 )
 from gristmill.data_pipeline.extraction.blocks_config import BlocksConfig
-from gristmill.data_pipeline.extraction.layout import LayoutOptions, layout
+from gristmill.data_pipeline.extraction.layout import LayoutOptions, layout, layout_with_spans
 from gristmill.data_pipeline.extraction.metadata import page_metadata
 from gristmill.data_pipeline.extraction.page import NO_TOKENS, Page, PageBuffers, classify, page_threshold, read_page
 from gristmill.data_pipeline.extraction.page_kinds import page_kind, set_kinds
@@ -49,9 +49,8 @@ class NotAPage(Exception):
 
 
 class MainBlocks(NamedTuple):
-    """text: the page's main text. metadata: the page's kind, and what config
-    asks for. num_repeated: blocks that were left
-    out as boilerplate of the host."""
+    """text: the page's main text. metadata: the page's kind, and what config asks for; `spans` as lists of layout.PageSpan.
+    num_repeated: blocks that were left out as boilerplate of the host."""
 
     text: str
     metadata: dict[str, Any]
@@ -70,7 +69,10 @@ def extract_blocks(html: bytes, weights: Weights, config: BlocksConfig, of_host:
     metadata = {"page_kind": kind, "page_kind_score": round(confidence, KIND_DIGITS)}
     if config.metadata:
         metadata |= page_metadata(html, page, kept, config.metadata)
-    return MainBlocks(_joined(page, kept, config), metadata, len(repeated))
+    if "spans" not in config.metadata:
+        return MainBlocks(_joined(page, kept, config), metadata, len(repeated))
+    text, spans = layout_with_spans(page.elements, page.blocks, page.text.tobytes(), kept, _layout_options(config))
+    return MainBlocks(text, metadata | {"spans": [list(span) for span in spans]}, len(repeated))
 
 
 def kept_blocks(html: bytes, weights: Weights, config: BlocksConfig) -> list[bytes]:
@@ -138,8 +140,11 @@ def with_options(page: Page, kept: np.ndarray, config: BlocksConfig) -> np.ndarr
 
 
 def _joined(page: Page, kept: np.ndarray, config: BlocksConfig) -> str:
-    options = LayoutOptions(config.format, config.table_rows, config.list_markers, config.code, config.line_breaks)
-    return layout(page.elements, page.blocks, page.text.tobytes(), kept, options)
+    return layout(page.elements, page.blocks, page.text.tobytes(), kept, _layout_options(config))
+
+
+def _layout_options(config: BlocksConfig) -> LayoutOptions:
+    return LayoutOptions(config.format, config.table_rows, config.list_markers, config.code, config.line_breaks)
 
 
 def whole_text(html: bytes, config: BlocksConfig) -> str:

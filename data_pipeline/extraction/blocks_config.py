@@ -12,7 +12,7 @@ PageKind = Literal["article", "documentation", "forum", "listing", "collection",
 PAGE_KINDS: tuple[PageKind, ...] = get_args(PageKind)
 NUM_KINDS = len(PAGE_KINDS)
 
-MetadataField = Literal["title", "date", "author", "language", "headings", "links"]
+MetadataField = Literal["title", "date", "author", "language", "canonical", "license", "headings", "links", "spans"]
 
 
 class SiteBoilerplateConfig(Config):

@@ -1,10 +1,12 @@
 """Text extraction from HTML pages. Limits depend on the page's size, not on time, so results are reproducible."""
 
+import codecs
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
+import numpy as np
 from resiliparse.extract.html2text import extract_plain_text
 from resiliparse.parse.encoding import detect_encoding, map_encoding_to_html5
 from resiliparse.parse.html import DOMContext, HTMLTree, traverse_dom
@@ -98,8 +100,18 @@ def _blocks(html: bytes, charset: str | None, config: BlocksConfig, of_host: Hos
         if num_repeated:
             raise NotExtracted("only_boilerplate", "every block of the main text is boilerplate of the host")
         raise NotExtracted("no_text", "blocks finds no main text in the page")
+    if "spans" in metadata:
+        metadata["spans"] = _spans_of_bytes(html, charset, page, metadata["spans"])
     repairs = [REPLACED_BYTES] * was_repaired + [SITE_BOILERPLATE] * (num_repeated > 0)
     return Extracted(text, tuple(repairs), metadata)
+
+
+def _spans_of_bytes(html: bytes, charset: str | None, page: bytes, spans: list[list[int]]) -> list[list[int]]:
+    """The spans with positions in html instead of in page, which is html in UTF-8."""
+    if page is html or not spans:
+        return spans
+    positions = raw_positions(html, charset, [position for span in spans for position in span[2:]])
+    return [[*span[:2], *positions[2 * k : 2 * k + 2]] for k, span in enumerate(spans)]
 
 
 def main_blocks(html: bytes, charset: str | None, config: BlocksConfig) -> list[bytes]:
@@ -181,10 +193,13 @@ REPLACED_BYTES = "replaced_bytes"  # the name the repair is counted under
 
 
 class Decoded(NamedTuple):
-    """text: the page. was_repaired: invalid bytes became U+FFFD."""
+    """text: the page. was_repaired: invalid bytes became U+FFFD. codec: Python's name of the encoding. mark_bytes: of
+    the byte order mark before the text."""
 
     text: str
     was_repaired: bool
+    codec: str
+    mark_bytes: int = 0
 
 
 def decode_html(html: bytes, charset: str | None) -> Decoded:
@@ -196,7 +211,7 @@ def decode_html(html: bytes, charset: str | None) -> Decoded:
     ignored if the page is valid UTF-8: pages that were saved again often keep the old declaration."""
     for mark, name in MARKS:
         if html.startswith(mark):
-            return _decoded(html[len(mark) :], name)
+            return _decoded(html[len(mark) :], name)._replace(mark_bytes=len(mark))
     for codec in (codec_of(charset), declared_codec(html[:PRESCAN_BYTES])):
         if codec is not None:
             declared = _decoded(html, codec)
@@ -215,6 +230,30 @@ def utf8_html(html: bytes, charset: str | None) -> tuple[bytes, bool]:
             return html.removeprefix(MARKS[0][0]), False
     page = decode_html(html, charset)
     return page.text.encode("utf-8", "replace"), page.was_repaired
+
+
+def raw_positions(html: bytes, charset: str | None, positions: Sequence[int]) -> list[int]:
+    """The byte positions in html of byte positions in what `utf8_html` makes of it. They are exact but next to invalid
+    bytes, where one replaced character stands for several."""
+    page = decode_html(html, charset)
+    utf8 = np.frombuffer(page.text.encode("utf-8", "replace"), np.uint8)
+    characters = np.searchsorted(np.flatnonzero((utf8 & 0xC0) != 0x80), positions)
+    starts = _character_starts(html[page.mark_bytes :], page.codec, len(page.text))
+    return [page.mark_bytes + starts[character] for character in characters.tolist()]
+
+
+def _character_starts(html: bytes, codec: str, num_characters: int) -> Sequence[int]:
+    """The byte at which each character starts, and the end. Decoders of Python do not tell it: byte by byte they do."""
+    if len(html) == num_characters:
+        return range(num_characters + 1)
+    decoder, starts, start = codecs.getincrementaldecoder(codec)("replace"), [], 0
+    for at in range(len(html)):
+        produced = len(decoder.decode(html[at : at + 1], at == len(html) - 1))
+        if produced:
+            starts += [start] * max(produced - 1, 1)
+            starts += [at] * (produced > 1)
+            start = at + 1
+    return [*starts, len(html)]
 
 
 def codec_of(label: str | None) -> str | None:
@@ -246,13 +285,13 @@ def declared_codec(head: bytes) -> str | None:
 def _decoded(html: bytes, codec: str) -> Decoded:
     if codec == WINDOWS_1252:
         try:
-            return Decoded(html.decode(codec), False)
+            return Decoded(html.decode(codec), False, codec)
         except UnicodeDecodeError:
-            return Decoded(html.decode("latin-1").translate(_TABLE_1252), False)
+            return Decoded(html.decode("latin-1").translate(_TABLE_1252), False, codec)
     try:
-        return Decoded(html.decode(codec), False)
+        return Decoded(html.decode(codec), False, codec)
     except UnicodeDecodeError:
-        return Decoded(html.decode(codec, "replace"), True)
+        return Decoded(html.decode(codec, "replace"), True, codec)
 
 
 def _is_utf8(html: bytes) -> bool:

@@ -1,16 +1,19 @@
 """Layout of a page's kept text blocks: paragraphs, headings, lists, tables, code and quotes, as plain text or Markdown.
 
 Paragraphs are separated by a blank line. Items of a list and rows of a table stand on consecutive lines. A table whose
-cells hold prose, headings, lists or tables is there for the page's layout, and its cells are paragraphs."""
+cells hold prose, headings, lists or tables is there for the page's layout, and its cells are paragraphs.
+
+For spans each line of a block is written between marks, control characters that no block's text has, and the marks are
+taken out of the finished text."""
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
 import numpy as np
 
-from gristmill.data_pipeline.extraction.attributes import ELEMENT, END, PARENT, START, TAG
+from gristmill.data_pipeline.extraction.attributes import ELEMENT, END, HTML_END, HTML_START, PARENT, START, TAG
 from gristmill.data_pipeline.extraction.tags import CELL, CODE, ITEM, TAG_IDS, TAG_KINDS
 from gristmill.foundation.runtime.kernels.cached_njit import cached_njit
 
@@ -23,6 +26,7 @@ P, LI, UL, OL, MENU, DIR, DL, DT, DD, TABLE, TR, TH, QUOTE, CAPTION = (
 HEADING_LEVELS = {TAG_IDS[f"h{level}"]: level for level in range(1, 7)}
 _MARKUP = re.compile(r"(\d{0,9})(?=[#>+*-]+(?:\s|$)|(?<=\d)[.)]\s|```)")
 _FENCE = re.compile(r"`{3,}")
+_MARKED = re.compile("\x01(\\d+)\x02([^\x03]*)\x03")
 
 TextFormat = Literal["text", "markdown"]
 
@@ -30,13 +34,15 @@ TextFormat = Literal["text", "markdown"]
 @dataclass(frozen=True)
 class LayoutOptions:
     """format: plain text or Markdown. table_rows: a line for each row, its cells joined. list_markers: "- " or the
-    item's number before an item. code: the white space of <pre> is kept. line_breaks: <br> ends a line."""
+    item's number before an item. code: the white space of <pre> is kept. line_breaks: <br> ends a line. marks: each
+    line of a block is written between marks."""
 
     format: TextFormat = "text"
     table_rows: bool = True
     list_markers: bool = True
     code: bool = True
     line_breaks: bool = True
+    marks: bool = False
 
 
 class BlockPlace(NamedTuple):
@@ -58,9 +64,9 @@ class BlockPlace(NamedTuple):
 
 
 class PlacedBlock(NamedTuple):
-    """A kept block's text and place."""
+    """A kept block's text and place. number: among the kept blocks."""
 
-    element: int
+    number: int
     text: str
     place: BlockPlace
 
@@ -135,12 +141,43 @@ def layout(elements: np.ndarray, blocks: np.ndarray, text: bytes, kept: np.ndarr
     places = Places(elements)
     rows = blocks[np.flatnonzero(kept)][:, (ELEMENT, START, END)].tolist()
     chosen = [
-        PlacedBlock(element, text[start:end].decode("utf-8", "replace"), places.of(element))
-        for element, start, end in rows
+        PlacedBlock(number, text[start:end].decode("utf-8", "replace"), places.of(element))
+        for number, (element, start, end) in enumerate(rows)
     ]
     tables = data_tables(chosen) if options.table_rows else set()
     pieces = list(_pieces(chosen, tables, elements, ordinals, options))
     return _joined(pieces, options)
+
+
+class PageSpan(NamedTuple):
+    """Characters of the text, from start to before end, that stand at these bytes of the page."""
+
+    start: int
+    end: int
+    html_start: int
+    html_end: int
+
+
+def layout_with_spans(
+    elements: np.ndarray, blocks: np.ndarray, text: bytes, kept: np.ndarray, options: LayoutOptions
+) -> tuple[str, list[PageSpan]]:
+    """(what `layout` gives, a span of each kept block in the order of the text). Markers, bars and the signs of
+    Markdown stand outside or between the lines of a span."""
+    marked = layout(elements, blocks, text, kept, replace(options, marks=True))
+    sources = blocks[np.flatnonzero(kept)][:, (HTML_START, HTML_END)].tolist()
+    bounds: dict[int, tuple[int, int]] = {}
+    parts, length, at = [], 0, 0
+    for line in _MARKED.finditer(marked):
+        parts += [marked[at : line.start()], line[2]]
+        start = length + line.start() - at
+        length, at = start + len(line[2]), line.end()
+        bounds[int(line[1])] = (bounds.get(int(line[1]), (start,))[0], length)
+    spans = [PageSpan(*bounds[number], *sources[number]) for number in sorted(bounds, key=bounds.__getitem__)]
+    return "".join([*parts, marked[at:]]), spans
+
+
+def _mark(line: str, block: PlacedBlock, options: LayoutOptions) -> str:
+    return f"\x01{block.number}\x02{line}\x03" if options.marks and line else line
 
 
 def data_tables(blocks: Sequence[PlacedBlock]) -> set[int]:
@@ -188,20 +225,23 @@ def _pieces(
 
 
 def _paragraph(block: PlacedBlock, options: LayoutOptions) -> Piece:
-    place, lines = block.place, _lines(block.text, options)
-    if options.format == "markdown":
-        if place.level:
-            lines = ["#" * place.level + " " + " ".join(lines)]
-        elif place.definitions and not place.term:
-            lines = [": " + lines[0], *("  " + line for line in lines[1:])]
-        else:
-            lines = [_escaped(line) for line in lines]
+    place, lines = block.place, _lines(block, options)
     group = ("definitions", place.definitions) if place.definitions and not place.level else ("", 0)
+    if options.format == "markdown" and group[1] and not place.term:
+        lines = [": " + lines[0], *("  " + line for line in lines[1:])]
     return Piece(lines, group, place.quotes)
 
 
-def _lines(text: str, options: LayoutOptions) -> list[str]:
-    return text.split("\n") if options.line_breaks else [text.replace("\n", " ")]
+def _lines(block: PlacedBlock, options: LayoutOptions) -> list[str]:
+    """The block's lines as the format writes them, without what its list or definition adds."""
+    place = block.place
+    lines = block.text.split("\n") if options.line_breaks else [block.text.replace("\n", " ")]
+    if options.format == "markdown":
+        if place.level:
+            return ["#" * place.level + " " + _mark(" ".join(lines), block, options)]
+        if place.items or place.term or not place.definitions:
+            lines = [_escaped(line) for line in lines]
+    return [_mark(line, block, options) for line in lines]
 
 
 def _escaped(line: str) -> str:
@@ -211,12 +251,15 @@ def _escaped(line: str) -> str:
 
 
 def _code(blocks: Sequence[PlacedBlock], options: LayoutOptions) -> Piece:
-    lines = [line.rstrip() for block in blocks for line in block.text.split("\n")]
-    while lines and not lines[-1]:
-        lines.pop()
+    of_blocks = [(line.rstrip(), block) for block in blocks for line in block.text.split("\n")]
+    while of_blocks and not of_blocks[-1][0]:
+        of_blocks.pop()
     if not options.code:
-        lines = [" ".join(" ".join(lines).split())]
-    elif options.format == "markdown":
+        collapsed = [_mark(" ".join(line.split()), block, options) for line, block in of_blocks]
+        lines = [" ".join(filter(None, collapsed))]
+    else:
+        lines = [_mark(line, block, options) for line, block in of_blocks]
+    if options.code and options.format == "markdown":
         longest = max((len(match[0]) for line in lines for match in _FENCE.finditer(line)), default=2)
         fence = "`" * (longest + 1)
         lines = [fence, *lines, fence]
@@ -228,7 +271,7 @@ def _item(
 ) -> Piece:
     """Lines of an item's own text: the first behind its marker, the others below it."""
     place = blocks[0].place
-    lines = [line for block in blocks for line in _item_lines(block, options)]
+    lines = [line for block in blocks for line in _lines(block, options)]
     if options.list_markers or options.format == "markdown":
         item = place.items[-1]
         is_numbered = elements[elements[item, PARENT], TAG] == OL
@@ -242,21 +285,13 @@ def _item(
     return Piece(lines, ("list", place.list), place.quotes)
 
 
-def _item_lines(block: PlacedBlock, options: LayoutOptions) -> list[str]:
-    lines = _lines(block.text, options)
-    if options.format == "markdown":
-        level = block.place.level
-        lines = ["#" * level + " " + " ".join(lines)] if level else [_escaped(line) for line in lines]
-    return lines
-
-
 def _table(blocks: Sequence[PlacedBlock], ordinals: np.ndarray, options: LayoutOptions) -> Piece:
     rows: dict[int, dict[int, list[str]]] = {}
     headers: dict[int, bool] = {}
     for block in blocks:
         place = block.place
         cell = rows.setdefault(place.row, {}).setdefault(int(ordinals[place.cell]), [])
-        cell.append(" ".join(block.text.split()))
+        cell.append(_mark(" ".join(block.text.split()), block, options))
         headers[place.row] = headers.get(place.row, True) and place.header
     width = max(max(cells) for cells in rows.values()) + 1
     texts = [[" ".join(cells.get(column, ())) for column in range(width)] for cells in rows.values()]
@@ -278,7 +313,7 @@ def _joined(pieces: Sequence[Piece], options: LayoutOptions) -> str:
     previous: Piece | None = None
     for piece in pieces:
         prefix = "> " * piece.quotes if options.format == "markdown" else ""
-        lines = [(prefix + line).rstrip() for line in piece.lines] if prefix else piece.lines
+        lines = [prefix + line if line else prefix.rstrip() for line in piece.lines] if prefix else piece.lines
         if previous is not None:
             together = piece.group == previous.group and piece.group[1] != 0
             quotes = "> " * min(piece.quotes, previous.quotes) if prefix else ""

@@ -1,4 +1,4 @@
-"""Metadata of a page: title, date, author and language, and the headings and links of its main text.
+"""Metadata of a page: title, date, author, language, address and licence, and headings and links of its main text.
 
 JSON-LD is preferred to meta elements (Open Graph, Dublin Core, article:*, citation_*), and these to microdata."""
 
@@ -45,6 +45,12 @@ _TIME = re.compile(
 _CANONICAL = re.compile(
     rb"<link\s(?=[^>]{0,500}rel=[\"']?canonical)[^>]{0,500}?href\s*=\s*[\"']?([^\"'>\s]{1,2000})", re.IGNORECASE
 )
+_LINK = re.compile(rb"<(?:a|link)\s((?:[^>\"']++|\"[^\"]{0,3000}+\"|'[^']{0,3000}+')*+)", re.IGNORECASE)
+_CREATIVE_COMMONS = re.compile(
+    r"\bcreativecommons\.org/(?:licenses/(?P<terms>by(?:-(?:nc|nd|sa))*)|publicdomain/(?P<tool>zero|mark))"
+    r"(?:/(?P<version>\d\.\d)(?:/(?P<place>[a-z]{2})\b(?!\.))?)?",
+    re.IGNORECASE,
+)
 _HTML = re.compile(rb"<html\s([^>]{0,1000})>", re.IGNORECASE)
 _TITLE = re.compile(rb"<title[^>]{0,500}>(.{0,4000}?)</title", re.IGNORECASE | re.DOTALL)
 _SCRIPT = re.compile(rb"<(script|style)[\s>]")
@@ -68,6 +74,8 @@ META_NAMES: dict[str, tuple[str, ...]] = {
     ),
     "author": ("author", "article:author", "dc.creator", "citation_author", "parsely-author", "sailthru.author"),
     "language": ("og:locale", "content-language", "dc.language", "language"),
+    "canonical": ("og:url",),
+    "license": ("dcterms.license", "dc.rights.license", "dc.rights", "dcterms.rights", "license"),
 }  # fmt: skip
 # Asked where a page says nothing about its publication.
 MODIFIED_NAMES = (
@@ -105,7 +113,9 @@ _DATE_IN_TEXT = re.compile(
     re.IGNORECASE,
 )
 DATED_CHARS = 200_000  # of markup that is searched for a date in words
-JSON_NAMES = {"title": "headline", "date": "datePublished", "author": "author", "language": "inLanguage"}
+JSON_NAMES = {
+    "title": "headline", "date": "datePublished", "author": "author", "language": "inLanguage", "license": "license",
+}  # fmt: skip
 ITEM_NAMES = {"title": b"headline", "date": b"datepublished", "author": b"author"}
 HEADINGS = {TAG_IDS[f"h{level}"]: level for level in range(1, 7)}
 
@@ -123,10 +133,10 @@ class Markup(NamedTuple):
 
 
 def page_metadata(html: bytes, page: Page, kept: np.ndarray, fields: tuple[MetadataField, ...]) -> dict[str, Any]:
-    """The fields that the page gives. html: UTF-8. kept: bool[B], the blocks of the main text.
+    """The fields that the page gives, but `spans`. html: UTF-8. kept: bool[B], the blocks of the main text.
 
-    date: YYYY-MM-DD. headings: [level, text]. links: addresses as they stand in the page. Values are cut off at
-    MAX_VALUE_CHARS, lists at MAX_ENTRIES."""
+    date: YYYY-MM-DD. license: SPDX's name for one of Creative Commons, else as the page gives it. headings: [level,
+    text]. links: addresses as they stand in the page. Values are cut off at MAX_VALUE_CHARS, lists at MAX_ENTRIES."""
     plain = without_scripts(html)
     first = _headings(page, kept, 1, {TAG_IDS["h1"]: 1}) or _headings(page, kept | True, 1, {TAG_IDS["h1"]: 1})
     title = _TITLE.search(plain)
@@ -140,6 +150,8 @@ def page_metadata(html: bytes, page: Page, kept: np.ndarray, fields: tuple[Metad
     )
     fields_of_page: dict[str, Any] = {}
     for field in fields:
+        if field == "spans":
+            continue
         value: Any
         if field == "headings":
             value = _headings(page, kept, MAX_ENTRIES, HEADINGS)
@@ -168,7 +180,11 @@ def _candidates(field: str, markup: Markup) -> Iterator[str]:
     if field == "language" and (tag := _HTML.search(markup.html)):
         attributes = _attributes(tag[1])
         yield attributes.get("lang", "") or attributes.get("xml:lang", "")
-    for article in markup.articles:
+    if field == "canonical" and (link := _CANONICAL.search(markup.html)):
+        yield _text(link[1])
+    if field == "license":
+        yield from _rel_licenses(markup.html)
+    for article in markup.articles if field in JSON_NAMES else ():
         yield _headline(article, markup.title) if field == "title" else text_of(article.get(JSON_NAMES[field]))
     for name in META_NAMES[field]:
         yield markup.metas.get(name, "")
@@ -184,6 +200,24 @@ def _candidates(field: str, markup: Markup) -> Iterator[str]:
         yield from _less_certain_dates(markup)
     elif field == "author":
         yield from _bylines(markup)
+    elif field == "license":
+        yield _only_creative_commons(markup.html)
+
+
+def _rel_licenses(html: bytes) -> Iterator[str]:
+    """Addresses of links with rel="license" (HTML, 4.6.7.9)."""
+    for link in _LINK.finditer(html):
+        if b"license" in link[1].lower():
+            attributes = _attributes(link[1])
+            if "license" in attributes.get("rel", "").lower().split():
+                yield attributes.get("href", "")
+
+
+def _only_creative_commons(html: bytes) -> str:
+    """The Creative Commons licence that the page links to; none if it links to several, as pages about them do."""
+    links = _CREATIVE_COMMONS.finditer(html.decode("utf-8", "replace"))
+    licenses = {_clean_license(link[0]) for link in links}
+    return licenses.pop() if len(licenses) == 1 else ""
 
 
 def _headline(article: Mapping[str, Any], title: str) -> str:
@@ -279,12 +313,29 @@ def _clean_date(value: str) -> str:
     return f"{date[1]}-{date[3]}-{date[4]}" if date and int(date[1]) >= MIN_YEAR else ""
 
 
+def _clean_address(value: str) -> str:
+    address = _clean(value)
+    return address if address.startswith(("http://", "https://")) else ""
+
+
+def _clean_license(value: str) -> str:
+    """SPDX's name of a Creative Commons licence from its address, CC-BY-SA-4.0 or CC0-1.0; else the value."""
+    link = _CREATIVE_COMMONS.search(value)
+    if link is None:
+        return _clean(value)
+    name = f"CC-{link['terms']}" if link["terms"] else "CC0" if link["tool"].lower() == "zero" else "CC-PDM"
+    return "-".join(filter(None, (name, link["version"], link["place"]))).upper()
+
+
 def _clean_language(value: str) -> str:
     """The two or three letters in front: de_AT is de."""
     return value[:3].strip("-_").lower() if _LANGUAGE.fullmatch(value.strip()) else ""
 
 
-_CLEAN = {"title": _clean, "date": _clean_date, "author": _clean_author, "language": _clean_language}
+_CLEAN = {
+    "title": _clean, "date": _clean_date, "author": _clean_author, "language": _clean_language,
+    "canonical": _clean_address, "license": _clean_license,
+}  # fmt: skip
 
 
 def _headings(page: Page, kept: np.ndarray, most: int, levels: Mapping[int, int]) -> list[list[Any]]:

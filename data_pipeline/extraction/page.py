@@ -6,6 +6,7 @@ import numpy as np
 
 from gristmill.data_pipeline.extraction.attributes import (
     END,
+    NUM_BLOCK_COLUMNS,
     NUM_BLOCKS,
     NUM_ELEMENTS,
     NUM_LINKS,
@@ -89,7 +90,10 @@ class PageBuffers:
         if num_tags > self.tags:
             elements, blocks = num_tags + 1, num_tags + 2
             self.elements, self.weights = np.empty((elements, 6), np.int32), np.empty((elements, 6), np.float32)
-            self.blocks, self.counts = np.empty((blocks, 11), np.int32), np.empty((blocks, NUM_COUNTS), np.int32)
+            self.blocks, self.counts = (
+                np.empty((blocks, NUM_BLOCK_COLUMNS), np.int32),
+                np.empty((blocks, NUM_COUNTS), np.int32),
+            )
             self.sums, self.runs = np.empty((elements, NUM_SUMS), np.float32), np.empty((blocks, NUM_RUNS), np.float32)
             self.links = np.empty((elements, 3), np.int32)
             self.groups = np.empty((GROUP_SLOTS, NUM_GROUP_SUMS), np.float32)

@@ -18,6 +18,8 @@ from gristmill.data_pipeline.extraction.attributes import (
     HAS_HREF,
     HREF_END,
     HREF_START,
+    HTML_END,
+    HTML_START,
     IMAGES,
     IN_CODE,
     INLINE_FLAGS,
@@ -34,6 +36,8 @@ from gristmill.data_pipeline.extraction.attributes import (
     S_BOLD_BYTES,
     S_BREAKS,
     S_CONTROLS,
+    S_HTML_END,
+    S_HTML_START,
     S_IMAGES,
     S_INLINE_FLAGS,
     S_LINK_BYTES,
@@ -65,6 +69,7 @@ def end_block(blocks, state):
     blocks[k, BOLD_BYTES], blocks[k, BREAKS] = state[S_BOLD_BYTES], state[S_BREAKS]
     blocks[k, IMAGES], blocks[k, CONTROLS], blocks[k, SOURCE] = state[S_IMAGES], state[S_CONTROLS], state[AT]
     blocks[k, INLINE_FLAGS] = state[S_INLINE_FLAGS]
+    blocks[k, HTML_START], blocks[k, HTML_END] = state[S_HTML_START], state[S_HTML_END]
     state[NUM_BLOCKS] = k + 1
     state[BLOCK_START] = where
     state[LINK_FROM] = where if link_is_open else -1
@@ -119,6 +124,7 @@ def copy_text(html, at, end, out, elements, state):
     """Copy text up to the next tag, white space collapsed (not in <pre>) and references decoded; returns where."""
     where, space = state[OUT], state[SPACE]
     start = state[BLOCK_START]
+    html_start, html_end = state[S_HTML_START], state[S_HTML_END]
     code = (elements[state[CURRENT], ELEMENT_FLAGS] & IN_CODE) != 0
     while at < end:
         byte = html[at]
@@ -131,6 +137,8 @@ def copy_text(html, at, end, out, elements, state):
         elif byte <= 32:
             if code and (byte == 32 or byte == 10 or byte == 9):
                 out[where] = byte
+                if where == start:
+                    html_start = at
                 where += 1 if where > start or byte != 10 else 0
             elif byte == 32 or 9 <= byte <= 13:
                 space = max(space, ONE_SPACE)
@@ -157,6 +165,9 @@ def copy_text(html, at, end, out, elements, state):
                 continue
             if role == 2:
                 continue
+        html_end = at
+        if where == start:
+            html_start = at - size
         if space and where > start:
             out[where] = 10 if space == LINE_END else 32
             where += 1
@@ -167,6 +178,7 @@ def copy_text(html, at, end, out, elements, state):
         where += written
     state[BREAKS_IN_A_ROW] = state[BREAKS_IN_A_ROW] if where == state[OUT] else 0
     state[OUT], state[SPACE] = where, space
+    state[S_HTML_START], state[S_HTML_END] = html_start, html_end
     return at
 
 
@@ -194,7 +206,7 @@ def _special(out, at, size):
 def copy_formula(html, at, end, out, state):
     """Copy TeX between `$`, white space collapsed and references decoded. out has room: its tags are longer than the
     two signs and the space."""
-    where = state[OUT]
+    where, html_start = state[OUT], at
     if state[SPACE] and where > state[BLOCK_START]:
         out[where] = 10 if state[SPACE] == LINE_END else 32
         where += 1
@@ -208,14 +220,22 @@ def copy_formula(html, at, end, out, state):
             space = where > start
             at += 1
             continue
-        if space:
-            out[where] = 32
-            where, space = where + 1, False
+        at_space = where
+        where += space
         size, written = (1, 0) if byte != 38 else decode_reference(html, at, end, out, where)
-        if size == 0 or written == 0:
-            out[where], size, written = byte, 1, 1
-        at, where = at + size, where + written
+        at += max(size, 1)
+        if written == 1 and out[where] <= 32:  # a space or a control character
+            where, space = at_space, at_space > start
+            continue
+        if written == 0:
+            out[where], written = byte, 1
+        if space:
+            out[at_space], space = 32, False
+        where += written
     if where == start:
         return
     out[where] = 36
+    if state[OUT] == state[BLOCK_START]:
+        state[S_HTML_START] = html_start
+    state[S_HTML_END] = end
     state[OUT], state[SPACE], state[BREAKS_IN_A_ROW] = where + 1, NO_SPACE, 0

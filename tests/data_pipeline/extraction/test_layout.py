@@ -1,10 +1,15 @@
 """Forty structures written for the purpose, each with the text and the Markdown that they must give."""
 
+import html as html_module
+import re
+
 import numpy as np
 import pytest
 
+from gristmill.data_pipeline.extraction.attributes import HTML_END, HTML_START
 from gristmill.data_pipeline.extraction.blocks import main_text
 from gristmill.data_pipeline.extraction.blocks_config import BlocksConfig
+from gristmill.data_pipeline.extraction.layout import LayoutOptions, layout_with_spans
 from gristmill.data_pipeline.extraction.page import NO_TOKENS, read_page
 
 TEX = '<annotation encoding="application/x-tex">{}</annotation>'
@@ -120,3 +125,49 @@ def test_formulas_without_an_end_lose_no_text_and_take_linear_time():
     many = 50_000
     assert everything("<span class=katex-html>" * many + "a") == "a"
     assert everything("<math>" * many + "a") == everything("<rt>" * many + "<p>a") == "a"
+
+
+def with_spans(html: bytes, text_format="text") -> list[tuple[str, str]]:
+    """(part of the text, part of the page) of each span."""
+    page = read_page(html, NO_TOKENS)
+    kept = np.ones(len(page.blocks), bool)
+    options = LayoutOptions(format=text_format)
+    text, spans = layout_with_spans(page.elements, page.blocks, page.text.tobytes(), kept, options)
+    assert text == main_text(page, kept, BlocksConfig(format=text_format))
+    return [(text[span.start : span.end], html[span.html_start : span.html_end].decode()) for span in spans]
+
+
+def test_spans_name_the_bytes_of_the_page():
+    html = "<h1> Öl &amp; <i>Korn</i> </h1><ul><li>a<br>b</ul><table><tr><td>c<td>d|e</table><pre>  x\n y\n</pre>"
+    assert with_spans(html.encode()) == [
+        ("Öl & Korn", "Öl &amp; <i>Korn"),
+        ("a\n  b", "a<br>b"),
+        ("c", "c"),
+        ("d|e", "d|e"),
+        ("  x\n y", "  x\n y"),
+    ]
+    assert with_spans(html.encode(), "markdown")[1:4] == [("a\n    b", "a<br>b"), ("c", "c"), ("d\\|e", "d|e")]
+
+
+@pytest.mark.parametrize("text_format", ["text", "markdown"])
+def test_a_span_has_the_words_of_its_bytes(text_format):
+    """Law: the text is that without spans, spans follow each other in the page, and the words of each are those of its
+    bytes without tags. Formulas and ruby write other words than their bytes."""
+    num_spans = 0
+    for name, (html, _, _) in STRUCTURES.items():
+        if any(part in html.lower() for part in ("<math", "tex", "<rt", "<script")):
+            continue
+        for text, source in with_spans(html.encode(), text_format):
+            plain = html_module.unescape(re.sub(r"<!--.*?-->|<[^>]*>", " ", source)).replace("\u00ad", "")
+            assert re.findall(r"\w+", text) == re.findall(r"\w+", plain), name
+            num_spans += 1
+        bounds = read_page(html.encode(), NO_TOKENS).blocks[:, (HTML_START, HTML_END)]
+        assert (bounds[:, 0] < bounds[:, 1]).all() and (bounds[1:, 0] >= bounds[:-1, 1]).all(), name
+    assert num_spans > 80
+
+
+def test_a_page_cannot_write_the_marks_of_spans():
+    """References to control characters are dropped, in text and in formulas."""
+    tex = TEX.format("a&#1;9&#2;b&#3;")
+    assert with_spans(b"<p>x&#1;1&#2;y&#3;</p>") == [("x1y", "x&#1;1&#2;y")]
+    assert with_spans(f"<p><math>{tex}</math>".encode()) == [("$a 9 b$", "a&#1;9&#2;b&#3;")]

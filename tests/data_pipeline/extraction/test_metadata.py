@@ -114,3 +114,24 @@ def test_a_page_without_a_published_date_gives_the_first_of_the_less_certain_one
     assert metadata("<p>May 44, 2024, Mayor 4, 2024, may 2024", ("date",)) == {}
     published = '<time datetime="2020-01-02">'
     assert metadata(changed + script + published, ("date",)) == {"date": "2020-01-02"}
+
+
+def test_canonical_address_and_licence():
+    html = """<link rel=canonical href="https://a.org/x?y=1&amp;z=2"><meta property=og:url content="https://b.org">
+      <a class=x href="https://creativecommons.org/licenses/by-sa/4.0/deed.de" rel="nofollow license">free</a>"""
+    assert metadata(html, ("canonical", "license")) == {
+        "canonical": "https://a.org/x?y=1&z=2",
+        "license": "CC-BY-SA-4.0",
+    }
+    assert metadata("<meta property=og:url content=/x><link rel=license href=/terms>", ("canonical", "license")) == {
+        "license": "/terms"
+    }
+
+
+def test_a_licence_without_rel_is_that_of_the_only_link_to_creative_commons():
+    address = '<a href="http://creativecommons.org/{}">c</a>'
+    assert metadata(address.format("licenses/by/3.0/de/"), ("license",)) == {"license": "CC-BY-3.0-DE"}
+    assert metadata(address.format("publicdomain/zero/1.0/"), ("license",)) == {"license": "CC0-1.0"}
+    both = address.format("licenses/by/4.0/") + address.format("licenses/by-nc/4.0/")
+    assert metadata(both, ("license",)) == {}
+    assert metadata('<a rel="nofollow" href="/license">c</a>', ("license",)) == {}
