@@ -49,8 +49,8 @@ class NotAPage(Exception):
 
 
 class MainBlocks(NamedTuple):
-    """text: the page's main text. metadata: the page's kind, and what config asks for; `spans` as lists of layout.PageSpan.
-    num_repeated: blocks that were left out as boilerplate of the host."""
+    """text: the page's main text. metadata: the page's kind, and what config asks for; `spans` as lists of
+    layout.PageSpan. num_repeated: blocks that were left out as boilerplate of the host."""
 
     text: str
     metadata: dict[str, Any]
