@@ -20,6 +20,7 @@ from gristmill.evaluation.convert.huggingface import (
     open_huggingface,
     write_huggingface,
 )
+from gristmill.evaluation.convert.lora_adapter import base_name, is_adapter
 from gristmill.evaluation.convert.megatron_core import is_megatron_core, open_megatron_core
 from gristmill.evaluation.convert.megatron_lm import (
     is_megatron_deepspeed,
@@ -86,22 +87,48 @@ def export_checkpoint(
     return architecture
 
 
-def import_checkpoint(folder: Path, output: Path) -> Path:
+def import_checkpoint(folder: Path, output: Path, base: Path | None = None) -> Path:
     """Converts a Hugging Face folder, a GGUF file, or a Megatron checkpoint with a tokenizer.json, to a gristmill
     checkpoint, OUTPUT/checkpoints/step-00000000, to evaluate or train; its tokenizer goes to OUTPUT/tokenizer. Nothing
-    is downloaded, and no code of the folder is run."""
+    is downloaded, and no code of the folder is run. base: of a folder with a LoRA adapter, the Hugging Face folder of
+    the model it was trained on."""
     if is_gguf(folder):
         with huggingface_of_gguf(folder) as converted:
             return import_checkpoint(converted, output)
+    adapter = _adapter(folder, base)
+    if adapter is not None and base is not None:
+        has_tokenizer = any((adapter / name).is_file() for name in (JSON_NAME, "tokenizer.model"))
+        return _import_checkpoint(base, output, adapter, adapter if has_tokenizer else base)
+    return _import_checkpoint(folder, output, None, folder)
+
+
+def _adapter(folder: Path, base: Path | None) -> Path | None:
+    """The folder if it holds an adapter. Raises InputError where it comes without a base, or a base without it."""
+    if not is_adapter(folder):
+        if base is not None:
+            raise InputError(f"{folder}: no LoRA adapter (adapter_config.json), so there is nothing to add to a --base")
+        return None
+    if base is None:
+        raise InputError(
+            f"{folder}: a LoRA adapter of {base_name(folder)[:200]}; name the Hugging Face folder of that model by "
+            "--base"
+        )
+    if not is_huggingface(base):
+        raise InputError(f"{base}: no Hugging Face folder; --base takes one with config.json and safetensors")
+    return folder
+
+
+def _import_checkpoint(folder: Path, output: Path, adapter: Path | None, tokenizer: Path) -> Path:
+    """Writes the checkpoint of a model folder, with the adapter added. tokenizer: the folder that holds it."""
     try:
-        source = open_source(folder)
+        source = open_source(folder) if adapter is None else open_huggingface(folder, adapter)
     except UnsupportedConfig as error:
         raise InputError(
             f"{error}; gristmill evaluate and generate run the folder with transformers' code, and "
             f"model: {{transformers: {folder}}} trains it"
         ) from error
-    codec = load_model_tokenizer(folder, generation_ends(folder))
-    check_tokenizer(folder, codec, source.vocab_size, codec.end_of_document, padded=True)
+    codec = load_model_tokenizer(tokenizer, generation_ends(folder))
+    check_tokenizer(tokenizer, codec, source.vocab_size, codec.end_of_document, padded=True)
     saved_config = SavedModelConfig.of(source.config, source.vocab_size, codec.end_of_document)
     saved_config["padded_rows"] = source.vocab_size - codec.vocab_size
     saved_config["text"] = replace(codec.bounds, config_ids=config_ids(folder)).to_json()
@@ -127,7 +154,7 @@ def import_checkpoint(folder: Path, output: Path) -> Path:
                 "files": {name: digest.result() for name, digest in digests.items()},
             },
         )
-    copy_tokenizer(folder, output / "tokenizer")
+    copy_tokenizer(tokenizer, output / "tokenizer")
     return step_folder(output / "checkpoints", 0)
 
 

@@ -14,7 +14,7 @@ from typing import Any, BinaryIO
 
 import torch
 
-from gristmill.evaluation.convert.huggingface import WEIGHTS_NAME, write_safetensors
+from gristmill.evaluation.convert.safetensors_folder import WEIGHTS_NAME, write_safetensors
 from gristmill.foundation.errors import InputError, RecipeError
 
 MAGIC, VERSIONS = b"GGUF", (2, 3)

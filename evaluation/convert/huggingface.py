@@ -3,28 +3,26 @@
 Weights are safetensors, never pickles, and no code of the folder is run. transformers itself is not needed."""
 
 import json
-import os
-import re
 import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from pydantic import ValidationError
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from gristmill.evaluation.convert.chat_template import LEGACY_NAME, NAMED_TEMPLATES, TEMPLATE_NAME
 from gristmill.evaluation.convert.embedding_norm import exported_form, folded_tensors
 from gristmill.evaluation.convert.generation_defaults import GENERATION_NAME
-from gristmill.evaluation.convert.hf.architecture import NO_WEIGHTS, ModelFamily, UnsupportedConfig
+from gristmill.evaluation.convert.hf.architecture import ModelFamily, UnsupportedConfig
 from gristmill.evaluation.convert.hf.architectures import FAMILIES, family_named
+from gristmill.evaluation.convert.lora_adapter import AdaptedWeights
 from gristmill.evaluation.convert.model_tokenizer import TextBounds
+from gristmill.evaluation.convert.safetensors_folder import SafetensorsFolder, write_weights
 from gristmill.evaluation.convert.weight_source import WeightSource, converted_source
 from gristmill.foundation.errors import InputError
-from gristmill.foundation.files import atomic_path, write_atomic
+from gristmill.foundation.files import write_atomic
 from gristmill.foundation.fingerprint import canonical_json
 from gristmill.tokenizers.tokenizer import JSON_NAME
 from gristmill.training.checkpoint.checkpoint import SavedModelConfig
@@ -35,7 +33,6 @@ from gristmill.training.model.transformer import ComputeOptions, Transformer
 from tokenizers import Tokenizer as HuggingFaceTokenizer
 
 CONFIG_NAME = "config.json"
-SHARD_BYTES = 5_000_000_000  # the default shard size of transformers
 TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -66,7 +63,7 @@ def write_huggingface(
     tensors = {name: value.detach().cpu() for name, value in named.items()}
     if config is not model.config:
         tensors = folded_tensors(model, tensors)
-    _write_weights(folder, family.to_theirs(config, tensors))
+    write_weights(folder, family.to_theirs(config, tensors))
     bounds = TextBounds((end_of_document,)) if isinstance(end_of_document, int) else end_of_document
     begin = bounds.ends[0] if bounds.starts_documents else bounds.bos
     ends = bounds.ends[0] if len(bounds.ends) == 1 else [*bounds.ends]
@@ -152,8 +149,9 @@ def has_family(folder: Path) -> bool:
     )
 
 
-def open_huggingface(folder: Path) -> WeightSource:
-    """The model of a Hugging Face folder. Raises InputError naming what is absent, unsupported or damaged."""
+def open_huggingface(folder: Path, adapter: Path | None = None) -> WeightSource:
+    """The model of a Hugging Face folder. adapter: the folder of a LoRA adapter, which is added to its weights. Raises
+    InputError naming what is absent, unsupported or damaged."""
     fields = _read_config(folder)
     family = _family_of(folder, fields)
     try:
@@ -173,7 +171,8 @@ def open_huggingface(folder: Path) -> WeightSource:
         ) from error
     except (TypeError, ValueError, ArithmeticError, AttributeError) as error:
         raise InputError(f"{folder / CONFIG_NAME}: not a valid model config ({error}); fetch the file again") from error
-    weights = SafetensorsFolder(folder)
+    base = SafetensorsFolder(folder)
+    weights = base if adapter is None else AdaptedWeights(base, adapter, config.tied_embeddings)
     return converted_source(
         folder, family, config, (vocab_size, end_of_document), (weights, weights.meta, weights.files)
     )
@@ -261,126 +260,3 @@ def _read_json(path: Path) -> dict[str, Any]:
     if not isinstance(fields, dict):
         raise InputError(f"{path}: is not a JSON object; fetch the file again")
     return fields
-
-
-def _write_weights(folder: Path, tensors: Mapping[str, Tensor]) -> None:
-    shards = list(_shards(tensors))
-    for stale in folder.glob("*.safetensors*"):
-        stale.unlink()
-    if len(shards) == 1:
-        write_safetensors(folder / WEIGHTS_NAME, shards[0])
-        return
-    weight_map = {}
-    for number, shard in enumerate(shards, start=1):
-        name = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
-        write_safetensors(folder / name, shard)
-        weight_map.update(dict.fromkeys(shard, name))
-    total = sum(tensor.nbytes for tensor in tensors.values())
-    index = {"metadata": {"total_size": total}, "weight_map": weight_map}
-    write_atomic(folder / INDEX_NAME, json.dumps(index, indent=2, sort_keys=True).encode() + b"\n")
-
-
-def write_safetensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    with atomic_path(path) as temporary:
-        temporary.touch()
-        mode = temporary.stat().st_mode  # as the umask says; safetensors lets only the owner read
-        try:
-            save_file(dict(tensors), temporary, metadata={"format": "pt"})
-        except SafetensorError as error:  # for a full disk its text ends with "(os error 28)"
-            if (number := re.search(r"os error (\d+)", str(error))) is None:
-                raise
-            code = int(number[1])
-            raise OSError(code, os.strerror(code), str(path)) from error
-        temporary.chmod(mode)
-
-
-def _shards(tensors: Mapping[str, Tensor]) -> Iterable[dict[str, Tensor]]:
-    shard: dict[str, Tensor] = {}
-    size = 0
-    for name, tensor in sorted(tensors.items()):
-        if shard and size + tensor.nbytes > SHARD_BYTES:
-            yield shard
-            shard, size = {}, 0
-        shard[name] = tensor
-        size += tensor.nbytes
-    yield shard
-
-
-# The weights of a Hugging Face folder: names, shapes and types are read first, a tensor when it is asked for.
-
-WEIGHTS_NAME = "model.safetensors"
-INDEX_NAME = "model.safetensors.index.json"
-DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-
-
-class SafetensorsFolder(Mapping[str, Tensor]):
-    """Tensors by name. Each access maps the file anew, so that pages of tensors that are no longer held are given
-    back. Raises InputError if a file is absent or damaged, or files and index differ."""
-
-    def __init__(self, folder: Path):
-        names_by_file = _weight_files(folder)
-        self.files = tuple(sorted(names_by_file))
-        self._file_of: dict[str, Path] = {}
-        self.meta: dict[str, Tensor] = {}  # of the same shapes and types, without values
-        for path in self.files:
-            header = dict(_header(path))
-            for name, tensor in header.items():
-                if name in self._file_of:
-                    raise InputError(f"{path}: holds {name}, as {self._file_of[name].name} does; fetch the files again")
-                self._file_of[name], self.meta[name] = path, tensor
-            for name in sorted(names_by_file[path] - header.keys()):
-                raise InputError(f"{path}: lacks {name}, which {INDEX_NAME} says it holds; fetch both again")
-
-    def __getitem__(self, name: str) -> Tensor:
-        path = self._file_of[name]
-        try:
-            with safe_open(path, "pt") as file:
-                return file.get_tensor(name)
-        except (SafetensorError, OSError) as error:
-            raise InputError(f"{path}: {name} cannot be read ({error}); fetch the file again") from error
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._file_of)
-
-    def __len__(self) -> int:
-        return len(self._file_of)
-
-
-def _header(path: Path) -> Iterator[tuple[str, Tensor]]:
-    """(name, tensor without values) of a file."""
-    try:
-        with safe_open(path, "pt") as file:
-            slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 (no mapping)
-            tensors = {name: (part.get_shape(), part.get_dtype()) for name, part in slices.items()}
-    except (SafetensorError, OSError) as error:
-        raise InputError(f"{path}: not readable as safetensors ({error}); fetch the file again") from error
-    for name, (shape, dtype) in tensors.items():
-        if dtype not in DTYPES and not name.endswith(NO_WEIGHTS):
-            raise InputError(
-                f"{path}: {name} has the type {dtype}; gristmill reads weights in {', '.join(DTYPES)}: turn quantized "
-                "ones into one of these first"
-            )
-        yield name, torch.empty(shape, dtype=DTYPES.get(dtype, torch.uint8), device="meta")
-
-
-def _weight_files(folder: Path) -> dict[Path, set[str]]:
-    """The names that the index says each file holds; none where there is no index."""
-    if (folder / INDEX_NAME).is_file():
-        try:
-            files: dict[Path, set[str]] = {}
-            for name, file in json.loads((folder / INDEX_NAME).read_bytes())["weight_map"].items():
-                files.setdefault(folder / Path(file).name, set()).add(name)
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise InputError(
-                f"{folder / INDEX_NAME}: not a weight index ({type(error).__name__}: {error}); fetch the file again"
-            ) from error
-        for path in files:
-            if not path.is_file():
-                raise InputError(f"{path}: absent, but {INDEX_NAME} names it; fetch the file")
-        return files
-    if (folder / WEIGHTS_NAME).is_file():
-        return {folder / WEIGHTS_NAME: set()}
-    raise InputError(
-        f"{folder}: neither {WEIGHTS_NAME} nor {INDEX_NAME}; pickled weights (.bin, .pt) can run code and are not "
-        "read: turn them into safetensors where you trust them"
-    )

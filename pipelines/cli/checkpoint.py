@@ -285,15 +285,21 @@ def export(
 
 def import_(
     folder: Annotated[
-        Path, typer.Argument(metavar="FOLDER", help="A Hugging Face folder, a GGUF file, or a Megatron checkpoint.")
+        Path,
+        typer.Argument(
+            metavar="FOLDER", help="A Hugging Face folder, a GGUF file, a LoRA adapter, or a Megatron checkpoint."
+        ),
     ],
     output: Annotated[Path, typer.Option(metavar="DIR", help="A new folder for the checkpoint and tokenizer.")],
+    base: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Of a LoRA adapter: the Hugging Face folder it was trained on.")
+    ] = None,
 ) -> None:
-    """Convert a Hugging Face, GGUF or Megatron checkpoint to one for evaluation or training. Downloads nothing."""
+    """Convert a Hugging Face, GGUF, LoRA or Megatron checkpoint to one to evaluate or train. Downloads nothing."""
     from gristmill.evaluation.import_export import import_checkpoint, require_empty
 
     require_empty(output)
-    print(import_checkpoint(folder, output))
+    print(import_checkpoint(folder, output, base))
 
 
 def compare(

@@ -20,8 +20,8 @@ from gristmill.data_pipeline.extraction.weights import BUNDLED_PATH, _loaded
 from gristmill.data_pipeline.signals.bits import TextBuffer
 from gristmill.data_pipeline.signals.fasttext_predict import predict
 from gristmill.data_pipeline.signals.language import load_model
-from gristmill.evaluation.convert.huggingface import SafetensorsFolder
 from gristmill.evaluation.convert.model_tokenizer import load_model_tokenizer
+from gristmill.evaluation.convert.safetensors_folder import SafetensorsFolder
 from gristmill.foundation.errors import InputError, RecipeError
 from gristmill.tokenizers.tokenizer import load_tokenizer
 from tests.support.fasttext_file import write_random_model, write_random_quantized_model

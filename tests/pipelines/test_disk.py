@@ -8,7 +8,7 @@ import sys
 import pytest
 import torch
 
-from gristmill.evaluation.convert.huggingface import write_safetensors
+from gristmill.evaluation.convert.safetensors_folder import write_safetensors
 from gristmill.foundation.errors import disk_trouble
 
 FULL = """

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from gristmill.evaluation.convert.hf.architectures import family_for
-from gristmill.evaluation.convert.huggingface import WEIGHTS_NAME, read_huggingface, write_huggingface
+from gristmill.evaluation.convert.huggingface import read_huggingface, write_huggingface
+from gristmill.evaluation.convert.safetensors_folder import WEIGHTS_NAME
 from gristmill.evaluation.inference.local_causal_lm import LocalCausalLM
 from gristmill.foundation.errors import InputError
 from gristmill.training.planner.costs.model_shape import shape_of

@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from gristmill.evaluation.convert import huggingface
+from gristmill.evaluation.convert import safetensors_folder
 from gristmill.evaluation.convert.huggingface import read_huggingface, write_huggingface
 from gristmill.evaluation.import_export import export_checkpoint, import_checkpoint
 from gristmill.foundation.errors import InputError
@@ -89,7 +89,7 @@ def test_a_model_of_transformers_gives_the_same_logits_here(tmp_path, config):
 
 def test_large_models_are_cut_into_shards(tmp_path, random_checkpoint, monkeypatch):
     model, _ = load_model(random_checkpoint("llama"))
-    monkeypatch.setattr(huggingface, "SHARD_BYTES", 20_000)
+    monkeypatch.setattr(safetensors_folder, "SHARD_BYTES", 20_000)
     write_huggingface(tmp_path / "out", model, end_of_document=256)
     assert len(list((tmp_path / "out").glob("model-*-of-*.safetensors"))) > 2
     ours, _ = read_huggingface(tmp_path / "out")

@@ -5,7 +5,8 @@ import json
 import pytest
 import torch
 
-from gristmill.evaluation.convert.huggingface import WEIGHTS_NAME, copy_tokenizer, read_huggingface, write_huggingface
+from gristmill.evaluation.convert.huggingface import copy_tokenizer, read_huggingface, write_huggingface
+from gristmill.evaluation.convert.safetensors_folder import WEIGHTS_NAME
 from gristmill.evaluation.import_export import import_checkpoint
 from gristmill.evaluation.inference.local_causal_lm import LocalCausalLM
 from gristmill.evaluation.inference.quantize import quantize

@@ -195,8 +195,8 @@ def test_scores_are_those_of_hflm(name: str, model_of) -> None:
     ):
         assert (logprob, greedy) == (pytest.approx(expected[0], rel=1e-5, abs=1e-4), bool(expected[1]))
     texts, expected_texts = ours.generate_until(asked), peer.generate_until(asked, disable_tqdm=True)
-    # Of bytes that are no UTF-8 SentencePiece and tokenizers write U+FFFD in different numbers.
-    whole = [
-        pair for pair in zip(texts, expected_texts, strict=True) if "\N{REPLACEMENT CHARACTER}" not in "".join(pair)
-    ]
-    assert whole and all(text == expected for text, expected in whole)
+    pairs = list(zip(texts, expected_texts, strict=True))
+    if (folder / "tokenizer.model").is_file():
+        # Of bytes that are no UTF-8 SentencePiece and tokenizers write U+FFFD in different numbers.
+        pairs = [pair for pair in pairs if "\N{REPLACEMENT CHARACTER}" not in "".join(pair)]
+    assert pairs and all(text == expected for text, expected in pairs)
