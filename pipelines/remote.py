@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 import orjson
 import xxhash
 
+from gristmill.data_pipeline.corpus.corpus_files import RemoteCorpusFiles
 from gristmill.data_pipeline.indexed.format import block_mark
 from gristmill.foundation.errors import InputError, RecipeError
 from gristmill.foundation.files import remove_tree, write_atomic
@@ -148,22 +149,37 @@ class RemoteWork:
             raise InputError(f"{self.store.address}: the stage {stage} is not published here ({POINTER_NAME}); run it")
         return f"{self.store.address}/{stage}/{folder}"
 
-    def _fetch_stage(self, stage: str, name: str, with_outputs: bool, in_blocks: bool) -> None:
-        folder, prefix = self.mirror / stage, f"{stage}/{name}"
+    def stored_files(self, stage: str) -> RemoteCorpusFiles:
+        """The published stage's files, to be read where they are. The lock and the manifest are downloaded."""
+        self.fetch(())
+        prefix = self.address_of(stage).removeprefix(f"{self.store.address}/")
+        manifest = self._listed(self.mirror / ".stored" / stage, prefix, stage)
+        return RemoteCorpusFiles(self.store, prefix, {file.path: file.bytes for file in manifest.outputs}, self.mirror)
+
+    def _listed(self, folder: Path, prefix: str, stage: str) -> Manifest:
+        """The manifest of a stage in the store, written to this local folder. Raises InputError if there is none."""
         content = self.store.read(f"{prefix}/{MANIFEST_NAME}")
         if content is None:
             raise InputError(
                 f"{self.store.address}/{POINTER_NAME}: names {prefix}, which has no {MANIFEST_NAME}; run {stage} again"
             )
-        if (folder / MANIFEST_NAME).is_file() and (folder / MANIFEST_NAME).read_bytes() == content:
-            return
-        new = self.mirror / f".fetched-{stage}"
-        shutil.rmtree(new, ignore_errors=True)
-        write_atomic(new / MANIFEST_NAME, content)
-        manifest: Manifest = read_manifest(new)
-        for output in manifest.outputs if with_outputs else ():
+        write_atomic(folder / MANIFEST_NAME, content)
+        manifest: Manifest = read_manifest(folder)
+        for output in manifest.outputs:
             if PurePosixPath(output.path).is_absolute() or ".." in PurePosixPath(output.path).parts:
                 raise InputError(f"{self.store.address}/{prefix}/{MANIFEST_NAME}: lists {output.path!r}, outside of it")
+        return manifest
+
+    def _fetch_stage(self, stage: str, name: str, with_outputs: bool, in_blocks: bool) -> None:
+        folder, prefix = self.mirror / stage, f"{stage}/{name}"
+        new = self.mirror / f".fetched-{stage}"
+        shutil.rmtree(new, ignore_errors=True)
+        manifest = self._listed(new, prefix, stage)
+        content = (new / MANIFEST_NAME).read_bytes()
+        if (folder / MANIFEST_NAME).is_file() and (folder / MANIFEST_NAME).read_bytes() == content:
+            shutil.rmtree(new)
+            return
+        for output in manifest.outputs if with_outputs else ():
             name, path = f"{prefix}/{output.path}", new / output.path
             if in_blocks and stage == "index" and path.suffix == ".bin" and output.bytes >= MIN_BLOCKS_BYTES:
                 BlockFile.create(path, block_mark(path), (self.store, name), output.bytes)

@@ -12,8 +12,9 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from gristmill.data_pipeline.annotate.tombstones import request_of
+from gristmill.data_pipeline.corpus.corpus_files import CorpusFiles
 from gristmill.data_pipeline.corpus.counts import ANNOTATIONS, COUNTS_NAME
-from gristmill.data_pipeline.corpus.id_index import IdIndex, RowPlace, read_row
+from gristmill.data_pipeline.corpus.id_index import RowPlace
 from gristmill.data_pipeline.corpus.writer import QUARANTINE_NAME
 from gristmill.data_pipeline.filters.apply import WANTED_LANGUAGE
 from gristmill.data_pipeline.readers.document import excerpt
@@ -43,15 +44,16 @@ def why(doc_id: str, folder: Path) -> list[Event]:
     Raises RecipeError if `doc_id` is not 32 hex digits, InputError if there is no ledger or it does not know the id."""
     if not re.fullmatch(r"[0-9a-f]{32}", doc_id):
         raise RecipeError(f"{doc_id!r} is no document id; give its 32 hex digits, as in the column doc_id")
-    corpus = corpus_folder(folder)
-    check_outputs(corpus, lambda path: path.startswith("ledger/") or path in (COUNTS_NAME, QUARANTINE_NAME))
-    with reading(corpus):
-        return _history(doc_id, corpus)
+    corpus = CorpusFiles(corpus_folder(folder))
+    corpus.check(lambda path: path.startswith("ledger/") or path in (COUNTS_NAME, QUARANTINE_NAME))
+    with reading(corpus_folder(folder)):
+        return document_history(doc_id, corpus)
 
 
-def _history(doc_id: str, corpus: Path) -> list[Event]:
+def document_history(doc_id: str, corpus: CorpusFiles) -> list[Event]:
+    """As `why`, of a complete corpus that is open. Without an index of ids its files must be in a folder."""
     row = _ledger_row(doc_id, corpus)
-    rules = orjson.loads((corpus / COUNTS_NAME).read_bytes())["rules"][row["source"]]
+    rules = orjson.loads(corpus.read(COUNTS_NAME))["rules"][row["source"]]
     events = [_piece_of(doc_id, row)] if doc_id != row["doc_id"] else []
     events.append(_read(row, corpus))
     if row["outcome"] == "quarantined":
@@ -73,35 +75,38 @@ def corpus_folder(folder: Path) -> Path:
     raise InputError(f"{folder}: no ledger here; name the folder that the curate stage wrote")
 
 
-def _ledger_row(doc_id: str, corpus: Path) -> dict[str, Any]:
+def _ledger_row(doc_id: str, corpus: CorpusFiles) -> dict[str, Any]:
     """The ledger's row of the document, or of the one it is a piece of."""
     if (place := _place(doc_id, corpus, "ledger")) is not None:
-        return read_row(pq.ParquetFile(corpus / place.table), place.row)
-    ledger = corpus / "ledger"
+        return corpus.rows({doc_id: place})[doc_id]
+    rows = _scanned_ledger_rows(doc_id, corpus.folder / "ledger") if corpus.folder and corpus.index is None else []
+    if not rows and corpus.folder and (number := request_of(doc_id, corpus.folder)) is not None:
+        raise InputError(
+            f"{corpus.place}: document {doc_id} was taken out by removal {number} of `gristmill forget`; "
+            f"statements/forget-{number:04d}.json says where it had been"
+        )
+    if not rows:
+        raise InputError(f"{corpus.place}/ledger: no document {doc_id}; it lists every document that was read")
+    return rows[0]
+
+
+def _scanned_ledger_rows(doc_id: str, ledger: Path) -> list[dict[str, Any]]:
+    """The rows of the document, or of the one it is a piece of, by reading the ledger."""
     rows = pq.read_table(ledger, filters=pc.field("doc_id") == doc_id).to_pylist()
     if not rows:
         has_pieces = pc.list_value_length(pc.field("pieces")) > 0
         split = pq.read_table(ledger, columns=["doc_id", "pieces"], filters=has_pieces)
         parents = [row["doc_id"] for row in split.to_pylist() if doc_id in row["pieces"]]
         rows = pq.read_table(ledger, filters=pc.field("doc_id").isin(parents)).to_pylist() if parents else []
-    if not rows and (number := request_of(doc_id, corpus)) is not None:
-        raise InputError(
-            f"{corpus}: document {doc_id} was taken out by removal {number} of `gristmill forget`; "
-            f"statements/forget-{number:04d}.json says where it had been"
-        )
-    if not rows:
-        raise InputError(f"{corpus / 'ledger'}: no document {doc_id}; it lists every document that was read")
-    return rows[0]
+    return list(rows)
 
 
-def _place(doc_id: str, corpus: Path, folder: str) -> RowPlace | None:
+def _place(doc_id: str, corpus: CorpusFiles, folder: str) -> RowPlace | None:
     """The document's row in the ledger or the documents by the index of ids; None if it is not there or there is no
     index."""
-    index = IdIndex.of_folder(corpus)
-    places = index.places(doc_id) if index is not None else []
-    place = next((place for place in places if place.table.startswith(f"{folder}/") and not place.is_duplicate), None)
+    place = corpus.row_place(doc_id, folder)
     if place is not None:
-        check_outputs(corpus, lambda path: path == place.table)
+        corpus.check(lambda path: path == place.table)
     return place
 
 
@@ -110,28 +115,29 @@ def _piece_of(doc_id: str, row: dict[str, Any]) -> Event:
     return Event("piece", f"number {pieces.index(doc_id) + 1} of {len(pieces)} of {row['doc_id']}")
 
 
-def _signals(row: dict[str, Any], corpus: Path) -> dict[str, Any]:
+def _signals(row: dict[str, Any], corpus: CorpusFiles) -> dict[str, Any]:
     """The signals of a kept document; of a removed one the ledger has what it failed by.
 
     Of an edited document the signals are those of the edited text: none are shown."""
     if row["outcome"] != "kept" or row["removed_spans"] or row["pieces"]:
         return {}
     if (place := _place(row["doc_id"], corpus, "documents")) is not None:
-        path = place.table.replace("documents/", "signals/", 1)
-        check_outputs(corpus, lambda name: name == path)
-        return read_row(pq.ParquetFile(corpus / path), place.row)
+        signals = RowPlace(place.table.replace("documents/", "signals/", 1), place.row)
+        corpus.check(lambda path: path == signals.table)
+        return corpus.rows({"signals": signals})["signals"]
     files = _shards("signals", row, corpus)
     return pq.read_table(files, filters=pc.field("doc_id") == row["doc_id"]).to_pylist()[0]
 
 
-def _shards(kind: str, row: dict[str, Any], corpus: Path) -> list[Path]:
-    """The files of the row's source and split, held to the manifest."""
+def _shards(kind: str, row: dict[str, Any], corpus: CorpusFiles) -> list[Path]:
+    """The files of the row's source and split in a folder, held to the manifest."""
+    assert corpus.folder is not None
     begin = f"{kind}/{row['split']}/{row['source']}-"
-    check_outputs(corpus, lambda path: path.startswith(begin))
-    return sorted((corpus / kind / row["split"]).glob(f"{row['source']}-*.parquet"))
+    corpus.check(lambda path: path.startswith(begin))
+    return sorted((corpus.folder / kind / row["split"]).glob(f"{row['source']}-*.parquet"))
 
 
-def _read(row: dict[str, Any], corpus: Path) -> Event:
+def _read(row: dict[str, Any], corpus: CorpusFiles) -> Event:
     names = _file_names(row, corpus)
     lines = [f"source {row['source']}, record {row['record']} of {names}", f"raw file sha256 {row['raw_digest']}"]
     if row["outcome"] == "quarantined":
@@ -139,16 +145,16 @@ def _read(row: dict[str, Any], corpus: Path) -> Event:
     return Event("read", "read", (*lines, f"{row['bytes']} bytes of text"))
 
 
-def _reason(row: dict[str, Any], corpus: Path) -> str:
-    for line in (corpus / QUARANTINE_NAME).read_bytes().splitlines():
+def _reason(row: dict[str, Any], corpus: CorpusFiles) -> str:
+    for line in corpus.read(QUARANTINE_NAME).splitlines():
         entry = orjson.loads(line)
         if entry["doc_id"] == row["doc_id"]:
             return f"{entry['reason']}: {entry['excerpt']!r}"
     return row["rule"]
 
 
-def _file_names(row: dict[str, Any], corpus: Path) -> str:
-    lock = read_lock(corpus.parent / LOCK_NAME)
+def _file_names(row: dict[str, Any], corpus: CorpusFiles) -> str:
+    lock = read_lock(corpus.beside / LOCK_NAME)
     if lock is None:
         return "a raw file (its name is in the lock, which is not beside this folder)"
     return " or ".join(f.name for f in lock.source(row["source"]).files if f.sha256 == row["raw_digest"])
@@ -168,7 +174,7 @@ def _filtered(row: dict[str, Any], rules: Sequence[dict[str, Any]], signals: dic
     return Event("filters", "passed", tuple(lines))
 
 
-def _deduplicated(row: dict[str, Any], corpus: Path) -> list[Event]:
+def _deduplicated(row: dict[str, Any], corpus: CorpusFiles) -> list[Event]:
     if row["step"] == "quality":
         return [Event("quality", "removed", (f"score {row['value']:.6g}, wanted {row['threshold']:.6g}",))]
     if row["duplicate_of"]:
@@ -182,15 +188,14 @@ def _deduplicated(row: dict[str, Any], corpus: Path) -> list[Event]:
     return [Event("deduplication", said, tuple(lines))]
 
 
-def _copies(doc_id: str, corpus: Path) -> list[dict[str, Any]]:
+def _copies(doc_id: str, corpus: CorpusFiles) -> list[dict[str, Any]]:
     """Ledger rows of the documents that were removed as duplicates of this one."""
     columns = ["doc_id", "similarity", "step"]
-    index = IdIndex.of_folder(corpus)
-    if index is None:
+    if corpus.index is None:
         of_this = pc.field("duplicate_of") == doc_id
-        return list(pq.read_table(corpus / "ledger", columns=columns, filters=of_this).to_pylist())
-    places = [place for place in index.places(doc_id) if place.is_duplicate]
-    return [read_row(pq.ParquetFile(corpus / place.table), place.row, columns) for place in places]
+        return list(pq.read_table(f"{corpus.folder}/ledger", columns=columns, filters=of_this).to_pylist())
+    places = [place for place in corpus.index.places(doc_id) if place.is_duplicate]
+    return list(corpus.rows({str(n): place for n, place in enumerate(places)}, columns).values())
 
 
 def _removed_spans(row: dict[str, Any]) -> list[Event]:
@@ -235,15 +240,15 @@ def _removed_by_rewriting(row: dict[str, Any]) -> list[Event]:
     return [Event(row["step"], "removed", (said,))]
 
 
-def _kept(doc_id: str, row: dict[str, Any], corpus: Path) -> Event:
+def _kept(doc_id: str, row: dict[str, Any], corpus: CorpusFiles) -> Event:
     if (place := _place(doc_id, corpus, "documents")) is not None:
-        text = read_row(pq.ParquetFile(corpus / place.table), place.row, ["text"])["text"]
+        text = corpus.rows({doc_id: place}, ["text"])[doc_id]["text"]
         return _kept_event(doc_id, row, place.table, text)
     for path in _shards("documents", row, corpus):
         rows = pq.read_table(path, columns=["text"], filters=pc.field("doc_id") == doc_id).to_pylist()
         if rows:
-            return _kept_event(doc_id, row, path.relative_to(corpus).as_posix(), rows[0]["text"])
-    raise InputError(f"{corpus}: {doc_id} is in the ledger and in no shard; run gristmill verify on the folder")
+            return _kept_event(doc_id, row, f"documents/{row['split']}/{path.name}", rows[0]["text"])
+    raise InputError(f"{corpus.place}: {doc_id} is in the ledger and in no shard; run gristmill verify on the folder")
 
 
 def _kept_event(doc_id: str, row: dict[str, Any], where: str, text: str) -> Event:

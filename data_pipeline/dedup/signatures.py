@@ -27,6 +27,7 @@ from gristmill.foundation.config import Config
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.files import atomic_path, file_digest, write_atomic
 from gristmill.foundation.fingerprint import canonical_json, fingerprint
+from gristmill.foundation.runtime.kernels.cached_njit import cached_njit
 from gristmill.foundation.runtime.tasks.engine import Engine
 from gristmill.foundation.runtime.tasks.task_files import fetch
 
@@ -220,10 +221,19 @@ def open_store(folder: Path) -> SignatureStore:
     """Raises InputError if the folder holds no store, or one of another version."""
     path = folder / STORE_FILE
     try:
-        content = orjson.loads(path.read_bytes())
+        return store_of(path.read_bytes(), folder)
+    except OSError as error:
+        raise InputError(f"{path}: no signature store ({error}); make one by deduplicating the corpus") from error
+
+
+def store_of(described: bytes, folder: Path) -> SignatureStore:
+    """described: the content of store.json. Raises InputError if it describes no store of this version."""
+    path = folder / STORE_FILE
+    try:
+        content = orjson.loads(described)
         scheme = SignatureScheme.model_validate(content["scheme"])
         stored = tuple(StoredFile.model_validate(entry) for entry in content["files"])
-    except (OSError, orjson.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
+    except (orjson.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
         raise InputError(f"{path}: no signature store ({error}); make one by deduplicating the corpus") from error
     except ValidationError as error:
         raise InputError(f"{path}: a store of another scheme; sign the corpus again ({error.errors()[0]})") from error
@@ -433,9 +443,21 @@ def _estimated(signature: np.ndarray, store: SignatureStore) -> Iterator[tuple[f
         rows = store.documents(number).column("row").to_numpy()
         signatures = store.signatures(number)
         for start in range(0, len(signatures), BLOCK_DOCUMENTS):
-            agreeing = (signatures[start : start + BLOCK_DOCUMENTS] == signature).mean(axis=1)
+            agreeing = count_agreeing(np.asarray(signatures[start : start + BLOCK_DOCUMENTS]), signature)
             for place in np.flatnonzero(agreeing):
-                yield float(agreeing[place]), number, int(rows[start + place])
+                yield float(agreeing[place] / store.scheme.hashes), number, int(rows[start + place])
+
+
+@cached_njit(nogil=True)
+def count_agreeing(signatures: np.ndarray, signature: np.ndarray) -> np.ndarray:
+    """int32[documents]: how many values of each signature, uint32[documents, hashes], are those of this one."""
+    counts = np.zeros(len(signatures), np.int32)
+    for document in range(len(signatures)):
+        count = 0
+        for place in range(len(signature)):
+            count += signatures[document, place] == signature[place]
+        counts[document] = count
+    return counts
 
 
 def _measured(

@@ -167,7 +167,7 @@ def explore(
 ) -> None:
     """Query documents, signals and ledger with SQL (DuckDB), or look at them in a browser."""
     if web:
-        _explore_web(fetched(corpus, ("curate",)), host, port, None if token_file is None else read_text(token_file))
+        _explore_web(corpus, host, port, None if token_file is None else read_text(token_file))
         return
     remote = RemoteWork.behind(corpus)
     connection = open_corpus(corpus) if remote is None else open_address(remote.address_of("curate"))
@@ -190,8 +190,10 @@ def _explore_web(corpus: Path, host: str, port: int, token: str | None) -> None:
         raise RecipeError(
             f"{error.name} is not installed; run `pip install -c constraints.txt 'gristmill[serve]'`"
         ) from error
-    explored, address = ExploredCorpus(corpus), Address(host, port, token and token.strip())
-    serve_pages(make_app(explored, address.token), address, f"exploring {explored.folder}", Reporter.to_terminal())
+    address, remote = Address(host, port, token and token.strip()), RemoteWork.behind(corpus)
+    address.check()
+    explored = ExploredCorpus(corpus if remote is None else remote.stored_files("curate"))
+    serve_pages(make_app(explored, address.token), address, f"exploring {explored.files.place}", Reporter.to_terminal())
 
 
 def _print_result(connection, query: str) -> None:

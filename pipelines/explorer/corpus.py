@@ -5,18 +5,28 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 import duckdb
+import pyarrow as pa
+import pyarrow.parquet as pq
 
+from gristmill.data_pipeline.corpus.corpus_files import CorpusFiles, RemoteCorpusFiles
 from gristmill.data_pipeline.corpus.counts import COUNTS_NAME
-from gristmill.data_pipeline.corpus.document_history import corpus_folder, open_corpus, open_incomplete
+from gristmill.data_pipeline.corpus.document_history import (
+    TABLES,
+    Event,
+    corpus_folder,
+    document_history,
+    open_address,
+    open_incomplete,
+)
 from gristmill.data_pipeline.corpus.writer import DECONTAMINATION_FOLDER, REPORT_JSON
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.files import is_temporary
-from gristmill.pipelines.explorer.files import CorpusFiles
 from gristmill.pipelines.explorer.rows import Cursor, DocumentRows, Filters, Search
+from gristmill.pipelines.explorer.similar import StoredSignatures
 from gristmill.pipelines.explorer.sketched import Sketches
 from gristmill.pipelines.explorer.thresholds import Threshold, ThresholdEffect, Thresholds, threshold_of
 
@@ -29,51 +39,88 @@ EXCERPT_CHARACTERS = 240
 
 
 class ExploredCorpus:
-    """The corpus in a folder, complete or of a run that goes on. Its connection reads the corpus's files and the
-    annotated texts beside them, and no other file; its configuration cannot be changed."""
+    """The corpus in a folder, complete or of a run that goes on, or behind an address. Its connection reads the
+    corpus's files and the annotated texts beside them, and no other file; its configuration cannot be changed."""
 
-    def __init__(self, folder: Path):
-        self.folder, self.is_complete = explored_folder(folder)
-        self.files = CorpusFiles(self.folder)
-        self.annotated = [
-            path for path in sorted((self.folder.parent / ANNOTATED).glob("*.parquet")) if not is_temporary(path)
-        ]
-        read = Sketches.read(self.files) if self.is_complete else None
-        self.sketches = Sketches.of_shards(self.folder) if read is None else read
+    def __init__(self, source: Path | RemoteCorpusFiles):
+        self.annotated: list[Path] = []
+        if isinstance(source, RemoteCorpusFiles):
+            self.files: CorpusFiles = source
+            self.is_complete = True
+        else:
+            folder, self.is_complete = explored_folder(source)
+            self.files = CorpusFiles(folder, checked=False, is_complete=self.is_complete)
+            paths = sorted((folder.parent / ANNOTATED).glob("*.parquet"))
+            self.annotated = [path for path in paths if not is_temporary(path)]
+        self.sketches = self._read_sketches()
         self.document_rows = DocumentRows(self.files, self.annotated)
+        self.signatures = StoredSignatures(self.files)
         self.thresholds = Thresholds(self.files, self.sketches)
         self._connecting = threading.Lock()
+
+    def _read_sketches(self) -> Sketches:
+        """Raises InputError for a corpus of an older version behind an address: all of it would be read."""
+        sketches = Sketches.read(self.files) if self.is_complete else None
+        if sketches is not None and (self.files.folder is not None or self.files.index is not None):
+            return sketches
+        if self.files.folder is None:
+            raise InputError(
+                f"{self.files.place}: has no sketches or no index of ids, since an older version wrote it; run "
+                "`gristmill curate` again"
+            )
+        return Sketches.of_shards(self.files.folder)
 
     @cached_property
     def _connection(self) -> "duckdb.DuckDBPyConnection":
         """Opened by the first query: it reads the footers of all files."""
-        connection = open_corpus(self.folder) if self.is_complete else open_incomplete(self.folder)
+        if self.files.folder is None:
+            connection = open_address(self.files.place)
+            lock_down(connection, [self.files.place])
+            return connection
+        connection = open_incomplete(self.files.folder)
         if self.annotated:
             names = ", ".join("'" + str(path).replace("'", "''") + "'" for path in self.annotated)
             connection.execute(f"CREATE VIEW annotated AS SELECT * FROM read_parquet([{names}], union_by_name = true)")
-        lock_down(connection, [self.folder, self.folder.parent / ANNOTATED])
+        folders = (self.files.folder, self.files.folder.parent / ANNOTATED)
+        lock_down(connection, [str(folder.absolute()) for folder in folders])
         return connection
 
     @cached_property
     def counts(self) -> dict[str, Any]:
         """counts.json; of a run that goes on what the sketches count, without rules."""
         if self.is_complete:
-            return dict(json.loads((self.folder / COUNTS_NAME).read_bytes()))
+            return dict(json.loads(self.files.read(COUNTS_NAME)))
         return {"sources": counts_of_outcomes(self.sketches.outcomes()), "rules": {}}
 
     @cached_property
     def contamination(self) -> dict[str, Any]:
         """Benchmark -> its matches; empty without decontamination."""
-        path = self.folder / DECONTAMINATION_FOLDER / REPORT_JSON
-        return json.loads(path.read_bytes()) if path.is_file() else {}
+        name = f"{DECONTAMINATION_FOLDER}/{REPORT_JSON}"
+        return json.loads(self.files.read(name)) if self.files.exists(name) else {}
+
+    def history(self, doc_id: str) -> list[Event]:
+        """Results of each step for the document; empty while the run goes on."""
+        if not self.is_complete:
+            return []
+        try:
+            return document_history(doc_id, self.files)
+        except (ValueError, KeyError, IndexError, TypeError, pa.ArrowException, OSError) as error:
+            said = f"{type(error).__name__}: {error}".splitlines()[0]
+            raise InputError(f"{self.files.place}: a file is damaged ({said}); run `gristmill verify` on it") from error
 
     @cached_property
     def schema(self) -> dict[str, list[tuple[str, str]]]:
-        """View -> (column, type)."""
-        rows = self.rows("SELECT table_name, column_name, data_type FROM duckdb_columns() WHERE NOT internal")
+        """View -> (column, type), from the footer of one shard of each source."""
+        paths = {name: _one_of_each_source(self.files.tables(name)) for name in TABLES}
+        schemas = {name: [self.files.parquet(path).schema_arrow for path in of_view] for name, of_view in paths.items()}
+        annotated = _one_of_each_source([str(path) for path in self.annotated])
+        schemas["annotated"] = [pq.read_schema(path) for path in annotated]
         views: dict[str, list[tuple[str, str]]] = {}
-        for row in rows:
-            views.setdefault(row["table_name"], []).append((row["column_name"], row["data_type"]))
+        for name, of_view in schemas.items():
+            if of_view:
+                empty = duckdb.from_arrow(pa.unify_schemas(of_view, promote_options="permissive").empty_table())
+                views[name] = list(zip(empty.columns, map(str, empty.types), strict=True))
+                views[name] += [("split", "VARCHAR")] if name in ("documents", "signals") else []
         return views
 
     def rows(self, sql: str, parameters: Sequence[Any] = ()) -> list[dict[str, Any]]:
@@ -146,7 +193,7 @@ class ExploredCorpus:
     def texts(self, doc_ids: Sequence[str]) -> dict[str, str]:
         """doc_id -> its text: of a kept document as it is in the corpus, of another as it was annotated, where the work
         folder still has it."""
-        if self.document_rows.index is not None:
+        if self.files.index is not None:
             return self.document_rows.texts(doc_ids)
         texts: dict[str, str] = {}
         for view in [name for name in ("documents", "annotated") if name in self.schema]:
@@ -157,7 +204,7 @@ class ExploredCorpus:
 
     def read_text(self, doc_id: str) -> str | None:
         """The text as it was read, before any edit; None where the work folder does not have it."""
-        if self.document_rows.index is not None:
+        if self.files.index is not None:
             return self.document_rows.text_as_read(doc_id)
         if not self.annotated:
             return None
@@ -166,10 +213,9 @@ class ExploredCorpus:
 
     def ledger_row(self, doc_id: str) -> dict[str, Any]:
         """The ledger's row, of a piece that of the split document. Raises InputError if there is none."""
-        if self.document_rows.index is not None:
-            place = self.document_rows.place(doc_id, "ledger")
-            columns = self.files.parquet(place.table).schema_arrow.names if place is not None else []
-            rows = [] if place is None else [self.document_rows.read({doc_id: place}, columns)[doc_id]]
+        if self.files.index is not None:
+            place = self.files.row_place(doc_id, "ledger")
+            rows = [] if place is None else [self.files.rows({doc_id: place})[doc_id]]
         else:
             sql = "SELECT * FROM ledger WHERE doc_id = ? OR list_contains(pieces, ?)"
             rows = self.rows(sql, [doc_id, doc_id]) if "ledger" in self.schema else []
@@ -184,11 +230,9 @@ class ExploredCorpus:
     def duplicates(self, doc_id: str) -> list[dict[str, Any]]:
         """The first documents that were removed as duplicates of this one, the most similar first."""
         columns = ["doc_id", "source", "similarity", "step"]
-        if self.document_rows.index is not None:
-            places = [place for place in self.document_rows.index.places(doc_id) if place.is_duplicate]
-            rows = self.document_rows.read(
-                {str(n): place for n, place in enumerate(places[: 4 * PAGE_ROWS])}, columns
-            ).values()
+        if self.files.index is not None:
+            places = [place for place in self.files.index.places(doc_id) if place.is_duplicate]
+            rows = self.files.rows({str(n): place for n, place in enumerate(places[: 4 * PAGE_ROWS])}, columns).values()
             return sorted(rows, key=lambda row: (-row["similarity"], row["doc_id"]))[:PAGE_ROWS]
         return self.rows(
             f"SELECT {', '.join(columns)} FROM ledger WHERE duplicate_of = ? "
@@ -218,6 +262,12 @@ def explored_folder(folder: Path) -> tuple[Path, bool]:
         raise
 
 
+def _one_of_each_source(paths: Sequence[str]) -> list[str]:
+    """The first path of each source: ["documents/train/a-00000.parquet", "documents/train/a-00001.parquet"] -> the
+    first."""
+    return list({PurePath(path).stem.rpartition("-")[0]: path for path in reversed(paths)}.values())
+
+
 def counts_of_outcomes(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """The `sources` of counts.json as far as the ledger's shards that are there tell: outcomes and what removed."""
     sources: dict[str, Any] = {}
@@ -232,10 +282,10 @@ def counts_of_outcomes(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return sources
 
 
-def lock_down(connection: "duckdb.DuckDBPyConnection", folders: Sequence[Path]) -> None:
-    """Lets queries read these folders and no other file, and keeps them from changing that. They could still write
-    there by COPY, so the caller runs SELECT alone."""
-    names = ", ".join("'" + str(folder.absolute()).replace("'", "''") + "/'" for folder in folders)
+def lock_down(connection: "duckdb.DuckDBPyConnection", folders: Sequence[str]) -> None:
+    """Lets queries read these folders (or addresses) and no other file, and keeps them from changing that. They could
+    still write there by COPY, so the caller runs SELECT alone."""
+    names = ", ".join("'" + folder.replace("'", "''") + "/'" for folder in folders)
     for setting in (
         "temp_directory = ''",
         f"memory_limit = '{MAX_MEMORY}'",

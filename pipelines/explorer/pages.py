@@ -9,6 +9,7 @@ from urllib.parse import urlencode
 from gristmill.data_pipeline.corpus.document_history import Event
 from gristmill.pipelines.explorer.corpus import PAGE_ROWS
 from gristmill.pipelines.explorer.rows import Filters, Search
+from gristmill.pipelines.explorer.similar import NearestPage
 from gristmill.pipelines.explorer.thresholds import HISTOGRAM_BINS, EffectCounts, Threshold, ThresholdEffect
 from gristmill.pipelines.report.render import STYLE, visible
 
@@ -338,18 +339,27 @@ def personal_data(rows: Sequence[Mapping[str, Any]]) -> str:
     return table(("document", "first words", "placeholders"), listed, 1) if listed else "<p>None was replaced.</p>"
 
 
-def similar(text: str, rows: Sequence[Mapping[str, Any]] | None) -> str:
+def similar(text: str, nearest: NearestPage | None) -> str:
     form = (
         '<form action="/similar" method="post"><label class="long">text'
         f'<textarea name="text" rows="8">{shown(text)}</textarea></label><button>Search</button></form>'
     )
-    if rows is None:
+    if nearest is None:
         return form
     listed = [
-        (document_link(row["doc_id"]), shown(row["source"]), shown(row["excerpt"]), f"{row['similarity']:.4f}")
-        for row in rows
+        (document_link(row.doc_id), shown(row.source), shown(row.excerpt), f"{row.similarity:.4f}")
+        for row in nearest.neighbours
     ]
-    return form + table(("document", "source", "first words", "similarity"), listed, 1)
+    onward = "Those were the last." if nearest.after is None else ""
+    if nearest.after is not None:
+        onward = (
+            f'<form action="/similar?after={nearest.after}" method="post">'
+            f'<input type="hidden" name="text" value="{shown(text)}"><button>Compare the next ones</button></form>'
+        )
+    return (
+        f"{form}<p>The nearest of {nearest.compared:,} documents whose signatures were compared, of "
+        f"{nearest.documents:,}.</p>{table(('document', 'source', 'first words', 'similarity'), listed, 1)}{onward}"
+    )
 
 
 def sql(

@@ -1,10 +1,10 @@
 """Rows of single documents, found by the index of ids, and searches that read a corpus for a bounded time."""
 
+import threading
 import time
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -13,11 +13,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from gristmill.data_pipeline.corpus.id_index import IDS_FILE, IDS_FOLDER, IdIndex, RowPlace
+from gristmill.data_pipeline.corpus.corpus_files import CorpusFiles, picked_rows
 from gristmill.data_pipeline.corpus.sketches import hosts_of
 from gristmill.data_pipeline.ledger.ledger import LEDGER_ROWS
 from gristmill.foundation.errors import InputError
-from gristmill.pipelines.explorer.files import CorpusFiles
 
 SEARCH_SECONDS = 0.12
 LISTED = ("doc_id", "source", "outcome", "split", "step", "rule", "value", "threshold", "duplicate_of", "bytes")
@@ -86,35 +85,12 @@ class DocumentRows:
     def __init__(self, files: CorpusFiles, annotated: Sequence[Path]):
         self.files, self._annotated = files, annotated
         self._starts: dict[str, list[tuple[int, Path]]] = {}
-
-    @cached_property
-    def index(self) -> IdIndex | None:
-        name = f"{IDS_FOLDER}/{IDS_FILE}"
-        if not self.files.exists(name):
-            return None
-        return IdIndex.open(self.files.read(name), lambda path, start, stop: self.files.read(path, start, stop))
-
-    def place(self, doc_id: str, folder: str) -> RowPlace | None:
-        """The document's row in the tables of this folder."""
-        assert self.index is not None
-        places = self.index.places(doc_id, 100)
-        return next((p for p in places if p.table.startswith(f"{folder}/") and not p.is_duplicate), None)
-
-    def read(self, places: Mapping[str, RowPlace], columns: Sequence[str]) -> dict[str, dict[str, Any]]:
-        """The rows at these places, by their keys; a row group is read once."""
-        by_table: dict[str, list[tuple[int, str]]] = {}
-        for key, place in places.items():
-            by_table.setdefault(place.table, []).append((place.row, key))
-        rows: dict[str, dict[str, Any]] = {}
-        for table, wanted in by_table.items():
-            with self.files.parquet(table) as file:
-                rows |= picked_rows(file, wanted, columns)
-        return rows
+        self._starting = threading.Lock()
 
     def texts(self, doc_ids: Sequence[str]) -> dict[str, str]:
         """Document -> its text: of a kept one as it is in the corpus, of another as it was read, where that is kept."""
-        places = {doc_id: place for doc_id in set(doc_ids) if (place := self.place(doc_id, "documents")) is not None}
-        texts = {doc_id: row["text"] for doc_id, row in self.read(places, ["text"]).items()}
+        places = {doc_id: place for doc_id in set(doc_ids) if (place := self.files.row_place(doc_id, "documents"))}
+        texts = {doc_id: row["text"] for doc_id, row in self.files.rows(places, ["text"]).items()}
         return texts | {
             doc_id: text
             for doc_id in sorted(set(doc_ids) - texts.keys())
@@ -123,7 +99,7 @@ class DocumentRows:
 
     def text_as_read(self, doc_id: str) -> str | None:
         """The text before any edit; None where the work folder does not have it."""
-        place = self.place(doc_id, "ledger")
+        place = self.files.row_place(doc_id, "ledger")
         if place is None or not self._annotated:
             return None
         source, _, number = Path(place.table).stem.rpartition("-")
@@ -138,12 +114,16 @@ class DocumentRows:
 
     def _annotated_starts(self, source: str) -> list[tuple[int, Path]]:
         """The source's annotated files, each with the number of its first row among the source's rows in the ledger."""
+        with self._starting:
+            return self._starts_of(source)
+
+    def _starts_of(self, source: str) -> list[tuple[int, Path]]:
         if source not in self._starts:
             starts = []
             for path in (path for path in self._annotated if path.stem.rpartition("-")[0] == source):
                 with pq.ParquetFile(path) as file:
                     first = next(file.iter_batches(1, columns=["doc_id"]), None)
-                place = self.place(first.column(0)[0].as_py(), "ledger") if first is not None else None
+                place = self.files.row_place(first.column(0)[0].as_py(), "ledger") if first is not None else None
                 if place is not None:
                     number = int(Path(place.table).stem.rpartition("-")[2])
                     starts.append((number * LEDGER_ROWS + place.row, path))
@@ -218,19 +198,3 @@ def _rows_of(signals: pq.ParquetFile, documents: pq.ParquetFile, group: int, col
     groups = [n for n, (start, stop) in enumerate(pairwise(bounds)) if start < first + size and stop > first]
     read = signals.read_row_groups(groups, columns=[column], use_threads=False).column(0)
     return read.slice(first - bounds[groups[0]], size) if groups else read
-
-
-def picked_rows(
-    file: pq.ParquetFile, wanted: Sequence[tuple[int, str]], columns: Sequence[str]
-) -> dict[str, dict[str, Any]]:
-    """Key -> these columns of its row, for (row, key) pairs; rows that the file does not have are left out."""
-    rows: dict[str, dict[str, Any]] = {}
-    first = 0
-    for group in range(file.num_row_groups):
-        last = first + file.metadata.row_group(group).num_rows
-        inside = [(row - first, key) for row, key in wanted if first <= row < last]
-        if inside:
-            table = file.read_row_group(group, columns=list(columns), use_threads=False)
-            rows |= {key: table.slice(row, 1).to_pylist()[0] for row, key in inside}
-        first = last
-    return rows

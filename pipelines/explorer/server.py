@@ -16,8 +16,6 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, RedirectResponse, Response
 from starlette.routing import Route
 
-from gristmill.data_pipeline.corpus.document_history import why
-from gristmill.data_pipeline.dedup.signatures import Neighbour, find_store, has_store, open_store, similar
 from gristmill.foundation.errors import InputError, RecipeError
 from gristmill.foundation.progress import Reporter
 from gristmill.pipelines.explorer import pages
@@ -185,11 +183,11 @@ def documents(corpus: ExploredCorpus, request: Request) -> str:
 
 def document(corpus: ExploredCorpus, request: Request) -> str:
     doc_id = request.path_params["doc_id"]
-    events = why(doc_id, corpus.folder) if corpus.is_complete else []
     start = request.query_params.get("start", "0")
     if not (start.isascii() and start.isdigit()):
         raise InputError(f"start={start[:20]}: give a number of characters")
     row, text = corpus.ledger_row(hex_id(doc_id)), corpus.texts([hex_id(doc_id)]).get(doc_id)
+    events = corpus.history(hex_id(doc_id))
     return pages.document(row | {"doc_id": doc_id}, events, text, corpus.read_text(row["doc_id"]), int(start[:12]))
 
 
@@ -239,22 +237,14 @@ def similar_page(corpus: ExploredCorpus) -> Callable:
             if len(body) > MAX_BODY_BYTES:
                 return Response(f"the text is larger than {MAX_BODY_BYTES} bytes; send less", 413)
         text = parse_qs(body.decode("utf-8", "replace")).get("text", [""])[0]
-        return rendered("Similar documents", lambda: similar_body(corpus, request.query_params.get("id", ""), text))
+        return rendered("Similar documents", lambda: similar_body(corpus, request, text))
 
     return answer
 
 
-def similar_body(corpus: ExploredCorpus, doc_id: str, text: str) -> str:
+def similar_body(corpus: ExploredCorpus, request: Request, text: str) -> str:
+    doc_id, after = (request.query_params.get(name, "") for name in ("id", "after"))
+    if after and not (after.isascii() and after.isdigit() and len(after) < 10):
+        raise InputError(f"after={after[:20]}: is no place in the signatures; start again without it")
     text = text or (corpus.texts([hex_id(doc_id)]).get(doc_id, "") if doc_id else "")
-    return pages.similar(text, [vars(neighbour) for neighbour in nearest(corpus, text)] if text else None)
-
-
-def nearest(corpus: ExploredCorpus, text: str) -> list[Neighbour]:
-    """From the corpus's signature store. Raises InputError where it has none."""
-    if not has_store(corpus.folder):
-        raise InputError(
-            "the corpus has no signature store; write near_dedup: {keep_signatures: true} into the recipe, or ask "
-            "`gristmill similar`, which computes the signatures"
-        )
-    store = open_store(find_store(corpus.folder))
-    return similar(text, store, store.document_files())
+    return pages.similar(text, corpus.signatures.nearest(text, int(after or 0)) if text else None)

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from gristmill.data_pipeline.corpus.corpus_files import CorpusFiles
 from gristmill.data_pipeline.corpus.merged_sketches import merge_counts, merge_samples, sketch_tasks
 from gristmill.data_pipeline.corpus.sketches import (
     COUNTS_FILE,
@@ -21,7 +22,6 @@ from gristmill.data_pipeline.corpus.sketches import (
     sketch_documents,
     sketch_ledger,
 )
-from gristmill.pipelines.explorer.files import CorpusFiles
 
 MAX_ROWS = 50
 

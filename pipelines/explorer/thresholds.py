@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pyarrow.compute as pc
 
+from gristmill.data_pipeline.corpus.corpus_files import CorpusFiles
 from gristmill.data_pipeline.filters.apply import WANTED_LANGUAGE
 from gristmill.foundation.errors import InputError
-from gristmill.pipelines.explorer.files import CorpusFiles
 from gristmill.pipelines.explorer.sketched import Histogram, Sketches
 
 COMPARISONS = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge, "==": operator.eq}

@@ -105,7 +105,7 @@ def test_a_run_in_a_store_publishes_the_local_bytes_and_another_machine_reads_th
     apps: list = []
     monkeypatch.setattr("gristmill.pipelines.explorer.server.serve_pages", lambda app, *_: apps.append(app))
     code, said = call("explore", RUN, "--web", "--port", 0)
-    assert code == 0 and len(apps) == 1 and tree_digests(mirror_of(RUN) / "curate") == local
+    assert code == 0 and len(apps) == 1 and not (mirror_of(RUN) / "curate").exists()
     code, said = call("explore", "s3://corpus/other", "--sql", "SELECT 1")
     assert code == 1 and "the stage curate is not published here (published.json); run it" in said
     code, said = call("plan", "recipe.yaml", "--workdir", RUN)

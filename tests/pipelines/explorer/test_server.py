@@ -10,6 +10,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from gristmill.foundation.errors import RecipeError
+from gristmill.pipelines.explorer import similar
 from gristmill.pipelines.explorer.corpus import ExploredCorpus
 from gristmill.pipelines.explorer.pages import compared, marked_spans
 from gristmill.pipelines.explorer.rows import Cursor, Filters
@@ -110,13 +111,33 @@ def test_a_run_that_has_not_ended_can_be_looked_at(corpus, tmp_path):
     """The shards that are there, without counts, manifest, index or merged sketches."""
     started = tmp_path / ".curate-0123"
     for name in ("documents/train", "signals/train", "ledger"):
-        shutil.copytree(corpus.folder / name, started / name)
+        shutil.copytree(corpus.files.folder / name, started / name)
     half = TestClient(make_app(ExploredCorpus(tmp_path)), base_url=URL)
     kept = ids(corpus, "outcome = 'kept' AND split = 'train'")
     for path in ("/", "/documents", "/documents?outcome=kept&after=0-0-0", f"/document/{kept[0]}", "/rules",
                  "/duplicates", "/personal", "/contamination", "/sql?q=SELECT+count(*)+FROM+ledger"):  # fmt: skip
         assert half.get(path).status_code == 200, path
     assert "25 documents" in half.get("/documents").text and "sack" in half.get(f"/document/{kept[0]}").text
+
+
+def test_the_schema_is_duckdbs(corpus):
+    """Read from a few footers, not from all."""
+    columns = corpus.rows("SELECT table_name, column_name, data_type FROM duckdb_columns() WHERE NOT internal")
+    wanted = {(row["table_name"], row["column_name"], row["data_type"]) for row in columns}
+    assert {(view, *column) for view, of_view in corpus.schema.items() for column in of_view} == wanted
+
+
+def test_a_similar_document_is_compared_block_by_block(corpus, monkeypatch):
+    """A page of one document each: all pages together compare every signature once, and one has the document."""
+    monkeypatch.setattr(similar, "BLOCK_DOCUMENTS", 1)
+    (kept, *_) = ids(corpus, "outcome = 'kept'")
+    text, after, pages = corpus.texts([kept])[kept], 0, []
+    while after is not None:
+        pages.append(corpus.signatures.nearest(text, after, seconds=0))
+        after = pages[-1].after
+    assert [page.compared for page in pages] == [1] * pages[0].documents
+    nearest = [page.neighbours[0] for page in pages if page.neighbours]
+    assert [neighbour.similarity for neighbour in nearest if neighbour.doc_id == kept] == [1]
 
 
 def test_a_threshold_shows_what_it_would_keep(corpus):
