@@ -10,8 +10,8 @@ from gristmill.training.planner.known_models import named_shape
 from gristmill.training.planner.layout import Layout
 
 BRIDGE = (
-    "NVIDIA-NeMo/Megatron-Bridge, docs/performance-summary.md, container 25.11, DGX-B200, experts balanced by force, "
-    "nothing dropped"
+    "NVIDIA-NeMo/Megatron-Bridge, docs/performance-summary-archive.md, containers 25.11 and 26.02, DGX-B200, experts "
+    "balanced by force, nothing dropped"
 )
 
 
@@ -51,5 +51,9 @@ BLACKWELL = {
         _run("GPT-OSS 120B", GPT_OSS, (1, 1, 1, 1, 8, 4), 64, 512, 8213, False),
         _run("Qwen3 30B-A3B", QWEN3_30B, (1, 1, 1, 1, 8, 1), 8, 512, 9299, True),
         _run("Qwen3 235B-A22B", QWEN3_235B, (1, 8, 1, 2, 8, 1), 64, 1024, 3269, True),
+        _run("DeepSeek-V3, 26.02", DEEPSEEK_V3, (1, 16, 1, 1, 8, 1), 256, 4096, 2689, True),
+        _run("GPT-OSS 120B, 26.02", GPT_OSS, (1, 1, 1, 1, 64, 4), 64, 1280, 8047, False),
+        _run("Qwen3 30B-A3B, 26.02", QWEN3_30B, (1, 1, 1, 1, 8, 1), 8, 512, 9691, True),
+        _run("Qwen3 235B-A22B, 26.02", QWEN3_235B, (1, 8, 1, 1, 8, 1), 256, 8192, 3805, True),
     ),
 }

@@ -101,9 +101,9 @@ EXPERTS = {
         ),
         _bridge("Qwen3 235B-A22B, 26.02", QWEN3_235B, _parallel(2, 8, 4, 256, 32, 1), 8192, 1633, True, overlap=True),
         _bridge("Qwen3 30B-A3B, 26.02", QWEN3_30B, _parallel(1, 2, 12, 16, 8, 1), 1024, 5113, True),
-        # 62 layers do not split into its 32 stages evenly; one stage for each of 8 ranks is ours.
+        # VP 4 in the table: 32 stages of one or two layers (pp_layout in scripts/performance/configs/deepseek).
         _bridge(
-            "DeepSeek-V3, 1,024 GPUs", DEEPSEEK_V3, _parallel(2, 8, 1, 1024, 64, 1), 8192, 1297, True, overlap=True
+            "DeepSeek-V3, 1,024 GPUs", DEEPSEEK_V3, _parallel(2, 8, 4, 1024, 64, 1), 8192, 1297, True, overlap=True
         ),
         _bridge("GPT-OSS 120B, 26.02", GPT_OSS, _parallel(1, 4, 1, 64, 8, 1), 1280, 5993, False),
     )

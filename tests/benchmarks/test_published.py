@@ -79,6 +79,6 @@ def test_all_but_one_run_on_b200_are_within_the_stated_error() -> None:
     dense, mixtures = (errors(rows, FITTED) for rows in BLACKWELL.values())
     error, sentence = FEW_RUNS["b200"]
     far = [value for value in (*dense, *mixtures) if abs(value) > error]
-    assert len(dense) + len(mixtures) == 6 and len(far) == 1
+    assert len(dense) + len(mixtures) == 10 and len(far) == 1
     assert f"{far[0]:.0%}".replace("%", " %") in sentence
     assert max(abs(value) for value in dense) < 0.1

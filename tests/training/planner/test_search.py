@@ -462,7 +462,7 @@ def test_float8_halves_what_is_gathered(hardware) -> None:
         ("h100", {}, 0.12, None),
         ("h100", {"moe": EXPERTS}, 0.22, "within 22%; the busiest rank's experts are assumed to get 1.30 times"),
         ("h100", {"mixer": "mamba2", "positions": "none", "mixers": {"mamba2": MAMBA2}}, 0.22, "the mixer mamba2"),
-        ("b200", {}, 0.2, "five are within 20 %, GPT-OSS 120B is 71 % off"),
+        ("b200", {}, 0.29, "nine are within 29 %, GPT-OSS 120B is 71 % off"),
         ("x100", {}, 0.22, "No published run that was compared has the hardware x100: the range is the largest error"),
     ],
 )
