@@ -16,10 +16,11 @@ import traceback
 import weakref
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, nullcontext, suppress
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from gristmill.foundation.errors import InputError
@@ -61,13 +62,26 @@ def may_fork() -> bool:
     return len([name for name in names if name != ALLOCATOR_THREAD]) == 1
 
 
+@contextmanager
+def _no_main_module() -> Iterator[None]:
+    """Hides the running script from the start of a process, which would import it: `gristmill.curate(...)` in a script
+    without `if __name__ == "__main__"` would run again in every worker."""
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
+
+
 class Worker:
     """One process and the driver's end of its pipe. modules: what it imports before its first task. task: index of its
     current task.
 
-    forked: it is a fork of this process, which has its open files; see WorkerPool."""
+    forked: it is a fork of this process, which has its open files; see WorkerPool. imports_main: a process started anew
+    imports this one's script, whose functions it then has."""
 
-    def __init__(self, modules: Sequence[str] = (), forked: bool = False) -> None:
+    def __init__(self, modules: Sequence[str] = (), forked: bool = False, imports_main: bool = False) -> None:
         context: Any = multiprocessing.get_context("fork" if forked else "spawn")
         self.connection, remote = context.Pipe()
         _driver_ends.add(self.connection)
@@ -79,7 +93,8 @@ class Worker:
         # signal blocked, which its own start-up inherits, until `_work` ignores it.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
-            self.process.start()
+            with nullcontext() if imports_main else _no_main_module():
+                self.process.start()
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
         remote.close()  # the worker has the only copy, so its death closes the pipe
@@ -118,13 +133,14 @@ class WorkerPool:
     forked: they are forks of this process, which start in 10 ms with all that it has imported, instead of in 0.6 s of
     CPU time each. For a process whose libraries have run no threads yet, since a fork has none of them."""
 
-    def __init__(self, workers: int, modules: Sequence[str] = (), forked: bool = False):
+    def __init__(self, workers: int, modules: Sequence[str] = (), forked: bool = False, imports_main: bool = False):
+        self.has_main = forked or imports_main
         self._workers: list[Worker] = []
         if forked:
             _import(modules)
         try:
             for _ in range(workers):
-                self._workers.append(Worker(modules, forked))
+                self._workers.append(Worker(modules, forked, imports_main))
         except BaseException:
             self.end()
             raise
@@ -291,7 +307,10 @@ class LocalEngine(Engine):
                 yield from ((index, function(task)) for index, task in enumerate(tasks))
             return
         try:
-            pool = self._started()
+            is_of_script = getattr(function, "__module__", None) == "__main__"
+            if is_of_script and self._pool is not None and not self._pool.has_main:
+                self.close()
+            pool = self._started(imports_main=is_of_script)
             order = sorted(range(len(tasks)), key=lambda index: -weights[index])
             yield from pool.run(function, tasks, order)
         except BaseException as error:
@@ -314,10 +333,10 @@ class LocalEngine(Engine):
             self._pool.close()
             self._pool = None
 
-    def _started(self, modules: Sequence[str] = (), forked: bool = False) -> WorkerPool:
+    def _started(self, modules: Sequence[str] = (), forked: bool = False, imports_main: bool = False) -> WorkerPool:
         if self._pool is None:
             try:
-                self._pool = WorkerPool(self.workers, modules, forked)
+                self._pool = WorkerPool(self.workers, modules, forked, imports_main)
             except OSError as error:
                 raise InputError(
                     f"{self.workers} worker processes cannot be started ({error.strerror}); give fewer --workers"

@@ -328,3 +328,17 @@ def test_the_program_can_fork_its_workers_however_many_cores_it_has():
     )
     done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True)
     assert done.stdout == "True\n", done.stdout + done.stderr
+
+
+def test_a_script_without_a_main_guard_runs_once(tmp_path):
+    """With threads, so that workers are started anew, which would import the script."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import math, threading\n"
+        "from gristmill.foundation.progress import Reporter\n"
+        "from gristmill.foundation.runtime.tasks.local import LocalEngine\n"
+        "threading.Thread(target=threading.Event().wait, daemon=True).start()\n"
+        "print(LocalEngine(2, Reporter.silent()).map(math.sqrt, [4, 9, 16], 'roots'))\n"
+    )
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True)
+    assert (done.stdout, done.returncode) == ("[2.0, 3.0, 4.0]\n", 0), done.stderr
