@@ -1,8 +1,9 @@
-"""Progress reports: a bar with rate and remaining time on a terminal, periodic lines in a log."""
+"""Progress reports: a bar with rate and remaining time on a terminal or in a notebook, periodic lines in a log."""
 
 import json
 import sys
 import time
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 rich_console, rich_progress = DeferredModule("rich.console"), DeferredModule("rich.progress")
 
 SECONDS_BETWEEN_LOG_LINES = 10.0
+SECONDS_BETWEEN_NOTEBOOK_UPDATES = 0.2
 NO_WRAP_WIDTH = 100_000  # columns of a log or a pipe: lines and tables are as long as their text
 
 
@@ -25,7 +27,9 @@ def plain_console(file: TextIO, quiet: bool = False) -> "Console":
     """A console without markup: `[bold]` and `:100:` in a message or file name are printed unchanged. Lines are wrapped
     on a terminal only."""
     width = None if file.isatty() else NO_WRAP_WIDTH
-    return rich_console.Console(file=file, width=width, quiet=quiet, markup=False, emoji=False, highlight=False)
+    return rich_console.Console(
+        file=file, width=width, quiet=quiet, markup=False, emoji=False, highlight=False, force_jupyter=False
+    )
 
 
 class JsonLog:
@@ -43,6 +47,33 @@ class JsonLog:
         self.file.flush()
 
 
+def in_notebook() -> bool:
+    """Whether this is the kernel of a Jupyter notebook, whose output is no terminal and can be replaced in place."""
+    ipython = sys.modules.get("IPython")
+    return ipython is not None and getattr(ipython.get_ipython(), "kernel", None) is not None
+
+
+class NotebookLine:
+    """One line of a notebook cell's output, replaced in place; it needs no widgets, and a saved notebook has its last
+    text. Nothing is displayed before the first text."""
+
+    def __init__(self) -> None:
+        self._handle: Any = None
+        self._last = 0.0
+
+    def update(self, text: str) -> None:
+        """Show the text, unless the last one is younger than SECONDS_BETWEEN_NOTEBOOK_UPDATES."""
+        if time.monotonic() - self._last >= SECONDS_BETWEEN_NOTEBOOK_UPDATES:
+            self.show(text)
+
+    def show(self, text: str) -> None:
+        self._last, content = time.monotonic(), {"text/plain": text}
+        if self._handle is None:
+            self._handle = sys.modules["IPython"].display.display(content, raw=True, display_id=True)
+        else:
+            self._handle.update(content, raw=True)
+
+
 class ProgressMeter:
     """Progress of one task in units of work. `advance` may be called at any rate."""
 
@@ -51,8 +82,11 @@ class ProgressMeter:
         self.done = 0.0
         self.note = ""
         self._started = self._last_line = time.monotonic()
+        self._line = (
+            NotebookLine() if in_notebook() and not isinstance(console, JsonLog) and not console.quiet else None
+        )
         self._bar: Any = None
-        if console.is_terminal:
+        if self._line is None and console.is_terminal:
             self._bar = rich_progress.Progress(
                 rich_progress.TextColumn("{task.description}", markup=False),
                 rich_progress.BarColumn(bar_width=30),
@@ -75,6 +109,9 @@ class ProgressMeter:
         self.note = note or self.note
         if self._bar is not None:
             self._bar.update(self._bar_id, completed=self.done, rate=self._rate(), note=self.note)
+        elif self._line is not None:
+            if self.done:
+                self._line.update(f"{self.description}: {self._state()} {self.note}".rstrip())
         elif time.monotonic() - self._last_line >= SECONDS_BETWEEN_LOG_LINES:
             self._last_line = time.monotonic()
             self._print(f"{self.description}: {self._state()} {self.note}".rstrip())
@@ -88,6 +125,9 @@ class ProgressMeter:
         self._print(f"{self.description}: {amount(self.done, self.unit)} in {seconds:.1f} s {self.note}".rstrip())
 
     def _print(self, message: str) -> None:
+        if self._line is not None:
+            self._line.show(message)
+            return
         if not isinstance(self.console, JsonLog):
             self.console.print(message)
             return
@@ -115,7 +155,11 @@ class Reporter:
 
     @classmethod
     def to_terminal(cls) -> "Reporter":
-        return cls(plain_console(sys.stderr))
+        """Standard error; in a notebook standard output, since Jupyter shows errors in red."""
+        if not in_notebook():
+            return cls(plain_console(sys.stderr))
+        warnings.filterwarnings("ignore", "IProgress not found")  # tqdm, of libraries that load with training
+        return cls(plain_console(sys.stdout))
 
     @classmethod
     def to_json(cls) -> "Reporter":

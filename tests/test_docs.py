@@ -87,7 +87,7 @@ def test_tests_named_in_contributing_exist():
         assert f"def {name}(" in (ROOT / path).read_text("utf-8"), f"{path}::{name}"
 
 
-SCORE_NAMES = {"dclm"}  # of scores in curate.signals.quality, which the recipe chooses
+CHOSEN_NAMES = {"dclm", "mine", "subject"}  # of scores and labels, which the recipe chooses
 
 
 def property_names(schema: Any) -> set[str]:
@@ -98,6 +98,9 @@ def property_names(schema: Any) -> set[str]:
 
 
 def keys_of(value: Any) -> set[str]:
+    """All keys, without those of an objective's own options."""
+    if isinstance(value, dict):
+        value = {key: None if key == "objective_options" else member for key, member in value.items()}
     children = value.values() if isinstance(value, dict) else value if isinstance(value, list) else []
     return set(value if isinstance(value, dict) else ()).union(*map(keys_of, children))
 
@@ -110,7 +113,7 @@ def test_recipe_fields_exist(page):
     text, fields = page.read_text("utf-8"), property_names(recipe_schema())
     blocks = re.findall(r"^```yaml\n(.*?)^```", text, flags=re.DOTALL | re.MULTILINE)
     keys = set().union(*(keys_of(yaml.safe_load(block)) for block in blocks))
-    names = {key for key in keys if is_reference(key) or key.removeprefix("quality_") in SCORE_NAMES}
+    names = {key for key in keys if is_reference(key) or key.removeprefix("quality_") in CHOSEN_NAMES}
     assert keys - fields - names == set()
     dotted = re.findall(r"`(?:curate|tokenizer|index|model|train|evaluate)\.([a-z_.]+)`", text)
     endings = {"json", "jsonl", "model", "py", "yaml"}
