@@ -17,6 +17,7 @@ from gristmill.foundation.runtime.store.store import Store
 
 FOOTER_BYTES = 1 << 16  # read at the end of a Parquet file at first; larger footers are read on
 CACHED_FOOTERS = 256  # of stored files
+CACHED_ROWS = 32
 
 
 class CorpusFiles:
@@ -71,6 +72,9 @@ class CorpusFiles:
 
     def rows(self, places: Mapping[str, RowPlace], columns: Sequence[str] | None = None) -> dict[str, dict[str, Any]]:
         """The rows at these places, by their keys; a row group is read once. columns: None for all."""
+        if len(places) == 1:  # a page on one document asks for the same row more than once
+            ((key, place),) = places.items()
+            return {key: self._row(place.table, place.row, None if columns is None else tuple(columns))}
         by_table: dict[str, list[tuple[int, str]]] = {}
         for key, place in places.items():
             by_table.setdefault(place.table, []).append((place.row, key))
@@ -79,11 +83,25 @@ class CorpusFiles:
             with self.parquet(table) as file:
                 rows |= picked_rows(file, wanted, columns)
         if lost := sorted(places.keys() - rows.keys()):
-            raise InputError(
-                f"{self.place}/{places[lost[0]].table}: has no row {places[lost[0]].row}, to which the index of ids "
-                "points; run `gristmill verify` on the corpus"
-            )
+            raise self._no_row(places[lost[0]].table, places[lost[0]].row)
         return rows
+
+    @cached_property
+    def _row(self) -> Callable[[str, int, tuple[str, ...] | None], dict[str, Any]]:
+        return lru_cache(CACHED_ROWS)(self._read_row)
+
+    def _read_row(self, table: str, row: int, columns: tuple[str, ...] | None) -> dict[str, Any]:
+        with self.parquet(table) as file:
+            rows = picked_rows(file, [(row, "")], columns)
+        if not rows:
+            raise self._no_row(table, row)
+        return rows[""]
+
+    def _no_row(self, table: str, row: int) -> InputError:
+        return InputError(
+            f"{self.place}/{table}: has no row {row}, to which the index of ids points; run `gristmill verify` on the "
+            "corpus"
+        )
 
 
 class RemoteCorpusFiles(CorpusFiles):

@@ -66,7 +66,7 @@ def pages_of(corpus):
     rows = corpus.rows("SELECT doc_id, outcome, duplicate_of FROM ledger ORDER BY record")
     kept, removed = (next(row["doc_id"] for row in rows if row["outcome"] == kind) for kind in ("kept", "removed"))
     original = next(row["duplicate_of"] for row in rows if row["duplicate_of"])
-    return ["/", "/documents", "/documents?outcome=removed&after=0-0-0", "/documents?words=the&after=0-0-0",
+    return ["/", "/documents", "/documents?outcome=removed&after=0-0-0", 
             "/documents?language=en", f"/document/{kept}", f"/document/{removed}", "/rules", "/duplicates",
             f"/duplicates/{original}", "/personal", "/contamination", f"/similar?id={kept}"]  # fmt: skip
 
@@ -91,17 +91,17 @@ def test_a_page_reads_what_it_shows(work, remote):
             copy = name.replace("-00000.parquet", f"-{number:05}.parquet") if number else name
             remote.store.put(f"large/{copy}", work / "curate" / name)
             sizes[copy] = sizes[name]
-    larger = RemoteCorpusFiles(remote.store, "large", sizes, files.beside)
-    bytes_read = {}
-    for corpus_files in (files, larger):
-        client = TestClient(make_app(ExploredCorpus(corpus_files)), base_url="http://localhost")
-        for path in pages_of(ExploredCorpus(work)):
+    paths, bytes_read = pages_of(ExploredCorpus(work)), {}
+    for path in paths:  # each by a server of its own, which knows no footer yet
+        larger = RemoteCorpusFiles(remote.store, "large", sizes, files.beside)
+        for corpus_files in (remote.stored_files("curate"), larger):
+            client = TestClient(make_app(ExploredCorpus(corpus_files)), base_url="http://localhost")
             before = corpus_files.bytes_read
             assert client.get(path).status_code == 200, path
             bytes_read.setdefault(path, []).append(corpus_files.bytes_read - before)
-    searches = [path for path in bytes_read if "words=" in path]
-    assert all(small == large for path, (small, large) in bytes_read.items() if path not in searches), bytes_read
-    assert bytes_read["/documents"] == bytes_read["/rules"] == [0, 0]
+    assert all(small == large for small, large in bytes_read.values()), bytes_read
+    assert bytes_read["/documents"] == [0, 0]
+    assert TestClient(client.app).get("http://localhost/documents?words=the").status_code == 200
 
 
 @pytest.mark.parametrize("query", ["SELECT * FROM read_csv('s3://corpus/other/secret.csv')",
