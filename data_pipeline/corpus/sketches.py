@@ -5,7 +5,7 @@ For every shard of documents and of the ledger, `sketches/SHARD.counts.parquet` 
 are hashes, so they are drawn at random), so the order of a merge decides nothing. `sketches/counts.parquet` and
 `sketches/samples.parquet` are the merged ones of the whole corpus."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,6 +28,7 @@ COUNTS_FILE, SAMPLES_FILE = "counts.parquet", "samples.parquet"
 # host: name, kept documents; host_rest: the documents of hosts that are not listed.
 # host_register: bin = a register of the HyperLogLog of hosts, documents = its value, merged by the maximum.
 # outcome: ledger rows by outcome, split, step and rule.
+# outcome of an annotated file: `annotated` (no decision yet) and quarantined.
 # alone: documents that failed no other rule than this one, by the bin of the value.
 # cluster: name = a kept document, its duplicates; cluster_size: bin = k, kept documents with 2**k or more duplicates.
 COUNT_SCHEMA = pa.schema(
@@ -73,13 +74,15 @@ LISTED_HOSTS = 1_000  # of a shard
 HLL_BITS = 11  # 2,048 registers: a standard error of 2.3 % (1.04 / sqrt(2048))
 MANTISSA_SHIFT = 48  # of a float64: leaves sign, exponent and 4 bits, 16 bins between a number and its double
 HOST = r"^[a-zA-Z][a-zA-Z0-9+.-]*://(?:[^/?#@]*@)?(?P<host>[^/?#:]+)"  # RE2, which is linear
-UNSIGNALLED = ("doc_id", "detected_language", "script", "profile", "main_language")
+UNSIGNALLED = ("doc_id", "detected_language", "script", "profile", "main_language", "record", "text_hash", "offset")
+ANNOTATED_FOLDER = "annotated"  # of the cache
 
 
 @dataclass(frozen=True)
 class SketchTask:
-    """A shard of documents (with its signals), or of the ledger. name: its path in the corpus, without the suffix.
-    rows: of the annotated files behind a shard of the ledger, whose excerpts are read there. pii: what is replaced."""
+    """A shard of documents (with its signals), or of the ledger, or an annotated file in the cache of a run that has no
+    shards yet. name: its path in the folder, without the suffix. rows: of the
+    annotated files behind a shard of the ledger, whose excerpts are read there. pii: what is replaced."""
 
     folder: Path
     name: str
@@ -92,8 +95,15 @@ class SketchTask:
         return self.name.startswith("ledger/")
 
     @property
-    def split(self) -> str:
-        return self.name.split("/")[1]
+    def is_annotated(self) -> bool:
+        return self.name.startswith(f"{ANNOTATED_FOLDER}/")
+
+    @property
+    def constants(self) -> dict[str, str | None]:
+        """Columns of the counts and samples of all its documents."""
+        if self.is_annotated:
+            return {"source": self.source, "outcome": "annotated", "split": None}
+        return {"source": self.source, "outcome": "kept", "split": self.name.split("/")[1]}
 
     @property
     def table(self) -> Path:
@@ -101,7 +111,11 @@ class SketchTask:
 
     @property
     def signals(self) -> Path:
-        return self.folder / "signals" / f"{self.name.removeprefix('documents/')}.parquet"
+        return (
+            self.table
+            if self.is_annotated
+            else self.folder / "signals" / f"{self.name.removeprefix('documents/')}.parquet"
+        )
 
     @property
     def counts(self) -> Path:
@@ -149,15 +163,21 @@ def bin_edges(codes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def sketch_documents(task: SketchTask) -> tuple[pa.Table, pa.Table]:
-    """(counts, samples) of a shard of kept documents."""
+    """(counts, samples) of a shard of kept documents, or of an annotated file."""
     with pq.ParquetFile(task.signals) as file:
-        signals = file.read().combine_chunks()
+        names = [*signal_names(file.schema_arrow), "doc_id", "detected_language"]
+        signals = file.read([*names, "unreadable"] if task.is_annotated else names).combine_chunks()
+    places, parts = np.arange(len(signals)), []
+    if task.is_annotated:
+        unreadable = signals.column("unreadable")
+        places = np.flatnonzero(unreadable.is_null().to_numpy())
+        signals, parts = signals.take(pa.array(places)), _read_counts(task, signals)
     languages = pc.fill_null(signals.column("detected_language"), "").combine_chunks().dictionary_encode()
     codes = languages.indices.to_numpy(zero_copy_only=False).astype(np.int64)
     names = languages.dictionary.to_pylist()
-    common = {"source": task.source, "outcome": "kept", "split": task.split}
+    common = task.constants
     rows = _language_counts(codes, names, signals.column("num_bytes").to_numpy())
-    parts = [count_table({"kind": "documents", **common}, **rows)]
+    parts.append(count_table({"kind": "documents", **common}, **rows))
     for name in signal_names(signals.schema):
         column = pc.fill_null(pc.cast(signals.column(name), pa.float64()), np.nan).to_numpy()
         known = np.isfinite(column)
@@ -172,9 +192,22 @@ def sketch_documents(task: SketchTask) -> tuple[pa.Table, pa.Table]:
             )
         )
     with pq.ParquetFile(task.table) as file:
-        urls = file.read(["url"]).column("url")
+        urls = file.read(["url"]).column("url").take(pa.array(places))
     parts += _host_counts(urls, common)
-    return pa.concat_tables(parts), _kept_samples(task, signals, codes)
+    return pa.concat_tables(parts), _kept_samples(task, signals, codes, places)
+
+
+def _read_counts(task: SketchTask, rows: pa.Table) -> list[pa.Table]:
+    """Documents of an annotated file that wait for a decision, and records that could not be read, by kind."""
+    is_read = rows.column("unreadable").is_null()
+    read = rows.filter(is_read).column("num_bytes")
+    waiting = {"documents": np.array([len(read)]), "bytes": np.array([pc.sum(read).as_py() or 0])}
+    kinds = pc.value_counts(rows.column("unreadable").drop_null())
+    unread = {"kind": "outcome", "source": task.source, "outcome": "quarantined"}
+    return [
+        count_table({"kind": "outcome", **task.constants}, **waiting),
+        count_table(unread, rule=kinds.field("values"), documents=kinds.field("counts").to_numpy()),
+    ]
 
 
 def signal_names(schema: pa.Schema) -> list[str]:
@@ -185,7 +218,7 @@ def _is_number(kind: pa.DataType) -> bool:
     return pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)
 
 
-def count_table(constants: dict[str, str], **columns: pa.Array | np.ndarray) -> pa.Table:
+def count_table(constants: Mapping[str, str | None], **columns: pa.Array | np.ndarray) -> pa.Table:
     """A table of COUNT_SCHEMA with these constants and columns, of which `documents` must be one."""
     size = len(columns["documents"])
     arrays = []
@@ -214,7 +247,7 @@ def hosts_of(urls: pa.ChunkedArray) -> pa.Array:
     return pc.utf8_lower(pc.if_else(pc.is_valid(matches), hosts, pa.scalar(None, pa.string())))
 
 
-def _host_counts(urls: pa.ChunkedArray, common: dict[str, str]) -> list[pa.Table]:
+def _host_counts(urls: pa.ChunkedArray, common: Mapping[str, str | None]) -> list[pa.Table]:
     counted = pc.value_counts(hosts_of(urls).drop_null())
     names, counts = counted.field("values"), counted.field("counts").to_numpy()
     if not len(names):
@@ -249,8 +282,10 @@ def distinct_estimate(registers: np.ndarray) -> int:
     return round(size * np.log(size / empty)) if estimate <= 2.5 * size and empty else round(estimate)
 
 
-def _kept_samples(task: SketchTask, signals: pa.Table, codes: np.ndarray) -> pa.Table:
-    """The documents of the shard with the smallest ids, of each language too, and those with the most placeholders."""
+def _kept_samples(task: SketchTask, signals: pa.Table, codes: np.ndarray, places: np.ndarray) -> pa.Table:
+    """The documents of the shard with the smallest ids, of each language too, and those with the most placeholders.
+
+    places: int64[], the row of each document in the table of texts."""
     order = pc.sort_indices(signals.column("doc_id").combine_chunks()).to_numpy().astype(np.int64)
     by_language = order[np.argsort(codes[order], kind="stable")]
     bounds = np.searchsorted(codes[by_language], np.arange(int(codes.max(initial=-1)) + 2))
@@ -272,10 +307,10 @@ def _kept_samples(task: SketchTask, signals: pa.Table, codes: np.ndarray) -> pa.
         "language": pc.fill_null(picked.column("detected_language"), ""),
         "bytes": picked.column("num_bytes"),
         "replaced": pa.array(replaced[rows]),
-        "excerpt": excerpts(read_rows(RowRange.of_rows(task.table, rows), ["text"]).column("text")),
+        "excerpt": excerpts(read_rows(RowRange.of_rows(task.table, places[rows]), ["text"]).column("text")),
         "signals": pa.MapArray.from_arrays(pa.array(offsets), keys, pa.array(values.reshape(-1))),
     }
-    return _sample_table({"source": task.source, "outcome": "kept", "split": task.split}, len(rows), columns)
+    return _sample_table(task.constants, len(rows), columns)
 
 
 def excerpts(texts: pa.ChunkedArray) -> pa.Array:
@@ -284,7 +319,7 @@ def excerpts(texts: pa.ChunkedArray) -> pa.Array:
     return pa.array([" ".join(head.split())[:EXCERPT_CHARACTERS] for head in heads.to_pylist()], pa.string())
 
 
-def _sample_table(constants: dict[str, str], size: int, columns: dict[str, pa.Array]) -> pa.Table:
+def _sample_table(constants: Mapping[str, str | None], size: int, columns: dict[str, pa.Array]) -> pa.Table:
     arrays = [
         columns[field.name]
         if field.name in columns

@@ -22,15 +22,17 @@ from gristmill.data_pipeline.corpus.document_history import (
     open_address,
     open_incomplete,
 )
+from gristmill.data_pipeline.corpus.sketches import ANNOTATED_FOLDER
 from gristmill.data_pipeline.corpus.writer import DECONTAMINATION_FOLDER, REPORT_JSON
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.files import is_temporary
+from gristmill.foundation.manifest import CACHE_FOLDER
 from gristmill.pipelines.explorer.rows import Cursor, DocumentRows, Filters, Search
 from gristmill.pipelines.explorer.similar import StoredSignatures
 from gristmill.pipelines.explorer.sketched import Sketches
 from gristmill.pipelines.explorer.thresholds import Threshold, ThresholdEffect, Thresholds, threshold_of
 
-ANNOTATED = Path("cache") / "annotated"  # in the work folder: the text of every document, also of those removed
+OUTCOMES = ("kept", "removed", "quarantined", "annotated")  # annotated: of a run that has not decided on it yet
 QUERY_SECONDS = 20.0
 MAX_MEMORY = "768MB"
 MAX_ROWS = 200
@@ -50,8 +52,7 @@ class ExploredCorpus:
         else:
             folder, self.is_complete = explored_folder(source)
             self.files = CorpusFiles(folder, checked=False, is_complete=self.is_complete)
-            paths = sorted((folder.parent / ANNOTATED).glob("*.parquet"))
-            self.annotated = [path for path in paths if not is_temporary(path)]
+            self.annotated = annotated_files(folder if folder.name == CACHE_FOLDER else folder.parent / CACHE_FOLDER)
         self.sketches = self._read_sketches()
         self.document_rows = DocumentRows(self.files, self.annotated)
         self.signatures = StoredSignatures(self.files)
@@ -68,6 +69,8 @@ class ExploredCorpus:
                 f"{self.files.place}: has no sketches or no index of ids, since an older version wrote it; run "
                 "`gristmill curate` again"
             )
+        if self.files.folder.name == CACHE_FOLDER:
+            return Sketches.of_annotated(self.files.folder, self.annotated)
         return Sketches.of_shards(self.files.folder)
 
     @cached_property
@@ -81,8 +84,9 @@ class ExploredCorpus:
         if self.annotated:
             names = ", ".join("'" + str(path).replace("'", "''") + "'" for path in self.annotated)
             connection.execute(f"CREATE VIEW annotated AS SELECT * FROM read_parquet([{names}], union_by_name = true)")
-        folders = (self.files.folder, self.files.folder.parent / ANNOTATED)
-        lock_down(connection, [str(folder.absolute()) for folder in folders])
+        cache = self.files.folder.parent / CACHE_FOLDER  # in it the corpus is annotated files alone
+        folders = {self.files.folder, cache / ANNOTATED_FOLDER} - {cache}
+        lock_down(connection, sorted(str(folder.absolute()) for folder in folders))
         return connection
 
     @cached_property
@@ -219,6 +223,8 @@ class ExploredCorpus:
         else:
             sql = "SELECT * FROM ledger WHERE doc_id = ? OR list_contains(pieces, ?)"
             rows = self.rows(sql, [doc_id, doc_id]) if "ledger" in self.schema else []
+        if not rows and not self.is_complete and self.texts([doc_id]):
+            return {"doc_id": doc_id, "removed_spans": None, "duplicate_of": None}  # no decision yet
         if not rows:
             raise InputError(f"no document {doc_id}; the ledger lists every document that was read")
         return rows[0]
@@ -252,14 +258,22 @@ class ExploredCorpus:
 
 
 def explored_folder(folder: Path) -> tuple[Path, bool]:
-    """(the folder of a corpus, whether it is complete): of a run that has not ended, the folder that it fills."""
+    """(the folder of a corpus, whether it is complete): of a run that has not ended, the folder that it fills, or its
+    cache while that has annotated files alone. Raises InputError where there is nothing yet."""
     try:
         return corpus_folder(folder), True
     except InputError:
-        started = [path for path in folder.glob(".curate-*") if path.is_dir()]
+        started = [path for path in folder.glob(".curate-*") if path.is_dir() and next(path.rglob("*.parquet"), None)]
         if started:
             return max(started, key=lambda path: path.stat().st_mtime), False
+        if annotated_files(folder / CACHE_FOLDER):
+            return folder / CACHE_FOLDER, False
         raise
+
+
+def annotated_files(cache: Path) -> list[Path]:
+    """The annotated files: the text of every document as it was read, also of those that were removed."""
+    return [path for path in sorted((cache / ANNOTATED_FOLDER).glob("*.parquet")) if not is_temporary(path)]
 
 
 def _one_of_each_source(paths: Sequence[str]) -> list[str]:
@@ -272,9 +286,9 @@ def counts_of_outcomes(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """The `sources` of counts.json as far as the ledger's shards that are there tell: outcomes and what removed."""
     sources: dict[str, Any] = {}
     for row in rows:
-        empty: dict[str, Any] = {"read": {"documents": 0}, "kept": {}, "removed": {}, "quarantined": {}}
+        empty: dict[str, Any] = {"read": {"documents": 0}, **{name: {} for name in OUTCOMES}}
         entry = sources.setdefault(row["source"], empty)
-        name = row["split"] if row["outcome"] == "kept" else row["rule"] or row["step"]
+        name = row["split"] if row["outcome"] == "kept" else row["rule"] or row["step"] or row["outcome"]
         tally = entry[row["outcome"]].setdefault(name, {"documents": 0, "bytes": 0})
         for counted in (tally, entry["read"]):
             counted["documents"] += row["documents"]

@@ -7,7 +7,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 from gristmill.data_pipeline.corpus.document_history import Event
-from gristmill.pipelines.explorer.corpus import PAGE_ROWS
+from gristmill.pipelines.explorer.corpus import OUTCOMES, PAGE_ROWS
 from gristmill.pipelines.explorer.rows import Filters, Search
 from gristmill.pipelines.explorer.similar import NearestPage
 from gristmill.pipelines.explorer.thresholds import HISTOGRAM_BINS, EffectCounts, Threshold, ThresholdEffect
@@ -104,14 +104,12 @@ def overview(
 ) -> str:
     """Documents by source and outcome, by what removed them, and of the kept ones by language and host."""
     sources, removals = [], []
+    outcomes = [name for name in OUTCOMES if any(name in entry for entry in counts["sources"].values())]
     for name, entry in counts["sources"].items():
-        sums = [
-            sum(tally["documents"] for tally in entry[outcome].values())
-            for outcome in ("kept", "removed", "quarantined")
-        ]
+        sums = [sum(tally["documents"] for tally in entry.get(outcome, {}).values()) for outcome in outcomes]
         cells = [
             link("/documents", f"{number:,}", source=name, outcome=outcome)
-            for outcome, number in zip(("kept", "removed", "quarantined"), sums, strict=True)
+            for outcome, number in zip(outcomes, sums, strict=True)
         ]
         sources.append((link("/documents", name, source=name), f"{entry['read']['documents']:,}", *cells))
         for rule, tally in entry["removed"].items():
@@ -126,7 +124,7 @@ def overview(
     by_host = [(link("/documents", row["name"], host=row["name"]), f"{row['documents']:,}") for row in hosts]
     return (
         "<h2>Sources</h2>"
-        + table(("source", "read", "kept", "removed", "quarantined"), sources, 4)
+        + table(("source", "read", *outcomes), sources, 1 + len(outcomes))
         + "<h2>Removed by</h2>"
         + table(("rule or step", "source", "documents"), removals, 1)
         + "<h2>Languages of kept documents</h2>"

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from gristmill.data_pipeline.corpus.corpus_files import CorpusFiles, picked_rows
-from gristmill.data_pipeline.corpus.sketches import hosts_of
+from gristmill.data_pipeline.corpus.sketches import ANNOTATED_FOLDER, hosts_of
 from gristmill.data_pipeline.ledger.ledger import LEDGER_ROWS
 from gristmill.foundation.errors import InputError
 
@@ -135,6 +135,8 @@ class DocumentRows:
         least)."""
         folder = "documents" if filters.reads_documents else "ledger"
         names = [name for name in self.files.tables(folder) if _may_match(name, filters)]
+        if not any(map(self.files.tables, ("documents", "ledger"))):  # a run that has annotated files alone
+            names = [name for name in self.files.tables(ANNOTATED_FOLDER) if _may_match(name, filters)]
         rows: list[dict[str, Any]] = []
         searched, deadline = 0, time.monotonic() + seconds
         for number in range(cursor.file, len(names)):
@@ -153,14 +155,22 @@ class DocumentRows:
 
     def _matches(self, name: str, file: pq.ParquetFile, group: int, filters: Filters) -> pa.Table:
         """The rows of a row group that pass, with the columns of a list."""
-        if not filters.reads_documents:
+        is_annotated = name.startswith(f"{ANNOTATED_FOLDER}/")
+        if not filters.reads_documents and not is_annotated:
             table = file.read_row_group(group, columns=list(LISTED), use_threads=False)
             for column, value in filters.of_ledger.items():
                 table = table.filter(pc.equal(table.column(column), value)) if value else table
             return table
-        columns = ["doc_id", "source", *(["url"] if filters.host else []), "text"]
+        columns = ["doc_id", "text", *(["url"] if filters.host else [])]
+        columns += ["detected_language", "unreadable"] if is_annotated else ["source"]
         table = file.read_row_group(group, columns=columns, use_threads=False)
-        if filters.language:
+        if is_annotated:
+            table = table.filter(pc.is_null(table.column("unreadable")))
+            source = Path(name).stem.rpartition("-")[0]
+            table = table.append_column("source", pa.repeat(pa.scalar(source), len(table)))
+        if filters.language and is_annotated:
+            table = table.filter(pc.equal(table.column("detected_language"), filters.language))
+        elif filters.language:
             with self.files.parquet(name.replace("documents/", "signals/", 1)) as signals:
                 languages = _rows_of(signals, file, group, "detected_language")
             table = table.filter(pc.equal(languages, filters.language))
@@ -168,9 +178,12 @@ class DocumentRows:
             table = table.filter(pc.equal(hosts_of(table.column("url")), filters.host.lower()))
         for word in filters.words.split():
             table = table.filter(pc.match_substring(table.column("text"), word, ignore_case=True))
-        split = name.split("/")[1]
+        split, outcome = (None, "annotated") if is_annotated else (name.split("/")[1], "kept")
         size = len(table)
-        added = {"outcome": pa.repeat(pa.scalar("kept"), size), "split": pa.repeat(pa.scalar(split), size)}
+        added = {
+            "outcome": pa.repeat(pa.scalar(outcome), size),
+            "split": pa.repeat(pa.scalar(split, pa.string()), size),
+        }
         excerpts = pc.utf8_slice_codeunits(table.column("text"), 0, 1000)
         table = table.select(["doc_id", "source"]).append_column("excerpt", excerpts)
         for column, values in (added | {"rule": pa.nulls(size, pa.string())}).items():
@@ -183,6 +196,8 @@ def _may_match(name: str, filters: Filters) -> bool:
     source = name.rpartition("/")[2].rpartition("-")[0]
     if filters.source and source != filters.source:
         return False
+    if name.startswith(f"{ANNOTATED_FOLDER}/"):
+        return filters.outcome in ("", "annotated") and not filters.rule and not filters.split
     if name.startswith("documents/"):
         return filters.outcome in ("", "kept") and not filters.rule and filters.split in ("", name.split("/")[1])
     return True

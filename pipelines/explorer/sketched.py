@@ -13,10 +13,12 @@ import pyarrow.parquet as pq
 from gristmill.data_pipeline.corpus.corpus_files import CorpusFiles
 from gristmill.data_pipeline.corpus.merged_sketches import merge_counts, merge_samples, sketch_tasks
 from gristmill.data_pipeline.corpus.sketches import (
+    ANNOTATED_FOLDER,
     COUNTS_FILE,
     HLL_BITS,
     SAMPLES_FILE,
     SKETCHES_FOLDER,
+    SketchTask,
     bin_edges,
     distinct_estimate,
     sketch_documents,
@@ -69,8 +71,18 @@ class Sketches:
     @classmethod
     def of_shards(cls, folder: Path) -> "Sketches":
         """The sketches of the shards that are there: of a run that has not ended, or an older corpus."""
+        return cls._of_tasks(sketch_tasks(folder))
+
+    @classmethod
+    def of_annotated(cls, cache: Path, paths: Sequence[Path]) -> "Sketches":
+        """The sketches of annotated files in the cache of a run that has no shards yet."""
+        names = [(f"{ANNOTATED_FOLDER}/{path.stem}", path.stem.rpartition("-")[0]) for path in paths]
+        return cls._of_tasks([SketchTask(cache, name, source) for name, source in names])
+
+    @classmethod
+    def _of_tasks(cls, tasks: Sequence[SketchTask]) -> "Sketches":
         counts, samples = merge_counts([]), merge_samples([])
-        for task in sketch_tasks(folder):
+        for task in tasks:
             if task.counts.is_file() and task.samples.is_file():
                 shard = pq.ParquetFile(task.counts).read(), pq.ParquetFile(task.samples).read()
             else:

@@ -9,7 +9,7 @@ import sys
 import pytest
 from starlette.testclient import TestClient
 
-from gristmill.foundation.errors import RecipeError
+from gristmill.foundation.errors import InputError, RecipeError
 from gristmill.pipelines.explorer import similar
 from gristmill.pipelines.explorer.corpus import ExploredCorpus
 from gristmill.pipelines.explorer.pages import compared, marked_spans
@@ -118,6 +118,26 @@ def test_a_run_that_has_not_ended_can_be_looked_at(corpus, tmp_path):
                  "/duplicates", "/personal", "/contamination", "/sql?q=SELECT+count(*)+FROM+ledger"):  # fmt: skip
         assert half.get(path).status_code == 200, path
     assert "25 documents" in half.get("/documents").text and "sack" in half.get(f"/document/{kept[0]}").text
+
+
+def test_a_run_with_annotated_files_alone_can_be_looked_at(corpus, tmp_path):
+    """Documents without an outcome yet; the record that could not be read is counted apart."""
+    shutil.copytree(corpus.files.folder.parent / "cache" / "annotated", tmp_path / "cache" / "annotated")
+    started = ExploredCorpus(tmp_path)
+    client = TestClient(make_app(started), base_url=URL)
+    (kept, *_) = ids(corpus, "outcome = 'kept'")
+    for path in ("/", "/documents", "/documents?outcome=annotated&after=0-0-0", f"/document/{kept}", "/rules",
+                 "/documents?language=en&after=0-0-0", "/duplicates", "/personal", "/contamination",
+                 "/documents?host=a.example", "/sql?q=SELECT+count(*)+FROM+annotated"):  # fmt: skip
+        assert client.get(path).status_code == 200, path
+    (waiting,) = corpus.rows("SELECT count(*) AS n FROM annotated WHERE unreadable IS NULL")
+    (read,) = corpus.rows("SELECT count(*) AS n FROM ledger")
+    assert started.counts["sources"]["notes"]["annotated"]["annotated"]["documents"] == waiting["n"]
+    assert started.counts["sources"]["notes"]["read"]["documents"] == read["n"]
+    listed = client.get("/documents?words=sack5x3").text
+    assert "sack" in client.get(f"/document/{kept}").text and len(re.findall("/document/[0-9a-f]{32}", listed)) == 2
+    with pytest.raises(InputError, match="no ledger"):
+        ExploredCorpus(tmp_path / "cache" / "annotated")
 
 
 def test_the_schema_is_duckdbs(corpus):
