@@ -52,6 +52,9 @@ MODELS: dict[str, dict[str, Any]] = {
     "MptForCausalLM": {"vocab_size": 64, "d_model": 32, "n_heads": 4, "n_layers": 2},
     "Olmo2ForCausalLM": GROUPED,
     "MixtralForCausalLM": GROUPED | {"num_local_experts": 4, "sliding_window": None},
+    "Qwen3MoeForCausalLM": GROUPED
+    | {"head_dim": 8, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32},
+    "GPTBigCodeForCausalLM": GPT,
 }
 
 

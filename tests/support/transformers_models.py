@@ -41,6 +41,11 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "olmo2": ("Olmo2ForCausalLM", TWO_LAYERS | GROUPED),
     "cohere": ("CohereForCausalLM", TWO_LAYERS | GROUPED),
     "mixtral": ("MixtralForCausalLM", TWO_LAYERS | GROUPED | {"num_local_experts": 4, "sliding_window": None}),
+    "qwen3_moe": (
+        "Qwen3MoeForCausalLM",
+        TWO_LAYERS | GROUPED | {"head_dim": 8, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32},
+    ),
+    "bigcode": ("GPTBigCodeForCausalLM", GPT2_NAMES | {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}),
     "mpt": ("MptForCausalLM", {"vocab_size": VOCABULARY, "d_model": 32, "n_heads": 4, "n_layers": 2}),
     "odd_heads": ("LlamaForCausalLM", TWO_LAYERS | {"hidden_size": 36, "num_attention_heads": 3}),
     "odd_vocabulary": ("GPT2LMHeadModel", GPT2_NAMES | {"vocab_size": 61, "resid_pdrop": 0.0, "attn_pdrop": 0.0}),

@@ -9,8 +9,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_module, distribute_tensor
+from torch.distributed.tensor import (
+    DTensor,
+    Partial,
+    Placement,
+    Replicate,
+    Shard,
+    distribute_module,
+    distribute_tensor,
+)
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
+from torch.func import functional_call
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 
@@ -28,8 +37,10 @@ def apply_plan(model: nn.Module, plan: TensorPlan, grid: DeviceMesh | None) -> N
     for layer in plan.layers.values():
         module = model.get_submodule(layer.name)
         layer_grid = None if layer.role is LayerRole.REPLICATED else grid
-        if layer.pieces:
-            parent, _, leaf = layer.name.rpartition(".")
+        parent, _, leaf = layer.name.rpartition(".")
+        if layer.has_experts:
+            setattr(model.get_submodule(parent), leaf, ShardedExperts(module, layer_grid))
+        elif layer.pieces:
             setattr(model.get_submodule(parent), leaf, FusedLinear(module, layer, layer_grid))
         elif layer_grid is not None:
             module.register_forward_pre_hook(partial(_input_as_whole, layer_grid, layer))
@@ -162,6 +173,9 @@ class FusedOutput:
 
     chunk = tensor_split = split_with_sizes = split
 
+    def unsqueeze(self, dim: int) -> "FusedOutput":
+        return FusedOutput([part.unsqueeze(dim) for part in self.parts])
+
     def __getitem__(self, index: Any) -> Tensor:
         """x[..., first:end]."""
         first = 0
@@ -182,6 +196,45 @@ class FusedOutput:
         return torch.Size([*first[:-1], sum(part.shape[-1] for part in self.parts)])
 
 
+# A module of experts, each of which has its share of the features on every tensor rank.
+
+# E experts, F features of an expert, D width; Ft = this tensor rank's share
+
+
+class ShardedExperts(nn.Module):
+    """The experts of a layer in transformers' code, run on this rank's features; the results are summed over the ranks.
+
+    gate_up_proj [E, 2, F, D] and down_proj [E, D, F] are sharded by F. grid: None for plain parameters of the same
+    shapes, so that a checkpoint fits every layout."""
+
+    def __init__(self, experts: nn.Module, grid: DeviceMesh | None):
+        super().__init__()
+        self.grid = grid
+        gate_up = experts.get_parameter("gate_up_proj").detach().unflatten(1, (2, -1))
+        for name, whole in (("gate_up_proj", gate_up), ("down_proj", experts.get_parameter("down_proj").detach())):
+            stored = whole.clone() if grid is None else distribute_tensor(whole, grid, [Shard(2)], src_data_rank=None)
+            self.register_parameter(name, nn.Parameter(stored))
+        self._code = [experts.to("meta")]  # in a list, so that its parameters are none of this module
+
+    def forward(self, x: Tensor, expert_ids: Tensor, weights: Tensor) -> Tensor:
+        gate_up, down = (_local(self.get_parameter(name)) for name in ("gate_up_proj", "down_proj"))
+        own = {"gate_up_proj": gate_up.flatten(1, 2), "down_proj": down}
+        if self.grid is None:
+            return functional_call(self._code[0], own, (x, expert_ids, weights))
+        inputs = [self._with_summed_gradient(part) for part in (x, weights)]
+        partial_result = functional_call(self._code[0], own, (inputs[0], expert_ids, inputs[1]))
+        summed = DTensor.from_local(partial_result, self.grid, [Partial()], run_check=False)
+        return summed.redistribute(placements=[Replicate()]).to_local()
+
+    def _with_summed_gradient(self, x: Tensor) -> Tensor:
+        whole: Any = x if isinstance(x, DTensor) else DTensor.from_local(x, self.grid, [Replicate()], run_check=False)
+        return whole.to_local(grad_placements=[Partial()])
+
+
+def _local(parameter: Tensor) -> Tensor:
+    return parameter.to_local() if isinstance(parameter, DTensor) else parameter
+
+
 def whole_parameters(model: nn.Module, value: Callable[[Tensor], Tensor | None]) -> Iterator[tuple[str, Tensor | None]]:
     """Names of the model before it was sharded, and value of each parameter, gathered from all ranks; collective. The
     pieces of fused layers are joined. Names that share a parameter have one tensor."""
@@ -195,6 +248,11 @@ def whole_parameters(model: nn.Module, value: Callable[[Tensor], Tensor | None])
                     parts = [_gathered(value(getattr(module, name))) for name in names]
                     present = [part for part in parts if part is not None]
                     yield f"{prefix}{leaf}", torch.cat(present, dim=dim) if present else None
+            continue
+        if isinstance(module, ShardedExperts):
+            gate_up = _gathered(value(module.gate_up_proj))
+            yield f"{prefix}gate_up_proj", None if gate_up is None else gate_up.flatten(1, 2)
+            yield f"{prefix}down_proj", _gathered(value(module.down_proj))
             continue
         for leaf, parameter in module.named_parameters(recurse=False):
             if id(parameter) not in known:

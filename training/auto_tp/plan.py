@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_leaves
 from gristmill.training.auto_tp.trace import LinearCall, Trace
 
 NO_LINEAR = "its matrices are not those of a linear layer"
+ALIGNED_FEATURES = 8  # of 2 bytes: torch's grouped products read rows of multiples of 16 bytes
 FEW_HEADS = "key/value heads do not split over {degree} ranks"
 
 
@@ -26,6 +27,7 @@ class LayerRole(Enum):
     OUTPUT = "output"  # sharded by outputs; its result stays sharded
     INPUT = "input"  # sharded by inputs; its result is summed over the ranks
     VOCABULARY = "vocabulary"  # an embedding by rows, or the output layer by outputs
+    EXPERTS = "experts"  # each expert by its features; their result is summed over the ranks
     REPLICATED = "replicated"
 
 
@@ -33,7 +35,8 @@ class LayerRole(Enum):
 class LayerPlan:
     """role of a linear layer or an embedding. pieces: the widths a fused layer is split into, and for each whether it
     is sharded. reason: why it is replicated; under_sharded_heads: it makes keys or values of query heads that are
-    sharded. shares_input: the first layer with the same input, whose gradient is summed once for all of them."""
+    sharded. shares_input: the first layer with the same input, whose gradient is summed once for all of them.
+    has_experts: it is a module of experts."""
 
     name: str
     role: LayerRole
@@ -42,6 +45,7 @@ class LayerPlan:
     reason: str = ""
     shares_input: str = ""
     under_sharded_heads: bool = False
+    has_experts: bool = False
 
 
 @dataclass(frozen=True)
@@ -94,6 +98,7 @@ def plan_tensor_parallel(traced: Trace, tables: Tables, degree: int) -> TensorPl
             layers[name] = LayerPlan(
                 name, LayerRole.REPLICATED, call.pieces, whole, reasons[name], under_sharded_heads=few
             )
+    layers |= {name: _experts(name, call.ffn_hidden_size, degree) for name, call in traced.experts.items()}
     unplanned = {name: LayerPlan(name, LayerRole.REPLICATED, reason=NO_LINEAR) for name in traced.unplanned}
     return TensorPlan(degree, layers | unplanned)
 
@@ -112,6 +117,13 @@ def _output_layer(call: LinearCall, tables: Tables, degree: int) -> LayerPlan:
     if tables.vocab_size % degree:
         return LayerPlan(call.name, LayerRole.REPLICATED, reason=_vocabulary_problem(tables, degree))
     return LayerPlan(call.name, LayerRole.VOCABULARY)
+
+
+def _experts(name: str, ffn_hidden_size: int, degree: int) -> LayerPlan:
+    if ffn_hidden_size % (degree * ALIGNED_FEATURES) == 0:
+        return LayerPlan(name, LayerRole.EXPERTS, has_experts=True)
+    problem = f"{ffn_hidden_size} features of an expert do not split over {degree} ranks in multiples of 8"
+    return LayerPlan(name, LayerRole.REPLICATED, reason=problem, has_experts=True)
 
 
 def _vocabulary_problem(tables: Tables, degree: int) -> str:
@@ -192,7 +204,7 @@ def _problems(
             yield f"{call.inputs} inputs of {call.name} do not split over {degree} ranks"
     for call in outputs:
         for bounds in _bounds(call):
-            if not _piece_splits(call, bounds, degree) and not 0 < call.heads.get(bounds, 0) < heads:
+            if not _piece_splits(call, bounds, degree) and not 0 < _heads_of(call, bounds) < heads:
                 yield f"{bounds[1] - bounds[0]} outputs of {call.name} do not split over {degree} ranks"
 
 
@@ -203,7 +215,17 @@ def _bounds(call: LinearCall) -> list[tuple[int, int]]:
 
 
 def _piece_splits(call: LinearCall, bounds: tuple[int, int], degree: int) -> bool:
-    return (call.heads.get(bounds) or bounds[1] - bounds[0]) % degree == 0
+    return (_heads_of(call, bounds) or bounds[1] - bounds[0]) % degree == 0
+
+
+def _heads_of(call: LinearCall, bounds: tuple[int, int]) -> int:
+    """The heads of a piece; of one that is never viewed by heads beside pieces that are, as the only key of
+    GPTBigCode, those that fit into its width."""
+    if bounds in call.heads or not call.heads:
+        return call.heads.get(bounds, 0)
+    head_width = min((end - first) // number for (first, end), number in call.heads.items())
+    width = bounds[1] - bounds[0]
+    return width // head_width if width % head_width == 0 else 0
 
 
 # The collectives of a tensor-parallel plan, counted from the plan or in a running step, and the plan as text.
@@ -223,13 +245,19 @@ class Collective:
 def collectives(plan: TensorPlan, traced: Trace) -> Iterator[Collective]:
     """Those of the model's layers in one forward and backward pass, without the loss.
 
-    An all-reduce forward behind each vocabulary embedding and each layer sharded by inputs; one backward for each input
-    of layers sharded by outputs, and one for a parameter that meets sharded tensors, such as a norm of heads; an
-    all-gather backward behind each replicated key or value layer."""
+    An all-reduce forward behind each vocabulary embedding, each layer sharded by inputs and each module of experts; one
+    backward for each input of layers sharded by outputs and of experts, for the experts' weights, and for a parameter
+    that meets sharded tensors, such as a norm of heads; an all-gather backward behind each replicated key or value
+    layer."""
     sharded = {layer.name for layer in plan.having(LayerRole.OUTPUT)}
     for name, layer in plan.layers.items():
         call = traced.calls.get(name)
-        if call is None:
+        if layer.role is LayerRole.EXPERTS:
+            experts = traced.experts[name]
+            yield Collective("all_reduce", name, True, experts.width)
+            yield Collective("all_reduce", name, False, experts.width)
+            yield Collective("all_reduce", name, False, experts.top_k)
+        elif call is None:
             if layer.role is LayerRole.VOCABULARY:
                 yield Collective("all_reduce", name, True, traced.embeddings[name])
         elif layer.role is LayerRole.INPUT:

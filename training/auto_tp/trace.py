@@ -45,13 +45,25 @@ class LinearCall:
 
 
 @dataclass
+class ExpertsCall:
+    """The first call of a module of experts. width: of its inputs. ffn_hidden_size: of one expert. top_k: experts a
+    token."""
+
+    ffn_hidden_size: int
+    width: int = 0
+    top_k: int = 0
+
+
+@dataclass
 class Trace:
-    """calls: in execution order. embeddings: modules that look ids up, by name, and their widths. opaque: for a linear
-    layer, an operation on its output whose result cannot be sharded by rules. parameters: those of other modules that
-    meet the outputs of linear layers, by name, with the names of these layers. sizes: of all parameters, by name.
-    unplanned: modules with matrices of their own that are neither linear layers nor embeddings, such as experts."""
+    """calls: in execution order. experts: modules of experts that transformers shards by their features, by name.
+    embeddings: modules that look ids up, by name, and their widths. opaque: for a linear layer, an operation on its
+    output whose result cannot be sharded by rules. parameters: those of other modules that meet the outputs of linear
+    layers, by name, with the names of these layers. sizes: of all parameters, by name. unplanned: modules with matrices
+    of their own that are none of these, such as routers."""
 
     calls: dict[str, LinearCall] = field(default_factory=dict)
+    experts: dict[str, ExpertsCall] = field(default_factory=dict)
     embeddings: dict[str, int] = field(default_factory=dict)
     opaque: dict[str, str] = field(default_factory=dict)
     parameters: dict[str, frozenset[str]] = field(default_factory=dict)
@@ -70,6 +82,9 @@ def trace(model: nn.Module, inputs: Mapping[str, Tensor]) -> Trace:
                 stack.enter_context(_removed(module.register_forward_hook(recorder.leaving(name))))
             elif isinstance(module, nn.Embedding):
                 stack.enter_context(_removed(module.register_forward_pre_hook(recorder.looking_up(name, module))))
+            elif _has_known_experts(model, name, module):
+                traced.experts[name] = ExpertsCall(module.get_parameter("down_proj").shape[2])
+                stack.enter_context(_removed(module.register_forward_pre_hook(_routing_to(traced.experts[name]))))
             elif any(parameter.ndim > 1 for parameter in module.parameters(recurse=False)):
                 traced.unplanned.append(name)
         stack.enter_context(_NumbersOfMeta())
@@ -81,6 +96,32 @@ def trace(model: nn.Module, inputs: Mapping[str, Tensor]) -> Trace:
     for call in traced.calls.values():
         call.pieces = _pieces(call)
     return traced
+
+
+EXPERT_MATRICES = {"gate_up_proj", "down_proj"}
+
+
+def _has_known_experts(model: nn.Module, name: str, module: nn.Module) -> bool:
+    """Whether the module is what transformers' own plan shards by the features of each expert: gate and up matrices
+    [E, 2 F, D] in one, down matrices [E, D, F], and nothing else."""
+    if {leaf for leaf, _ in module.named_parameters()} != EXPERT_MATRICES:
+        return False
+    own_plan = getattr(getattr(model, "config", None), "base_model_tp_plan", None) or {}
+    generic = ".".join("*" if part.isdigit() else part for part in name.split("."))
+    styles = {
+        leaf: next((style for key, style in own_plan.items() if f"{generic}.{leaf}".endswith(f".{key}")), None)
+        for leaf in EXPERT_MATRICES
+    }
+    gate_up, down = (module.get_parameter(leaf).shape for leaf in ("gate_up_proj", "down_proj"))
+    fits = len(down) == 3 and gate_up == (down[0], 2 * down[2], down[1])
+    return fits and styles == {"gate_up_proj": "packed_colwise", "down_proj": "rowwise"}
+
+
+def _routing_to(call: ExpertsCall) -> Any:
+    def hook(_: nn.Module, args: tuple[Any, ...]) -> None:
+        call.width, call.top_k = args[0].shape[-1], args[1].shape[-1]
+
+    return hook
 
 
 def is_linear(module: nn.Module) -> bool:
@@ -172,6 +213,9 @@ class _Recorder(TorchFunctionMode):
             if name in VIEWS and tensor is args[0] and (heads := _heads(shape, end - first)):
                 call.heads[first, end] = heads
                 setattr(results[0], HEADS, (layer, -_dims_of(shape, end - first), heads))
+            if whole and name == "unsqueeze" and results[0].shape[-1] == end - first:
+                setattr(results[0], COLUMNS, (layer, first, end))  # cut thereafter, as by GPTBigCode
+                continue
             if whole and cuts:
                 call.slices |= set(cuts)
                 for result, (begin, stop) in zip(results, cuts, strict=True):

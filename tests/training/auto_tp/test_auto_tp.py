@@ -94,12 +94,18 @@ def compare(family: str, degree: int) -> Outcome:
 
 
 def test_what_the_rules_leave_whole_has_a_reason() -> None:
-    """Experts are matrices of one module, which are no linear layers."""
+    """Routers are no linear layers; experts are sharded where their features split."""
     pytest.importorskip("transformers", reason="models of transformers need the package: pip install transformers")
     plan, traced = plan_for(tiny_model("mixtral", "meta").eval(), 2)
     lines = "\n".join(described(plan, traced, 4))
-    assert "replicated  model.layers.*.mlp.experts (2): its matrices are not those of a linear layer" in lines
-    assert "replicated  model.layers.*.mlp.gate (2): its matrices" in lines
+    assert "experts     model.layers.*.mlp.experts (2)" in lines
+    assert "replicated  model.layers.*.mlp.gate (2): its matrices are not those of a linear layer" in lines
+    plan, traced = plan_for(tiny_model("mixtral", "meta").eval(), 5)
+    lines = "\n".join(described(plan, traced, 4))
+    assert (
+        "replicated  model.layers.*.mlp.experts (2): 48 features of an expert do not split over 5 ranks in multiples of 8"
+        in lines
+    )
 
 
 def check(family: str, degree: int, pool: Any) -> Outcome:
@@ -111,7 +117,7 @@ def check(family: str, degree: int, pool: Any) -> Outcome:
     return outcomes[0]
 
 
-@pytest.mark.parametrize("family", NAMED_IN_ISSUE)
+@pytest.mark.parametrize("family", [*NAMED_IN_ISSUE, "mixtral"])
 def test_two_ranks_are_one_process(family: str, pool: Any) -> None:
     found = check(family, 2, pool)
     if family not in MORE_THAN_BY_HAND:
@@ -166,7 +172,7 @@ def test_the_trainers_loss_under_fsdp_and_tensor_parallelism(pool: Any) -> None:
 @pytest.mark.parametrize(
     "layout", [LayoutConfig(data=2), LayoutConfig(tensor=4), LayoutConfig(data=4, replicate=2, tensor=2)]
 )
-@pytest.mark.parametrize("family", ["qwen3", "mamba", "opt", "odd_vocabulary"])
+@pytest.mark.parametrize("family", ["qwen3", "mamba", "opt", "odd_vocabulary", "mixtral", "bigcode"])
 def test_rare_layouts_of_the_trainers_loss(family: str, layout: LayoutConfig, pool: Any) -> None:
     check_layout(family, layout, pool)
 

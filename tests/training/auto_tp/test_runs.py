@@ -58,6 +58,21 @@ def test_layouts_train_the_same_model_and_transformers_opens_it(source: Path, tm
     assert not torch.equal(one["transformer.wte.weight"], before["transformer.wte.weight"])
 
 
+def test_experts_of_two_ranks_are_written_as_transformers_holds_them(tmp_path: Path, pool: Any) -> None:
+    """A run of Mixtral on tensor ranks gives the folder that one process gives."""
+    source = tmp_path / "source"
+    tiny_model("mixtral").save_pretrained(source)
+    (alone,) = pool.run(1, train, source, tmp_path / "alone")
+    sharded = pool.run(2, train, source, tmp_path / "sharded", 2)
+    assert sharded[0] == pytest.approx(alone, abs=1e-4)
+    one, two = (
+        transformers.AutoModelForCausalLM.from_pretrained(tmp_path / name / TRANSFORMERS).state_dict()
+        for name in ("alone", "sharded")
+    )
+    assert one.keys() == two.keys() == tiny_model("mixtral").state_dict().keys()
+    assert all(torch.allclose(weight, two[name], atol=1e-3) for name, weight in one.items())
+
+
 @pytest.mark.slow
 def test_a_run_resumes_on_another_layout(source: Path, tmp_path: Path, pool: Any) -> None:
     whole = pool.run(1, train, source, tmp_path / "whole")[0]
