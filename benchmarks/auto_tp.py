@@ -17,6 +17,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import measure  # noqa: F401 (makes tests/support importable)
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F

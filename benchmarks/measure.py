@@ -6,6 +6,7 @@ import json
 import multiprocessing
 import resource
 import statistics
+import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -18,6 +19,8 @@ from rich.console import Console
 from rich.table import Table
 
 Answer = TypeVar("Answer")
+
+sys.path.append(str(Path(__file__).parent.parent))  # some programs use what tests/support has
 
 
 @dataclass(frozen=True)

@@ -102,10 +102,7 @@ def test_what_the_rules_leave_whole_has_a_reason() -> None:
     assert "replicated  model.layers.*.mlp.gate (2): its matrices are not those of a linear layer" in lines
     plan, traced = plan_for(tiny_model("mixtral", "meta").eval(), 5)
     lines = "\n".join(described(plan, traced, 4))
-    assert (
-        "replicated  model.layers.*.mlp.experts (2): 48 features of an expert do not split over 5 ranks in multiples of 8"
-        in lines
-    )
+    assert "mlp.experts (2): 48 features of an expert do not split over 5 ranks in multiples of 8" in lines
 
 
 def check(family: str, degree: int, pool: Any) -> Outcome:

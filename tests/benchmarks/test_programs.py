@@ -1,0 +1,22 @@
+"""Every program under benchmarks/ starts as its documentation says: `python benchmarks/NAME.py`."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+LIBRARIES = {"measure.py", "text.py", "mixtures.py"}  # imported by the others
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("program", sorted(path.name for path in (ROOT / "benchmarks").glob("*.py")))
+def test_a_benchmark_says_how_to_use_it(program: str) -> None:
+    if program in LIBRARIES:
+        pytest.skip("no program")
+    done = subprocess.run(
+        [sys.executable, f"benchmarks/{program}", "--help"], cwd=ROOT, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr[-500:]
+    assert "usage:" in done.stdout
