@@ -32,7 +32,6 @@ from measure import Figure, arguments, print_figures
 from rich.console import Console
 from rich.table import Table
 
-from gristmill.data_pipeline.corpus.merged_sketches import merge_files, sketch_tasks
 from gristmill.data_pipeline.corpus.sketches import write_table
 from gristmill.pipelines.explorer.corpus import counts_of_outcomes
 
@@ -142,11 +141,11 @@ def cpu_seconds_of_children() -> float:
 
 
 def link(corpus: Path, folder: Path, times: int) -> Path:
-    """A corpus with every shard so many times, each a link to the same file, and the sketches merged from theirs; from
-    the folder if it is there."""
+    """A corpus with every shard so many times, each a link to the same file; from the folder if it is there. Its merged
+    sketches are those of the corpus, with so many times the counts: what merging the shards' would give."""
     if (folder / "counts.json").is_file():
         return folder
-    for name in ("documents", "signals", "ledger", "sketches/documents", "sketches/ledger"):
+    for name in ("documents", "signals", "ledger"):
         for path in sorted((corpus / name).rglob("*.parquet")):
             source, number, suffix = re.fullmatch(r"(.*)-(\d{5})(\..*)", path.name).groups()
             stride = len([*path.parent.glob(f"{source}-?????{suffix}")])
@@ -157,13 +156,14 @@ def link(corpus: Path, folder: Path, times: int) -> Path:
     for name in ("ids", "decontamination"):
         os.symlink(corpus.absolute() / name, folder / name)
     (folder / "quarantine.jsonl").touch()
-    started = time.process_time()
-    tasks = sketch_tasks(folder)
-    for name, is_counts in (("counts.parquet", True), ("samples.parquet", False)):
-        paths = [task.counts if is_counts else task.samples for task in tasks]
-        write_table(folder / "sketches" / name, merge_files(paths, is_counts))
-    print(f"sketches of {len(tasks):,} shards merged in {time.process_time() - started:.1f} processor seconds")
-    table = pq.read_table(folder / "sketches" / "counts.parquet")
+    (folder / "sketches").mkdir(exist_ok=True)
+    os.link(corpus / "sketches" / "samples.parquet", folder / "sketches" / "samples.parquet")
+    table = pq.read_table(corpus / "sketches" / "counts.parquet")
+    is_register = pc.equal(table.column("kind"), "host_register")  # a maximum, not a count
+    for name in ("documents", "bytes"):
+        place, column = table.schema.get_field_index(name), table.column(name)
+        table = table.set_column(place, name, pc.if_else(is_register, column, pc.multiply(column, times)))
+    write_table(folder / "sketches" / "counts.parquet", table)
     outcomes = table.filter(pc.equal(table.column("kind"), "outcome")).to_pylist()
     rules = json.loads((corpus / "counts.json").read_bytes())["rules"]
     (folder / "counts.json").write_text(json.dumps({"sources": counts_of_outcomes(outcomes), "rules": rules}))

@@ -1,7 +1,7 @@
 """The sections of the report, read from the stages' folders only."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from gristmill.data_pipeline.indexed.config import tokens_drawn
 from gristmill.data_pipeline.indexed.dataset import read_dataset
 from gristmill.data_pipeline.indexed.language_shares import held_out_notes, tokens_by_language
 from gristmill.evaluation.tasks.corpus_tasks import english_name
-from gristmill.foundation.manifest import read_manifest
+from gristmill.foundation.manifest import LOG_FOLDER, read_manifest
 from gristmill.pipelines.recipes.config import Recipe
 from gristmill.pipelines.report.curation import curation_blocks
 from gristmill.pipelines.report.evaluation import evaluation_blocks, language_blocks
@@ -20,7 +20,9 @@ from gristmill.pipelines.report.flow import source_colors
 from gristmill.pipelines.report.render import Block, Excerpt, Figure, Heading, Paragraph, Table
 from gristmill.pipelines.stages.training_data import form_of, open_form, sampling
 from gristmill.tokenizers.languages import LANGUAGES_NAME
+from gristmill.training.config.train import RUN_NAME, TIMING_NAME
 
+RATE_FIGURES = ("loss", "learning_rate", "valid_tokens")
 SMOOTHING_SHARE = 0.02  # share of the run's steps over which the plotted loss is averaged
 
 
@@ -146,6 +148,33 @@ def rate_figures(lines: list[dict[str, Any]]) -> list[Block]:
             drawn = curves({label: ([x for x, _ in points], [y for _, y in points])}, "million tokens", label)
             figures.append(Figure(name, drawn, f"{label.capitalize()} against tokens seen"))
     return figures
+
+
+def timed_blocks(blocks: Sequence[Block], folders: Folders) -> list[Block]:
+    """The report's blocks with the time and cost of training in the summary line and the throughput beside the other
+    curves. Empty where the stage has no log of times: published stages have none. Not the same in two runs."""
+    logs = None if folders.train is None else folders.train / LOG_FOLDER
+    if folders.train is None or logs is None or not (logs / TIMING_NAME).is_file():
+        return []
+    timing = read_lines(logs / TIMING_NAME)
+    if not timing:
+        return []
+    described = json.loads((logs / RUN_NAME).read_bytes()) if (logs / RUN_NAME).is_file() else {}
+    processes, device = described.get("processes", 1), described.get("device", "device")
+    tokens = {line["step"]: line["tokens"] / 1e6 for line in read_lines(folders.train / "metrics.jsonl")}
+    points = [(tokens[line["step"]], line["tokens_per_second"]) for line in timing if line["step"] in tokens]
+    durations = [sum(line["seconds"].values()) for line in timing]
+    scale = max(tokens, default=0) / len(timing)  # steps to one that was logged
+    seconds = scale * sum(durations)
+    rates = [line["tflops_per_process"] for line in timing]
+    flops = 1e12 * processes * scale * sum(rate * duration for rate, duration in zip(rates, durations, strict=True))
+    cost = f"{processes * seconds / 3600:.3g} hours of {device}, {flops:.2g} FLOPs"
+    summary = Paragraph(f"{summary_line(folders)}; {seconds / 60:.1f} min of training steps; cost {cost}.")
+    drawn = curves({"rate": ([x for x, _ in points], [y for _, y in points])}, "million tokens", "tokens per second")
+    throughput = Figure("throughput", drawn, "Throughput against tokens seen")
+    places = [place for place, block in enumerate(blocks) if isinstance(block, Figure) and block.name in RATE_FIGURES]
+    at = 1 + max(places, default=len(blocks) - 1)
+    return [blocks[0], summary, *blocks[2:at], throughput, *blocks[at:]]
 
 
 def sources_of(folders: Folders) -> list[str]:

@@ -57,8 +57,32 @@ def flow_blocks(counts: Mapping[str, Any]) -> list[Block]:
         Heading("Documents read, kept and removed"),
         Figure("flow", flow_svg(flow_of(counts)), "Documents per curation step, from the raw files to the splits"),
         Table(columns, tuple(rows), 7, f"Documents: {added} = kept (train, validation, test) + removed + quarantined."),
+        step_table(sources, rule_order(counts)),
         *repair_blocks(sources),
     ]
+
+
+def step_table(sources: Mapping[str, Any], rules: Sequence[str]) -> Table:
+    """Documents and bytes that are left after each step, from what was read to the splits, in the order of the steps.
+
+    rules: in the order in which they are applied; a rule's step is what stands before its first full stop."""
+    steps = dict.fromkeys(["quarantine", *(rule.partition(".")[0] for rule in rules)])
+    removed: dict[str, Counter[str]] = {step: Counter() for step in steps}
+    for entry in sources.values():
+        for rule, tally in entry["removed"].items():
+            removed[rule.partition(".")[0]].update(documents=tally["documents"], bytes=tally["bytes"])
+        for tally in entry["quarantined"].values():
+            removed["quarantine"].update(documents=tally["documents"])
+    read = {name: sum(entry["read"][name] for entry in sources.values()) for name in ("documents", "bytes")}
+    documents, num_bytes = read["documents"], read["bytes"]
+    rows = [("read", "", "", f"{documents:,}", f"{num_bytes:,}")]
+    for step, tally in removed.items():
+        if tally["documents"]:
+            documents, num_bytes = documents - tally["documents"], num_bytes - tally["bytes"]
+            gone = (f"{tally['documents']:,}", f"{tally['bytes']:,}")
+            rows.append((step, *gone, f"{documents:,}", f"{num_bytes:,}"))
+    columns = ("step", "documents removed", "bytes removed", "documents left", "bytes left")
+    return Table(columns, tuple(rows), 4, "Bytes of text as it was read.")
 
 
 def repair_blocks(sources: Mapping[str, Any]) -> list[Block]:

@@ -4,6 +4,7 @@ from typing import Any
 
 from gristmill.foundation.deferred_module import DeferredModule
 from gristmill.foundation.files import write_atomic
+from gristmill.foundation.manifest import LOG_FOLDER
 from gristmill.pipelines.recipes.config import Recipe
 from gristmill.pipelines.stages.stage import Stage, StageContext
 
@@ -18,7 +19,7 @@ def config(recipe: Recipe) -> dict[str, Any]:
 
 
 def run(context: StageContext) -> dict[str, Any]:
-    """Writes report.md, report.html and figures/*.svg."""
+    """Writes report.md, report.html and figures/*.svg, and in logs, which no manifest lists, the page with times."""
     folders = content.Folders(**{name: folder for name, folder in context.inputs.items()})
     blocks = content.report_blocks(context.recipe, folders)
     figures = [block for block in blocks if isinstance(block, content.Figure)]
@@ -26,12 +27,16 @@ def run(context: StageContext) -> dict[str, Any]:
         write_atomic(context.folder / "figures" / f"{figure.name}.svg", figure.svg)
     write_atomic(context.folder / "report.md", markdown.to_markdown(blocks).encode())
     write_atomic(context.folder / "report.html", html.to_html(f"gristmill: {context.recipe.name}", blocks).encode())
+    if timed := content.timed_blocks(blocks, folders):
+        page = html.to_html(f"gristmill: {context.recipe.name}", timed)
+        write_atomic(context.folder / LOG_FOLDER / "report.html", page.encode())
+        write_atomic(context.folder / LOG_FOLDER / "report.md", markdown.to_markdown(timed).encode())
     return {"figures": len(figures)}
 
 
 STAGE: Stage = Stage(
     name="report",
-    code_version=9,
+    code_version=10,
     inputs=("curate", "tokenizer", "index", "train", "evaluate"),
     config=config,
     run=run,

@@ -14,6 +14,7 @@ from gristmill.pipelines.report.curation import (
     personal_data_blocks,
     removed_span_blocks,
     rule_language_blocks,
+    step_table,
 )
 from gristmill.pipelines.report.render import Paragraph, Table
 
@@ -26,6 +27,27 @@ def test_removed_spans_by_step_and_source():
     assert isinstance(blocks[1], Table) and blocks[1].rows == (("line_dedup", "web", "2", "3,000", "90,000"),)
     assert "adds 4 documents" in blocks[1].caption
     assert removed_span_blocks({"books": {"removed_spans": {}, "pieces": 0}}) == []
+
+
+def test_documents_and_bytes_left_after_each_step():
+    """10 documents of 1,000 bytes: one unreadable, two filtered by two rules of one step, one a duplicate."""
+    tally = {"documents": 1, "bytes": 50}
+    entry = {
+        "read": {"documents": 10, "bytes": 1000},
+        "removed": {
+            "gopher.min_words": tally,
+            "exact_dedup": {"documents": 1, "bytes": 200},
+            "gopher.max_words": tally,
+        },
+        "quarantined": {"invalid JSON": {"documents": 1}},
+    }
+    rows = step_table({"web": entry}, ["gopher.min_words", "gopher.max_words", "exact_dedup"]).rows
+    assert rows == (
+        ("read", "", "", "10", "1,000"),
+        ("quarantine", "1", "0", "9", "1,000"),
+        ("gopher", "2", "100", "7", "900"),
+        ("exact_dedup", "1", "200", "6", "700"),
+    )
 
 
 def test_matches_stand_side_by_side(tmp_path):
