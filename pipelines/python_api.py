@@ -38,14 +38,17 @@ class Corpus:
         return connect(self.folder).sql(query)
 
     def table(self, name: str = "documents", split: str | None = None) -> "pa.Table":
-        """A whole table as pyarrow's, of one split if given. Raises RecipeError for another name."""
+        """A whole table as pyarrow's, of one split if given. Raises RecipeError for another name or split."""
         if name not in TABLES:
             raise RecipeError(f"no table {name!r}; tables are {', '.join(TABLES)}")
         if split is not None and name == "ledger":
             raise RecipeError("the ledger has no splits: it has a row for every document that was read")
         relation = connect(self.folder).table(name)
         if split is not None:
-            relation = relation.filter(f"split = '{split.replace(chr(39), chr(39) * 2)}'")
+            splits = sorted(name for (name,) in relation.select("split").distinct().fetchall())
+            if split not in splits:
+                raise RecipeError(f"no split {split!r}; splits with documents are {', '.join(splits)}")
+            relation = relation.filter(f"split = '{split}'")
         return relation.to_arrow_table()
 
     def dataset(self, split: str = "train") -> "datasets.Dataset":
@@ -81,6 +84,9 @@ class Model:
         from gristmill.evaluation.inference.generate.request import GenerationSettings
         from gristmill.pipelines.recipes.recipe_file import validate_config
 
+        _require_texts("prompts", prompts)
+        if max_new_tokens < 1:
+            raise RecipeError(f"max_new_tokens is {max_new_tokens}; give 1 or more")
         config = validate_config(SamplingConfig, {"temperature": 0.0, **sampling})
         settings = GenerationSettings(max_new_tokens, config, tuple(stop))
         encoded = [self.loaded.codec.encode_prompt(prompt) for prompt in prompts]
@@ -88,12 +94,20 @@ class Model:
 
     def score(self, texts: Sequence[str]) -> list[float]:
         """Log-likelihood of each text in nats, from its first token on; texts longer than the model's sequence length
-        lose their beginning."""
+        lose their beginning. An empty text has 0."""
         from gristmill.evaluation.scoring.loglikelihood import Request, score
 
+        _require_texts("texts", texts)
         codec, longest = self.loaded.codec, self.loaded.causal_lm.sequence_length - 1
-        requests = [Request((codec.prefix_token,), tuple(codec.encode(text))[-longest:]) for text in texts]
-        return [float(scored.logprob) for scored in score(self.loaded.causal_lm, requests, 8192)]
+        requests = [Request((codec.prefix_token,), tuple(codec.encode(text))[-longest:]) for text in texts if text]
+        logprobs = iter(score(self.loaded.causal_lm, requests, 8192) if requests else ())
+        return [float(next(logprobs).logprob) if text else 0.0 for text in texts]
+
+
+def _require_texts(name: str, texts: Sequence[str]) -> None:
+    """Raises RecipeError for one text, which would be taken for a list of characters, and for what is no text."""
+    if isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
+        raise RecipeError(f"{name} must be a list of texts, as in {name}=['The mill']")
 
 
 def run(

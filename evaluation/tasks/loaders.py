@@ -15,7 +15,7 @@ from gristmill.data_pipeline.readers.compression import Damaged, blocks
 from gristmill.foundation.errors import InputError
 
 COMPRESSIONS = ("", ".zst", ".gz", ".bz2", ".xz")
-NO_FOLDER = "no data folder is named; give one with --data, or set GRISTMILL_SHARED_DATA"
+NO_FOLDER = "no data folder is named; give one with evaluate.data of the recipe, --data, or GRISTMILL_SHARED_DATA"
 
 
 def load(

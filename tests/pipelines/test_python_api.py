@@ -51,6 +51,15 @@ def test_a_corpus_a_model_and_its_scores(tmp_path, monkeypatch):
     assert model.generate(["The mill"], 5) == gristmill.load("work/small").generate(["The mill"], 5)
     likely, unlikely = model.score([prose(7)[:60], "\u6c34\u8eca" * 20])
     assert unlikely < likely < 0
+    assert model.score(["", "The mill"])[0] == 0 > model.score(["", "The mill"])[1]
+    for wrong, message in (
+        (lambda: model.generate("The mill"), "prompts must be a list of texts"),
+        (lambda: model.score("The mill"), "texts must be a list of texts"),
+        (lambda: model.generate(["The mill"], 0), "max_new_tokens is 0"),
+        (lambda: corpus.table("documents", "tests"), "no split 'tests'; splits with documents are test, train"),
+    ):
+        with pytest.raises(RecipeError, match=message):
+            wrong()
     scores = gristmill.evaluate(RECIPE, workers=1)
     assert 0 < scores["bits_per_byte_web"]["bits_per_byte,none"] < 8
     (comparison,) = gristmill.compare("work/small/evaluate", "work/small/evaluate")

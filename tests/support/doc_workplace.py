@@ -74,6 +74,7 @@ def make_workplace(folder: Path) -> None:
         (folder / f"{name}.yaml").write_text(yaml.safe_dump(MINE | {"name": name, "sources": [source]}))
     must_run(folder, "gristmill run mine.yaml --workers 1")
     must_run(folder, "gristmill run my.yaml --workers 1")
+    (folder / "ids.txt").write_text(a_document(folder, "--corpus work/my") + "\n")
     must_run(folder, "gristmill curate first.yaml --workers 1 && gristmill curate second.yaml --workers 1")
     must_run(folder, "gristmill export --checkpoint work/mine --output exported")
 
