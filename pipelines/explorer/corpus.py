@@ -23,7 +23,7 @@ from gristmill.data_pipeline.corpus.document_history import (
     open_incomplete,
 )
 from gristmill.data_pipeline.corpus.sketches import ANNOTATED_FOLDER
-from gristmill.data_pipeline.corpus.writer import DECONTAMINATION_FOLDER, REPORT_JSON
+from gristmill.data_pipeline.corpus.writer import DECONTAMINATION_FOLDER, QUESTIONS_NAME, REPORT_JSON
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.files import is_temporary
 from gristmill.foundation.manifest import CACHE_FOLDER
@@ -101,6 +101,12 @@ class ExploredCorpus:
         """Benchmark -> its matches; empty without decontamination."""
         name = f"{DECONTAMINATION_FOLDER}/{REPORT_JSON}"
         return json.loads(self.files.read(name)) if self.files.exists(name) else {}
+
+    def contaminated(self, page: int) -> list[dict[str, Any]]:
+        """Questions of benchmarks that were found, each with its documents; the file grows with the benchmarks."""
+        name = f"{DECONTAMINATION_FOLDER}/{QUESTIONS_NAME}"
+        lines = self.files.read(name).splitlines() if self.files.exists(name) else []
+        return [json.loads(line) for line in lines[PAGE_ROWS * page : PAGE_ROWS * (page + 1)]]
 
     def history(self, doc_id: str) -> list[Event]:
         """Results of each step for the document; empty while the run goes on."""

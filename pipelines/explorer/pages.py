@@ -16,6 +16,7 @@ from gristmill.pipelines.report.render import STYLE, visible
 TEXT_CHARACTERS = 20_000  # of a document on one page
 COMPARED_WORDS = 3_000  # of each document side by side: difflib is quadratic
 CELL_CHARACTERS = 500
+MAX_LINKS = 5  # to documents with a question of a benchmark
 
 LINKS = {
     "/": "overview",
@@ -218,8 +219,9 @@ def rule(asked: Threshold, sweep: ThresholdEffect) -> str:
     # Ends and steps of a slider of any numbers: the value itself is always one of its positions.
     slider = (
         f'<form action="/rule">{hidden}<label class="long">{shown(asked.signal)} {shown(asked.keep)} '
-        f'<output>{asked.value:g}</output><input type="range" name="value" min="{sweep.low!r}" max="{sweep.high!r}" '
-        f'step="any" value="{asked.value!r}"></label></form><form action="/rule">{hidden}<label>exact value'
+        f'<output>{asked.value:g}</output><input type="range" autofocus name="value" '
+        f'min="{sweep.low!r}" max="{sweep.high!r}" step="any" value="{asked.value!r}"></label></form>'
+        f'<form action="/rule">{hidden}<label>exact value'
         f'<input name="value" inputmode="decimal" value="{asked.value!r}"></label><button>Show</button></form>'
     )
     exact = f"/rule/exact?{urlencode({'source': asked.source, 'rule': asked.rule, 'value': repr(asked.value)})}"
@@ -317,19 +319,37 @@ def compared(left: str, right: str) -> tuple[str, str]:
     return " ".join(sides[0]), " ".join(sides[1])
 
 
-def contamination(report: Mapping[str, Any]) -> str:
-    """Matches with the benchmark's text beside the document's."""
+def contamination(report: Mapping[str, Any], questions: Sequence[Mapping[str, Any]], number: int) -> str:
+    """The strongest matches with the benchmark's text beside the document's, and all questions that were found.
+
+    questions: of this page, with the documents in which they are."""
     if not report:
         return "<p>The recipe has no decontamination.</p>"
     parts = []
     for name, numbers in report.items():
         rows = [
-            tuple(shown(cell) for cell in (row["example"], row["kind"], row["benchmark_text"], row["excerpt"]))
+            (
+                document_link(row["doc_id"]),
+                *(shown(row[name]) for name in ("example", "kind", "benchmark_text", "excerpt")),
+            )
             for row in numbers["shown"]
         ]
         parts.append(f"<h2>{shown(name)}</h2><p>{numbers['documents']:,} documents hit.</p>")
-        parts.append(table(("example", "kind", "benchmark", "document"), rows) if rows else "")
-    return "".join(parts)
+        columns = ("document", "example", "kind", "benchmark", "text of the document")
+        parts.append(table(columns, rows) if rows else "")
+    listed = [
+        (
+            shown(row["benchmark"]),
+            shown(row["example"]),
+            shown(row["kind"]),
+            ", ".join(document_link(document["doc_id"]) for document in row["documents"][:MAX_LINKS]),
+            f"{len(row['documents']):,}",
+        )
+        for row in questions
+    ]
+    onward = link("/contamination", "next page", page=number + 1) if len(questions) == PAGE_ROWS else ""
+    columns = ("benchmark", "example", "kind", "in", "documents")
+    return f"{''.join(parts)}<h2>Questions found</h2>{table(columns, listed, 1)}<p>{onward}</p>"
 
 
 def personal_data(rows: Sequence[Mapping[str, Any]]) -> str:

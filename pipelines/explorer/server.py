@@ -91,7 +91,7 @@ def make_app(corpus: ExploredCorpus, token: str | None = None) -> Starlette:
         "/rule": ("Rule", rule),
         "/duplicates": ("Duplicates", clusters),
         "/duplicates/{doc_id}": ("Duplicates", cluster),
-        "/contamination": ("Contamination", lambda corpus, request: pages.contamination(corpus.contamination)),
+        "/contamination": ("Contamination", contamination),
         "/personal": ("Personal data", personal_data),
         "/sql": ("SQL", sql),
     }
@@ -209,6 +209,11 @@ def exact_counts(corpus: ExploredCorpus, request: Request) -> Response:
 
 def clusters(corpus: ExploredCorpus, request: Request) -> str:
     return pages.clusters(corpus.clusters(number(request)), number(request))
+
+
+def contamination(corpus: ExploredCorpus, request: Request) -> str:
+    page = number(request)
+    return pages.contamination(corpus.contamination, corpus.contaminated(page), page)
 
 
 def personal_data(corpus: ExploredCorpus, request: Request) -> str:

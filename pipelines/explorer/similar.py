@@ -30,7 +30,7 @@ from gristmill.data_pipeline.dedup.signatures import (
 from gristmill.data_pipeline.ledger.document_file import utf8_of
 from gristmill.foundation.errors import InputError
 
-COMPARE_SECONDS = 0.12
+COMPARE_SECONDS = 0.08
 BLOCK_DOCUMENTS = 16_384  # signatures in memory at a time: 8 MB of 128 hashes
 NEAREST = 10
 

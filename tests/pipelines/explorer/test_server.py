@@ -12,7 +12,7 @@ from starlette.testclient import TestClient
 from gristmill.foundation.errors import InputError, RecipeError
 from gristmill.pipelines.explorer import similar
 from gristmill.pipelines.explorer.corpus import ExploredCorpus
-from gristmill.pipelines.explorer.pages import compared, marked_spans
+from gristmill.pipelines.explorer.pages import compared, contamination, marked_spans
 from gristmill.pipelines.explorer.rows import Cursor, Filters
 from gristmill.pipelines.explorer.server import Address, make_app
 
@@ -207,3 +207,12 @@ def test_strangers_are_refused(client, corpus):
 def test_differences_and_spans_are_marked():
     assert compared("a b c", "a x c") == ("a <del>b</del> c", "a <ins>x</ins> c")
     assert marked_spans("ab<d", [(1, 3)], 0, 4) == "a<del>b&lt;</del>d"
+
+
+def test_contamination_stands_beside_the_question():
+    """A hit with both texts and a link, and the questions with the documents that they are in; all of it as text."""
+    match = {"doc_id": "a" * 32, "example": "7", "kind": "verbatim", "benchmark_text": "<b>why?", "excerpt": "so: why?"}
+    question = {"benchmark": "rivers", "example": "7", "kind": "verbatim", "documents": [{"doc_id": "a" * 32}]}
+    page = contamination({"rivers": {"documents": 1, "shown": [match]}}, [question], 0)
+    assert "&lt;b&gt;why?" in page and "so: why?" in page and page.count(f'href="/document/{"a" * 32}"') == 2
+    assert "no decontamination" in contamination({}, [], 0)
