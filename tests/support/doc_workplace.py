@@ -51,6 +51,12 @@ SUBSTITUTIONS = [
     ("provenance.md", r"3f2a\.\.\.", "TRAINED_ID"),
     ("provenance.md", r"\bFILE\b", "answers.yaml"),
     ("provenance.md", r"--ids answers.yaml", "--ids ids.txt"),
+    (
+        "provenance.md",
+        r"gristmill forget \S+ --resume",
+        "true",
+    ),  # tests/pipelines/forget interrupts one
+    ("provenance.md", r"summary WORKDIR\b", "summary work/mine"),
     ("provenance.md", r"\bWORKDIR\b", "work/my"),
     ("provenance.md", r"curate mine.yaml --add", "curate my.yaml --add"),
     ("README.md", r"layout\.data=8", "layout.data=2"),
