@@ -292,9 +292,10 @@ def annotated(
     """By source, its annotated files with its rules, for a threshold sweep. Annotates what the cache does not hold."""
     configs = [annotate_config(source, config) for source in sources]
     tasks = _annotated_files(sources, configs, lock, cache, engine, tombstones)
+    rules = [source_rules(source, config) for source in sources]
     return [
-        (source.name, [FilterTask(task.path, source_rules(source, config)) for task in group])
-        for source, group in zip(sources, tasks, strict=True)
+        (source.name, [FilterTask(task.path, of_source) for task in group])
+        for source, group, of_source in zip(sources, tasks, rules, strict=True)
     ]
 
 
