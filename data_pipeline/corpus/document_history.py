@@ -274,11 +274,11 @@ def open_corpus(folder: Path) -> "duckdb.DuckDBPyConnection":
     corpus = corpus_folder(folder)
     check_outputs(corpus, lambda path: path.startswith("ledger/"))
     connection = duckdb.connect()
-    _create_views(connection, glob.escape(str(corpus)), str(corpus))
+    create_views(connection, glob.escape(str(corpus)), str(corpus))
     return connection
 
 
-def open_address(corpus: str) -> "duckdb.DuckDBPyConnection":
+def open_address(corpus: str, tables: Sequence[str] = TABLES) -> "duckdb.DuckDBPyConnection":
     """As `open_corpus`, of the folder at an address. DuckDB reads the columns and row groups that a query needs,
     through fsspec and so with the credentials of the environment."""
     import duckdb  # as above
@@ -286,21 +286,21 @@ def open_address(corpus: str) -> "duckdb.DuckDBPyConnection":
     connection = duckdb.connect()
     connection.register_filesystem(filesystem_of(corpus)[0])
     with as_os_errors():
-        _create_views(connection, corpus, corpus)
+        create_views(connection, corpus, corpus, tables)
     return connection
 
 
-def open_incomplete(folder: Path) -> "duckdb.DuckDBPyConnection":
+def open_incomplete(folder: Path, tables: Sequence[str] = TABLES) -> "duckdb.DuckDBPyConnection":
     """As `open_corpus`, of the folder of a run that has not ended: the tables of which it has a file."""
     import duckdb  # as above
 
     connection = duckdb.connect()
-    tables = [name for name in TABLES if next((folder / name).rglob("*.parquet"), None) is not None]
-    _create_views(connection, glob.escape(str(folder)), str(folder), tables)
+    tables = [name for name in tables if next((folder / name).rglob("*.parquet"), None) is not None]
+    create_views(connection, glob.escape(str(folder)), str(folder), tables)
     return connection
 
 
-def _create_views(
+def create_views(
     connection: "duckdb.DuckDBPyConnection", root: str, corpus: str, tables: Sequence[str] = TABLES
 ) -> None:
     """root: the corpus as a glob pattern. Only signals differ by source; to join what differs DuckDB reads and keeps
