@@ -250,9 +250,9 @@ def whole_parameters(model: nn.Module, value: Callable[[Tensor], Tensor | None])
                     yield f"{prefix}{leaf}", torch.cat(present, dim=dim) if present else None
             continue
         if isinstance(module, ShardedExperts):
-            gate_up = _gathered(value(module.gate_up_proj))
+            gate_up = _gathered(value(module.get_parameter("gate_up_proj")))
             yield f"{prefix}gate_up_proj", None if gate_up is None else gate_up.flatten(1, 2)
-            yield f"{prefix}down_proj", _gathered(value(module.down_proj))
+            yield f"{prefix}down_proj", _gathered(value(module.get_parameter("down_proj")))
             continue
         for leaf, parameter in module.named_parameters(recurse=False):
             if id(parameter) not in known:
