@@ -15,7 +15,8 @@ def canonical_json(value: Any) -> bytes:
 
     Raises TypeError on values without a unique form (a set, a path, an object, a key that is not a string) and
     ValueError on NaN and infinities; str(x) of such values could give different fingerprints on different machines."""
-    _check(value, "value")
+    if not _is_canonical(value):
+        _check(value, "value")
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
 
 
@@ -70,6 +71,18 @@ def differing_fields(old: Any, new: Any, path: str = "") -> list[str]:
 def _brief(value: Any) -> str:
     text = json.dumps(value, ensure_ascii=False)
     return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _is_canonical(value: Any) -> bool:
+    """False for what `_check` refuses, and for subclasses of the plain types. Makes no names: a fifth of its time."""
+    kind = type(value)
+    if kind is dict:
+        return all(type(key) is str and _is_canonical(inner) for key, inner in value.items())
+    if kind is list or kind is tuple:
+        return all(map(_is_canonical, value))
+    if kind is float:
+        return math.isfinite(value)
+    return value is None or kind is str or kind is int or kind is bool
 
 
 def _check(value: Any, where: str) -> None:

@@ -109,10 +109,10 @@ def _described(value: Any) -> str:
 
 
 def _rows_digest(rows: ShardRows) -> list[str]:
+    row_range, splits = rows.load()
     if _is_annotated(rows.path):
-        chosen = rows.row_range().rows
-        return [rows.path.stem, _digest(_ids(rows.path)[chosen], rows.splits(rows.row_range()))]
-    return [_content_of(rows.path), _digest(rows.row_range().rows)]
+        return [rows.path.stem, _digest(_ids(rows.path)[row_range.rows], splits)]
+    return [_content_of(rows.path), _digest(row_range.rows)]
 
 
 def _ledger_rows_digest(rows: LedgerRows) -> list[str]:

@@ -82,16 +82,13 @@ class ShardRows:
     def num_rows(self) -> int:
         return self.stop - self.start
 
-    def row_range(self) -> RowRange:
+    def load(self) -> tuple[RowRange, np.ndarray]:
+        """(the rows, int8[rows] the split of each; 0 where there are no results)"""
         if self.results is None:
-            return RowRange.span(self.path, self.start, self.stop)
-        kept = np.flatnonzero(self.results.load().failed_rule == KEPT)
-        return RowRange.of_rows(self.path, kept[self.start : self.stop])
-
-    def splits(self, row_range: RowRange) -> np.ndarray:
-        """int8[rows]: the split of each row of the range; 0 where there are no results."""
-        rows = row_range.rows
-        return np.zeros(len(rows), np.int8) if self.results is None else self.results.load().splits[rows]
+            return RowRange.span(self.path, self.start, self.stop), np.zeros(self.num_rows, np.int8)
+        results = self.results.load()
+        rows = np.flatnonzero(results.failed_rule == KEPT)[self.start : self.stop]
+        return RowRange.of_rows(self.path, rows), results.splits[rows]
 
 
 @dataclass(frozen=True)
@@ -184,10 +181,10 @@ def _tables(task: ShardTask, reader: RowGroups, stack: ExitStack) -> Iterator[pa
     which are closed with the stack."""
     writers: dict[int, pq.ParquetWriter] = {}
     for index, rows in enumerate(task.rows):
-        row_range = rows.row_range()
+        row_range, splits_of_rows = rows.load()
         scores = None if task.scores is None else np.load(task.scores[index])[row_range.start :]
         splits_N = np.full(len(row_range.mask), NOT_KEPT, np.int8)
-        splits_N[row_range.mask] = rows.splits(row_range)
+        splits_N[row_range.mask] = splits_of_rows
         for table, first in row_groups_of_range(row_range, reader):
             splits = splits_N[first : first + len(table)]
             if scores is not None:

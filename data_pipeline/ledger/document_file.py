@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Protocol
@@ -27,6 +28,7 @@ NO_DIGIT = 255
 HEX_VALUES = np.full(256, NO_DIGIT, np.uint8)  # the value of each hex digit
 for _value in range(16):
     HEX_VALUES[[ord(f"{_value:x}"), ord(f"{_value:X}")]] = _value
+COUNTED_FILES = 4096  # whose numbers of rows a process knows
 HEX_DIGITS = np.frombuffer("".join(f"{byte:02x}" for byte in range(256)).encode(), np.uint8).reshape(256, 2)
 
 
@@ -61,7 +63,7 @@ class DocumentFile:
 
     def kept_mask(self) -> np.ndarray:
         """bool[rows]. Raises InputError if `kept` and the file have different numbers of rows."""
-        return self._kept_rows_of(open_document_file(self.path).metadata.num_rows)
+        return self._kept_rows_of(num_rows_of(self))
 
     def _kept_rows_of(self, rows: int) -> np.ndarray:
         if self.kept is None:
@@ -146,8 +148,18 @@ def open_document_file(path: Path) -> pq.ParquetFile:
 
 
 def num_rows_of(document_file: DocumentFile) -> int:
-    """The rows of the file, kept or not."""
-    return open_document_file(document_file.path).metadata.num_rows
+    """The rows of the file, kept or not. An unchanged file is opened once by a process."""
+    path = document_file.path
+    try:
+        status = path.stat()
+    except OSError:
+        return int(open_document_file(path).metadata.num_rows)  # raises
+    return _num_rows(path, status.st_ino, status.st_size, status.st_mtime_ns)
+
+
+@lru_cache(maxsize=COUNTED_FILES)
+def _num_rows(path: Path, *_: int) -> int:
+    return int(open_document_file(path).metadata.num_rows)
 
 
 def utf8_of(texts: pa.Array) -> tuple[np.ndarray, np.ndarray]:
