@@ -6,6 +6,7 @@ A reader needs the memory of its range in all parts: choose ranges by `ranges_fo
 
 File: 8 bytes MAGIC, uint64 bytes of a record, uint64 ranges, uint64[ranges + 1] first record of each range, records."""
 
+import mmap
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -69,15 +70,17 @@ class Shuffle:
         try:
             with path.open("rb", buffering=0) as file:
                 content, num_bytes = file.read(max(start, SMALL_BYTES)), os.fstat(file.fileno()).st_size
+                # np.memmap opens the file again and resolves its path: a task maps a part for every range that it reads
+                mapped = None if num_bytes <= len(content) else mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
             head = np.frombuffer(content[:start], "<u8")
             if head[:1].tobytes() != MAGIC or head[1] != self.dtype.itemsize or head[2] != self.ranges:
                 raise ValueError("another header than expected")
             bounds = head[3:].astype(np.int64)
             if num_bytes != start + int(bounds[-1]) * self.dtype.itemsize:
                 raise ValueError("its size is not what the header says")
-            if len(content) == num_bytes:
+            if mapped is None:
                 return bounds, np.frombuffer(content, self.dtype, offset=start)
-            return bounds, np.memmap(path, self.dtype, "r", start, int(bounds[-1]))
+            return bounds, np.frombuffer(mapped, self.dtype, offset=start)
         except (OSError, ValueError, IndexError) as error:
             raise InputError(f"{path}: no readable records ({error}); delete its folder and run again") from error
 
