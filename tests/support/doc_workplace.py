@@ -58,7 +58,8 @@ SUBSTITUTIONS = [
     ),  # tests/pipelines/forget interrupts one
     ("provenance.md", r"summary WORKDIR\b", "summary work/mine"),
     ("provenance.md", r"\bWORKDIR\b", "work/my"),
-    ("provenance.md", r"curate mine.yaml --add", "curate my.yaml --add"),
+    ("provenance.md", r"(curate|run) mine.yaml", r"\1 my.yaml"),
+    ("tokenizers.md", r"--vocab-size 8000 --train-bytes 1000000", "--vocab-size 400 --train-bytes 20000"),
     ("README.md", r"layout\.data=8", "layout.data=2"),
     ("README.md", r"(run demo_local)", r"\1 --to curate"),
     ("path_small_model.md", r"(gristmill chat)", r"\1 --tokens 8 < prompts.txt"),
