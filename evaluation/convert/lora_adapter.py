@@ -5,7 +5,6 @@ W + s B A, with s = alpha / r, or alpha / sqrt(r) for rank-stabilized LoRA (Hu e
 adapter_model.safetensors. What it can save beyond that is refused by name."""
 
 import json
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import sqrt
@@ -27,7 +26,10 @@ PLAIN_FIELDS: dict[str, tuple[Any, ...]] = {
     "alora_invocation_tokens": ([], None), "megatron_config": ({}, None), "use_qalora": (False, None),
     "arrow_config": ({}, None), "use_bdlora": (False, {}, None),
 }  # fmt: skip
-_PAIR = re.compile(r"(?P<module>.+)\.lora_(?P<embedding>embedding_)?(?P<side>[AB])(?:\.weight)?")
+# Last words of the names of the matrices: (the side, whether it is of an embedding).
+SIDES = {
+    "lora_A": ("A", False), "lora_B": ("B", False), "lora_embedding_A": ("A", True), "lora_embedding_B": ("B", True),
+}  # fmt: skip
 
 
 def is_adapter(folder: Path) -> bool:
@@ -64,19 +66,20 @@ class AdaptedWeights(Mapping[str, Tensor]):
     def _take(self, name: str) -> None:
         if not name.startswith(PREFIX):
             raise self._wrong(f"{name} does not begin with {PREFIX}")
-        pair = _PAIR.fullmatch(name.removeprefix(PREFIX))
-        if pair is None:
+        module, _, leaf = name.removeprefix(PREFIX).removesuffix(".weight").rpartition(".")
+        if leaf not in SIDES:
             target = self._target(name.removeprefix(PREFIX).replace(".base_layer.", "."))
             if self.adapter.meta[name].shape != self.meta[target].shape:
                 shapes = f"{list(self.adapter.meta[name].shape)}, and that of the base {list(self.meta[target].shape)}"
                 raise self._wrong(f"{name} is {shapes}: its vocabulary was resized")
             self.replaced[target] = name
             return
-        target = self._target(f"{pair['module']}.weight")
-        low_rank = self.pairs.setdefault(target, LowRank(is_embedding=pair["embedding"] is not None))
-        if pair["side"] == "A":
+        side, is_embedding = SIDES[leaf]
+        target = self._target(f"{module}.weight")
+        low_rank = self.pairs.setdefault(target, LowRank(is_embedding=is_embedding))
+        if side == "A":
             low_rank.down = name
-            low_rank.scale = self._scale(pair["module"], min(self.adapter.meta[name].shape))
+            low_rank.scale = self._scale(module, min(self.adapter.meta[name].shape))
         else:
             low_rank.up = name
 
@@ -166,6 +169,6 @@ def _of_pattern(patterns: Mapping[str, float] | None, module: str, default: floa
         plain = key.removeprefix("^")
         if module == plain or (not key.startswith("^") and module.endswith(f".{plain}")):
             return value
-        if not re.fullmatch(r"[\w.]+", plain):
+        if not plain.replace(".", "").replace("_", "").isalnum():
             raise InputError(f"{CONFIG_NAME}: the pattern {key[:80]!r} is not the name of a module; merge it with peft")
     return default

@@ -38,7 +38,7 @@ NOT_TEXT = {
     "data_pipeline/readers/files.py": "a path",
     "foundation/strict_yaml.py": "a recipe's numbers",
     "tokenizers/pretrained.py": "a tokenizer's name in a recipe",
-    "evaluation/convert/huggingface.py": "a library's error message",
+    "evaluation/convert/safetensors_folder.py": "a library's error message",
     "data_pipeline/filters/threshold_sweep.py": "a sweep's range",
     "evaluation/results/table.py": "a task's name",
     "evaluation/tasks/corpus_tasks.py": "a language's tag",

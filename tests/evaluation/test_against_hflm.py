@@ -35,8 +35,8 @@ CHOICES = [
 
 @pytest.fixture
 def both(tmp_path, random_checkpoint, tokenizer_folder):
-    """(ours, theirs): one random model of 8 heads and 700 tokens of context."""
-    checkpoint = random_checkpoint("llama", sequence_length=700)
+    """(ours, theirs): one random model of 8 heads; no question is longer than its context, which ours would skip."""
+    checkpoint = random_checkpoint("llama", sequence_length=4000)
     subject = load_for_evaluation(CheckpointPaths(checkpoint, tokenizer_folder), EvaluateConfig())
     write_huggingface(tmp_path / "exported", subject.causal_lm.model, 256, tokenizer_folder)
     theirs = huggingface.HFLM(pretrained=str(tmp_path / "exported"), device="cpu", dtype="float32", batch_size=8)
