@@ -4,7 +4,7 @@ import glob
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
 import orjson
@@ -303,22 +303,42 @@ def open_incomplete(folder: Path, tables: Sequence[str] = TABLES) -> "duckdb.Duc
 def create_views(
     connection: "duckdb.DuckDBPyConnection", root: str, corpus: str, tables: Sequence[str] = TABLES
 ) -> None:
-    """root: the corpus as a glob pattern. Only signals differ by source; to join what differs DuckDB reads and keeps
-    the footers of all files (5 GB of 57,000)."""
+    """root: the corpus as a glob pattern. One footer of each source is read: its files have equal columns."""
     import duckdb  # as above
 
     for name in tables:
-        files = "*.parquet" if name == "ledger" else "*/*.parquet"
-        pattern = f"{root}/{name}/{files}".replace("'", "''")
-        split = "" if name == "ledger" else ", split_part(filename, '/', -2) AS split"
-        columns = "*" if name == "ledger" else "* EXCLUDE (filename)"
-        view = (
-            f"CREATE VIEW {name} AS SELECT {columns}{split} "
-            f"FROM read_parquet('{pattern}', union_by_name = {str(name == 'signals').lower()}, "
-            f"filename = {str(name != 'ledger').lower()})"
-        )
         try:
-            connection.execute(view)
+            if name == "signals":
+                selects = [_select(name, patterns) for patterns in _patterns_by_schema(connection, root)]
+            else:
+                selects = [_select(name, [f"{root}/{name}/{'' if name == 'ledger' else '*/'}*.parquet"])]
+            connection.execute(f"CREATE VIEW {name} AS {' UNION ALL BY NAME '.join(selects)}")
         except duckdb.Error as error:
             said = str(error).splitlines()[0]
             raise InputError(f"{corpus}/{name}: {said}; `gristmill verify {corpus}` lists what is damaged") from error
+
+
+def _select(table: str, patterns: Sequence[str]) -> str:
+    """The rows of the files that patterns name, which have equal columns: `union_by_name` would keep all footers."""
+    listed = ", ".join("'" + pattern.replace("'", "''") + "'" for pattern in patterns)
+    if table == "ledger":
+        return f"SELECT * FROM read_parquet([{listed}])"
+    split = "split_part(filename, '/', -2) AS split"
+    return f"SELECT * EXCLUDE (filename), {split} FROM read_parquet([{listed}], filename = true)"
+
+
+def _patterns_by_schema(connection: "duckdb.DuckDBPyConnection", root: str) -> list[list[str]]:
+    """Patterns of the files of signals, those of sources with equal columns together: sources' columns differ."""
+    listed = connection.execute("SELECT file FROM glob(?)", [f"{root}/signals/*/*.parquet"]).fetchall()
+    first: dict[str, str] = {}
+    patterns: dict[str, dict[str, None]] = {}
+    for (path,) in sorted(listed):
+        source, _, number = PurePath(path).stem.rpartition("-")
+        first.setdefault(source, path)
+        pattern = f"{root}/signals/*/{glob.escape(source)}-{'[0-9]' * len(number)}.parquet"
+        patterns.setdefault(source, {})[pattern] = None
+    by_schema: dict[tuple, list[str]] = {}
+    for source, path in first.items():
+        schema = connection.execute("SELECT name, type FROM parquet_schema(?)", [path]).fetchall()
+        by_schema.setdefault(tuple(schema), []).extend(patterns[source])
+    return list(by_schema.values()) or [[f"{root}/signals/*/*.parquet"]]

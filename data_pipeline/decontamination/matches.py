@@ -1,6 +1,6 @@
 """Which benchmark texts stand in one document, in what way, and where."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,7 @@ KINDS = ("verbatim", "short", "edited", "partial")
 
 # Characters of the document shown before a match; three times as many follow its beginning.
 EXCERPT_MARGIN = 80
+QUESTION_CHARACTERS = 4 * EXCERPT_MARGIN  # of a benchmark text, shown beside the document
 
 # One row a document and benchmark text. matched, of: n-grams of the text (verbatim, partial) or its words (short,
 # edited). `excerpt` is the document's text around the first match.
@@ -96,7 +97,7 @@ def match_row(
     start = max(int(spans[0, match.words[0][0]]) - EXCERPT_MARGIN, 0)
     example = examples[match.text]
     names = (example.benchmark, example.example, example.field, match.kind)
-    return (doc_id, *names, match.text, match.matched, match.of, text[start : start + 4 * EXCERPT_MARGIN])
+    return (doc_id, *names, match.text, match.matched, match.of, text[start : start + QUESTION_CHARACTERS])
 
 
 # Cutting matches out of a document, with the sentences around them.
@@ -207,18 +208,21 @@ def piece_id(doc_id: str, piece: int) -> str:
 # Which questions of which benchmark were found in the corpus, one by one: what evaluation reads.
 
 
-def found_questions(matches: pa.Table, hits: pa.Table) -> list[dict[str, Any]]:
+def found_questions(matches: pa.Table, hits: pa.Table, beginnings: Mapping[int, str]) -> list[dict[str, Any]]:
     """One entry a benchmark record of which a text was found, ordered by benchmark and example (numbers as numbers).
 
     {"benchmark": "rivers", "example": "7", "kind": "verbatim", "fields": {"question": "verbatim"},
+     "texts": {"question": "Where does the mill stand?"},
      "documents": [{"doc_id": "00..1", "kind": "verbatim", "outcome": "split"}]}
-    kind: the strongest of the record (of a field, of a document); outcome: as in HITS."""
+    kind: the strongest of the record (of a field, of a document); outcome: as in HITS; texts: the beginning of every
+    field that was found. beginnings: number of a benchmark text -> its beginning."""
     outcomes = dict(zip(hits.column("doc_id").to_pylist(), hits.column("outcome").to_pylist(), strict=True))
     questions: dict[tuple[str, str], dict[str, Any]] = {}
     for row in matches.to_pylist():
         key = row["benchmark"], row["example"]
-        entry = questions.setdefault(key, {"kind": row["kind"], "fields": {}, "documents": {}})
+        entry = questions.setdefault(key, {"kind": row["kind"], "fields": {}, "texts": {}, "documents": {}})
         entry["kind"] = _stronger(entry["kind"], row["kind"])
+        entry["texts"][row["field"]] = beginnings[row["text"]]
         for strongest, name in ((entry["fields"], row["field"]), (entry["documents"], row["doc_id"])):
             strongest[name] = _stronger(strongest.get(name, row["kind"]), row["kind"])
     return [
@@ -227,6 +231,7 @@ def found_questions(matches: pa.Table, hits: pa.Table) -> list[dict[str, Any]]:
             "example": example,
             "kind": entry["kind"],
             "fields": dict(sorted(entry["fields"].items())),
+            "texts": dict(sorted(entry["texts"].items())),
             "documents": [
                 {"doc_id": doc_id, "kind": kind, "outcome": outcomes[doc_id]}
                 for doc_id, kind in sorted(entry["documents"].items())

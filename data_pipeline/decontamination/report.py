@@ -10,7 +10,7 @@ import pyarrow as pa
 from gristmill.data_pipeline.decontamination.config import BenchmarkExample, missing_fields
 from gristmill.data_pipeline.decontamination.edits import Indexes
 from gristmill.data_pipeline.decontamination.index import NgramIndex
-from gristmill.data_pipeline.decontamination.matches import EXCERPT_MARGIN, KINDS
+from gristmill.data_pipeline.decontamination.matches import KINDS, QUESTION_CHARACTERS
 
 SHOWN = 5
 
@@ -98,7 +98,7 @@ def _strongest_first(row: dict[str, Any]) -> tuple:
 
 def _shown(row: dict[str, Any], examples: Sequence[BenchmarkExample]) -> dict[str, Any]:
     names = ("doc_id", "example", "field", "kind", "matched", "of", "excerpt")
-    return {**{name: row[name] for name in names}, "benchmark_text": examples[row["text"]].text[: 4 * EXCERPT_MARGIN]}
+    return {**{name: row[name] for name in names}, "benchmark_text": examples[row["text"]].text[:QUESTION_CHARACTERS]}
 
 
 def report_markdown(report: dict[str, Any]) -> str:

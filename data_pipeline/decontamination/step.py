@@ -1,7 +1,7 @@
 """Decontamination: finds benchmark texts in documents, verbatim or edited, and removes, drops or annotates them."""
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ from gristmill.data_pipeline.decontamination.matches import (
     HITS,
     MATCHES,
     PIECES,
+    QUESTION_CHARACTERS,
     DocumentEdit,
     counting_ngrams,
     document_matches,
@@ -144,11 +145,11 @@ def _read(prefix: Path, name: str, schema: pa.Schema) -> pa.Table:
 
 @dataclass(frozen=True)
 class QuestionsTask:
-    """results: (matches, hits) of the document files that have any. texts: by number of a text, whether it is of the
-    records first..last - 1 in `question_order`."""
+    """results: (matches, hits) of the document files that have any. beginnings: number -> beginning of the texts of
+    the task's records, which follow each other in `question_order`."""
 
     results: tuple[tuple[Path, Path], ...]
-    texts: np.ndarray
+    beginnings: Mapping[int, str]
     path: Path
 
 
@@ -166,21 +167,26 @@ def _write_questions(
     parts = ranges_for(num_matches, MATCHES_OF_TASK)
     part_of = order * parts // max(int(order.max(initial=0)) + 1, 1)
     paths = tuple(folder / f"questions-{part:05d}.jsonl" for part in range(parts))
-    tasks = [QuestionsTask(results, part_of == part, path) for part, path in enumerate(paths)]
+    beginnings = [
+        {int(number): examples[number].text[:QUESTION_CHARACTERS] for number in np.flatnonzero(part_of == part)}
+        for part in range(parts)
+    ]
+    tasks = [QuestionsTask(results, *task) for task in zip(beginnings, paths, strict=True)]
     (engine if parts > 1 else LocalEngine(1, engine.reporter)).map(_write_found, tasks, "decontamination: questions")
     return paths
 
 
 def _write_found(task: QuestionsTask) -> None:
     matches, hits = [MATCHES.empty_table()], [HITS.empty_table()]
-    wanted = pa.array(np.flatnonzero(task.texts))
+    wanted = pa.array(list(task.beginnings), pa.int64())
     for matches_path, hits_path in task.results:
         table = pq.read_table(matches_path, schema=MATCHES)
         matches.append(table.filter(pc.is_in(table.column("text"), value_set=wanted)))
         table = pq.read_table(hits_path, schema=HITS)
         hits.append(table.filter(pc.is_in(table.column("doc_id"), value_set=matches[-1].column("doc_id"))))
     joined = pa.concat_tables(matches).sort_by([(key, "ascending") for key in SORT_KEYS["matches"]])
-    lines = [canonical_json(question) + b"\n" for question in found_questions(joined, pa.concat_tables(hits))]
+    questions = found_questions(joined, pa.concat_tables(hits), task.beginnings)
+    lines = [canonical_json(question) + b"\n" for question in questions]
     with sealed_path(task.path) as temporary:
         temporary.write_bytes(b"".join(lines))
 

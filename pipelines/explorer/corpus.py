@@ -1,8 +1,6 @@
 """Read-only questions about a curated corpus: from its sketches, its index of ids, and by DuckDB for a user's SQL."""
 
-import glob
 import json
-import re
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -20,7 +18,6 @@ from gristmill.data_pipeline.corpus.document_history import (
     TABLES,
     Event,
     corpus_folder,
-    create_views,
     document_history,
     open_address,
     open_incomplete,
@@ -78,12 +75,12 @@ class ExploredCorpus:
 
     @cached_property
     def _connection(self) -> "duckdb.DuckDBPyConnection":
-        """Opened by the first query: it reads the footers of all files."""
+        """Opened by the first query: it reads one footer of each source."""
         if self.files.folder is None:
-            connection = open_address(self.files.place, ("documents", "ledger"))
+            connection = open_address(self.files.place)
             lock_down(connection, [self.files.place])
             return connection
-        connection = open_incomplete(self.files.folder, ("documents", "ledger"))
+        connection = open_incomplete(self.files.folder)
         if self.annotated:
             names = ", ".join("'" + str(path).replace("'", "''") + "'" for path in self.annotated)
             connection.execute(f"CREATE VIEW annotated AS SELECT * FROM read_parquet([{names}], union_by_name = true)")
@@ -91,17 +88,6 @@ class ExploredCorpus:
         folders = {self.files.folder, cache / ANNOTATED_FOLDER} - {cache}
         lock_down(connection, sorted(str(folder.absolute()) for folder in folders))
         return connection
-
-    @cached_property
-    def _signals_view(self) -> bool:
-        """Whether there is a view of signals, which the first query that names them makes: sources' signals differ, and
-        to join them DuckDB keeps the footers of all files, 5 GB of 57,000."""
-        if not self.files.tables("signals"):
-            return False
-        place = self.files.place
-        root = place if self.files.folder is None else glob.escape(place)
-        create_views(self._connection, root, place, ("signals",))
-        return True
 
     @cached_property
     def counts(self) -> dict[str, Any]:
@@ -149,7 +135,7 @@ class ExploredCorpus:
 
     def rows(self, sql: str, parameters: Sequence[Any] = ()) -> list[dict[str, Any]]:
         """The rows of a query of ours. Raises InputError with DuckDB's message."""
-        with self._cursor(sql) as cursor:
+        with self._cursor() as cursor:
             result = cursor.execute(sql, list(parameters))
             names = [column[0] for column in result.description]
             return [dict(zip(names, row, strict=True)) for row in result.fetchall()]
@@ -158,7 +144,7 @@ class ExploredCorpus:
         """(columns, the first MAX_ROWS rows, whether there are more) of one SELECT of a user.
 
         Raises InputError for any other statement: COPY writes files, and EXPLAIN ANALYZE runs what it explains."""
-        with self._cursor(sql) as cursor:
+        with self._cursor() as cursor:
             statements = duckdb.extract_statements(sql)
             if len(statements) != 1 or statements[0].type != duckdb.StatementType.SELECT:
                 raise InputError("give one SELECT (or SUMMARIZE, DESCRIBE, SHOW TABLES): the corpus is read-only")
@@ -168,11 +154,9 @@ class ExploredCorpus:
             return names, rows[:MAX_ROWS], len(rows) > MAX_ROWS
 
     @contextmanager
-    def _cursor(self, sql: str) -> Iterator["duckdb.DuckDBPyConnection"]:
+    def _cursor(self) -> Iterator["duckdb.DuckDBPyConnection"]:
         """A cursor of this thread, interrupted after QUERY_SECONDS."""
         with self._connecting:
-            if re.search("signals|duckdb_|information_schema|show|describe", sql, re.IGNORECASE):
-                _ = self._signals_view
             cursor = self._connection.cursor()
         timer = threading.Timer(QUERY_SECONDS, cursor.interrupt)
         timer.start()

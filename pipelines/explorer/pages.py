@@ -342,13 +342,14 @@ def contamination(report: Mapping[str, Any], questions: Sequence[Mapping[str, An
             shown(row["benchmark"]),
             shown(row["example"]),
             shown(row["kind"]),
+            "<br>".join(f"{shown(name)}: {shown(text)}" for name, text in row["texts"].items()),
             ", ".join(document_link(document["doc_id"]) for document in row["documents"][:MAX_LINKS]),
             f"{len(row['documents']):,}",
         )
         for row in questions
     ]
     onward = link("/contamination", "next page", page=number + 1) if len(questions) == PAGE_ROWS else ""
-    columns = ("benchmark", "example", "kind", "in", "documents")
+    columns = ("benchmark", "example", "kind", "text", "in", "documents")
     return f"{''.join(parts)}<h2>Questions found</h2>{table(columns, listed, 1)}<p>{onward}</p>"
 
 

@@ -131,7 +131,7 @@ def quarantined(context: StageContext) -> list[str]:
 
 STAGE: Stage = Stage(
     name="curate",
-    code_version=22,
+    code_version=23,
     inputs=(),
     config=config,
     run=run,

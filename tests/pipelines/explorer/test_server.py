@@ -213,6 +213,8 @@ def test_contamination_stands_beside_the_question():
     """A hit with both texts and a link, and the questions with the documents that they are in; all of it as text."""
     match = {"doc_id": "a" * 32, "example": "7", "kind": "verbatim", "benchmark_text": "<b>why?", "excerpt": "so: why?"}
     question = {"benchmark": "rivers", "example": "7", "kind": "verbatim", "documents": [{"doc_id": "a" * 32}]}
+    question["texts"] = {"<i>question": "which <river>?"}
     page = contamination({"rivers": {"documents": 1, "shown": [match]}}, [question], 0)
     assert "&lt;b&gt;why?" in page and "so: why?" in page and page.count(f'href="/document/{"a" * 32}"') == 2
+    assert "&lt;i&gt;question: which &lt;river&gt;?" in page
     assert "no decontamination" in contamination({}, [], 0)
