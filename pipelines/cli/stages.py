@@ -10,7 +10,7 @@ import typer
 
 from gristmill.foundation.deferred_module import DeferredModule
 from gristmill.foundation.errors import InputError, RecipeError
-from gristmill.foundation.manifest import MANIFEST_NAME, read_manifest
+from gristmill.foundation.manifest import LOG_FOLDER, MANIFEST_NAME, read_manifest
 from gristmill.foundation.progress import Reporter
 from gristmill.foundation.runtime.startup import torchrun_variable
 from gristmill.foundation.runtime.store.addresses import is_address
@@ -67,7 +67,7 @@ def run(
         table = runner.workdir / "evaluate" / "table.md"
         print(table.read_text("utf-8"))
     if "report" in done and runner.rank == 0:
-        print(f"report: {runner.workdir / 'report' / 'report.html'}")
+        _print_report(runner.workdir / "report")
 
 
 def stage_command(name: str) -> Callable[..., None]:
@@ -112,7 +112,15 @@ def report(recipe: RecipeArgument, stage: StageOptions, update_lock: UpdateLockO
         raise InputError(f"{folder}: no stage is complete; `gristmill run {recipe}` runs them and writes the report")
     runner = make_runner(loaded, with_report(stages[: complete[-1] + 1]), stage, update_lock, "report")
     runner.run(only="report")
-    print(f"report: {runner.folder(runner.stages[-1]) / 'report.html'}")
+    _print_report(runner.folder(runner.stages[-1]))
+
+
+def _print_report(folder: Path) -> None:
+    """The page that is the same in every run, and the one with time and cost if there was training."""
+    print(f"report: {folder / 'report.html'}")
+    timed = folder / LOG_FOLDER / "report.html"
+    if timed.is_file():
+        print(f"with time and cost: {timed}")
 
 
 @with_option_groups
