@@ -170,7 +170,8 @@ def write_corpus(texts: Sequence[str], folder: Path) -> Path:
     documents of one raw record do."""
     numbers = [hashlib.sha256(str(number).encode()).hexdigest()[:32] for number in range(len(texts))]
     (folder / "documents" / "train").mkdir(parents=True, exist_ok=True)
-    pq.write_table(pa.table({"doc_id": numbers, "text": texts}), folder / "documents" / "train" / "s-00000.parquet")
+    documents = pa.table({"doc_id": numbers, "text": texts, "language": ["en_Latn"] * len(texts)})
+    pq.write_table(documents, folder / "documents" / "train" / "s-00000.parquet")
     return folder
 
 

@@ -64,6 +64,29 @@ class YamlDocument:
         return f"{origin}:{line}" if line else origin
 
 
+class _Writer(yaml.SafeDumper):
+    """Writes block style, and texts that would be read as something else in quotes."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+def _represent_text(writer: _Writer, text: str) -> yaml.ScalarNode:
+    try:
+        is_plain = read_yaml(text, "text", name_lines=False).value == text
+    except RecipeError:
+        is_plain = False
+    return writer.represent_scalar("tag:yaml.org,2002:str", text, style=None if is_plain else '"')
+
+
+_Writer.add_representer(str, _represent_text)
+
+
+def write_yaml(value: Any) -> str:
+    """Text that `read_yaml` reads as the value, of dict, list, str, int, float, bool and None."""
+    return yaml.dump(value, Dumper=_Writer, sort_keys=False, allow_unicode=True, width=120)
+
+
 def read_yaml(text: str | bytes, origin: str, name_lines: bool = True) -> YamlDocument:
     """The text's one document. Raises RecipeError with origin, line, field and the fix; never anything else.
 

@@ -105,7 +105,7 @@ def mixed_sources(recipe: Recipe, floors: Mapping[str, float]) -> list[str]:
     names = [source.name for source in recipe.sources if source.held_out is None]
     if len(names) < MIN_MIXED_SOURCES:
         raise RecipeError(f"{len(names)} source to train on; a mixture needs at least {MIN_MIXED_SOURCES}")
-    for name in sorted(floors.keys() - set(names)):
+    for name in sorted(name for name in floors if name.partition(".")[0] not in names):
         raise RecipeError(f"--floor {name}: no source has this name; the sources are {', '.join(names)}")
     if sum(floors.values()) > 1 + 1e-9:
         raise RecipeError(f"--floor: the least weights are {sum(floors.values()):g} together; lower them to 1 at most")

@@ -59,11 +59,26 @@ class Texts:
 @dataclass(frozen=True)
 class HeldOut:
     """Texts to score. sets: name -> their numbers, such as {"held out of baseline": (0, 1, ...), "target books": ...}.
-    tasks: the sets that are questions of a task -> whether the task votes."""
+    tasks: the sets that are questions of a task -> whether the task votes. factors: of each text's bits and bytes where
+    a set's bits per byte are taken; none: 1 each."""
 
     texts: Texts
     sets: dict[str, tuple[int, ...]]
     tasks: dict[str, bool] = field(default_factory=dict)
+    factors: tuple[float, ...] = ()
+
+    def scale(self, places: Sequence[int]) -> np.ndarray:
+        """float64[places]: the factors of these texts."""
+        return np.array(self.factors)[list(places)] if self.factors else np.ones(len(places))
+
+    def as_one(self, name: str) -> "HeldOut":
+        """One set of all texts, whose bits per byte are the mean of those of the sets that are large enough."""
+        num_bytes, factors = self.texts.num_bytes, np.zeros(len(self.texts.texts))
+        for places in self.sets.values():
+            if len(places) >= MIN_DOCUMENTS:
+                factors[list(places)] += 1 / num_bytes[list(places)].sum()
+        used = np.flatnonzero(factors).tolist()
+        return HeldOut(self.texts, {name: tuple(used)}, factors=tuple((factors / factors.max()).tolist()))
 
     @property
     def documents(self) -> tuple[int, ...]:

@@ -7,6 +7,7 @@ Every step writes files under the work folder and is skipped where they stand, s
 stop."""
 
 import hashlib
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -41,7 +42,7 @@ from gristmill.pipelines.ablate.verdicts import (
     differing_documents,
     verdicts,
 )
-from gristmill.tokenizers.tokenizer import load_tokenizer
+from gristmill.tokenizers.tokenizer import MODEL_NAME, load_tokenizer
 
 DECAYING = {"shape": "linear", "warmup_share": WARMUP_SHARE, "final_ratio": 0.0}
 NOT_DECAYING = {"shape": "constant", "warmup_share": WARMUP_SHARE}
@@ -134,11 +135,20 @@ class Material:
 def experiment(arms: Sequence[Arm], curated: Sequence[Path], plan: Plan, engine: Engine) -> AblationResult:
     """curated: the corpus folder of each arm. Raises InputError or RecipeError before training for what cannot be
     compared."""
-    if plan.seeds < MIN_SEEDS:
-        raise RecipeError(f"--seeds {plan.seeds}: at least {MIN_SEEDS} are needed to know how much seeds matter")
+    check_seeds(plan.seeds)
     for note in missing_sources(arms):
         engine.reporter.say(f"ablate: {note}")
-    material = gather(arms, curated, plan, engine)
+    return decided(gather(arms, curated, plan, engine), plan, engine)
+
+
+def check_seeds(seeds: int) -> None:
+    if seeds < MIN_SEEDS:
+        raise RecipeError(f"--seeds {seeds}: at least {MIN_SEEDS} are needed to know how much seeds matter")
+
+
+def decided(material: Material, plan: Plan, engine: Engine) -> AblationResult:
+    """Trains the arms of the material, scores and decides."""
+    arms = material.arms
     vocabulary = load_tokenizer(material.tokenizer).vocab_size
     trainable = [sum(material.tokens(arm).values()) for arm in range(len(arms))]
     size, tokens = choose_size(plan.budget, len(arms), vocabulary, min(trainable), engine, material.shared)
@@ -190,9 +200,15 @@ def gather(arms: Sequence[Arm], curated: Sequence[Path], plan: Plan, engine: Eng
 
 
 def prepared(
-    arms: Sequence[Arm], curated: Sequence[Path], folder: Path, held_out: corpora.HeldOut, engine: Engine
+    arms: Sequence[Arm],
+    curated: Sequence[Path],
+    folder: Path,
+    held_out: corpora.HeldOut,
+    engine: Engine,
+    tokenizer: Path | None = None,
 ) -> Material:
-    """Each arm's training text without copies of held-out texts, one tokenizer and the arms' indexes."""
+    """Each arm's training text without copies of held-out texts, one tokenizer (`tokenizer`, else a new one) and the
+    arms' indexes."""
     identity = fingerprint(
         [
             [list(held_out.texts.texts), list(held_out.texts.contexts)],
@@ -200,7 +216,7 @@ def prepared(
             *[[arm.name, mix.cells()] for arm in arms if (mix := arm.recipe.index.mix) is not None],
         ]
     )
-    shared = folder / f"shared-{identity[:12]}"
+    shared = shared_folder(folder, identity, tokenizer)
     sources: list[list[str]] = []
     for arm, corpus in zip(arms, curated, strict=True):
         names = [source.name for source in arm.recipe.sources if source.held_out is None]
@@ -212,10 +228,24 @@ def prepared(
             raise InputError(f"{arm.name}: no training text is left; its recipe keeps nothing")
     folders = [shared / arm.name for arm in arms]
     seed = arms[0].recipe.seed
+    if tokenizer is not None and tokenizer != shared / "tokenizer":
+        shutil.copytree(tokenizer, shared / "tokenizer", dirs_exist_ok=True)
     corpora.train_tokenizer(folders, sources, seed, shared / "tokenizer", engine)
     for arm_folder, names in zip(folders, sources, strict=True):
         corpora.write_index(arm_folder, names, shared / "tokenizer", seed, engine)
     return Material(list(arms), shared, folders, sources, held_out)
+
+
+def shared_folder(folder: Path, identity: str, tokenizer: Path | None) -> Path:
+    """A folder for the identity, in which no other tokenizer stands than the one that is given."""
+    shared = folder / f"shared-{identity[:12]}"
+    there = shared / "tokenizer" / MODEL_NAME
+    if tokenizer is None or not there.is_file():
+        return shared
+    given = (tokenizer / MODEL_NAME).read_bytes()
+    if there.read_bytes() == given:
+        return shared
+    return folder / f"shared-{fingerprint([identity, hashlib.sha256(given).hexdigest()])[:12]}"
 
 
 class Tasks:
@@ -276,6 +306,7 @@ class Tasks:
                 None if init_from is None else init_from.name,
                 self._texts_digest,
                 *([] if recipe.index.mix is None else [recipe.index.mix.model_dump(mode="json")]),
+                *(phase.model_dump(mode="json") for phase in recipe.index.phases),
             ]
         )
         name = f"{name}-seed{draw.seed}-rate{rate:g}-{key[:8]}"

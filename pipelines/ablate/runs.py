@@ -30,6 +30,7 @@ from gristmill.training.run import Run, RunConfig
 
 SCORED_TOKENS = 8192  # of a batch
 PRECISION = "fp32"
+SCORES_NAME = "scores.npy"
 # Of Muon's rate for matrices to AdamW's for the rest, as in the demo. Differences between clean text and text with a
 # tenth of the words moved spread over seeds by .0016 bits a byte under Muon and by .028 under AdamW at the same rate
 # (three seeds, .15M parameters, 200,000 tokens of books, 2026-11-25): the same decision costs a hundredth.
@@ -59,7 +60,7 @@ class RunTask:
 
     @property
     def scores(self) -> Path:
-        return self.folder / "scores.npy"
+        return self.folder / SCORES_NAME
 
     @property
     def curve(self) -> Path:
@@ -106,11 +107,32 @@ def run(task: RunTask) -> None:
     Run(RunConfig(model, train, seed), data, single_process(), task.folder, Reporter.silent()).train()
     save_array(task.curve, losses(task.folder))
     if task.texts is not None:
-        trained, _ = load_model(find_checkpoint(task.folder))
-        causal_lm = LocalCausalLM(trained, model.sequence_length)
-        save_array(task.scores, bits_of_texts(causal_lm, tokenizer, task.texts))
+        save_array(task.scores, bits_of_model(task.folder, tokenizer, task.texts))
     record = {"cpu_seconds": time.process_time() - started}
     write_atomic(task.folder / "run.json", json.dumps(record).encode())
+
+
+@dataclass(frozen=True)
+class ScoreTask:
+    """Other texts for a model that stands in the folder of a run. path: of the bits, float64[texts]."""
+
+    run: Path
+    tokenizer: Path
+    texts: Texts
+    path: Path
+
+
+def score_again(task: ScoreTask) -> None:
+    if not task.path.is_file():
+        torch.set_num_threads(1)
+        task.path.parent.mkdir(parents=True, exist_ok=True)
+        save_array(task.path, bits_of_model(task.run, load_tokenizer(task.tokenizer), task.texts))
+
+
+def bits_of_model(folder: Path, tokenizer: Tokenizer, texts: Texts) -> np.ndarray:
+    """float64[texts]: see bits_of_texts."""
+    model, config = load_model(find_checkpoint(folder))
+    return bits_of_texts(LocalCausalLM(model, config.sequence_length), tokenizer, texts)
 
 
 def losses(folder: Path) -> np.ndarray:

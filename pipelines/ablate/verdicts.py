@@ -63,11 +63,12 @@ def verdicts(
     for rate in rates:
         of_rate: list[Effect] = []
         for places in chosen.values():
+            scale = held_out.scale(places)
             scored = [
                 ArmScores(
                     name,
-                    np.stack([bits[number, seed, rate][list(places)] for seed in range(seeds)]),
-                    num_bytes[list(places)],
+                    np.stack([bits[number, seed, rate][list(places)] for seed in range(seeds)]) * scale,
+                    num_bytes[list(places)] * scale,
                 )
                 for number, name in enumerate(names)
             ]
@@ -92,7 +93,7 @@ def baseline_bits(held_out: HeldOut, bits: Bits, rate: float, seeds: int) -> dic
     num_bytes = held_out.texts.num_bytes
     mean = np.mean([bits[0, seed, rate] for seed in range(seeds)], axis=0)
     return {
-        name: float(mean[list(places)].sum() / num_bytes[list(places)].sum())
+        name: float(mean[list(places)] @ held_out.scale(places) / (num_bytes[list(places)] @ held_out.scale(places)))
         for name, places in scored_sets(held_out)[0].items()
     }
 

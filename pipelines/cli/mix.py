@@ -2,19 +2,25 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Table
 
 from gristmill.foundation.errors import RecipeError
 from gristmill.foundation.files import write_atomic
+from gristmill.foundation.strict_yaml import write_yaml
 from gristmill.pipelines.ablate.arms import mixed_sources
 from gristmill.pipelines.cli.ablate import check_targets, parse_budget
 from gristmill.pipelines.cli.console import print_block
 from gristmill.pipelines.cli.options import EngineOptions, SetOption, StageOptions, make_runner, with_option_groups
-from gristmill.pipelines.recipes.recipe_file import load_recipe
+from gristmill.pipelines.recipes.recipe_file import RECIPES, find_recipe, load_recipe, read_fields
 from gristmill.pipelines.stage_list import stages_of, stages_up_to
+
+if TYPE_CHECKING:
+    from gristmill.pipelines.ablate.mixing import MixResult
+
+FIRST_LINE = "# Weights proposed by `gristmill mix`:"
 
 
 @dataclass(frozen=True)
@@ -30,6 +36,13 @@ class MixOptions(EngineOptions):
         list[Path] | None, typer.Option(help="Texts the model should be good at: .jsonl with `text`, or plain text.")
     ] = None
     documents: Annotated[int, typer.Option(min=30, help="Held-out documents of each source, at most.")] = 200
+    confirm: Annotated[
+        str | None, typer.Option(help="Budget of an ablation against natural, uniform and tempered mixtures.")
+    ] = None
+    seeds: Annotated[int, typer.Option(min=3, max=64, help="Of that ablation, for each mixture and rate.")] = 5
+    output: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The recipe with the weights. Default: RECIPE-mixed.yaml.")
+    ] = None
     workdir: Annotated[Path | None, typer.Option(metavar="DIR", help="Default: work/mix-NAME.")] = None
     set_: SetOption = None
 
@@ -47,39 +60,73 @@ def mix(recipe: Annotated[str, typer.Argument(metavar="RECIPE")], options: MixOp
             f"{recipe} has no section train; say with --tokens how long the run is that the mixture is for"
         )
     check_targets(options.target or [])
+    confirmation = parse_budget(options.confirm) if options.confirm is not None else None
+    output = output_path(recipe, options.output)
     folder = options.workdir or Path("work") / f"mix-{loaded.name}"
     stage_options = StageOptions(options.workers, options.engine, options.address, workdir=folder / "curated")
     runner = make_runner(loaded, stages_up_to(loaded, stages_of(loaded), "curate"), stage_options)
     runner.run(only="curate")
-    from gristmill.pipelines.ablate.mixing import MixPlan  # torch takes seconds to load
-    from gristmill.pipelines.ablate.mixing import mix as mix_sources
+    from gristmill.pipelines.ablate import mixing  # torch takes seconds to load
+    from gristmill.pipelines.ablate.experiment import Plan
+    from gristmill.pipelines.ablate.report import terminal_table, write_report
 
     targets = tuple(options.target or ())
-    plan = MixPlan(
+    plan = mixing.MixPlan(
         folder, options.runs, seconds, flops, target_tokens, options.max_epochs, floors, targets, options.documents
     )
     engine = options.open(StageOptions().reporter(), folder)
     try:
-        result = mix_sources(loaded, folder / "curated" / "curate", plan, engine)
+        result = mixing.mix(loaded, folder / "curated" / "curate", plan, engine)
+        confirmed = None
+        if confirmation is not None:
+            of_ablation = Plan(folder, options.seeds, seconds=confirmation[0], flops=confirmation[1])
+            confirmed = mixing.confirm(result, of_ablation, engine)
     finally:
         engine.close()
-    weights = result.proposal.weights
-    table = Table("source", "natural", "proposed", "90 % range", "cap")
-    rows = zip(
-        result.names, result.natural, weights, result.proposal.low, result.proposal.high, result.caps, strict=True
-    )
-    for name, natural, weight, low, high, cap in rows:
-        table.add_row(name, f"{natural:.3f}", f"{weight:.3f}", f"{low:.3f} to {high:.3f}", f"{cap:.3f}")
-    print_block(table)
+    print_block(proposal_table(result))
     print(
         f"predicted {result.proposal.loss:.4f} bits a byte, mean of {', '.join(result.sets)}; "
         f"{len(result.mixtures)} runs"
     )
-    lines = [f"sources.{name}.weight={weight:.4f}" for name, weight in zip(result.names, weights, strict=True)]
-    path = folder / "weights.txt"
-    write_atomic(path, ("\n".join(lines) + "\n").encode())
-    overrides = " ".join(f"--set {line}" for line in lines)
-    print(f"{path}; train with: gristmill run {recipe} {overrides}")
+    write_mixed(recipe, options, result, output)
+    if confirmed is not None:
+        print(terminal_table(confirmed))
+        print(f"{write_report(confirmed, folder)}")
+    print(f"{output}; train with: gristmill run {output}")
+
+
+def proposal_table(result: "MixResult") -> Table:
+    proposal = result.proposal
+    table = Table("source", "natural", "proposed", "90 % range", "cap")
+    rows = zip(result.names, result.natural, proposal.weights, proposal.low, proposal.high, result.caps, strict=True)
+    for name, natural, weight, low, high, cap in rows:
+        table.add_row(name, f"{natural:.3f}", f"{weight:.3f}", f"{low:.3f} to {high:.3f}", f"{cap:.3f}")
+    return table
+
+
+def output_path(recipe: str, given: Path | None) -> Path:
+    """Where the proposal is written. Raises RecipeError if a file stands there that this command did not write."""
+    path = find_recipe(recipe)
+    beside = Path(".") if path.parent == RECIPES else path.parent  # paths of Python files are relative to it
+    output = given or beside / f"{path.stem}-mixed.yaml"
+    if output.exists() and not output.read_text("utf-8", "replace").startswith(FIRST_LINE):
+        raise RecipeError(f"{output} stands there already and is not of this command; name another file with --output")
+    return output
+
+
+def write_mixed(recipe: str, options: MixOptions, result: "MixResult", output: Path) -> None:
+    """Writes the recipe with the proposed weights of its sources and, of a recipe with cells, of those."""
+    from gristmill.pipelines.ablate.mixing import mixed_fields
+
+    weights, repeats = mixed_fields(result)
+    fields = read_fields(recipe, options.set_ or [])[1].value
+    for source in fields["sources"]:
+        if source["name"] in weights:
+            source["weight"] = weights[source["name"]]
+    if repeats:
+        cut = {name: value for name, value in fields["index"]["mix"].items() if name not in ("power", "drop", "topics")}
+        fields["index"]["mix"] = cut | {"repeats": repeats, "max_epochs": options.max_epochs}
+    write_atomic(output, f"{FIRST_LINE} {len(result.mixtures)} runs.\n{write_yaml(fields)}".encode())
 
 
 def parse_floors(values: list[str]) -> dict[str, float]:

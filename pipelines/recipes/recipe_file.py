@@ -64,6 +64,12 @@ def find_recipe(reference: str) -> Path:
 
 def load_recipe(reference: str, overrides: Sequence[str] = ()) -> Recipe:
     """The validated recipe with its overrides. Raises RecipeError naming the file, line, field and fix."""
+    path, document = read_fields(reference, overrides)
+    return validate(document.value, str(path), document, Path(".") if path.parent == RECIPES else path.parent)
+
+
+def read_fields(reference: str, overrides: Sequence[str] = ()) -> tuple[Path, YamlDocument]:
+    """The path of a recipe, and its fields with the overrides, which are a mapping but not validated yet."""
     path = find_recipe(reference)
     try:
         document = read_yaml(path.read_bytes(), str(path))
@@ -75,7 +81,7 @@ def load_recipe(reference: str, overrides: Sequence[str] = ()) -> Recipe:
     for override in overrides:
         _apply(document, override)
     _refuse_credentials(document, str(path))
-    return validate(document.value, str(path), document, Path(".") if path.parent == RECIPES else path.parent)
+    return path, document
 
 
 def _refuse_credentials(document: YamlDocument, origin: str) -> None:

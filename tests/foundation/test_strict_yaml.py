@@ -1,9 +1,11 @@
 """YAML as recipes are written: what plain values mean, and what is refused with its line."""
 
+import hypothesis.strategies as st
 import pytest
+from hypothesis import given
 
 from gristmill.foundation.errors import RecipeError
-from gristmill.foundation.strict_yaml import MAX_CHARACTERS, MAX_DEPTH, MAX_VALUES, read_yaml
+from gristmill.foundation.strict_yaml import MAX_CHARACTERS, MAX_DEPTH, MAX_VALUES, read_yaml, write_yaml
 
 
 def value(text):
@@ -124,3 +126,18 @@ def test_refused(text, words):
 def test_an_option_has_no_lines():
     with pytest.raises(RecipeError, match=r"^--set a=010: 010 is one number"):
         read_yaml("010", "--set a=010", name_lines=False)
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers(-(10**6), 10**6) | st.text(max_size=12), st.lists, max_leaves=6
+    )
+)
+def test_written_values_are_read_as_they_were(value):
+    assert read_yaml(write_yaml({"field": value}), "here").value == {"field": value}
+
+
+def test_texts_that_look_like_other_values_are_quoted():
+    fields = {"size": "4M", "rate": "1e-3", "answer": "no", "time": "1:30", "number": 0.1, "plain": "a b", "4k": 1}
+    assert read_yaml(write_yaml(fields), "here").value == fields
+    assert 'size: "4M"' in write_yaml(fields) and "plain: a b" in write_yaml(fields)
