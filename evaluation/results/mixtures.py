@@ -111,7 +111,7 @@ def mean_prediction(laws: Sequence[MixtureLaw], weights_MS: np.ndarray) -> np.nd
 
 @dataclass(frozen=True)
 class Proposal:
-    """weights: of the sources. low, high: their 90 % range over resampled runs. loss: predicted mean over the sets."""
+    """weights: of the sources. low, high: their 90 % range, from resampled runs. loss: predicted mean over the sets."""
 
     weights: np.ndarray
     low: np.ndarray
@@ -132,8 +132,15 @@ def propose(
     laws = resampled_laws(weights_RS, losses_RV, seed)
     together = [law for of_sample in laws for law in of_sample]
     best = optimum(together, lowest_S, highest_S)
-    low, high = np.quantile([optimum(of_sample, lowest_S, highest_S) for of_sample in laws], (0.05, 0.95), axis=0)
+    ends = np.quantile([optimum(of_sample, lowest_S, highest_S) for of_sample in laws], (0.05, 0.95), axis=0)
+    low, high = np.clip(best + (ends - best) * small_sample_factor(*weights_RS.shape), lowest_S, highest_S)
     return Proposal(best, low, high, float(mean_prediction(together, best[None])[0]))
+
+
+def small_sample_factor(runs: int, sources: int) -> float:
+    """What resampled runs differ too little by, since each law was fitted to them: a law has sources + 1 free numbers
+    (MacKinnon and White 1985, HC1). 24 runs of 3 sources -> 1.095."""
+    return float(np.sqrt(runs / max(1, runs - sources - 1)))
 
 
 def optimum(laws: Sequence[MixtureLaw], lowest_S: np.ndarray, highest_S: np.ndarray) -> np.ndarray:

@@ -31,7 +31,8 @@ def planted(seed: int = 0, noise: float = 0.0) -> tuple[np.ndarray, np.ndarray, 
     weights = draw_mixtures(np.array([0.6, 0.3, 0.1]), 24, seed)
     losses = np.column_stack([law.predict(weights) for law in laws])
     losses += np.random.default_rng(seed).normal(0, noise, losses.shape)
-    grid = np.array([(a, b, 100 - a - b) for a in range(101) for b in range(101 - a)]) / 100
+    first, second = np.divmod(np.arange(501 * 501), 501)
+    grid = np.column_stack([first, second, 500 - first - second])[first + second <= 500] / 500
     return weights, losses, grid[mean_prediction(laws, grid).argmin()]
 
 
@@ -50,13 +51,15 @@ def test_the_planted_optimum_is_found_within_a_twentieth():
 
 @pytest.mark.slow
 def test_the_ranges_contain_the_planted_optimum():
-    """90 % ranges of each weight over repeated swarms with noise."""
-    inside = []
-    for seed in range(12):
-        weights, losses, best = planted(seed, noise=0.01)
-        proposal = propose(weights, losses, *FREE, seed)
-        inside += ((proposal.low - 0.01 <= best) & (best <= proposal.high + 0.01)).tolist()
-    assert np.mean(inside) >= 0.8
+    """90 % ranges of each weight, over 80 swarms of 24 runs at each of two levels of noise."""
+    for noise in (0.01, 0.03):
+        inside = []
+        for seed in range(80):
+            weights, losses, best = planted(seed, noise)
+            proposal = propose(weights, losses, *FREE, seed)
+            inside += ((proposal.low <= best) & (best <= proposal.high)).tolist()
+        print(noise, np.mean(inside))
+        assert 0.85 <= np.mean(inside) <= 0.95
 
 
 def test_bounds_hold():
