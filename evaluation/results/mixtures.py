@@ -138,7 +138,7 @@ def propose(
 
 
 def small_sample_factor(runs: int, sources: int) -> float:
-    """What resampled runs differ too little by, since each law was fitted to them: a law has sources + 1 free numbers
+    """Factor by which resampled runs differ too little, since a law of sources + 1 free numbers was fitted to them
     (MacKinnon and White 1985, HC1). 24 runs of 3 sources -> 1.095."""
     return float(np.sqrt(runs / max(1, runs - sources - 1)))
 

@@ -27,7 +27,7 @@ from gristmill.pipelines.ablate import corpora
 from gristmill.pipelines.ablate.arms import Arm, mixed_sources
 from gristmill.pipelines.ablate.budget import Budget, ProxySize, choose_size
 from gristmill.pipelines.ablate.experiment import AblationResult, Material, Plan, Tasks, decided, prepared, tune
-from gristmill.pipelines.ablate.runs import SCORES_NAME, ScoreTask, run, score_again
+from gristmill.pipelines.ablate.runs import SCORES_NAME, RescoreTask, run, score_again
 from gristmill.pipelines.recipes.config import Recipe
 from gristmill.tokenizers.tokenizer import load_tokenizer
 
@@ -216,7 +216,7 @@ def swarm(
 def scored_again(material: Material, folders: Sequence[Path], engine: Engine) -> list[Path]:
     """The file with the bits of the material's held-out texts for each run, which others scored if its data did."""
     tasks = [
-        ScoreTask(
+        RescoreTask(
             folder,
             material.tokenizer,
             material.held_out.texts,
@@ -270,7 +270,7 @@ def write_swarm(
     folders: Sequence[Path],
     mixtures: np.ndarray,
 ) -> None:
-    """What a later command needs to reuse the runs; see FormerSwarm."""
+    """Writes swarm.json, by which a later command reuses the runs; see FormerSwarm."""
     content = {
         "names": data.names,
         "data": data_of(data.material.arms[0].recipe),

@@ -113,7 +113,7 @@ def run(task: RunTask) -> None:
 
 
 @dataclass(frozen=True)
-class ScoreTask:
+class RescoreTask:
     """Other texts for a model that stands in the folder of a run. path: of the bits, float64[texts]."""
 
     run: Path
@@ -122,7 +122,7 @@ class ScoreTask:
     path: Path
 
 
-def score_again(task: ScoreTask) -> None:
+def score_again(task: RescoreTask) -> None:
     if not task.path.is_file():
         torch.set_num_threads(1)
         task.path.parent.mkdir(parents=True, exist_ok=True)
