@@ -209,7 +209,7 @@ def swarm(
     engine.map(run, runs, "mix: training", unit="runs")
     scores = scored_again(material, reused, engine) + [task.scores for task in runs]
     folders = [*reused, *(task.folder for task in runs)]
-    write_swarm(plan.folder, data, size, tokens, rate, folders, mixtures)
+    write_swarm(plan.folder, data, tasks, rate, dict(zip(folders, mixtures, strict=True)))
     return mixtures, *losses_by_set(material, scores)
 
 
@@ -261,25 +261,17 @@ def losses_by_set(material: Material, scores: Sequence[Path]) -> tuple[np.ndarra
     return np.array(losses), list(sets)
 
 
-def write_swarm(
-    folder: Path,
-    data: SwarmData,
-    size: ProxySize,
-    tokens: int,
-    rate: float,
-    folders: Sequence[Path],
-    mixtures: np.ndarray,
-) -> None:
-    """Writes swarm.json, by which a later command reuses the runs; see FormerSwarm."""
+def write_swarm(folder: Path, data: SwarmData, tasks: Tasks, rate: float, mixtures: dict[Path, np.ndarray]) -> None:
+    """Writes swarm.json, by which a later command reuses the runs; see FormerSwarm. mixtures: by folder of a run."""
     content = {
         "names": data.names,
         "data": data_of(data.material.arms[0].recipe),
         "tokenizer": str(data.material.tokenizer.relative_to(folder)),
-        "size": asdict(size),
-        "tokens": tokens,
+        "size": asdict(tasks.size),
+        "tokens": tasks.tokens,
         "rate": rate,
-        "folders": [str(path.relative_to(folder)) for path in folders],
-        "weights": mixtures.tolist(),
+        "folders": [str(path.relative_to(folder)) for path in mixtures],
+        "weights": [weights.tolist() for weights in mixtures.values()],
     }
     write_atomic(folder / SWARM_NAME, canonical_json(content) + b"\n")
 
