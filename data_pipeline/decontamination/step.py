@@ -168,7 +168,7 @@ def _write_questions(
     part_of = order * parts // max(int(order.max(initial=0)) + 1, 1)
     paths = tuple(folder / f"questions-{part:05d}.jsonl" for part in range(parts))
     beginnings = [
-        {int(number): examples[number].text[:QUESTION_CHARACTERS] for number in np.flatnonzero(part_of == part)}
+        {number: examples[number].text[:QUESTION_CHARACTERS] for number in np.flatnonzero(part_of == part).tolist()}
         for part in range(parts)
     ]
     tasks = [QuestionsTask(results, *task) for task in zip(beginnings, paths, strict=True)]

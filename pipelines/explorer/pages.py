@@ -349,8 +349,8 @@ def contamination(report: Mapping[str, Any], questions: Sequence[Mapping[str, An
         for row in questions
     ]
     onward = link("/contamination", "next page", page=number + 1) if len(questions) == PAGE_ROWS else ""
-    columns = ("benchmark", "example", "kind", "text", "in", "documents")
-    return f"{''.join(parts)}<h2>Questions found</h2>{table(columns, listed, 1)}<p>{onward}</p>"
+    of_questions = ("benchmark", "example", "kind", "text", "in", "documents")
+    return f"{''.join(parts)}<h2>Questions found</h2>{table(of_questions, listed, 1)}<p>{onward}</p>"
 
 
 def personal_data(rows: Sequence[Mapping[str, Any]]) -> str:
