@@ -62,6 +62,8 @@ from gristmill.data_pipeline.filters.profiles import load_profiles
 from gristmill.data_pipeline.ledger.document_file import IDENTITY_FILE
 from gristmill.data_pipeline.ledger.ledger import write_ledger
 from gristmill.data_pipeline.ledger.removal_step import Removals, SourceState
+from gristmill.data_pipeline.quality.config import QUALITY_FOLDER
+from gristmill.data_pipeline.quality.scores import write_model_reports
 from gristmill.data_pipeline.quality.step import QualityFolders, score_quality
 from gristmill.data_pipeline.readers.source import SourceConfig
 from gristmill.data_pipeline.signals.language import model_digest
@@ -176,7 +178,7 @@ def _score_quality(state: CurationState, inputs: CurationInputs) -> CurationStat
     config = inputs.config.quality
     if config is None:
         return state
-    folders = QualityFolders(inputs.cache / "quality", inputs.folder / "quality", inputs.work / "quality")
+    folders = QualityFolders(inputs.cache / "quality", inputs.folder / QUALITY_FOLDER, inputs.work / "quality")
     removed, scores = score_quality(state.sources, config, folders, inputs.engine)
     return replace(state, removals=[*state.removals, removed], scores=scores)
 
@@ -224,6 +226,7 @@ def _write(state: CurationState, inputs: CurationInputs) -> dict[str, Any]:
     write_examples(state.sources, state.removals, folder, engine)
     if state.edits.contamination is not None:
         write_contamination(state.edits.contamination, folder)
+    write_model_reports(config.quality_scores, folder / QUALITY_FOLDER)
     if config.near_dedup is not None and config.near_dedup.keep_signatures:
         keep_signatures(folder, config.near_dedup.scheme, engine)
     keys += write_sketches(folder, ledgers, config.pii, inputs.work / "sketches", engine, reused)

@@ -7,6 +7,8 @@ from pydantic import Field, field_validator
 
 from gristmill.foundation.config import Config
 
+QUALITY_FOLDER = "quality"  # of a corpus, with these files:
+FITTED_NAME, REPORTS_NAME = "quality.safetensors", "models.json"
 MIN_DOCUMENTS = 20  # per class: with fewer the held-out AUC is meaningless
 
 

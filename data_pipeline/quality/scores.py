@@ -16,6 +16,7 @@ import pyarrow as pa
 from pydantic import Field
 
 from gristmill.data_pipeline.quality import ngram_lm
+from gristmill.data_pipeline.quality.config import FITTED_NAME, REPORTS_NAME
 from gristmill.data_pipeline.quality.linear_model import (
     FORMAT,
     HEADER_BYTES,
@@ -37,6 +38,8 @@ from gristmill.data_pipeline.signals.language import (
 )
 from gristmill.foundation.config import Config
 from gristmill.foundation.errors import RecipeError
+from gristmill.foundation.files import write_atomic
+from gristmill.foundation.fingerprint import canonical_json
 
 PREFIX, LABELS_PREFIX = "quality_", "label_"
 NAME = re.compile(r"[a-z][a-z0-9_]{0,40}")
@@ -131,6 +134,19 @@ def pinned_scores(scores: Mapping[str, QualityScoreConfig]) -> tuple[QualityScor
         label = _label(config.label, path, kind, f"{field}.label")
         pinned.append(QualityScore(name=name, label=label, digest=file_sha256(path), path=str(path), kind=kind))
     return tuple(pinned)
+
+
+def write_model_reports(scores: Mapping[str, QualityScoreConfig], folder: Path) -> None:
+    """Writes FOLDER/models.json: column -> labels, AUC and reliability of each linear model, also of one that curation
+    fitted into the folder; nothing if there is none."""
+    paths = {score.column: Path(score.path) for score in pinned_scores(scores) if score.kind == "linear"}
+    if (folder / FITTED_NAME).is_file():
+        paths["quality_score"] = folder / FITTED_NAME
+    models = {column: load_linear_model(path) for column, path in paths.items()}
+    reports = {column: {"labels": model.labels, **model.report} for column, model in models.items()}
+    if reports:
+        folder.mkdir(exist_ok=True)
+        write_atomic(folder / REPORTS_NAME, canonical_json(reports) + b"\n")
 
 
 def model_kind(path: Path, field: str) -> Kind:

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 from gristmill.data_pipeline.ledger.document_file import Mask, packed_ids
 from gristmill.data_pipeline.ledger.parquet_rows import RowRange, read_rows
 from gristmill.data_pipeline.ledger.removal_step import StoredRemovals, removed_dtype, write_removed
-from gristmill.data_pipeline.quality.config import QualityConfig
+from gristmill.data_pipeline.quality.config import FITTED_NAME, QualityConfig
 from gristmill.data_pipeline.quality.fit import FitSettings, fit_linear_model
 from gristmill.data_pipeline.quality.linear_model import LinearModel, load_linear_model
 from gristmill.data_pipeline.quality.selection import SCORE_STEPS, lowest_of_best, select_documents
@@ -26,7 +26,6 @@ from gristmill.foundation.runtime.tasks.engine import Engine
 from gristmill.foundation.runtime.tasks.shuffle import Shuffle
 from gristmill.foundation.runtime.tasks.task_files import fetch
 
-MODEL_NAME = "quality.safetensors"
 FIT_VERSION = 2  # raised whenever the code changes what is fitted
 SCORED_ROWS = 1024  # texts of a batch, in memory as Python strings
 COUNT = np.dtype([("score", "<u4"), ("times", "<i8")])  # score: in SCORE_STEPS
@@ -75,13 +74,13 @@ def score_quality(
     for name in (*config.positive, *config.negative, *config.apply_to):
         _check_name(name, list(by_name))
     work = folders.cache / fingerprint(_identity(sources, config))
-    if not is_sealed(work / MODEL_NAME):
-        _fit(by_name, config).save(work / MODEL_NAME)
-        seal(work / MODEL_NAME)
-    load_linear_model(work / MODEL_NAME).save(folders.corpus / MODEL_NAME)
+    if not is_sealed(work / FITTED_NAME):
+        _fit(by_name, config).save(work / FITTED_NAME)
+        seal(work / FITTED_NAME)
+    load_linear_model(work / FITTED_NAME).save(folders.corpus / FITTED_NAME)
     scored_sources = [by_name[name] for name in config.scored]
     tasks = [
-        ScoreTask(path, work / MODEL_NAME, work / f"{path.stem}.npy")
+        ScoreTask(path, work / FITTED_NAME, work / f"{path.stem}.npy")
         for source in scored_sources
         for path in source.paths
     ]

@@ -14,8 +14,9 @@ from gristmill.data_pipeline.corpus.counts import rule_order
 from gristmill.data_pipeline.corpus.shards import PII_FIELD
 from gristmill.data_pipeline.corpus.writer import DECONTAMINATION_FOLDER, REPORT_JSON
 from gristmill.data_pipeline.filters.apply import heavy_removals
+from gristmill.data_pipeline.quality.config import QUALITY_FOLDER, REPORTS_NAME
 from gristmill.foundation.manifest import read_manifest
-from gristmill.pipelines.report.figures import histogram_block
+from gristmill.pipelines.report.figures import curves, histogram_block
 from gristmill.pipelines.report.flow import flow_of, flow_svg
 from gristmill.pipelines.report.render import Block, Excerpt, Figure, Heading, Paragraph, Table
 
@@ -34,6 +35,7 @@ def curation_blocks(folder: Path) -> list[Block]:
         *language_blocks(counts["sources"]),
         *rule_language_blocks(counts),
         *rule_blocks(counts, ledger, folder),
+        *quality_blocks(folder),
         *duplicate_blocks(ledger, folder),
         *removed_span_blocks(counts["sources"]),
         *contamination_blocks(folder),
@@ -180,6 +182,43 @@ def example_block(example: Mapping[str, Any]) -> Excerpt:
     )
     start = " ".join(example["excerpt"].split())[:TITLE_CHARACTERS]
     return Excerpt(f"{title} ({example['doc_id']}): {start}", example["excerpt"])
+
+
+def quality_blocks(folder: Path) -> list[Block]:
+    """Linear models of quality: what they tell apart, and whether their scores are probabilities."""
+    path = folder / QUALITY_FOLDER / REPORTS_NAME
+    if not path.is_file():
+        return []
+    models = json.loads(path.read_bytes())
+    rows = tuple(
+        (
+            name,
+            " against ".join(model["labels"]),
+            f"{model['auc']:.4f}",
+            f"{model['calibration_error']:.4f}",
+            f"{model['measured_documents']:,}",
+        )
+        for name, model in models.items()
+    )
+    points = {
+        name: ([row["score"] for row in model["reliability"]], [row["positive"] for row in model["reliability"]])
+        for name, model in models.items()
+    }
+    calibrated = ([0.0, 1.0], [0.0, 1.0])
+    return [
+        Heading("Models of quality"),
+        Table(
+            ("score", "labels", "AUC", "calibration error", "held-out documents"),
+            rows,
+            2,
+            "Measured on labelled documents that the model was not fitted to.",
+        ),
+        Figure(
+            "reliability",
+            curves({**points, "calibrated": calibrated}, "mean score", "share of the first label"),
+            "Reliability: of documents with a score of .7 seven in ten are of the first label where it is calibrated.",
+        ),
+    ]
 
 
 def duplicate_blocks(ledger: pa.Table, folder: Path) -> list[Block]:

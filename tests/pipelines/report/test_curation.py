@@ -1,17 +1,21 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from gristmill.data_pipeline.decontamination.matches import KINDS
+from gristmill.data_pipeline.quality.linear_model import LinearModel
+from gristmill.data_pipeline.quality.scores import QualityScoreConfig, write_model_reports
 from gristmill.pipelines.report.curation import (
     cluster_size_table,
     contamination_blocks,
     duplicate_blocks,
     kept_blocks,
     personal_data_blocks,
+    quality_blocks,
     removed_span_blocks,
     rule_language_blocks,
     step_table,
@@ -27,6 +31,25 @@ def test_removed_spans_by_step_and_source():
     assert isinstance(blocks[1], Table) and blocks[1].rows == (("line_dedup", "web", "2", "3,000", "90,000"),)
     assert "adds 4 documents" in blocks[1].caption
     assert removed_span_blocks({"books": {"removed_spans": {}, "pieces": 0}}) == []
+
+
+def test_models_of_quality_with_their_reliability(tmp_path):
+    """A model of 2**10 weights fitted to nothing, as curation describes it for the report."""
+    report = {
+        "auc": 0.75,
+        "calibration_error": 0.1,
+        "measured_documents": 1200,
+        "reliability": [
+            {"score": 0.2, "positive": 0.25, "documents": 600},
+            {"score": 0.7, "positive": 0.8, "documents": 600},
+        ],
+    }
+    assert quality_blocks(tmp_path) == []
+    LinearModel(np.zeros(2**10, np.float32), 1, 1.0, 0.0, ("law", "spam"), report).save(tmp_path / "m.safetensors")
+    write_model_reports({"mine": QualityScoreConfig(model=str(tmp_path / "m.safetensors"))}, tmp_path / "quality")
+    _, table, figure = quality_blocks(tmp_path)
+    assert table.rows == (("quality_mine", "law against spam", "0.7500", "0.1000", "1,200"),)
+    assert figure.name == "reliability" and b"quality_mine" in figure.svg
 
 
 def test_documents_and_bytes_left_after_each_step():
