@@ -110,12 +110,17 @@ def beginning(text: str) -> str:
     return text.encode()[:MAX_DOCUMENT_BYTES].decode("utf-8", "ignore")
 
 
-def hold_out(arms: Sequence[Arm], corpora: Sequence[Path], targets: Sequence[Path], per_set: int) -> HeldOut:
-    """Up to per_set documents of each arm's test split and of each target, in a seeded order; equal texts once.
+def hold_out(
+    arms: Sequence[Arm], corpora: Sequence[Path], targets: Sequence[Path], per_set: int, targets_alone: bool = False
+) -> HeldOut:
+    """Up to per_set documents of each arm's test split, unless targets_alone, and of each target, in a seeded order;
+    equal texts once.
 
     Raises InputError if no arm and no target has enough of them."""
     groups: dict[str, list[str]] = {}
     for arm, corpus in zip(arms, corpora, strict=True):
+        if targets_alone:
+            break
         sources = [source.name for source in arm.recipe.sources]
         groups[f"held out of {arm.name}"] = list(read_split(corpus, "test", sources))
     for target in targets:

@@ -53,7 +53,8 @@ TRUNK = -1  # the number of the arm under which the runs that all arms go on fro
 class Plan:
     """seeds: models of each arm and rate, counted from first_seed. seconds or flops: the budget of all runs. documents:
     held out of each arm, at most. targets: files of texts that the user wants to be good at. questions: task -> pairs
-    of context and right answer. cooldown: the arms differ in the last COOLDOWN_SHARE of a run alone."""
+    of context and right answer. cooldown: the arms differ in the last COOLDOWN_SHARE of a run alone.
+    targets_alone: the arms' own held-out documents are not scored."""
 
     folder: Path
     seeds: int = 5
@@ -64,6 +65,7 @@ class Plan:
     targets: tuple[Path, ...] = ()
     questions: Mapping[str, Sequence[tuple[str, str]]] = field(default_factory=dict)
     cooldown: bool = False
+    targets_alone: bool = False
 
     @property
     def budget(self) -> Budget:
@@ -195,7 +197,8 @@ def decided(material: Material, plan: Plan, engine: Engine) -> AblationResult:
 
 def gather(arms: Sequence[Arm], curated: Sequence[Path], plan: Plan, engine: Engine) -> Material:
     """Held-out texts of the arms, and what their runs read."""
-    held_out = corpora.hold_out(arms, curated, plan.targets, plan.documents).with_tasks(plan.questions)
+    held_out = corpora.hold_out(arms, curated, plan.targets, plan.documents, plan.targets_alone)
+    held_out = held_out.with_tasks(plan.questions)
     return prepared(arms, curated, plan.folder, held_out, engine)
 
 

@@ -35,6 +35,9 @@ class AblateOptions(EngineOptions):
         None
     )
     documents: Annotated[int, typer.Option(min=30, help="Held-out documents of each arm, at most.")] = 400
+    targets_alone: Annotated[
+        bool, typer.Option("--targets-alone", help="Score the targets, not what each arm holds out: fewer comparisons.")
+    ] = False
     cooldown: Annotated[
         bool, typer.Option("--cooldown", help="One run to 80 %; the arms differ in the decay phase alone.")
     ] = False
@@ -55,6 +58,8 @@ def ablate(
     folder = options.workdir or Path("work") / f"ablate-{arms[0].recipe.name}"
     questions = task_questions(options)
     check_targets(options.target or [])
+    if options.targets_alone and not options.target:
+        raise RecipeError("--targets-alone: no --target is named; name texts that the models should be good at")
     curated: list[Path] = []
     done: dict[str, Path] = {}
     for arm in arms:
@@ -78,6 +83,7 @@ def ablate(
         targets=tuple(options.target or ()),
         questions=questions,
         cooldown=options.cooldown,
+        targets_alone=options.targets_alone,
     )
     reporter = StageOptions().reporter()
     engine = options.open(reporter, folder)

@@ -154,6 +154,17 @@ def test_targets_are_paragraphs_or_records(tmp_path):
     assert corpora.target_texts(tmp_path / "t.jsonl") == ["a", "b"]
 
 
+def test_targets_alone_are_the_only_texts_to_score(arms, tmp_path, call):
+    recipes, folders = arms
+    (tmp_path / "t.txt").write_text("\n\n".join(f"paragraph {number}" for number in range(40)))
+    target = (tmp_path / "t.txt",)
+    alone = corpora.hold_out(recipes, folders, target, 400, targets_alone=True)
+    assert set(alone.sets) == {"target t.txt"} and len(alone.texts.texts) == 40
+    assert set(corpora.hold_out(recipes, folders, target, 400).sets) > set(alone.sets)
+    code, said = call("ablate", "demo", "--vary", "curate.near_dedup=none", "--targets-alone")
+    assert code == 2 and "--targets-alone: no --target is named" in said
+
+
 class Bytes:
     end_of_document = 0
 
