@@ -40,7 +40,8 @@ LEAST_WEIGHT = 1e-4  # in a recipe, where 0 would say that the source is not wan
 @dataclass(frozen=True)
 class MixPlan:
     """runs: mixtures; None: RUNS_PER_SOURCE for each source. seconds or flops: the budget of all. target_tokens: of the
-    run that the mixture is for. max_epochs: how often it may read a source. floors: the least weight of sources."""
+    run that the mixture is for. max_epochs: how often it may read a source. floors: the least weight of sources.
+    targets: texts that the model should be good at. documents: held out of each source, at most."""
 
     folder: Path
     runs: int | None
@@ -118,7 +119,7 @@ def gathered(recipe: Recipe, curated: Path, plan: MixPlan, engine: Engine) -> Sw
     groups = {f"source {name}": list(corpora.read_split(curated, "test", [name])) for name in names}
     groups |= {f"target {path.name}": corpora.target_texts(path) for path in plan.targets}
     held_out = corpora.drawn_groups(groups, plan.documents)
-    data = data_of(recipe)
+    data = data_of(recipe, plan)
     former = former_swarm(plan.folder)
     if former is not None and not former.data.items() <= data.items():
         changed = ", ".join(sorted(name for name in former.data if former.data[name] != data.get(name)))
@@ -135,11 +136,13 @@ def gathered(recipe: Recipe, curated: Path, plan: MixPlan, engine: Engine) -> Sw
     return SwarmData(names, material, former)
 
 
-def data_of(recipe: Recipe) -> dict[str, str]:
-    """Source -> fingerprint of all in the recipe that decides its documents and their cells."""
+def data_of(recipe: Recipe, plan: MixPlan) -> dict[str, str]:
+    """Source -> fingerprint of all in the recipe that decides its documents and their cells; and of the budget, which
+    decides the models."""
     common = [recipe.seed, recipe.curate.model_dump(mode="json")]
     common += [] if recipe.index.mix is None else [recipe.index.mix.cells()]
-    return {
+    budget = {"--budget": fingerprint([plan.seconds, plan.flops])}
+    return budget | {
         source.name: fingerprint([*common, source.model_dump(mode="json", exclude={"weight"})])
         for source in recipe.sources
         if source.held_out is None
@@ -156,6 +159,9 @@ def former_swarm(folder: Path) -> FormerSwarm | None:
         stored["size"] = ProxySize(**stored["size"])
         stored["tokenizer"] = folder / stored["tokenizer"]
         stored["folders"] = [folder / name for name in stored["folders"]]
+        for inside in (stored["tokenizer"], *stored["folders"]):
+            if not inside.resolve().is_relative_to(folder.resolve()) or not inside.is_dir():
+                raise ValueError(f"{inside} is no folder of a run here")
         return FormerSwarm(**stored)
     except (ValueError, KeyError, TypeError) as error:
         raise InputError(f"{path}: damaged ({type(error).__name__}: {error}); remove it, and train anew") from error
@@ -209,7 +215,7 @@ def swarm(
     engine.map(run, runs, "mix: training", unit="runs")
     scores = scored_again(material, reused, engine) + [task.scores for task in runs]
     folders = [*reused, *(task.folder for task in runs)]
-    write_swarm(plan.folder, data, tasks, rate, dict(zip(folders, mixtures, strict=True)))
+    write_swarm(plan, data, tasks, rate, dict(zip(folders, mixtures, strict=True)))
     return mixtures, *losses_by_set(material, scores)
 
 
@@ -261,19 +267,19 @@ def losses_by_set(material: Material, scores: Sequence[Path]) -> tuple[np.ndarra
     return np.array(losses), list(sets)
 
 
-def write_swarm(folder: Path, data: SwarmData, tasks: Tasks, rate: float, mixtures: dict[Path, np.ndarray]) -> None:
+def write_swarm(plan: MixPlan, data: SwarmData, tasks: Tasks, rate: float, mixtures: dict[Path, np.ndarray]) -> None:
     """Writes swarm.json, by which a later command reuses the runs; see FormerSwarm. mixtures: by folder of a run."""
     content = {
         "names": data.names,
-        "data": data_of(data.material.arms[0].recipe),
-        "tokenizer": str(data.material.tokenizer.relative_to(folder)),
+        "data": data_of(data.material.arms[0].recipe, plan),
+        "tokenizer": str(data.material.tokenizer.relative_to(plan.folder)),
         "size": asdict(tasks.size),
         "tokens": tasks.tokens,
         "rate": rate,
-        "folders": [str(path.relative_to(folder)) for path in mixtures],
+        "folders": [str(path.relative_to(plan.folder)) for path in mixtures],
         "weights": [weights.tolist() for weights in mixtures.values()],
     }
-    write_atomic(folder / SWARM_NAME, canonical_json(content) + b"\n")
+    write_atomic(plan.folder / SWARM_NAME, canonical_json(content) + b"\n")
 
 
 def confirm(result: MixResult, plan: Plan, engine: Engine) -> AblationResult:

@@ -100,7 +100,11 @@ def test_runs_are_reused_when_a_source_is_added_and_the_proposal_is_confirmed(co
     assert outcome.baseline_bits["mean of 3 sets"] > 0
 
     changed = load_recipe(str(tmp_path / "three.yaml"), ["seed=7"])
-    assert mixing.former_swarm(folder).data.items() & mixing.data_of(changed).items() == set()
+    assert mixing.former_swarm(folder).data.items() & mixing.data_of(changed, plan(folder, flops=2e12)).items() == set()
+    stored = json.loads((folder / "swarm.json").read_text())
+    (folder / "swarm.json").write_text(json.dumps(stored | {"folders": ["../.."]}))
+    with pytest.raises(InputError, match=r"swarm\.json: damaged .*is no folder of a run here"):
+        mix(changed, both, plan(folder), HERE)
     (folder / "swarm.json").write_text("{")
     with pytest.raises(InputError, match=r"swarm\.json: damaged .*remove it"):
         mix(changed, both, plan(folder), HERE)
