@@ -132,6 +132,7 @@ def test_a_split_document_s_pieces_keep_their_parent(edited):
         "example": "r7",
         "kind": "verbatim",
         "fields": {"question": "verbatim"},
+        "texts": {"question": QUESTION},
         "documents": sorted(
             ({"doc_id": rows[k]["doc_id"], "kind": "verbatim", "outcome": outcome} for k, outcome in outcomes.items()),
             key=lambda row: row["doc_id"],
