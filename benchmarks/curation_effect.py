@@ -26,7 +26,7 @@ from rich.table import Table
 PROGRAM = str(Path(sys.executable).with_name("gristmill"))
 SHARED = Path(os.environ.get("GRISTMILL_SHARED_DATA") or Path(__file__).parents[1] / "../shared/data")
 MIN_PARAGRAPH = 300  # characters
-NOT_CURATED = {
+NOT_CURATED: dict[str, Any] = {
     "filters": [],
     "exact_dedup": None,
     "near_dedup": None,
