@@ -100,10 +100,12 @@ def missing_sources(arms: Sequence[Arm]) -> list[str]:
 
 
 def mixed_sources(recipe: Recipe, floors: Mapping[str, float]) -> list[str]:
-    """The sources of a mixture. Raises RecipeError if they are too few, or if a floor names none of them or all floors
-    together leave nothing to choose."""
+    """The sources of a mixture. Raises RecipeError if they are too few and not cut into cells, if phases set their
+    weights, or if a floor names none of them or all floors together leave nothing to choose."""
     names = [source.name for source in recipe.sources if source.held_out is None]
-    if len(names) < MIN_MIXED_SOURCES:
+    if recipe.index.phases:
+        raise RecipeError("index.phases sets the weights of the sources; leave it out of a recipe to mix")
+    if len(names) < MIN_MIXED_SOURCES and recipe.index.mix is None:
         raise RecipeError(f"{len(names)} source to train on; a mixture needs at least {MIN_MIXED_SOURCES}")
     for name in sorted(name for name in floors if name.partition(".")[0] not in names):
         raise RecipeError(f"--floor {name}: no source has this name; the sources are {', '.join(names)}")

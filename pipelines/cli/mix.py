@@ -77,21 +77,19 @@ def mix(recipe: Annotated[str, typer.Argument(metavar="RECIPE")], options: MixOp
     engine = options.open(StageOptions().reporter(), folder)
     try:
         result = mixing.mix(loaded, folder / "curated" / "curate", plan, engine)
-        confirmed = None
+        print_block(proposal_table(result))
+        print(
+            f"predicted {result.proposal.loss:.4f} bits a byte, mean of {', '.join(result.sets)}; "
+            f"{len(result.mixtures)} runs"
+        )
+        write_mixed(recipe, options, result, output)
         if confirmation is not None:
             of_ablation = Plan(folder, options.seeds, seconds=confirmation[0], flops=confirmation[1])
             confirmed = mixing.confirm(result, of_ablation, engine)
+            print(terminal_table(confirmed))
+            print(f"{write_report(confirmed, folder)}")
     finally:
         engine.close()
-    print_block(proposal_table(result))
-    print(
-        f"predicted {result.proposal.loss:.4f} bits a byte, mean of {', '.join(result.sets)}; "
-        f"{len(result.mixtures)} runs"
-    )
-    write_mixed(recipe, options, result, output)
-    if confirmed is not None:
-        print(terminal_table(confirmed))
-        print(f"{write_report(confirmed, folder)}")
     print(f"{output}; train with: gristmill run {output}")
 
 
@@ -116,13 +114,13 @@ def output_path(recipe: str, given: Path | None) -> Path:
 
 def write_mixed(recipe: str, options: MixOptions, result: "MixResult", output: Path) -> None:
     """Writes the recipe with the proposed weights of its sources and, of a recipe with cells, of those."""
-    from gristmill.pipelines.ablate.mixing import mixed_fields
+    from gristmill.pipelines.ablate import mixing
 
-    weights, repeats = mixed_fields(result)
+    weights, repeats = mixing.mixed_fields(result)
     fields = read_fields(recipe, options.set_ or [])[1].value
     for source in fields["sources"]:
-        if source["name"] in weights:
-            source["weight"] = weights[source["name"]]
+        if source.get("held_out") is None:  # a source without training text is read as good as never
+            source["weight"] = weights.get(source["name"], mixing.LEAST_WEIGHT)
     if repeats:
         cut = {name: value for name, value in fields["index"]["mix"].items() if name not in ("power", "drop", "topics")}
         fields["index"]["mix"] = cut | {"repeats": repeats, "max_epochs": options.max_epochs}

@@ -164,6 +164,9 @@ def test_what_cannot_be_mixed_is_refused_before_training(corpus, tmp_path, monke
         mix(load_recipe(recipe), curated, plan(tmp_path, target_tokens=10**9), HERE)
     with pytest.raises(InputError, match=r"--floor digits=0\.5: the text of digits suffices for a weight of 0\.\d+ \("):
         mix(load_recipe(recipe), curated, plan(tmp_path, target_tokens=200_000, floors={"digits": 0.5}), HERE)
+    phase = {"from_tokens": 0, "weights": {"words": 1, "digits": 1}}
+    with pytest.raises(RecipeError, match=r"index\.phases sets the weights of the sources"):
+        mix(load_recipe(recipe, [f"index.phases={json.dumps([phase])}"]), curated, plan(tmp_path), HERE)
     with pytest.raises(RecipeError, match="1 source to train on; a mixture needs at least 2"):
         one = load_recipe(recipe)
         mix(one.model_copy(update={"sources": one.sources[:1]}), curated, plan(tmp_path), HERE)
