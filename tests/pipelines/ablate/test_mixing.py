@@ -93,7 +93,7 @@ def test_runs_are_reused_when_a_source_is_added_and_the_proposal_is_confirmed(co
     again = mix(load_recipe(str(tmp_path / "three.yaml")), both, plan(folder, runs=6), HERE)
     assert trained == [] and np.array_equal(again.proposal.weights, new.proposal.weights)
 
-    monkeypatch.setattr(experiment, "choose_size", lambda *_: (ProxySize(1, 32, 64, 8, 600), 20 * 512))
+    monkeypatch.setattr(experiment, "choose_size", lambda *_: (ProxySize(1, 32, 64, 8, 600), 4 * 512))
     outcome = mixing.confirm(new, Plan(folder, seeds=3, flops=1e12), HERE)
     assert [row.arm for row in outcome.rows] == ["proposed", "uniform", "tempered"]
     assert {row.set_name for row in outcome.rows} == {"mean of 3 sets"}
