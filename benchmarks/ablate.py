@@ -226,7 +226,7 @@ def main() -> None:
     parser.add_argument("--repetitions", type=int, default=10)
     parser.add_argument("--controls", default=FAULTS, help="planted faults")
     parser.add_argument("--equal", type=int, default=4, help="equal arms of each repetition")
-    parser.add_argument("--flops", type=float, default=8e11, help="of an experiment of two arms")
+    parser.add_argument("--flops", type=float, default=3e12, help="of an experiment of two arms")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--documents", type=int, default=1000, help="of each arm")
     parser.add_argument("--held-out", type=int, default=60, help="clean documents to score")
