@@ -99,7 +99,17 @@ def _model_of(described: dict[str, Any], weights: np.ndarray) -> LinearModel:
     if not (np.isfinite(weights).all() and np.isfinite([scale, offset]).all()):
         raise ValueError("weights that are not finite")
     positive, negative = map(str, described["labels"])
+    if described["report"]:
+        _check_report(described["report"])
     return LinearModel(weights, ngram, scale, offset, (positive, negative), described["report"])
+
+
+def _check_report(report: dict[str, Any]) -> None:
+    """Raises ValueError, KeyError or TypeError where what the report of a run shows is no number."""
+    numbers = [report["auc"], report["calibration_error"], report["measured_documents"]]
+    numbers += [row[name] for row in report["reliability"] for name in ("score", "positive", "documents")]
+    if not np.isfinite(np.array(numbers, np.float64)).all():
+        raise ValueError("a report with numbers that are not finite")
 
 
 def header_keys(path: Path) -> list[str]:

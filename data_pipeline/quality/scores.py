@@ -137,13 +137,13 @@ def pinned_scores(scores: Mapping[str, QualityScoreConfig]) -> tuple[QualityScor
 
 
 def write_model_reports(scores: Mapping[str, QualityScoreConfig], folder: Path) -> None:
-    """Writes FOLDER/models.json: column -> labels, AUC and reliability of each linear model, also of one that curation
-    fitted into the folder; nothing if there is none."""
+    """Writes FOLDER/models.json: column -> labels, AUC and reliability of each linear model that was measured, also of
+    one that curation fitted into the folder; nothing if there is none."""
     paths = {score.column: Path(score.path) for score in pinned_scores(scores) if score.kind == "linear"}
     if (folder / FITTED_NAME).is_file():
         paths["quality_score"] = folder / FITTED_NAME
     models = {column: load_linear_model(path) for column, path in paths.items()}
-    reports = {column: {"labels": model.labels, **model.report} for column, model in models.items()}
+    reports = {column: {"labels": model.labels, **model.report} for column, model in models.items() if model.report}
     if reports:
         folder.mkdir(exist_ok=True)
         write_atomic(folder / REPORTS_NAME, canonical_json(reports) + b"\n")

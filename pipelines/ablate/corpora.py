@@ -118,9 +118,7 @@ def hold_out(
 
     Raises InputError if no arm and no target has enough of them."""
     groups: dict[str, list[str]] = {}
-    for arm, corpus in zip(arms, corpora, strict=True):
-        if targets_alone:
-            break
+    for arm, corpus in () if targets_alone else zip(arms, corpora, strict=True):
         sources = [source.name for source in arm.recipe.sources]
         groups[f"held out of {arm.name}"] = list(read_split(corpus, "test", sources))
     for target in targets:

@@ -129,7 +129,8 @@ def gathered(recipe: Recipe, curated: Path, plan: MixPlan, engine: Engine) -> Sw
     material = prepared([Arm("sources", recipe)], [curated], plan.folder, held_out, engine, tokenizer)
     tokens = material.tokens(0)
     names = [name for name in material.sources[0] if tokens.get(name)]
-    if former is not None and not set(former.names) <= set(names):
+    if former is not None and (gone := sorted(set(former.names) - set(names))):
+        engine.reporter.say(f"mix: the runs in {plan.folder / SWARM_NAME} are not reused: no text left of {gone[0]}")
         former = None
     if others := sorted(plan.floors.keys() - set(names)):
         raise InputError(f"--floor {others[0]}: no training text has this name; there are {', '.join(names)}")

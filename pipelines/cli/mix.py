@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
@@ -53,6 +53,7 @@ def mix(recipe: Annotated[str, typer.Argument(metavar="RECIPE")], options: MixOp
     seconds, flops = parse_budget(options.budget)
     floors = parse_floors(options.floor or [])
     loaded = load_recipe(recipe, options.set_ or [])
+    fields = read_fields(recipe, options.set_ or [])[1].value  # as it stands now: it may be edited before the end
     mixed_sources(loaded, floors)
     target_tokens = options.tokens or (loaded.train.tokens if loaded.train is not None else None)
     if target_tokens is None:
@@ -82,7 +83,7 @@ def mix(recipe: Annotated[str, typer.Argument(metavar="RECIPE")], options: MixOp
             f"predicted {result.proposal.loss:.4f} bits a byte, mean of {', '.join(result.sets)}; "
             f"{len(result.mixtures)} runs"
         )
-        write_mixed(recipe, options, result, output)
+        write_mixed(fields, options.max_epochs, result, output)
         if confirmation is not None:
             of_ablation = Plan(folder, options.seeds, seconds=confirmation[0], flops=confirmation[1])
             confirmed = mixing.confirm(result, of_ablation, engine)
@@ -112,18 +113,17 @@ def output_path(recipe: str, given: Path | None) -> Path:
     return output
 
 
-def write_mixed(recipe: str, options: MixOptions, result: "MixResult", output: Path) -> None:
-    """Writes the recipe with the proposed weights of its sources and, of a recipe with cells, of those."""
+def write_mixed(fields: dict[str, Any], max_epochs: float, result: "MixResult", output: Path) -> None:
+    """Writes the recipe's fields with the proposed weights of its sources and, of a recipe with cells, of those."""
     from gristmill.pipelines.ablate import mixing
 
     weights, repeats = mixing.mixed_fields(result)
-    fields = read_fields(recipe, options.set_ or [])[1].value
     for source in fields["sources"]:
         if source.get("held_out") is None:  # a source without training text is read as good as never
             source["weight"] = weights.get(source["name"], mixing.LEAST_WEIGHT)
     if repeats:
         cut = {name: value for name, value in fields["index"]["mix"].items() if name not in ("power", "drop", "topics")}
-        fields["index"]["mix"] = cut | {"repeats": repeats, "max_epochs": options.max_epochs}
+        fields["index"]["mix"] = cut | {"repeats": repeats, "max_epochs": max_epochs}
     write_atomic(output, f"{FIRST_LINE} {len(result.mixtures)} runs.\n{write_yaml(fields)}".encode())
 
 

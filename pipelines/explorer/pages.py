@@ -342,7 +342,7 @@ def contamination(report: Mapping[str, Any], questions: Sequence[Mapping[str, An
             shown(row["benchmark"]),
             shown(row["example"]),
             shown(row["kind"]),
-            "<br>".join(f"{shown(name)}: {shown(text)}" for name, text in row["texts"].items()),
+            "<br>".join(f"{shown(name)}: {shown(text)}" for name, text in row.get("texts", {}).items()),
             ", ".join(document_link(document["doc_id"]) for document in row["documents"][:MAX_LINKS]),
             f"{len(row['documents']):,}",
         )

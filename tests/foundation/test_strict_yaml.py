@@ -130,7 +130,14 @@ def test_an_option_has_no_lines():
 
 @given(
     st.recursive(
-        st.none() | st.booleans() | st.integers(-(10**6), 10**6) | st.text(max_size=12), st.lists, max_leaves=6
+        st.none()
+        | st.booleans()
+        | st.integers(-(10**6), 10**6)
+        | st.floats(allow_nan=False, allow_infinity=False)
+        | st.text(max_size=12)
+        | st.text("ab :#-'\n", max_size=300),
+        st.lists,
+        max_leaves=6,
     )
 )
 def test_written_values_are_read_as_they_were(value):

@@ -47,6 +47,7 @@ SUBSTITUTIONS = [
     ("", r"(gristmill evaluate .*--tasks (?!.*--limit).*)", r"\1 --limit 20"),
     ("", r"work/bert_tiny/tokenizer", "work/mine/tokenizer"),
     ("", r"work/bert_tiny/train/checkpoints/step-00000600", "work/mine/train/checkpoints/step-00000008"),
+    ("mixing.md", r"--budget 6e12 --confirm 1e13", "--runs 4 --budget 2e10 --confirm 2e10 --seeds 3"),
     ("provenance.md", r"--step 4100\b", "--step 4"),
     ("provenance.md", r"3f2a\.\.\.", "TRAINED_ID"),
     ("provenance.md", r"\bFILE\b", "answers.yaml"),
@@ -121,6 +122,7 @@ def write_texts(folder: Path) -> None:
         write_jsonl(folder / path, records)
     for path in ("bad.jsonl", "my/data/a.jsonl"):
         (folder / f"{path}.zst").write_bytes(zstandard.compress((folder / path).read_bytes()))
+    write_pages(folder)
     (folder / "prompts.txt").write_text("The mill\n\n")
     (folder / "page.txt").write_text(prose(510))
     pages = [warc_record(k) for k in range(60)]
@@ -136,6 +138,24 @@ def write_texts(folder: Path) -> None:
         connection.sql(f"SELECT {columns} FROM range(40)").write_parquet(str(path))
     (folder / "fineweb").mkdir()
     shutil.copy(folder / "web.parquet", folder / "fineweb" / "a.parquet")
+
+
+def write_pages(folder: Path) -> None:
+    """Labelled pages and books in HTML, packed."""
+    texts = [(prose(6000 + k), "article") for k in range(300)]
+    others = ("listing", "collection", "product")
+    texts += [(f"offer {k}: {prose(7000 + k, 8)} buy now", others[k % 3]) for k in range(300)]
+    pages = [{"main_content": text, "page_type": kind, "html": html_page(text)} for text, kind in texts]
+    books = [{"html": html_page(prose(8000 + k))} for k in range(600)]
+    for name, records in (("pages", pages), ("books", books)):
+        write_jsonl(folder / f"{name}_html.jsonl", records)
+        packed = zstandard.compress((folder / f"{name}_html.jsonl").read_bytes())
+        (folder / f"{name}.jsonl.zst").write_bytes(packed)
+
+
+def html_page(text: str) -> str:
+    paragraphs = "".join(f"<p>{line}</p>" for line in text.splitlines())
+    return f"<html lang=en><head><title>Mill</title></head><body><article>{paragraphs}</article></body></html>"
 
 
 def write_lists(folder: Path) -> None:

@@ -11,6 +11,7 @@ from gristmill.foundation.errors import InputError
 
 WEIGHTS = np.zeros(16, np.float32)
 HEADER = {"version": 1, "ngram": 2, "scale": 1.0, "offset": 0.0, "labels": ["good", "bad"], "report": {}}
+REPORT = {"auc": 0.9, "calibration_error": 0.1, "measured_documents": 3, "reliability": []}
 
 
 @pytest.mark.parametrize(
@@ -20,6 +21,8 @@ HEADER = {"version": 1, "ngram": 2, "scale": 1.0, "offset": 0.0, "labels": ["goo
         (WEIGHTS, {"ngram": 9}, "n-grams of 9 tokens"),
         (WEIGHTS, {"scale": 1e400}, "does not describe a model"),
         (WEIGHTS, {"labels": ["good"]}, "does not describe a model"),
+        (WEIGHTS, {"report": {"auc": 0.9}}, "does not describe a model"),
+        (WEIGHTS, {"report": REPORT | {"auc": "high"}}, "does not describe a model"),
         (WEIGHTS[:12], {}, "weights of shape"),
         (WEIGHTS.astype(np.float64), {}, "type float64"),
         (WEIGHTS * np.nan, {}, "not finite"),

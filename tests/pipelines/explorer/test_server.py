@@ -217,4 +217,6 @@ def test_contamination_stands_beside_the_question():
     page = contamination({"rivers": {"documents": 1, "shown": [match]}}, [question], 0)
     assert "&lt;b&gt;why?" in page and "so: why?" in page and page.count(f'href="/document/{"a" * 32}"') == 2
     assert "&lt;i&gt;question: which &lt;river&gt;?" in page
+    del question["texts"]  # of a corpus that an older version wrote
+    assert "rivers" in contamination({"rivers": {"documents": 1, "shown": [match]}}, [question], 0)
     assert "no decontamination" in contamination({}, [], 0)
