@@ -99,6 +99,13 @@ def test_runs_are_reused_when_a_source_is_added_and_the_proposal_is_confirmed(co
     assert {row.set_name for row in outcome.rows} == {"mean of 3 sets"}
     assert outcome.baseline_bits["mean of 3 sets"] > 0
 
+    folders = set()
+    for weights in ([0.5, 0.5, 0.0], [0.4, 0.6, 0.0]):  # another proposal of the same name is another run
+        material = mixing.with_mixtures(new.material, {"proposed": np.array(weights)}, new.names)
+        tasks = experiment.Tasks(material, Plan(folder, seeds=3), ProxySize(1, 32, 64, 8, 600), 4 * 512)
+        folders.add(tasks.of_arm(0, 0, 0.01).folder)
+    assert len(folders) == 2
+
     changed = load_recipe(str(tmp_path / "three.yaml"), ["seed=7"])
     assert mixing.former_swarm(folder).data.items() & mixing.data_of(changed, plan(folder, flops=2e12)).items() == set()
     stored = json.loads((folder / "swarm.json").read_text())
