@@ -224,6 +224,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", type=Path, default=Path("work/ablate-controls"))
     parser.add_argument("--repetitions", type=int, default=10)
+    parser.add_argument("--first", type=int, default=1, help="number of the first one: others draw other documents")
     parser.add_argument("--controls", default=FAULTS, help="planted faults")
     parser.add_argument("--equal", type=int, default=4, help="equal arms of each repetition")
     parser.add_argument("--flops", type=float, default=3e12, help="of an experiment of two arms")
@@ -245,7 +246,7 @@ def main() -> None:
             "language": foreign(others),
             **{f"repeated-{times}": repeated(times, options.seeds) for times in (3, 30, 300)},
         }
-        for number in range(1, options.repetitions + 1):
+        for number in range(options.first, options.first + options.repetitions):
             if number in finished:
                 continue
             chosen = {name: faults[name] for name in options.controls.split(",") if name}

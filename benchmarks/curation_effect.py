@@ -1,6 +1,6 @@
 """Does a step of curation make a better small model? Two ablations on shared text, each step against none.
 
-- `noise`: web pages, manuals in several editions, meeting notes, and short pages in fourteen languages; the baseline is
+- `noise`: web pages out of WARC files, manuals in several editions, meeting notes, and short pages in fourteen languages; the baseline is
   not curated, every arm has one step more: language, filters of published recipes, a model of quality, exact or near
   duplicates.
 - `web`: the web pages alone by our extractor; the arms are other extractors, and decontamination.
@@ -22,6 +22,7 @@ import zstandard
 from measure import Figure, arguments, print_figures
 from rich.console import Console
 from rich.table import Table
+from support.warc_file import write_warc
 
 PROGRAM = str(Path(sys.executable).with_name("gristmill"))
 SHARED = Path(os.environ.get("GRISTMILL_SHARED_DATA") or Path(__file__).parents[1] / "../shared/data")
@@ -97,9 +98,19 @@ def fit_quality(data: Path, path: Path) -> Path:
     return path
 
 
+def write_pages(data: Path, path: Path) -> Path:
+    """The annotated pages of WCXB as a crawl would have stored them."""
+    packed = (data / "html" / "wcxb_dev" / "pages.jsonl.zst").read_bytes()
+    lines = zstandard.ZstdDecompressor().decompressobj().decompress(packed).splitlines()
+    write_warc(path, ((page["url"], page["html"].encode()) for page in map(json.loads, lines)))
+    return path
+
+
 def write_recipe(name: str, data: Path, model: Path, folder: Path) -> Path:
-    corpora = data / "corpora"
-    pages = {"name": "pages", "paths": [str(data / "html" / "wcxb_dev" / "pages.jsonl.zst")], "html_field": "html"}
+    corpora, crawled = data / "corpora", data / "warc"
+    captures = [crawled / "resiliparse/tests/data/warcfile.warc.gz", crawled / "whirlwind/whirlwind.warc.gz"]
+    paths = [str(path) for path in (write_pages(data, folder / "pages.warc.gz"), *captures)]
+    pages = {"name": "pages", "format": "warc", "paths": paths}
     manuals = [corpora / "rust_book.jsonl.zst", corpora / "kubernetes_community.jsonl.zst"]
     noise = [
         {"name": "manuals", "paths": [str(path) for path in manuals]},

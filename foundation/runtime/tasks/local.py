@@ -203,7 +203,10 @@ def _work(connection: Connection, parent: int, from_main_thread: bool, modules: 
             order = connection.recv_bytes()
         except (EOFError, OSError):
             return
-        answer = _answer(order)
+        try:
+            answer = _answer(order)
+        except KeyboardInterrupt:  # training's own, when it has saved after SIGTERM: the driver says what happened
+            sys.exit(1)
         try:
             connection.send(answer)
         except (BrokenPipeError, ConnectionResetError):

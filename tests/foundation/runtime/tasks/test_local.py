@@ -12,6 +12,7 @@ import pytest
 from rich.console import Console
 
 from gristmill.foundation.errors import InputError
+from gristmill.foundation.interrupts import Terminated
 from gristmill.foundation.progress import Reporter, amount
 from gristmill.foundation.runtime.startup import are_huge_pages_allowed
 from gristmill.foundation.runtime.tasks.local import LocalEngine, may_fork
@@ -97,6 +98,19 @@ def test_the_engine_goes_on_after_a_worker_was_killed():
         engine.map(die_at_three, [3, 4], "dying")
     assert workers_of(os.getpid()) == []
     assert engine.map(square, [3, 1, 2], "squares") == [9, 1, 4]
+
+
+def stop_at_three(number):
+    if number == 3:
+        raise Terminated("saved")
+    return number
+
+
+def test_a_worker_that_was_asked_to_stop_ends_without_a_traceback(capfd):
+    """As a training run does in an ablation: it saves, and raises what ends a program."""
+    with pytest.raises(InputError):
+        LocalEngine(2, Reporter.silent()).map(stop_at_three, [3, 4], "stopping")
+    assert "Traceback" not in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -288,6 +302,7 @@ CALLBACK = """
 import ctypes, os, signal, sys, time
 from gristmill.foundation.runtime.tasks.local import LocalEngine
 from gristmill.foundation.errors import InputError
+from gristmill.foundation.interrupts import Terminated
 from gristmill.foundation.progress import Reporter, amount
 
 def work(number):
