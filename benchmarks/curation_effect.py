@@ -1,8 +1,8 @@
 """Does a step of curation make a better small model? Two ablations on shared text, each step against none.
 
-- `noise`: web pages out of WARC files, manuals in several editions, meeting notes, and short pages in fourteen languages; the baseline is
-  not curated, every arm has one step more: language, filters of published recipes, a model of quality, exact or near
-  duplicates.
+- `noise`: web pages out of WARC files, manuals in several editions, meeting notes, and short pages in fourteen
+  languages; the baseline is not curated, every arm has one step more: language, filters of published recipes, a model
+  of quality, exact or near duplicates.
 - `web`: the web pages alone by our extractor; the arms are other extractors, and decontamination.
 
 Models are scored on the paragraphs of WikiText-2's validation text, which no arm reads: an encyclopedia is what the

@@ -2,7 +2,9 @@
 
 import hashlib
 import json
+import platform
 from collections.abc import Callable, Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from sentencepiece import sentencepiece_model_pb2
 
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.fingerprint import canonical_json
+from gristmill.foundation.runtime.kernels.kernel_files import kernel_folder, read_kernel, source_digest, write_kernel
 from gristmill.tokenizers.byte_level import BULK_ENCODERS, GigatokenEncoder, fastest_byte_level, gigatoken_encoder
 from gristmill.tokenizers.config import FIM_SYMBOLS
 from gristmill.tokenizers.decode import Decoder, ModelDecoder, json_decoder, model_decoder
@@ -126,16 +129,38 @@ def load_tokenizer(folder: Path) -> Tokenizer:
 def load_bulk_tokenizer(
     folder: Path, encoder: str | None = None, differing: tuple[tuple[int, int], ...] = ()
 ) -> Tokenizer:
-    """The tokenizer for encoding a corpus: loading takes up to ten seconds longer, encoding is many times as fast.
+    """The tokenizer for encoding a corpus: encoding is many times as fast. The first time, comparing the encoders takes
+    up to ten seconds; the choice is kept for these files, this code and these libraries.
 
     encoder, differing: use this one without comparing it; for worker processes, whose parent has compared it."""
-    if encoder is None:
-        return _load(folder, _fastest_in_bulk, _fastest_json)
-    return _load(
-        folder,
-        lambda path, processor, pieces: _by_name(path, processor, pieces, encoder),
-        lambda content, reference: _json_by_name(content, reference, encoder, differing),
-    )
+    if encoder is not None:
+        return _load(
+            folder,
+            lambda path, processor, pieces: _by_name(path, processor, pieces, encoder),
+            lambda content, reference: _json_by_name(content, reference, encoder, differing),
+        )
+    path = choice_path(folder)
+    kept = None if path is None else read_kernel(path)
+    if kept is not None:
+        name, ranges = json.loads(kept)
+        return load_bulk_tokenizer(folder, name, tuple((first, stop) for first, stop in ranges))
+    tokenizer = _load(folder, _fastest_in_bulk, _fastest_json)
+    if path is not None:
+        write_kernel(path, canonical_json([tokenizer.encoder, tokenizer.differing]))
+    return tokenizer
+
+
+def choice_path(folder: Path) -> Path | None:
+    """The file that keeps which encoder was compared and chosen, beside the compiled kernels; named by all that decides
+    it. None where nothing can be kept."""
+    root = kernel_folder()
+    if root is None:
+        return None
+    files = [folder / name for name in (MODEL_NAME, JSON_NAME, SETTINGS_NAME)]
+    digests = [hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else "" for path in files]
+    libraries = [version(name) for name in ("sentencepiece", "kitoken", "tokenizers", "tiktoken", "gigatoken")]
+    key = canonical_json([digests, libraries, source_digest(__name__, Path(__file__)), platform.platform()])
+    return root / f"encoder-{hashlib.sha256(key).hexdigest()[:40]}.choice"
 
 
 Choose = Callable[[Path, sentencepiece.SentencePieceProcessor, Sequence[str]], Encoder]

@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gristmill.foundation.errors import InputError
+from gristmill.tokenizers import tokenizer
 from gristmill.tokenizers.adversarial import adversarial_strings
 from gristmill.tokenizers.encoders import KitokenEncoder, SentencePieceEncoder, fastest_equal, first_difference
 from gristmill.tokenizers.tokenizer import JSON_NAME, MODEL_NAME, load_bulk_tokenizer, load_tokenizer
@@ -58,6 +59,32 @@ def test_kitoken_is_taken_where_it_is_proved_equal(trained, held_out_texts):
     assert load_tokenizer(folder).encoder == "kitoken"
     fast, reference = load_bulk_tokenizer(folder, "kitoken"), load_bulk_tokenizer(folder, "sentencepiece")
     assert fast.encode_batch(held_out_texts) == reference.encode_batch(held_out_texts)
+
+
+@pytest.fixture
+def no_comparison(monkeypatch):
+    def compare(*_):
+        raise AssertionError("compared")
+
+    return lambda: monkeypatch.setattr(tokenizer, "_fastest_in_bulk", compare)
+
+
+def test_the_choice_of_an_encoder_is_kept_for_equal_files(trained, tmp_path, monkeypatch, no_comparison):
+    monkeypatch.setattr(tokenizer, "kernel_folder", lambda: tmp_path)
+    chosen = load_bulk_tokenizer(trained())
+    (path,) = tmp_path.glob("encoder-*.choice")
+    no_comparison()
+    kept = load_bulk_tokenizer(trained())
+    assert (kept.encoder, kept.differing, kept.encode("a b")) == (
+        chosen.encoder,
+        chosen.differing,
+        chosen.encode("a b"),
+    )
+    with pytest.raises(AssertionError, match="compared"):
+        load_bulk_tokenizer(trained(algorithm="unigram"))
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(AssertionError, match="compared"):
+        load_bulk_tokenizer(trained())
 
 
 @pytest.mark.parametrize("fields", [{"algorithm": "unigram"}, {"preset": "case"}], ids=str)

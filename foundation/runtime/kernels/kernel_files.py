@@ -195,7 +195,7 @@ def versions() -> tuple[Any, ...]:
 
 
 def read_kernel(path: Path) -> bytes | None:
-    """The payload of a kernel file; None if there is none, or one that is damaged or that others can write to."""
+    """The payload of a kept file; None if there is none, or one that is damaged or that others can write to."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
     except OSError:
@@ -203,14 +203,14 @@ def read_kernel(path: Path) -> bytes | None:
     with open(descriptor, "rb") as file:
         state = os.fstat(file.fileno())
         if not is_private(state):
-            report(f"kernel cache: {path} can be written by others; it is compiled again")
+            report(f"kernel cache: {path} can be written by others; it is made again")
             return None
         content = file.read()
         if time.time() - state.st_mtime > TOUCH_SECONDS:
             os.utime(file.fileno())
     head, payload = content[: len(MAGIC) + DIGEST_BYTES], content[len(MAGIC) + DIGEST_BYTES :]
     if head != MAGIC + hashlib.sha256(payload).digest():
-        report(f"kernel cache: {path} is damaged; it is compiled again")
+        report(f"kernel cache: {path} is damaged; it is made again")
         return None
     return payload
 
@@ -228,7 +228,7 @@ def write_kernel(path: Path, payload: bytes) -> None:
             raise
         _remove_unused(path.parent)
     except OSError as error:
-        report(f"kernel cache: {path} cannot be written ({error.strerror}); it stays in memory")
+        report(f"kernel cache: {path} cannot be written ({error.strerror}); it is made again in every process")
 
 
 @cache

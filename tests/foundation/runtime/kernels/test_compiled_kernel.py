@@ -79,20 +79,20 @@ def test_a_damaged_kernel_is_not_read(tmp_path, capsys, damage):
     path.write_bytes(damage(path.read_bytes()))
     assert read_kernel(path) is None
     assert read_kernel(path) is None
-    assert capsys.readouterr().err == f"kernel cache: {path} is damaged; it is compiled again\n"
+    assert capsys.readouterr().err == f"kernel cache: {path} is damaged; it is made again\n"
 
 
 def test_a_kernel_that_others_can_write_to_is_not_read(call, tmp_path):
     call()
     (entry,) = (tmp_path / "cache").glob("*.entry")
     entry.chmod(0o666)
-    assert call() == ("4 1", f"kernel cache: {entry} can be written by others; it is compiled again\n")
+    assert call() == ("4 1", f"kernel cache: {entry} can be written by others; it is made again\n")
     assert entry.stat().st_mode & 0o777 == 0o600  # written anew, from what numba reads
     (path,) = (tmp_path / "cache").glob("*.kernel")
     path.chmod(0o666)
     assert call() == ("4 1", "")
     entry.unlink()
-    assert call() == ("4 0", f"kernel cache: {path} can be written by others; it is compiled again\n")
+    assert call() == ("4 0", f"kernel cache: {path} can be written by others; it is made again\n")
     assert path.stat().st_mode & 0o777 == 0o600
     assert call() == ("4 1", "")
 
