@@ -235,7 +235,7 @@ def same_ids(content: dict[str, Any], reference: Encoder, other: Encoder) -> boo
 
 def comparison_texts(content: dict[str, Any]) -> list[str]:
     """The strings on which encoders of a byte-level BPE must agree."""
-    pieces = [_bytes_of(piece) or b"" for piece in content["model"]["vocab"]]
+    pieces = [bytes_of_visible(piece) or b"" for piece in content["model"]["vocab"]]
     strings = adversarial_strings([piece.decode("utf-8", "ignore") for piece in pieces])
     return strings + [around_code_points(characters) for characters in compared_characters()]
 
@@ -316,7 +316,7 @@ def _ranks(content: dict[str, Any]) -> dict[bytes, int] | None:
     if not all(token["special"] for token in added):  # others are found in text before anything else
         return None
     special = {token["content"] for token in added}
-    named = {piece: _bytes_of(piece) for piece in model["vocab"] if piece not in special}
+    named = {piece: bytes_of_visible(piece) for piece in model["vocab"] if piece not in special}
     ranks = {token: model["vocab"][piece] for piece, token in named.items() if token is not None}
     merges = [merge.split(" ") if isinstance(merge, str) else merge for merge in model["merges"]]
     products = [model["vocab"].get(left + right) for left, right in merges]
@@ -327,10 +327,12 @@ def _ranks(content: dict[str, Any]) -> dict[bytes, int] | None:
     return ranks if len(products) + 256 == len(ranks) else None
 
 
-def _bytes_of(piece: str) -> bytes | None:
+def bytes_of_visible(piece: str) -> bytes | None:
     """The bytes of a piece in GPT-2's byte-to-character mapping, None if it is not written that way."""
-    numbers = [BYTE_OF.get(character) for character in piece]
-    return None if None in numbers else bytes(number for number in numbers if number is not None)
+    try:
+        return piece.translate(_TO_BYTES).encode("latin-1")
+    except UnicodeEncodeError:
+        return None
 
 
 def visible(token: bytes) -> str:
@@ -346,6 +348,8 @@ def _byte_names() -> dict[int, str]:
 
 BYTE_NAMES = _byte_names()
 BYTE_OF = {name: byte for byte, name in BYTE_NAMES.items()}
+NO_BYTE = 0xFFFF
+_TO_BYTES = {code: BYTE_OF.get(chr(code), NO_BYTE) for code in range(max(map(ord, BYTE_OF)) + 1)}
 
 # In the order in which they are tried.
 BULK_ENCODERS: dict[str, Callable[[dict[str, Any], Encoder], Encoder | None]] = {

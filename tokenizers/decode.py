@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from gristmill.tokenizers.byte_level import BYTE_OF
+from gristmill.tokenizers.byte_level import bytes_of_visible
 from gristmill.tokenizers.config import SPACE
 
 BYTE_PIECE = re.compile("<0x([0-9A-Fa-f]{2})>")
@@ -76,8 +76,8 @@ def json_decoder(content: dict[str, Any], pieces: Sequence[str], skipped: set[in
         if token in normalized:
             continue
         if is_byte_level:
-            known = all(character in BYTE_OF for character in piece)
-            table[token] = bytes(BYTE_OF[character] for character in piece) if known else piece.encode()
+            known = bytes_of_visible(piece)
+            table[token] = piece.encode() if known is None else known
         else:
             for step in replacements:
                 piece = piece.replace(step["pattern"]["String"], step["content"])
