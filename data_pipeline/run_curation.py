@@ -152,7 +152,7 @@ def _annotate(inputs: CurationInputs) -> CurationState:
 
 
 def _filter(state: CurationState, inputs: CurationInputs) -> CurationState:
-    rules = [source_rules(source, inputs.config) for source in inputs.sources]
+    rules = rules_by_source(inputs.sources, inputs.config)
     paths = [tuple(task.path for task in tasks) for tasks in state.annotated]
     filter_tasks = [
         FilterTask(path, rule, _split_of(source, inputs))
@@ -295,7 +295,7 @@ def annotated(
     """By source, its annotated files with its rules, for a threshold sweep. Annotates what the cache does not hold."""
     configs = [annotate_config(source, config) for source in sources]
     tasks = _annotated_files(sources, configs, lock, cache, engine, tombstones)
-    rules = [source_rules(source, config) for source in sources]
+    rules = rules_by_source(sources, config)
     return [
         (source.name, [FilterTask(task.path, of_source) for task in group])
         for source, group, of_source in zip(sources, tasks, rules, strict=True)
@@ -348,6 +348,18 @@ def annotate_config(source: SourceConfig, config: CurateConfig) -> AnnotateConfi
 def source_filters(source: SourceConfig, config: CurateConfig) -> tuple[FilterChoice, ...]:
     """The source's own filters if it has any, else the recipe's."""
     return config.filters if source.filters is None else source.filters
+
+
+def rules_by_source(sources: Sequence[SourceConfig], config: CurateConfig) -> list[Rules]:
+    """The rules of each source; sources of equal settings share one value."""
+    by_settings: dict[str, Rules] = {}
+    rules = []
+    for source in sources:
+        settings = repr((source.filters, source.languages, source.keep_page_kinds))
+        if settings not in by_settings:
+            by_settings[settings] = source_rules(source, config)
+        rules.append(by_settings[settings])
+    return rules
 
 
 def source_rules(source: SourceConfig, config: CurateConfig) -> Rules:

@@ -24,6 +24,7 @@ from gristmill.foundation.fingerprint import canonical_json
 from gristmill.foundation.manifest import CACHE_FOLDER, MANIFEST_NAME, Manifest, Output, read_manifest
 
 READ_BYTES = 1 << 20
+SMALL_BYTES = 1 << 15
 
 
 @contextmanager
@@ -33,7 +34,19 @@ def sealed_path(path: Path) -> Iterator[Path]:
         yield temporary
         digest = _digest(temporary)
         _write_seal(path, {"xxh3": digest})
-    _write_seal(path, {"xxh3": digest, "state": file_state(path)})
+    _write_state(path, digest)
+
+
+def write_sealed(path: Path, *content: bytes | memoryview) -> None:
+    """As `write_atomic`, with a seal: for files that fit in memory."""
+    hasher = xxhash.xxh3_128()
+    for part in content:
+        hasher.update(part)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    digest = hasher.hexdigest()
+    _write_seal(path, {"xxh3": digest})
+    write_atomic(path, *content)
+    _write_state(path, digest)
 
 
 def seal(path: Path) -> None:
@@ -44,6 +57,13 @@ def seal(path: Path) -> None:
 def seal_with(path: Path, digest: str) -> None:
     """Write the seal of an existing file whose XXH3-128 is known."""
     _write_seal(path, {"xxh3": digest, "state": file_state(path)})
+
+
+def _write_state(path: Path, digest: str) -> None:
+    """Write the seal once more with the file's state, unless the file is read as fast as its seal is written."""
+    state = file_state(path)
+    if state["bytes"] > SMALL_BYTES:
+        _write_seal(path, {"xxh3": digest, "state": state})
 
 
 def link_sealed(path: Path, target: Path, may_copy: bool = True) -> None:

@@ -39,10 +39,16 @@ def digest_changes(before: Mapping[str, str], now: Mapping[str, str]) -> list[st
     return changes
 
 
-def write_atomic(path: Path, content: bytes) -> None:
-    """Write the file atomically: after a crash it has either the old or the new content."""
-    with atomic_path(path) as temporary:
-        temporary.write_bytes(content)
+def write_atomic(path: Path, *content: bytes | memoryview) -> None:
+    """Write the file atomically: after a crash it has either the old or the new content, which is these bytes, joined.
+
+    Opens one file, once: `atomic_path`, whose file is opened again by its writer and to be synced, takes three."""
+    with _temporary_of(path) as (temporary, descriptor), open(descriptor, "wb", closefd=False) as file:
+        for part in content:
+            file.write(part)
+        file.flush()
+        os.fsync(descriptor)
+        temporary.replace(path)
 
 
 @contextmanager
@@ -51,32 +57,47 @@ def atomic_path(path: Path) -> Iterator[Path]:
 
     Its name is drawn anew each time: two processes, also of two machines that share the folder, may write the same file
     at once. The temporary file exists, empty and locked while its writer runs, so `sweep` does not remove it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    with _temporary_of(path) as (temporary, _):
+        yield temporary
+        sync(temporary)
+        temporary.replace(path)
+
+
+@contextmanager
+def _temporary_of(path: Path) -> Iterator[tuple[Path, int]]:
+    """A new, locked file beside `path`, and its descriptor; removed if the block raises."""
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:16]}.tmp")
     try:
-        with _locked(temporary):
-            yield temporary
-            sync(temporary)
-            temporary.replace(path)
+        with _locked(temporary) as descriptor:
+            yield temporary, descriptor
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
 
 
 @contextmanager
-def _locked(temporary: Path) -> Iterator[None]:
-    """Create and lock the file. The kernel releases the lock when the process ends."""
+def _locked(temporary: Path) -> Iterator[int]:
+    """Create and lock the file, and yield its descriptor. The kernel releases the lock when the process ends."""
     while True:
-        descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o666)
+        descriptor = _created(temporary)
         try:
             with suppress(OSError):  # a file system without locks: `sweep` removes nothing there
                 fcntl.flock(descriptor, fcntl.LOCK_EX)
             if not _is_at(descriptor, temporary):  # swept between the two calls
                 continue
-            yield
+            yield descriptor
             return
         finally:
             os.close(descriptor)
+
+
+def _created(temporary: Path) -> int:
+    flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC
+    try:
+        return os.open(temporary, flags, 0o666)
+    except FileNotFoundError:
+        temporary.parent.mkdir(parents=True, exist_ok=True)
+        return os.open(temporary, flags, 0o666)
 
 
 def _is_at(descriptor: int, path: Path) -> bool:

@@ -1,6 +1,7 @@
 """Merging of the sketches of shards, and the step of curation that writes the sketches and the index of ids."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +24,7 @@ from gristmill.data_pipeline.corpus.sketches import (
     COUNT_SCHEMA,
     COUNTS_FILE,
     LANGUAGE_SAMPLES,
+    LISTED_HOSTS,
     PERSONAL_SAMPLES,
     SAMPLE_SCHEMA,
     SAMPLES_FILE,
@@ -35,7 +37,7 @@ from gristmill.data_pipeline.corpus.sketches import (
 )
 from gristmill.data_pipeline.filters.pii import PiiConfig
 from gristmill.data_pipeline.ledger.ledger import LedgerTask
-from gristmill.foundation.checksums import is_sealed
+from gristmill.foundation.checksums import is_sealed, link_sealed
 from gristmill.foundation.runtime.tasks.engine import Engine
 from gristmill.foundation.runtime.tasks.shuffle import Shuffle, ranges_for
 
@@ -54,28 +56,58 @@ def write_sketches(
     """Writes the sketches of all shards of a corpus, the merged ones, and the index of ids. work: for intermediate
     files, from which a run that was stopped goes on. Sketches of the run before are taken from there. Returns the keys
     of the shards' sketches."""
-    tasks = sketch_tasks(folder, ledgers, pii)
-    num_rows = sum(pq.read_metadata(task.table).num_rows for task in tasks)
-    records = Shuffle(work / "ids", ID_RECORD, len(tasks), ranges_for(num_rows))
+    tables = sketch_tasks(folder, ledgers, pii)
+    rows = _rows_of_tables(tables)
+    tasks = [task for task, size in zip(tables, rows, strict=True) if size]
+    _link_empty_sketches([task for task, size in zip(tables, rows, strict=True) if not size])
     keys = [sketch_key(task) for task in tasks]
     for task, key in zip(tasks, keys, strict=True):
         if not is_sealed(task.samples):
             reused.take(key, _sketch_files(task))
-    engine.map(_sketch_shard, [(task, records, n) for n, task in enumerate(tasks)], "sketches", unit="files")
+    records = Shuffle(work / "ids", ID_RECORD, len(tasks), ranges_for(sum(rows)))
+    numbers = [number for number, size in enumerate(rows) if size]
+    sketched = [(task, records, part, number) for part, (task, number) in enumerate(zip(tasks, numbers, strict=True))]
+    engine.map(_sketch_shard, sketched, "sketches", unit="files")
     ranges = [IndexTask(records, number, folder) for number in range(records.ranges)]
     sizes = engine.map(write_ids, ranges, "index of ids", unit="files")
-    write_index_file(folder, [f"{task.name}.parquet" for task in tasks], [size for size, _, _ in sizes])
-    sources = sorted({task.source for task in tasks})
-    merges = [(tuple(task for task in tasks if task.source == source), work / "merged", source) for source in sources]
-    engine.map(_merge_source, merges, "merge sketches", unit="sources")
+    write_index_file(folder, [f"{task.name}.parquet" for task in tables], [size for size, _, _ in sizes])
+    merges = [(group, work / "merged" / f"{number:05d}") for number, group in enumerate(_merge_groups(tasks))]
+    engine.map(_merge_group, merges, "merge sketches")
     clusters = cluster_counts([pair for _, largest, _ in sizes for pair in largest], [counts for *_, counts in sizes])
-    merged = [_merged_paths(work / "merged", source) for source in sources]
+    merged = [_merged_paths(prefix) for _, prefix in merges]
     counts = merge_counts([clusters, *(pq.ParquetFile(path).read() for path, _ in merged)])
     write_table(folder / SKETCHES_FOLDER / COUNTS_FILE, counts)
-    write_table(folder / SKETCHES_FOLDER / SAMPLES_FILE, merge_files([path for _, path in merged], is_counts=False))
+    samples = merge_files([path for _, path in merged], merge_samples, SAMPLE_SCHEMA)
+    write_table(folder / SKETCHES_FOLDER / SAMPLES_FILE, samples)
     for task, key in zip(tasks, keys, strict=True):
         reused.keep(key, _sketch_files(task))
     return keys
+
+
+def _rows_of_tables(tasks: Sequence[SketchTask]) -> list[int]:
+    """Rows of the table of each task. Of files that are links to one, one is read."""
+    known: dict[tuple[int, int], int] = {}
+    rows = []
+    for task in tasks:
+        status = task.table.stat()
+        file = status.st_dev, status.st_ino
+        if file not in known:
+            known[file] = pq.read_metadata(task.table).num_rows
+        rows.append(known[file])
+    return rows
+
+
+def _link_empty_sketches(tasks: Sequence[SketchTask]) -> None:
+    """The sketches of tables without rows: the first of the documents and of the ledger is written, the others are
+    links to it."""
+    written: dict[bool, SketchTask] = {}
+    for task in tasks:
+        first = written.setdefault(task.is_ledger, task)
+        if first is task:
+            write_sketch(task)
+        elif not (is_sealed(task.counts) and is_sealed(task.samples)):
+            link_sealed(first.counts, task.counts)
+            link_sealed(first.samples, task.samples)
 
 
 def _sketch_files(task: SketchTask) -> dict[str, Path]:
@@ -95,22 +127,40 @@ def sketch_tasks(folder: Path, ledgers: Sequence[LedgerTask] = (), pii: PiiConfi
     return tasks
 
 
-def _sketch_shard(task: tuple[SketchTask, Shuffle, int]) -> None:
-    shard, records, number = task
+def _sketch_shard(task: tuple[SketchTask, Shuffle, int, int]) -> None:
+    shard, records, part, number = task
     write_sketch(shard)
-    if not records.has(number):
-        shuffle_records(table_records(shard.table, number, shard.is_ledger), records, number)
+    if not records.has(part):
+        shuffle_records(table_records(shard.table, number, shard.is_ledger), records, part)
 
 
-def _merged_paths(folder: Path, source: str) -> tuple[Path, Path]:
-    return folder / f"{source}.{COUNTS_FILE}", folder / f"{source}.{SAMPLES_FILE}"
+def _merge_groups(tasks: Sequence[SketchTask]) -> list[tuple[SketchTask, ...]]:
+    """The shards of each source together, and of several sources that have few: up to MERGED_FILES in all. Few are so
+    many that none of their hosts are left out."""
+    by_source: dict[str, list[SketchTask]] = {}
+    for task in tasks:
+        by_source.setdefault(task.source, []).append(task)
+    groups: list[list[SketchTask]] = []
+    for _, of_source in sorted(by_source.items()):
+        is_small = len(of_source) * LISTED_HOSTS <= MERGED_HOSTS
+        if groups and is_small and len(groups[-1]) + len(of_source) <= MERGED_FILES:
+            groups[-1] += of_source
+        else:
+            groups.append(of_source)
+    return [tuple(group) for group in groups]
 
 
-def _merge_source(task: tuple[tuple[SketchTask, ...], Path, str]) -> None:
-    shards, folder, source = task
-    counts, samples = _merged_paths(folder, source)
-    write_table(counts, merge_files([shard.counts for shard in shards], is_counts=True))
-    write_table(samples, merge_files([shard.samples for shard in shards], is_counts=False))
+def _merged_paths(prefix: Path) -> tuple[Path, Path]:
+    return Path(f"{prefix}.{COUNTS_FILE}"), Path(f"{prefix}.{SAMPLES_FILE}")
+
+
+def _merge_group(task: tuple[tuple[SketchTask, ...], Path]) -> None:
+    shards, prefix = task
+    counts, samples = _merged_paths(prefix)
+    is_one = len({shard.source for shard in shards}) == 1
+    merge = merge_counts if is_one else partial(merge_counts, max_hosts=None)
+    write_table(counts, merge_files([shard.counts for shard in shards], merge, COUNT_SCHEMA))
+    write_table(samples, merge_files([shard.samples for shard in shards], merge_samples, SAMPLE_SCHEMA))
 
 
 def cluster_counts(largest: Sequence[tuple[str, int]], sizes: Sequence[Sequence[int]]) -> pa.Table:
@@ -128,22 +178,22 @@ def cluster_counts(largest: Sequence[tuple[str, int]], sizes: Sequence[Sequence[
     return pa.concat_tables(tables)
 
 
-def merge_counts(tables: Sequence[pa.Table]) -> pa.Table:
-    """One row for each key of the tables, sorted. Of hosts the MERGED_HOSTS with the most documents."""
+def merge_counts(tables: Sequence[pa.Table], max_hosts: int | None = MERGED_HOSTS) -> pa.Table:
+    """One row for each key of the tables, sorted. Of hosts the max_hosts with the most documents."""
     table = pa.concat_tables([COUNT_SCHEMA.empty_table(), *tables])
     is_register = pc.equal(table.column("kind"), "host_register")
     registers = _grouped(table.filter(is_register), "max")
     sums = _grouped(table.filter(pc.invert(is_register)), "sum")
     is_host = pc.equal(sums.column("kind"), "host")
     hosts = sums.filter(is_host)
-    if len(hosts) > MERGED_HOSTS:
+    if max_hosts is not None and len(hosts) > max_hosts:
         hosts = hosts.sort_by([("documents", "descending"), ("name", "ascending"), ("source", "ascending")])
-        rest = hosts.slice(MERGED_HOSTS)
+        rest = hosts.slice(max_hosts)
         size = len(rest)
         replaced = {"kind": pa.repeat(pa.scalar("host_rest"), size), "name": pa.nulls(size, pa.string())}
         columns = [replaced.get(name, rest.column(name)) for name in COUNT_SCHEMA.names]
         rest = pa.table(columns, schema=COUNT_SCHEMA)
-        sums = _grouped(pa.concat_tables([sums.filter(pc.invert(is_host)), hosts.slice(0, MERGED_HOSTS), rest]), "sum")
+        sums = _grouped(pa.concat_tables([sums.filter(pc.invert(is_host)), hosts.slice(0, max_hosts), rest]), "sum")
     joined = pa.concat_tables([sums, registers])
     return joined.sort_by([(name, "ascending") for name in COUNT_KEYS]).combine_chunks()
 
@@ -192,10 +242,8 @@ def _ranks(groups: np.ndarray) -> np.ndarray:
     return ranks
 
 
-def merge_files(paths: Sequence[Path], is_counts: bool) -> pa.Table:
+def merge_files(paths: Sequence[Path], merge: Callable[[Sequence[pa.Table]], pa.Table], schema: pa.Schema) -> pa.Table:
     """The merged sketch of these files, of which few are in memory at a time."""
-    merge = merge_counts if is_counts else merge_samples
-    schema = COUNT_SCHEMA if is_counts else SAMPLE_SCHEMA
     merged = merge([])
     for start in range(0, len(paths), MERGED_FILES):
         tables = [pq.ParquetFile(path).read().cast(schema) for path in paths[start : start + MERGED_FILES]]

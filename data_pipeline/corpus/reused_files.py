@@ -4,7 +4,7 @@
 decides the bytes: the documents by id (an annotated file's name and an id say what the document is), settings, and
 outcomes. Where the file system has no hard links nothing is kept."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -87,9 +87,8 @@ def shard_files(task: ShardTask) -> dict[str, Path]:
 
 
 def ledger_key(task: LedgerTask) -> str:
-    rules = [_described(rule) for rule in task.rules.rules], task.rules.languages, _thresholds(task.rules.by_profile)
     rows = [_ledger_rows_digest(rows) for rows in task.rows]
-    return fingerprint([task.source, repr(rules), task.split_names, rows])
+    return fingerprint([task.source, task.rules.description, task.split_names, rows])
 
 
 def sketch_key(task: SketchTask) -> str:
@@ -97,10 +96,6 @@ def sketch_key(task: SketchTask) -> str:
     tables = [_content_of(task.table)] + ([] if task.is_ledger else [_content_of(task.signals)])
     quoted = [_identity_of(rows.path) for rows in task.rows]
     return fingerprint([task.name.split("/")[:-1], task.source, tables, quoted, _described(task.pii)])
-
-
-def _thresholds(by_profile: Mapping[str, Sequence[float]]) -> list[tuple[str, list[str]]]:
-    return [(name, [repr(number) for number in numbers]) for name, numbers in sorted(by_profile.items())]
 
 
 def _described(value: Any) -> str:

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +22,7 @@ from gristmill.data_pipeline.ledger.removal_step import SourceState
 from gristmill.data_pipeline.readers.document import DOCUMENT_SCHEMA
 from gristmill.data_pipeline.signals.language import LANGUAGE_FIELDS
 from gristmill.data_pipeline.signals.names import SIGNAL_FIELDS, edit_fields
-from gristmill.foundation.checksums import is_sealed, sealed_path
+from gristmill.foundation.checksums import is_sealed, link_sealed, sealed_path
 
 # A row group holds at most this many rows; one of documents also at most so many bytes of text (a longer text is alone
 # in its group). The stage index reads a row group of up to 4 MB (indexed/documents.py) at once, a larger one in parts.
@@ -122,6 +122,10 @@ class ShardTask:
         return [*self.format.annotated_columns, *scores]
 
     @property
+    def is_empty(self) -> bool:
+        return not self.rows
+
+    @property
     def is_complete(self) -> bool:
         return all(is_sealed(path) for path in (self.documents, self.signals, *self.held_out.values()))
 
@@ -135,6 +139,19 @@ def write_shard_run(tasks: Sequence[ShardTask]) -> None:
         reader = RowGroups(todo[0].columns)
         for task in todo:
             _write_shard(task, reader)
+
+
+def link_empty_shards(tasks: Sequence[ShardTask]) -> None:
+    """Both files of every task, none of which has rows. Such files are the same for all sources of a format: the first
+    is written, the others are links to it."""
+    written: dict[ShardFormat, ShardTask] = {}
+    for task in tasks:
+        first = written.setdefault(replace(task.format, source=""), task)
+        if first is task:
+            write_shard_run([task])
+        elif not task.is_complete:
+            link_sealed(first.documents, task.documents)
+            link_sealed(first.signals, task.signals)
 
 
 def _write_shard(task: ShardTask, reader: RowGroups) -> None:

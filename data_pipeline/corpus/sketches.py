@@ -19,7 +19,7 @@ from gristmill.data_pipeline.corpus.shards import PII_FIELD, replaced_texts
 from gristmill.data_pipeline.filters.pii import PiiConfig
 from gristmill.data_pipeline.ledger.ledger import LedgerRows
 from gristmill.data_pipeline.ledger.parquet_rows import RowRange, read_rows
-from gristmill.foundation.checksums import is_sealed, sealed_path
+from gristmill.foundation.checksums import is_sealed, write_sealed
 
 SKETCHES_FOLDER = "sketches"
 COUNTS_FILE, SAMPLES_FILE = "counts.parquet", "samples.parquet"
@@ -76,6 +76,7 @@ MANTISSA_SHIFT = 48  # of a float64: leaves sign, exponent and 4 bits, 16 bins b
 HOST = r"^[a-zA-Z][a-zA-Z0-9+.-]*://(?:[^/?#@]*@)?(?P<host>[^/?#:]+)"  # RE2, which is linear
 UNSIGNALLED = ("doc_id", "detected_language", "script", "profile", "main_language", "record", "text_hash", "offset")
 ANNOTATED_FOLDER = "annotated"  # of the cache
+Constants = Mapping[str, str | None]  # columns with one value for all rows
 
 
 @dataclass(frozen=True)
@@ -136,8 +137,9 @@ def write_sketch(task: SketchTask) -> None:
 
 
 def write_table(path: Path, table: pa.Table) -> None:
-    with sealed_path(path) as temporary:
-        pq.write_table(table, temporary, compression="zstd")
+    content = pa.BufferOutputStream()
+    pq.write_table(table, content, compression="zstd")
+    write_sealed(path, memoryview(content.getvalue()))
 
 
 # Bins of a histogram whose range need not be known.
@@ -178,23 +180,35 @@ def sketch_documents(task: SketchTask) -> tuple[pa.Table, pa.Table]:
     common = task.constants
     rows = _language_counts(codes, names, signals.column("num_bytes").to_numpy())
     parts.append(count_table({"kind": "documents", **common}, **rows))
-    for name in signal_names(signals.schema):
-        column = pc.fill_null(pc.cast(signals.column(name), pa.float64()), np.nan).to_numpy()
-        known = np.isfinite(column)
-        joint = (codes[known] << 32) | (bins_of(column[known]).astype(np.int64) + (1 << 31))
-        values, counts = np.unique(joint, return_counts=True)
-        parts.append(
-            count_table(
-                {"kind": "signal", "name": name, **common},
-                language=pa.array(names, pa.string()).take(pa.array(values >> 32)),
-                bin=(values & 0xFFFFFFFF) - (1 << 31),
-                documents=counts,
-            )
-        )
+    parts.append(_signal_counts(signals, codes, names, common))
     with pq.ParquetFile(task.table) as file:
         urls = file.read(["url"]).column("url").take(pa.array(places))
     parts += _host_counts(urls, common)
     return pa.concat_tables(parts), _kept_samples(task, signals, codes, places)
+
+
+def _signal_counts(signals: pa.Table, codes: np.ndarray, languages: list[str], common: Constants) -> pa.Table:
+    """Kept documents by signal, language and bin. codes: int64[], of each document's language."""
+    names = signal_names(signals.schema)
+    bins, counts = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+    for name in names:
+        values = signals.column(name)
+        column = (pc.cast(values, pa.float64()) if values.null_count else values).to_numpy().astype(np.float64)
+        known = np.isfinite(column)
+        joint = (codes[known] << 32) | (bins_of(column[known]).astype(np.int64) + (1 << 31))
+        ordered = np.sort(joint)
+        starts = np.flatnonzero(np.diff(ordered, prepend=-1))
+        bins.append(ordered[starts])
+        counts.append(np.diff(starts, append=len(ordered)))
+    joined = np.concatenate(bins)
+    signal_of = np.repeat(np.arange(len(names)), [len(of_signal) for of_signal in bins[1:]])
+    return count_table(
+        {"kind": "signal", **common},
+        name=pa.array(names, pa.string()).take(pa.array(signal_of)),
+        language=pa.array(languages, pa.string()).take(pa.array(joined >> 32)),
+        bin=(joined & 0xFFFFFFFF) - (1 << 31),
+        documents=np.concatenate(counts),
+    )
 
 
 def _read_counts(task: SketchTask, rows: pa.Table) -> list[pa.Table]:
@@ -218,7 +232,7 @@ def _is_number(kind: pa.DataType) -> bool:
     return pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)
 
 
-def count_table(constants: Mapping[str, str | None], **columns: pa.Array | np.ndarray) -> pa.Table:
+def count_table(constants: Constants, **columns: pa.Array | np.ndarray) -> pa.Table:
     """A table of COUNT_SCHEMA with these constants and columns, of which `documents` must be one."""
     size = len(columns["documents"])
     arrays = []
@@ -247,7 +261,7 @@ def hosts_of(urls: pa.ChunkedArray) -> pa.Array:
     return pc.utf8_lower(pc.if_else(pc.is_valid(matches), hosts, pa.scalar(None, pa.string())))
 
 
-def _host_counts(urls: pa.ChunkedArray, common: Mapping[str, str | None]) -> list[pa.Table]:
+def _host_counts(urls: pa.ChunkedArray, common: Constants) -> list[pa.Table]:
     counted = pc.value_counts(hosts_of(urls).drop_null())
     names, counts = counted.field("values"), counted.field("counts").to_numpy()
     if not len(names):
@@ -319,7 +333,7 @@ def excerpts(texts: pa.ChunkedArray) -> pa.Array:
     return pa.array([" ".join(head.split())[:EXCERPT_CHARACTERS] for head in heads.to_pylist()], pa.string())
 
 
-def _sample_table(constants: Mapping[str, str | None], size: int, columns: dict[str, pa.Array]) -> pa.Table:
+def _sample_table(constants: Constants, size: int, columns: dict[str, pa.Array]) -> pa.Table:
     arrays = [
         columns[field.name]
         if field.name in columns

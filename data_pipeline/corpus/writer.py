@@ -20,6 +20,7 @@ from gristmill.data_pipeline.corpus.shards import (
     ShardPlan,
     ShardRows,
     ShardTask,
+    link_empty_shards,
     plan_shards,
     write_shard_run,
 )
@@ -86,6 +87,8 @@ def write_corpus(
         training += tasks
         for split in range(1, len(SPLITS)):
             held_out += _held_out_shards(tasks, plan, split)
+    link_empty_shards([task for task in (*training, *held_out) if task.is_empty])
+    training, held_out = ([task for task in tasks if not task.is_empty] for tasks in (training, held_out))
     taken = _take([*training, *ledgers], reused, engine)
     runs = _runs(training, engine.workers)
     # together, so that no worker waits for the last shard or ledger

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Protocol
@@ -39,7 +40,7 @@ class Rules:
     languages: tuple[str, ...]
     by_profile: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
 
-    @property
+    @cached_property
     def columns(self) -> list[str]:
         """The columns of the signals that the rules use."""
         wanted = {rule.signal for rule in self.rules}
@@ -48,6 +49,12 @@ class Rules:
         if self.by_profile:
             wanted = wanted | {PROFILE}
         return sorted(wanted)
+
+    @cached_property
+    def description(self) -> str:
+        """Text that is equal for equal rules."""
+        thresholds = [(name, [repr(number) for number in numbers]) for name, numbers in sorted(self.by_profile.items())]
+        return repr(([repr(rule) for rule in self.rules], self.languages, thresholds))
 
     def only(self, index: int) -> "Rules":
         """Only the rule at this index."""

@@ -7,6 +7,7 @@ import pytest
 
 from gristmill.foundation import checksums
 from gristmill.foundation.checksums import (
+    SMALL_BYTES,
     check_against,
     drop_damaged,
     is_sealed,
@@ -57,7 +58,10 @@ def test_a_damaged_seal_fits_no_file(path, tmp_path, content):
 
 
 def test_a_kill_before_the_second_seal_loses_nothing(path):
+    with sealed_path(path) as temporary:
+        temporary.write_bytes(bytes(2 * SMALL_BYTES))
     digest_only = seal_of(path).read_bytes().split(b',"state"')[0] + b"}"
+    assert digest_only != seal_of(path).read_bytes()
     seal_of(path).write_bytes(digest_only)
     assert is_sealed(path)
 

@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -14,6 +15,57 @@ Result = TypeVar("Result")
 
 # Task attributes that name its input, in order of preference: raw or annotated files before output files.
 NAMING_FIELDS = ("label", "annotated", "document_file", "path", "documents", "prefix", "folder")
+
+
+# Where a map has more tasks than BATCHED_TASKS a worker, consecutive small ones are one task: of BATCH_TASKS at most,
+# which are together at most a part in BATCHES_PER_WORKER of a worker's share of the weight.
+BATCHED_TASKS, BATCH_TASKS, BATCHES_PER_WORKER = 64, 64, 16
+
+
+@dataclass(frozen=True)
+class TaskBatch:
+    """Consecutive tasks of a map, which has `total`. first: number of the first."""
+
+    tasks: tuple
+    first: int
+    total: int
+
+    @property
+    def label(self) -> str:
+        """For messages; its names are those of the first and the last task."""
+        names = [name_of(task).removeprefix(", ") for task in (self.tasks[0], self.tasks[-1])]
+        numbers = f"tasks {self.first + 1:,} to {self.first + len(self.tasks):,} of {self.total:,}"
+        return f"{numbers} together" + (f", from {names[0]} to {names[1]}" if all(names) else "")
+
+
+class BatchFunction:
+    """The function of a map for a batch of its tasks: their results, in order."""
+
+    def __init__(self, function: Callable[[Any], Any]):
+        self.function = function
+        self.__module__ = getattr(function, "__module__", type(self).__module__)
+
+    def __call__(self, batch: TaskBatch) -> list[Any]:
+        return [self.function(task) for task in batch.tasks]
+
+
+def task_batches(weights: Sequence[float], workers: int) -> list[range]:
+    """The numbers of the tasks of each batch. One task a batch where there are few, or one worker.
+
+    129 tasks of weight 1 and one of 999, 2 workers: batches of 35, 35, 35, 24 and the large one alone."""
+    if workers <= 1 or len(weights) <= BATCHED_TASKS * workers:
+        return [range(number, number + 1) for number in range(len(weights))]
+    limit = sum(weights) / (BATCHES_PER_WORKER * workers)
+    batches: list[range] = []
+    weight = 0.0
+    for number, of_task in enumerate(weights):
+        if batches and len(batches[-1]) < BATCH_TASKS and weight + of_task <= limit:
+            batches[-1] = range(batches[-1].start, number + 1)
+            weight += of_task
+        else:
+            batches.append(range(number, number + 1))
+            weight = of_task
+    return batches
 
 
 class Engine(ABC):
@@ -45,13 +97,27 @@ class Engine(ABC):
         weights = list(sizes) if sizes is not None else [1.0] * len(tasks)
         with self.reporter.meter(description, sum(weights), unit) as meter:
             by_index: dict[int, Result] = {}
-            with closing(self._results(function, tasks, weights, description)) as results:
+            with closing(self._results_of_batches(function, tasks, weights, description)) as results:
                 for index, result in results:
                     by_index[index] = result
                     meter.advance(weights[index])
         if tasks:
             release_unused_memory()
         return [by_index[index] for index in range(len(tasks))]
+
+    def _results_of_batches(
+        self, function: Callable[[Task], Result], tasks: Sequence[Task], weights: Sequence[float], description: str
+    ) -> Generator[tuple[int, Result], None, None]:
+        """As `_results`; many small tasks travel to the workers in batches of consecutive ones."""
+        batches = task_batches(weights, self.workers)
+        if len(batches) == len(tasks):
+            yield from self._results(function, tasks, weights, description)
+            return
+        grouped = [TaskBatch(tuple(tasks[batch.start : batch.stop]), batch.start, len(tasks)) for batch in batches]
+        sums = [sum(weights[batch.start : batch.stop]) for batch in batches]
+        with closing(self._results(BatchFunction(function), grouped, sums, description)) as results:
+            for number, of_batch in results:
+                yield from zip(batches[number], of_batch, strict=True)
 
     def start(self, modules: Sequence[str]) -> None:  # noqa: B027 - most engines start nothing early
         """Start the workers, which have or will import these modules, and return at once. To be called before the first

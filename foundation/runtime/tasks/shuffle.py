@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from gristmill.foundation.checksums import sealed_path
+from gristmill.foundation.checksums import write_sealed
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.runtime.tasks.task_files import fetch, read_range
 
@@ -48,11 +48,8 @@ class Shuffle:
         """One part, whole or not at all. records: ordered by range; bounds int64[ranges + 1]: where each begins."""
         if records.dtype != self.dtype or len(bounds) != self.ranges + 1 or bounds[-1] != len(records):
             raise ValueError(f"{self.path(part)}: {records.dtype}, {len(bounds)} bounds up to {bounds[-1]}")
-        with sealed_path(self.path(part)) as temporary, temporary.open("wb") as file:
-            file.write(MAGIC)
-            file.write(np.array([self.dtype.itemsize, self.ranges], "<u8").tobytes())
-            file.write(np.asarray(bounds, "<u8").tobytes())
-            np.ascontiguousarray(records).tofile(file)
+        head = MAGIC + np.array([self.dtype.itemsize, self.ranges, *bounds], "<u8").tobytes()
+        write_sealed(self.path(part), head, np.ascontiguousarray(records).view(np.uint8).data)
 
     def write_sorted(self, part: int, records: np.ndarray, range_of: np.ndarray) -> None:
         """One part of records that are ordered by their range, range_of int64[records]."""

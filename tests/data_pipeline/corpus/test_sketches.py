@@ -10,11 +10,15 @@ import pytest
 from gristmill.data_pipeline.corpus.id_index import IdIndex, RowPlace, read_row
 from gristmill.data_pipeline.corpus.merged_sketches import merge_counts, merge_files, merge_samples, sketch_tasks
 from gristmill.data_pipeline.corpus.sketches import (
+    COUNT_SCHEMA,
+    SAMPLE_SCHEMA,
     SOURCE_SAMPLES,
     bin_edges,
     bins_of,
     distinct_estimate,
     hyperloglog,
+    sketch_documents,
+    write_table,
 )
 from gristmill.data_pipeline.readers.source import SourceConfig
 from tests.support.corpora import prose, run_curate, write_jsonl
@@ -105,11 +109,29 @@ def test_samples_are_the_smallest_ids_with_their_text(corpus):
 def test_any_grouping_merges_to_the_same(corpus):
     tasks = sketch_tasks(corpus)
     assert len(tasks) > 6
-    for is_counts, merge in ((True, merge_counts), (False, merge_samples)):
-        paths = [task.counts if is_counts else task.samples for task in tasks]
+    counts, samples = ([getattr(task, name) for task in tasks] for name in ("counts", "samples"))
+    for paths, merge, schema in ((counts, merge_counts, COUNT_SCHEMA), (samples, merge_samples, SAMPLE_SCHEMA)):
         half = len(paths) // 2
-        halves = [merge_files(part, is_counts) for part in (paths[half:], paths[:half])]
-        assert repr(merge(halves).to_pylist()) == repr(merge_files(paths, is_counts).to_pylist())  # NaN is no NaN
+        halves = [merge_files(part, merge, schema) for part in (paths[half:], paths[:half])]
+        assert repr(merge(halves).to_pylist()) == repr(merge_files(paths, merge, schema).to_pylist())  # NaN is no NaN
+
+
+def test_files_of_tables_without_rows_are_those_that_would_be_written(tmp_path):
+    """Three sources without held-out documents: their empty files are links to one, with the bytes of a written one."""
+    for name in ("a", "b", "c"):
+        write_jsonl(tmp_path / f"{name}.jsonl", [{"text": prose(7)}])
+    sources = [SourceConfig(name=name, format="jsonl", paths=(str(tmp_path / f"{name}.jsonl"),)) for name in "abc"]
+    run_curate(sources, tmp_path)
+    folder = tmp_path / "curate"
+    for split in ("validation", "test"):
+        paths = sorted(folder.glob(f"*/{split}/*.parquet"))
+        assert len({path.stat().st_ino for path in paths}) == 2 < len(paths) == 6
+    empty = [task for task in sketch_tasks(folder) if not pq.read_metadata(task.table).num_rows]
+    assert len({task.counts.stat().st_ino for task in empty}) == 1 < len(empty)
+    (counts, samples), last = sketch_documents(empty[-1]), empty[-1]
+    for table, path in ((counts, last.counts), (samples, last.samples)):
+        write_table(tmp_path / "again", table)
+        assert (tmp_path / "again").read_bytes() == path.read_bytes()
 
 
 def test_every_row_is_where_the_index_says(corpus):

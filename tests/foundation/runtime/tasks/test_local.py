@@ -15,6 +15,7 @@ from gristmill.foundation.errors import InputError
 from gristmill.foundation.interrupts import Terminated
 from gristmill.foundation.progress import Reporter, amount
 from gristmill.foundation.runtime.startup import are_huge_pages_allowed
+from gristmill.foundation.runtime.tasks.engine import task_batches
 from gristmill.foundation.runtime.tasks.local import LocalEngine, may_fork
 
 ROOT = Path(__file__).parents[4]
@@ -33,6 +34,24 @@ def refuse_three(number):
 @pytest.mark.parametrize("workers", [1, 2])
 def test_results_come_in_the_order_of_the_tasks(workers):
     assert LocalEngine(workers, Reporter.silent()).map(square, [3, 1, 2], "squares") == [9, 1, 4]
+
+
+def test_small_tasks_travel_together_and_large_ones_alone():
+    """129 tasks of weight 1 and one of 999: a batch weighs at most a 32nd of 1,128."""
+    weights = [1.0] * 129 + [999.0]
+    assert [len(batch) for batch in task_batches(weights, 2)] == [35, 35, 35, 24, 1]
+    assert [len(batch) for batch in task_batches(weights, 1)] == [len(batch) for batch in task_batches([1] * 130, 3)]
+    expected = [number * number for number in range(130)]
+    engine = LocalEngine(2, Reporter.silent())
+    assert engine.map(square, range(130), "squares", weights) == expected
+    with pytest.raises(InputError, match="record 3 is broken"):
+        engine.map(refuse_three, range(130), "refusing", weights)
+
+
+def test_a_killed_worker_with_a_batch_of_tasks_is_one_sentence_that_names_them():
+    message = "at task 1 of 33, tasks 1 to 4 of 130 together, from 1.txt to 4.txt; what is finished is kept"
+    with pytest.raises(InputError, match=message):
+        LocalEngine(2, Reporter.silent()).map(die_at_path, [Path(f"{n}.txt") for n in range(1, 131)], "dying")
 
 
 def huge_pages_allowed(_):
