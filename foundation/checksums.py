@@ -69,8 +69,14 @@ def _write_state(path: Path, digest: str) -> None:
 def link_sealed(path: Path, target: Path, may_copy: bool = True) -> None:
     """Make target a hard link of a sealed file, and seal it with the same digest; may_copy: a copy where the file
     system has no links, else OSError."""
-    target.parent.mkdir(parents=True, exist_ok=True)
     known = read_cached(seal_of(path))
+    link_file(path, target, may_copy)
+    seal_with(target, known["xxh3"]) if isinstance(known, dict) and "xxh3" in known else seal(target)
+
+
+def link_file(path: Path, target: Path, may_copy: bool = True) -> None:
+    """As `link_sealed`, without a seal: for a file that is linked again rather than trusted."""
+    target.parent.mkdir(parents=True, exist_ok=True)
     if not target.exists() or not target.samefile(path):  # a rename over a link to the same file would do nothing
         temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex[:16]}.tmp")
         try:
@@ -82,7 +88,6 @@ def link_sealed(path: Path, target: Path, may_copy: bool = True) -> None:
                 raise
             with atomic_path(target) as copy:
                 shutil.copyfile(path, copy)
-    seal_with(target, known["xxh3"]) if isinstance(known, dict) and "xxh3" in known else seal(target)
 
 
 def is_sealed(path: Path) -> bool:

@@ -64,7 +64,9 @@ def in_canonical_order(files: Sequence[RawFile]) -> tuple[RawFile, ...]:
     for file in ordered:
         same = numbered and numbered[-1].sha256 == file.sha256
         index = numbered[-1].copy_index + 1 if same else 0
-        numbered.append(RawFile(name=file.name, bytes=file.bytes, sha256=file.sha256, copy_index=index))
+        is_numbered = file.copy_index == index  # a second value of each of a million files would be 0.6 GB
+        copy = file if is_numbered else RawFile(name=file.name, bytes=file.bytes, sha256=file.sha256, copy_index=index)
+        numbered.append(copy)
     return tuple(numbered)
 
 

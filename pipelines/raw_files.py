@@ -6,7 +6,7 @@ from typing import Literal
 
 from gristmill.data_pipeline.annotate.list_file import lock_lists
 from gristmill.data_pipeline.annotate.tombstones import lock_tombstones
-from gristmill.data_pipeline.readers.files import local_path
+from gristmill.data_pipeline.readers.files import RealPaths, local_path
 from gristmill.data_pipeline.readers.resolve import locate, resolve
 from gristmill.data_pipeline.readers.source import SourceConfig
 from gristmill.foundation.errors import InputError
@@ -60,7 +60,8 @@ def _check_outside(source: SourceConfig, workdir: Path) -> None:
     work = os.path.realpath(workdir)
     folders = [os.path.realpath(local_path(path)) for path in source.paths if not is_address(path)]
     is_below = any(f"{work}/".startswith(f"{folder}/") for folder in folders if os.path.isdir(folder))
-    files = [os.path.realpath(location) for location in locate(source).values() if not is_address(location)]
+    real_path = RealPaths()
+    files = (real_path(location) for location in locate(source).values() if not is_address(location))
     tops = {file.removeprefix(f"{work}/").partition("/")[0] for file in files if file.startswith(f"{work}/")}
     if is_below or any(top in (CACHE_FOLDER, LOG_FOLDER) or (workdir / top / MANIFEST_NAME).exists() for top in tops):
         raise InputError(

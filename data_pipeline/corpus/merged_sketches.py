@@ -37,7 +37,7 @@ from gristmill.data_pipeline.corpus.sketches import (
 )
 from gristmill.data_pipeline.filters.pii import PiiConfig
 from gristmill.data_pipeline.ledger.ledger import LedgerTask
-from gristmill.foundation.checksums import is_sealed, link_sealed
+from gristmill.foundation.checksums import is_sealed, link_file
 from gristmill.foundation.runtime.tasks.engine import Engine
 from gristmill.foundation.runtime.tasks.shuffle import Shuffle, ranges_for
 
@@ -105,9 +105,9 @@ def _link_empty_sketches(tasks: Sequence[SketchTask]) -> None:
         first = written.setdefault(task.is_ledger, task)
         if first is task:
             write_sketch(task)
-        elif not (is_sealed(task.counts) and is_sealed(task.samples)):
-            link_sealed(first.counts, task.counts)
-            link_sealed(first.samples, task.samples)
+        else:
+            link_file(first.counts, task.counts)
+            link_file(first.samples, task.samples)
 
 
 def _sketch_files(task: SketchTask) -> dict[str, Path]:

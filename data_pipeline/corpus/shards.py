@@ -22,7 +22,7 @@ from gristmill.data_pipeline.ledger.removal_step import SourceState
 from gristmill.data_pipeline.readers.document import DOCUMENT_SCHEMA
 from gristmill.data_pipeline.signals.language import LANGUAGE_FIELDS
 from gristmill.data_pipeline.signals.names import SIGNAL_FIELDS, edit_fields
-from gristmill.foundation.checksums import is_sealed, link_sealed, sealed_path
+from gristmill.foundation.checksums import is_sealed, link_file, sealed_path
 
 # A row group holds at most this many rows; one of documents also at most so many bytes of text (a longer text is alone
 # in its group). The stage index reads a row group of up to 4 MB (indexed/documents.py) at once, a larger one in parts.
@@ -149,9 +149,9 @@ def link_empty_shards(tasks: Sequence[ShardTask]) -> None:
         first = written.setdefault(replace(task.format, source=""), task)
         if first is task:
             write_shard_run([task])
-        elif not task.is_complete:
-            link_sealed(first.documents, task.documents)
-            link_sealed(first.signals, task.signals)
+        else:
+            link_file(first.documents, task.documents)
+            link_file(first.signals, task.signals)
 
 
 def _write_shard(task: ShardTask, reader: RowGroups) -> None:

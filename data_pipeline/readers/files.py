@@ -32,7 +32,7 @@ def open_raw(location: str) -> BinaryIO:
     try:
         if is_address(location):
             return cast(BinaryIO, open_address(location))
-        return Path(location).open("rb")
+        return open(location, "rb")
     except ImportError as error:
         raise InputError(f"{location}: {error}; install the package it names") from error
     except (OSError, ValueError) as error:
@@ -46,7 +46,7 @@ def raw_size(location: str) -> int:
     try:
         if is_address(location):
             return address_size(location)
-        return Path(location).stat().st_size
+        return os.stat(location).st_size
     except (OSError, ValueError, ImportError) as error:
         raise InputError(
             f"{shown_path(location)}: cannot be read ({_reason(error)}); check the path and its permissions"
@@ -95,6 +95,22 @@ def _fixed_folder(pattern: str) -> str:
 
 def _reason(error: Exception) -> str:
     return getattr(error, "strerror", None) or str(error) or type(error).__name__
+
+
+class RealPaths:
+    """`os.path.realpath` of many files, which asks once for each folder."""
+
+    def __init__(self) -> None:
+        self._folders: dict[str, str] = {}
+
+    def __call__(self, path: str) -> str:
+        folder, _, name = path.rpartition("/")
+        if not folder or name in ("", ".", "..") or os.path.islink(path):
+            return os.path.realpath(path)
+        if folder not in self._folders:
+            self._folders[folder] = os.path.realpath(folder)
+        real = self._folders[folder]
+        return path if real == folder else f"{real.rstrip('/')}/{name}"
 
 
 # Local files by glob; each is found once, since `**` enters no folder twice even where links form loops.

@@ -1,10 +1,17 @@
 """Resolves the sources of a recipe to their raw files and digests, which the lock pins."""
 
 import hashlib
-import os
 from collections.abc import Sequence
 
-from gristmill.data_pipeline.readers.files import check_kinds, matching, open_raw, raw_size, shown_path, unreadable
+from gristmill.data_pipeline.readers.files import (
+    RealPaths,
+    check_kinds,
+    matching,
+    open_raw,
+    raw_size,
+    shown_path,
+    unreadable,
+)
 from gristmill.data_pipeline.readers.hub import dataset_digest
 from gristmill.data_pipeline.readers.python_docs import python_files
 from gristmill.data_pipeline.readers.source import SourceConfig
@@ -15,6 +22,7 @@ from gristmill.foundation.runtime.tasks.engine import Engine
 
 # Files are digested in groups of about this many bytes; workers are started for more than one group only.
 GROUP_BYTES = 64_000_000
+BLOCK_BYTES = 1 << 20
 
 
 def locate(source: SourceConfig) -> dict[str, str]:
@@ -28,9 +36,10 @@ def locate(source: SourceConfig) -> dict[str, str]:
         return {source.paths[0]: source.paths[0]}
     locations: dict[str, str] = {}
     seen: set[str] = set()
+    real_path = RealPaths()
     for pattern in source.paths:
         for name, location in matching(pattern).items():
-            same = location if is_address(location) else os.path.realpath(location)
+            same = location if is_address(location) else real_path(location)
             if same in seen:
                 continue
             seen.add(same)
@@ -114,8 +123,10 @@ def _digest(location: str) -> str:
     with open_raw(location) as file:
         try:
             hasher = hashlib.sha256()
-            while block := file.read(1 << 20):
+            while block := file.read(BLOCK_BYTES):
                 hasher.update(block)
+                if len(block) < BLOCK_BYTES and not is_address(location):
+                    break  # at the end: a second read of a million files is felt
         except OSError as error:
             raise unreadable(location, error) from error
     return hasher.hexdigest()

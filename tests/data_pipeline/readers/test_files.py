@@ -13,7 +13,7 @@ import pytest
 
 from gristmill.data_pipeline.annotate.annotate import AnnotateConfig, annotate_all, annotation_tasks
 from gristmill.data_pipeline.annotate.normalize import NormalizeConfig
-from gristmill.data_pipeline.readers.files import foreign_kind, local_files, matching
+from gristmill.data_pipeline.readers.files import RealPaths, foreign_kind, local_files, matching
 from gristmill.data_pipeline.readers.read import file_ranges, read_range
 from gristmill.data_pipeline.readers.resolve import locate, located_files, resolve
 from gristmill.data_pipeline.readers.source import SourceConfig
@@ -241,3 +241,16 @@ def test_the_files_of_all_sources_are_digested_together(tmp_path):
     assert [source.files for source in locked] == [resolve([source], ENGINE)[0].files for source in sources]
     assert [file.copy_index for source in locked[:2] for file in source.files] == [0, 0]
     assert screen.getvalue().count("digests") == 1
+
+
+def test_real_paths_are_those_of_the_operating_system(tmp_path, monkeypatch):
+    """Files, links to files and to folders, relative paths: one look at each folder says the same."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "real").mkdir()
+    (tmp_path / "real" / "a.txt").write_text("a")
+    (tmp_path / "real" / "link.txt").symlink_to("a.txt")
+    (tmp_path / "alias").symlink_to("real")
+    real_path = RealPaths()
+    names = ("real/a.txt", "real/link.txt", "alias/a.txt", "alias/link.txt", "real/../alias/a.txt", "alias", "gone/x")
+    for path in (*names, *(f"{tmp_path}/{name}" for name in names), "/"):
+        assert real_path(path) == os.path.realpath(path)
