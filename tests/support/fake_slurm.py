@@ -45,13 +45,13 @@ def sbatch(folder: Path, arguments: list[str]) -> None:
 
 def squeue(folder: Path, arguments: list[str]) -> None:
     for pid in _pids(folder, arguments[-1].partition("=")[2]):
-        if _runs(pid):
+        if runs(pid):
             print(pid)
 
 
 def scancel(folder: Path, arguments: list[str]) -> None:
     for pid in _pids(folder, arguments[0]):
-        if _runs(pid):
+        if runs(pid):
             os.killpg(pid, signal.SIGKILL)
 
 
@@ -59,7 +59,7 @@ def _pids(folder: Path, number: str) -> list[int]:
     return [int(pid) for pid in (folder / f"job-{number}").read_text().split()]
 
 
-def _runs(pid: int) -> bool:
+def runs(pid: int) -> bool:
     try:
         return not re.search(r"\) Z", Path(f"/proc/{pid}/stat").read_text())
     except OSError:

@@ -1,5 +1,7 @@
 """Base class of execution engines: independent tasks in, their results in the order of the tasks."""
 
+import statistics
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
@@ -66,6 +68,42 @@ def task_batches(weights: Sequence[float], workers: int) -> list[range]:
             batches.append(range(number, number + 1))
             weight = of_task
     return batches
+
+
+# A running task of a cluster that takes longer than so many seconds, and so many times as long as tasks of its weight
+# took, is run a second time.
+STRAGGLER_SECONDS, STRAGGLER_FACTOR = 60.0, 3.0
+
+
+class Stragglers:
+    """Tasks of a map that run far longer than those that ended, as on a node that stands still. An engine asks when no
+    task waits, runs each a second time beside the first, and takes the first answer: both write the same bytes."""
+
+    def __init__(self, weights: Sequence[float], clock: Callable[[], float] = time.monotonic):
+        self._clock = clock
+        self._sizes = [weight + sum(weights) / max(len(weights), 1) + 1e-9 for weight in weights]
+        self._begun: dict[int, float] = {}
+        self._rates: list[float] = []  # seconds by size, of the tasks that ended
+        self._doubled: set[int] = set()
+
+    def begin(self, task: int) -> None:
+        self._begun.setdefault(task, self._clock())
+
+    def end(self, task: int) -> None:
+        self._rates.append((self._clock() - self._begun.pop(task)) / self._sizes[task])
+
+    def overdue(self) -> list[int]:
+        """The tasks that must be run a second time now; a task is named once."""
+        if not self._rates:
+            return []
+        rate, now = STRAGGLER_FACTOR * statistics.median(self._rates), self._clock()
+        tasks = [
+            task
+            for task, begun in self._begun.items()
+            if task not in self._doubled and now - begun > max(STRAGGLER_SECONDS, rate * self._sizes[task])
+        ]
+        self._doubled.update(tasks)
+        return tasks
 
 
 class Engine(ABC):

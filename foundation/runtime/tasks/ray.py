@@ -22,7 +22,7 @@ from gristmill.foundation.deferred_module import DeferredModule
 from gristmill.foundation.errors import InputError, RecipeError
 from gristmill.foundation.files import scratch_folder
 from gristmill.foundation.progress import Reporter
-from gristmill.foundation.runtime.tasks.engine import Engine, Result, Task, name_of
+from gristmill.foundation.runtime.tasks.engine import Engine, Result, Stragglers, Task, name_of
 from gristmill.foundation.runtime.tasks.local import RemoteTraceback
 from gristmill.foundation.runtime.tasks.node import NodeReport, Place, load_modules, report, run_task, versions_here
 from gristmill.foundation.runtime.tasks.task_files import TaskObjects
@@ -95,7 +95,7 @@ class RayEngine(Engine):
             carrier: Carrier = SharedFolder(scratch, function)
             if self._files is not None:
                 carrier = ThroughStore(self._files, scratch, function, tasks)
-            run = _Run(self, carrier, tasks, description)
+            run = _Run(self, carrier, tasks, weights, description)
             try:
                 yield from run.results(order)
                 carrier.finish()
@@ -116,10 +116,14 @@ class RayEngine(Engine):
 class _Run:
     """One map: which tasks wait, which the cluster has, and how often each was lost."""
 
-    def __init__(self, engine: RayEngine, carrier: Carrier, tasks: Sequence[Any], description: str):
+    def __init__(
+        self, engine: RayEngine, carrier: Carrier, tasks: Sequence[Any], weights: Sequence[float], description: str
+    ):
         self.engine, self.carrier, self.tasks, self.description = engine, carrier, tasks, description
         self.submitter = engine.submitter()
         self.pending: dict[Any, int] = {}
+        self.beaten: list[Any] = []  # of tasks whose other copy answered first
+        self.stragglers = Stragglers(weights)
         self.lost: Counter[int] = Counter()
         self.last_node = monotonic()
 
@@ -130,17 +134,31 @@ class _Run:
             limit = WINDOW * self.engine.workers
             while waiting and len(self.pending) < limit:
                 self._submit(waiting.popleft())
+            if not waiting and len(self.pending) < self.engine.workers:
+                for index in self.stragglers.overdue():
+                    self._submit(index)
             for reference in self._ready():
+                if reference not in self.pending:  # beaten since it became ready
+                    continue
                 index = self.pending.pop(reference)
                 is_lost, value = self._answer(reference, index)
-                if is_lost:
+                if is_lost and index not in self.pending.values():
                     waiting.appendleft(index)
-                else:
+                elif not is_lost:
+                    self.stragglers.end(index)
+                    self._end_copies(index)
                     yield index, value
 
     def _submit(self, index: int) -> None:
         order = self.carrier.order(self.tasks[index])
         self.pending[self.submitter.remote(order, self.engine.place, self.carrier.scratch)] = index
+        self.stragglers.begin(index)
+
+    def _end_copies(self, index: int) -> None:
+        for reference in [reference for reference, task in self.pending.items() if task == index]:
+            del self.pending[reference]
+            self.beaten.append(reference)
+            _cancel(reference)
 
     def _ready(self) -> list[Any]:
         references = list(self.pending)
@@ -203,12 +221,17 @@ class _Run:
         references = list(self.pending)
         self.pending = {}
         for reference in references:
-            try:
-                ray.cancel(reference, force=True)
-            except Exception as error:  # it ended in the meantime, or the cluster is gone
-                logging.getLogger(__name__).debug("cancel: %s", error)
+            _cancel(reference)
+        references += self.beaten
         if references and ray.is_initialized():
             ray.wait(references, num_returns=len(references), timeout=CANCEL_SECONDS, fetch_local=False)
+
+
+def _cancel(reference: Any) -> None:
+    try:
+        ray.cancel(reference, force=True)
+    except Exception as error:  # it ended in the meantime, or the cluster is gone
+        logging.getLogger(__name__).debug("cancel: %s", error)
 
 
 # Connects to a Ray cluster that is already running, and refuses one whose nodes differ from the driver.

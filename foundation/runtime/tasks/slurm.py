@@ -27,7 +27,7 @@ from gristmill.foundation.files import is_temporary, scratch_folder, write_atomi
 from gristmill.foundation.progress import Reporter
 from gristmill.foundation.runtime.store.addresses import is_address
 from gristmill.foundation.runtime.store.store import Store
-from gristmill.foundation.runtime.tasks.engine import Engine, Result, Task, name_of
+from gristmill.foundation.runtime.tasks.engine import Engine, Result, Stragglers, Task, name_of
 from gristmill.foundation.runtime.tasks.local import RemoteTraceback
 from gristmill.foundation.runtime.tasks.node import Place, run_task, versions_here
 from gristmill.foundation.runtime.tasks.task_files import FOLDER, Listing, TaskObjects
@@ -280,28 +280,39 @@ class SlurmEngine(Engine):
             folder = TaskFolder(files)
             folder.write(map(carrier.order, ordered), self._place, elements, carrier.scratch)
             job = _ArrayJob(scratch, files, elements, self._workers)
-            run = _Run(folder, carrier, job, ordered, description)
+            run = _Run(folder, carrier, job, ordered, Stragglers([weights[index] for index in order]), description)
             try:
                 for number, result in run.results(self.poll_seconds):
                     yield order[number], result
                 carrier.finish()
             finally:
-                if run.missing:  # else the elements end by themselves
+                if run.missing or len(job.numbers) > 1:  # else the elements end by themselves
                     job.cancel()
 
 
 class _Run:
     """One map: which tasks have no answer yet, and how often each was lost."""
 
-    def __init__(self, folder: TaskFolder, carrier: Carrier, job: "_ArrayJob", tasks: Sequence[Any], description: str):
+    def __init__(
+        self,
+        folder: TaskFolder,
+        carrier: Carrier,
+        job: "_ArrayJob",
+        tasks: Sequence[Any],
+        stragglers: Stragglers,
+        description: str,
+    ):
         self.folder, self.carrier, self.job, self.tasks, self.description = folder, carrier, job, tasks, description
+        self.stragglers = stragglers
         self.missing = set(range(len(tasks)))
         self.lost: Counter[int] = Counter()
         self.failures: dict[int, Exception] = {}  # number -> its last error, which another attempt may not meet
 
     def results(self, poll_seconds: float) -> Generator[tuple[int, Any], None, None]:
         """(number, result) of the tasks as their answers appear; elements that end without them are given again."""
-        self.job.submit(sorted({number % self.job.elements for number in self.missing}))
+        self.job.submit(self._elements(self.missing))
+        for number in self.missing:
+            self.stragglers.begin(number)
         ended = None
         while True:
             yield from self._answers()
@@ -309,10 +320,19 @@ class _Run:
                 return
             if self.job.runs():
                 ended = None
+                self._run_stragglers()
             elif time.monotonic() - (ended := ended or time.monotonic()) >= min(ANSWER_SECONDS, 10 * poll_seconds):
                 self.job.submit(self._lost_elements())
                 continue
             time.sleep(poll_seconds)
+
+    def _elements(self, numbers: Iterable[int]) -> list[int]:
+        return sorted({number % self.job.elements for number in numbers})
+
+    def _run_stragglers(self) -> None:
+        """Elements that stand still are given a second time, beside the first, once there are nodes for them."""
+        if len(self._elements(self.missing)) < self.job.workers and (overdue := self.stragglers.overdue()):
+            self.job.submit(self._elements(overdue), is_beside=True)
 
     def _answers(self) -> Generator[tuple[int, Any], None, None]:
         for number in sorted(self.missing & self.folder.answered()):
@@ -325,6 +345,7 @@ class _Run:
                 self.folder.forget(number)
                 continue
             self.missing.remove(number)
+            self.stragglers.end(number)
             yield number, value
 
     def _lost_elements(self) -> list[int]:
@@ -349,9 +370,15 @@ class _ArrayJob:
 
     def __init__(self, folder: Path, files: SharedFiles | StoredFiles, elements: int, workers: int):
         self.folder, self.files, self.elements, self.workers = folder, files, elements, workers
-        self.number = ""
+        self.numbers: list[str] = []
 
-    def submit(self, elements: Sequence[int]) -> None:
+    @property
+    def number(self) -> str:
+        """Number of the last one."""
+        return self.numbers[-1]
+
+    def submit(self, elements: Sequence[int], is_beside: bool = False) -> None:
+        """is_beside: those submitted before still run."""
         program = Path(sys.executable).with_name("gristmill")
         work = f'{quote(str(program))} work {quote(str(self.files))} "$SLURM_ARRAY_TASK_ID"'
         output = f"{self.folder / 'element-%a.log'}"
@@ -372,16 +399,17 @@ class _ArrayJob:
             f"--output={output}",
             str(path),
         ]
-        self.number = _run(command).strip().split(";")[0]
+        number = _run(command).strip().split(";")[0]
+        self.numbers = [*self.numbers, number] if is_beside else [number]
 
     def runs(self) -> bool:
-        """Whether Slurm still has an element of the job."""
-        said = _run(["squeue", "--noheader", "--format=%i", f"--jobs={self.number}"], is_checked=False)
-        return bool(said.strip())
+        """Whether Slurm still has an element of the jobs."""
+        ask = ["squeue", "--noheader", "--format=%i"]
+        return any(_run([*ask, f"--jobs={number}"], is_checked=False).strip() for number in self.numbers)
 
     def cancel(self) -> None:
-        if self.number:
-            _run(["scancel", self.number], is_checked=False)
+        for number in self.numbers:
+            _run(["scancel", number], is_checked=False)
 
     def last_words(self) -> str:
         """The last line of the newest element's output, such as the kernel's or Slurm's reason, or where it is."""

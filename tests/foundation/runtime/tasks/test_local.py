@@ -15,7 +15,7 @@ from gristmill.foundation.errors import InputError
 from gristmill.foundation.interrupts import Terminated
 from gristmill.foundation.progress import Reporter, amount
 from gristmill.foundation.runtime.startup import are_huge_pages_allowed
-from gristmill.foundation.runtime.tasks.engine import task_batches
+from gristmill.foundation.runtime.tasks.engine import Stragglers, task_batches
 from gristmill.foundation.runtime.tasks.local import LocalEngine, may_fork
 
 ROOT = Path(__file__).parents[4]
@@ -52,6 +52,25 @@ def test_a_killed_worker_with_a_batch_of_tasks_is_one_sentence_that_names_them()
     message = "at task 1 of 33, tasks 1 to 4 of 130 together, from 1.txt to 4.txt; what is finished is kept"
     with pytest.raises(InputError, match=message):
         LocalEngine(2, Reporter.silent()).map(die_at_path, [Path(f"{n}.txt") for n in range(1, 131)], "dying")
+
+
+def test_a_straggler_is_a_task_that_takes_three_times_its_share():
+    """Weights 1, 1, 1, 4, mean 1.75: the last is expected to take 5.75 / 2.75 times as long as the others, 100 s."""
+    now = [0.0]
+    stragglers = Stragglers([1.0, 1.0, 1.0, 4.0], lambda: now[0])
+    for task in range(4):
+        stragglers.begin(task)
+    now[0] = 1000.0
+    assert stragglers.overdue() == []  # no task ended yet
+    now[0] = 100.0
+    stragglers.end(0)
+    stragglers.end(1)
+    now[0] = 299.0
+    assert stragglers.overdue() == []
+    now[0] = 301.0
+    assert stragglers.overdue() == [2] and stragglers.overdue() == []
+    now[0] = 3 * 100 * 5.75 / 2.75 + 1
+    assert stragglers.overdue() == [3]
 
 
 def huge_pages_allowed(_):

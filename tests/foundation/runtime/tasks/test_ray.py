@@ -16,6 +16,7 @@ from gristmill.data_pipeline.filters.presets import FilterChoice
 from gristmill.data_pipeline.readers.source import SourceConfig
 from gristmill.foundation.errors import InputError, RecipeError
 from gristmill.foundation.progress import Reporter
+from gristmill.foundation.runtime.tasks import engine as base_engine
 from gristmill.foundation.runtime.tasks import node
 from gristmill.foundation.runtime.tasks import ray as connection
 from gristmill.foundation.runtime.tasks.local import LocalEngine
@@ -98,6 +99,27 @@ def test_the_number_of_an_operating_system_error_survives(engine):
     with pytest.raises(OSError) as caught:
         engine.map(fail_with, [errno.ENOSPC], "writing")
     assert (caught.value.errno, caught.value.filename) == (errno.ENOSPC, "out.parquet")
+
+
+def stands_still_once(path):
+    """Stands still the first time, as on a node that is cut off; else writes the file."""
+    mark = path.with_suffix(".begun")
+    if path.stem == "2" and not mark.exists():
+        mark.touch()
+        time.sleep(600)
+        path.with_suffix(".late").touch()
+    path.write_text(path.stem)
+    return path.stem
+
+
+def test_a_task_that_stands_still_runs_a_second_time_and_the_first_answer_wins(engine, tmp_path, monkeypatch):
+    monkeypatch.setattr(base_engine, "STRAGGLER_SECONDS", 0.5)
+    monkeypatch.setattr(connection, "POLL_SECONDS", 0.2)
+    paths = [tmp_path / f"{number}.txt" for number in range(3)]
+    assert engine.map(stands_still_once, paths, "writing") == ["0", "1", "2"]
+    assert [path.read_text() for path in paths] == ["0", "1", "2"]
+    assert (tmp_path / "2.begun").exists() and not (tmp_path / "2.late").exists()
+    assert engine.map(square, [5, 6, 7], "squares") == [25, 36, 49]  # the first copy holds no processor any more
 
 
 def stale_once(path):

@@ -17,6 +17,7 @@ from gristmill.foundation.files import atomic_path
 from gristmill.foundation.manifest import read_manifest
 from gristmill.foundation.progress import Reporter
 from gristmill.foundation.runtime.store.store import Store
+from gristmill.foundation.runtime.tasks import engine as base_engine
 from gristmill.foundation.runtime.tasks import slurm as slurm_engine
 from gristmill.foundation.runtime.tasks.local import LocalEngine
 from gristmill.foundation.runtime.tasks.node import Place, versions_here
@@ -112,6 +113,26 @@ def test_an_error_of_a_task_ends_the_map(slurm, tmp_path):
     with pytest.raises(InputError, match=r"raw\.jsonl: refused"):
         engine(tmp_path).map(refused, [Path("raw.jsonl")], "reading")
     assert list((tmp_path / "work").iterdir()) == []
+
+
+def stands_still_once(path):
+    """Stands still the first time, as on a node that is cut off; else writes the file."""
+    mark = path.with_suffix(".begun")
+    if path.stem == "2" and not mark.exists():
+        mark.touch()
+        time.sleep(600)
+        path.with_suffix(".late").touch()
+    path.write_text(path.stem)
+    return path.stem
+
+
+def test_a_task_that_stands_still_runs_a_second_time_and_the_first_answer_wins(slurm, tmp_path, monkeypatch):
+    monkeypatch.setattr(base_engine, "STRAGGLER_SECONDS", 0.5)
+    paths = [tmp_path / f"{number}.txt" for number in range(3)]
+    assert engine(tmp_path, workers=4).map(stands_still_once, paths, "writing") == ["0", "1", "2"]
+    assert [path.read_text() for path in paths] == ["0", "1", "2"]
+    assert (tmp_path / "2.begun").exists() and not (tmp_path / "2.late").exists()
+    assert not any(fake_slurm.runs(pid) for job in slurm.glob("job-*") for pid in map(int, job.read_text().split()))
 
 
 @pytest.mark.slow
