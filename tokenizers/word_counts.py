@@ -39,6 +39,7 @@ NUM_SLOTS = 1 << 21
 MAX_WORDS = 4_000_000  # that a tokenizer is trained on: 1.5 GB in sentencepiece
 # Rows of counts that are held before equal words are added up, and words that stay then.
 MAX_ROWS, MAX_MERGED = 24_000_000, 12_000_000
+MAX_SHORT_BYTES = 1 << 31  # of words and their offsets
 SCHEMA = pa.schema({"word": pa.large_binary(), "count": pa.int64()})
 
 
@@ -228,10 +229,12 @@ def merged(tables: Iterable[pa.Table]) -> pa.Table:
 
 
 def _added_up(tables: Sequence[pa.Table]) -> pa.Table:
-    totals = pa.concat_tables(tables).group_by("word", use_threads=False).aggregate([("count", "sum")])
-    return totals.rename_columns(["word", "count"] if totals.column_names[0] == "word" else ["count", "word"]).select(
-        SCHEMA.names
-    )
+    """Equal words added up, in no order. Arrow groups words with offsets of 32 bits seven times as fast."""
+    joined = pa.concat_tables(tables)
+    if joined["word"].nbytes < MAX_SHORT_BYTES:
+        joined = joined.cast(SCHEMA.set(0, pa.field("word", pa.binary())))
+    totals = joined.group_by("word", use_threads=False).aggregate([("count", "sum")])
+    return totals.rename_columns({"count_sum": "count"}).select(SCHEMA.names).cast(SCHEMA)
 
 
 def thinned(table: pa.Table, max_words: int) -> pa.Table:
