@@ -157,6 +157,12 @@ def local_device(rank_info: RankInfo) -> torch.device:
     return device
 
 
+def device_of_task(number: int) -> torch.device:
+    """For one of several independent tasks of this machine: its GPUs in turn, or the CPU."""
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    return local_device(RankInfo(local_rank=number % count if count else 0))
+
+
 def device_bytes(rank_info: RankInfo) -> int:
     """Bytes of memory of this process's GPU, or of the machine without GPUs."""
     if not torch.cuda.is_available():

@@ -11,8 +11,18 @@ from gristmill.foundation.fingerprint import canonical_json, fingerprint
 from gristmill.foundation.runtime.tasks.engine import Engine
 from gristmill.pipelines.ablate.runs import measured_rate
 
-# (layers, width, sequence length, sequences of a step): .1 to 5 million parameters with small vocabularies.
-SIZES = ((2, 64, 128, 8), (2, 128, 256, 16), (3, 192, 256, 16), (4, 256, 256, 16), (5, 320, 256, 16))
+# (layers, width, sequence length, sequences of a step): .1 to 5 million parameters with small vocabularies, which a CPU
+# trains in minutes to hours, and 14 to 90 million with a vocabulary of 8,192, for a GPU.
+SIZES = (
+    (2, 64, 128, 8),
+    (2, 128, 256, 16),
+    (3, 192, 256, 16),
+    (4, 256, 256, 16),
+    (5, 320, 256, 16),
+    (6, 384, 512, 32),
+    (8, 512, 512, 64),
+    (12, 768, 1024, 64),
+)
 HEAD_WIDTH = 32
 TOKENS_PER_PARAMETER = 4.0  # below which a smaller model is taken: arms are compared, not trained to the end
 MAX_EPOCHS = 4.0  # of the smallest arm (Muennighoff et al. 2023, arXiv 2305.16264)
@@ -112,7 +122,7 @@ def affordable_tokens(budget: Budget, size: ProxySize, num_arms: int, engine: En
         return budget.flops / (6 * size.parameters * num_runs)
     assert budget.seconds is not None
     workers = [
-        (size.fields, size.vocabulary, size.batch_tokens, folder / "rate" / f"{size.width}-{number}")
+        (size.fields, size.vocabulary, size.batch_tokens, folder / "rate" / f"{size.width}-{number}", number)
         for number in range(engine.workers)
     ]
     rate = min(engine.map(measured_rate, workers, "ablate: measuring this machine"))

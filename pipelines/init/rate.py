@@ -14,7 +14,7 @@ from gristmill.training.config.train import TrainConfig
 from gristmill.training.metrics import TrainingData
 from gristmill.training.objectives.objective import stack_samples
 from gristmill.training.parallel.mesh import single_process
-from gristmill.training.processes import keep_freed_memory
+from gristmill.training.processes import device_of_task, keep_freed_memory
 from gristmill.training.run import Run, RunConfig
 
 WARM_STEPS, STEPS = 3, 6
@@ -41,10 +41,15 @@ class RandomText:
 
 
 def steps_per_second(
-    model: Mapping[str, Any], vocabulary: int, train: Mapping[str, Any], folder: Path, reporter: Reporter
+    model: Mapping[str, Any],
+    vocabulary: int,
+    train: Mapping[str, Any],
+    folder: Path,
+    reporter: Reporter,
+    number: int = 0,
 ) -> float:
     """The median of STEPS steps after WARM_STEPS, each whole: data, passes, update, metrics. train: batch_tokens,
-    precision and optimizer, as in a recipe."""
+    precision and optimizer, as in a recipe. number: of the GPU, where there are several."""
     keep_freed_memory()
     config = ModelConfig(**model)
     batch_tokens = train["batch_tokens"]
@@ -57,7 +62,8 @@ def steps_per_second(
     )
     text = RandomText(vocabulary, config.sequence_length)
     data = TrainingData(text, None, 0, mask_documents=False, bytes_per_token={}, training_bytes_per_token={})
-    Run(RunConfig(config, settings, 0), data, single_process(), folder, reporter, None).train()
+    mesh = single_process(device_of_task(number))
+    Run(RunConfig(config, settings, 0), data, mesh, folder, reporter, None).train()
     lines = (folder / "logs" / "timing.jsonl").read_text("utf-8").splitlines()
     rates = [json.loads(line)["tokens_per_second"] for line in lines]
     return median(rates[WARM_STEPS:]) / batch_tokens

@@ -24,6 +24,7 @@ from gristmill.training.processes import (
     Watchdog,
     check_same_recipe,
     connect,
+    device_of_task,
     first_failure_named,
     host_threads,
 )
@@ -276,3 +277,11 @@ def test_nccl_is_told_its_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         ("cpu:gloo,cuda:nccl", cuda),
         ("gloo", None),
     ]
+
+
+@pytest.mark.parametrize(("count", "devices"), [(0, ["cpu", "cpu", "cpu"]), (2, ["cuda:0", "cuda:1", "cuda:0"])])
+def test_independent_tasks_take_the_gpus_in_turn(monkeypatch, count, devices):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: count > 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    assert [str(device_of_task(number)) for number in (0, 1, 2)] == devices

@@ -25,9 +25,9 @@ def test_a_cooldown_costs_a_fifth_of_each_further_arm():
 
 def test_more_budget_makes_larger_models_and_little_text_shorter_runs():
     sizes = [largest_size(400, 10**9, lambda size, spent=spent: spent / size.parameters)[0].width for spent in (
-        1e10, 1e13, 1e15
+        1e10, 1e13, 1e15, 1e18
     )]  # fmt: skip
-    assert sizes == sorted(sizes) and sizes[0] == 64 and sizes[-1] == 320
+    assert sizes == sorted(sizes) and sizes[0] == 64 and sizes[-1] == 768
     size, tokens = largest_size(400, 50_000, lambda size: 1e12)
     assert tokens <= 4 * 50_000 < tokens + size.batch_tokens
 
