@@ -124,6 +124,8 @@ def test_a_sample_has_the_same_counts_on_any_number_of_workers(training_texts, t
     thin = count_sample(selections, tmp_path, LocalEngine(1, Reporter.silent()))
     assert count_sample(selections, tmp_path, TwoAtOnce(2, Reporter.silent())).equals(thin)
     assert len(thin) < len(whole)
+    monkeypatch.setattr(word_counts, "MAX_SHORT_BYTES", 20_000)  # more words than short offsets reach
+    assert count_sample(selections, tmp_path, LocalEngine(1, Reporter.silent())).equals(thin)
     assert not (tmp_path / word_counts.FOLDER).exists()
 
 
