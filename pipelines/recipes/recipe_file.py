@@ -40,6 +40,34 @@ RENAMED_FIELDS = {
     "evaluate.samples": "num_continuations",
     "evaluate.sample_tokens": "continuation_tokens",
 }
+# What a recipe's field is called elsewhere: config.json of Hugging Face and GPT-2, Megatron-LM's and nanoGPT's options.
+NAMES_ELSEWHERE = {
+    "model": {
+        "layers": "num_hidden_layers num_layers n_layer n_layers depth",
+        "width": "hidden_size d_model n_embd dim",
+        "heads": "num_attention_heads attention_heads n_head n_heads",
+        "kv_heads": "num_key_value_heads num_query_groups n_kv_heads n_kv_head",
+        "head_width": "head_dim kv_channels",
+        "ffn_hidden_size": "intermediate_size ffn_dim n_inner",
+        "sequence_length": "max_position_embeddings n_positions block_size seq_length seq_len context_length",
+        "rope_base": "rope_theta rotary_base",
+        "norm_epsilon": "rms_norm_eps layer_norm_eps layernorm_epsilon",
+        "tied_embeddings": "tie_word_embeddings tie_embeddings",
+        "window": "sliding_window window_size",
+        "dropout": "hidden_dropout attention_dropout resid_pdrop",
+        "tokenizer.vocab_size": "vocab_size padded_vocab_size",
+    },
+    "train": {
+        "batch_tokens (tokens of a step: sequences x sequence_length)": "global_batch_size batch_size train_batch_size",
+        "tokens (all that the run reads)": "train_iters max_steps max_iters train_samples num_iterations",
+        "optimizer.learning_rate": "lr learning_rate max_lr",
+        "optimizer.weight_decay": "weight_decay",
+        "optimizer.clip_norm": "clip_grad grad_clip max_grad_norm gradient_clipping",
+        "lr_schedule.warmup_share": "warmup warmup_iters warmup_steps warmup_ratio lr_warmup_iters",
+        "layout.tensor": "tensor_parallel tensor_model_parallel_size tp",
+        "layout.pipeline": "pipeline_parallel pipeline_model_parallel_size pp",
+    },
+}
 # What the command line sets, not the recipe, since the output does not depend on it.
 COMMAND_OPTIONS = ("workdir", "workers", "engine")
 
@@ -237,6 +265,8 @@ def _explain(items: Sequence[Any], location: Location, model: type[BaseModel]) -
             return f"this field is called {renamed} now"
         if len(location) == 1 and location[0] in COMMAND_OPTIONS:
             return f"no field of a recipe; give the command --{location[0]} instead"
+        if name := _name_here(location):
+            return f"unknown field; here it is {name}"
         return f"unknown field{did_you_mean(str(location[-1]), known)}; known here: {', '.join(known)}"
     if item["type"] == "missing":
         return "missing; it has no default, so write it"
@@ -246,6 +276,11 @@ def _explain(items: Sequence[Any], location: Location, model: type[BaseModel]) -
         given = _given(item.get("input"))
         given_text = f" (given: {given})" if given else ""
     return ", or ".join([next(iter(messages)), *_rest(messages)]) + given_text
+
+
+def _name_here(location: Location) -> str | None:
+    names = NAMES_ELSEWHERE.get(str(location[0]), {}) if len(location) == 2 else {}
+    return next((name for name, elsewhere in names.items() if location[1] in elsewhere.split()), None)
 
 
 def _rest(messages: dict[str, None]) -> Iterator[str]:

@@ -1,11 +1,13 @@
 """Recipe files: size suffixes, overrides, and errors with line and fix."""
 
+import re
+
 import pytest
 
 from gristmill.foundation.errors import RecipeError
 from gristmill.foundation.strict_yaml import read_yaml
-from gristmill.pipelines.recipes.config import identity
-from gristmill.pipelines.recipes.recipe_file import load_recipe, recipe_names
+from gristmill.pipelines.recipes.config import Recipe, identity
+from gristmill.pipelines.recipes.recipe_file import NAMES_ELSEWHERE, fields_at, load_recipe, recipe_names
 
 TINY = """\
 name: tiny
@@ -56,6 +58,18 @@ def test_unknown_key_names_the_line_and_the_nearest(tiny):
         RecipeError, match=r"tiny\.yaml:7: train\.batch_tokns: unknown field, did you mean 'batch_tokens'\?"
     ):
         load_recipe(str(tiny))
+
+
+@pytest.mark.parametrize("section", NAMES_ELSEWHERE)
+def test_names_of_other_tools_lead_to_ours(tiny, section):
+    """Every one of them, and each to a field that there is."""
+    for name, elsewhere in NAMES_ELSEWHERE[section].items():
+        path = name.partition(" ")[0].split(".")
+        path = path if path[0] in Recipe.model_fields else [section, *path]
+        assert path[-1] in fields_at(Recipe, tuple(path[:-1])), name
+        for word in elsewhere.split():
+            with pytest.raises(RecipeError, match=rf"{section}\.{word}: unknown field; here it is {re.escape(name)}"):
+                load_recipe(str(tiny), [f"{section}.{word}=4"])
 
 
 def test_unknown_key_in_a_list(tiny):
