@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from pydantic import ValidationError
 
 from gristmill.foundation.errors import InputError, RecipeError
-from gristmill.training.config.model import ModelConfig
+from gristmill.training.config.model import PATTERNS, ModelConfig
 from gristmill.training.planner.costs.model_shape import flops_per_token, shape_of
-from gristmill.training.planner.costs.parameters import parameter_count
+from gristmill.training.planner.costs.parameters import active_parameters, parameter_count
 
 HELD_BACK = 8.0  # times the compute of the largest fitted rung
 STEP = 2.0  # between the fitted rungs
@@ -42,12 +43,14 @@ RATES = {
 
 @dataclass(frozen=True)
 class Rung:
-    """One size. overrides: of the recipe, as `--set` takes them."""
+    """One size. active: parameters that a token meets, all but those of other experts; tokens go by them. overrides: of
+    the recipe, as `--set` takes them."""
 
     layers: int
     width: int
     heads: int
     parameters: int
+    active: int
     tokens: int
     flops: float
     overrides: tuple[str, ...]
@@ -87,12 +90,13 @@ def rungs(
     """`count` sizes to fit and last the recipe's own, which is held back. Each has twice the compute of the one before,
     the last eight times. train: batch_tokens, and the optimizer's fields that the recipe sets.
 
-    Heads keep their width where there are enough sizes so, else narrower ones; layers go with the
-    width. Rates go with the width by `RATES`. Raises RecipeError where sizes come out equal."""
+    Heads keep their width where there are enough sizes so, else narrower ones; layers go with the width, by whole
+    periods of what repeats over them, and stay as they are under `model.pattern`. Experts keep their number, and their
+    hidden width goes with the model's. Rates go with the width by `RATES`. Raises RecipeError where sizes come out
+    equal."""
     if count < MIN_RUNGS:
         raise RecipeError(f"--sizes {count}: the curve has three numbers; fit at least {MIN_RUNGS} sizes")
-    _require_equal_layers(model)
-    largest = parameter_count(shape_of(model, vocabulary))
+    largest = active_parameters(shape_of(model, vocabulary))
     shares = [(HELD_BACK * STEP ** (count - 1 - rung)) ** -0.5 for rung in range(count)]
     sizes = _sizes(model, vocabulary, [share * largest for share in shares])
     own = Size(model.layers, model.width, model.heads)
@@ -102,11 +106,10 @@ def rungs(
 def isoflop_rungs(
     model: ModelConfig, train: dict[str, Any], vocabulary: int, flops: float, per_parameter: float, count: int
 ) -> tuple[Rung, ...]:
-    """`count` sizes trained with the same FLOPs, the middle one with about so many tokens per parameter. Parameters go
-    by factors of sqrt(2), so that tokens per parameter go by 2."""
+    """`count` sizes trained with the same FLOPs, the middle one with about so many tokens per parameter. Active
+    parameters go by factors of sqrt(2), so that tokens per parameter go by 2."""
     if count < MIN_PROFILE:
         raise RecipeError(f"--isoflop {count}: a parabola has three numbers; take at least {MIN_PROFILE} sizes")
-    _require_equal_layers(model)
     middle = (flops / (6 * per_parameter)) ** 0.5
     sizes = _sizes(model, vocabulary, [middle * 2 ** ((place - (count - 1) / 2) / 2) for place in range(count)])
     return tuple(_rung(model, train, vocabulary, None, size, flops) for size in sizes)
@@ -118,13 +121,8 @@ class Size(NamedTuple):
     heads: int
 
 
-def _require_equal_layers(model: ModelConfig) -> None:
-    if model.pattern or model.moe is not None:
-        raise RecipeError("gristmill ladder scales models of equal layers; this one has a pattern or experts")
-
-
 def _sizes(model: ModelConfig, vocabulary: int, wanted: Sequence[float]) -> list[Size]:
-    """Sizes of about so many parameters, with the widest heads of which there are enough."""
+    """Sizes of about so many active parameters, with the widest heads of which there are enough."""
     head = model.width // model.heads
     sizes: list[Size] = []
     while head >= MIN_HEAD_WIDTH and head % 2 == 0:
@@ -135,22 +133,38 @@ def _sizes(model: ModelConfig, vocabulary: int, wanted: Sequence[float]) -> list
         head //= 2
     raise RecipeError(
         f"model.width {model.width} with {model.layers} layers has too few smaller sizes, even with heads of "
-        f"{MIN_HEAD_WIDTH}: {', '.join(f'{size.layers} x {size.width}' for size in sizes)}; start from a larger model"
+        f"{MIN_HEAD_WIDTH} (layers x width that its mixers and patterns allow: "
+        f"{', '.join(f'{size.layers} x {size.width}' for size in sizes)}); start from a larger model"
     )
 
 
 def _nearest(model: ModelConfig, vocabulary: int, parameters: float, head: int) -> tuple[Size, float]:
-    """The size with about so many parameters, of the recipe's ratio of layers to width, or near it; and how far off its
-    parameters are."""
+    """The size with about so many active parameters, of the recipe's ratio of layers to width, or near it; and how far
+    off its parameters are."""
     candidates = []
     for width in range(head, 2 * model.width + 1, head):
-        even = model.layers * width / model.width
-        for layers in {max(1, math.floor(even)), max(1, math.ceil(even))}:
+        even = model.layers if model.pattern else model.layers * width / model.width
+        for layers in _layer_counts(model, even):
             size = Size(layers, width, width // head)
-            off = abs(math.log(parameter_count(shape_of(_scaled(model, size), vocabulary)) / parameters))
+            try:
+                scaled = _scaled(model, size)
+            except ValidationError:  # a width that a mixer's heads do not divide
+                continue
+            off = abs(math.log(active_parameters(shape_of(scaled, vocabulary)) / parameters))
             candidates.append((off + SHAPE_WEIGHT * abs(math.log(layers / even)), size, off))
-    _, size, off = min(candidates)
+    _, size, off = min(candidates, default=(0.0, Size(model.layers, model.width, model.heads), math.inf))
     return size, off
+
+
+def _layer_counts(model: ModelConfig, even: float) -> set[int]:
+    """Whole periods of what repeats over the layers, below and above: [0, 8] experts and even = 3.5 -> {2, 4}."""
+    if model.pattern:
+        return {model.layers}
+    repeated = [getattr(model, name) for name in (*PATTERNS, "rope_layers")]
+    lengths = [len(value) for value in repeated if isinstance(value, tuple)]
+    lengths += map(len, () if model.moe is None else model.moe.patterns().values())
+    period = math.lcm(*lengths)
+    return {period * max(1, rounded(even / period)) for rounded in (math.floor, math.ceil)}
 
 
 def _scaled(model: ModelConfig, size: Size) -> ModelConfig:
@@ -164,10 +178,23 @@ def _fields(model: ModelConfig, size: Size) -> dict[str, Any]:
         grouped = model.heads // model.kv_heads
         fields["kv_heads"] = size.heads // grouped if size.heads % grouped == 0 else size.heads
     if model.ffn_hidden_size:
-        fields["ffn_hidden_size"] = max(8, round(model.ffn_hidden_size * size.width / model.width / 8) * 8)
+        fields["ffn_hidden_size"] = _hidden_size(model, model.ffn_hidden_size, size)
+    if model.moe is not None:
+        hidden = model.moe.ffn_hidden_size
+        scaled: Any = (
+            _hidden_size(model, hidden, size)
+            if isinstance(hidden, int)
+            else [_hidden_size(model, layer, size) for layer in hidden]
+        )
+        fields["moe"] = model.moe.model_dump(exclude_unset=True, mode="json") | {"ffn_hidden_size": scaled}
     if "init_std" in model.model_fields_set:
         fields["init_std"] = round(model.init_std * (model.width / size.width) ** 0.5, 4)
     return fields
+
+
+def _hidden_size(model: ModelConfig, hidden: int, size: Size) -> int:
+    """Hidden width in proportion to the width of the model; 0, which means that the width decides, stays."""
+    return max(8, round(hidden * size.width / model.width / 8) * 8) if hidden else 0
 
 
 def _rung(
@@ -180,8 +207,8 @@ def _rung(
 ) -> Rung:
     """per_parameter: tokens; None: as many as the FLOPs allow."""
     shape = shape_of(_scaled(model, size), vocabulary)
-    parameters, batch, cost = parameter_count(shape), int(train["batch_tokens"]), flops_per_token(shape)
-    wanted = flops / cost if per_parameter is None else per_parameter * parameters
+    active, batch, cost = active_parameters(shape), int(train["batch_tokens"]), flops_per_token(shape)
+    wanted = flops / cost if per_parameter is None else per_parameter * active
     tokens = max(MIN_STEPS, round(wanted / batch)) * batch
     changes = {f"model.{name}": value for name, value in _fields(model, size).items()}
     for name, exponent in RATES.items():
@@ -190,7 +217,7 @@ def _rung(
             changes[f"train.optimizer.{name}"] = float(f"{scaled:.3e}")
     changes |= {"train.tokens": tokens, "train.validation.every": 10**6}
     overrides = tuple(f"{name}={json.dumps(value)}" for name, value in changes.items())
-    return Rung(size.layers, size.width, size.heads, parameters, tokens, cost * tokens, overrides)
+    return Rung(*size, parameter_count(shape), active, tokens, cost * tokens, overrides)
 
 
 def final_loss(folder: Path) -> float:
@@ -252,7 +279,7 @@ def extrapolate(flops: Sequence[float], losses: Sequence[float], seed: int = 0) 
 
 @dataclass(frozen=True)
 class IsoflopProfile:
-    """Losses of sizes with equal FLOPs. best: parameters at the least of the parabola through loss against the
+    """Losses of sizes with equal FLOPs. best: active parameters at the least of the parabola through loss against the
     logarithm of parameters; None where that is no valley inside the sizes. tokens_per_parameter: there, with the
     interval of 95 % of refits to losses moved by the residuals, or None where most refits have no valley."""
 
@@ -264,8 +291,8 @@ class IsoflopProfile:
 
 def profile(steps: Sequence[Rung], losses: Sequence[float], seed: int = 0) -> IsoflopProfile:
     """Hoffmann et al. 2022, arXiv 2203.15556, section 3.2. Losses 1 + log(N / 1e6)^2 at any N around 1e6: best 1e6."""
-    logs, target = np.log([rung.parameters for rung in steps]), np.asarray(losses, dtype=float)
-    ratios = np.log([rung.tokens / rung.parameters for rung in steps])
+    logs, target = np.log([rung.active for rung in steps]), np.asarray(losses, dtype=float)
+    ratios = np.log([rung.tokens / rung.active for rung in steps])
     flops = float(np.mean([rung.flops for rung in steps]))
     fitted = np.polyfit(logs - logs.mean(), target, 2)
     residuals = target - np.polyval(fitted, logs - logs.mean())

@@ -34,7 +34,9 @@ class LadderOptions(EngineOptions):
     """The sizes, and where they are trained."""
 
     sizes: Annotated[int, typer.Option(help="Sizes to fit, each of twice the compute; 4 or more.")] = 4
-    tokens_per_parameter: Annotated[float, typer.Option(min=0.1, help="Tokens of each run over its parameters.")] = 20.0
+    tokens_per_parameter: Annotated[
+        float, typer.Option(min=0.1, help="Tokens of each run over its active parameters.")
+    ] = 20.0
     isoflop: Annotated[
         int,
         typer.Option(
@@ -110,13 +112,14 @@ def sentences(outcome: Extrapolation) -> list[str]:
 def profile_table(steps: tuple[Rung, ...], losses: list[float]) -> rich.table.Table:
     rows = rich.table.Table("layers", "width", "heads", "parameters", "tokens", "FLOPs", "tokens a parameter", "loss")
     for rung, loss in zip(steps, losses, strict=True):
-        rows.add_row(*_size_cells(rung), f"{rung.tokens / rung.parameters:.1f}", f"{loss:.4f}")
+        rows.add_row(*_size_cells(rung), f"{rung.tokens / rung.active:.1f}", f"{loss:.4f}")
     return rows
 
 
 def _size_cells(rung: Rung) -> tuple[str, ...]:
     shape = (str(rung.layers), str(rung.width), str(rung.heads))
-    return (*shape, f"{rung.parameters:,}", f"{rung.tokens:,}", f"{rung.flops:.2e}")
+    active = f" ({rung.active:,} active)" if rung.active < rung.parameters else ""
+    return (*shape, f"{rung.parameters:,}{active}", f"{rung.tokens:,}", f"{rung.flops:.2e}")
 
 
 def profile_sentence(fitted: IsoflopProfile) -> str:

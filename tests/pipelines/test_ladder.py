@@ -26,6 +26,8 @@ from gristmill.pipelines.ladder import (
 )
 from gristmill.pipelines.recipes.recipe_file import load_recipe
 from gristmill.training.config.model import ModelConfig
+from gristmill.training.planner.costs.model_shape import shape_of
+from gristmill.training.planner.costs.parameters import active_parameters, parameter_count
 
 COMPUTE = [1e13, 2e13, 4e13, 8e13, 64e13]
 TRAIN = {"batch_tokens": 4096, "optimizer": {"learning_rate": 8e-3}}
@@ -81,7 +83,7 @@ def test_what_cannot_be_scaled_is_refused() -> None:
     with pytest.raises(RecipeError, match="at least 4"):
         rungs(MODEL, TRAIN, 2048, 20, MIN_RUNGS - 1)
     with pytest.raises(
-        RecipeError, match=r"too few smaller sizes, even with heads of 8: .*; start from a larger model"
+        RecipeError, match=r"too few smaller sizes, even with heads of 8 .*: .*; start from a larger model"
     ):
         rungs(ModelConfig(layers=2, width=64, heads=2), TRAIN, 2048, 20, 6)
     with pytest.raises(RecipeError, match="at least 4 sizes"):
@@ -96,6 +98,36 @@ def test_models_of_init_have_a_ladder_of_valid_sizes(depth: int) -> None:
     assert len({(rung.layers, rung.width) for rung in steps}) == 5
     for rung in [*steps, *isoflop_rungs(model, train, size.vocabulary, steps[-2].flops, 20, 5)]:
         assert rung.width % rung.heads == 0 and rung.width // rung.heads in (8, 16, 32, 64)
+
+
+@pytest.mark.parametrize("name", ["moe_tiny", "qwen3_30b_a3b", "prmoe_31b", "mamba2_hybrid_8b"])
+def test_sizes_of_experts_and_hybrids_keep_the_recipes_shape(name: str) -> None:
+    """Tokens and sizes go by active parameters; experts keep their number, patterns their periods."""
+    recipe = load_recipe(name)
+    model, train = recipe.training()
+    settings = {"batch_tokens": train.batch_tokens, "optimizer": train.optimizer.model_dump(exclude_unset=True)}
+    steps = rungs(model, settings, recipe.tokenizer.vocab_size, 20, 4)
+    ratios = [after.active / before.active for before, after in pairwise(steps)]
+    assert all(1.1 < ratio < 2.1 for ratio in ratios[:-1]) and 2.2 < ratios[-1] < 3.5
+    for rung in steps:
+        scaled, trained = load_recipe(name, list(rung.overrides)).training()
+        shape = shape_of(scaled, recipe.tokenizer.vocab_size)
+        assert (parameter_count(shape), active_parameters(shape)) == (rung.parameters, rung.active)
+        assert trained.tokens / rung.active == pytest.approx(20, rel=0.01)
+        assert scaled.pattern == model.pattern and (scaled.layers == model.layers or not model.pattern)
+        if model.moe is not None:
+            assert (scaled.moe.experts, scaled.moe.top_k) == (model.moe.experts, model.moe.top_k)
+            assert rung.active < rung.parameters
+
+
+def test_hidden_widths_of_experts_go_with_the_width() -> None:
+    moe = {"experts": [0, 8], "ffn_hidden_size": [0, 192]}
+    model = ModelConfig(layers=8, width=256, heads=8, sequence_length=256, moe=moe)
+    for rung in rungs(model, TRAIN, 2048, 20, 4):
+        fields = dict(override.split("=", 1) for override in rung.overrides)
+        dense, expert = json.loads(fields["model.moe"])["ffn_hidden_size"]
+        assert dense == 0 and expert == round(192 * rung.width / 256 / 8) * 8
+        assert rung.layers % 2 == 0
 
 
 def test_sizes_of_a_profile_have_equal_compute_around_the_tokens_per_parameter() -> None:
