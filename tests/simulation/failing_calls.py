@@ -65,11 +65,12 @@ class FailingStages:
             shutil.copytree(self.whole / earlier, self.work / earlier)
             shutil.copy2(self.whole / "lock.json", self.work)
 
-    def run(self, stage: str, fail_at: int, stays: bool = False) -> tuple[int, str, int]:
-        """(exit code, output, number of calls)."""
+    def run(self, stage: str, fail_at: int, stays: bool = False, journal: Sequence[Path] = ()) -> tuple[int, str, int]:
+        """(exit code, output, number of calls). journal: for a power cut, see power_cuts.py."""
         self.counter.unlink(missing_ok=True)
         arm = (str(self.work), str(self.counter), fail_at, int(stays))
-        run = self.launcher.start(stage, self.recipe, "--workdir", self.work, "--workers", 2, cwd=self.folder, arm=arm)
+        command = (stage, self.recipe, "--workdir", self.work, "--workers", 2)
+        run = self.launcher.start(*command, cwd=self.folder, arm=arm, journal=journal)
         code = run.finish()
         orphans = orphans_of(run.pid)
         return (
@@ -110,7 +111,7 @@ class FailingStages:
     def _counted(self) -> tuple[int, int, str, str]:
         content = self.counter.read_bytes()
         calls, errno = struct.unpack("qq", content[:16])
-        return calls, errno, content[16:32].rstrip(b"\0").decode(), content[32:].rstrip(b"\0").decode()
+        return calls, errno, content[16:32].rstrip(b"\0").decode(), content[32:].partition(b"\0")[0].decode()
 
 
 def sample(calls: int, count: int, seed: int) -> Sequence[int]:
@@ -128,12 +129,13 @@ def tried(stages: FailingStages, stage: str, count: int, seed: int) -> Iterator[
         yield stages.problems(stage, call, stays=number % 3 == 2)
 
 
-def main() -> None:
+def report(kind: type[FailingStages]) -> None:
+    """The program: tries calls, and prints what was found."""
     folder, stage, count, seed = Path(sys.argv[1]).resolve(), sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
     folder.mkdir(parents=True)
     library = compile_library(folder)
     assert library is not None, "no gcc"
-    stages = FailingStages(folder, library, stage)
+    stages = kind(folder, library, stage)
     kinds: Counter[str] = Counter()
     numbers: dict[str, Any] = {"stage": stage, "calls": stages.number_of_calls(stage), "tried": 0, "faults": 0}
     try:
@@ -149,4 +151,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    report(FailingStages)

@@ -97,11 +97,19 @@ class Launcher:
         )
         os.set_blocking(self.process.stdout.fileno(), True)
 
-    def start(self, *arguments: object, cwd: Path, arm: Sequence[object] = (), memory: int | None = None) -> Run:
+    def start(
+        self,
+        *arguments: object,
+        cwd: Path,
+        arm: Sequence[object] = (),
+        journal: Sequence[object] = (),
+        memory: int | None = None,
+    ) -> Run:
         self.count += 1
         log = self.folder / f"{self.count:05d}.log"
         order = {"arguments": [str(argument) for argument in arguments], "cwd": str(cwd), "log": str(log)}
         order |= {"arm": list(arm)} if arm else {}
+        order |= {"journal": list(map(str, journal))} if journal else {}
         order |= {} if memory is None else {"memory": memory}
         self.process.stdin.write(json.dumps(order).encode() + b"\n")
         return Run(self, json.loads(self.process.stdout.readline())["pid"], log)
