@@ -28,7 +28,7 @@ from gristmill.foundation.lock import LOCK_NAME
 from gristmill.foundation.manifest import MANIFEST_NAME, Manifest, output_files, read_manifest
 from gristmill.foundation.runtime.store.addresses import is_address
 from gristmill.foundation.runtime.store.store import BlockFile, Store
-from gristmill.foundation.runtime.tasks.task_files import scratch_root
+from gristmill.foundation.runtime.tasks.task_files import TASKS_FOLDER, scratch_root
 from gristmill.pipelines.publication import POINTER_NAME, STAGE_NAMES, Published, RemoteLease, folder_name
 
 MIN_BLOCKS_BYTES = 64_000_000  # of a file of tokens; smaller ones are downloaded whole, and their digests compared
@@ -89,7 +89,7 @@ class RemoteWork:
         if current.startswith(f"{manifest.fingerprint}-"):
             self._check_same(f"{stage}/{current}", content)
         if self.store.read(f"{stage}/{name}/{MANIFEST_NAME}") is None:
-            self._upload(folder, f"{stage}/{name}", content)
+            self._upload(folder, f"{stage}/{name}", manifest, content)
         lock = self._upload_lock()
         writer.publish(
             lambda published: replace(
@@ -104,16 +104,21 @@ class RemoteWork:
                 "versions of libraries; delete it there, or use another --workdir"
             )
 
-    def _upload(self, folder: Path, prefix: str, manifest: bytes) -> None:
-        """The files of a complete stage, the manifest last."""
+    def _upload(self, folder: Path, prefix: str, manifest: Manifest, content: bytes) -> None:
+        """The files of a complete stage, the manifest last. What a node wrote is in the store, which copies it."""
         if any(block_mark(path).is_file() for path in output_files(folder)):
             raise InputError(
                 f"{self.store.address}/{prefix}: was deleted, and {folder} holds a part of it; remove that folder and "
                 "run the stage again"
             )
-        for path in output_files(folder):
-            self.store.put(f"{prefix}/{path.relative_to(folder).as_posix()}", path)
-        self.store.put_bytes(f"{prefix}/{MANIFEST_NAME}", manifest)
+        written = self.store.list(TASKS_FOLDER)
+        for output in manifest.outputs:
+            of_task = f"{TASKS_FOLDER}/{output.sha256}"
+            if written.get(of_task) == output.bytes:
+                self.store.copy(of_task, f"{prefix}/{output.path}")
+            else:
+                self.store.put(f"{prefix}/{output.path}", folder / output.path)
+        self.store.put_bytes(f"{prefix}/{MANIFEST_NAME}", content)
 
     def _upload_lock(self) -> str | None:
         """SHA-256 of the mirror's lock, which is in the store; None if there is none."""

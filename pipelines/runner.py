@@ -206,7 +206,8 @@ class Runner:
         metadata = self._execute(plan, incomplete, digests)
         self._finish(plan, incomplete, metadata, digests)
         self._log_time(stage.name, time.monotonic() - started)
-        self._publish(stage)
+        self._publish(stage)  # before the files of its tasks are removed from the store
+        self.engine.close()  # training needs the memory of idle workers
 
     def _publish(self, stage: Stage) -> None:
         if self.publisher is not None:
@@ -223,9 +224,7 @@ class Runner:
             reporter=self.reporter,
             digests=digests,
         )
-        metadata = plan.stage.run(context)
-        self.engine.close()  # training needs the memory of idle workers
-        return metadata
+        return plan.stage.run(context)
 
     def _input_folders(self, plan: StagePlan) -> dict[str, Path]:
         """The verified folders of the plan's input stages, by name."""

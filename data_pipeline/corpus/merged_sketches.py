@@ -40,6 +40,7 @@ from gristmill.data_pipeline.ledger.ledger import LedgerTask
 from gristmill.foundation.checksums import is_sealed, link_file
 from gristmill.foundation.runtime.tasks.engine import Engine
 from gristmill.foundation.runtime.tasks.shuffle import Shuffle, ranges_for
+from gristmill.foundation.runtime.tasks.task_files import fetch
 
 MERGED_HOSTS = 20_000  # the others are host_rest
 MERGED_FILES = 32  # in memory at a time
@@ -129,6 +130,8 @@ def sketch_tasks(folder: Path, ledgers: Sequence[LedgerTask] = (), pii: PiiConfi
 
 def _sketch_shard(task: tuple[SketchTask, Shuffle, int, int]) -> None:
     shard, records, part, number = task
+    for path in (shard.table,) if shard.is_ledger else (shard.table, shard.signals):
+        fetch(path)
     write_sketch(shard)
     if not records.has(part):
         shuffle_records(table_records(shard.table, number, shard.is_ledger), records, part)
@@ -157,6 +160,9 @@ def _merged_paths(prefix: Path) -> tuple[Path, Path]:
 def _merge_group(task: tuple[tuple[SketchTask, ...], Path]) -> None:
     shards, prefix = task
     counts, samples = _merged_paths(prefix)
+    for shard in shards:
+        fetch(shard.counts)
+        fetch(shard.samples)
     is_one = len({shard.source for shard in shards}) == 1
     merge = merge_counts if is_one else partial(merge_counts, max_hosts=None)
     write_table(counts, merge_files([shard.counts for shard in shards], merge, COUNT_SCHEMA))

@@ -72,6 +72,11 @@ class Store:
         with self._errors():
             self._files.put_file(str(path), self._path(name))
 
+    def copy(self, name: str, target: str) -> None:
+        """Copies an object within the store, which moves its bytes itself."""
+        with self._errors():
+            self._files.cp_file(self._path(name), self._path(target))
+
     def put_bytes(self, name: str, content: bytes) -> None:
         with self._errors():
             self._pipe(name, content, "overwrite")

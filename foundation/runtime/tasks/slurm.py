@@ -30,7 +30,7 @@ from gristmill.foundation.runtime.store.store import Store
 from gristmill.foundation.runtime.tasks.engine import Engine, Result, Stragglers, Task, name_of
 from gristmill.foundation.runtime.tasks.local import RemoteTraceback
 from gristmill.foundation.runtime.tasks.node import Place, run_task, versions_here
-from gristmill.foundation.runtime.tasks.task_files import FOLDER, Listing, TaskObjects
+from gristmill.foundation.runtime.tasks.task_files import TASKS_FOLDER, Listing, TaskObjects
 from gristmill.foundation.runtime.tasks.transport import (
     Carrier,
     DriverFiles,
@@ -108,7 +108,7 @@ class StoredFiles:
     @classmethod
     def below(cls, objects: TaskObjects) -> "StoredFiles":
         """A new folder among the tasks' objects, with a new key; it is deleted with them."""
-        return cls(f"{objects.address}/{FOLDER}/map-{uuid.uuid4().hex[:16]}", secrets.token_bytes(DIGEST_BYTES))
+        return cls(f"{objects.address}/{TASKS_FOLDER}/map-{uuid.uuid4().hex[:16]}", secrets.token_bytes(DIGEST_BYTES))
 
     def __str__(self) -> str:
         return self.address

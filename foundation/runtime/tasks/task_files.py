@@ -22,7 +22,7 @@ from gristmill.foundation.errors import InputError
 from gristmill.foundation.files import file_digest, held_folder, is_temporary, remove_abandoned
 from gristmill.foundation.runtime.store.store import Store
 
-FOLDER = "tasks"  # of the objects; removed after each stage
+TASKS_FOLDER = "tasks"  # of the objects; removed after each stage
 MIN_FREE_SHARE = 0.1  # of the disk under a node's cache; below it the oldest files are removed
 
 
@@ -59,33 +59,33 @@ class TaskObjects:
 
     def put(self, path: Path, digest: str) -> None:
         with _transfer():
-            self.store.put(f"{FOLDER}/{digest}", path)
+            self.store.put(f"{TASKS_FOLDER}/{digest}", path)
 
     def get(self, path: Path, num_bytes: int, digest: str) -> None:
         """The object as a file, whole or not at all."""
         with _transfer():
-            self.store.download(f"{FOLDER}/{digest}", path, (num_bytes, digest))
+            self.store.download(f"{TASKS_FOLDER}/{digest}", path, (num_bytes, digest))
 
     def read_range(self, digest: str, start: int, stop: int) -> bytes:
         with _transfer():
-            return self.store.read_range(f"{FOLDER}/{digest}", start, stop)
+            return self.store.read_range(f"{TASKS_FOLDER}/{digest}", start, stop)
 
     def put_bytes(self, content: bytes) -> str:
         """Their digest."""
         digest = hashlib.sha256(content).hexdigest()
         with _transfer():
-            self.store.put_bytes(f"{FOLDER}/{digest}", content)
+            self.store.put_bytes(f"{TASKS_FOLDER}/{digest}", content)
         return digest
 
     def get_bytes(self, digest: str) -> bytes:
         with _transfer():
-            content = self.store.read(f"{FOLDER}/{digest}")
+            content = self.store.read(f"{TASKS_FOLDER}/{digest}")
             if content is None or hashlib.sha256(content).hexdigest() != digest:
-                raise InputError(f"{self.address}/{FOLDER}/{digest}: gone or altered; run the command again")
+                raise InputError(f"{self.address}/{TASKS_FOLDER}/{digest}: gone or altered; run the command again")
         return content
 
     def delete_all(self) -> None:
-        for name in self.store.list(FOLDER):
+        for name in self.store.list(TASKS_FOLDER):
             self.store.delete(name)
 
 

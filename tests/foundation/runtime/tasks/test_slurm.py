@@ -1,5 +1,6 @@
 """The Slurm engine: array elements as plain processes of this machine, and a Slurm of one node where there is one."""
 
+import json
 import os
 import pickle
 import subprocess
@@ -225,7 +226,14 @@ def test_files_of_tasks_travel_through_a_store(store, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_run_in_a_store_gives_the_local_bytes(store, tmp_path, call):
+def test_a_run_in_a_store_gives_the_local_bytes(store, tmp_path, call, monkeypatch):
+    sent: dict[str, int] = {}  # by the driver: the nodes are other processes
+    put, copied = Store.put, []
+    monkeypatch.setattr(
+        Store, "put", lambda self, name, path: (sent.update({name: path.stat().st_size}), put(self, name, path))[1]
+    )
+    copy = Store.copy
+    monkeypatch.setattr(Store, "copy", lambda self, name, target: (copied.append(target), copy(self, name, target))[1])
     raw = write_jsonl(tmp_path / "a.jsonl", [{"text": prose(k % 25)} for k in range(60)])
     (tmp_path / "recipe.yaml").write_text(
         f"name: small\nsources: [{{name: lines, paths: ['{raw}'], format: jsonl}}]\n"
@@ -237,6 +245,9 @@ def test_a_run_in_a_store_gives_the_local_bytes(store, tmp_path, call):
     for stage in ("curate", "tokenizer", "index"):
         there, here = (read_manifest(folder / stage).outputs for folder in (mirror_of(store), tmp_path / "local"))
         assert there == here and len(here) > 1
+    assert not [name for name in sent if name.startswith("curate/") and "/train/" in name]
+    assert len([name for name in copied if "documents/train/" in name]) >= 2
+    print(json.dumps({"sent": sum(sent.values()), "copied": len(copied), "text": raw.stat().st_size}))
     assert not Store(store).list("tasks") and {path.name for path in (tmp_path / "nodes").iterdir()} == {"0", "1"}
 
 
