@@ -3,20 +3,28 @@
 Made signatures (20 bands of 6) with planted clusters go through the steps that see all documents: keys, links and
 groups. Each size runs in a process of its own (the driver) with a pool of workers. `driver_bytes_per_document` is the
 slope of the driver's peak between the two largest sizes from a million documents on; below, the steps run in the driver
-by intention. `--documents 1e7 1e8` takes 79 GB of disk. The rates of text are measured in the same run and, with the
-rest, make the forecast. Prices: 0.045 dollars a core-hour, 0.40 a million GET, 5 a million PUT (AWS, us-east-1)."""
+by intention. `--documents 1e7 1e8` takes 79 GB of disk. `--network MEGABYTES` curates so much text instead, with the
+work folder in an S3 server of this process and Slurm's elements as other processes: `driver_network_bytes_per_document`
+is what the driver's store sends and receives. The rates of text are measured in the same run and, with the rest, make
+the forecast. Prices: 0.045 dollars a core-hour, 0.40 a million GET, 5 a million PUT (AWS, us-east-1)."""
 
 import json
+import os
 import resource
 import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 from measure import Figure, arguments, print_figures, process_peak_bytes
 from support.curation_inputs import made_texts, paragraphs, write_jsonl
 from support.curation_runs import recipe, run_gristmill
@@ -33,8 +41,13 @@ from gristmill.data_pipeline.dedup.signatures import (
 )
 from gristmill.data_pipeline.ledger.document_file import DocumentFile, save_array, unpacked_ids
 from gristmill.foundation.progress import Reporter
+from gristmill.foundation.runtime.store.store import Store
+from gristmill.foundation.runtime.tasks import slurm
 from gristmill.foundation.runtime.tasks.local import LocalEngine
 from gristmill.foundation.runtime.tasks.shuffle import RANGE_RECORDS, Shuffle
+from gristmill.pipelines.cli.main import main as gristmill
+from tests.support import fake_slurm
+from tests.support.s3_server import s3_server
 
 SIZES = (100_000, 1_000_000, 10_000_000)
 PART_DOCUMENTS = 100_000
@@ -55,7 +68,10 @@ def main() -> None:
     parser.add_argument("--work", type=Path)
     parser.add_argument("--make", action="store_true", help="only make the signatures of --run")
     parser.add_argument("--text-megabytes", type=float, default=100)
+    parser.add_argument("--network", type=float, help="megabytes of text; only what crosses the driver's network")
     options = parser.parse_args()
+    if options.network:
+        return print_figures(network_figures(options.network, options.data))
     if options.make:
         return make_store(options.run, options.work / "store")
     if options.run:
@@ -84,6 +100,56 @@ def main() -> None:
     print_figures(figures)
     for documents in (10**9, 10**12):
         print(forecast(documents, runs[-1], near, whole))
+
+
+def network_figures(megabytes: float, data: Path | None) -> list[Figure]:
+    """Bytes that the driver sends to and receives from the store, in all and by document, with their text."""
+    with tempfile.TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patch, s3_server(patch) as client:
+        folder = Path(name)
+        (folder / "raw").mkdir()
+        texts = list(made_texts(paragraphs(data), int(megabytes * 1e6), 4000))
+        write_jsonl(folder / "raw", texts)
+        (folder / "recipe.yaml").write_text(json.dumps(recipe(folder / "raw", "jsonl", None, ("en",), True)))
+        client.create_bucket(Bucket="scale")
+        patch.setenv("PATH", f"{fake_slurm.install(folder / 'slurm')}{os.pathsep}{os.environ['PATH']}")
+        patch.setenv(fake_slurm.NODES, str(folder / "nodes"))
+        patch.setenv("GRISTMILL_SCRATCH", str(folder / "driver"))
+        patch.setattr(slurm, "NODE_OUTPUT", str(folder / "element-%A-%a.log"))
+        moved = count_transfers(patch)
+        options = ["--to", "curate", "--workdir", "s3://scale/run", "--engine", "slurm", "--workers", "2"]
+        with suppress(SystemExit):  # by which every command ends
+            gristmill(["run", str(folder / "recipe.yaml"), *options])
+    sent, received = moved["sent"] / len(texts), moved["received"] / len(texts)
+    text_bytes = sum(len(text.encode()) for text in texts) / len(texts)
+    return [
+        Figure("driver_network_bytes_per_document", sent + received, "bytes"),
+        Figure("driver_bytes_sent_per_document", sent, "bytes"),
+        Figure("driver_bytes_copied_in_the_store_per_document", moved["copied"] / len(texts), "bytes"),
+        Figure("text_bytes_per_document", text_bytes, "bytes"),
+    ]
+
+
+def count_transfers(patch: pytest.MonkeyPatch) -> Counter[str]:
+    """Bytes that the stores of this process send, receive, and have copied from now on."""
+    moved: Counter[str] = Counter()
+
+    def counted(method: str, kind: str, size: Callable[..., int]) -> None:
+        call = getattr(Store, method)
+
+        def counting(store: Store, *arguments: Any) -> Any:
+            result = call(store, *arguments)
+            moved[kind] += size(store, result, *arguments)
+            return result
+
+        patch.setattr(Store, method, counting)
+
+    counted("put", "sent", lambda store, result, name, path: path.stat().st_size)
+    counted("put_bytes", "sent", lambda store, result, name, content: len(content))
+    counted("read", "received", lambda store, result, name: len(result or b""))
+    counted("read_range", "received", lambda store, result, name, start, stop: len(result))
+    counted("download", "received", lambda store, result, name, path, expected: expected[0])
+    counted("copy", "copied", lambda store, result, name, target: store.list(target).get(target, 0))
+    return moved
 
 
 def in_own_process(documents: int, workers: int) -> dict[str, float]:

@@ -14,9 +14,9 @@ import yaml
 
 from gristmill.foundation.errors import RecipeError
 
-MAX_CHARACTERS = 500_000
+MAX_CHARACTERS = 2_000_000  # 20,000 sources of 100 characters
 MAX_DEPTH = 40  # the recipes of this repository have depth 5
-MAX_VALUES = 50_000  # after aliases are expanded
+MAX_VALUES = 200_000  # after aliases are expanded
 MAX_INTEGER = 2**64 - 1
 MAX_NUMBER_CHARACTERS = 64  # characters
 NUMBER_CHARACTERS = set("0123456789abcdefxABCDEFX_+-.")
