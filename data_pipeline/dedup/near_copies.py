@@ -8,7 +8,8 @@ import numpy as np
 
 from gristmill.data_pipeline.dedup.jaccard import jaccard, shingle_sets
 from gristmill.data_pipeline.dedup.minhash import band_keys, signatures_of
-from gristmill.data_pipeline.dedup.signatures import BLOCK_DOCUMENTS, SignatureScheme, SignatureStore
+from gristmill.data_pipeline.dedup.signature_cache import SignatureCache
+from gristmill.data_pipeline.dedup.signatures import BLOCK_DOCUMENTS, SignatureScheme
 from gristmill.data_pipeline.ledger.document_file import DocumentFile, utf8_of
 from gristmill.foundation.runtime.tasks.engine import Engine
 
@@ -63,20 +64,21 @@ class NearCopy:
 
 
 def near_copies(
-    texts: SignedTexts, document_files: Sequence[DocumentFile], store: SignatureStore, threshold: float, engine: Engine
+    texts: SignedTexts, document_files: Sequence[DocumentFile], cache: SignatureCache, threshold: float, engine: Engine
 ) -> list[NearCopy]:
-    """Documents of the store whose similarity to one of the texts is at least the threshold."""
+    """Documents with a kept signature whose similarity to one of the texts is at least the threshold.
+
+    A file is read only if one of its signatures proposes a document. Files without signatures have no copies."""
     if not len(texts.signatures):
         return []
-    tasks = [(texts, document_file, store, number, threshold) for number, document_file in enumerate(document_files)]
-    sizes = [float(stored.documents) for stored in store.files]
-    copies = engine.map(_copies_in_file, tasks, "near copies", sizes, "documents")
+    tasks = [(texts, document_file, cache, number, threshold) for number, document_file in enumerate(document_files)]
+    copies = engine.map(_copies_in_file, tasks, "near copies", unit="files")
     return [copy for of_file in copies for copy in of_file]
 
 
-def _copies_in_file(task: tuple[SignedTexts, DocumentFile, SignatureStore, int, float]) -> list[NearCopy]:
-    texts, document_file, store, number, threshold = task
-    signatures = store.signatures(number)
+def _copies_in_file(task: tuple[SignedTexts, DocumentFile, SignatureCache, int, float]) -> list[NearCopy]:
+    texts, document_file, cache, number, threshold = task
+    signatures = cache.signatures(document_file)
     pairs = [
         _candidates(texts, signatures[start : start + BLOCK_DOCUMENTS], threshold) + np.array([[start], [0]])
         for start in range(0, len(signatures), BLOCK_DOCUMENTS)
@@ -84,9 +86,10 @@ def _copies_in_file(task: tuple[SignedTexts, DocumentFile, SignatureStore, int, 
     place, text = np.concatenate([np.empty((2, 0), np.int64), *pairs], axis=1)
     if not len(place):
         return []
-    rows = store.documents(number).column("row").to_numpy()[place]
+    row_of_place = cache.rows(document_file)
+    rows = row_of_place[place]
     wanted = np.zeros(len(document_file.kept_mask()), bool)
-    wanted[rows] = True
+    wanted[rows[rows >= 0]] = True
     copies = []
     for batch_rows, doc_ids, batch_texts in document_file.batches(wanted):
         sets = shingle_sets(*utf8_of(batch_texts), texts.scheme.ngram, texts.scheme.unit)

@@ -64,10 +64,30 @@ class SignatureCache:
         """Files of the table and the signatures of the annotated file with this stem."""
         return self.folder / f"{stem}.parquet", self.folder / f"{stem}.npy"
 
+    def has(self, document_file: DocumentFile) -> bool:
+        """Whether the file's documents were signed."""
+        return all(is_sealed(path) for path in self.paths(document_file.path.stem))
+
+    def signatures(self, document_file: DocumentFile) -> np.ndarray:
+        """uint32[documents, hashes], mapped from disk; of documents that the file has lost, too. The file was
+        signed."""
+        return load_array(self.paths(document_file.path.stem)[1], mapped=True)
+
+    def rows(self, document_file: DocumentFile) -> np.ndarray:
+        """int64[documents]: the row in the file of the document of each signature, -1 if the file has lost it."""
+        stored, current = (
+            sortable_ids(_packed_column(path)) for path in (self.paths(document_file.path.stem)[0], document_file.path)
+        )
+        if not len(current):
+            return np.full(len(stored), -1, np.int64)
+        order = np.argsort(current, kind="stable")
+        row = order[np.minimum(np.searchsorted(current[order], stored), len(current) - 1)]
+        return np.where(current[row] == stored, row, -1)
+
     def part(self, document_file: DocumentFile) -> CachedSignatures | None:
         """Signatures of the file's documents; None if there are none."""
         table_path, signatures_path = self.paths(document_file.path.stem)
-        if not is_sealed(table_path) or not is_sealed(signatures_path):
+        if not self.has(document_file):
             return None
         with pq.ParquetFile(table_path) as file:
             table = file.read().combine_chunks()
@@ -90,3 +110,9 @@ class SignatureCache:
             if not path.name.startswith(".") and path.stem not in stems:
                 path.unlink()
                 seal_of(path).unlink(missing_ok=True)
+
+
+def _packed_column(path: Path) -> np.ndarray:
+    """Packed ids of the column doc_id."""
+    with pq.ParquetFile(path) as file:
+        return packed_ids(file.read(["doc_id"]).column("doc_id").combine_chunks(), path)

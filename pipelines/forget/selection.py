@@ -198,17 +198,11 @@ def parse_ids(content: str, name: str) -> list[str]:
 
 def _scan_file(task: tuple[Path, Wanted]) -> list[tuple[int, str, bytes | None]]:
     path, wanted = task
-    columns = ["doc_id", TEXT_KEY, "num_chars", *(["url"] if wanted.host is not None else [])]
     with pq.ParquetFile(path) as file:
-        table = file.read(columns)
-    mask = np.zeros(len(table), bool)
-    if wanted.ids:
-        mask |= _is_in(table.column("doc_id"), pa.array(sorted(wanted.ids)))
-    if wanted.keys:
-        has_key = _is_in(table.column(TEXT_KEY), pa.array(sorted(wanted.keys), table.schema.field(TEXT_KEY).type))
-        mask |= has_key & (table.column("num_chars").to_numpy() > 0)
-    if wanted.host is not None:
-        mask |= _of_host(table.column("url"), wanted.host)
+        mask = _wanted_rows(file, wanted)
+        if not mask.any():
+            return []
+        table = file.read(["doc_id", TEXT_KEY, "num_chars"])
     rows = np.flatnonzero(mask)
     chosen = table.take(pa.array(rows))
     keys = [
@@ -216,6 +210,21 @@ def _scan_file(task: tuple[Path, Wanted]) -> list[tuple[int, str, bytes | None]]
         for key, size in zip(chosen.column(TEXT_KEY).to_pylist(), chosen.column("num_chars").to_pylist(), strict=True)
     ]
     return list(zip(rows.tolist(), chosen.column("doc_id").to_pylist(), keys, strict=True))
+
+
+def _wanted_rows(file: pq.ParquetFile, wanted: Wanted) -> np.ndarray:
+    """bool[rows]. Only the columns that decide are read."""
+    mask = np.zeros(file.metadata.num_rows, bool)
+    if wanted.ids:
+        mask |= _is_in(file.read(["doc_id"]).column(0), pa.array(sorted(wanted.ids)))
+    if wanted.keys:
+        keys = file.read([TEXT_KEY]).column(0)
+        has_key = _is_in(keys, pa.array(sorted(wanted.keys), keys.type))
+        if has_key.any():
+            mask |= has_key & (file.read(["num_chars"]).column(0).to_numpy() > 0)
+    if wanted.host is not None:
+        mask |= _of_host(file.read(["url"]).column(0), wanted.host)
+    return mask
 
 
 def _is_in(column: pa.ChunkedArray, values: pa.Array) -> np.ndarray:
@@ -253,33 +262,36 @@ def _near_copies(
 ) -> dict[str, float]:
     """doc_id -> similarity of the near copies among documents that the filters keep."""
     cache = SignatureCache.of(documents.workdir / "cache" / SIGNATURE_CACHE, config.scheme)
-    files = documents.engine.map(
-        _file_to_search,
-        [(task, source, cache) for task, source in zip(documents.tasks, documents.sources, strict=True)],
-        "documents to compare",
-        unit="files",
-    )
-    work = documents.workdir / "cache" / "forget"
-    remove_tree(work)
-    store = sign_corpus(files, config.scheme, documents.engine, work / "signatures", cache=cache)
-    copies = near_copies(SignedTexts.of(texts, config.scheme), files, store, threshold, documents.engine)
-    remove_tree(work)
+    files = [
+        DocumentFile(task.path, source, 1) for task, source in zip(documents.tasks, documents.sources, strict=True)
+    ]
+    unsigned = [place for place, file in enumerate(files) if not cache.has(file)]
+    if unsigned:
+        _sign([(documents.tasks[place], files[place]) for place in unsigned], documents, config, cache)
+    copies = near_copies(SignedTexts.of(texts, config.scheme), files, cache, threshold, documents.engine)
     best: dict[str, float] = {}
     for copy in copies:
         best[copy.doc_id] = max(best.get(copy.doc_id, 0.0), copy.similarity)
     return best
 
 
-def _file_to_search(task: tuple[FilterTask, str, SignatureCache]) -> DocumentFile:
-    """The file with the rows whose signatures are known, or else those that the filters keep."""
-    filter_task, source, cache = task
-    document_file = DocumentFile(filter_task.path, source, 1)
-    stored = cache.part(document_file)
-    if stored is None:
-        return DocumentFile(filter_task.path, source, 1, apply_filters(filter_task).failed_rule == KEPT)
-    with pq.ParquetFile(filter_task.path) as file:
-        doc_ids = file.read(["doc_id"]).column("doc_id")
-    return DocumentFile(filter_task.path, source, 1, _is_in(doc_ids, stored.table.column("doc_id").combine_chunks()))
+def _sign(
+    files: Sequence[tuple[FilterTask, DocumentFile]],
+    documents: ReadDocuments,
+    config: NearDedupConfig,
+    cache: SignatureCache,
+) -> None:
+    """Puts the signatures of the documents that the filters keep into the cache."""
+    kept = documents.engine.map(_kept_documents, files, "documents to compare", unit="files")
+    work = documents.workdir / "cache" / "forget"
+    remove_tree(work)
+    sign_corpus(kept, config.scheme, documents.engine, work / "signatures", cache=cache)
+    remove_tree(work)
+
+
+def _kept_documents(task: tuple[FilterTask, DocumentFile]) -> DocumentFile:
+    filter_task, file = task
+    return DocumentFile(file.path, file.source, file.priority, apply_filters(filter_task).failed_rule == KEPT)
 
 
 def ids_by_reason(selected: Sequence[Selected]) -> dict[str, int]:
