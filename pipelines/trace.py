@@ -5,6 +5,7 @@ on the way has an inverse: step -> samples (the tokens in metrics.jsonl) -> sour
 .bin -> rows of the corpus, by the keyed permutation in which they were written."""
 
 import statistics
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +14,6 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import orjson
 import pyarrow.parquet as pq
 
@@ -140,7 +140,7 @@ class Tracer:
     def _place(self, source: str, row: int) -> tuple[Path, int]:
         """(shard, row in it) of a row of the source."""
         shards, ends = self._shards(source)
-        place = int(np.searchsorted(ends, row, side="right"))
+        place = bisect_right(ends, row)
         if place == len(shards):
             raise InputError(f"{self.workdir / 'curate'}: fewer documents of {source} than the index; index it again")
         return shards[place], row - (ends[place - 1] if place else 0)
@@ -197,10 +197,11 @@ def _doc_ids_of(shard: Path, rows: Sequence[int]) -> dict[int, str]:
     """Row -> id; rows ascend."""
     ids: dict[int, str] = {}
     with pq.ParquetFile(shard) as file:
-        ends = np.cumsum([file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)])
-        groups = np.searchsorted(ends, rows, side="right").tolist()
+        metadata = file.metadata  # read anew each time that it is asked for
+        ends = list(accumulate(metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)))
+        groups = [bisect_right(ends, row) for row in rows]
         for group in sorted(set(groups)):
-            first = int(ends[group - 1]) if group else 0
+            first = ends[group - 1] if group else 0
             column = file.read_row_group(group, columns=["doc_id"], use_threads=False).column("doc_id")
             ids |= {
                 row: column[row - first].as_py() for row, of_row in zip(rows, groups, strict=True) if of_row == group
