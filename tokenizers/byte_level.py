@@ -19,7 +19,7 @@ from gigatoken.gigatoken_rs import load_hf_json
 from gristmill.data_pipeline.signals.intrinsics import load64
 from gristmill.foundation.runtime.kernels.cached_njit import cached_njit
 from gristmill.tokenizers.adversarial import adversarial_strings
-from gristmill.tokenizers.encoders import Encoder, HuggingFaceEncoder, first_difference
+from gristmill.tokenizers.encoders import Encoder, HuggingFaceEncoder, Utf8Encoder, first_difference
 from tokenizers import Tokenizer as HuggingFaceTokenizer
 
 # GPT-2's pre-tokenization pattern (Radford et al. 2019, encoder.py), also the default of ByteLevel.
@@ -47,7 +47,7 @@ HIGH_BITS = np.uint64(0x8080808080808080)
 THREE_BYTES, FOUR_BYTES = 0xE0, 0xF0
 
 
-class GigatokenEncoder(Encoder):
+class GigatokenEncoder(Utf8Encoder):
     """10 to 25 times as fast as tiktoken; used only if `same_ids` is true.
 
     differing: bool[NUM_CODE_POINTS], the characters that gigatoken splits differently from the reference, which
@@ -64,18 +64,6 @@ class GigatokenEncoder(Encoder):
     def _load(self) -> None:
         self._backend: Any = load_hf_json(self._json)
         self._limit_bytes = resident_bytes() + MAX_CACHE_BYTES
-
-    def encode(self, text: str) -> list[int]:
-        return self.encode_flat([text])[0].tolist()
-
-    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        ids, lengths = self.encode_flat(texts)
-        return [part.tolist() for part in np.split(ids, np.cumsum(lengths)[:-1])] if len(lengths) else []
-
-    def encode_flat(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-        raw = [text.encode() for text in texts]
-        ends = np.cumsum([len(document) for document in raw], dtype=np.int64)
-        return self.encode_utf8(np.frombuffer(b"".join(raw), dtype=np.uint8), ends)
 
     def encode_utf8(
         self, buffer: np.ndarray, ends: np.ndarray, end_of_document: int | None = None

@@ -47,6 +47,22 @@ class Encoder(Protocol):
         return np.insert(ids, np.cumsum(lengths), end_of_document), lengths + 1
 
 
+class Utf8Encoder(Encoder):
+    """Reads UTF-8 in bulk: `encode_utf8` does the work, the others call it."""
+
+    def encode(self, text: str) -> list[int]:
+        return self.encode_flat([text])[0].tolist()
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        ids, lengths = self.encode_flat(texts)
+        return [part.tolist() for part in np.split(ids, np.cumsum(lengths)[:-1])] if len(lengths) else []
+
+    def encode_flat(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+        raw = [text.encode() for text in texts]
+        ends = np.cumsum([len(document) for document in raw], dtype=np.int64)
+        return self.encode_utf8(np.frombuffer(b"".join(raw), dtype=np.uint8), ends)
+
+
 class SentencePieceEncoder(Encoder):
     name = "sentencepiece"
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from gristmill.data_pipeline.signals.intrinsics import load64, prefetch
 from gristmill.foundation.runtime.kernels.cached_njit import cached_njit
-from gristmill.tokenizers.encoders import Encoder
+from gristmill.tokenizers.encoders import Encoder, Utf8Encoder
 from gristmill.tokenizers.merges import SPACE_SIGN, MergeTable
 
 # What an encoder's name says, so that a worker process builds the one that was compared.
@@ -42,7 +42,7 @@ MASKS = tuple((1 << 8 * size) - 1 for size in range(9))  # of the first bytes of
 MULTIPLIER = np.uint64(0xBF58476D1CE4E5B9)  # splitmix64's
 
 
-class SegmentEncoder(Encoder):
+class SegmentEncoder(Utf8Encoder):
     """Encodes unseen segments by the merges, where they are given, or with `inner`, and caches them; the ids are
     exactly those of `inner`.
 
@@ -58,20 +58,6 @@ class SegmentEncoder(Encoder):
         self._entries = np.zeros((0, ENTRY_COLUMNS), dtype=np.int64)
         self._ids = np.zeros(1 << 16, dtype=np.int32)
         self._sizes = np.zeros(3, dtype=np.int64)  # entries, bytes of keys, ids in use
-
-    def encode(self, text: str) -> list[int]:
-        """The ids of one text."""
-        return self.encode_flat([text])[0].tolist()
-
-    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        ids, lengths = self.encode_flat(texts)
-        return [part.tolist() for part in np.split(ids, np.cumsum(lengths)[:-1])] if len(lengths) else []
-
-    def encode_flat(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-        """(ids: int32, those of all texts in a row; lengths: int64[len(texts)])."""
-        raw = [text.encode() for text in texts]
-        ends = np.cumsum([len(segment) for segment in raw], dtype=np.int64)
-        return self.encode_utf8(np.frombuffer(b"".join(raw), dtype=np.uint8), ends)
 
     def encode_utf8(
         self, buffer: np.ndarray, ends: np.ndarray, end_of_document: int | None = None

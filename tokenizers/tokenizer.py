@@ -298,7 +298,7 @@ def end_symbol(path: Path, content: bytes) -> str:
     """The end-of-document symbol of a tokenizer.json: the eos_token of the tokenizer_config.json beside it, else the
     first of END_SYMBOLS among its added tokens. Raises InputError if there is neither."""
     settings = path.with_name(SETTINGS_NAME)
-    symbol = _settings(settings).get("eos_token")
+    symbol = read_settings(settings).get("eos_token")
     symbol = symbol.get("content") if isinstance(symbol, dict) else symbol
     if isinstance(symbol, str):
         return symbol
@@ -315,7 +315,7 @@ def end_symbol(path: Path, content: bytes) -> str:
     )
 
 
-def _settings(path: Path) -> dict[str, Any]:
+def read_settings(path: Path) -> dict[str, Any]:
     """The fields of a tokenizer_config.json; none without the file. Raises InputError for a damaged one."""
     if not path.is_file():
         return {}

@@ -1,7 +1,6 @@
 """How a model is spoken to: its tokenizer, the tokens its texts begin and end with, its chat template and its defaults
 of generation."""
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,7 +12,14 @@ from sentencepiece import SentencePieceProcessor
 from gristmill.evaluation.convert.chat_template import ChatTemplate, read_chat_template
 from gristmill.evaluation.convert.generation_defaults import GenerationDefaults
 from gristmill.foundation.errors import InputError
-from gristmill.tokenizers.tokenizer import JSON_NAME, MODEL_NAME, SETTINGS_NAME, Tokenizer, load_tokenizer
+from gristmill.tokenizers.tokenizer import (
+    JSON_NAME,
+    MODEL_NAME,
+    SETTINGS_NAME,
+    Tokenizer,
+    load_tokenizer,
+    read_settings,
+)
 from tokenizers import Tokenizer as HuggingFaceTokenizer
 from tokenizers import pre_tokenizers
 
@@ -215,7 +221,7 @@ SYMBOL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token",
 
 def symbols_of(folder: Path) -> dict[str, str]:
     """Special tokens by their names in transformers, from the settings of a tokenizer's folder."""
-    settings, others = _read_json(folder / SETTINGS_NAME), _read_json(folder / SYMBOLS_NAME)
+    settings, others = read_settings(folder / SETTINGS_NAME), read_settings(folder / SYMBOLS_NAME)
     names = [*SYMBOL_NAMES, *(settings.get("extra_special_tokens") or {})]
     extra = settings.get("extra_special_tokens")
     fields = {**others, **{name: settings[name] for name in SYMBOL_NAMES if name in settings}}
@@ -230,7 +236,7 @@ def _chat_encoder(path: Path) -> HuggingFaceTokenizer:
     encoder = HuggingFaceTokenizer.from_str(path.read_text("utf-8"))
     encoder.no_truncation()
     encoder.no_padding()
-    settings = _read_json(path.with_name(SETTINGS_NAME))
+    settings = read_settings(path.with_name(SETTINGS_NAME))
     if str(settings.get("tokenizer_class", "")).startswith("Llama") and "Prepend" in str(encoder.normalizer):
         encoder.normalizer = None
         scheme = "always" if settings.get("legacy", False) else "first"
@@ -246,7 +252,7 @@ def _symbol_text(symbol: Any) -> str | None:
 def read_bounds(folder: Path, tokenizer: Tokenizer, ends: Sequence[int] = ()) -> TextBounds:
     """Bounds by the post-processor of tokenizer.json, which alone decides in transformers where there is one; else by
     add_bos_token and add_eos_token of tokenizer_config.json."""
-    settings = _read_json(folder / SETTINGS_NAME)
+    settings = read_settings(folder / SETTINGS_NAME)
     bos = _bos(folder, tokenizer, settings)
     all_ends = tuple(dict.fromkeys([tokenizer.end_of_document, *(end for end in ends if end < tokenizer.vocab_size)]))
     if (folder / JSON_NAME).is_file():
@@ -270,7 +276,7 @@ def _added_by_json(path: Path) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 
 def _bos(folder: Path, tokenizer: Tokenizer, settings: Mapping[str, Any]) -> int | None:
-    symbol = settings.get("bos_token", _read_json(folder / SYMBOLS_NAME).get("bos_token"))
+    symbol = settings.get("bos_token", read_settings(folder / SYMBOLS_NAME).get("bos_token"))
     if "bos_token" not in settings and symbol is None:
         kind = str(settings.get("tokenizer_class", "")).removesuffix("Fast").removesuffix("Tokenizer")
         symbol = DEFAULT_BOS.get(kind)
@@ -279,16 +285,3 @@ def _bos(folder: Path, tokenizer: Tokenizer, settings: Mapping[str, Any]) -> int
             return number if number >= 0 else None
     symbol = symbol.get("content") if isinstance(symbol, dict) else symbol
     return tokenizer.id_of(symbol) if isinstance(symbol, str) else None
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    """The object of a settings file, empty if there is no file. Raises InputError for a damaged one."""
-    if not path.is_file():
-        return {}
-    try:
-        fields = json.loads(path.read_bytes())
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{path}: not JSON ({error}); fetch the file again") from error
-    if not isinstance(fields, dict):
-        raise InputError(f"{path}: is not a JSON object; fetch the file again")
-    return fields
