@@ -1,4 +1,5 @@
-"""Word F1 on WCXB's development pages, by kind of page: blocks in folds by site, and trafilatura; the worst pages."""
+"""Word F1 on WCXB's development pages, by kind of page: blocks in folds by site, and trafilatura; the worst pages and
+the causes of their errors."""
 
 import importlib.util
 import re
@@ -15,10 +16,31 @@ from rich.table import Table
 from support import extraction_folds
 from support.extraction_speeds import ours
 
+from gristmill.data_pipeline.extraction.attributes import (
+    ELEMENT,
+    ELEMENT_FLAGS,
+    END,
+    IN_TABLE,
+    IS_COMMENT,
+    IS_NAVIGATION,
+    LINK_BYTES,
+    START,
+    TAG,
+    TAG_FLAGS,
+)
 from gristmill.data_pipeline.extraction.blocks_config import PAGE_KINDS
 from gristmill.data_pipeline.extraction.labelled_pages import LabelledPage, labelled_pages
-from gristmill.data_pipeline.extraction.page import block_texts
+from gristmill.data_pipeline.extraction.page import Page, block_texts
 from gristmill.data_pipeline.extraction.page_kinds import page_kind
+from gristmill.data_pipeline.extraction.page_stats import (
+    I_COUNT,
+    ITEM,
+    MAX_PROSE_LINKS,
+    MIN_PROSE_BYTES,
+    P,
+    item_slot,
+)
+from gristmill.data_pipeline.extraction.tags import TAG_IDS
 
 WORD = re.compile(r"\w+")
 BOOTSTRAPS, SEED = 4000, 41
@@ -26,16 +48,36 @@ WORST = 20
 # Goals of F1 by kind; of all pages together.
 GOALS = {"listing": 0.75, "collection": 0.72, "service": 0.84, "article": 0.95}
 GOAL = 0.90
+MIN_ITEMS = 3  # siblings of one path that make a list of cards, rows or posts
+MIN_CEILING = 0.5  # below it, the annotated text is not in the page's HTML
+EMPTY, ABSENT = "annotation is empty", "annotated text is not in the HTML"
+# Sorts of blocks, the first that fits.
+COMMENTS, NAVIGATION, TABLE, ITEMS, PROSE, SHORT = (
+    "comments", "nav, header, footer, aside", "table", "repeated items", "prose", "headings and short lines",
+)  # fmt: skip
 
 
 class PageScore(NamedTuple):
-    """A page's F1 of each system, the ceiling that its blocks allow, and its predicted kind."""
+    """A page's F1 of each system, the ceiling that its blocks allow, its predicted kind, and its wrong words.
+
+    errors: by (missed or extra, sort of block), words that are annotated and not kept, and words that are kept and not
+    annotated."""
 
     page: LabelledPage
     blocks: float
     trafilatura: float
     ceiling: float
     kind: str
+    errors: Counter[tuple[str, str]]
+
+    @property
+    def cause(self) -> str:
+        """Reason for most of the page's wrong words."""
+        if not word_counts(self.page.body or ""):
+            return EMPTY
+        if self.ceiling < MIN_CEILING:
+            return ABSENT
+        return ": ".join(self.errors.most_common(1)[0][0]) if self.errors else "none"
 
 
 def word_counts(text: str) -> Counter[str]:
@@ -63,8 +105,37 @@ def page_scores(folder: Path) -> list[PageScore]:
         best = sum((words for words, label in zip(texts, labelled.labels, strict=True) if label), Counter[str]())
         peer = word_counts(trafilatura(labelled.page.html))
         values = (word_f1(text, truth), word_f1(peer, truth), word_f1(best, truth))
-        scores.append(PageScore(labelled.page, *values, page_kind(page)[0]))
+        sizes = np.array([words.total() for words in texts], np.int64)
+        errors = block_errors(page, sizes, kept, labelled.labels)
+        scores.append(PageScore(labelled.page, *values, page_kind(page)[0], errors))
     return scores
+
+
+def block_errors(page: Page, sizes: np.ndarray, kept: np.ndarray, labels: np.ndarray) -> Counter[tuple[str, str]]:
+    """Words of the blocks on which `kept` and `labels` (bool[B]) differ. sizes: words, int64[B]."""
+    errors: Counter[tuple[str, str]] = Counter()
+    for k in np.flatnonzero(kept != labels):
+        errors["extra" if kept[k] else "missed", block_sort(page, int(k))] += int(sizes[k])
+    return +errors
+
+
+def block_sort(page: Page, k: int) -> str:
+    """Sort of the page's block k, by the elements around it, then by its own text."""
+    block, element = page.blocks[k], int(page.blocks[k, ELEMENT])
+    flags, item = int(page.elements[element, ELEMENT_FLAGS]), int(page.sums[element, ITEM])
+    size = block[END] - block[START]
+    around = IS_NAVIGATION | sum(int(TAG_FLAGS[TAG_IDS[name]]) for name in ("header", "footer", "aside"))
+    is_list = item > 0 and page.items[item_slot(page.elements, item), I_COUNT] >= MIN_ITEMS
+    for sort, fits in (
+        (COMMENTS, flags & IS_COMMENT),
+        (NAVIGATION, flags & around),
+        (TABLE, flags & IN_TABLE),
+        (ITEMS, is_list and page.elements[item, TAG] != P),
+        (PROSE, size >= MIN_PROSE_BYTES and block[LINK_BYTES] < MAX_PROSE_LINKS * size),
+    ):
+        if fits:
+            return sort
+    return SHORT
 
 
 def peer_figures(folder: Path, every: int) -> list[Figure]:
@@ -104,6 +175,7 @@ def kind_figures(folder: Path) -> list[Figure]:
     print_scores(scores)
     print_kinds(scores)
     print_worst(scores)
+    print_causes(scores)
     figures = [_figure("extract_wcxb", scores, GOAL)]
     for kind in PAGE_KINDS:
         figures.append(_figure(f"extract_wcxb_{kind}", of_kind(scores, kind), GOALS.get(kind)))
@@ -152,8 +224,36 @@ def print_kinds(scores: Sequence[PageScore]) -> None:
 
 def print_worst(scores: Sequence[PageScore]) -> None:
     for kind in PAGE_KINDS:
-        table = Table(kind, "blocks", "trafilatura", "best choice", "words annotated", "predicted kind")
-        for score in sorted(of_kind(scores, kind), key=lambda score: score.blocks)[:WORST]:
+        table = Table(kind, "blocks", "trafilatura", "best choice", "words annotated", "predicted kind", "cause")
+        for score in worst(scores, kind):
             values = (f"{value:.2f}" for value in score[1:4])
-            table.add_row(score.page.name, *values, str(word_counts(score.page.body or "").total()), score.kind)
-        Console(width=120).print(table)
+            num_words = str(word_counts(score.page.body or "").total())
+            table.add_row(score.page.name, *values, num_words, score.kind, score.cause)
+        Console(width=140).print(table)
+
+
+def worst(scores: Sequence[PageScore], kind: str) -> list[PageScore]:
+    return sorted(of_kind(scores, kind), key=lambda score: score.blocks)[:WORST]
+
+
+def print_causes(scores: Sequence[PageScore]) -> None:
+    """Causes of the worst pages of each kind; then, over all pages of a kind, the mean F1 that each cause costs, as
+    its share of the page's wrong words."""
+    causes = {kind: Counter(score.cause for score in worst(scores, kind)) for kind in PAGE_KINDS}
+    table = Table("cause, of the worst pages", *PAGE_KINDS)
+    for cause, _ in sum(causes.values(), Counter[str]()).most_common():
+        table.add_row(cause, *(str(causes[kind][cause] or "") for kind in PAGE_KINDS))
+    Console(width=160).print(table)
+    losses: dict[str, Counter[str]] = {kind: Counter() for kind in PAGE_KINDS}
+    for score in scores:
+        lost = 1 - score.blocks
+        whole = score.cause in (EMPTY, ABSENT) or not score.errors
+        shares = {score.cause: 1.0} if whole else {
+            ": ".join(error): size / score.errors.total() for error, size in score.errors.items()
+        }  # fmt: skip
+        for cause, share in shares.items():
+            losses[score.page.kind or ""][cause] += lost * share / len(of_kind(scores, score.page.kind or ""))
+    table = Table("cause, F1 lost on all pages", *PAGE_KINDS)
+    for cause, _ in sum(losses.values(), Counter[str]()).most_common():
+        table.add_row(cause, *(f"{losses[kind][cause]:.3f}" for kind in PAGE_KINDS))
+    Console(width=160).print(table)

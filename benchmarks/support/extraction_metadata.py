@@ -7,7 +7,7 @@ import json
 import re
 import statistics
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_args
@@ -55,12 +55,9 @@ def compare(page: LabelledPage) -> Compared:
     except NotExtracted:
         return Compared(page.name, "")
     html = page.html.decode("utf-8", "replace")
-    theirs: dict[str, Any] = {}
     document = trafilatura.bare_extraction(html, include_comments=False, include_links=True, include_formatting=True)
     described = trafilatura.extract_metadata(html)
-    if described is not None:
-        names = {name: "url" if name == "canonical" else name for name in SINGLE}
-        theirs = {name: value for name, key in names.items() if (value := getattr(described, key))}
+    theirs = {} if described is None else _single_values(described)
     if document is not None and document.body is not None:
         heads = ["".join(head.itertext()) for head in document.body.iter("head")]
         theirs["headings"] = [" ".join(head.split()) for head in heads]
@@ -71,17 +68,8 @@ def compare(page: LabelledPage) -> Compared:
 
 
 def print_agreement(compared: Sequence[Compared]) -> None:
-    """A field is equal where it has the same words in any order; headings and links by the F1 of their sets."""
-    table = Table(
-        "field", "both", "equal", "one in the other", "different", "blocks only", "trafilatura only", "neither"
-    )
-    for name in SINGLE:
-        counts = dict.fromkeys(("equal", "contained", "different", "ours", "theirs", "neither"), 0)
-        for page in compared:
-            counts[relation(page.ours.get(name), page.theirs.get(name))] += 1
-        both = counts["equal"] + counts["contained"] + counts["different"]
-        table.add_row(name, str(both), *map(str, counts.values()))
-    Console(width=130).print(table)
+    """Fields of one value, and headings and links by the F1 of their sets."""
+    print_relations({name: relations(name, [(page.ours, page.theirs) for page in compared]) for name in SINGLE})
     for name in ("headings", "links"):
         common = ours = theirs = 0
         for page in compared:
@@ -89,6 +77,22 @@ def print_agreement(compared: Sequence[Compared]) -> None:
             common, ours, theirs = common + len(own & other), ours + len(own), theirs + len(other)
         f1 = 2 * common / (ours + theirs)
         print(f"{name}: {ours} of blocks, {theirs} of trafilatura, {common} of both; F1 {f1:.3f}")
+
+
+def relations(name: str, pages: Iterable[tuple[Mapping[str, Any], Mapping[str, Any]]]) -> Counter[str]:
+    """How often the field of both sides is related how. pages: (ours, theirs)."""
+    return Counter(relation(ours.get(name), theirs.get(name)) for ours, theirs in pages)
+
+
+def print_relations(counts: Mapping[str, Counter[str]]) -> None:
+    """A field is equal where it has the same words in any order."""
+    table = Table(
+        "field", "both", "equal", "one in the other", "different", "blocks only", "trafilatura only", "neither"
+    )
+    for name, of_field in counts.items():
+        columns = [of_field[way] for way in ("equal", "contained", "different", "ours", "theirs", "neither")]
+        table.add_row(name, str(sum(columns[:3])), *map(str, columns))
+    Console(width=130).print(table)
 
 
 def relation(own: str | None, other: str | None) -> str:
@@ -101,11 +105,15 @@ def relation(own: str | None, other: str | None) -> str:
 
 
 LABELLED = ("title", "author", "date")  # that WCXB's annotations name
+UNLABELLED = ("canonical", "license")
 
 
 def labelled_figures(path: Path, every: int) -> list[Figure]:
     """`extract_metadata_FIELD`: mean F1 of words of titles and authors, share of equal dates, over the pages of WCXB
-    that have the label; pages without a value count as 0. every: of the pages, one of so many."""
+    that have the label; pages without a value count as 0. Of the fields without labels the share of pages, of those
+    where both sides have a value, on which it is equal; their counts are printed. every: of the pages, one of so
+    many."""
+    sides = []
     scores: dict[str, list[tuple[float, float]]] = {name: [] for name in LABELLED}
     with path.open("rb") as raw:
         lines = io.TextIOWrapper(zstandard.ZstdDecompressor().stream_reader(raw), encoding="utf-8")
@@ -113,6 +121,7 @@ def labelled_figures(path: Path, every: int) -> list[Figure]:
             page = json.loads(line)
             raw_html = page["html"].encode() if "html" in page else base64.b64decode(page["html_base64"])
             ours, theirs = _metadata_of(raw_html)
+            sides.append((ours, theirs))
             for name in LABELLED:
                 if page[name]:
                     scores[name].append(tuple(_agreement(name, page[name], side.get(name)) for side in (ours, theirs)))
@@ -121,6 +130,12 @@ def labelled_figures(path: Path, every: int) -> list[Figure]:
         own, other = (statistics.mean(side) for side in zip(*pairs, strict=True))
         label = f"trafilatura {trafilatura.__version__}, {len(pairs)} pages"
         figures.append(Figure(f"extract_metadata_{name}", own, "mean agreement", other, label, own / other, 1))
+    counts = {name: relations(name, sides) for name in UNLABELLED}
+    print_relations(counts)
+    for name, of_field in counts.items():
+        both = of_field["equal"] + of_field["contained"] + of_field["different"]
+        unit = f"equal to trafilatura's, share of {both} pages"
+        figures.append(Figure(f"extract_metadata_{name}", of_field["equal"] / max(both, 1), unit))
     return figures
 
 
@@ -130,7 +145,13 @@ def _metadata_of(html: bytes) -> tuple[dict[str, Any], dict[str, Any]]:
     except NotExtracted:
         ours = {}
     described = trafilatura.extract_metadata(html)
-    return ours, {} if described is None else {name: getattr(described, name) for name in LABELLED}
+    return ours, {} if described is None else _single_values(described)
+
+
+def _single_values(described: Any) -> dict[str, Any]:
+    """The fields that trafilatura's document has a value of."""
+    names = {name: "url" if name == "canonical" else name for name in SINGLE}
+    return {name: value for name, key in names.items() if (value := getattr(described, key))}
 
 
 def _agreement(name: str, label: str, value: str | None) -> float:

@@ -136,7 +136,10 @@ def put_character(code, out, where):
     return 4
 
 
-TOKEN_BITS = 14  # of the table of token weights
+TOKEN_BITS = 14  # of the places of class and id tokens in the table of token weights
+WORD_BITS = 15  # of the places of words behind them, of the text of short blocks
+NUM_TOKENS = 1 << TOKEN_BITS
+TABLE_SIZE = NUM_TOKENS + (1 << WORD_BITS)
 
 # What scan_attributes finds: integers ...
 FLAGS, HAS_HREF, SELF_CLOSED, NUM_TOKENS, TOKENS_HASH, HREF_START, HREF_END = range(7)
@@ -188,7 +191,7 @@ WHOLE_SEED = 104729  # keeps whole tokens apart from the words inside them
 def scan_attributes(html, at, end, weights, properties, property_weights, seen, pairs, num_pairs, element):
     """Read the attributes from html[at] to behind the tag's '>'; returns (position, number of pairs).
 
-    weights: float32[2 ** TOKEN_BITS]. properties, property_weights: see above. seen: bool[2 ** TOKEN_BITS], the
+    weights: float32[TABLE_SIZE]. properties, property_weights: see above. seen: bool[TABLE_SIZE], the
     tokens of the page. pairs: int32[N, 2], rows (element, hash) are appended for block-level elements (element >= 0)
     while there is room."""
     properties[:] = 0

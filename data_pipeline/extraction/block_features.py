@@ -40,11 +40,17 @@ from gristmill.data_pipeline.extraction.page_stats import (
     HEADINGS,
     I_BYTES,
     I_COUNT,
+    I_FIRST,
     I_LIKELY,
     I_LINKED,
+    I_PROSE,
     ITEM,
+    LABEL_HIGH,
+    LABEL_LOW,
+    LABEL_SUM,
     LAST_KIND,
     LCA_READABLE,
+    LCA_TITLE,
     LIKELY_BYTES,
     LINKED,
     LONG_BYTES,
@@ -58,6 +64,7 @@ from gristmill.data_pipeline.extraction.page_stats import (
     P_IMAGES,
     P_ITEM_BYTES,
     P_ITEM_LINKED,
+    P_ITEM_SLOT,
     P_ITEMS,
     P_KINDS,
     P_LARGEST,
@@ -68,12 +75,15 @@ from gristmill.data_pipeline.extraction.page_stats import (
     P_PRICES,
     P_READABLE_BEST,
     P_READABLE_SCORE,
+    P_TITLE_BLOCK,
     PICTURES,
     READABLE,
     REPEATS,
+    SECTION,
     SENTENCE_ENDS,
     STOPS,
     SYMBOLS,
+    TITLE_BYTES,
     TITLE_WORDS,
     UPPERS,
     WORDS,
@@ -85,8 +95,9 @@ OWN = (
     "chars", "words", "link_share", "links", "sentence_ends", "commas", "digit_share", "upper_share", "symbols",
     "last_kind", "first_kind", "title_words", "title_share", "repeats", "bold_share", "breaks", "images", "controls",
     "inline_flags", "chars_per_word", "bytes_per_char", "words_per_sentence",
+    "label_low", "label_high", "label_mean",
 )  # fmt: skip
-NEIGHBOUR = ("chars", "link_share", "sentence_ends", "tag", "same_parent", "depth")
+NEIGHBOUR = ("chars", "link_share", "sentence_ends", "tag", "same_parent", "depth", "label_mean")
 NEIGHBOURS = (-3, -2, -1, 1, 2, 3)
 CONTAINER = ("bytes", "link_share", "blocks", "stops_per_kb", "share", "prose_share", "readable", "tag", "children")
 PAGE = (
@@ -97,7 +108,7 @@ PAGE = (
 )  # fmt: skip
 ITEM_FEATURES = (
     "count", "tag", "above", "bytes", "link_share", "blocks", "images", "headings", "share", "group_share",
-    "group_link_share", "bytes_per_item",
+    "group_link_share", "bytes_per_item", "group_prose_share", "group_position", "is_main_group",
 )  # fmt: skip
 FIRST_FEATURES = (
     *(f"own_{name}" for name in OWN),
@@ -112,10 +123,13 @@ FIRST_FEATURES = (
     "position", "position_in_bytes", "position_in_source", "blocks_from_heading", "index", "blocks_to_end",
     "path_blocks", "path_bytes_per_block", "path_link_share", "path_stops_per_block", "path_share",
     *(f"item_{name}" for name in ITEM_FEATURES),
+    "section_low", "section_high", "section_mean", "section_tag", "section_blocks", "section_title_words",
+    "title_common_share", "title_above", "title_below", "blocks_from_title",
 )  # fmt: skip
 NUM_FIRST = len(FIRST_FEATURES)
 NUM_PAGE_FEATURES = len(PAGE) - NUM_KINDS
-KIND_FEATURES = (*PAGE[:NUM_PAGE_FEATURES], *(f"tokens_{kind}" for kind in PAGE_KINDS), "tokens")
+KIND_FEATURES = (*PAGE[:NUM_PAGE_FEATURES], *(f"tokens_{kind}" for kind in PAGE_KINDS), "tokens",
+                 *(f"words_{kind}" for kind in PAGE_KINDS), "words")  # fmt: skip
 GROUP_SLOTS = 4096
 # Columns of groups, float32[4096, 5]: over the blocks whose elements have one path. G_LIKELY: second stage.
 G_BLOCKS, G_BYTES, G_LINKED, G_STOPS, G_LIKELY = range(5)
@@ -169,7 +183,8 @@ def first_features(first, last, elements, weights, blocks, counts, sums, groups,
         at += NUM_KINDS
         at = _position(k, blocks, page, size, row, at)
         at = _group(blocks[k, ELEMENT], elements, groups, page, row, at)
-        _item(blocks[k, ELEMENT], elements, sums, items, page, row, at)
+        at = _item(blocks[k, ELEMENT], elements, sums, items, page, row, at)
+        _section(k, blocks, elements, counts, sums, page, row, at)
 
 
 @cached_njit(nogil=True)
@@ -197,7 +212,10 @@ def _own(k, blocks, counts, row):
     row[19] = ratio(chars, words)
     row[20] = ratio(size, chars)
     row[21] = ratio(words, counts[k, SENTENCE_ENDS] + 1)
-    return 22
+    row[22] = counts[k, LABEL_LOW]
+    row[23] = counts[k, LABEL_HIGH]
+    row[24] = ratio(counts[k, LABEL_SUM], words)
+    return 25
 
 
 @cached_njit(nogil=True)
@@ -213,9 +231,10 @@ def _neighbours(k, num_blocks, elements, blocks, counts, row, at):
             row[at + 3] = elements[e, TAG]
             row[at + 4] = 1 if elements[e, PARENT] == parent else 0
             row[at + 5] = elements[e, DEPTH] - elements[blocks[k, ELEMENT], DEPTH]
+            row[at + 6] = ratio(counts[j, LABEL_SUM], counts[j, WORDS])
         else:
-            row[at : at + 6] = -1
-        at += 6
+            row[at : at + 7] = -1
+        at += 7
     return at
 
 
@@ -337,7 +356,30 @@ def _item(e, elements, sums, items, page, row, at):
     row[at + 9] = ratio(items[slot, I_BYTES], page[P_BYTES])
     row[at + 10] = ratio(items[slot, I_LINKED], items[slot, I_BYTES])
     row[at + 11] = ratio(items[slot, I_BYTES], items[slot, I_COUNT])
-    return at + 12
+    row[at + 12] = ratio(items[slot, I_PROSE], items[slot, I_BYTES])
+    row[at + 13] = ratio(items[slot, I_FIRST], page[P_ELEMENTS])
+    row[at + 14] = 1 if slot == np.int64(page[P_ITEM_SLOT]) else 0
+    return at + 15
+
+
+@cached_njit(nogil=True)
+def _section(k, blocks, elements, counts, sums, page, row, at):
+    """Heading that the block stands below, and the block's relation to the page's <h1>."""
+    heading, e = counts[k, SECTION], blocks[k, ELEMENT]
+    if heading >= 0:
+        row[at] = counts[heading, LABEL_LOW]
+        row[at + 1] = counts[heading, LABEL_HIGH]
+        row[at + 2] = ratio(counts[heading, LABEL_SUM], counts[heading, WORDS])
+        row[at + 3] = elements[blocks[heading, ELEMENT], TAG]
+        row[at + 4] = k - heading
+        row[at + 5] = counts[heading, TITLE_WORDS]
+    else:
+        row[at : at + 6] = -1
+    title = np.int64(page[P_TITLE_BLOCK])
+    row[at + 6] = ratio(sums[e, TITLE_BYTES], page[P_BYTES])
+    row[at + 7] = elements[blocks[title, ELEMENT], DEPTH] - sums[e, LCA_TITLE] if title >= 0 else -1
+    row[at + 8] = elements[e, DEPTH] - sums[e, LCA_TITLE]
+    row[at + 9] = k - title if title >= 0 else -1000
 
 
 # Features of text blocks for the second stage of trees: those of the first stage, then what the first stage says of
@@ -350,6 +392,8 @@ SECOND_FEATURES = (
         f"{place}_probability"
         for place in ("element", "parent", "grandparent", "readable", "largest", "path", "page", "item", "item_group")
     ),
+    "section_probability",
+    "main_group_probability",
     "blocks_since_likely",
     "blocks_to_likely",
     "bytes_since_likely",
@@ -364,18 +408,24 @@ SECOND_FEATURES = (
 )
 NUM_SECOND = len(SECOND_FEATURES)
 LIKELY = 0.5
-# Columns of runs, float32[B, 8].
-SINCE, TO, BYTES_SINCE, BYTES_TO, BEFORE, RUN_BLOCKS, RUN_BYTES, PLACE = range(8)
+# Columns of runs, float32[B, 10]. SECTION_LIKELY, SECTION_BYTES: in the row of a section's heading, and in the first
+# row for the blocks before all headings.
+SINCE, TO, BYTES_SINCE, BYTES_TO, BEFORE, RUN_BLOCKS, RUN_BYTES, PLACE, SECTION_LIKELY, SECTION_BYTES = range(10)
+NUM_RUNS = 10
 
 
 @cached_njit(nogil=True)
-def sum_probabilities(p, elements, num_elements, blocks, num_blocks, sums, groups, items, runs):
+def sum_probabilities(p, elements, num_elements, blocks, num_blocks, counts, sums, groups, items, runs):
     """Fill LIKELY_BYTES of sums, groups and items (probability times bytes, by element, path and item) and the runs of
     likely blocks; returns (bytes of likely blocks, largest probability). p: float32[B], of the first stage."""
     sums[:num_elements, LIKELY_BYTES] = 0
     groups[:, G_LIKELY] = 0
+    runs[:, SECTION_LIKELY:] = 0
     for k in range(num_blocks):
         e, size = blocks[k, ELEMENT], blocks[k, END] - blocks[k, START]
+        heading = max(counts[k, SECTION], 0)
+        runs[heading, SECTION_LIKELY] += p[k] * size
+        runs[heading, SECTION_BYTES] += size
         sums[e, LIKELY_BYTES] += p[k] * size
         groups[elements[e, PATH_HASH] & (GROUP_SLOTS - 1), G_LIKELY] += p[k] * size
     for e in range(num_elements - 1, 0, -1):
@@ -411,7 +461,7 @@ def _likely_share(sums, e):
 
 
 @cached_njit(nogil=True)
-def second_features(k, p, totals, elements, blocks, sums, groups, items, runs, page, row):
+def second_features(k, p, totals, elements, blocks, counts, sums, groups, items, runs, page, row):
     """Add the second stage's features behind the NUM_FIRST that are in the row. totals: of sum_probabilities."""
     at, num_blocks = NUM_FIRST, np.int64(page[P_BLOCKS])
     for offset in range(-4, 5):
@@ -433,7 +483,10 @@ def second_features(k, p, totals, elements, blocks, sums, groups, items, runs, p
     row[at + 2] = _likely_share(sums, item)
     slot = item_slot(elements, item)
     row[at + 3] = ratio(items[slot, I_LIKELY], items[slot, I_BYTES])
-    at += 2
+    heading, slot = max(counts[k, SECTION], 0), np.int64(page[P_ITEM_SLOT])
+    row[at + 4] = ratio(runs[heading, SECTION_LIKELY], runs[heading, SECTION_BYTES])
+    row[at + 5] = ratio(items[slot, I_LIKELY], items[slot, I_BYTES]) if slot >= 0 else -1
+    at += 4
     row[at + 2] = runs[k, SINCE]
     row[at + 3] = runs[k, TO]
     row[at + 4] = runs[k, BYTES_SINCE]

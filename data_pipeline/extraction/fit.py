@@ -10,7 +10,15 @@ import lightgbm
 import numpy as np
 import trafilatura
 
-from gristmill.data_pipeline.extraction.attributes import ELEMENT, END, PARENT, START, TOKEN_BITS
+from gristmill.data_pipeline.extraction.attributes import (
+    ELEMENT,
+    END,
+    NUM_TOKENS,
+    PARENT,
+    START,
+    TABLE_SIZE,
+    TOKEN_BITS,
+)
 from gristmill.data_pipeline.extraction.block_features import KIND_FEATURES
 from gristmill.data_pipeline.extraction.blocks_config import NUM_KINDS, PAGE_KINDS
 from gristmill.data_pipeline.extraction.html_extraction import NotExtracted, extract
@@ -71,8 +79,8 @@ class Labelled(NamedTuple):
 
 
 class PageTokens(NamedTuple):
-    """tokens, shares: tokens of block-level elements, and the share of main text in those elements. seen: all tokens of
-    the page, for its kind."""
+    """tokens, shares: tokens of block-level elements, and the share of main text in those elements; words of short
+    blocks, and the share of main text in those blocks. seen: all tokens and words of the page, for its kind."""
 
     tokens: np.ndarray
     shares: np.ndarray
@@ -154,8 +162,20 @@ def token_counts(labelled: Labelled) -> PageTokens:
     totals = np.zeros((len(present), 2))
     np.add.at(totals, places, sums[elements])
     known = totals[:, 0] > 0
+    words, word_shares = _word_shares(page.label_words, labelled)
     page.seen[hint_tokens(labelled.page.html)] = True
-    return PageTokens(present[known], totals[known, 1] / totals[known, 0], np.flatnonzero(page.seen))
+    return PageTokens(
+        np.concatenate([present[known], words]),
+        np.concatenate([totals[known, 1] / totals[known, 0], word_shares]),
+        np.flatnonzero(page.seen),
+    )
+
+
+def _word_shares(label_words: np.ndarray, labelled: Labelled) -> tuple[np.ndarray, np.ndarray]:
+    """(words of short blocks, of each the share of its blocks that are main text). label_words: of Page."""
+    blocks, words = np.unique(label_words[labelled.weights[label_words[:, 0]] > 0], axis=0).T
+    present, places, counts = np.unique(words, return_inverse=True, return_counts=True)
+    return present.astype(np.int64), np.bincount(places, labelled.labels[blocks], len(present)) / counts
 
 
 @cached_njit(nogil=True)
@@ -166,16 +186,19 @@ def _sum_subtrees(elements, sums):
 
 
 def token_weights(counts: Sequence[PageTokens], sites: Sequence[str]) -> np.ndarray:
-    """Log-odds of main text of every token, less those of the average token; shrunk by PRIOR_SITES."""
+    """float32[TABLE_SIZE]: log-odds of main text of every token and word, less those of the average one; shrunk by
+    PRIOR_SITES."""
     places = {site: place for place, site in enumerate(sorted(set(sites)))}
     keys = [count.tokens * len(places) + places[site] for count, site in zip(counts, sites, strict=True)]
     pairs, of_pair = np.unique(np.concatenate(keys), return_inverse=True)
     shares = np.concatenate([count.shares for count in counts])
     means = np.bincount(of_pair, shares, len(pairs)) / np.bincount(of_pair, minlength=len(pairs))
     tokens = pairs // max(len(places), 1)
-    total = np.bincount(tokens, means, 1 << TOKEN_BITS)
-    number = np.bincount(tokens, minlength=1 << TOKEN_BITS)
-    prior = np.clip(total.sum() / max(number.sum(), 1), 1e-3, 1 - 1e-3)
+    total = np.bincount(tokens, means, TABLE_SIZE)
+    number = np.bincount(tokens, minlength=TABLE_SIZE)
+    prior = np.empty(TABLE_SIZE)
+    for part in (slice(0, NUM_TOKENS), slice(NUM_TOKENS, TABLE_SIZE)):
+        prior[part] = np.clip(total[part].sum() / max(number[part].sum(), 1), 1e-3, 1 - 1e-3)
     share = (total + PRIOR_SITES * prior) / (number + PRIOR_SITES)
     share = np.clip(share, 1e-3, 1 - 1e-3)
     weights = np.log(share / (1 - share)) - np.log(prior / (1 - prior))
@@ -184,9 +207,9 @@ def token_weights(counts: Sequence[PageTokens], sites: Sequence[str]) -> np.ndar
 
 
 def kind_token_weights(counts: Sequence[PageTokens], pages: Sequence[LabelledPage]) -> np.ndarray:
-    """float32[2 ** TOKEN_BITS, NUM_KINDS]: log of a token's frequency in the pages of a kind over that in all pages,
+    """float32[TABLE_SIZE, NUM_KINDS]: log of a token's frequency in the pages of a kind over that in all pages,
     shrunk by PRIOR_SITES; 0 for tokens of fewer than MIN_KIND_PAGES pages."""
-    of_kind, sizes = np.zeros((1 << TOKEN_BITS, NUM_KINDS)), np.zeros(NUM_KINDS)
+    of_kind, sizes = np.zeros((TABLE_SIZE, NUM_KINDS)), np.zeros(NUM_KINDS)
     for count, page in zip(counts, pages, strict=True):
         if page.kind is not None:
             of_kind[count.seen, PAGE_KINDS.index(page.kind)] += 1
@@ -271,7 +294,7 @@ def page_kinds_out_of_fold(
     rows = np.zeros((len(known), len(KIND_FEATURES)), np.float32)
     for row, k in zip(rows, known, strict=True):
         page = read_page(pages[k].page.html, NO_TOKENS)
-        seen = np.zeros(1 << TOKEN_BITS, np.bool_)
+        seen = np.zeros(TABLE_SIZE, np.bool_)
         seen[counts[k].seen] = True
         kind_features(page.totals, seen, tables[pages[k].fold][1], row)
     kinds = np.array([PAGE_KINDS.index(pages[k].page.kind or "") for k in known], np.int64)

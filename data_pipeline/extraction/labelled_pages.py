@@ -9,6 +9,7 @@ A folder has one of five layouts:
 - any other folder: its `.html`, `.htm` and `.gz` files, labelled by trafilatura alone."""
 
 import base64
+import bisect
 import gzip
 import io
 import json
@@ -178,7 +179,7 @@ def share_weights(texts: Sequence[str], body: str) -> np.ndarray:
 
 def labels_of_body(texts: Sequence[str], body: str, weight: float) -> tuple[np.ndarray, np.ndarray]:
     """A block is main text if at least half of its word 4-grams are in the body; one of fewer than four words, if its
-    words are a line of the body (or, with little weight, anywhere in it)."""
+    words are a line of the body (or, with little weight, anywhere in it). Of equal blocks as many as the body has."""
     of_body = words(body)
     grams = [set(zip(*(of_body[k:] for k in range(size)), strict=False)) for size in range(1, NGRAM + 1)]
     lines = {tuple(words(line)) for line in body.split("\n")}
@@ -194,7 +195,79 @@ def labels_of_body(texts: Sequence[str], body: str, weight: float) -> tuple[np.n
             labels[k] = True
         elif tuple(block_words) in grams[len(block_words) - 1]:
             labels[k], weights[k] = True, weight * SHORT_WEIGHT
-    return labels, weights
+    return without_extra_copies(texts, of_body, labels), weights
+
+
+def without_extra_copies(texts: Sequence[str], body: Sequence[str], labels: np.ndarray) -> np.ndarray:
+    """The labels without copies of a text beyond those that the body has, such as the links of a menu that are headings
+    of the main text too: those farthest from where the body has it. body: its words.
+
+    Places in the body are estimated from the texts that page and body have once, the longest run of them in order."""
+    block_words = [tuple(words(text)) for text in texts]
+    offsets = np.cumsum([0, *map(len, block_words)])
+    copies: dict[tuple[str, ...], list[int]] = {}
+    for k in np.flatnonzero(labels):
+        copies.setdefault(block_words[k], []).append(int(k))
+    joined = f" {' '.join(body)} "
+    spaces = np.flatnonzero(np.array(list(joined)) == " ")
+    places = {text: np.searchsorted(spaces, _occurrences(f" {' '.join(text)} ", joined)) for text in copies}
+    once = [(int(offsets[copies[text][0]]), at) for text, at in places.items() if len(at) == len(copies[text]) == 1]
+    anchors = _longest_in_order(sorted((offset, int(at[0])) for offset, at in once))
+    kept = labels.copy()
+    for text, blocks in copies.items():
+        if anchors and 0 < len(places[text]) < len(blocks):
+            kept[blocks] = False
+            kept[_nearest(blocks, _places_in_body(offsets[blocks], anchors), places[text])] = True
+    return kept
+
+
+def _occurrences(text: str, joined: str) -> list[int]:
+    starts, at = [], joined.find(text)
+    while at >= 0:
+        starts.append(at)
+        at = joined.find(text, at + 1)
+    return starts
+
+
+def _longest_in_order(pairs: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Longest run of pairs, sorted by their first values, whose second values rise. [(0, 5), (1, 1), (2, 3)] ->
+    [(1, 1), (2, 3)]."""
+    lasts: list[int] = []  # smallest last value of the runs of each length
+    ends: list[int] = []
+    before: list[int] = []
+    for k, (_, value) in enumerate(pairs):
+        length = bisect.bisect_left(lasts, value)
+        lasts[length : length + 1] = [value]
+        ends[length : length + 1] = [k]
+        before.append(ends[length - 1] if length else -1)
+    run, k = [], ends[-1] if ends else -1
+    while k >= 0:
+        run.append(pairs[k])
+        k = before[k]
+    return run[::-1]
+
+
+def _places_in_body(offsets: np.ndarray, anchors: Sequence[tuple[int, int]]) -> np.ndarray:
+    """Words of the body before each offset, in words of the page; as many before and behind the anchors as on the
+    page."""
+    of_page, of_body = np.array(anchors).T
+    outside = np.minimum(offsets - of_page[0], 0) + np.maximum(offsets - of_page[-1], 0)
+    return np.interp(offsets, of_page, of_body) + outside
+
+
+def _nearest(blocks: Sequence[int], estimates: np.ndarray, places: np.ndarray) -> list[int]:
+    """Of the blocks one for each place, the pairs of the least distance first. estimates: places of the blocks."""
+    distances = np.abs(estimates[:, None] - places[None, :])
+    chosen: set[int] = set()
+    taken: set[int] = set()
+    for pair in np.argsort(distances, axis=None, kind="stable").tolist():
+        row, column = divmod(pair, len(places))
+        if row not in chosen and column not in taken:
+            chosen.add(row)
+            taken.add(column)
+        if len(taken) == len(places):
+            break
+    return [blocks[row] for row in sorted(chosen)]
 
 
 def blocks_of(chunk: str, texts: Sequence[str]) -> list[int]:

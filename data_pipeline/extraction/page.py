@@ -15,14 +15,15 @@ from gristmill.data_pipeline.extraction.attributes import (
     OUT,
     PADDING,
     START,
+    TABLE_SIZE,
     TITLE_END,
     TITLE_START,
-    TOKEN_BITS,
 )
 from gristmill.data_pipeline.extraction.block_features import (
     GROUP_SLOTS,
     NUM_FIRST,
     NUM_GROUP_SUMS,
+    NUM_RUNS,
     NUM_SECOND,
     candidate_ranges,
     first_features,
@@ -36,6 +37,7 @@ from gristmill.data_pipeline.extraction.page_stats import (
     NUM_ITEM_SUMS,
     NUM_PAGE,
     NUM_SUMS,
+    P_KINDS,
     WORDS,
     count_text,
     find_items,
@@ -45,11 +47,13 @@ from gristmill.data_pipeline.extraction.tokenizer import tokenize
 from gristmill.data_pipeline.extraction.weights import Trees, predict
 from gristmill.foundation.runtime.kernels.cached_njit import cached_njit
 
-NO_TOKENS = np.zeros(1 << TOKEN_BITS, np.float32)  # token weights of a page whose tokens do not count
+NO_TOKENS = np.zeros(TABLE_SIZE, np.float32)  # token weights of a page whose tokens do not count
 NO_PAIRS = np.zeros((0, 2), np.int32)
-NUM_RUNS = 8
 MIN_FIRST = 0.02  # blocks below it in the first stage skip the second
 MIN_THRESHOLD, MAX_THRESHOLD, THRESHOLD_STEPS = 0.2, 0.5, 200
+# Added to MIN_THRESHOLD by the probability of each page kind: all text of a listing may be in doubt, and that of a
+# product stands among as much that is not. Chosen on WCXB's development pages in folds by site.
+KIND_THRESHOLDS = np.array([0.0, 0.0, 0.1, -0.1, -0.1, 0.15, 0.0])
 SURE_F1 = 0.8  # from this expected F1 on, a page has MAX_THRESHOLD
 
 
@@ -70,6 +74,7 @@ class Page(NamedTuple):
     pairs: np.ndarray
     links: np.ndarray
     seen: np.ndarray
+    label_words: np.ndarray
 
 
 class PageBuffers:
@@ -86,7 +91,7 @@ class PageBuffers:
                 np.empty(num_bytes * 3 // 2 + 64, np.uint8),
             )
             self.bytes = num_bytes
-            self.seen = np.zeros(1 << TOKEN_BITS, np.bool_)
+            self.seen = np.zeros(TABLE_SIZE, np.bool_)
         if num_tags > self.tags:
             elements, blocks = num_tags + 1, num_tags + 2
             self.elements, self.weights = np.empty((elements, 6), np.int32), np.empty((elements, 6), np.float32)
@@ -105,23 +110,24 @@ def read_page(
     html: bytes, token_weights: np.ndarray, space: PageBuffers | None = None, with_pairs: bool = False
 ) -> Page:
     """Tokenize and count. html: valid UTF-8. space: the page's arrays are views of it; without one they are new.
-    with_pairs: return the (element, token) pairs, for fitting."""
+    with_pairs: return the (element, token) pairs and the words of short blocks, for fitting."""
     size, tags = len(html), html.count(b"<")
     space = space or PageBuffers()
     space.grow(size, tags)
     space.source[:size] = np.frombuffer(html, np.uint8)
     space.source[size : size + PADDING] = 0
-    pairs = np.empty((size // 2 + 1, 2), np.int32) if with_pairs else NO_PAIRS
+    pairs, words = (np.empty((size // 2 + 1, 2), np.int32) if with_pairs else NO_PAIRS for _ in range(2))
     state, ranges, totals = np.zeros(NUM_STATES, np.int64), np.empty((2, 2), np.int32), np.empty(NUM_PAGE, np.float64)
-    _read(
+    num_words = _read(
         space.source, size, token_weights, space.text, space.elements, space.weights, space.blocks, space.links,
-        space.seen, pairs, state, space.counts, space.sums, space.groups, space.items, ranges, totals,
+        space.seen, pairs, state, space.counts, space.sums, space.groups, space.items, ranges, totals, words,
     )  # fmt: skip
     num_blocks, num_elements = int(state[NUM_BLOCKS]), int(state[NUM_ELEMENTS])
     return Page(
         space.text[: state[OUT]], space.elements[:num_elements], space.weights[:num_elements],
         space.blocks[:num_blocks], space.counts[:num_blocks], space.sums[:num_elements], space.groups, space.items,
         ranges, totals, size, pairs[: state[NUM_PAIRS]], space.links[: state[NUM_LINKS]], space.seen,
+        words[:num_words],
     )  # fmt: skip
 
 
@@ -144,15 +150,18 @@ def _read(
     items,
     ranges,
     totals,
+    words,
 ):
     seen[:] = False
     tokenize(source, size, token_weights, text, elements, weights, blocks, links, seen, pairs, state)
     num_blocks, num_elements = state[NUM_BLOCKS], state[NUM_ELEMENTS]
-    count_text(text, blocks, num_blocks, source[state[TITLE_START] : state[TITLE_END]], counts)
+    title = source[state[TITLE_START] : state[TITLE_END]]
+    num_words = count_text(text, blocks, num_blocks, title, token_weights, seen, counts, words)
     sum_elements(elements, num_elements, blocks, num_blocks, counts, sums, totals)
     group_by_path(elements, blocks, num_blocks, counts, groups)
     find_items(elements, num_elements, sums, items, totals)
     candidate_ranges(elements, blocks, num_blocks, sums, totals, ranges)
+    return num_words
 
 
 def block_texts(page: Page) -> list[str]:
@@ -169,12 +178,12 @@ def classify(page: Page, first: Trees, second: Trees) -> np.ndarray:
 
 def page_threshold(page: Page, probabilities: np.ndarray) -> float:
     """MAX_THRESHOLD, or on a page in doubt the probability from which the kept words have the largest expected F1, at
-    least MIN_THRESHOLD. It is half of that F1 (Lipton, Elkan and Naryanaswamy 2014)."""
-    return _threshold(probabilities, page.counts)
+    least MIN_THRESHOLD and what KIND_THRESHOLDS adds. It is half of that F1 (Lipton, Elkan and Naryanaswamy 2014)."""
+    return _threshold(probabilities, page.counts, MIN_THRESHOLD + page.totals[P_KINDS:] @ KIND_THRESHOLDS)
 
 
 @cached_njit(nogil=True)
-def _threshold(probabilities, counts):
+def _threshold(probabilities, counts, minimum):
     words, likely = np.zeros(THRESHOLD_STEPS + 1), np.zeros(THRESHOLD_STEPS + 1)
     for k in range(len(probabilities)):
         step = int(probabilities[k] * THRESHOLD_STEPS)
@@ -188,7 +197,7 @@ def _threshold(probabilities, counts):
             best, highest = step, 2 * right / (kept + total)
     if highest >= SURE_F1:
         return MAX_THRESHOLD
-    return min(max(best / THRESHOLD_STEPS, MIN_THRESHOLD), MAX_THRESHOLD)
+    return min(max(best / THRESHOLD_STEPS, minimum), MAX_THRESHOLD)
 
 
 @cached_njit(nogil=True)
@@ -201,13 +210,13 @@ def _classify(
         first_features(k, k + 1, elements, weights, blocks, counts, sums, groups, items, ranges, totals, size, row)
         p[k] = predict(first, row[0])
     runs = np.empty((num_blocks, NUM_RUNS), np.float32)
-    likely = sum_probabilities(p, elements, len(elements), blocks, num_blocks, sums, groups, items, runs)
+    likely = sum_probabilities(p, elements, len(elements), blocks, num_blocks, counts, sums, groups, items, runs)
     for k in range(num_blocks):
         if p[k] < MIN_FIRST:
             result[k] = p[k]
             continue
         first_features(k, k + 1, elements, weights, blocks, counts, sums, groups, items, ranges, totals, size, row)
-        second_features(k, p, likely, elements, blocks, sums, groups, items, runs, totals, row[0])
+        second_features(k, p, likely, elements, blocks, counts, sums, groups, items, runs, totals, row[0])
         result[k] = predict(second, row[0])
 
 
@@ -229,6 +238,6 @@ def second_rows(page: Page, rows: np.ndarray, p: np.ndarray) -> np.ndarray:
 @cached_njit(nogil=True)
 def _second_rows(elements, weights, blocks, counts, sums, groups, items, ranges, totals, p, result):
     runs = np.empty((len(blocks), NUM_RUNS), np.float32)
-    likely = sum_probabilities(p, elements, len(elements), blocks, len(blocks), sums, groups, items, runs)
+    likely = sum_probabilities(p, elements, len(elements), blocks, len(blocks), counts, sums, groups, items, runs)
     for k in range(len(blocks)):
-        second_features(k, p, likely, elements, blocks, sums, groups, items, runs, totals, result[k])
+        second_features(k, p, likely, elements, blocks, counts, sums, groups, items, runs, totals, result[k])

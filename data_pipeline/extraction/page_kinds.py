@@ -6,7 +6,7 @@ import zlib
 
 import numpy as np
 
-from gristmill.data_pipeline.extraction.attributes import TOKEN_BITS
+from gristmill.data_pipeline.extraction.attributes import NUM_TOKENS, TOKEN_BITS
 from gristmill.data_pipeline.extraction.block_features import KIND_FEATURES, NUM_PAGE_FEATURES, page_features
 from gristmill.data_pipeline.extraction.blocks_config import NUM_KINDS, PAGE_KINDS
 from gristmill.data_pipeline.extraction.page import Page
@@ -58,15 +58,15 @@ def _values(head: bytes, start: bytes, pattern: re.Pattern[bytes], limit: int) -
 
 @cached_njit(nogil=True)
 def kind_features(page, seen, token_table, row):
-    """Fill row (float32[len(KIND_FEATURES)]). seen: bool[2 ** TOKEN_BITS]; token_table: float32[2 ** TOKEN_BITS,
-    NUM_KINDS]."""
+    """Fill row (float32[len(KIND_FEATURES)]). seen: bool[TABLE_SIZE]; token_table: float32[TABLE_SIZE, NUM_KINDS]."""
     page_features(page, row, 0)
     row[NUM_PAGE_FEATURES:] = 0
     for token in range(len(seen)):
         if seen[token]:
-            row[NUM_PAGE_FEATURES + NUM_KINDS] += 1
+            at = NUM_PAGE_FEATURES if token < NUM_TOKENS else NUM_PAGE_FEATURES + NUM_KINDS + 1
+            row[at + NUM_KINDS] += 1
             for kind in range(NUM_KINDS):
-                row[NUM_PAGE_FEATURES + kind] += token_table[token, kind]
+                row[at + kind] += token_table[token, kind]
 
 
 @cached_njit(nogil=True)

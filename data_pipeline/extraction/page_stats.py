@@ -15,40 +15,49 @@ from gristmill.data_pipeline.extraction.attributes import (
     IS_COMMENT,
     LINK_BYTES,
     LINKS,
+    NUM_TOKENS,
     PARENT,
     PATH_HASH,
     START,
     TAG,
+    WORD_BITS,
 )
 from gristmill.data_pipeline.extraction.blocks_config import NUM_KINDS
 from gristmill.data_pipeline.extraction.tags import HEADING, TAG_IDS, TAG_KINDS
 from gristmill.foundation.runtime.kernels.cached_njit import cached_njit
 
-# Columns of counts, int32[B, 11]: of the block's text.
+# Columns of counts, int32[B, 15]: of the block's text. LABEL_LOW, LABEL_HIGH, LABEL_SUM: weights of the words of a
+# short block, in thousandths. SECTION: the nearest heading, the block itself or one before it, or -1.
 (
-    CHARS, WORDS, SENTENCE_ENDS, COMMAS, DIGITS, UPPERS, SYMBOLS, LAST_KIND, FIRST_KIND, TITLE_WORDS, REPEATS
-) = range(11)  # fmt: skip
-NUM_COUNTS = 11
-# Columns of sums, float32[E, 13]: over the blocks in the element and below it. LONG_BYTES: of blocks that are prose.
-# ITEM: the element's repeated ancestor, see find_items.
+    CHARS, WORDS, SENTENCE_ENDS, COMMAS, DIGITS, UPPERS, SYMBOLS, LAST_KIND, FIRST_KIND, TITLE_WORDS, REPEATS,
+    LABEL_LOW, LABEL_HIGH, LABEL_SUM, SECTION,
+) = range(15)  # fmt: skip
+NUM_COUNTS = 15
+# Columns of sums, float32[E, 15]: over the blocks in the element and below it. LONG_BYTES: of blocks that are prose.
+# ITEM: the element's repeated ancestor, see find_items. LCA_TITLE, TITLE_BYTES: depth and bytes of the lowest common
+# ancestor with the page's <h1>.
 (
     BYTES, LINKED, BLOCKS, STOPS, LONG_BYTES, LONG_BLOCKS, PICTURES, HEADINGS, READABLE, LCA_READABLE, LCA_LARGEST,
-    LIKELY_BYTES, ITEM,
-) = range(13)  # fmt: skip
-NUM_SUMS = 13
-# Columns of page, float64[31].
+    LIKELY_BYTES, ITEM, LCA_TITLE, TITLE_BYTES,
+) = range(15)  # fmt: skip
+NUM_SUMS = 15
+# Columns of page, float64[33]. P_TITLE_BLOCK: of the <h1> with the most words of the title, or -1. P_ITEM_SLOT: of the
+# group that P_ITEMS counts, or -1.
 (
     P_BLOCKS, P_BYTES, P_LINKED, P_LONG_BYTES, P_LONG_BLOCKS, P_READABLE_BEST, P_LARGEST, P_READABLE_SCORE,
     P_FIRST_HEADING, P_PARAGRAPHS, P_FLAGS, P_ELEMENTS, P_IMAGES, P_HEADINGS, P_LINKS, P_LIST_BYTES, P_TABLE_BYTES,
     P_CODE_BYTES, P_COMMENT_BYTES, P_DIGITS, P_PRICES, P_ITEMS, P_ITEM_BYTES, P_ITEM_LINKED,
-) = range(24)  # fmt: skip
-P_KINDS = 24  # the first of the probabilities of the page kinds
+    P_TITLE_BLOCK, P_ITEM_SLOT,
+) = range(26)  # fmt: skip
+P_KINDS = 26  # the first of the probabilities of the page kinds
 NUM_PAGE = P_KINDS + NUM_KINDS
-# Columns of items, float32[4096, 4]: over the elements of one path below one parent. I_LIKELY: second stage.
-I_COUNT, I_BYTES, I_LINKED, I_LIKELY = range(4)
-NUM_ITEM_SUMS = 4
+# Columns of items, float32[4096, 6]: over the elements of one path below one parent. I_FIRST: the first of them.
+# I_LIKELY: second stage.
+I_COUNT, I_BYTES, I_LINKED, I_PROSE, I_FIRST, I_LIKELY = range(6)
+NUM_ITEM_SUMS = 6
 ITEM_SLOTS = 4096
 MAX_PRICE_WORDS = 6
+MAX_LABEL_BYTES = 100  # of a block whose words are looked up
 
 MIN_PROSE_BYTES, MAX_PROSE_LINKS = 80, 0.33  # of a block that is probably a paragraph
 MIN_READABLE_BYTES = 25  # Readability counts paragraphs from this length on
@@ -66,24 +75,29 @@ for _kind, _members in (
         KINDS[ord(_member)] = _kind
 KINDS[0x80:] = LOWER
 
-P, LI, TD, DD, PRE = (TAG_IDS[name] for name in ("p", "li", "td", "dd", "pre"))
+P, LI, TD, DD, PRE, H1 = (TAG_IDS[name] for name in ("p", "li", "td", "dd", "pre", "h1"))
 
 
 @cached_njit(nogil=True)
-def count_text(text, blocks, num_blocks, title, counts):
-    """Fill counts of every block. title: the page's title in UTF-8."""
+def count_text(text, blocks, num_blocks, title, token_weights, seen, counts, words):
+    """Fill counts of every block; returns the number of words. title: the page's title in UTF-8. words: int32[N, 2],
+    rows (block, place in token_weights) are written for the words of short blocks while there is room."""
     slots, title_words = np.zeros(TITLE_SLOTS, np.int64), 0
     for start in range(len(title)):
         if _begins_word(title, start, 0) and title_words < TITLE_SLOTS // 2:
             title_words += _put(slots, _word_hash(title, start, len(title)))
+    num_words = 0
     for k in range(num_blocks):
-        _count_block(text, blocks[k, START], blocks[k, END], slots, counts[k])
+        start, end = blocks[k, START], blocks[k, END]
+        num_words = _count_block(text, start, end, k, slots, token_weights, seen, counts[k], words, num_words)
     _count_repeats(text, blocks, num_blocks, counts)
+    return num_words
 
 
 @cached_njit(nogil=True)
-def _count_block(text, start, end, title, row):
+def _count_block(text, start, end, k, title, token_weights, seen, row, words, num_words):
     row[:] = 0
+    is_label = end - start <= MAX_LABEL_BYTES
     previous, in_word, word = OTHER, False, np.int64(0)
     for at in range(start, end):
         byte = np.int64(text[at])
@@ -108,16 +122,35 @@ def _count_block(text, start, end, title, row):
                 row[WORDS] += 1
                 word = np.int64(0)
             word = (word * 31 + (byte | 32)) & 0xFFFFFFFF
-        elif in_word and _holds(title, word):
-            row[TITLE_WORDS] += 1
+        elif in_word:
+            row[TITLE_WORDS] += _holds(title, word)
+            if is_label:
+                num_words = _count_label(word, k, token_weights, seen, row, words, num_words)
         in_word = is_letter
         if byte > 32 and byte & 0xC0 != 0x80:
             previous = kind
             if row[FIRST_KIND] == 0:
                 row[FIRST_KIND] = kind + 1
-    if in_word and _holds(title, word):
-        row[TITLE_WORDS] += 1
+    if in_word:
+        row[TITLE_WORDS] += _holds(title, word)
+        if is_label:
+            num_words = _count_label(word, k, token_weights, seen, row, words, num_words)
     row[LAST_KIND] = previous
+    return num_words
+
+
+@cached_njit(nogil=True, forceinline=True)
+def _count_label(word, k, token_weights, seen, row, words, num_words):
+    place = NUM_TOKENS + (((word * 0x9E3779B1) & 0xFFFFFFFF) >> (32 - WORD_BITS))
+    seen[place] = True
+    weight = np.int64(1000 * token_weights[place])
+    row[LABEL_LOW] = min(row[LABEL_LOW], weight)
+    row[LABEL_HIGH] = max(row[LABEL_HIGH], weight)
+    row[LABEL_SUM] += weight
+    if num_words < len(words):
+        words[num_words, 0], words[num_words, 1] = k, place
+        return num_words + 1
+    return num_words
 
 
 @cached_njit(nogil=True, forceinline=True)
@@ -215,7 +248,8 @@ def sum_elements(elements, num_elements, blocks, num_blocks, counts, sums, page)
     """Fill sums and page."""
     sums[:num_elements] = 0
     page[:] = 0
-    page[P_FIRST_HEADING] = -1
+    page[P_FIRST_HEADING] = page[P_TITLE_BLOCK] = -1
+    section, title_words = -1, -1
     for k in range(num_blocks):
         e = blocks[k, ELEMENT]
         size, linked = blocks[k, END] - blocks[k, START], blocks[k, LINK_BYTES]
@@ -233,8 +267,13 @@ def sum_elements(elements, num_elements, blocks, num_blocks, counts, sums, page)
             first = elements[e, PARENT] if is_leaf else e
             sums[first, READABLE] += score
             sums[elements[first, PARENT], READABLE] += score / 2
-        if TAG_KINDS[elements[e, TAG]] & HEADING and page[P_FIRST_HEADING] < 0:
-            page[P_FIRST_HEADING] = k
+        if TAG_KINDS[elements[e, TAG]] & HEADING:
+            section = k
+            if page[P_FIRST_HEADING] < 0:
+                page[P_FIRST_HEADING] = k
+            if elements[e, TAG] == H1 and counts[k, TITLE_WORDS] > title_words:
+                page[P_TITLE_BLOCK], title_words = k, counts[k, TITLE_WORDS]
+        counts[k, SECTION] = section
         page[P_PARAGRAPHS] += elements[e, TAG] == P
         sums[e, PICTURES] += blocks[k, IMAGES]
         sums[e, HEADINGS] += TAG_KINDS[elements[e, TAG]] & HEADING != 0
@@ -249,6 +288,11 @@ def sum_elements(elements, num_elements, blocks, num_blocks, counts, sums, page)
     page[P_LONG_BYTES], page[P_LONG_BLOCKS] = sums[0, LONG_BYTES], sums[0, LONG_BLOCKS]
     page[P_IMAGES], page[P_HEADINGS] = sums[0, PICTURES], sums[0, HEADINGS]
     _choose_candidates(elements, num_elements, sums, page)
+    title = np.int64(page[P_TITLE_BLOCK])
+    _common_depths(elements, num_elements, blocks[title, ELEMENT] if title >= 0 else 0, LCA_TITLE, sums)
+    for e in range(num_elements):
+        inherits = e > 0 and sums[e, LCA_TITLE] < elements[e, DEPTH]
+        sums[e, TITLE_BYTES] = sums[elements[e, PARENT], TITLE_BYTES] if inherits else sums[e, BYTES]
 
 
 @cached_njit(nogil=True, forceinline=True)
@@ -278,7 +322,10 @@ def find_items(elements, num_elements, sums, items, page):
     items[:] = 0
     for e in range(1, num_elements):
         slot = item_slot(elements, e)
+        if items[slot, I_COUNT] == 0:
+            items[slot, I_FIRST] = e
         items[slot, I_COUNT] += 1
+        items[slot, I_PROSE] += sums[e, LONG_BYTES]
         items[slot, I_BYTES] += sums[e, BYTES]
         items[slot, I_LINKED] += sums[e, LINKED]
     best, highest = -1, 0.0
@@ -290,6 +337,7 @@ def find_items(elements, num_elements, sums, items, page):
         plain = items[slot, I_BYTES] - items[slot, I_LINKED]
         if items[slot, I_COUNT] > 2 and plain > highest:
             best, highest = slot, plain
+    page[P_ITEM_SLOT] = best
     if best >= 0:
         page[P_ITEMS] = items[best, I_COUNT]
         page[P_ITEM_BYTES], page[P_ITEM_LINKED] = items[best, I_BYTES], items[best, I_LINKED]

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gristmill.data_pipeline.extraction.attributes import TOKEN_BITS
+from gristmill.data_pipeline.extraction.attributes import TABLE_SIZE
 from gristmill.data_pipeline.extraction.block_features import FIRST_FEATURES, KIND_FEATURES, SECOND_FEATURES
 from gristmill.data_pipeline.extraction.blocks_config import BUNDLED_WEIGHTS, NUM_KINDS
 from gristmill.foundation.errors import InputError
@@ -141,8 +141,8 @@ COMPACT = ("sizes", "leaves", "features", "thresholds", "values")
 
 
 class Weights(NamedTuple):
-    """token_weights: float32[2 ** TOKEN_BITS]. kind_tokens: float32[2 ** TOKEN_BITS, NUM_KINDS], multiples of 1 /
-    KIND_STEPS. kinds: equally many trees for each page kind."""
+    """token_weights: float32[TABLE_SIZE]. kind_tokens: float32[TABLE_SIZE, NUM_KINDS], multiples of 1 / KIND_STEPS.
+    kinds: equally many trees for each page kind."""
 
     token_weights: np.ndarray
     kind_tokens: np.ndarray
@@ -259,7 +259,7 @@ def _loaded(path: Path, modified: int) -> Weights:
         raise
     except Exception as error:  # zipfile, zlib, numpy and json have many kinds for damaged, encrypted and cut files
         raise InputError(f"{path}: not a weights file ({error}); `gristmill extractor fit` writes one") from error
-    if weights.token_weights.shape + weights.kind_tokens.shape != (1 << TOKEN_BITS, 1 << TOKEN_BITS, NUM_KINDS):
+    if weights.token_weights.shape + weights.kind_tokens.shape != (TABLE_SIZE, TABLE_SIZE, NUM_KINDS):
         raise other
     for stage, trees, names in zip(STAGES, weights[2:5], (KIND_FEATURES, FIRST_FEATURES, SECOND_FEATURES), strict=True):
         if not _is_sound(trees, len(names)):

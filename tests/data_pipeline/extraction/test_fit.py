@@ -40,6 +40,15 @@ def test_a_few_words_inside_a_body_weigh_little():
     assert weights.tolist() == pytest.approx([0.3, 1.0])
 
 
+def test_a_text_is_labelled_as_often_as_the_body_has_it():
+    texts = ["Mills", "Home", "The mill stands by the river", "Mills", "and the wheel turns all day", "Mills", "By Ann"]
+    body = "The mill stands by the river\nMills\nand the wheel turns all day\nBy Ann"
+    labels, _ = labels_of_body(texts, body, 1.0)
+    assert labels.tolist() == [False, False, True, True, True, False, True]
+    twice, _ = labels_of_body(texts, body.replace("By", "Mills\nBy"), 1.0)
+    assert twice.tolist() == [False, False, True, True, True, True, True]
+
+
 def test_chunks_overrule_the_teacher():
     page = LabelledPage("p", "a.org", b"", ("river and the",), ("Read also",))
     labels, weights, shares = block_labels(page, BLOCKS, "Read also: the dam\nBy Ann")

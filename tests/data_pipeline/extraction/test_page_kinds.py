@@ -2,17 +2,23 @@ import numpy as np
 import pytest
 
 from gristmill.data_pipeline.curate_config import CurateConfig
-from gristmill.data_pipeline.extraction.attributes import TOKEN_BITS
+from gristmill.data_pipeline.extraction.attributes import NUM_TOKENS, TOKEN_BITS
 from gristmill.data_pipeline.extraction.blocks_config import PAGE_KINDS
 from gristmill.data_pipeline.extraction.page import NO_TOKENS, page_threshold, read_page
 from gristmill.data_pipeline.extraction.page_kinds import hint_tokens, page_kind, set_kinds
 from gristmill.data_pipeline.extraction.page_stats import (
     I_COUNT,
     ITEM,
+    LABEL_HIGH,
+    LABEL_LOW,
+    LABEL_SUM,
     P_ITEMS,
     P_KINDS,
     P_LIST_BYTES,
     P_PRICES,
+    P_TITLE_BLOCK,
+    SECTION,
+    TITLE_BYTES,
     item_slot,
 )
 from gristmill.data_pipeline.extraction.weights import load_weights
@@ -29,6 +35,24 @@ def test_the_item_of_a_block_is_its_most_repeated_ancestor():
     assert page.items[item_slot(page.elements, items[2]), I_COUNT] == 6
     assert page.items[item_slot(page.elements, items[0]), I_COUNT] == 2
     assert page.totals[P_ITEMS] == 6 and page.totals[P_PRICES] == 6 and page.totals[P_LIST_BYTES] == 2
+
+
+def test_blocks_know_their_section_and_the_title():
+    html = "<title>The mill</title><h1>River News</h1><div><h1>The mill</h1><p>a</p><h2>b</h2><p>c</p></div><p>d</p>"
+    page = read_page(html.encode(), NO_TOKENS)
+    assert page.counts[:, SECTION].tolist() == [0, 1, 1, 3, 3, 3]
+    assert page.totals[P_TITLE_BLOCK] == 1  # has more words of the title than the first <h1>
+    in_common = [page.sums[block[0], TITLE_BYTES] for block in page.blocks]
+    div, whole = len("The millabc"), len("River NewsThe millabcd")
+    assert in_common == [whole, len("The mill"), div, div, div, whole]
+
+
+def test_words_of_short_blocks_have_weights():
+    weights = NO_TOKENS.copy()
+    weights[NUM_TOKENS:] = 0.5
+    page = read_page(("<p>Add to cart<p>" + "A fine mill. " * 20).encode(), weights)
+    assert page.counts[:, (LABEL_LOW, LABEL_HIGH, LABEL_SUM)].tolist() == [[0, 500, 1500], [0, 0, 0]]
+    assert page.seen[NUM_TOKENS:].sum() == 3 and not page.seen[:NUM_TOKENS].any()
 
 
 def test_hints_of_the_markup_are_tokens():
@@ -57,7 +81,11 @@ def test_the_threshold_of_a_page_follows_from_its_doubt():
     page = read_page(b"<p>one two<p>one two<p>one two<p>one two", NO_TOKENS)
     assert page_threshold(page, np.array([0.99, 0.98, 0.01, 0.01], np.float32)) == 0.5
     assert page_threshold(page, np.array([0.4, 0.4, 0.35, 0.01], np.float32)) == pytest.approx(0.35, abs=0.01)
-    assert page_threshold(page, np.array([0.1, 0.1, 0.1, 0.1], np.float32)) == 0.2
+    doubtful = np.array([0.1, 0.1, 0.1, 0.1], np.float32)
+    assert page_threshold(page, doubtful) == 0.2
+    for kind, minimum in (("article", 0.2), ("listing", 0.1), ("product", 0.35)):
+        page.totals[P_KINDS:] = np.array(PAGE_KINDS) == kind
+        assert page_threshold(page, doubtful) == pytest.approx(minimum)
 
 
 def test_a_rule_keeps_the_kinds_of_a_source(tmp_path):
