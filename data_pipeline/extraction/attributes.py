@@ -408,6 +408,7 @@ FLAG_TAGS = (
     ("h6", 1 << 25),
 )  # fmt: skip
 IN_LIST, IN_TABLE, IN_CODE = 1 << 12, 1 << 13, 1 << 19
+IN_MARGIN = IS_NAVIGATION | 1 << 8 | 1 << 9 | 1 << 10  # <nav>, <header>, <footer>, <aside>
 NUM_FLAGS = 27
 TAG_FLAGS = np.zeros(len(TAG_KINDS), np.int64)
 for _name, _flag in FLAG_TAGS:

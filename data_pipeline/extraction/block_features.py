@@ -33,6 +33,7 @@ from gristmill.data_pipeline.extraction.blocks_config import NUM_KINDS, PAGE_KIN
 from gristmill.data_pipeline.extraction.page_stats import (
     BLOCKS,
     BYTES,
+    CARD_BYTES,
     CHARS,
     COMMAS,
     DIGITS,
@@ -54,8 +55,10 @@ from gristmill.data_pipeline.extraction.page_stats import (
     LIKELY_BYTES,
     LINKED,
     LONG_BYTES,
+    NUM_CARDS,
     P_BLOCKS,
     P_BYTES,
+    P_CARDS,
     P_COMMENT_BYTES,
     P_DIGITS,
     P_ELEMENTS,
@@ -77,6 +80,7 @@ from gristmill.data_pipeline.extraction.page_stats import (
     P_READABLE_SCORE,
     P_TITLE_BLOCK,
     PICTURES,
+    PRICES,
     READABLE,
     REPEATS,
     SECTION,
@@ -104,11 +108,12 @@ PAGE = (
     "blocks", "bytes", "link_share", "prose_share", "prose_blocks", "paragraphs", "elements", "readable_score",
     "has_article", "has_main", "has_article_body", "prose_per_block", "images", "headings", "links", "list_share",
     "table_share", "code_share", "comment_share", "digit_share", "prices", "items", "item_share", "item_link_share",
-    "bytes_per_item", *PAGE_KINDS,
+    "bytes_per_item", "cards", "card_share", "card_prices", "card_links", *PAGE_KINDS,
 )  # fmt: skip
 ITEM_FEATURES = (
     "count", "tag", "above", "bytes", "link_share", "blocks", "images", "headings", "share", "group_share",
     "group_link_share", "bytes_per_item", "group_prose_share", "group_position", "is_main_group",
+    "prices",
 )  # fmt: skip
 FIRST_FEATURES = (
     *(f"own_{name}" for name in OWN),
@@ -117,7 +122,7 @@ FIRST_FEATURES = (
     "weight_own_min", "weight_own_max", "weight_own_sum", "weight_path_min", "weight_path_max", "weight_path_sum",
     *(f"{place}_{name}" for place in ("element", "parent", "grandparent", "great_grandparent") for name in CONTAINER),
     "weight_parent_sum", "weight_grandparent_sum",
-    *(f"{candidate}_{name}" for candidate in ("readable", "largest")
+    *(f"{candidate}_{name}" for candidate in ("readable", "largest", "cards")
       for name in ("common_depth", "above", "below", "share", "blocks_before", "blocks_after")),
     *(f"page_{name}" for name in PAGE),
     "position", "position_in_bytes", "position_in_source", "blocks_from_heading", "index", "blocks_to_end",
@@ -154,11 +159,16 @@ def group_by_path(elements, blocks, num_blocks, counts, groups):
         groups[slot, G_STOPS] += counts[k, SENTENCE_ENDS]
 
 
+@cached_njit(nogil=True, forceinline=True)
+def _candidate(page, which):
+    return np.int64(page[P_READABLE_BEST] if which == 0 else page[P_LARGEST] if which == 1 else page[P_CARDS])
+
+
 @cached_njit(nogil=True)
 def candidate_ranges(elements, blocks, num_blocks, sums, page, ranges):
-    """ranges int32[2, 2]: first and last block inside each candidate."""
-    for which in range(2):
-        chosen = np.int64(page[P_READABLE_BEST] if which == 0 else page[P_LARGEST])
+    """ranges int32[3, 2]: first and last block inside each candidate."""
+    for which in range(3):
+        chosen = _candidate(page, which)
         column, depth = LCA_READABLE + which, elements[chosen, DEPTH]
         ranges[which, 0], ranges[which, 1] = num_blocks, -1
         for k in range(num_blocks):
@@ -177,7 +187,7 @@ def first_features(first, last, elements, weights, blocks, counts, sums, groups,
         at = _element(blocks[k, ELEMENT], elements, weights, row, at)
         at = _containers(blocks[k, ELEMENT], elements, sums, row, at)
         at = _candidates(k, blocks[k, ELEMENT], elements, weights, sums, ranges, page, row, at)
-        at = page_features(page, row, at)
+        at = page_features(sums, page, row, at)
         for kind in range(NUM_KINDS):
             row[at + kind] = page[P_KINDS + kind]
         at += NUM_KINDS
@@ -276,8 +286,8 @@ def _candidates(k, e, elements, weights, sums, ranges, page, row, at):
     row[at] = weights[parent, OWN_SUM]
     row[at + 1] = weights[elements[parent, PARENT], OWN_SUM]
     at += 2
-    for which in range(2):
-        chosen = np.int64(page[P_READABLE_BEST] if which == 0 else page[P_LARGEST])
+    for which in range(3):
+        chosen = _candidate(page, which)
         common = sums[e, LCA_READABLE + which]
         row[at] = common
         row[at + 1] = elements[chosen, DEPTH] - common
@@ -290,7 +300,7 @@ def _candidates(k, e, elements, weights, sums, ranges, page, row, at):
 
 
 @cached_njit(nogil=True)
-def page_features(page, row, at):
+def page_features(sums, page, row, at):
     flags = np.int64(page[P_FLAGS])
     row[at] = page[P_BLOCKS]
     row[at + 1] = page[P_BYTES]
@@ -315,6 +325,11 @@ def page_features(page, row, at):
     row[at + 22] = ratio(page[P_ITEM_BYTES], page[P_BYTES])
     row[at + 23] = ratio(page[P_ITEM_LINKED], page[P_ITEM_BYTES])
     row[at + 24] = ratio(page[P_ITEM_BYTES], page[P_ITEMS])
+    cards = np.int64(page[P_CARDS])
+    row[at + 25] = sums[cards, NUM_CARDS] if cards else 0
+    row[at + 26] = ratio(sums[cards, CARD_BYTES], page[P_BYTES]) if cards else 0
+    row[at + 27] = ratio(sums[cards, PRICES], sums[cards, NUM_CARDS]) if cards else 0
+    row[at + 28] = ratio(sums[cards, LINKED], sums[cards, BYTES]) if cards else 0
     return at + NUM_PAGE_FEATURES
 
 
@@ -359,7 +374,8 @@ def _item(e, elements, sums, items, page, row, at):
     row[at + 12] = ratio(items[slot, I_PROSE], items[slot, I_BYTES])
     row[at + 13] = ratio(items[slot, I_FIRST], page[P_ELEMENTS])
     row[at + 14] = 1 if slot == np.int64(page[P_ITEM_SLOT]) else 0
-    return at + 15
+    row[at + 15] = sums[item, PRICES]
+    return at + 16
 
 
 @cached_njit(nogil=True)
@@ -394,6 +410,7 @@ SECOND_FEATURES = (
     ),
     "section_probability",
     "main_group_probability",
+    "cards_probability",
     "blocks_since_likely",
     "blocks_to_likely",
     "bytes_since_likely",
@@ -486,7 +503,9 @@ def second_features(k, p, totals, elements, blocks, counts, sums, groups, items,
     heading, slot = max(counts[k, SECTION], 0), np.int64(page[P_ITEM_SLOT])
     row[at + 4] = ratio(runs[heading, SECTION_LIKELY], runs[heading, SECTION_BYTES])
     row[at + 5] = ratio(items[slot, I_LIKELY], items[slot, I_BYTES]) if slot >= 0 else -1
-    at += 4
+    cards = np.int64(page[P_CARDS])
+    row[at + 6] = _likely_share(sums, cards) if cards else -1
+    at += 5
     row[at + 2] = runs[k, SINCE]
     row[at + 3] = runs[k, TO]
     row[at + 4] = runs[k, BYTES_SINCE]

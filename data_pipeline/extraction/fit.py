@@ -57,13 +57,14 @@ from gristmill.foundation.runtime.kernels.cached_njit import cached_njit
 MIN_SITES = 3  # with a token; rarer ones get no weight
 PRIOR_SITES = 4.0  # sites of average content that a token's own are mixed with
 SETTINGS: dict[str, Any] = {
-    "objective": "binary", "learning_rate": 0.08, "num_leaves": 31, "min_data_in_leaf": 40, "max_bin": 63,
+    "objective": "binary", "num_leaves": 31, "min_data_in_leaf": 40, "max_bin": 63,
     "feature_fraction": 0.35, "bagging_fraction": 0.7, "bagging_freq": 1, "lambda_l2": 2.0,
     "num_threads": 1, "deterministic": True, "force_row_wise": True, "seed": 16, "verbosity": -1,
 }  # fmt: skip
-NUM_TREES = (120, 120)
+# Of the two stages. The first rules blocks out and describes their surroundings, the second decides.
+NUM_TREES, LEARNING_RATES = (72, 208), (0.12, 0.05)
 NEGATIVE_SAMPLING = 3
-KIND_SETTINGS = SETTINGS | {"num_leaves": 8, "min_data_in_leaf": 10}
+KIND_SETTINGS = SETTINGS | {"num_leaves": 8, "min_data_in_leaf": 10, "learning_rate": 0.08}
 NUM_KIND_TREES = 40
 MIN_KIND_PAGES = 5  # with a token; rarer ones say nothing of the kind
 
@@ -104,7 +105,12 @@ def fit_weights(folders: Sequence[Path], output: Path, reporter: Reporter) -> We
         "pages_digest": pages_digest(labelled),
         "lightgbm": lightgbm.__version__,
         "trafilatura": trafilatura.__version__,
-        "settings": {**SETTINGS, "num_trees": list(NUM_TREES), "negative_sampling": NEGATIVE_SAMPLING},
+        "settings": {
+            **SETTINGS,
+            "num_trees": list(NUM_TREES),
+            "learning_rates": list(LEARNING_RATES),
+            "negative_sampling": NEGATIVE_SAMPLING,
+        },
     }
     weights = fit(pages, provenance)
     save_weights(output, weights)
@@ -262,9 +268,7 @@ def fit_without_folds(
         weights = (labelled.weights * labelled.shares)[keep]
         chosen.append(labelled._replace(labels=labelled.labels[keep], weights=weights))
     return {
-        fold: Weights(
-            *readers[fold], firsts[fold], _train(_others(pages, fold), seconds, chosen, NUM_TREES[1]), provenance
-        )
+        fold: Weights(*readers[fold], firsts[fold], _train(_others(pages, fold), seconds, chosen, stage=1), provenance)
         for fold in left_out
     }
 
@@ -296,7 +300,7 @@ def page_kinds_out_of_fold(
         page = read_page(pages[k].page.html, NO_TOKENS)
         seen = np.zeros(TABLE_SIZE, np.bool_)
         seen[counts[k].seen] = True
-        kind_features(page.totals, seen, tables[pages[k].fold][1], row)
+        kind_features(page.sums, page.totals, seen, tables[pages[k].fold][1], row)
     kinds = np.array([PAGE_KINDS.index(pages[k].page.kind or "") for k in known], np.int64)
     of_fold = np.array([pages[k].fold for k in known], np.int64)
     return {
@@ -317,23 +321,22 @@ def train_kinds(rows: np.ndarray, kinds: np.ndarray) -> Trees:
     return in_half_precision(flatten(structures))
 
 
-def _train(
-    chosen: Sequence[int], rows: Sequence[np.ndarray], pages: Sequence[Labelled], num_trees: int = NUM_TREES[0]
-) -> Trees:
-    """Trees fitted on the rows of the chosen pages."""
+def _train(chosen: Sequence[int], rows: Sequence[np.ndarray], pages: Sequence[Labelled], stage: int = 0) -> Trees:
+    """Trees fitted on the rows of the chosen pages. stage: place in NUM_TREES and LEARNING_RATES."""
     return train(
         np.concatenate([rows[k] for k in chosen]),
         np.concatenate([pages[k].labels for k in chosen]),
         np.concatenate([pages[k].weights for k in chosen]),
-        num_trees,
+        stage,
     )
 
 
-def train(rows: np.ndarray, labels: np.ndarray, weights: np.ndarray, num_trees: int) -> Trees:
+def train(rows: np.ndarray, labels: np.ndarray, weights: np.ndarray, stage: int) -> Trees:
     """Trees fitted on a sample: of the light blocks outside the main text, one of NEGATIVE_SAMPLING is drawn and weighs
     as much as all: most are menus, and all of them would double the time."""
+    settings = SETTINGS | {"learning_rate": LEARNING_RATES[stage]}
     common = ~labels & (weights <= BODY_WEIGHT)
     drawn = ~common | (np.random.default_rng(SETTINGS["seed"]).random(len(labels)) < 1 / NEGATIVE_SAMPLING)
     weights = np.where(common, weights * NEGATIVE_SAMPLING, weights)
-    data = lightgbm.Dataset(rows[drawn], labels[drawn].astype(np.float32), weight=weights[drawn], params=SETTINGS)
-    return in_half_precision(pack(lightgbm.train(SETTINGS, data, num_trees).dump_model()))
+    data = lightgbm.Dataset(rows[drawn], labels[drawn].astype(np.float32), weight=weights[drawn], params=settings)
+    return in_half_precision(pack(lightgbm.train(settings, data, NUM_TREES[stage]).dump_model()))

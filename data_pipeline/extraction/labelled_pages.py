@@ -143,7 +143,7 @@ NGRAM = 4
 GOLD_WEIGHT, BODY_WEIGHT, TEACHER_WEIGHT, SHORT_WEIGHT = 8.0, 2.0, 1.0, 0.3
 # Of a page without an annotated kind. There are fewer of them, and their annotations follow other rules: without it the
 # chunk F1 of trafilatura's pages falls (docs/extraction.md, Fitting).
-UNTYPED_WEIGHT = 3.0
+UNTYPED_WEIGHT = 4.0
 # A block counts by its share of the page's main text, as in F1 of words: a listing of 30 lines as much as an article.
 MIN_SHARE_WEIGHT, MAX_SHARE, MEAN_SHARE, MIN_BODY_WORDS = 0.05, 0.25, 0.01125, 20
 

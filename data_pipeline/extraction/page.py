@@ -49,11 +49,12 @@ from gristmill.foundation.runtime.kernels.cached_njit import cached_njit
 
 NO_TOKENS = np.zeros(TABLE_SIZE, np.float32)  # token weights of a page whose tokens do not count
 NO_PAIRS = np.zeros((0, 2), np.int32)
-MIN_FIRST = 0.02  # blocks below it in the first stage skip the second
+MIN_FIRST = 0.02  # the second stage is fitted on blocks from this probability of the first on
+MIN_SECOND = 0.03  # blocks below it skip the second stage
 MIN_THRESHOLD, MAX_THRESHOLD, THRESHOLD_STEPS = 0.2, 0.5, 200
 # Added to MIN_THRESHOLD by the probability of each page kind: all text of a listing may be in doubt, and that of a
 # product stands among as much that is not. Chosen on WCXB's development pages in folds by site.
-KIND_THRESHOLDS = np.array([0.0, 0.0, 0.1, -0.1, -0.1, 0.15, 0.0])
+KIND_THRESHOLDS = np.array([0.1, 0.0, 0.1, -0.1, -0.1, 0.15, 0.0])
 SURE_F1 = 0.8  # from this expected F1 on, a page has MAX_THRESHOLD
 
 
@@ -117,7 +118,7 @@ def read_page(
     space.source[:size] = np.frombuffer(html, np.uint8)
     space.source[size : size + PADDING] = 0
     pairs, words = (np.empty((size // 2 + 1, 2), np.int32) if with_pairs else NO_PAIRS for _ in range(2))
-    state, ranges, totals = np.zeros(NUM_STATES, np.int64), np.empty((2, 2), np.int32), np.empty(NUM_PAGE, np.float64)
+    state, ranges, totals = np.zeros(NUM_STATES, np.int64), np.empty((3, 2), np.int32), np.empty(NUM_PAGE, np.float64)
     num_words = _read(
         space.source, size, token_weights, space.text, space.elements, space.weights, space.blocks, space.links,
         space.seen, pairs, state, space.counts, space.sums, space.groups, space.items, ranges, totals, words,
@@ -212,7 +213,7 @@ def _classify(
     runs = np.empty((num_blocks, NUM_RUNS), np.float32)
     likely = sum_probabilities(p, elements, len(elements), blocks, num_blocks, counts, sums, groups, items, runs)
     for k in range(num_blocks):
-        if p[k] < MIN_FIRST:
+        if p[k] < MIN_SECOND:
             result[k] = p[k]
             continue
         first_features(k, k + 1, elements, weights, blocks, counts, sums, groups, items, ranges, totals, size, row)

@@ -57,9 +57,9 @@ def _values(head: bytes, start: bytes, pattern: re.Pattern[bytes], limit: int) -
 
 
 @cached_njit(nogil=True)
-def kind_features(page, seen, token_table, row):
+def kind_features(sums, page, seen, token_table, row):
     """Fill row (float32[len(KIND_FEATURES)]). seen: bool[TABLE_SIZE]; token_table: float32[TABLE_SIZE, NUM_KINDS]."""
-    page_features(page, row, 0)
+    page_features(sums, page, row, 0)
     row[NUM_PAGE_FEATURES:] = 0
     for token in range(len(seen)):
         if seen[token]:
@@ -84,12 +84,12 @@ def set_kinds(page: Page, html: bytes, kind_tokens: np.ndarray, trees: Trees) ->
     """Predict the page's kind: the probabilities are in its totals then, for the features of its blocks."""
     row = np.zeros(len(KIND_FEATURES), np.float32)
     page.seen[hint_tokens(html)] = True
-    _set_kinds(page.totals, page.seen, kind_tokens, trees, row)
+    _set_kinds(page.sums, page.totals, page.seen, kind_tokens, trees, row)
 
 
 @cached_njit(nogil=True)
-def _set_kinds(page, seen, kind_tokens, trees, row):
-    kind_features(page, seen, kind_tokens, row)
+def _set_kinds(sums, page, seen, kind_tokens, trees, row):
+    kind_features(sums, page, seen, kind_tokens, row)
     predict_kinds(row, trees, page)
 
 

@@ -11,6 +11,7 @@ from gristmill.data_pipeline.extraction.attributes import (
     IMAGES,
     IN_CODE,
     IN_LIST,
+    IN_MARGIN,
     IN_TABLE,
     IS_COMMENT,
     LINK_BYTES,
@@ -33,23 +34,23 @@ from gristmill.foundation.runtime.kernels.cached_njit import cached_njit
     LABEL_LOW, LABEL_HIGH, LABEL_SUM, SECTION,
 ) = range(15)  # fmt: skip
 NUM_COUNTS = 15
-# Columns of sums, float32[E, 15]: over the blocks in the element and below it. LONG_BYTES: of blocks that are prose.
+# Columns of sums, float32[E, 19]: over the blocks in the element and below it. LONG_BYTES: of blocks that are prose.
 # ITEM: the element's repeated ancestor, see find_items. LCA_TITLE, TITLE_BYTES: depth and bytes of the lowest common
-# ancestor with the page's <h1>.
+# ancestor with the page's <h1>. NUM_CARDS, CARD_BYTES: number and bytes of the element's children that are cards.
 (
-    BYTES, LINKED, BLOCKS, STOPS, LONG_BYTES, LONG_BLOCKS, PICTURES, HEADINGS, READABLE, LCA_READABLE, LCA_LARGEST,
-    LIKELY_BYTES, ITEM, LCA_TITLE, TITLE_BYTES,
-) = range(15)  # fmt: skip
-NUM_SUMS = 15
-# Columns of page, float64[33]. P_TITLE_BLOCK: of the <h1> with the most words of the title, or -1. P_ITEM_SLOT: of the
-# group that P_ITEMS counts, or -1.
+    BYTES, LINKED, BLOCKS, STOPS, LONG_BYTES, LONG_BLOCKS, PICTURES, HEADINGS, PRICES, READABLE, LCA_READABLE,
+    LCA_LARGEST, LCA_CARDS, LIKELY_BYTES, ITEM, LCA_TITLE, TITLE_BYTES, NUM_CARDS, CARD_BYTES,
+) = range(19)  # fmt: skip
+NUM_SUMS = 19
+# Columns of page, float64[34]. P_TITLE_BLOCK: of the <h1> with the most words of the title, or -1. P_ITEM_SLOT: of the
+# group that P_ITEMS counts, or -1. P_CARDS: the element with the most bytes of cards, or 0.
 (
     P_BLOCKS, P_BYTES, P_LINKED, P_LONG_BYTES, P_LONG_BLOCKS, P_READABLE_BEST, P_LARGEST, P_READABLE_SCORE,
     P_FIRST_HEADING, P_PARAGRAPHS, P_FLAGS, P_ELEMENTS, P_IMAGES, P_HEADINGS, P_LINKS, P_LIST_BYTES, P_TABLE_BYTES,
     P_CODE_BYTES, P_COMMENT_BYTES, P_DIGITS, P_PRICES, P_ITEMS, P_ITEM_BYTES, P_ITEM_LINKED,
-    P_TITLE_BLOCK, P_ITEM_SLOT,
-) = range(26)  # fmt: skip
-P_KINDS = 26  # the first of the probabilities of the page kinds
+    P_TITLE_BLOCK, P_ITEM_SLOT, P_CARDS,
+) = range(27)  # fmt: skip
+P_KINDS = 27  # the first of the probabilities of the page kinds
 NUM_PAGE = P_KINDS + NUM_KINDS
 # Columns of items, float32[4096, 6]: over the elements of one path below one parent. I_FIRST: the first of them.
 # I_LIKELY: second stage.
@@ -57,6 +58,8 @@ I_COUNT, I_BYTES, I_LINKED, I_PROSE, I_FIRST, I_LIKELY = range(6)
 NUM_ITEM_SUMS = 6
 ITEM_SLOTS = 4096
 MAX_PRICE_WORDS = 6
+# A card is a short element of several blocks with an image, a heading or a price, outside of menus and margins.
+MIN_CARDS, MAX_CARD_BYTES = 4, 600
 MAX_LABEL_BYTES = 100  # of a block whose words are looked up
 
 MIN_PROSE_BYTES, MAX_PROSE_LINKS = 80, 0.33  # of a block that is probably a paragraph
@@ -276,6 +279,7 @@ def sum_elements(elements, num_elements, blocks, num_blocks, counts, sums, page)
         counts[k, SECTION] = section
         page[P_PARAGRAPHS] += elements[e, TAG] == P
         sums[e, PICTURES] += blocks[k, IMAGES]
+        sums[e, PRICES] += _is_price(counts[k])
         sums[e, HEADINGS] += TAG_KINDS[elements[e, TAG]] & HEADING != 0
         _sum_page(elements[e, ELEMENT_FLAGS], size, blocks[k], counts[k], page)
     for e in range(num_elements - 1, 0, -1):
@@ -303,7 +307,12 @@ def _sum_page(flags, size, block, count, page):
     page[P_CODE_BYTES] += size if flags & IN_CODE else 0
     page[P_COMMENT_BYTES] += size if flags & IS_COMMENT else 0
     page[P_DIGITS] += count[DIGITS]
-    page[P_PRICES] += count[SYMBOLS] > 0 and count[DIGITS] > 0 and count[WORDS] <= MAX_PRICE_WORDS
+    page[P_PRICES] += _is_price(count)
+
+
+@cached_njit(nogil=True, forceinline=True)
+def _is_price(count):
+    return count[SYMBOLS] > 0 and count[DIGITS] > 0 and count[WORDS] <= MAX_PRICE_WORDS
 
 
 @cached_njit(nogil=True, forceinline=True)
@@ -359,6 +368,23 @@ def _choose_candidates(elements, num_elements, sums, page):
     page[P_READABLE_BEST], page[P_READABLE_SCORE], page[P_LARGEST] = best, highest, largest
     _common_depths(elements, num_elements, best, LCA_READABLE, sums)
     _common_depths(elements, num_elements, largest, LCA_LARGEST, sums)
+    _common_depths(elements, num_elements, _find_cards(elements, num_elements, sums, page), LCA_CARDS, sums)
+
+
+@cached_njit(nogil=True)
+def _find_cards(elements, num_elements, sums, page):
+    """Fill NUM_CARDS and CARD_BYTES of sums, and P_CARDS of page, which is returned."""
+    chosen, highest = 0, 0.0
+    for e in range(1, num_elements):
+        is_rich = sums[e, PICTURES] + sums[e, HEADINGS] + sums[e, PRICES] > 0 and sums[e, BLOCKS] > 1
+        if is_rich and sums[e, BYTES] <= MAX_CARD_BYTES and not elements[e, ELEMENT_FLAGS] & IN_MARGIN:
+            parent = elements[e, PARENT]
+            sums[parent, NUM_CARDS] += 1
+            sums[parent, CARD_BYTES] += sums[e, BYTES]
+            if sums[parent, NUM_CARDS] >= MIN_CARDS and sums[parent, CARD_BYTES] > highest:
+                chosen, highest = parent, sums[parent, CARD_BYTES]
+    page[P_CARDS] = chosen
+    return chosen
 
 
 @cached_njit(nogil=True)

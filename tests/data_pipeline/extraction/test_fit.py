@@ -53,7 +53,7 @@ def test_chunks_overrule_the_teacher():
     page = LabelledPage("p", "a.org", b"", ("river and the",), ("Read also",))
     labels, weights, shares = block_labels(page, BLOCKS, "Read also: the dam\nBy Ann")
     assert labels.tolist() == [False, True, True, False, True]
-    assert weights.tolist() == [3.0, 24.0, 24.0, 24.0, 3.0]  # UNTYPED_WEIGHT times
+    assert weights.tolist() == [4.0, 32.0, 32.0, 32.0, 4.0]  # UNTYPED_WEIGHT times
     assert shares.tolist() == [1.0] * 5  # no body says how large a share a block is
 
 

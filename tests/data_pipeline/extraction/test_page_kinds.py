@@ -2,16 +2,19 @@ import numpy as np
 import pytest
 
 from gristmill.data_pipeline.curate_config import CurateConfig
-from gristmill.data_pipeline.extraction.attributes import NUM_TOKENS, TOKEN_BITS
+from gristmill.data_pipeline.extraction.attributes import NUM_TOKENS, TAG, TOKEN_BITS
 from gristmill.data_pipeline.extraction.blocks_config import PAGE_KINDS
 from gristmill.data_pipeline.extraction.page import NO_TOKENS, page_threshold, read_page
 from gristmill.data_pipeline.extraction.page_kinds import hint_tokens, page_kind, set_kinds
 from gristmill.data_pipeline.extraction.page_stats import (
+    CARD_BYTES,
     I_COUNT,
     ITEM,
     LABEL_HIGH,
     LABEL_LOW,
     LABEL_SUM,
+    NUM_CARDS,
+    P_CARDS,
     P_ITEMS,
     P_KINDS,
     P_LIST_BYTES,
@@ -21,6 +24,7 @@ from gristmill.data_pipeline.extraction.page_stats import (
     TITLE_BYTES,
     item_slot,
 )
+from gristmill.data_pipeline.extraction.tags import TAG_IDS
 from gristmill.data_pipeline.extraction.weights import load_weights
 from gristmill.data_pipeline.readers.source import SourceConfig
 from gristmill.data_pipeline.run_curation import source_rules
@@ -35,6 +39,17 @@ def test_the_item_of_a_block_is_its_most_repeated_ancestor():
     assert page.items[item_slot(page.elements, items[2]), I_COUNT] == 6
     assert page.items[item_slot(page.elements, items[0]), I_COUNT] == 2
     assert page.totals[P_ITEMS] == 6 and page.totals[P_PRICES] == 6 and page.totals[P_LIST_BYTES] == 2
+
+
+def test_cards_are_short_rich_siblings_outside_of_menus():
+    menu = "<nav>" + "<div><h3>Mill</h3><p>5 $</p></div>" * 9 + "</nav>"
+    plain = "<section>" + "<div><p>A mill.</p><p>A wheel.</p></div>" * 9 + "</section>"
+    page = read_page((menu + plain + CARDS).encode(), NO_TOKENS)
+    cards = int(page.totals[P_CARDS])
+    assert page.elements[cards, TAG] == TAG_IDS["main"]
+    assert page.sums[cards, [NUM_CARDS, CARD_BYTES]].tolist() == [6, 6 * len("MillA mill.5 $")]
+    assert page.ranges[2].tolist() == [36, 53]  # 18 blocks of the menu, 18 of the section, 18 of the cards
+    assert read_page((menu + plain).encode(), NO_TOKENS).totals[P_CARDS] == 0
 
 
 def test_blocks_know_their_section_and_the_title():
@@ -83,7 +98,7 @@ def test_the_threshold_of_a_page_follows_from_its_doubt():
     assert page_threshold(page, np.array([0.4, 0.4, 0.35, 0.01], np.float32)) == pytest.approx(0.35, abs=0.01)
     doubtful = np.array([0.1, 0.1, 0.1, 0.1], np.float32)
     assert page_threshold(page, doubtful) == 0.2
-    for kind, minimum in (("article", 0.2), ("listing", 0.1), ("product", 0.35)):
+    for kind, minimum in (("article", 0.3), ("service", 0.2), ("listing", 0.1), ("product", 0.35)):
         page.totals[P_KINDS:] = np.array(PAGE_KINDS) == kind
         assert page_threshold(page, doubtful) == pytest.approx(minimum)
 
