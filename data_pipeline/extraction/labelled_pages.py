@@ -256,7 +256,7 @@ def _places_in_body(offsets: np.ndarray, anchors: Sequence[tuple[int, int]]) -> 
 
 
 def _nearest(blocks: Sequence[int], estimates: np.ndarray, places: np.ndarray) -> list[int]:
-    """Of the blocks one for each place, the pairs of the least distance first. estimates: places of the blocks."""
+    """Choose a block for each place, the pairs of the least distance first. estimates: places of the blocks."""
     distances = np.abs(estimates[:, None] - places[None, :])
     chosen: set[int] = set()
     taken: set[int] = set()
