@@ -214,9 +214,7 @@ def quarantined_rows(state: SourceState, columns: Sequence[str]) -> Iterator[dic
 
 
 def write_examples(curated: Sequence[SourceState], removals: Sequence[Removals], folder: Path, engine: Engine) -> None:
-    lines = [
-        orjson.dumps(example) + b"\n" for state in curated for example in borderline_examples(state, removals, engine)
-    ]
+    lines = [orjson.dumps(example) + b"\n" for example in borderline_examples(curated, removals, engine)]
     write_atomic(folder / EXAMPLES_NAME, b"".join(lines))
 
 
@@ -250,24 +248,30 @@ class ThresholdExample:
     duplicate_of: str | None = None
 
 
-def borderline_examples(state: SourceState, removals: Sequence[Removals], engine: Engine) -> Iterator[dict[str, Any]]:
-    """For each rule that removed a document of the source, the EXAMPLES_PER_SIDE documents nearest its threshold on
-    either side; for each later step, the removed documents with the lowest values. Of equals the first in the
-    source."""
-    chosen = [*_rule_examples(state), *(example for step in removals for example in _step_examples(state, step))]
-    documents = _read_documents(state, chosen, engine)
-    for example in chosen:
-        doc_id, excerpt = documents[example.file, example.row]
-        yield {
-            "rule": example.rule,
-            "source": state.source.name,
-            "side": example.side,
-            "doc_id": doc_id,
-            "value": example.value,
-            "threshold": example.threshold,
-            "duplicate_of": example.duplicate_of,
-            "excerpt": excerpt,
-        }
+def borderline_examples(
+    curated: Sequence[SourceState], removals: Sequence[Removals], engine: Engine
+) -> Iterator[dict[str, Any]]:
+    """Source after source: for each rule that removed a document of the source, the EXAMPLES_PER_SIDE documents nearest
+    its threshold on either side; for each later step, the removed documents with the lowest values. Of equals the first
+    in the source."""
+    chosen = [
+        [*_rule_examples(state), *(example for step in removals for example in _step_examples(state, step))]
+        for state in curated
+    ]
+    documents = _read_documents(list(zip(curated, chosen, strict=True)), engine)
+    for state, examples in zip(curated, chosen, strict=True):
+        for example in examples:
+            doc_id, excerpt = documents[state.paths[example.file], example.row]
+            yield {
+                "rule": example.rule,
+                "source": state.source.name,
+                "side": example.side,
+                "doc_id": doc_id,
+                "value": example.value,
+                "threshold": example.threshold,
+                "duplicate_of": example.duplicate_of,
+                "excerpt": excerpt,
+            }
 
 
 def _rule_examples(state: SourceState) -> Iterator[ThresholdExample]:
@@ -311,19 +315,23 @@ def _step_examples(state: SourceState, step: Removals) -> list[ThresholdExample]
 
 
 def _read_documents(
-    state: SourceState, examples: Sequence[ThresholdExample], engine: Engine
-) -> Mapping[tuple[int, int], tuple[str, str]]:
-    """By file and row: (doc_id, excerpt)."""
-    rows = {number: sorted({e.row for e in examples if e.file == number}) for number in {e.file for e in examples}}
-    tasks = [(file, state.paths[file], wanted) for file, wanted in sorted(rows.items())]
-    documents_by_row: dict[tuple[int, int], tuple[str, str]] = {}
-    for documents in engine.map(_read_rows, tasks, "examples", unit="files"):
-        documents_by_row |= documents
+    chosen: Sequence[tuple[SourceState, Sequence[ThresholdExample]]], engine: Engine
+) -> Mapping[tuple[Path, int], tuple[str, str]]:
+    """By file and row: (doc_id, excerpt). chosen: of each source."""
+    rows: dict[Path, set[int]] = {}
+    for state, examples in chosen:
+        for example in examples:
+            rows.setdefault(state.paths[example.file], set()).add(example.row)
+    tasks = [(path, sorted(wanted)) for path, wanted in rows.items()]
+    documents_by_row: dict[tuple[Path, int], tuple[str, str]] = {}
+    read = engine.map(_read_rows, tasks, "examples", unit="files")
+    for (path, _), documents in zip(tasks, read, strict=True):
+        documents_by_row |= {(path, row): document for row, document in documents.items()}
     return documents_by_row
 
 
-def _read_rows(task: tuple[int, Path, list[int]]) -> dict[tuple[int, int], tuple[str, str]]:
-    number, path, rows = task
+def _read_rows(task: tuple[Path, list[int]]) -> dict[int, tuple[str, str]]:
+    path, rows = task
     documents = {}
     with pq.ParquetFile(path) as file:
         start = 0
@@ -334,6 +342,6 @@ def _read_rows(task: tuple[int, Path, list[int]]) -> dict[tuple[int, int], tuple
                 table = file.read_row_group(group, columns=["doc_id", "text"])
                 for row in group_rows:
                     doc_id, text = (table.column(name)[row - start].as_py() for name in ("doc_id", "text"))
-                    documents[number, row] = (doc_id, text[:EXCERPT_CHARACTERS])
+                    documents[row] = (doc_id, text[:EXCERPT_CHARACTERS])
             start = stop
     return documents

@@ -233,6 +233,7 @@ class DriverFiles:
     def __init__(self, root: Path, address: str):
         self.root, self.objects = root.absolute(), TaskObjects(address)
         self._known: dict[str, tuple[dict[str, int], TaskFile]] = {}  # name -> its state and the object like it
+        self._stored: set[str] = set()  # digests of the objects
         self._threads = ThreadPoolExecutor(THREADS)
         self._arriving: list[Future[None]] = []
 
@@ -247,7 +248,9 @@ class DriverFiles:
         name, state = path.relative_to(self.root).as_posix(), file_state(path)
         if name not in self._known or self._known[name][0] != state:
             file = TaskFile.of(path, self.root)
-            self.objects.put(path, file.digest)
+            if file.digest not in self._stored:  # as is a file that a task wrote, under another name or linked since
+                self.objects.put(path, file.digest)
+                self._stored.add(file.digest)
             self._known[name] = state, file
         return self._known[name][1]
 
@@ -263,6 +266,7 @@ class DriverFiles:
         known = self._known.get(file.name)
         if known is None or known[1] != file or not path.exists() or known[0] != file_state(path):
             self.objects.get(path, file.bytes, file.digest)
+            self._stored.add(file.digest)
             if file.seal:
                 seal_with(path, file.seal)
             self._known[file.name] = file_state(path), file
@@ -274,7 +278,7 @@ class DriverFiles:
 
     def clear(self) -> None:
         """Remove all objects."""
-        self._known = {}
+        self._known, self._stored = {}, set()
         self.objects.delete_all()
 
 

@@ -10,6 +10,7 @@ import pytest
 from gristmill.foundation.checksums import is_sealed, sealed_path
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.files import held_folder, remove_abandoned
+from gristmill.foundation.runtime.store.store import Store
 from gristmill.foundation.runtime.tasks import shuffle as shuffle_file
 from gristmill.foundation.runtime.tasks import task_files
 from gristmill.foundation.runtime.tasks.shuffle import Shuffle
@@ -65,6 +66,22 @@ def test_a_task_gets_what_it_names_and_its_files_come_back(files, tmp_path):
     assert list(view.iterdir()) == []
     files.clear()
     assert not files.objects.store.list("tasks")
+
+
+def test_a_file_that_is_linked_after_it_arrived_is_not_uploaded(files, monkeypatch):
+    """A link gives the file another state, and a second name: the store has its content already."""
+    root, sent = files.root, []
+    for name in ("a.txt", "folder/b.txt", "pre-7.txt"):
+        (root / name).parent.mkdir(exist_ok=True)
+        (root / name).write_text(name)
+    out = run(files, copied, (root / "a.txt", root / "folder", root / "pre", root / "new/out.txt"))["out"]
+    (root / "kept.txt").hardlink_to(out)
+    monkeypatch.setattr(Store, "put", lambda self, name, path: sent.append(path.name))
+    assert {file.name for file in files.listing([out, root / "kept.txt"]).files().values()} == {
+        "new/out.txt",
+        "kept.txt",
+    }
+    assert sent == []
 
 
 def pieces(task):
