@@ -5,8 +5,8 @@ A made corpus (documents of 2 kB, some of them copies) in 100 raw files is curat
 - `forget_work_scattered`: 0.1 % drawn at random from all files are forgotten, so every shard is written again;
 - `add_work`: a source of lower priority with 1 % more documents is added.
 CPU seconds are of all processes, without those of a run on a few documents (start-up). `*_identical` is 1 if the bytes
-are those of one whole build: of both inputs, or with the tombstones from the beginning. There is no peer: datatrove,
-dolma and NeMo Curator curate everything again."""
+of all files are those of one whole build: of both inputs, or with the tombstones from the beginning. There is no peer:
+datatrove, dolma and NeMo Curator curate everything again."""
 
 import json
 import random
@@ -135,11 +135,9 @@ def neighbours(work: Path, documents: int) -> list[str]:
 
 
 def outputs(work: Path) -> dict[str, str]:
+    """Digest of every file of the corpus, its manifest and tombstones too."""
     corpus = work / "curate"
-    files = (
-        path for path in corpus.rglob("*") if path.is_file() and path.name not in ("manifest.json", TOMBSTONES_NAME)
-    )
-    return {path.relative_to(corpus).as_posix(): file_digest(path) for path in files}
+    return {path.relative_to(corpus).as_posix(): file_digest(path) for path in corpus.rglob("*") if path.is_file()}
 
 
 if __name__ == "__main__":
