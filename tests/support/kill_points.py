@@ -4,8 +4,8 @@ FOLDER in_step|asynchronous each|changes.
 FOLDER/whole is the run that nobody kills. Prints {"calls": [names in order], "failures": [...]}. Forks from a process
 that has done one run in its one thread, so that torch is loaded to the last module and a run costs little.
 
-each: every call of three steps and the seal. changes: every second one from the second step's save on, without fsync,
-which changes nothing that a killed process's successor can see."""
+each: every call of three steps and the seal. changes: every second one from the second step's save on, and the first of
+each kind, without fsync, which changes nothing that a killed process's successor can see."""
 
 import contextlib
 import json
@@ -148,7 +148,9 @@ def main() -> None:
     failures = []
     first = 0 if each else next(index for index, name in enumerate(names) if "step-00000002" in name)
     points = [index + 1 for index in range(first, len(names)) if each or "fsync" not in names[index]]
-    points = points if each else points[::2]
+    if not each:
+        kinds = [names[point - 1].partition(" ")[0] for point in points]
+        points = [point for place, point in enumerate(points) if place % 2 == 0 or kinds.index(kinds[place]) == place]
     for kill_at in points:
         if wrong := wrong_after(base, stage, kill_at, whole):
             failures.append(f"killed before call {kill_at} ({names[kill_at - 1]}): {wrong}")

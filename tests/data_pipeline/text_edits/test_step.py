@@ -276,16 +276,14 @@ KILLED_AT += ("found-00000.npy", "file-00000.pieces.parquet", "questions-00000.j
 
 def curate_and_die(source_json: str, folder: str, settings: dict, name: str) -> None:
     """Curates in a process of its own, which kills itself as it writes the file of this name."""
-    from gristmill.foundation import files
+    fsync = os.fsync
 
-    written = files.sync
-
-    def die(path: Path) -> None:
-        if path.name.startswith(f".{name}."):
+    def die(descriptor: int) -> None:
+        if Path(os.readlink(f"/proc/self/fd/{descriptor}")).name.startswith(f".{name}."):
             os.kill(os.getpid(), signal.SIGKILL)
-        written(path)
+        fsync(descriptor)
 
-    files.sync = die
+    os.fsync = die
     run_curate([SourceConfig.model_validate_json(source_json)], Path(folder), **settings)
 
 
