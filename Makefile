@@ -26,7 +26,7 @@ lint: $(INSTALLED)
 	ln -sfn $(addprefix $(CURDIR)/,$(FOLDERS)) build/types/gristmill/
 	ln -sfn $(CURDIR)/benchmarks/published build/types/published
 	MYPYPATH=build/types $(BIN)/mypy $(addprefix -p gristmill.,$(TYPED)) -p published
-	MYPYPATH=build/types:benchmarks $(BIN)/mypy --disable-error-code union-attr benchmarks/*.py
+	MYPYPATH=build/types:benchmarks $(BIN)/mypy --cache-dir .mypy_cache/benchmarks --disable-error-code union-attr benchmarks/*.py
 
 bench: $(INSTALLED) $(PEERS)
 	$(BIN)/python -m pip install -q -c constraints.txt -e '.[bench]'

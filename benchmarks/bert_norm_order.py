@@ -30,7 +30,7 @@ from gristmill.foundation.files import write_atomic
 from gristmill.foundation.fingerprint import fingerprint
 from gristmill.foundation.progress import Reporter
 from gristmill.pipelines.recipes.recipe_file import load_recipe
-from gristmill.pipelines.stages.training_data import sampling
+from gristmill.pipelines.workdir.data_forms import sampling
 from gristmill.tokenizers.tokenizer import load_tokenizer
 from gristmill.training.config.model import ModelConfig
 from gristmill.training.config.train import TrainConfig

@@ -25,13 +25,13 @@ from measure import Figure, arguments, print_figures
 from gristmill.data_pipeline.curate_config import CurateConfig
 from gristmill.data_pipeline.decontamination import step as decontamination
 from gristmill.data_pipeline.dedup import spans, substrings
-from gristmill.data_pipeline.readers.resolve import resolve
+from gristmill.data_pipeline.readers.read import resolve
 from gristmill.data_pipeline.readers.source import SourceConfig
 from gristmill.data_pipeline.run_curation import CurationInputs, curate
-from gristmill.foundation.lock import Lock
+from gristmill.foundation.checksums import Lock
 from gristmill.foundation.progress import Reporter
 from gristmill.foundation.runtime.tasks.local import LocalEngine
-from gristmill.foundation.runtime.tasks.shuffle import ranges_for
+from gristmill.foundation.runtime.tasks.task_files import ranges_for
 
 SIZES = (100_000, 400_000)
 FILE_DOCUMENTS = 10_000

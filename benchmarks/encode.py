@@ -9,17 +9,19 @@ those that the same text filled; then in the same run against gigatoken, tiktoke
 each. `encode_bpe_memory`: MB that the first pass adds to the process.
 `encode_wordpiece_cold`, `encode_wordpiece_warm`, `encode_metaspace_*`: a WordPiece and a BPE with Metaspace, trained by
 tokenizers, encoded by cached words against tokenizers.
-`documents_to_index_bpe_50k`, `_128k` (alone with `--part index`): the index stage of one worker with a byte-level BPE,
-on documents of 4 kB that the worker has not seen, after it has indexed as much other text; `_cold`: by a worker that
-has just started, without its start; `_warm`: the same documents again; `_library`: the unseen documents by gigatoken
-alone, which reads and writes nothing: the index stage cannot be faster; `_start`: seconds of a worker's start;
-`_choice`: of choosing the encoder, the first time; `_choice_kept`: the next times. The vocabularies are trained on all
-of the text: half of it has too few pieces."""
+`documents_to_index_bpe_50k`, `_128k` (alone with `--part index`): the index stage of one worker with a byte-level BPE
+on documents of 4 kB, its start included: the text and ten times as much of the source code and documents of the
+installed Python packages. Beside it on half of the text alone: `_unseen`: after the worker has indexed the other half;
+`_cold`: by a worker that has just started, without its start; `_warm`: the same documents again; `_library`: those of
+`_unseen` by gigatoken alone, which reads and writes nothing: the index stage cannot be faster; `_start`: seconds of a
+worker's start; `_choice`: of choosing the encoder, the first time; `_choice_kept`: the next times. The vocabularies are
+trained on all of the text: half of it has too few pieces."""
 
 import base64
 import functools
 import json
 import multiprocessing
+import random
 import shutil
 import statistics
 import sys
@@ -38,25 +40,34 @@ import sentencepiece
 import tiktoken
 from gigatoken.gigatoken_rs import load_hf_json
 from measure import Figure, OwnProcess, arguments, cpu_seconds, in_turn, print_figures
-from text import documents
+from text import documents, installed_texts
 
 import tokenizers
-from gristmill.data_pipeline.indexed.documents import document_ranges
-from gristmill.data_pipeline.indexed.merge import merge
+from gristmill.data_pipeline.corpus.splits import document_ranges
+from gristmill.data_pipeline.indexed.dataset import merge
+from gristmill.data_pipeline.indexed.format import IndexedReader
 from gristmill.data_pipeline.indexed.permutation import key_of
-from gristmill.data_pipeline.indexed.reader import IndexedReader
-from gristmill.tokenizers.adversarial import adversarial_strings
 from gristmill.tokenizers.byte_level import BYTE_OF, GPT2_PATTERN, resident_bytes
 from gristmill.tokenizers.config import TokenizerConfig
-from gristmill.tokenizers.encode import EncodeTask, _loaded, _loaded_once, encode_documents, encode_tasks
+from gristmill.tokenizers.encoders import Encoder, adversarial_strings
+from gristmill.tokenizers.index_corpus import EncodeTask, _loaded, _loaded_once, encode_documents, encode_tasks
 from gristmill.tokenizers.pretrained import copy_pretrained
-from gristmill.tokenizers.tokenizer import JSON_NAME, MODEL_NAME, choice_path, load_bulk_tokenizer, load_tokenizer
+from gristmill.tokenizers.tokenizer import (
+    JSON_NAME,
+    MODEL_NAME,
+    Tokenizer,
+    choice_path,
+    load_bulk_tokenizer,
+    load_encoder,
+    load_tokenizer,
+)
 from gristmill.tokenizers.train import train
 from tokenizers import models, normalizers, pre_tokenizers, trainers
 
 DOCUMENT_CHARACTERS = 4000
 ROW_GROUP_ROWS = 900  # 3.6 MB, as curation writes them (corpus/shards.py)
 INDEX_VOCABULARIES = (50_000, 128_000)
+LONG_BYTES_OF_TEXT = 10  # of installed packages, for each byte of the text
 SPECIAL = ["[UNK]", "<|endoftext|>"]
 Peer = tuple[str, Callable[[], object], Callable[[], list[list[int]]] | None]  # name, what is timed, ids to compare
 
@@ -115,24 +126,25 @@ def adopted(folder: Path, training: list[str], texts: list[str], vocabulary: int
     adopt_ranks(folder, ranks)
     content = json.loads((folder / JSON_NAME).read_bytes())
     ours, megabytes = load_bulk_tokenizer(folder), size(texts) / 1e6
-    worker = functools.partial(load_bulk_tokenizer, folder, ours.encoder)
+    worker = functools.partial(fresh_encoder, folder, ours)
     buffer, ends = packed(texts)
     expected = ours.encode_batch(texts)
     print(f"{ours.encoder} encodes {len(ranks)} ranks", file=sys.stderr)
     cold = [
-        cpu_seconds(functools.partial(fresh.encode_documents, buffer, ends))
+        cpu_seconds(functools.partial(fresh.encode_utf8, buffer, ends, ours.end_of_document))
         for fresh in (worker() for _ in range(rounds))
     ]
+    encode = functools.partial(worker().encode_utf8, buffer, ends, ours.end_of_document)
     figures = [Figure("encode_bpe_cold", megabytes / statistics.median(cold), "MB/s/core", goal=60)]
     for number, (name, call, ids) in enumerate(bpe_peers(folder, ranks, content, texts)):
         if ids is not None and ids() != expected:
             sys.exit(f"{name} gives other ids")
-        own, other, ratio = in_turn(lambda: ours.encode_documents(buffer, ends), call, rounds)
+        own, other, ratio = in_turn(encode, call, rounds)
         if number == 0:
             figures.append(Figure("encode_bpe_warm", megabytes / own, "MB/s/core", goal=150))
         rates = megabytes / own, "MB/s/core", megabytes / other
         figures.append(Figure(f"encode_bpe_warm_{name.split()[0]}", *rates, name, ratio))
-    process = OwnProcess(encoding_memory, folder, ours.encoder, texts)
+    process = OwnProcess(encoding_memory, folder, texts)
     figures.append(Figure("encode_bpe_memory", process.ask(call_it), "MB"))
     process.close()
     return figures
@@ -156,11 +168,12 @@ def by_words(folder: Path, training: list[str], texts: list[str], vocabulary: in
         if ours.encode_batch(texts) != reference.encode_batch(texts):
             sys.exit(f"{family}: tokenizers gives other ids")
         cold = statistics.median(
-            cpu_seconds(functools.partial(fresh.encode_documents, buffer, ends))
-            for fresh in [load_bulk_tokenizer(folder / family, ours.encoder) for _ in range(rounds)]
+            cpu_seconds(functools.partial(fresh.encode_utf8, buffer, ends, ours.end_of_document))
+            for fresh in [fresh_encoder(folder / family, ours) for _ in range(rounds)]
         )
+        encode = functools.partial(fresh_encoder(folder / family, ours).encode_utf8, buffer, ends, ours.end_of_document)
         encode_reference = functools.partial(reference.encode_batch, texts)
-        own, other, ratio = in_turn(functools.partial(ours.encode_documents, buffer, ends), encode_reference, rounds)
+        own, other, ratio = in_turn(encode, encode_reference, rounds)
         rates = "MB/s/core", megabytes / other, name
         figures.append(Figure(f"encode_{family}_cold", megabytes / cold, *rates, other / cold))
         figures.append(Figure(f"encode_{family}_warm", megabytes / own, *rates, ratio))
@@ -199,14 +212,21 @@ def packed(texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
     return np.frombuffer(b"".join(raw), np.uint8), np.cumsum([len(text) for text in raw], dtype=np.int64)
 
 
-def encoding_memory(folder: Path, encoder: str, texts: list[str]) -> Callable[[], float]:
+def fresh_encoder(folder: Path, chosen: Tokenizer) -> Encoder:
+    """A worker's encoder, loaded, with empty caches."""
+    encoder = load_encoder(folder, chosen.encoder, chosen.differing)
+    encoder.encode("a")
+    return encoder
+
+
+def encoding_memory(folder: Path, texts: list[str]) -> Callable[[], float]:
     """A function that encodes the texts in batches as the index stage does, and returns the MB that it adds."""
-    tokenizer = load_bulk_tokenizer(folder, encoder)
+    encoder = fresh_encoder(folder, load_bulk_tokenizer(folder))
 
     def encode() -> float:
         before = resident_bytes()
         for start in range(0, len(texts), 256):
-            tokenizer.encode_documents(*packed(texts[start : start + 256]))
+            encoder.encode_utf8(*packed(texts[start : start + 256]))
         return (resident_bytes() - before) / 1e6
 
     return encode
@@ -220,6 +240,8 @@ def indexing_bpe(folder: Path, texts: list[str], vocabularies: Sequence[int]) ->
     """MB per CPU second of the index stage with byte-level BPE, and the seconds that it takes before the first text."""
     seen, unseen = (write_corpus(folder / name, cut(texts[part::2])) for part, name in enumerate(("seen", "unseen")))
     megabytes = size(texts[1::2]) / 1e6
+    long_texts = mixed(texts, installed_texts(LONG_BYTES_OF_TEXT * size(texts)))
+    long = write_corpus(folder / "long", cut(long_texts))
     figures = []
     for vocabulary in vocabularies:
         tokenizer = folder / f"bpe{vocabulary}"
@@ -231,15 +253,19 @@ def indexing_bpe(folder: Path, texts: list[str], vocabularies: Sequence[int]) ->
         chosen = load_bulk_tokenizer(tokenizer)
         again = time.process_time() - start
         _loaded.cache_clear()
-        call = functools.partial(index, unseen, tokenizer, folder / "out", chosen.encoder, chosen.differing)
-        starting = cpu_seconds(functools.partial(_loaded_once, tokenizer, chosen.encoder, chosen.differing))
+        whole = cpu_seconds(functools.partial(index, long, tokenizer, chosen, folder / "out"))
+        _loaded.cache_clear()
+        call = functools.partial(index, unseen, tokenizer, chosen, folder / "out")
+        starting = cpu_seconds(functools.partial(fresh_encoder, tokenizer, chosen))
+        _loaded_once(tokenizer, chosen.encoder, chosen.differing).encode("a")
         cold = cpu_seconds(call)
         _loaded.cache_clear()
-        index(seen, tokenizer, folder / "out", chosen.encoder, chosen.differing)
+        index(seen, tokenizer, chosen, folder / "out")
         figure = f"documents_to_index_bpe_{vocabulary // 1000}k"
         library = cpu_seconds(unseen_by_gigatoken(tokenizer, *(cut(texts[part::2]) for part in range(2))))
         figures += [
-            Figure(figure, megabytes / cpu_seconds(call), "MB/s/core", goal=80),
+            Figure(figure, size(long_texts) / 1e6 / whole, "MB/s/core", goal=80),
+            Figure(f"{figure}_unseen", megabytes / cpu_seconds(call), "MB/s/core"),
             Figure(f"{figure}_warm", megabytes / cpu_seconds(call), "MB/s/core"),
             Figure(f"{figure}_cold", megabytes / cold, "MB/s/core"),
             Figure(f"{figure}_start", starting, "s"),
@@ -262,6 +288,12 @@ def unseen_by_gigatoken(tokenizer: Path, seen: list[str], unseen: list[str]) -> 
             backend.encode(text)
 
     return encode
+
+
+def mixed(*groups: list[str]) -> list[str]:
+    texts = [text for group in groups for text in group]
+    random.Random(0).shuffle(texts)
+    return texts
 
 
 def cut(texts: list[str]) -> list[str]:
@@ -294,7 +326,7 @@ def indexing(folder: Path, texts: list[str], rounds: int) -> list[Figure]:
     lines = folder / "text.jsonl"
     lines.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     own, other, ratio = in_turn(
-        lambda: index(corpus, folder, folder / "ours"),
+        lambda: index(corpus, folder, load_bulk_tokenizer(folder), folder / "ours"),
         lambda: preprocess(lines, folder / MODEL_NAME, folder / "theirs"),
         rounds,
     )
@@ -312,18 +344,19 @@ def indexing(folder: Path, texts: list[str], rounds: int) -> list[Figure]:
 def write_corpus(corpus: Path, texts: list[str]) -> Path:
     path = corpus / "documents" / "train" / "text-00000.parquet"
     path.parent.mkdir(parents=True)
-    pq.write_table(pa.table({"text": texts}), path, compression="zstd", row_group_size=ROW_GROUP_ROWS)
+    pq.write_table(
+        pa.table({"text": texts}), path, compression="zstd", row_group_size=ROW_GROUP_ROWS, use_dictionary=False
+    )
     return corpus
 
 
-def index(
-    corpus: Path, tokenizer: Path, folder: Path, encoder: str | None = None, differing: tuple[tuple[int, int], ...] = ()
-) -> None:
-    """The index stage for one source: encode its slices, then shuffle them into one file. encoder: None compares."""
+def index(corpus: Path, tokenizer: Path, chosen: Tokenizer, folder: Path) -> None:
+    """The index stage for one source: encode its slices, then shuffle them into one file. chosen: the tokenizer, as the
+    parent of the workers has loaded it."""
     shutil.rmtree(folder, ignore_errors=True)
-    encoder = encoder or load_bulk_tokenizer(tokenizer).encoder
-    ranges = document_ranges(corpus, "train", "text")
-    tasks = encode_tasks(ranges, EncodeTask(tokenizer, encoder, (), folder / "parts" / "text", differing=differing))
+    parts, ids = folder / "parts" / "text", (chosen.vocab_size, chosen.end_of_document)
+    common = EncodeTask(tokenizer, chosen.encoder, *ids, (), parts, differing=chosen.differing)
+    tasks = encode_tasks(document_ranges(corpus, "train", "text"), common)
     for task in tasks:
         encode_documents(task)
     merge([task.prefix for task in tasks], folder / "text", key_of(0, "documents"))

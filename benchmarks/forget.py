@@ -11,6 +11,7 @@ datatrove, dolma and NeMo Curator curate everything again."""
 import json
 import random
 import shutil
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -21,6 +22,8 @@ from support.curation_inputs import made_texts, paragraphs
 from support.curation_runs import timed
 
 from gristmill.data_pipeline.annotate.tombstones import TOMBSTONES_NAME
+from gristmill.data_pipeline.ledger.document_file import IDENTITY_FILE
+from gristmill.foundation.checksums import drop_damaged
 from gristmill.foundation.files import file_digest
 
 PROGRAM = str(Path(sys.executable).with_name("gristmill"))
@@ -113,8 +116,11 @@ def run(folder: Path, *command: object) -> float:
 
 
 def snapshot(work: Path, target: Path) -> Path:
+    """A copy of a work folder, in which hard links stay links and seals are those of the new files: in a folder that is
+    not copied, no file is read only to see that it is whole."""
     shutil.rmtree(target, ignore_errors=True)
-    shutil.copytree(work, target)
+    subprocess.run(["cp", "-a", str(work), str(target)], check=True)
+    drop_damaged(target / "cache", sys.exit, unsealed=(IDENTITY_FILE,))
     return target
 
 

@@ -27,14 +27,15 @@ from transformers import AutoModelForCausalLM
 
 from gristmill.evaluation.convert.huggingface import write_huggingface
 from gristmill.evaluation.inference.causal_lm import CausalLM
-from gristmill.evaluation.inference.generate.batch import BatchLimits, ContinuousBatch
+from gristmill.evaluation.inference.generate.batch import ContinuousBatch
 from gristmill.evaluation.inference.generate.drafts import Drafting
+from gristmill.evaluation.inference.generate.limits import BatchLimits
 from gristmill.evaluation.inference.generate.request import GenerationRequest, GenerationSettings
 from gristmill.evaluation.inference.local_causal_lm import LocalCausalLM
 from gristmill.evaluation.inference.transformers_causal_lm import load_transformers_causal_lm
 from gristmill.training.auto_tp.transformers_folder import open_causal_folder
 from gristmill.training.config.model import ModelConfig
-from gristmill.training.model.init import initialize, place_joint_weights
+from gristmill.training.model.init import initialize, place_decoding_weights
 from gristmill.training.model.transformer import Transformer
 from gristmill.training.parallel.mesh import single_process
 
@@ -82,7 +83,7 @@ def main() -> None:
     model = Transformer(MODEL, VOCABULARY)
     initialize(model, seed=0, device=torch.device("cpu"), dtype=torch.float32)
     if options.speculation:
-        place_joint_weights(model)
+        place_decoding_weights(model)
         print_figures(speculation(LocalCausalLM(model, MODEL.sequence_length), longest, 1 if options.quick else 3))
         return
     with tempfile.TemporaryDirectory() as name:
@@ -93,7 +94,7 @@ def main() -> None:
         by_transformers, _ = load_transformers_causal_lm(
             open_causal_folder(Path(name)), single_process(), torch.float32, VOCABULARY
         )
-    place_joint_weights(model)  # as in a model that is loaded
+    place_decoding_weights(model)  # as in a model that is loaded
     ours = LocalCausalLM(model, MODEL.sequence_length)
     rounds = 1 if options.quick else 3
     compared = [measured(work, ours, peer, rounds) for work in works(REQUESTS[options.quick], longest)]
@@ -166,7 +167,7 @@ def speculation(ours: LocalCausalLM, length: int, rounds: int) -> list[Figure]:
     weights, and its text repeats."""
     draft = Transformer(ModelConfig(**{**MODEL.model_dump(exclude_defaults=True), "layers": 1}), VOCABULARY)
     initialize(draft, seed=0, device=torch.device("cpu"), dtype=torch.float32)
-    place_joint_weights(draft)
+    place_decoding_weights(draft)
     kinds = {"ngram": Drafting(8), "model": Drafting(4, LocalCausalLM(draft, MODEL.sequence_length))}
     prompts = np.random.default_rng(5).integers(1, VOCABULARY, (3, 32)).tolist()
     work, figures = Work("", prompts, [length] * 3, 1.0), []

@@ -16,8 +16,14 @@ from measure import Figure, arguments, print_figures
 from rich.console import Console
 from rich.table import Table
 
-from gristmill.data_pipeline.signals.language import BUNDLED, NEVER_NAMED, LanguageConfig, detect, model_languages
-from gristmill.data_pipeline.signals.scripts import language_code
+from gristmill.data_pipeline.signals.language import (
+    BUNDLED,
+    NEVER_NAMED,
+    LanguageConfig,
+    detect,
+    language_code,
+    model_languages,
+)
 
 LENGTHS = (20, 40, 80, 160, 300, 1000)
 THRESHOLDS = (0.0, 0.3, 0.5, 0.65, 0.8, 0.9)

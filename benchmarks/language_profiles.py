@@ -26,7 +26,7 @@ from support.filter_decisions import decide
 
 from gristmill.data_pipeline.curate_config import CurateConfig
 from gristmill.data_pipeline.filters.profiles import ProfilesConfig, load_profiles
-from gristmill.data_pipeline.signals.scripts import language_code, script_code
+from gristmill.data_pipeline.signals.language import language_code, script_code
 from gristmill.data_pipeline.signals.stop_words import matched_words
 
 THREE = ("gopher_repetition", "fineweb_quality", "gopher_quality")

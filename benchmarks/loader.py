@@ -40,16 +40,20 @@ from gristmill.data_pipeline.indexed.dataset import (
     source_prefix,
     write_dataset,
 )
-from gristmill.data_pipeline.indexed.format import HEADER_BYTES, Header, bin_path, idx_path, indexed_writer
+from gristmill.data_pipeline.indexed.format import (
+    HEADER_BYTES,
+    Header,
+    IndexedReader,
+    bin_path,
+    idx_path,
+    indexed_writer,
+)
 from gristmill.data_pipeline.indexed.packing import first_windows, num_groups, table_path, write_table
-from gristmill.data_pipeline.indexed.reader import IndexedReader
 from gristmill.data_pipeline.indexed.samples import open_samples
 from gristmill.foundation.checksums import write_cached
 from gristmill.foundation.manifest import StageIdentity, write_manifest
 from gristmill.training.config.model import ModelConfig
-from gristmill.training.objectives.batches import collate
-from gristmill.training.objectives.causal import Causal
-from gristmill.training.objectives.objective import NoOptions, ObjectiveInputs
+from gristmill.training.objectives.objective import Causal, NoOptions, ObjectiveInputs, collate
 
 CONTEXT = 2048
 WEIGHTS = {"books": 0.7, "notes": 0.3}

@@ -24,7 +24,7 @@ from rich.console import Console
 from rich.table import Table
 from support import mixer_corpus, mixer_recall, mixer_timings
 
-from gristmill.training.processes import keep_freed_memory
+from gristmill.training.launch.processes import keep_freed_memory
 
 CPU = torch.device("cpu")
 

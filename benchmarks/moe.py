@@ -18,6 +18,7 @@ from transformers.models.olmoe.modeling_olmoe import OlmoeSparseMoeBlock
 
 from gristmill.evaluation.inference.local_causal_lm import LocalCausalLM
 from gristmill.training.config.model import ModelConfig
+from gristmill.training.launch.processes import keep_freed_memory
 from gristmill.training.model.decoding_cache import SlotRows
 from gristmill.training.model.init import fill, initialize
 from gristmill.training.model.moe.mixture import MixtureOfExperts
@@ -26,7 +27,6 @@ from gristmill.training.parallel.mesh import single_process
 from gristmill.training.parallel.tensor import TensorAxis
 from gristmill.training.planner.costs.model_shape import shape_of
 from gristmill.training.planner.costs.parameters import active_parameters, parameter_count
-from gristmill.training.processes import keep_freed_memory
 
 # OLMoE-1B-7B (arXiv 2409.02060, table 1) is 2048 wide with 64 experts of 1024, top 8; on a CPU a quarter of that.
 ON_CPU = {"width": 512, "ffn_hidden_size": 256, "experts": 64, "top_k": 8, "tokens": 2048}

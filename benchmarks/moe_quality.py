@@ -23,7 +23,7 @@ from rich.table import Table
 
 from gristmill.foundation.progress import Reporter
 from gristmill.pipelines.recipes.recipe_file import load_recipe
-from gristmill.pipelines.stages.training_data import open_form
+from gristmill.pipelines.workdir.data_forms import open_form
 from gristmill.training.checkpoint.checkpoint import step_folder, steps_in
 from gristmill.training.config.model import ModelConfig
 from gristmill.training.config.train import TrainConfig

@@ -23,10 +23,10 @@ from support.curation_runs import Run, recipe, run_gristmill
 from gristmill.foundation.manifest import read_manifest
 from gristmill.foundation.progress import Reporter
 from gristmill.foundation.runtime.tasks.local import LocalEngine
-from gristmill.pipelines.raw_files import pin
 from gristmill.pipelines.recipes.recipe_file import load_recipe
-from gristmill.pipelines.runner import TIMES_NAME, Processes, Runner
-from gristmill.pipelines.stage_list import STAGES
+from gristmill.pipelines.stages.runner import TIMES_NAME, Processes, Runner
+from gristmill.pipelines.stages.stage_list import STAGES
+from gristmill.pipelines.workdir.raw_files import pin
 
 ENGINE_ROUNDS = 2
 QUICK = ["train.tokens=200k", "evaluate.cloze_items=40", "evaluate.text_bytes=20000"]

@@ -181,11 +181,12 @@ def flops_per_token(parameters: Iterator[tuple[str, torch.Tensor]], size: ModelS
 
 @dataclass(frozen=True)
 class Written:
-    """What `gristmill init` writes for a size, with changes by section. held_out: samples."""
+    """What `gristmill init` writes for a size, with changes by section. held_out: samples. evaluations: of a run."""
 
     size: ModelSize = SIZE
     changes: Mapping[str, dict[str, Any]] = field(default_factory=dict)
     held_out: int = HELD_OUT
+    evaluations: int = EVALUATIONS
 
     def section(self, name: str, fields: dict[str, Any]) -> dict[str, Any]:
         return fields | self.changes.get(name, {})
@@ -207,7 +208,7 @@ def train_ours(
         optimizer=optimizer,
         lr_schedule=recipe.section("schedule", SCHEDULE),
         z_loss=recipe.changes.get("train", {}).get("z_loss", 0.0),
-        validation={"every": steps // EVALUATIONS, "samples": recipe.held_out},
+        validation={"every": steps // recipe.evaluations, "samples": recipe.held_out},
         checkpoint={"every": 0},
         monitoring={"trackers": ()},
     )

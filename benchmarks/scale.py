@@ -5,8 +5,9 @@ groups. Each size runs in a process of its own (the driver) with a pool of worke
 slope of the driver's peak between the two largest sizes from a million documents on; below, the steps run in the driver
 by intention. `--documents 1e7 1e8` takes 79 GB of disk. `--network MEGABYTES` curates so much text instead, with the
 work folder in an S3 server of this process and Slurm's elements as other processes: `driver_network_bytes_per_document`
-is what the driver's store sends and receives. The rates of text are measured in the same run and, with the rest, make
-the forecast. Prices: 0.045 dollars a core-hour, 0.40 a million GET, 5 a million PUT (AWS, us-east-1)."""
+is what the driver's store sends and receives. `--sources NUMBER` curates so many sources of one document each. The
+rates of text are measured in the same run and, with the rest, make the forecast. Prices: 0.045 dollars a core-hour,
+0.40 a million GET, 5 a million PUT (AWS, us-east-1)."""
 
 import json
 import os
@@ -18,6 +19,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +29,7 @@ import pyarrow.parquet as pq
 import pytest
 from measure import Figure, arguments, print_figures, process_peak_bytes
 from support.curation_inputs import made_texts, paragraphs, write_jsonl
-from support.curation_runs import recipe, run_gristmill
+from support.curation_runs import recipe, run_gristmill, timed
 from support.planted import write_parquet
 
 from gristmill.data_pipeline.dedup.candidates import Banding, StoredDocuments, write_groups, write_keys, write_links
@@ -44,7 +46,7 @@ from gristmill.foundation.progress import Reporter
 from gristmill.foundation.runtime.store.store import Store
 from gristmill.foundation.runtime.tasks import slurm
 from gristmill.foundation.runtime.tasks.local import LocalEngine
-from gristmill.foundation.runtime.tasks.shuffle import RANGE_RECORDS, Shuffle
+from gristmill.foundation.runtime.tasks.task_files import RANGE_RECORDS, Shuffle
 from gristmill.pipelines.cli.main import main as gristmill
 from tests.support import fake_slurm
 from tests.support.s3_server import s3_server
@@ -69,7 +71,10 @@ def main() -> None:
     parser.add_argument("--make", action="store_true", help="only make the signatures of --run")
     parser.add_argument("--text-megabytes", type=float, default=100)
     parser.add_argument("--network", type=float, help="megabytes of text; only what crosses the driver's network")
+    parser.add_argument("--sources", type=int, help="only curation of so many sources of one document each")
     options = parser.parse_args()
+    if options.sources:
+        return print_figures(source_figures(options.sources, options.data))
     if options.network:
         return print_figures(network_figures(options.network, options.data))
     if options.make:
@@ -127,6 +132,32 @@ def network_figures(megabytes: float, data: Path | None) -> list[Figure]:
         Figure("driver_bytes_copied_in_the_store_per_document", moved["copied"] / len(texts), "bytes"),
         Figure("text_bytes_per_document", text_bytes, "bytes"),
     ]
+
+
+def source_figures(sources: int, data: Path | None) -> list[Figure]:
+    """CPU time of `gristmill curate` with default settings, of all processes, for sources of one document each."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "raw").mkdir()
+        entries = []
+        for number, text in enumerate(islice(made_texts(paragraphs(data), sources * 10_000, 4000), sources)):
+            path = folder / "raw" / f"{number}.jsonl"
+            path.write_text(json.dumps({"text": text}) + "\n")
+            entries.append({"name": f"source{number}", "format": "jsonl", "paths": [str(path)]})
+        (folder / "recipe.yaml").write_text(json.dumps({"name": "sources", "sources": entries}))
+        program = Path(sys.executable).with_name("gristmill")
+        command = [
+            str(program),
+            "curate",
+            str(folder / "recipe.yaml"),
+            "--workers",
+            "1",
+            "--workdir",
+            str(folder / "run"),
+        ]
+        usage, _ = timed(command, 1, folder / "log")
+    unit = f"CPU s, {sources:,} sources of a document"
+    return [Figure("sources_cpu_seconds", usage.cpu_seconds, unit, 60, "most that was asked for")]
 
 
 def count_transfers(patch: pytest.MonkeyPatch) -> Counter[str]:

@@ -36,11 +36,13 @@ from transformers import AutoModelForCausalLM, TemperatureLogitsWarper, TopPLogi
 
 from gristmill.evaluation.convert.huggingface import write_huggingface
 from gristmill.evaluation.inference.config import EvaluateConfig, SamplingConfig
+from gristmill.evaluation.inference.generate.batch import ContinuousBatch
+from gristmill.evaluation.inference.generate.limits import BatchLimits
 from gristmill.evaluation.inference.generate.request import GenerationRequest, GenerationSettings, RequestResult
 from gristmill.evaluation.inference.generate.sampler import RowChoice, choose_tokens
 from gristmill.evaluation.inference.load import load_for_evaluation
 from gristmill.evaluation.inference.server.engine import GenerationEngine, Ticket
-from gristmill.evaluation.inference.server.server import ServerOptions, new_batch, serve
+from gristmill.evaluation.inference.server.server import ServerOptions, serve
 from gristmill.evaluation.inference.workdir import CheckpointPaths
 from gristmill.foundation.progress import Reporter
 from gristmill.training.config.model import ModelConfig
@@ -204,7 +206,8 @@ def prefill_stall(folder: Path, length: int) -> Figure:
     """Streams run alone for a while, then a long prompt comes. The clock counts the process's CPU seconds, which others
     on the machine do not change."""
     loaded = load_for_evaluation(CheckpointPaths(folder), EvaluateConfig())
-    engine = GenerationEngine(lambda: new_batch(loaded, STREAMS + 1), 64, clock=time.process_time)
+    limits = BatchLimits(STREAMS + 1)
+    engine = GenerationEngine(lambda: ContinuousBatch(loaded.causal_lm, loaded.codec, limits, time.process_time), 64)
     rng = np.random.default_rng(0)
     streams = [Stream() for _ in range(STREAMS)]
     ended = threading.Event()

@@ -16,7 +16,8 @@ from measure import Figure, arguments, print_figures
 from rich.console import Console
 from rich.table import Table
 
-from gristmill.evaluation.inference.generate.batch import BatchLimits, ContinuousBatch
+from gristmill.evaluation.inference.generate.batch import ContinuousBatch
+from gristmill.evaluation.inference.generate.limits import BatchLimits
 from gristmill.evaluation.inference.generate.request import GenerationRequest, GenerationSettings
 from gristmill.evaluation.inference.local_causal_lm import LocalCausalLM
 from gristmill.evaluation.inference.streamed import load_streamed_checkpoint

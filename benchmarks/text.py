@@ -14,6 +14,7 @@ from pathlib import Path
 import zstandard
 
 ROOT = Path(__file__).parent.parent
+SOURCE_SUFFIXES, LONGEST_SOURCE = {".py", ".pyi", ".md", ".rst", ".txt", ".h", ".hpp", ".html"}, 2_000_000
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 CORPORA = Path(os.environ.get("GRISTMILL_SHARED_DATA") or ROOT / "../shared/data") / "corpora"
 
@@ -50,6 +51,21 @@ def made(num_bytes: int) -> Iterator[str]:
         text = "\n\n".join("\n".join(sentence() for _ in range(5)) for _ in range(12))
         written += len(text)
         yield text
+
+
+def installed_texts(num_bytes: int) -> list[str]:
+    """Source code and documents of the installed Python packages, of about num_bytes, shuffled with a fixed seed, every
+    text once: real text of hundreds of MB that every machine has."""
+    paths = [path for path in Path(zstandard.__file__).parents[1].rglob("*") if path.suffix in SOURCE_SUFFIXES]
+    random.Random(0).shuffle(paths := sorted(paths))
+    texts: dict[bytes, None] = {}
+    held = 0
+    for path in paths:
+        content = path.read_bytes() if held < num_bytes and path.is_file() else b""
+        if 0 < len(content) <= LONGEST_SOURCE and content not in texts:
+            texts[content] = None
+            held += len(content)
+    return [content.decode("utf-8", "replace") for content in texts]
 
 
 def docstrings() -> Iterator[str]:

@@ -27,9 +27,8 @@ from gristmill.data_pipeline.indexed.dataset import Dataset, IndexedSource
 from gristmill.data_pipeline.indexed.packing import Concat
 from gristmill.data_pipeline.indexed.permutation import Permutation, key_of
 from gristmill.data_pipeline.indexed.samples import Samples
-from gristmill.pipelines.document_order import DocumentOrder
-from gristmill.pipelines.step_log import StepLog, samples_of_steps, step_of
-from gristmill.pipelines.trace import Tracer
+from gristmill.pipelines.provenance.step_log import StepLog, samples_of_steps, step_of
+from gristmill.pipelines.provenance.trace import DocumentOrder, Tracer
 
 DOCUMENTS, TOKENS = 10**9, 10**12
 LENGTH, BATCH_TOKENS = 4096, 1 << 20

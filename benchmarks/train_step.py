@@ -38,11 +38,11 @@ from support.train_sides import Ours, Setting, batch, counts_of_a_step, loss_of_
 
 from gristmill.training.config.model import ModelConfig
 from gristmill.training.config.train import TrainConfig
+from gristmill.training.launch.processes import keep_freed_memory
 from gristmill.training.metrics import device_peak
 from gristmill.training.parallel.linear import product
 from gristmill.training.parallel.mesh import build_mesh
 from gristmill.training.planner.costs.model_shape import flops_per_token, shape_of
-from gristmill.training.processes import keep_freed_memory
 from tests.support.forked_pool import ForkedPool
 
 SIZES = {  # layers, width, heads

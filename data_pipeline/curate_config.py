@@ -7,9 +7,13 @@ from pydantic import Field, field_validator, model_validator
 
 from gristmill.data_pipeline.annotate.list_file import ListsConfig, pinned_list, pinned_robots
 from gristmill.data_pipeline.annotate.normalize import NormalizeConfig
-from gristmill.data_pipeline.annotate.optional_signals import OPTIONAL_SIGNALS, OptionalSignals
-from gristmill.data_pipeline.annotate.origin_fields import OriginFields
-from gristmill.data_pipeline.annotate.own_signals import OwnSignal, check_own_signals
+from gristmill.data_pipeline.annotate.optional_signals import (
+    OPTIONAL_SIGNALS,
+    OptionalSignals,
+    OriginFields,
+    OwnSignal,
+    check_own_signals,
+)
 from gristmill.data_pipeline.corpus.splits import SplitConfig
 from gristmill.data_pipeline.decontamination.config import DecontaminateConfig
 from gristmill.data_pipeline.dedup.exact import ExactDedupConfig
@@ -30,10 +34,16 @@ from gristmill.data_pipeline.quality.scores import (
     pinned_labels,
     pinned_scores,
 )
-from gristmill.data_pipeline.signals.language import BUNDLED, LanguageConfig, ParagraphLanguageConfig, model_languages
+from gristmill.data_pipeline.signals.language import (
+    BUNDLED,
+    LanguageConfig,
+    ParagraphLanguageConfig,
+    language_code,
+    model_languages,
+    require_language_code,
+)
 from gristmill.data_pipeline.signals.names import SIGNALS
 from gristmill.data_pipeline.signals.reference import WordRule
-from gristmill.data_pipeline.signals.scripts import language_code, require_language_code
 from gristmill.foundation.config import Config
 from gristmill.foundation.errors import RecipeError, nearest_names
 from gristmill.foundation.user_code import UserCode

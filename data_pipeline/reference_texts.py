@@ -14,8 +14,9 @@ from gristmill.data_pipeline.signals.bits import TextBuffer
 from gristmill.data_pipeline.signals.language import (
     LanguageConfig,
     detect_buffer,
+    language_code,
+    text_scripts,
 )
-from gristmill.data_pipeline.signals.scripts import language_code, text_scripts
 from gristmill.foundation.errors import InputError, RecipeError
 from gristmill.foundation.files import write_atomic
 

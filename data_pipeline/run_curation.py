@@ -1,6 +1,6 @@
 """Curation from raw files to a corpus: annotate, filter, score, deduplicate, edit texts, annotate again, write."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import accumulate
@@ -18,7 +18,7 @@ from gristmill.data_pipeline.annotate.annotate import (
     dropped_file,
     text_identity,
 )
-from gristmill.data_pipeline.annotate.origin_fields import origin_fields
+from gristmill.data_pipeline.annotate.optional_signals import origin_fields
 from gristmill.data_pipeline.annotate.tombstones import Tombstones, drop_documents, write_tombstones
 from gristmill.data_pipeline.corpus.counts import (
     check_training_documents,
@@ -28,10 +28,11 @@ from gristmill.data_pipeline.corpus.counts import (
     write_summary,
 )
 from gristmill.data_pipeline.corpus.merged_sketches import write_sketches
-from gristmill.data_pipeline.corpus.reused_files import OUTPUT_CACHE, ReusedFiles
 from gristmill.data_pipeline.corpus.splits import one_split, split_indices
 from gristmill.data_pipeline.corpus.writer import (
     HELD_OUT_FOLDER,
+    OUTPUT_CACHE,
+    ReusedFiles,
     SourcesToWrite,
     SourceToWrite,
     ledger_tasks,
@@ -51,11 +52,12 @@ from gristmill.data_pipeline.curate_config import (
 )
 from gristmill.data_pipeline.decontamination.config import BenchmarkExample, missing_fields
 from gristmill.data_pipeline.decontamination.step import all_examples
+from gristmill.data_pipeline.dedup.folding import keys_path
 from gristmill.data_pipeline.dedup.near import EarlierRuns, Protected, keep_signatures, protected_corpora
 from gristmill.data_pipeline.dedup.signature_cache import SIGNATURE_CACHE, SignatureCache
 from gristmill.data_pipeline.dedup.signatures import STORE_FILE
 from gristmill.data_pipeline.dedup.step import DedupSettings, deduplicate
-from gristmill.data_pipeline.filters.apply import FilterTask, Rules, apply_filters_to_files, rules_of
+from gristmill.data_pipeline.filters.apply import FILTER_RESULTS, FilterTask, Rules, apply_filters_to_files, rules_of
 from gristmill.data_pipeline.filters.pii import pii_rules
 from gristmill.data_pipeline.filters.presets import FilterChoice, page_kind_rules
 from gristmill.data_pipeline.filters.profiles import load_profiles
@@ -69,10 +71,9 @@ from gristmill.data_pipeline.readers.source import SourceConfig
 from gristmill.data_pipeline.signals.language import model_digest
 from gristmill.data_pipeline.text_edits.reannotate import reannotate
 from gristmill.data_pipeline.text_edits.step import EditSettings, TextEdits, edit_texts
-from gristmill.foundation.checksums import drop_damaged, remove_seals, seal_of
+from gristmill.foundation.checksums import Lock, drop_damaged, remove_seals, seal_of
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.files import remove_tree
-from gristmill.foundation.lock import Lock
 from gristmill.foundation.runtime.tasks.engine import Engine
 
 
@@ -159,7 +160,8 @@ def _filter(state: CurationState, inputs: CurationInputs) -> CurationState:
         for source, rule, group in zip(inputs.sources, rules, paths, strict=True)
         for path in group
     ]
-    results = iter(apply_filters_to_files(filter_tasks, inputs.engine, inputs.work / "filters"))
+    folder = inputs.cache / FILTER_RESULTS
+    results = iter(apply_filters_to_files(filter_tasks, inputs.engine, folder, inputs.code_version))
     first_files = [0, *accumulate(map(len, paths))][:-1]
     sources = [
         SourceState(source, rule, group, tuple(next(results) for _ in group), first)
@@ -168,7 +170,7 @@ def _filter(state: CurationState, inputs: CurationInputs) -> CurationState:
     return replace(state, sources=sources)
 
 
-def _split_of(source: SourceConfig, inputs: CurationInputs) -> Callable[[np.ndarray], np.ndarray]:
+def _split_of(source: SourceConfig, inputs: CurationInputs) -> "partial[np.ndarray]":
     if source.held_out is not None:
         return partial(one_split, split=source.held_out)
     return partial(split_indices, config=inputs.config.splits, seed=inputs.seed)
@@ -265,7 +267,11 @@ def _delete_other_annotations(cache: Path, tasks: Sequence[Sequence[AnnotateTask
     """Deletes annotated files of earlier settings or raw files, and tables of boilerplate that no source uses; the next
     run of this recipe needs only these."""
     current = {
-        path for group in tasks for task in group for path in (task.path, seal_of(task.path), dropped_file(task.path))
+        path
+        for group in tasks
+        for task in group
+        for file in (task.path, keys_path(task.path))
+        for path in (file, seal_of(file), dropped_file(task.path))
     }
     for path in (cache / "annotated").iterdir():
         if path not in current:

@@ -6,7 +6,8 @@ from dataclasses import asdict, replace
 
 from gristmill.evaluation.inference.config import EvaluateConfig, SamplingConfig
 from gristmill.evaluation.inference.draft_model import load_drafting
-from gristmill.evaluation.inference.generate.batch import ContinuousBatch, default_limits
+from gristmill.evaluation.inference.generate.batch import ContinuousBatch
+from gristmill.evaluation.inference.generate.limits import default_limits
 from gristmill.evaluation.inference.generate.prompts import BatchSize, PromptFile, Writer, generate, generate_file
 from gristmill.evaluation.inference.generate.request import Generation, GenerationSettings, TextStream
 from gristmill.evaluation.inference.load import (
@@ -20,16 +21,21 @@ from gristmill.evaluation.inference.load import (
     one_model_on_ranks,
 )
 from gristmill.evaluation.inference.workdir import CheckpointPaths, Workdir, checkpoints_folder, find_checkpoint
-from gristmill.evaluation.results.compare import compare_folders, comparison_markdown
-from gristmill.evaluation.results.curves import curve_svg, noise_markdown, score_noise
+from gristmill.evaluation.results.compare import (
+    compare_folders,
+    comparison_markdown,
+    curve_svg,
+    noise_markdown,
+    score_noise,
+)
 from gristmill.evaluation.results.table import ScoreRow
 from gristmill.evaluation.run import EvaluationPaths, evaluate, evaluate_folder
 from gristmill.foundation.errors import InputError, RecipeError
 from gristmill.foundation.files import write_atomic
 from gristmill.foundation.progress import Reporter
 from gristmill.training.checkpoint.checkpoint import step_folder, steps_in, verified
+from gristmill.training.launch.processes import RankInfo, local_device
 from gristmill.training.parallel.mesh import ALONE
-from gristmill.training.processes import RankInfo, local_device
 
 
 def evaluate_checkpoint(
@@ -173,7 +179,8 @@ def generate_to_file(
         for note in filter(None, (loaded.note, loaded.memory_note) if mesh.is_first else ()):
             reporter.say(note)
         settings = _with_defaults(settings, loaded)
-        limits = default_limits(loaded.causal_lm, sequences, load_drafting(ranks.drafts, loaded, ranks.rank.world_size))
+        drafting = load_drafting(ranks.drafts, loaded, ranks.rank.world_size)
+        limits = default_limits(loaded.causal_lm, sequences, drafting, ranks=mesh.world)
         batch = ContinuousBatch(loaded.causal_lm, loaded.codec, limits)
         options = {**asdict(settings), "sampling": settings.sampling.model_dump()}
         run = {"model": loaded.digest, "options": options}

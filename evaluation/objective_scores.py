@@ -16,9 +16,8 @@ from gristmill.evaluation.results.statistics import accuracy_verdict, mean_error
 from gristmill.evaluation.results.table import ScoreRow, write_results
 from gristmill.training.engine.passes import GradientAccumulation
 from gristmill.training.model.transformer import Transformer
-from gristmill.training.objectives.batches import collate
 from gristmill.training.objectives.check import checked_loss
-from gristmill.training.objectives.objective import Objective, user_errors_named
+from gristmill.training.objectives.objective import Objective, collate, user_errors_named
 
 TASK = "objective"
 BATCH_TOKENS = 8192  # of one forward pass

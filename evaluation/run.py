@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from gristmill.data_pipeline.indexed.reader import IndexedReader
+from gristmill.data_pipeline.indexed.format import IndexedReader
 from gristmill.evaluation.inference.config import RECALL_TASKS, EvaluateConfig
 from gristmill.evaluation.inference.load import LoadedModel, load_for_evaluation
 from gristmill.evaluation.inference.workdir import CheckpointPaths, HeldOutCorpus

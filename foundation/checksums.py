@@ -1,7 +1,8 @@
-"""Checksum files ("seals") for cached files that are in no manifest, to detect damaged or incomplete files.
+"""Digests of files that are in no manifest: the lock file of raw inputs, and checksum files ("seals") of cached files,
+to detect changed, damaged or incomplete ones.
 
 The seal of X is `.X.seal`: the XXH3-128 of its bytes and, unless the writer was killed in between, the file state.
-While the state is the same the bytes are not read again; in a copied or touched folder they are."""
+While the state is the same the bytes are not read again; in a copied or touched folder they are, once."""
 
 import fcntl
 import json
@@ -9,8 +10,9 @@ import os
 import shutil
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +20,95 @@ import orjson
 import pyarrow as pa
 import xxhash
 
+from gristmill.foundation.config import Config
 from gristmill.foundation.errors import InputError
-from gristmill.foundation.files import atomic_path, file_digest, write_atomic
-from gristmill.foundation.fingerprint import canonical_json
+from gristmill.foundation.files import atomic_path, digest_changes, file_digest, write_atomic
+from gristmill.foundation.fingerprint import canonical_json, digested_json, fingerprint, read_digested_json
 from gristmill.foundation.manifest import CACHE_FOLDER, MANIFEST_NAME, Manifest, Output, read_manifest
+
+# Lock file: pins the raw inputs of a recipe by digest, so that a later run reads the same bytes or names the change.
+
+LOCK_NAME = "lock.json"
+
+
+class RawFile(Config):
+    """One raw input. `name` is for messages (a path as in the recipe, a module of the interpreter); the digest
+    is its identity. `copy_index` distinguishes files of one source with equal digests."""
+
+    name: str
+    bytes: int
+    sha256: str
+    copy_index: int = 0
+
+
+class LockedSource(Config):
+    """request: the part of the source's config that decides which files are read."""
+
+    name: str
+    request: dict[str, Any]
+    files: tuple[RawFile, ...]
+
+
+class Lock(Config):
+    sources: tuple[LockedSource, ...]
+
+    def source(self, name: str) -> LockedSource:
+        """Raises InputError if the lock pins no such source."""
+        if name in self._by_name:
+            return self._by_name[name]
+        raise InputError(
+            f"{LOCK_NAME}: has no source {name!r}; run `gristmill run` to pin the recipe's raw files again"
+        )
+
+    @cached_property
+    def _by_name(self) -> dict[str, LockedSource]:
+        return {source.name: source for source in self.sources}
+
+    def identity(self) -> dict[str, str]:
+        """Source name -> fingerprint of its files' contents, without their names and paths."""
+        return {
+            source.name: fingerprint([[file.sha256, file.copy_index] for file in source.files])
+            for source in self.sources
+        }
+
+
+def in_canonical_order(files: Sequence[RawFile]) -> tuple[RawFile, ...]:
+    """Sort by digest, equal ones by name, and number those: the result does not depend on paths or the order on disk.
+
+    [("b", d1), ("a", d1), ("c", d0)] -> [("c", d0, 0), ("a", d1, 0), ("b", d1, 1)]"""
+    ordered = sorted(files, key=lambda file: (file.sha256, file.name))
+    numbered: list[RawFile] = []
+    for file in ordered:
+        same = numbered and numbered[-1].sha256 == file.sha256
+        index = numbered[-1].copy_index + 1 if same else 0
+        is_numbered = file.copy_index == index  # a second value of each of a million files would be 0.6 GB
+        copy = file if is_numbered else RawFile(name=file.name, bytes=file.bytes, sha256=file.sha256, copy_index=index)
+        numbered.append(copy)
+    return tuple(numbered)
+
+
+def write_lock(path: Path, lock: Lock) -> None:
+    write_atomic(path, digested_json(lock.model_dump(mode="json")))
+
+
+def read_lock(path: Path) -> Lock | None:
+    """None if there is no lock yet. Raises InputError if there is one that cannot be read."""
+    if not path.exists():
+        return None
+    if not path.is_file():  # reading a named pipe would never return
+        raise InputError(f"{path}: not a file; move it away")
+    try:
+        return Lock.model_validate(read_digested_json(path.read_bytes()))
+    except ValueError as error:
+        raise InputError(f"{path}: not a lock ({error}); remove it to pin the raw files again") from error
+
+
+def lock_differences(pinned: LockedSource, current: LockedSource) -> list[str]:
+    """One line for each raw file that was added, removed or changed since the lock was written."""
+    return digest_changes(
+        {file.name: file.sha256 for file in pinned.files}, {file.name: file.sha256 for file in current.files}
+    )
+
 
 READ_BYTES = 1 << 20
 SMALL_BYTES = 1 << 15
@@ -59,9 +146,9 @@ def seal_with(path: Path, digest: str) -> None:
     _write_seal(path, {"xxh3": digest, "state": file_state(path)})
 
 
-def _write_state(path: Path, digest: str) -> None:
+def _write_state(path: Path, digest: str, state: dict[str, int] | None = None) -> None:
     """Write the seal once more with the file's state, unless the file is read as fast as its seal is written."""
-    state = file_state(path)
+    state = state or file_state(path)
     if state["bytes"] > SMALL_BYTES:
         _write_seal(path, {"xxh3": digest, "state": state})
 
@@ -91,11 +178,18 @@ def link_file(path: Path, target: Path, may_copy: bool = True) -> None:
 
 
 def is_sealed(path: Path) -> bool:
-    """Whether the file exists, is complete and unchanged."""
+    """Whether the file exists, is complete and unchanged. In a copied or touched folder it is read once."""
     seal = read_cached(seal_of(path))
     if not isinstance(seal, dict) or not path.is_file():
         return False
-    return seal.get("state") == file_state(path) or seal.get("xxh3") == _digest(path)
+    state = file_state(path)  # before the bytes are read: a file that changes meanwhile is read again
+    if seal.get("state") == state:
+        return True
+    if (digest := _digest(path)) != seal.get("xxh3"):
+        return False
+    with suppress(OSError):  # a read-only folder is read each time
+        _write_state(path, digest, state)
+    return True
 
 
 def drop_damaged(folder: Path, say: Callable[[str], None], unsealed: tuple[str, ...] = ()) -> None:
@@ -140,7 +234,7 @@ def _digest(path: Path) -> str:
 # A file may be written twice within one tick of the file system's clock (4 ms on ext4, 2 s on FAT, the coarsest), so a
 # recently written file is not cached; git treats files in its index the same way.
 SETTLED_SECONDS = 2.0
-LOCK_NAME = ".lock"
+MUTEX_NAME = ".lock"
 
 
 def file_state(path: Path) -> dict[str, int]:
@@ -181,6 +275,19 @@ def write_cached_bytes(path: Path, content: bytes) -> None:
         return  # a read-only or full disk: the next run computes the value again
 
 
+def read_kept(path: Path) -> dict[str, Any]:
+    """The fields that write_kept wrote; none if the file is missing or damaged."""
+    try:
+        return read_digested_json(path.read_bytes())
+    except (OSError, ValueError):
+        return {}
+
+
+def write_kept(path: Path, fields: dict[str, Any]) -> None:
+    """As write_cached, with a digest: for values that cannot be told from damaged ones otherwise."""
+    write_cached_bytes(path, digested_json(fields))
+
+
 @contextmanager
 def one_at_a_time(folder: Path) -> Iterator[None]:
     """Lock the folder: processes enter the block one at a time, or all at once if no lock can be created.
@@ -188,7 +295,7 @@ def one_at_a_time(folder: Path) -> Iterator[None]:
     The kernel frees the lock of a process that dies."""
     try:
         (folder / CACHE_FOLDER).mkdir(exist_ok=True)
-        file = (folder / CACHE_FOLDER / LOCK_NAME).open("a")
+        file = (folder / CACHE_FOLDER / MUTEX_NAME).open("a")
     except OSError:
         yield
         return

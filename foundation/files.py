@@ -191,9 +191,11 @@ def sync(path: Path) -> None:
 
 def sync_tree(folder: Path) -> None:
     """fsync every file and folder below the folder, and itself: files that were synced before cost nothing again."""
+    synced: set[int] = set()
     for path in sorted(folder.rglob("*")):
-        if path.is_file() or path.is_dir():
+        if (path.is_file() or path.is_dir()) and (inode := path.stat().st_ino) not in synced:
             sync(path)
+            synced.add(inode)  # of a file with several names one is enough
     sync(folder)
 
 

@@ -1,15 +1,18 @@
-"""Progress reports: a bar with rate and remaining time on a terminal or in a notebook, periodic lines in a log."""
+"""Progress reports: a bar with rate and remaining time on a terminal or in a notebook, periodic lines in a log. They
+also raise a Ctrl-C that was lost."""
 
 import json
+import signal
 import sys
+import threading
 import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from types import FrameType
 from typing import TYPE_CHECKING, Any, TextIO
 
-from gristmill.foundation import interrupts
 from gristmill.foundation.deferred_module import DeferredModule
 
 if TYPE_CHECKING:
@@ -104,7 +107,7 @@ class ProgressMeter:
         """Add to the finished units; `note` is a short status text, such as the loss.
 
         Raises KeyboardInterrupt after a Ctrl-C whose exception was lost."""
-        interrupts.check()
+        raise_lost_interrupt()
         self.done += amount
         self.note = note or self.note
         if self._bar is not None:
@@ -200,3 +203,44 @@ def _short(number: float) -> str:
         if abs(number) >= size:
             return f"{number / size:.3g}{suffix}"
     return f"{number:.3g}"
+
+
+# Ctrl-C is never lost. Python drops a KeyboardInterrupt that is raised while native code calls back or a destructor
+# runs ("Exception ignored in ..."), and the command would go on as if nobody had pressed Ctrl-C. So the signal is
+# remembered, and raised again at the next progress report or stage.
+_received = False
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM, as a batch system or a shutdown sends it: everything ends as for Ctrl-C, with its own exit code."""
+
+
+def remember_interrupts() -> None:
+    """Remembers Ctrl-C from here on, unless the process ignores it (nohup) or handles it in another way; SIGTERM raises
+    Terminated, where nothing else handles it."""
+    global _received
+    _received = False
+    is_main = threading.current_thread() is threading.main_thread()
+    if is_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _receive)
+    if is_main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, _terminate)
+
+
+def raise_lost_interrupt() -> None:
+    """Raises KeyboardInterrupt, once, if Ctrl-C was pressed and the exception was lost."""
+    global _received
+    if _received and threading.current_thread() is threading.main_thread():
+        _received = False
+        raise KeyboardInterrupt
+
+
+def _terminate(number: int, frame: FrameType | None) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a second one ends the process at once
+    raise Terminated
+
+
+def _receive(number: int, frame: FrameType | None) -> None:
+    global _received
+    _received = True
+    signal.default_int_handler(number, frame)

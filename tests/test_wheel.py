@@ -32,7 +32,7 @@ def test_the_wheel_runs_the_demo_elsewhere(tmp_path):
     (packages / "libraries.pth").write_text("\n".join(libraries))  # no editable install is seen: .pth are not nested
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
-    where = run(fresh, "-P", "-c", "import gristmill.pipelines.runner as r; print(r.__file__)", folder=elsewhere)
+    where = run(fresh, "-P", "-c", "import gristmill.pipelines.stages.runner as r; print(r.__file__)", folder=elsewhere)
     assert Path(where.strip()).is_relative_to(packages), where
     program = tmp_path / "fresh" / "bin" / "gristmill"
     short = ("train.tokens=30k", "evaluate.limit=20")

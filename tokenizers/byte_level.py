@@ -13,13 +13,19 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import orjson
 import tiktoken
 from gigatoken.gigatoken_rs import load_hf_json
 
 from gristmill.data_pipeline.signals.intrinsics import load64
 from gristmill.foundation.runtime.kernels.cached_njit import cached_njit
-from gristmill.tokenizers.adversarial import adversarial_strings
-from gristmill.tokenizers.encoders import Encoder, HuggingFaceEncoder, Utf8Encoder, first_difference
+from gristmill.tokenizers.encoders import (
+    Encoder,
+    HuggingFaceEncoder,
+    Utf8Encoder,
+    adversarial_strings,
+    first_difference,
+)
 from tokenizers import Tokenizer as HuggingFaceTokenizer
 
 # GPT-2's pre-tokenization pattern (Radford et al. 2019, encoder.py), also the default of ByteLevel.
@@ -56,19 +62,18 @@ class GigatokenEncoder(Utf8Encoder):
     name = "gigatoken"
 
     def __init__(self, content: dict[str, Any], reference: Encoder, differing: np.ndarray):
-        self._json = json.dumps(content | {"added_tokens": []})
-        self._reference, self._differing = reference, differing
+        self._content, self._reference, self._differing = content | {"added_tokens": []}, reference, differing
         self.differing = ranges_of(differing)
-        self._load()
+        self._backend: Any = None  # loaded at the first text: a process that only plans tasks encodes none
 
     def _load(self) -> None:
-        self._backend: Any = load_hf_json(self._json)
+        self._backend = load_hf_json(orjson.dumps(self._content).decode())
         self._limit_bytes = resident_bytes() + MAX_CACHE_BYTES
 
     def encode_utf8(
         self, buffer: np.ndarray, ends: np.ndarray, end_of_document: int | None = None
     ) -> tuple[np.ndarray, np.ndarray]:
-        if resident_bytes() > self._limit_bytes:
+        if self._backend is None or resident_bytes() > self._limit_bytes:
             self._load()
         raw, encode = buffer.tobytes(), self._backend.encode
         bounds = itertools.pairwise([0, *ends.tolist()])
@@ -176,11 +181,12 @@ def gigatoken_encoder(
 ) -> GigatokenEncoder | None:
     """gigatoken for a byte-level BPE that it supports, else None. Does not compare the ids.
 
-    differing: of the encoder that was compared; the differing characters are determined without them."""
-    if _pattern(content) is None or _ranks(content) is None:
-        return None
+    differing: of an encoder of this content that was compared, which is not looked at again; the differing characters
+    are determined without them."""
     if differing:
         return GigatokenEncoder(content, reference, mask_of(differing))
+    if _pattern(content) is None or _ranks(content) is None:
+        return None
     try:
         probe = load_hf_json(json.dumps(probe_content(content)))
     except RuntimeError:  # a pattern that it does not know

@@ -1,8 +1,12 @@
-"""Indexes a corpus: documents to tokens, one shuffled .bin and .idx per source and split."""
+"""Indexes a corpus: documents to tokens, one shuffled .bin and .idx per source and split.
+
+Tasks encode ranges of documents; others merge their small files, shuffled."""
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -10,36 +14,225 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from gristmill.data_pipeline.corpus.splits import SPLITS
-from gristmill.data_pipeline.indexed.config import blend_weights
+from gristmill.data_pipeline.corpus.splits import (
+    SLICE_BYTES,
+    SPLITS,
+    DocumentRange,
+    Repeats,
+    document_ranges,
+    read,
+    read_repeats,
+)
+from gristmill.data_pipeline.indexed.config import MixConfig, blend_weights
 from gristmill.data_pipeline.indexed.dataset import (
     Dataset,
     FimIds,
     IndexedSource,
     SplitCounts,
+    merge,
     source_prefix,
     write_dataset,
 )
-from gristmill.data_pipeline.indexed.documents import Repeats, document_ranges, read_repeats
-from gristmill.data_pipeline.indexed.format import bin_path, dtype_for
-from gristmill.data_pipeline.indexed.language_shares import (
-    cell_name,
-    language_tag,
-    pooled,
+from gristmill.data_pipeline.indexed.format import (
+    IndexedReader,
+    IndexedWriter,
+    bin_path,
+    dtype_for,
+    idx_path,
+    indexed_writer,
 )
-from gristmill.data_pipeline.indexed.merge import merge
+from gristmill.data_pipeline.indexed.language_shares import cell_name, language_tag, pooled
 from gristmill.data_pipeline.indexed.mix import cell_names, source_cells, write_cells
-from gristmill.data_pipeline.indexed.mix_config import MixConfig
 from gristmill.data_pipeline.indexed.permutation import key_of
-from gristmill.data_pipeline.indexed.reader import IndexedReader
+from gristmill.data_pipeline.ledger.document_file import utf8_of
 from gristmill.foundation.errors import InputError
-from gristmill.foundation.files import file_digest, remove_tree, write_atomic
+from gristmill.foundation.files import atomic_path, file_digest, remove_tree, write_atomic
 from gristmill.foundation.fingerprint import canonical_json
 from gristmill.foundation.runtime.tasks.engine import Engine
 from gristmill.foundation.runtime.tasks.local import LocalEngine
-from gristmill.foundation.runtime.tasks.task_files import fetch
-from gristmill.tokenizers.encode import EncodeTask, documents_path, encode_documents, encode_tasks, note_path
-from gristmill.tokenizers.tokenizer import Tokenizer, load_bulk_tokenizer
+from gristmill.foundation.runtime.tasks.task_files import fetch, fetch_folder
+from gristmill.tokenizers.encoders import Encoder
+from gristmill.tokenizers.tokenizer import Tokenizer, load_bulk_tokenizer, load_encoder
+
+# Encodes documents: a task reads document ranges of a corpus and writes their token ids as one small indexed file.
+
+# Text given to the encoder in one call, about; a longer document is one call.
+BATCH_BYTES = 1_000_000
+# Text of a task, about: putting its three files in place takes as long as encoding half a MB.
+TASK_BYTES = 4 * SLICE_BYTES
+DESCRIBED = ["doc_id", "language"]  # columns of documents
+
+
+@dataclass(frozen=True)
+class EncodeTask:
+    """prefix: of the output .bin and .idx; PREFIX.json, written last, holds the ranges and the bytes of their texts.
+    sentences: every sentence is a sequence of its own. described: PREFIX.parquet holds the id, language and bytes of
+    each document. differing: the code points that the encoder does not encode itself."""
+
+    tokenizer: Path
+    encoder: str
+    vocab_size: int
+    end_of_document: int
+    ranges: tuple[DocumentRange, ...]
+    prefix: Path
+    sentences: bool = False
+    described: bool = False
+    differing: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def bytes(self) -> int:
+        return sum(documents.bytes for documents in self.ranges)
+
+    def is_done(self) -> bool:
+        """Whether the files are complete and of these ranges: another version may have cut them at other rows."""
+        note = note_path(self.prefix)
+        if not (note.is_file() and idx_path(self.prefix).is_file()):
+            return False
+        return json.loads(note.read_bytes()).get("ranges") == self.places()
+
+    def places(self) -> list[list[str | int]]:
+        """The file's name, row group, first row and number of rows of each range."""
+        return [[part.path.name, part.row_group, part.first, part.documents] for part in self.ranges]
+
+
+def encode_tasks(ranges: Sequence[DocumentRange], common: EncodeTask) -> list[EncodeTask]:
+    """Groups consecutive ranges up to about TASK_BYTES per task; outputs are PREFIX-00000, PREFIX-00001 ...
+
+    common: what all tasks share, with the PREFIX and no ranges."""
+    groups: list[list[DocumentRange]] = []
+    for documents in ranges:
+        if not groups or sum(earlier.bytes for earlier in groups[-1]) + documents.bytes > TASK_BYTES:
+            groups.append([])
+        groups[-1].append(documents)
+    name = common.prefix.name
+    return [
+        replace(common, ranges=tuple(group), prefix=common.prefix.with_name(f"{name}-{number:05d}"))
+        for number, group in enumerate(groups)
+    ]
+
+
+def encode_documents(task: EncodeTask) -> None:
+    """Writes the task's indexed file unless it is complete. Raises InputError naming a document that has no text."""
+    if task.is_done():
+        return
+    encoder = _loaded_once(fetch_folder(task.tokenizer), task.encoder, task.differing)
+    text_bytes = 0
+    described: list[pa.Table] = []
+    with indexed_writer(task.prefix, dtype_for(task.vocab_size), task.vocab_size) as writer:
+        for documents in task.ranges:
+            table = read(documents, "text", *(DESCRIBED if task.described else ()))
+            texts = table["text"].combine_chunks()
+            _check_texts(documents, texts)
+            buffer, offsets = utf8_of(texts)
+            if task.described:
+                described.append(table.select(DESCRIBED).append_column("bytes", pa.array(np.diff(offsets))))
+            if task.sentences:
+                _encode_sentences(encoder, task.end_of_document, texts.to_pylist(), writer)
+            else:
+                _encode_texts(encoder, task.end_of_document, buffer, offsets, writer)
+            text_bytes += int(offsets[-1] - offsets[0])
+    if described:
+        with atomic_path(documents_path(task.prefix)) as temporary:
+            pq.write_table(pa.concat_tables(described), temporary)
+    write_atomic(note_path(task.prefix), canonical_json({"bytes": text_bytes, "ranges": task.places()}))
+
+
+def note_path(prefix: Path) -> Path:
+    return prefix.with_name(prefix.name + ".json")
+
+
+def documents_path(prefix: Path) -> Path:
+    return prefix.with_name(prefix.name + ".parquet")
+
+
+def _encode_texts(
+    encoder: Encoder, end_of_document: int, buffer: np.ndarray, offsets: np.ndarray, writer: IndexedWriter
+) -> None:
+    """Appends the texts, each followed by an end-of-document token. Text i is the UTF-8 buffer[offsets[i] : offsets[i +
+    1]], uint8 and int64[texts + 1]."""
+    first = 0
+    while first < len(offsets) - 1:
+        start = int(offsets[first])
+        last = max(first + 1, int(np.searchsorted(offsets, start + BATCH_BYTES, side="right")) - 1)
+        ends = offsets[first + 1 : last + 1] - start
+        writer.add_many(*encoder.encode_utf8(buffer[start : start + int(ends[-1])], ends, end_of_document))
+        first = last
+
+
+def _encode_sentences(encoder: Encoder, end_of_document: int, texts: Sequence[str], writer: IndexedWriter) -> None:
+    """Appends the texts with a sequence for each sentence; the last one ends with the end-of-document token."""
+    for text in texts:
+        ids, lengths = encoder.encode_flat(split_sentences(text))
+        lengths[-1] += 1
+        lengths = lengths[lengths > 0]  # a sentence may have no token, such as one of characters that are dropped
+        writer.add_many(np.append(ids, end_of_document), lengths, np.array([len(lengths)]))
+
+
+def _check_texts(documents: DocumentRange, texts: pa.Array) -> None:
+    if texts.null_count:
+        row = documents.first + texts.is_null().index(True).as_py()
+        raise InputError(
+            f"{documents.path}: row group {documents.row_group}, row {row} has no text; run `gristmill curate` again"
+        )
+
+
+def _loaded_once(folder: Path, encoder: str, differing: tuple[tuple[int, int], ...] = ()) -> Encoder:
+    """The encoder, loaded once per process while its files stay the same: loading takes as long as one task."""
+    states = sorted((path.name, path.stat()) for path in folder.iterdir())
+    files = tuple((name, state.st_ino, state.st_size, state.st_mtime_ns) for name, state in states)
+    return _loaded(folder.absolute(), encoder, differing, files)
+
+
+@lru_cache(maxsize=2)
+def _loaded(
+    folder: Path, encoder: str, differing: tuple[tuple[int, int], ...], files: tuple[tuple[str | int, ...], ...]
+) -> Encoder:
+    """files: the state of the folder's files, so that a tokenizer trained again under its old path is loaded again."""
+    return load_encoder(folder, encoder, differing)
+
+
+# Splits a text into sentences, by rules for any language: for indexed data in which a sequence is a sentence.
+#
+# A sentence ends at . ! ? or an ellipsis (with closing quotes and brackets) before white space, unless a lower-case
+# letter follows or the dot ends an abbreviation or an initial; at 。！？ and their like anywhere; and at a blank line.
+
+_ABBREVIATIONS = (
+    "Mr Mrs Ms Dr Prof Sr Jr St Mt vs cf e.g i.e etc al Fig Figs No Nos Vol Inc Ltd Co Corp Jan Feb Mar Apr "
+)
+_ABBREVIATIONS += "Jun Jul Aug Sep Sept Oct Nov Dec approx resp ca"
+_ENDS_IN_ABBREVIATION = re.compile(
+    r"(?:^|[\s(\[\"'“‘])(?:" + "|".join(map(re.escape, _ABBREVIATIONS.split())) + r"|[^\W\d_])\.$"
+)
+# Linear in the text: a run of dots or of white space is entered at its first character only, and never twice.
+_BREAK = re.compile(
+    r"""(?<![.!?…؟।])(?P<dot>[.!?…؟।]++["'”’»)\]]*+)\s++(?=(?P<next>["'“‘«(\[]*\S))"""  # an end, space, what follows
+    r"|(?P<wide>[。！？｡]+[」』”’）]*)\s*"
+    r"|\n\s*\n\s*"
+)
+
+
+def split_sentences(text: str) -> list[str]:
+    """The sentences without the white space around them, in order; [text] where there is none to split.
+
+    "Dr. No came. He left!" -> ["Dr. No came.", "He left!"]."""
+    sentences, start = [], 0
+    for match in _BREAK.finditer(text):
+        if match["dot"] is not None and not _ends_here(text, start, match):
+            continue
+        end = match.end("dot") if match["dot"] else match.end("wide") if match["wide"] else match.start()
+        sentences.append(text[start:end].strip())
+        start = match.end()
+    sentences.append(text[start:].strip())
+    return [sentence for sentence in sentences if sentence] or [text]
+
+
+def _ends_here(text: str, start: int, match: re.Match[str]) -> bool:
+    if match["next"][-1].islower():
+        return False
+    return not (
+        match["dot"] == "." and _ENDS_IN_ABBREVIATION.search(text, max(start, match.end("dot") - 12), match.end("dot"))
+    )
+
 
 CHUNKS = "chunks"  # temporary folder: small indexed files in the corpus's order, removed when all are merged
 # Starting a process costs 1.5 s of imports; below twice that the work runs in this process.
@@ -141,6 +334,8 @@ def _plan_tasks(request: IndexRequest, tokenizer: Tokenizer) -> tuple[list[list[
             common = EncodeTask(
                 request.tokenizer,
                 tokenizer.encoder,
+                tokenizer.vocab_size,
+                tokenizer.end_of_document,
                 (),
                 chunk_prefix,
                 request.sentences,

@@ -20,8 +20,7 @@ from gristmill.tokenizers.encoders import (
     first_difference,
     strings_for,
 )
-from gristmill.tokenizers.merges import merge_table
-from gristmill.tokenizers.segments import SEGMENTS, SegmentEncoder, adjacent_bytes, is_local
+from gristmill.tokenizers.segments import SEGMENTS, SegmentEncoder, adjacent_bytes, is_local, merge_table
 from gristmill.tokenizers.tokenizer import JSON_NAME, MODEL_NAME, load_tokenizer
 from gristmill.tokenizers.words import comparison_strings, word_encoder
 from tokenizers import Tokenizer as HuggingFaceTokenizer

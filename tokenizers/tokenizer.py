@@ -3,21 +3,29 @@
 import hashlib
 import json
 import platform
+import re
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
+import orjson
 import sentencepiece
 from sentencepiece import sentencepiece_model_pb2
 
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.fingerprint import canonical_json
 from gristmill.foundation.runtime.kernels.kernel_files import kernel_folder, read_kernel, source_digest, write_kernel
-from gristmill.tokenizers.byte_level import BULK_ENCODERS, GigatokenEncoder, fastest_byte_level, gigatoken_encoder
-from gristmill.tokenizers.config import FIM_SYMBOLS
-from gristmill.tokenizers.decode import Decoder, ModelDecoder, json_decoder, model_decoder
+from gristmill.tokenizers.byte_level import (
+    BULK_ENCODERS,
+    GigatokenEncoder,
+    bytes_of_visible,
+    fastest_byte_level,
+    gigatoken_encoder,
+    mask_of,
+)
+from gristmill.tokenizers.config import FIM_SYMBOLS, SPACE
 from gristmill.tokenizers.encoders import (
     Encoder,
     HuggingFaceEncoder,
@@ -28,10 +36,112 @@ from gristmill.tokenizers.encoders import (
     first_difference,
     strings_for,
 )
-from gristmill.tokenizers.merges import merge_table
-from gristmill.tokenizers.segments import MERGES, SEGMENTS, SegmentEncoder, adjacent_bytes, is_local
+from gristmill.tokenizers.segments import MERGES, SEGMENTS, SegmentEncoder, adjacent_bytes, is_local, merge_table
 from gristmill.tokenizers.words import fastest_by_words, word_encoder
 from tokenizers import Tokenizer as HuggingFaceTokenizer
+
+# Decoding by a table of bytes: the text of a token is its bytes, wherever it stands.
+#
+# That holds for byte-level BPE and for SentencePiece models that put no space in front. Ids whose bytes are no UTF-8
+# together, and unknown ids, are decoded by the reference: libraries differ in their replacement characters.
+
+
+BYTE_PIECE = re.compile("<0x([0-9A-Fa-f]{2})>")
+NORMAL, USER_DEFINED, BYTE = 1, 4, 6  # SentencePiece.Type
+
+
+class Decoder(Protocol):
+    def decode(self, ids: Sequence[int]) -> str: ...
+
+    def bytes_of(self, token: int) -> bytes | None:
+        """The bytes of a token; None if its text depends on its neighbours."""
+        return None
+
+
+class ModelDecoder(Decoder):
+    """A SentencePiece model's own decoding."""
+
+    def __init__(self, processor: Any):
+        self._processor = processor
+
+    def decode(self, ids: Sequence[int]) -> str:
+        text: str = self._processor.decode([int(token) for token in ids])
+        return text
+
+
+class ByteTableDecoder(Decoder):
+    """table: bytes by id. stripped_spaces: at most so many are removed in
+    front of a text."""
+
+    def __init__(self, table: dict[int, bytes], reference: Decoder, stripped_spaces: int = 0):
+        self._table, self._reference, self._stripped_spaces = table, reference, stripped_spaces
+
+    def bytes_of(self, token: int) -> bytes | None:
+        return None if self._stripped_spaces else self._table.get(token)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        try:
+            text = b"".join(map(self._table.__getitem__, ids)).decode()
+        except (KeyError, UnicodeDecodeError):
+            return self._reference.decode(ids)
+        for _ in range(self._stripped_spaces):
+            text = text.removeprefix(SPACE)
+        return text
+
+
+def json_decoder(content: dict[str, Any], pieces: Sequence[str], skipped: set[int], reference: Decoder) -> Decoder:
+    """The table of a tokenizer.json whose decoder works token by token, else the reference. skipped: ids without
+    text."""
+    steps = _steps(content.get("decoder"))
+    stripped = 0
+    if steps and steps[-1]["type"] == "Strip" and any(step["type"] == "Fuse" for step in steps[:-1]):
+        if steps[-1]["content"] != SPACE or steps[-1]["stop"]:
+            return reference
+        stripped = steps.pop()["start"]
+    if steps and steps[-1]["type"] == "Fuse":
+        steps.pop()
+    kinds = [step["type"] for step in steps]
+    is_byte_level, byte_fallback = kinds == ["ByteLevel"], kinds[-1:] == ["ByteFallback"]
+    added = (content.get("added_tokens") or []) if content.get("normalizer") else []
+    normalized = {token["id"] for token in added if token["normalized"]}  # decoded to their normalized text
+    replacements = [] if is_byte_level else steps[: len(steps) - byte_fallback]
+    if not steps or any(step["type"] != "Replace" or "String" not in step["pattern"] for step in replacements):
+        return reference
+    table = {}
+    for token, piece in enumerate(pieces):
+        if token in normalized:
+            continue
+        if is_byte_level:
+            known = bytes_of_visible(piece)
+            table[token] = piece.encode() if known is None else known
+        else:
+            for step in replacements:
+                piece = piece.replace(step["pattern"]["String"], step["content"])
+            byte = BYTE_PIECE.fullmatch(piece) if byte_fallback else None
+            table[token] = bytes.fromhex(byte[1]) if byte else piece.encode()
+    return ByteTableDecoder(table | dict.fromkeys(skipped, b""), reference, stripped)
+
+
+def model_decoder(proto: Any, reference: Decoder) -> Decoder:
+    """The table of a SentencePiece model (its ModelProto) without a space in front and case marks, else the
+    reference. Control symbols are not in it: the bytes around one are no character."""
+    spec = proto.normalizer_spec
+    if spec.add_dummy_prefix or spec.remove_extra_whitespaces or proto.denormalizer_spec.precompiled_charsmap:
+        return reference
+    table = {}
+    for token, piece in enumerate(proto.pieces):
+        if piece.type in (NORMAL, USER_DEFINED):
+            table[token] = piece.piece.replace("▁", SPACE).encode()
+        elif piece.type == BYTE:
+            table[token] = bytes.fromhex(piece.piece[3:5])
+    return ByteTableDecoder(table, reference)
+
+
+def _steps(decoder: dict[str, Any] | None) -> list[dict[str, Any]]:
+    if decoder is None:
+        return []
+    return list(decoder["decoders"]) if decoder["type"] == "Sequence" else [decoder]
+
 
 MODEL_NAME = "tokenizer.model"
 JSON_NAME = "tokenizer.json"
@@ -85,11 +195,6 @@ class Tokenizer:
         except UnicodeEncodeError as error:
             raise _surrogate(error) from error
 
-    def encode_documents(self, buffer: np.ndarray, ends: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """encode_flat, of the UTF-8 texts that lie one after another in a buffer, each followed by an end-of-document
-        token. buffer: uint8; ends: int64[texts]."""
-        return self._encoder.encode_utf8(buffer, ends, self.end_of_document)
-
     def decode(self, ids: Sequence[int]) -> str:
         """The text of the ids; control symbols are skipped, bytes that are invalid UTF-8 give U+FFFD."""
         return self._decoder.decode(ids)
@@ -132,7 +237,7 @@ def load_bulk_tokenizer(
     """The tokenizer for encoding a corpus: encoding is many times as fast. The first time, comparing the encoders takes
     up to ten seconds; the choice is kept for these files, this code and these libraries.
 
-    encoder, differing: use this one without comparing it; for worker processes, whose parent has compared it."""
+    encoder, differing: use this one without comparing it."""
     if encoder is not None:
         return _load(
             folder,
@@ -148,6 +253,15 @@ def load_bulk_tokenizer(
     if path is not None:
         write_kernel(path, canonical_json([tokenizer.encoder, tokenizer.differing]))
     return tokenizer
+
+
+def load_encoder(folder: Path, name: str, differing: tuple[tuple[int, int], ...] = ()) -> Encoder:
+    """The encoder alone that a parent process compared and chose, for a worker: at 128,000 pieces of a byte-level BPE
+    in a third of the time of the tokenizer, whose decoder, pieces and fingerprint a worker does not need."""
+    if name == GigatokenEncoder.name and differing:
+        path = folder / JSON_NAME
+        return GigatokenEncoder(orjson.loads(path.read_bytes()), HuggingFaceEncoder(path), mask_of(differing))
+    return load_bulk_tokenizer(folder, name, differing)._encoder
 
 
 def choice_path(folder: Path) -> Path | None:

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from gristmill.data_pipeline.indexed.documents import DocumentRange, document_ranges, read
+from gristmill.data_pipeline.corpus.splits import DocumentRange, document_ranges, read
 from gristmill.data_pipeline.indexed.permutation import Permutation, key_of
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.runtime.tasks.engine import Engine

@@ -244,8 +244,13 @@ def thinned(table: pa.Table, max_words: int) -> pa.Table:
     """The table, or if it has more than max_words rows a sample of it with the same expected counts."""
     if len(table) <= max_words:
         return table
+    return with_least_count(table, _threshold(table["count"].to_numpy(), max_words))
+
+
+def with_least_count(table: pa.Table, threshold: int) -> pa.Table:
+    """A sample of the table with the same expected counts, none of them below the threshold: a rarer word is kept with
+    probability count / threshold."""
     counts = table["count"].to_numpy()
-    threshold = _threshold(counts, max_words)
     generator = np.random.default_rng([len(table), int(counts.sum())])  # other draws at each thinning
     order = pc.sort_indices(table["word"]).to_numpy()  # so that the draws do not depend on the order of the rows
     draws = np.empty(len(table))

@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 from gigatoken.gigatoken_rs import load_hf_json
 
-from gristmill.tokenizers.adversarial import adversarial_strings
 from gristmill.tokenizers.byte_level import around_code_points, compared_characters, probe_content
-from gristmill.tokenizers.encoders import HuggingFaceEncoder, first_difference
+from gristmill.tokenizers.encoders import HuggingFaceEncoder, adversarial_strings, first_difference
 from gristmill.tokenizers.segments import SegmentEncoder, adjacent_bytes
 from tokenizers import Tokenizer as HuggingFaceTokenizer
 

@@ -1,6 +1,8 @@
 """Logs of a run: metrics.jsonl and evaluations.jsonl, with equal bytes for equal runs, and logs/ with timing and
-TensorBoard events. Each checkpoint holds a copy of the first two, from which a damaged one is restored."""
+TensorBoard events. Each checkpoint holds a copy of the first two, from which a damaged one is restored. Seconds of all
+ranks in the measured steps are in logs/ranks.jsonl."""
 
+import importlib
 import json
 import math
 import os
@@ -11,40 +13,63 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, Protocol, TextIO
 
 import torch
+import torch.distributed as dist
 from torch.profiler import profile
+from torch.utils.tensorboard import SummaryWriter
 
-from gristmill.foundation.errors import InputError
+from gristmill.foundation.errors import InputError, RecipeError
 from gristmill.foundation.files import write_atomic
+from gristmill.foundation.fingerprint import canonical_json
 from gristmill.foundation.manifest import LOG_FOLDER
 from gristmill.foundation.progress import Reporter
-from gristmill.training.config.train import TIMING_NAME, MonitoringConfig
-from gristmill.training.noise_scale import METRIC
-from gristmill.training.trackers import start_trackers
+from gristmill.training.config.train import (
+    LEFT_OUT,
+    RANKS_NAME,
+    RUN_NAME,
+    TIMING_NAME,
+    TRACKER_PACKAGES,
+    MonitoringConfig,
+    TrainConfig,
+)
+from gristmill.training.parallel.collectives import reduce_scatter
+from gristmill.training.parallel.mesh import Mesh
+from gristmill.training.planner.noise_scale import METRIC
 from gristmill.training.trainer import StepReport
 
 METRICS_NAME = "metrics.jsonl"
 EVALUATIONS_NAME = "evaluations.jsonl"
 
 
+@dataclass(frozen=True)
+class ResumePoint:
+    """The step after which a run goes on. saved: its checkpoint, or None. takes_over: another replica wrote the files
+    until now, which are whole up to the step."""
+
+    step: int
+    saved: Path | None = None
+    takes_over: bool = False
+
+
 class MetricsLog:
-    """Writes one JSON line a step to each file. saved: the checkpoint of `step` that the run resumes from, or None:
-    lines of later steps are removed first; damaged lines are reported and restored from the checkpoint's copy."""
+    """Writes one JSON line a step to each file. Lines of steps after the resume point are removed first; damaged lines
+    are reported and restored from its checkpoint's copy."""
 
     def __init__(
         self,
         folder: Path,
-        step: int,
+        start: ResumePoint,
         monitoring: MonitoringConfig,
         evaluates: bool,
-        saved: Path | None,
         reporter: Reporter,
     ):
+        step, saved = start.step, start.saved
         logs = folder / LOG_FOLDER
         logs.mkdir(parents=True, exist_ok=True)
-        self._metrics = _open_restored(folder / METRICS_NAME, saved, reporter)
+        path = folder / METRICS_NAME
+        self._metrics = _open_after(path, step, reporter) if start.takes_over else _open_restored(path, saved, reporter)
         self._timing = _open_after(logs / TIMING_NAME, step, reporter)
         self._evaluations = _open_restored(folder / EVALUATIONS_NAME, saved, reporter) if evaluates else None
         self._trackers = start_trackers(monitoring, logs, step)
@@ -261,7 +286,8 @@ class StepMetrics:
             "learning_rate": report.learning_rate,
             "valid_tokens": report.valid_tokens,
         }
-        sources = [self.data.samples.source_of(k) for k in report.samples]
+        left_out = {k for samples in report.left_out for k in samples}
+        sources = [self.data.samples.source_of(k) for k in report.samples if k not in left_out]
         if len(getattr(self.data.samples, "sources", ())) > 1:
             tokens = report.tokens // max(len(sources), 1)
             metrics["source_tokens"] = {name: count * tokens for name, count in sorted(Counter(sources).items())}
@@ -274,6 +300,9 @@ class StepMetrics:
         if len(report.means) > 1:
             metrics["objective"] = _finite(report.objective)
             metrics["terms"] = {name: _finite(mean) for name, mean in report.means.items()}
+        if report.left_out:
+            metrics["replicas"] = list(report.replicas)
+            metrics[LEFT_OUT] = [[samples.start, samples.stop] for samples in report.left_out]
         if report.skipped is not None:
             metrics |= {"skipped": report.skipped, "samples": list(report.samples)}
         return metrics
@@ -315,3 +344,173 @@ class StepMetrics:
 def _finite(value: float) -> float | None:
     """The value, or None where it is not finite: JSON has no NaN."""
     return value if math.isfinite(value) else None
+
+
+# Seconds of every rank and speed of every axis's link in the measured steps of a run: logs/ranks.jsonl, which
+# `gristmill explain` compares with the forecast.
+
+
+FIRST_MEASURED = 10  # a step by which a run has settled
+PROBE_REPEATS = 3
+SMALL, LARGE = 2**12, 2**22  # bytes of the messages that tell latency and bandwidth
+LARGE_ON_GPU = 2**26
+PROBED = ("tensor", "context", "data", "pipeline", "expert")
+
+
+def is_measured(step: int, every: int) -> bool:
+    """True for every so many steps, and for step 10 of a run that measures less often: short runs are explained too."""
+    return bool(every) and (step % every == 0 or (every > FIRST_MEASURED == step))
+
+
+def write_run_file(folder: Path, train: TrainConfig, processes: int, device: torch.device) -> None:
+    """Write what a run that is not finished is forecast from: its training, the processes, the device."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+    content = {"device": name, "processes": processes, "train": train.model_dump(mode="json")}
+    write_atomic(folder / LOG_FOLDER / RUN_NAME, canonical_json(content) + b"\n")
+
+
+class RankTimes:
+    """Gathers what each rank measured and writes it on the first. All processes call `add` at the same steps."""
+
+    def __init__(self, folder: Path, mesh: Mesh):
+        self.path, self.mesh = folder / LOG_FOLDER / RANKS_NAME, mesh
+
+    def add(self, report: StepReport, observation: StepObservation) -> None:
+        """Gathers a step. busy: seconds with the batch at hand and no message under way. processor: of the step, those
+        in which its thread ran; on a CPU the others, but for waiting, went to other programs."""
+        seconds, communication = report.seconds, observation.communication_seconds or 0.0
+        busy = sum(seconds.values()) - seconds["data"] - communication
+        processor = observation.processor_seconds
+        rows = self._gathered([busy, processor, seconds["data"], communication, seconds["optimizer"]])
+        links = {name: probe_link(getattr(self.mesh, name).group, self.mesh.device) for name in self._axes}
+        if self.mesh.is_first:
+            names = ("busy", "processor", "data", "communication", "optimizer")
+            ranks = [dict(zip(names, row, strict=True)) for row in rows]
+            record: dict[str, Any] = {"step": report.progress.step, "ranks": ranks, "links": links}
+            if report.rank_load is not None:
+                record["rank_load"] = report.rank_load
+            with self.path.open("a") as file:
+                file.write(json.dumps(record) + "\n")
+
+    @property
+    def _axes(self) -> list[str]:
+        return [name for name in PROBED if getattr(self.mesh, name).size > 1]
+
+    def _gathered(self, own: list[float]) -> list[list[float]]:
+        row = torch.tensor(own, dtype=torch.float64, device=self.mesh.device)
+        rows = [torch.empty_like(row) for _ in range(self.mesh.world.size)]
+        dist.all_gather(rows, row, group=self.mesh.world.group)
+        return [gathered.tolist() for gathered in rows]
+
+
+def probe_link(group: Any, device: torch.device) -> dict[str, float]:
+    """Seconds of one all-gather or reduce-scatter of few and of many bytes while nothing else runs: the fastest of
+    three on the rank where it took longest, as calibration measures them. All ranks of the group call it."""
+    large = LARGE_ON_GPU if device.type == "cuda" else LARGE
+    return {str(size): _collective_seconds(size, group, device) for size in (SMALL, large)}
+
+
+def _collective_seconds(size: int, group: Any, device: torch.device) -> float:
+    ranks = dist.get_world_size(group)
+    share = torch.zeros(max(1, size // 4 // ranks), device=device)
+    whole = torch.zeros(len(share) * ranks, device=device)
+    seconds = []
+    for _ in range(PROBE_REPEATS + 1):  # the first warms up
+        dist.barrier(group=group)
+        _wait(device)
+        started = time.perf_counter()
+        dist.all_gather_into_tensor(whole, share, group=group)
+        reduce_scatter(share, whole, group)
+        _wait(device)
+        seconds.append(time.perf_counter() - started)
+    slowest = torch.tensor(min(seconds[1:]) / 2, dtype=torch.float64, device=device)
+    dist.all_reduce(slowest, dist.ReduceOp.MAX, group=group)
+    return float(slowest)
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+# Trackers of experiments: TensorBoard, Weights & Biases and MLflow, each by its own library.
+
+
+class Tracker(Protocol):
+    def log(self, values: Mapping[str, float], step: int) -> None: ...
+    def close(self) -> None: ...
+
+
+class TensorBoard:
+    """Event files in logs/tensorboard; those of steps after `step` are hidden."""
+
+    def __init__(self, logs: Path, step: int):
+        self._writer = SummaryWriter(str(logs / "tensorboard"), purge_step=step + 1)
+
+    def log(self, values: Mapping[str, float], step: int) -> None:
+        for name, value in values.items():
+            self._writer.add_scalar(name, value, step)
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class WeightsAndBiases:
+    """A run of the project; a resumed training goes on in it. Its own environment variables (WANDB_MODE ...) apply."""
+
+    def __init__(self, project: str, logs: Path):
+        wandb = _library("wandb")
+        stored = logs / "wandb_run"
+        run_id = stored.read_text("utf-8") if stored.is_file() else None
+        self._run = wandb.init(project=project, dir=str(logs), id=run_id, resume="allow")
+        stored.write_text(self._run.id, "utf-8")
+
+    def log(self, values: Mapping[str, float], step: int) -> None:
+        self._run.log(dict(values), step=step)
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+class MLflow:
+    """A run of the experiment; a resumed training goes on in it. MLFLOW_TRACKING_URI says where; without it, as MLflow
+    does."""
+
+    def __init__(self, experiment: str, logs: Path):
+        self._mlflow = _library("mlflow")
+        self._mlflow.set_experiment(experiment)
+        stored = logs / "mlflow_run"
+        run_id = stored.read_text("utf-8") if stored.is_file() else None
+        self._run_id = self._mlflow.start_run(run_id=run_id).info.run_id
+        stored.write_text(self._run_id, "utf-8")
+
+    def log(self, values: Mapping[str, float], step: int) -> None:
+        # MLflow's names allow neither brackets nor other signs than these
+        named = {"".join(c if c.isalnum() or c in "_-. /" else "_" for c in name): v for name, v in values.items()}
+        self._mlflow.log_metrics(named, step=step, run_id=self._run_id)
+
+    def close(self) -> None:
+        self._mlflow.end_run()
+
+
+def start_trackers(monitoring: MonitoringConfig, logs: Path, step: int) -> list[Tracker]:
+    """The trackers of the recipe, for a run that begins after `step`. Raises RecipeError if a package is
+    absent."""
+    trackers: list[Tracker] = []
+    for name in monitoring.trackers:
+        if name == "tensorboard":
+            trackers.append(TensorBoard(logs, step))
+        elif name == "wandb":
+            trackers.append(WeightsAndBiases(monitoring.project, logs))
+        else:
+            trackers.append(MLflow(monitoring.project, logs))
+    return trackers
+
+
+def _library(name: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise RecipeError(
+            f"train.monitoring.trackers names {name}, which is not installed; pip install {TRACKER_PACKAGES[name]}"
+        ) from error

@@ -27,36 +27,46 @@ from gristmill.training.checkpoint.init_from import (
 from gristmill.training.checkpoint.save import Saver
 from gristmill.training.checkpoint.teacher import Teacher, check_teacher, load_teacher
 from gristmill.training.config.model import ModelConfig
-from gristmill.training.config.train import TrainConfig
-from gristmill.training.engine.cuda_graphs import CudaGraph, GraphedAccumulation, check_cuda_graphs
+from gristmill.training.config.train import LEFT_OUT, STEPS_WITHOUT_REPLICAS, TrainConfig
 from gristmill.training.engine.local_model import PRECISIONS, LocalModel, Weights, build_local_model
-from gristmill.training.engine.passes import ForwardBackward, GradientAccumulation, Loss, PipelineSchedule
+from gristmill.training.engine.passes import (
+    CudaGraph,
+    ForwardBackward,
+    GradientAccumulation,
+    GraphedAccumulation,
+    Loss,
+    PipelineSchedule,
+    check_cuda_graphs,
+)
+from gristmill.training.launch.processes import StopRequest, Watchdog, stop_requests
 from gristmill.training.metrics import (
     EVALUATIONS_NAME,
     METRICS_NAME,
     MetricsLog,
+    RankTimes,
+    ResumePoint,
     StepMetrics,
     StepObservation,
     TrainingData,
+    is_measured,
     observed,
     read_metrics,
+    write_run_file,
 )
 from gristmill.training.model.init import draw_in_place
 from gristmill.training.model.moe.dispatch import check_grouped_widths
-from gristmill.training.noise_scale import batch_advice
-from gristmill.training.objectives.batches import Batches, range_problem
 from gristmill.training.objectives.check import check_sample, checked_loss
 from gristmill.training.objectives.load import make_objective
 from gristmill.training.objectives.names import BUILT_IN
-from gristmill.training.objectives.objective import Objective, ObjectiveInputs
-from gristmill.training.optim.optimizer import build_optimizer
+from gristmill.training.objectives.objective import Batches, Objective, ObjectiveInputs, range_problem
+from gristmill.training.optim.offload import build_optimizer
 from gristmill.training.parallel.linear import check_float8
 from gristmill.training.parallel.mesh import Mesh, broadcast_from_first, check_on_first
+from gristmill.training.parallel.replicas import Replicas, data_axis
 from gristmill.training.planner.costs.model_shape import flops_per_token, shape_of
 from gristmill.training.planner.costs.parameters import parameter_count
 from gristmill.training.planner.layout_checks import micro_batch_size
-from gristmill.training.processes import StopRequest, Watchdog, stop_requests
-from gristmill.training.rank_times import RankTimes, is_measured, write_run_file
+from gristmill.training.planner.noise_scale import batch_advice
 from gristmill.training.trainer import StepReport, Trainer, Validation
 
 CHECKPOINTS = "checkpoints"
@@ -68,7 +78,8 @@ Scores = Mapping[str, Mapping[str, float]]  # task -> metric -> value
 class RunConfig:
     """The model and its training, as in the recipe. seed: of the initial weights, of dropout and of the masks
     of training samples. folder: of model.transformers. host_threads: of an optimizer in host memory; None: as many as
-    torch uses. held_out_seed: of the masks of validation samples; None: seed."""
+    torch uses. held_out_seed: of the masks of validation samples; None: seed. replicas: where the mesh is that of one
+    of several replicas that may be lost, of which one at a time writes the files."""
 
     model: ModelConfig
     train: TrainConfig
@@ -76,6 +87,7 @@ class RunConfig:
     folder: TransformersFolder | None = None
     host_threads: int | None = None
     held_out_seed: int | None = None
+    replicas: Replicas | None = None
 
 
 class Run:
@@ -96,7 +108,7 @@ class Run:
         model, train = config.model, config.train.with_offload_folder(folder)
         self.evaluate = evaluate if train.evaluation.every else None
         self.evaluation_seconds = self.run_seconds = 0.0
-        self.data = data
+        self.data, self.replicas = data, (replicas := config.replicas)
         self.config, self.mesh, self.folder, self.reporter = train, mesh, folder, reporter
         self.seed = config.seed
         self.held_out_seed = config.seed if config.held_out_seed is None else config.held_out_seed
@@ -126,13 +138,17 @@ class Run:
             self.model.parameters, train, model, mesh, self.model.stream, config.host_threads
         )
         self.batches = Batches(
-            objective, mesh.data, mesh.device, partial(range_problem, model=model, vocab_size=data.samples.vocab_size)
+            objective,
+            mesh.data if replicas is None else data_axis(mesh.data, replicas.process),
+            mesh.device,
+            partial(range_problem, model=model, vocab_size=data.samples.vocab_size),
         )
         digest = "" if self.transformers is None else self.transformers.digest
         self.saved_config = checkpoint.SavedModelConfig.of(model, vocab_size, data.end_of_document, digest)
         if vocab_size > data.samples.vocab_size:
             self.saved_config["padded_rows"] = vocab_size - data.samples.vocab_size
         self.trainer = Trainer(train, self.model, forward_backward, self.optimizer, self.batches, mesh)
+        self.trainer.replicas = replicas
         self.trainer.teacher = self._load_teacher(model) if train.teacher is not None else None
         self.validation = None
         if data.held_out is not None and train.validation.every:
@@ -148,20 +164,25 @@ class Run:
         self.saver = Saver(self.root, train.checkpoint, mesh)
         self.objective, self.data_fingerprint = objective, objective.fingerprint
         self.num_parameters, flops = self._size(model, vocab_size)
-        self.step_metrics = StepMetrics(data, objective.bits_per_byte, flops, mesh.world.size, mesh.device)
+        processes = mesh.world.size * (1 if replicas is None else replicas.process.replicas)
+        self.step_metrics = StepMetrics(data, objective.bits_per_byte, flops, processes, mesh.device)
         self.rank_times = RankTimes(folder, mesh)
 
     def train(self, digests: KnownDigests | None = None) -> dict[str, Any]:
         """Trains from the last complete checkpoint, or from the start; returns a summary of the run. On a stop request
         it saves, then raises KeyboardInterrupt (Ctrl-C), Terminated (SIGTERM) or InputError (the recipe's time limit).
         digests: learns those of the files that are kept."""
-        if self._is_first:
-            remove_temporary_files(self.folder)
         self.saver.digests = digests or KnownDigests()
-        saved = self._resume()
-        if self._is_first:
-            checkpoint.write_model_config(self.folder, self.saved_config)
-            self._open_log(saved)
+        if self.replicas is not None:
+            self.replicas.join()
+        if self._leads:
+            if self._is_first:
+                remove_temporary_files(self.folder)
+            saved = self._resume()
+            if self._is_first:
+                checkpoint.write_model_config(self.folder, self.saved_config)
+                self._open_log(saved)
+        self._share_state()
         try:
             with (
                 self.reporter.meter("train", self.config.tokens, "tokens") as meter,
@@ -170,6 +191,8 @@ class Run:
             ):
                 meter.advance(self.trainer.progress.tokens)
                 self.saver.digests.on_progress = watchdog.progress
+                if self.replicas is not None:
+                    self.replicas.on_wait = watchdog.progress
                 self._steps(meter, watchdog, request)
         finally:
             self.batches.close()
@@ -205,8 +228,9 @@ class Run:
 
     def _open_log(self, saved: Path | None) -> None:
         step, evaluates = self.trainer.progress.step, self.evaluate is not None
-        self.log = MetricsLog(self.folder, step, self.config.monitoring, evaluates, saved, self.reporter)
-        write_run_file(self.folder, self.config, self.mesh.world.size, self.mesh.device)
+        self.log = MetricsLog(self.folder, ResumePoint(step, saved), self.config.monitoring, evaluates, self.reporter)
+        if self.replicas is None:  # its forecast is of one training on all processes
+            write_run_file(self.folder, self.config, self.mesh.world.size, self.mesh.device)
 
     def _steps(self, meter: ProgressMeter, watchdog: Watchdog, request: StopRequest) -> None:
         started, monitoring = time.monotonic(), self.config.monitoring
@@ -228,15 +252,41 @@ class Run:
             if self._evaluation_is_due(report.progress.step):
                 watchdog.at(f"step {report.progress.step}, evaluating")
                 timing |= self._evaluate(report)
-            if self.log is not None:
-                self.log.write(metrics, timing)
-            meter.advance(report.progress.tokens - int(meter.done), f"loss {report.loss:.3f}")
             stopping = report.stop and not self.trainer.finished
-            self._save_if_due(stopping or self.trainer.finished)
+            self._write_step(metrics, timing, stopping or self.trainer.finished)
+            meter.advance(report.progress.tokens - int(meter.done), f"loss {report.loss:.3f}")
         self.run_seconds = time.monotonic() - started
         if stopping or request.signal is not None:
             step = self.trainer.progress.step
             raise request.error(step, checkpoint.step_folder(self.root, step))
+
+    def _write_step(self, metrics: Mapping[str, Any], timing: Mapping[str, Any], save: bool) -> None:
+        """Logs the step and saves where it is time to. Of several replicas the leader does so, and where it dies
+        meanwhile the next leader does it again; then those that have come back get the state."""
+        written = False
+        while not written:
+            if self._leads:
+                if self._is_first and self.log is None:
+                    self._take_over()
+                if self.log is not None:
+                    self.log.write(metrics, timing)
+                self._save_if_due(save)
+            written = self.replicas is None or self.replicas.end_round("files", ok=True)
+        if not save:
+            self._share_state()
+
+    def _take_over(self) -> None:
+        """Opens the log after the step before this one: what a lost leader wrote of this one is dropped."""
+        remove_temporary_files(self.folder)
+        checkpoint.remove_incomplete(self.root)
+        start = ResumePoint(self.trainer.progress.step - 1, takes_over=True)
+        self.log = MetricsLog(self.folder, start, self.config.monitoring, False, self.reporter)
+
+    def _share_state(self) -> None:
+        """Gives the state to replicas that join."""
+        if self.replicas is not None and self.replicas.decision.joiners:
+            self.replicas.share_state(self._tensors().values(), self.trainer.state, self.trainer.restore)
+            self.model.release_pages()
 
     def _resume(self) -> Path | None:
         """Resumes from the last complete checkpoint and returns its folder, or None."""
@@ -260,7 +310,7 @@ class Run:
 
     def _check_kept(self) -> None:
         """Raises InputError if a saved checkpoint is damaged, before the stage's manifest records its digest."""
-        for step in checkpoint.steps_in(self.root) if self._is_first else []:
+        for step in checkpoint.steps_in(self.root) if self._is_first and self._leads else []:
             checkpoint.verified(checkpoint.step_folder(self.root, step), self.saver.digests)
 
     def _init_from_checkpoint(self, initial: Path) -> None:
@@ -330,6 +380,8 @@ class Run:
         step, monitoring = self.trainer.progress.step + 1, self.config.monitoring
         measured = is_measured(step, monitoring.communication_every)
         rank = self.mesh.world.rank
+        if self.replicas is not None:  # whose measurements would wait for those that are lost
+            measured, rank = False, self.replicas.process.replica * self.mesh.world.size + rank
         return observed(self.folder, step, rank, step in monitoring.profile_steps, measured and self.mesh.distributed)
 
     def _evaluation_is_due(self, step: int) -> bool:
@@ -356,11 +408,18 @@ class Run:
         metadata = {name: lines[-1][name] for name in ("step", "tokens", "loss")}
         metadata["parameters"] = self.num_parameters
         metadata["skipped_steps"] = sum("skipped" in line for line in lines)
+        if without := sum(LEFT_OUT in line for line in lines):
+            metadata[STEPS_WITHOUT_REPLICAS] = without
         if self.validation is not None:
             metadata["validation"] = lines[-1]["validation"]
         if self.evaluate is not None:
             metadata["evaluation"] = read_metrics(self.folder / EVALUATIONS_NAME)[-1]["scores"]
         return metadata
+
+    @property
+    def _leads(self) -> bool:
+        """Whether this process's replica writes the files."""
+        return self.replicas is None or self.replicas.leads
 
     @property
     def _is_first(self) -> bool:

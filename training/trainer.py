@@ -13,17 +13,23 @@ from torch import Tensor
 
 from gristmill.training.checkpoint.teacher import Teacher
 from gristmill.training.config.train import TrainConfig
-from gristmill.training.engine.gradients import gradients_of
+from gristmill.training.engine.gradients import gradients_of, scale_gradients
 from gristmill.training.engine.local_model import LocalModel
 from gristmill.training.engine.passes import ForwardBackward
+from gristmill.training.launch.processes import Guard
 from gristmill.training.model.moe.router import routers
 from gristmill.training.model.transformer import Transformer
-from gristmill.training.noise_scale import GradientNoise
-from gristmill.training.objectives.batches import Batches, SampleSource, collate
-from gristmill.training.objectives.objective import TermSpec
-from gristmill.training.optim.optimizer import LossScale, Optimizer, batch_tokens_at, learning_rate_factor
+from gristmill.training.objectives.objective import Batches, SampleSource, TermSpec, collate
+from gristmill.training.optim.optimizer import (
+    LossScale,
+    Optimizer,
+    batch_tokens_at,
+    learning_rate_factor,
+    local_gradient,
+)
 from gristmill.training.parallel.mesh import Mesh, sum_over_world
-from gristmill.training.processes import Guard
+from gristmill.training.parallel.replicas import Replicas
+from gristmill.training.planner.noise_scale import GradientNoise
 
 
 @dataclass(frozen=True)
@@ -37,9 +43,10 @@ class Progress:
 
 @dataclass(frozen=True)
 class StepReport:
-    """progress: after the step. samples: those it took. means: of each term over the batch. loss: that of the first
-    term, in nats a valid token for a language model. objective: the minimized loss, the weighted sum of the means.
-    valid_tokens: the count of the first term.
+    """progress: after the step. samples: those of the step. left_out: those of them that nobody took, because their
+    replica was lost; replicas: then those that took part. tokens: of the samples that were taken. means: of each term
+    over the batch. loss: that of the first term, in nats a valid token for a language model. objective: the minimized
+    loss, the weighted sum of the means. valid_tokens: the count of the first term.
 
     skipped: why the update was skipped, or None. stop: some process received a stop request. seconds by phase: data
     (waiting for the batch), token_count_allreduce, forward, backward, pipeline, optimizer (with norm, clipping); on a
@@ -64,6 +71,8 @@ class StepReport:
     expert_load: float | None = None
     rank_load: float | None = None
     gradient_noise: GradientNoise | None = None
+    left_out: tuple[range, ...] = ()
+    replicas: tuple[int, ...] = ()
 
 
 class Trainer:
@@ -85,6 +94,7 @@ class Trainer:
         self.gradients = gradients_of(optimizer, forward_backward, model, mesh)
         self.guard = Guard(config.guard)
         self.teacher: Teacher | None = None
+        self.replicas: Replicas | None = None
         self._clock: Clock | None = None  # of the step before
         self.balance = ExpertBalance(model.stages.values(), mesh) if model.has_experts else None
         self.scale = LossScale(dynamic=config.precision == "fp16")
@@ -105,13 +115,19 @@ class Trainer:
             clock.begin("teacher")
             batch |= self.teacher.outputs(batch, self.progress.tokens)
         small = self._small_batch_norm(batch, clock) if self._measures_noise() else None
-        factors = self._factors(counts)
+        # What the sums of replicas are divided by is known once it is known who is left.
+        factors = self._factors(counts if self.replicas is None else torch.ones_like(counts))
         self.gradients.begin(1 / self.scale.value)
         losses = self.forward_backward.train(batch, factors, clock.begin)
         clock.begin("optimizer")
         expert_counts = self.balance.take_counts() if self.balance is not None else []
         device_loads = self.balance.loads(expert_counts) if self.balance is not None else {}
         self.gradients.ready()
+        members: tuple[int, ...] = ()
+        if self.replicas is not None:
+            clock.begin("replicas")
+            counts, losses, members = self._sum_over_replicas(self.replicas, counts, losses)
+            clock.begin("optimizer")
         means, norm, valid_tokens, stop, loads = self._results(counts, losses, device_loads)
         objective = sum(term.weight * means[term.name] for term in self.terms)
         before, self.progress = self.progress, self._progress_after_batch()
@@ -122,10 +138,14 @@ class Trainer:
             if self.balance is not None:
                 self.balance.update(expert_counts)
         self.gradients.clear()
+        samples = range(before.samples, self.progress.samples)
+        left_out = self.replicas.left_out(samples, members) if self.replicas is not None else []
         return StepReport(
             progress=self.progress,
-            samples=range(before.samples, self.progress.samples),
-            tokens=self.progress.tokens - before.tokens,
+            samples=samples,
+            left_out=tuple(left_out),
+            replicas=members if left_out else (),
+            tokens=(len(samples) - sum(map(len, left_out))) * self.model.sequence_length,
             loss=means[self.terms[0].name],
             objective=objective,
             means=means,
@@ -221,8 +241,24 @@ class Trainer:
         Counts divide the terms, so they are needed before the first backward pass; it reads them on the device."""
         own = {term.count: term.counts(batch).sum() for term in self.terms}
         sums = sum_over_world([*own.values(), float(stop_wanted)], self.mesh)
-        sums[:-1] = (sums[:-1] / (self.mesh.world.size / self.mesh.data.size)).clamp(min=1.0)
+        sums[:-1] /= self.mesh.world.size / self.mesh.data.size
+        if self.replicas is None:
+            sums[:-1].clamp_(min=1.0)
         return sums
+
+    def _sum_over_replicas(
+        self, replicas: Replicas, counts: Tensor, losses_bn: Tensor | None
+    ) -> tuple[Tensor, Tensor, tuple[int, ...]]:
+        """(counts over the replicas that take part, this rank's losses summed over them, as of one sample; these
+        replicas). The gradients become those of the mean over their tokens."""
+        assert losses_bn is not None and len(self._counted) == 1, "check_layout refuses pipelines and several counts"
+        gradients = [local_gradient(parameter) for parameter in self.model.parameters.values()]
+        own = torch.cat([counts, losses_bn.sum(dim=0, dtype=torch.float64)])
+        sums, members = replicas.sum_gradients(gradients, own)
+        counts, losses_n = sums.split([len(counts), len(self.terms)])
+        counts[:-1].clamp_(min=1.0)
+        scale_gradients(self.model.parameters.values(), 1 / float(counts[0]))
+        return counts, losses_n.unsqueeze(0), members
 
     def _factors(self, counts: Tensor) -> Tensor:
         """Factor of each term of the loss, float64[terms] on the device."""

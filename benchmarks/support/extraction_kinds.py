@@ -28,10 +28,10 @@ from gristmill.data_pipeline.extraction.attributes import (
     TAG,
     TAG_FLAGS,
 )
+from gristmill.data_pipeline.extraction.blocks import page_kind
 from gristmill.data_pipeline.extraction.blocks_config import PAGE_KINDS
 from gristmill.data_pipeline.extraction.labelled_pages import LabelledPage, labelled_pages
 from gristmill.data_pipeline.extraction.page import Page, block_texts
-from gristmill.data_pipeline.extraction.page_kinds import page_kind
 from gristmill.data_pipeline.extraction.page_stats import (
     I_COUNT,
     ITEM,

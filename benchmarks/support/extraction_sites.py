@@ -25,8 +25,8 @@ from gristmill.data_pipeline.extraction.repeated_blocks import RepeatedBlocks, l
 from gristmill.data_pipeline.readers.document import Record
 from gristmill.data_pipeline.readers.read import FileRange, read_range
 from gristmill.data_pipeline.readers.source import SourceConfig
+from gristmill.foundation.checksums import RawFile
 from gristmill.foundation.files import file_digest
-from gristmill.foundation.lock import RawFile
 from gristmill.foundation.progress import Reporter
 from gristmill.foundation.runtime.tasks.local import LocalEngine
 

@@ -19,7 +19,7 @@ from gristmill.training.planner.command import with_token_share
 from gristmill.training.planner.costs.model_shape import shape_of
 from gristmill.training.planner.costs.parameters import parameter_count
 from gristmill.training.planner.hardware import GIB, load_hardware
-from gristmill.training.planner.memory_check import stated_memory
+from gristmill.training.planner.memory import stated_memory
 
 Policy = Literal["full", "swap", "tokens"]
 POLICIES: dict[Policy, str] = {"full": "full recomputation", "swap": "full swap", "tokens": "token-wise"}

@@ -14,7 +14,7 @@ from gristmill.foundation.progress import Reporter
 from gristmill.pipelines.recipes.config import Recipe
 from gristmill.pipelines.recipes.recipe_file import load_recipe
 from gristmill.pipelines.stages.train import bytes_per_token
-from gristmill.pipelines.stages.training_data import open_form
+from gristmill.pipelines.workdir.data_forms import open_form
 from gristmill.training.config.model import ModelConfig
 from gristmill.training.config.train import TrainConfig
 from gristmill.training.metrics import METRICS_NAME, TrainingData, read_metrics

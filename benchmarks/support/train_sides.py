@@ -17,9 +17,9 @@ from gristmill.training.config.train import OptimizerConfig, TrainConfig
 from gristmill.training.engine.gradients import Gradients
 from gristmill.training.engine.local_model import LocalModel, build_local_model
 from gristmill.training.engine.passes import ForwardBackward
-from gristmill.training.optim.adamw import AdamW
+from gristmill.training.launch.processes import keep_freed_memory
+from gristmill.training.optim.optimizer import AdamW
 from gristmill.training.parallel.mesh import Mesh, single_process, sum_over_world
-from gristmill.training.processes import keep_freed_memory
 from gristmill.training.run import RunConfig, build_forward_backward
 
 CLIP = 1.0

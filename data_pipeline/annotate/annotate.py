@@ -16,29 +16,34 @@ import pyarrow.parquet as pq
 import xxhash
 
 from gristmill.data_pipeline.annotate.normalize import REPAIRS, NormalizeConfig, normalize_texts
-from gristmill.data_pipeline.annotate.optional_signals import OptionalSignals
-from gristmill.data_pipeline.annotate.own_signals import own_columns
-from gristmill.data_pipeline.dedup.folding import KEY_BYTES, TEXT_KEY, fold_texts, folded_keys
+from gristmill.data_pipeline.annotate.optional_signals import OptionalSignals, own_columns
+from gristmill.data_pipeline.dedup.folding import (
+    DOCUMENT_KEY,
+    KEY_BYTES,
+    TEXT_KEY,
+    fold_texts,
+    folded_keys,
+    keys_of,
+    remove_keys,
+    write_keys,
+)
 from gristmill.data_pipeline.extraction.repeated_blocks import load_repeated_blocks
 from gristmill.data_pipeline.filters.lines import EDIT_COUNTS, EDITS
 from gristmill.data_pipeline.filters.presets import FilterChoice
 from gristmill.data_pipeline.readers.compression import COMPRESSION_RATIO, SUFFIXES
-from gristmill.data_pipeline.readers.document import doc_ids
-from gristmill.data_pipeline.readers.read import FileRange, file_ranges, read_columns
-from gristmill.data_pipeline.readers.record_columns import RecordColumns
-from gristmill.data_pipeline.readers.resolve import located_files
+from gristmill.data_pipeline.readers.document import RecordColumns, doc_ids
+from gristmill.data_pipeline.readers.read import FileRange, FileToSplit, located_files, read_columns, split_files
 from gristmill.data_pipeline.readers.source import SourceConfig
 from gristmill.data_pipeline.signals.bits import TextBuffer
 from gristmill.data_pipeline.signals.kernel import measure_edited
 from gristmill.data_pipeline.signals.language import LANGUAGE_FIELDS, LanguageConfig, detect_buffer
 from gristmill.data_pipeline.signals.names import SIGNAL_FIELDS, edit_fields
 from gristmill.data_pipeline.signals.reference import WordRule
-from gristmill.foundation.checksums import is_sealed, sealed_path
+from gristmill.foundation.checksums import LockedSource, RawFile, is_sealed, sealed_path
 from gristmill.foundation.config import Config
 from gristmill.foundation.deferred_module import DeferredModule
 from gristmill.foundation.files import file_digest
 from gristmill.foundation.fingerprint import fingerprint
-from gristmill.foundation.lock import LockedSource, RawFile
 from gristmill.foundation.runtime.tasks.engine import Engine
 
 # For HTML alone.
@@ -48,7 +53,7 @@ site_boilerplate = DeferredModule("gristmill.data_pipeline.annotate.site_boilerp
 ANNOTATE_VERSION = 21  # raised whenever the code changes what an annotated file holds
 # Raw bytes of one annotated file: the unit of work and of resuming; it does not affect the corpus.
 # By powers of two, so that a little more or less of raw files leaves most annotated files as they are.
-MIN_RANGE_BYTES, MAX_RANGE_BYTES, TARGET_RANGES = 4_000_000, 64_000_000, 256
+MIN_RANGE_BYTES, MAX_RANGE_BYTES, TARGET_RANGES = 8_000_000, 64_000_000, 128
 MIN_COMPRESSED_RANGES = 4  # of a source's large files of compressed JSON lines
 SITE_BOILERPLATE_FOLDER = "site_boilerplate"  # in the cache, a folder a source
 ROW_GROUP_ROWS = 16_384
@@ -119,24 +124,23 @@ def annotation_tasks(
 ) -> list[list[AnnotateTask]]:
     """Split each source into tasks, in canonical order: (raw digest, record number)."""
     split = [_files_to_split(source, locked) for source, locked, _ in sources]
-    to_split = [file for files in split for file in files]
-    sizes = [float(file.bytes) for file, *_ in to_split]
-    ranges = iter(engine.map(_file_ranges, to_split, "ranges of large files", sizes, "B"))
-    by_file = [{file: next(ranges) for file, *_ in files} for files in split]
+    every_file = [to_split for files in split for to_split in files]
+    ranges = iter(split_files(every_file, folder.parent, engine))
+    by_file = [{to_split.file: next(ranges) for to_split in files} for files in split]
     return [
         _annotation_tasks(source, _groups(source, locked, split_files), config, folder, engine)
         for (source, locked, config), split_files in zip(sources, by_file, strict=True)
     ]
 
 
-def _files_to_split(source: SourceConfig, locked: LockedSource) -> list[tuple[RawFile, str, SourceConfig, int, int]]:
-    """The arguments of file_ranges for the files that are larger than a range."""
+def _files_to_split(source: SourceConfig, locked: LockedSource) -> list[FileToSplit]:
+    """The files that are larger than a range."""
     range_bytes = _range_bytes(locked)
     if all(file.bytes <= range_bytes for file in locked.files):
         return []
     large = [(file, location) for file, location in located_files(source, locked) if file.bytes > range_bytes]
     parts = -(-MIN_COMPRESSED_RANGES // max(len(large), 1))
-    return [(file, location, source, range_bytes, parts) for file, location in large]
+    return [FileToSplit(file, location, source, range_bytes, parts) for file, location in large]
 
 
 def _range_bytes(locked: LockedSource) -> int:
@@ -202,10 +206,6 @@ def _text_bytes(file_range: FileRange) -> int:
     return file_range.file.bytes * (COMPRESSION_RATIO if is_compressed else 1)
 
 
-def _file_ranges(task: tuple[RawFile, str, SourceConfig, int, int]) -> list[FileRange]:
-    return file_ranges(*task)
-
-
 def annotate_all(tasks: Sequence[AnnotateTask], engine: Engine) -> None:
     """Write every task's file, unless a complete one exists."""
     missing = [task for task in tasks if not is_sealed(task.path)]
@@ -219,11 +219,16 @@ def annotate(task: AnnotateTask) -> None:
     """Write the task's file: one row per record, readable or not, in the order of the ranges."""
     schema = annotated_schema([edit.preset for edit in task.config.edits], task.config.optional)
     dropped_file(task.path).unlink(missing_ok=True)
+    remove_keys(task.path)
+    keys = [np.empty(0, DOCUMENT_KEY)]
     with sealed_path(task.path) as temporary, open_annotated(temporary, schema) as file:
         repeated = None if task.boilerplate is None else load_repeated_blocks(task.boilerplate)
         records = read_columns(task.ranges, task.source, repeated)
         for group in _row_groups(_annotated(batch, task.source, task.config) for batch in records):
-            file.write_table(pa.Table.from_batches(group, schema), row_group_size=ROW_GROUP_ROWS)
+            table = pa.Table.from_batches(group, schema)
+            file.write_table(table, row_group_size=ROW_GROUP_ROWS)
+            keys.append(keys_of(table, task.path))
+    write_keys(task.path, np.concatenate(keys))
 
 
 def dropped_file(path: Path) -> Path:

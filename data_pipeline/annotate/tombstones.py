@@ -23,15 +23,14 @@ import pyarrow.parquet as pq
 from pydantic import Field
 
 from gristmill.data_pipeline.annotate.annotate import AnnotateTask, annotate_all, dropped_file, open_annotated
-from gristmill.data_pipeline.annotate.keyed_digests import keyed_digests
-from gristmill.data_pipeline.dedup.folding import TEXT_KEY
+from gristmill.data_pipeline.dedup.folding import bytes_of_words, document_keys, remove_keys, write_keys
 from gristmill.data_pipeline.ledger.document_file import packed_ids
-from gristmill.foundation.checksums import read_cached, sealed_path
+from gristmill.foundation.checksums import LockedSource, RawFile, read_cached, sealed_path
 from gristmill.foundation.config import Config
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.files import write_atomic
 from gristmill.foundation.fingerprint import canonical_json, digested_json, read_digested_json
-from gristmill.foundation.lock import LockedSource, RawFile
+from gristmill.foundation.runtime.kernels.cached_njit import cached_njit
 from gristmill.foundation.runtime.tasks.engine import Engine
 
 TOMBSTONES_NAME = "tombstones.json"
@@ -146,7 +145,7 @@ def bytes_of(values: Sequence[bytes]) -> np.ndarray:
 
 def id_bytes(doc_ids: pa.Array | pa.ChunkedArray, path: Path) -> np.ndarray:
     """uint8[N, 16] of a column of document ids."""
-    return packed_ids(doc_ids, path).astype(">u8").view(np.uint8).reshape(-1, DIGEST_BYTES)
+    return bytes_of_words(packed_ids(doc_ids, path))
 
 
 def _hex_digits(digests: np.ndarray) -> set[str]:
@@ -225,24 +224,19 @@ def _dropped(path: Path) -> frozenset[bytes]:
 def _drop_rows(task: tuple[Path, Tombstones]) -> None:
     """Writes the digests first: a file that lacks rows always says which."""
     path, tombstones = task
-    with pq.ParquetFile(path) as file:
-        table = file.read(["doc_id", TEXT_KEY, "unreadable"])
-    rows, digests = tombstones.matches(id_bytes(table.column("doc_id"), path), _text_keys(table))
+    keys = document_keys(path)
+    text_keys = bytes_of_words(keys["key"]) * keys["readable"][:, None].astype(np.uint8)
+    rows, digests = tombstones.matches(bytes_of_words(keys["id"]), text_keys)
     dropped = sorted({*(digest.hex() for digest in _dropped(path)), *digests})
     if len(rows):
         _write_state(path, {"head": "", "dropped": dropped})
-        kept = np.ones(len(table), bool)
+        kept = np.ones(len(keys), bool)
         kept[rows] = False
+        left = keys[kept]
+        remove_keys(path)
         _rewrite(path, kept)
+        write_keys(path, left)
     _write_state(path, {"head": tombstones.head, "dropped": dropped})
-
-
-def _text_keys(table: pa.Table) -> np.ndarray:
-    """uint8[N, 16]: the column TEXT_KEY, zeros where a record could not be read."""
-    column = table.column(TEXT_KEY).combine_chunks()
-    stored = np.frombuffer(column.buffers()[1], np.uint8)[DIGEST_BYTES * column.offset :][: DIGEST_BYTES * len(table)]
-    readable = table.column("unreadable").is_null().to_numpy()
-    return stored.reshape(-1, DIGEST_BYTES) * readable[:, None].astype(np.uint8)
 
 
 def _write_state(path: Path, state: dict[str, Any]) -> None:
@@ -262,3 +256,63 @@ def _rewrite(path: Path, kept: np.ndarray) -> None:
             start += len(table)
             if mask.any():
                 writer.write_table(table if mask.all() else table.filter(pa.array(mask)))
+
+
+# SipHash-2-4 with 128 bits of output, of many values of 16 bytes at a time (Aumasson and Bernstein 2012).
+#
+# A keyed pseudorandom function: without the key nothing can be looked up in a table of digests.
+
+
+VALUE_BYTES = 16
+LENGTH_WORD = np.uint64(VALUE_BYTES << 56)  # the last word of a message of 16 bytes
+INITIAL = np.array([0x736F6D6570736575, 0x646F72616E646F6D, 0x6C7967656E657261, 0x7465646279746573], np.uint64)
+LAST_OF_MESSAGE, LAST_OF_OUTPUT = np.uint64(0xEE), np.uint64(0xDD)
+
+
+def keyed_digests(values: np.ndarray, key: bytes) -> np.ndarray:
+    """uint8[N, 16]: the digest of each row of uint8[N, 16] with a key of 16 bytes."""
+    words = np.ascontiguousarray(values, np.uint8).view("<u8").astype(np.uint64).reshape(-1, 2)
+    low, high = (np.uint64(int.from_bytes(key[start : start + 8], "little")) for start in (0, 8))
+    digests = np.empty((len(words), 2), np.uint64)
+    _siphash(words, INITIAL ^ np.array([low, high ^ LAST_OF_MESSAGE, low, high]), digests)
+    return digests.astype("<u8", copy=False).view(np.uint8).reshape(-1, VALUE_BYTES)
+
+
+@cached_njit(nogil=True)
+def _siphash(words, initial, digests):
+    """words, digests: uint64[N, 2]; initial: uint64[4]."""
+    state = np.empty(4, np.uint64)
+    for row in range(len(words)):
+        state[:] = initial
+        for word in (words[row, 0], words[row, 1], LENGTH_WORD):
+            state[3] ^= word
+            _rounds(state, 2)
+            state[0] ^= word
+        state[2] ^= LAST_OF_MESSAGE
+        _rounds(state, 4)
+        digests[row, 0] = state[0] ^ state[1] ^ state[2] ^ state[3]
+        state[1] ^= LAST_OF_OUTPUT
+        _rounds(state, 4)
+        digests[row, 1] = state[0] ^ state[1] ^ state[2] ^ state[3]
+
+
+@cached_njit(nogil=True, forceinline=True)
+def _rounds(state, count):
+    v0, v1, v2, v3 = state[0], state[1], state[2], state[3]
+    for _ in range(count):
+        v0 += v1
+        v1 = _rotated(v1, 13) ^ v0
+        v0 = _rotated(v0, 32)
+        v2 += v3
+        v3 = _rotated(v3, 16) ^ v2
+        v0 += v3
+        v3 = _rotated(v3, 21) ^ v0
+        v2 += v1
+        v1 = _rotated(v1, 17) ^ v2
+        v2 = _rotated(v2, 32)
+    state[0], state[1], state[2], state[3] = v0, v1, v2, v3
+
+
+@cached_njit(nogil=True, forceinline=True)
+def _rotated(value, bits):
+    return value << np.uint64(bits) | value >> np.uint64(64 - bits)

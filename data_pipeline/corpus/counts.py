@@ -15,8 +15,13 @@ import pyarrow.parquet as pq
 from gristmill.data_pipeline.corpus.splits import SPLITS
 from gristmill.data_pipeline.corpus.writer import quarantined_rows, write_quarantine
 from gristmill.data_pipeline.filters.apply import KEPT, QUARANTINED, FilterResults, Results
-from gristmill.data_pipeline.ledger.evidence import EvidenceFiles, read_evidence, rows_by_document
-from gristmill.data_pipeline.ledger.removal_step import Removals, SourceState
+from gristmill.data_pipeline.ledger.removal_step import (
+    EvidenceFiles,
+    Removals,
+    SourceState,
+    read_evidence,
+    rows_by_document,
+)
 from gristmill.data_pipeline.readers.source import SourceConfig
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.files import write_atomic
@@ -123,7 +128,7 @@ def _edit_counts(task: CountTask, kept: np.ndarray) -> tuple[Counter[str], dict[
     """(changes, removed_spans, pieces) of FileCounts."""
     changes: Counter[str] = Counter()
     with pq.ParquetFile(task.path) as file:  # pq.read_table imports pyarrow.dataset
-        edits = file.read(["changes", "doc_id"] if task.evidence else ["changes"])
+        edits = file.read(["changes", "doc_id"] if task.evidence else ["changes"], use_threads=False)
     for entry in pc.value_counts(pc.list_flatten(edits["changes"])).to_pylist():
         changes[entry["values"]] += entry["counts"]
     if not task.evidence:

@@ -16,14 +16,15 @@ import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from gristmill.data_pipeline.dedup.minhash import key_order
 from gristmill.data_pipeline.ledger.document_file import packed_ids
 from gristmill.foundation.checksums import is_sealed, sealed_path
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.files import write_atomic
 from gristmill.foundation.fingerprint import canonical_json
-from gristmill.foundation.runtime.tasks.shuffle import Shuffle, range_of_keys
+from gristmill.foundation.runtime.tasks.task_files import Shuffle, range_of_keys
 
-IDS_FOLDER, IDS_FILE = "ids", "index.json"
+IDS_FOLDER, IDS_FILE, IDS_SUFFIX = "ids", "index.json", ".ids"
 INDEX_VERSION = 1
 # A row of a table by id. table: its number in index.json, with DUPLICATE set where the id is that of the document which
 # was kept instead of the row's. A piece of a split document points to the ledger's row of the whole one.
@@ -48,14 +49,22 @@ class IndexTask:
 
 
 def ids_name(number: int) -> str:
-    return f"{number:05d}.ids"
+    return f"{number:05d}{IDS_SUFFIX}"
+
+
+def read_ids(path: Path) -> np.ndarray:
+    """uint64[N, 2]: the ids of a file of the index, each once, in their order."""
+    ids = np.fromfile(path, ID_RECORD)["id"]
+    is_new = np.ones(len(ids), bool)
+    is_new[1:] = (ids[1:] != ids[:-1]).any(axis=1)
+    return ids[is_new]
 
 
 def table_records(path: Path, table: int, is_ledger: bool) -> np.ndarray:
     """ID_RECORD[], unsorted, of one table of documents or ledger rows."""
     names = ["doc_id", "duplicate_of", "pieces"] if is_ledger else ["doc_id"]
     with pq.ParquetFile(path) as file:
-        columns = file.read(names).combine_chunks()
+        columns = file.read(names, use_threads=False).combine_chunks()
     ids = packed_ids(columns.column("doc_id"), path)
     parts = [_records(ids, np.arange(len(ids)), table)]
     if is_ledger:
@@ -82,8 +91,7 @@ def shuffle_records(records: np.ndarray, shuffle: Shuffle, part: int) -> None:
 def write_ids(task: IndexTask) -> tuple[int, list[tuple[str, int]], list[int]]:
     """Writes one file of the index. Returns (its records, the kept documents with the most duplicates and how many,
     int[k]: kept documents with 2**k to 2**(k + 1) - 1 duplicates)."""
-    records = task.records.read(task.number)
-    records = records[np.lexsort((records["row"], records["table"], records["id"][:, 1], records["id"][:, 0]))]
+    records = sorted_records(task.records.read(task.number))
     if not is_sealed(task.path):
         with sealed_path(task.path) as temporary:
             records.tofile(temporary)
@@ -93,6 +101,17 @@ def write_ids(task: IndexTask) -> tuple[int, list[tuple[str, int]], list[int]]:
     largest = [(f"{int(kept[n, 0]):016x}{int(kept[n, 1]):016x}", int(counts[n])) for n in order.tolist()]
     sizes = np.bincount(np.log2(counts).astype(np.int64)).tolist() if len(counts) else []
     return len(records), largest, sizes
+
+
+def sorted_records(records: np.ndarray) -> np.ndarray:
+    """By id, table and row. Ids are hashes, so by their first halves alone, unless those of different ids agree."""
+    order = np.argsort(records["table"].astype(np.uint64) << np.uint64(32) | records["row"], kind="stable")
+    order = order[key_order(records["id"][order, 0])]
+    ids = records["id"][order]
+    is_alike = ids[1:, 0] == ids[:-1, 0]
+    if (ids[1:, 1][is_alike] != ids[:-1, 1][is_alike]).any():
+        order = np.lexsort((records["row"], records["table"], records["id"][:, 1], records["id"][:, 0]))
+    return records[order]
 
 
 def write_index_file(folder: Path, tables: Sequence[str], records: Sequence[int]) -> None:

@@ -1,6 +1,7 @@
 """Merging of the sketches of shards, and the step of curation that writes the sketches and the index of ids."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -18,7 +19,6 @@ from gristmill.data_pipeline.corpus.id_index import (
     write_ids,
     write_index_file,
 )
-from gristmill.data_pipeline.corpus.reused_files import ReusedFiles, sketch_key
 from gristmill.data_pipeline.corpus.sketches import (
     COUNT_KEYS,
     COUNT_SCHEMA,
@@ -32,18 +32,51 @@ from gristmill.data_pipeline.corpus.sketches import (
     SOURCE_SAMPLES,
     SketchTask,
     count_table,
+    ranks,
     write_sketch,
     write_table,
 )
+from gristmill.data_pipeline.corpus.writer import ReusedFiles, records_key, sketch_key
 from gristmill.data_pipeline.filters.pii import PiiConfig
 from gristmill.data_pipeline.ledger.ledger import LedgerTask
-from gristmill.foundation.checksums import is_sealed, link_file
+from gristmill.foundation.checksums import is_sealed
+from gristmill.foundation.fingerprint import fingerprint
 from gristmill.foundation.runtime.tasks.engine import Engine
-from gristmill.foundation.runtime.tasks.shuffle import Shuffle, ranges_for
-from gristmill.foundation.runtime.tasks.task_files import fetch
+from gristmill.foundation.runtime.tasks.task_files import Shuffle, fetch, ranges_for
 
 MERGED_HOSTS = 20_000  # the others are host_rest
 MERGED_FILES = 32  # in memory at a time
+RUN_UNITS = 8  # sketches that are merged first, about
+# Tables of sources that have no more rows are sketched together, up to so many rows and tables.
+UNIT_ROWS, UNIT_TABLES = 4_096, 256
+
+
+class WrittenSketch:
+    """Files of one sketch, by their prefix."""
+
+    prefix: Path
+
+    @property
+    def files(self) -> dict[str, Path]:
+        return _sketch_files(self.prefix)
+
+    @property
+    def is_complete(self) -> bool:
+        return all(map(is_sealed, self.files.values()))
+
+
+@dataclass(frozen=True)
+class SketchUnit(WrittenSketch):
+    """Tables of a corpus that are sketched together: one, or all of small sources. numbers: of the tables in the index
+    of ids. prefix: of the files of their sketch."""
+
+    tables: tuple[SketchTask, ...]
+    numbers: tuple[int, ...]
+    prefix: Path
+
+
+def _sketch_files(prefix: Path) -> dict[str, Path]:
+    return {name: Path(f"{prefix}.{name}") for name in (COUNTS_FILE, SAMPLES_FILE)}
 
 
 def write_sketches(
@@ -54,35 +87,54 @@ def write_sketches(
     engine: Engine,
     reused: ReusedFiles,
 ) -> list[str]:
-    """Writes the sketches of all shards of a corpus, the merged ones, and the index of ids. work: for intermediate
-    files, from which a run that was stopped goes on. Sketches of the run before are taken from there. Returns the keys
-    of the shards' sketches."""
+    """Writes the sketches of a corpus and the index of ids. work: for intermediate files, from which a run that was
+    stopped goes on. Sketches and records of tables of the run before are taken from there. Returns their keys."""
     tables = sketch_tasks(folder, ledgers, pii)
     rows = _rows_of_tables(tables)
-    tasks = [task for task, size in zip(tables, rows, strict=True) if size]
-    _link_empty_sketches([task for task, size in zip(tables, rows, strict=True) if not size])
-    keys = [sketch_key(task) for task in tasks]
-    for task, key in zip(tasks, keys, strict=True):
-        if not is_sealed(task.samples):
-            reused.take(key, _sketch_files(task))
-    records = Shuffle(work / "ids", ID_RECORD, len(tasks), ranges_for(sum(rows)))
-    numbers = [number for number, size in enumerate(rows) if size]
-    sketched = [(task, records, part, number) for part, (task, number) in enumerate(zip(tasks, numbers, strict=True))]
-    engine.map(_sketch_shard, sketched, "sketches", unit="files")
+    groups = _groups(tables, rows)
+    keys = [sketch_key([tables[number] for number in group]) for group in groups]
+    work = work / fingerprint([[task.name for task in tables], keys])[:16]  # of another corpus nothing is taken over
+    units = [
+        SketchUnit(tuple(tables[number] for number in group), tuple(group), work / "units" / f"{place:05d}")
+        for place, group in enumerate(groups)
+    ]
+    for unit, key in zip(units, keys, strict=True):
+        if not unit.is_complete:
+            reused.take(key, unit.files)
+    records = Shuffle(work / "ids", ID_RECORD, len(units), ranges_for(sum(rows)))
+    record_keys = [records_key(unit.tables, unit.numbers, records.ranges) for unit in units]
+    record_files = [{"records.rec": records.path(part)} for part in range(len(units))]
+    for part, key in enumerate(record_keys):
+        if not records.has(part):
+            reused.take(key, record_files[part])
+    engine.map(_sketch_unit, [(unit, records, part) for part, unit in enumerate(units)], "sketches")
     ranges = [IndexTask(records, number, folder) for number in range(records.ranges)]
     sizes = engine.map(write_ids, ranges, "index of ids", unit="files")
     write_index_file(folder, [f"{task.name}.parquet" for task in tables], [size for size, _, _ in sizes])
-    merges = [(group, work / "merged" / f"{number:05d}") for number, group in enumerate(_merge_groups(tasks))]
-    engine.map(_merge_group, merges, "merge sketches")
+    key_of = {unit.prefix: key for unit, key in zip(units, keys, strict=True)}
+    groups_of_runs = [_merge_runs(group, key_of, work / "runs") for group in _merge_groups(units)]
+    runs = [run for group in groups_of_runs for run in group]
+    for run in runs:
+        if not run.is_complete:
+            reused.take(run.key, run.files)
+    engine.map(_merge, [run for run in runs if not run.is_complete], "merge sketches")
+    merges = [
+        SketchMerge(tuple(run.prefix for run in group), group[0].is_one_source, work / "merged" / f"{number:05d}")
+        for number, group in enumerate(groups_of_runs)
+    ]
+    engine.map(_merge, merges, "merge sketches")
     clusters = cluster_counts([pair for _, largest, _ in sizes for pair in largest], [counts for *_, counts in sizes])
-    merged = [_merged_paths(prefix) for _, prefix in merges]
-    counts = merge_counts([clusters, *(pq.ParquetFile(path).read() for path, _ in merged)])
+    merged = [merge.files for merge in merges]
+    counts = merge_counts([clusters, *(pq.ParquetFile(files[COUNTS_FILE]).read() for files in merged)])
     write_table(folder / SKETCHES_FOLDER / COUNTS_FILE, counts)
-    samples = merge_files([path for _, path in merged], merge_samples, SAMPLE_SCHEMA)
+    samples = merge_files([files[SAMPLES_FILE] for files in merged], merge_samples, SAMPLE_SCHEMA)
     write_table(folder / SKETCHES_FOLDER / SAMPLES_FILE, samples)
-    for task, key in zip(tasks, keys, strict=True):
-        reused.keep(key, _sketch_files(task))
-    return keys
+    for unit, key, record_key, files in zip(units, keys, record_keys, record_files, strict=True):
+        reused.keep(key, unit.files)
+        reused.keep(record_key, files)
+    for run in runs:
+        reused.keep(run.key, run.files)
+    return [*keys, *record_keys, *(run.key for run in runs)]
 
 
 def _rows_of_tables(tasks: Sequence[SketchTask]) -> list[int]:
@@ -98,21 +150,26 @@ def _rows_of_tables(tasks: Sequence[SketchTask]) -> list[int]:
     return rows
 
 
-def _link_empty_sketches(tasks: Sequence[SketchTask]) -> None:
-    """The sketches of tables without rows: the first of the documents and of the ledger is written, the others are
-    links to it."""
-    written: dict[bool, SketchTask] = {}
-    for task in tasks:
-        first = written.setdefault(task.is_ledger, task)
-        if first is task:
-            write_sketch(task)
+def _groups(tasks: Sequence[SketchTask], rows: Sequence[int]) -> list[list[int]]:
+    """Numbers of the tables that have rows: of a small source, and of the small ones that follow it, together."""
+    by_source: dict[str, list[int]] = {}
+    for number, task in enumerate(tasks):
+        if rows[number]:
+            by_source.setdefault(task.source, []).append(number)
+    groups: list[list[int]] = []
+    last_rows = UNIT_ROWS
+    for _, numbers in sorted(by_source.items()):
+        source_rows = sum(rows[number] for number in numbers)
+        if last_rows + source_rows <= UNIT_ROWS and len(groups[-1]) + len(numbers) <= UNIT_TABLES:
+            groups[-1] += numbers
+            last_rows += source_rows
+        elif source_rows <= UNIT_ROWS:
+            groups.append(numbers)
+            last_rows = source_rows
         else:
-            link_file(first.counts, task.counts)
-            link_file(first.samples, task.samples)
-
-
-def _sketch_files(task: SketchTask) -> dict[str, Path]:
-    return {COUNTS_FILE: task.counts, SAMPLES_FILE: task.samples}
+            groups += [[number] for number in numbers]
+            last_rows = UNIT_ROWS
+    return groups
 
 
 def sketch_tasks(folder: Path, ledgers: Sequence[LedgerTask] = (), pii: PiiConfig | None = None) -> list[SketchTask]:
@@ -128,23 +185,27 @@ def sketch_tasks(folder: Path, ledgers: Sequence[LedgerTask] = (), pii: PiiConfi
     return tasks
 
 
-def _sketch_shard(task: tuple[SketchTask, Shuffle, int, int]) -> None:
-    shard, records, part, number = task
-    for path in (shard.table,) if shard.is_ledger else (shard.table, shard.signals):
-        fetch(path)
-    write_sketch(shard)
+def _sketch_unit(task: tuple[SketchUnit, Shuffle, int]) -> None:
+    unit, records, part = task
+    for table in unit.tables:
+        for path in (table.table,) if table.is_ledger else (table.table, table.signals):
+            fetch(path)
+    if not unit.is_complete:
+        write_sketch(unit.tables, unit.files[COUNTS_FILE], unit.files[SAMPLES_FILE])
     if not records.has(part):
-        shuffle_records(table_records(shard.table, number, shard.is_ledger), records, part)
+        numbered = zip(unit.tables, unit.numbers, strict=True)
+        of_tables = [table_records(table.table, number, table.is_ledger) for table, number in numbered]
+        shuffle_records(np.concatenate(of_tables), records, part)
 
 
-def _merge_groups(tasks: Sequence[SketchTask]) -> list[tuple[SketchTask, ...]]:
-    """The shards of each source together, and of several sources that have few: up to MERGED_FILES in all. Few are so
+def _merge_groups(units: Sequence[SketchUnit]) -> list[tuple[SketchUnit, ...]]:
+    """The units of each source together, and of several sources that have few: up to MERGED_FILES in all. Few are so
     many that none of their hosts are left out."""
-    by_source: dict[str, list[SketchTask]] = {}
-    for task in tasks:
-        by_source.setdefault(task.source, []).append(task)
-    groups: list[list[SketchTask]] = []
-    for _, of_source in sorted(by_source.items()):
+    by_source: dict[str, list[SketchUnit]] = {}
+    for unit in units:
+        by_source.setdefault(unit.tables[0].source, []).append(unit)
+    groups: list[list[SketchUnit]] = []
+    for of_source in by_source.values():
         is_small = len(of_source) * LISTED_HOSTS <= MERGED_HOSTS
         if groups and is_small and len(groups[-1]) + len(of_source) <= MERGED_FILES:
             groups[-1] += of_source
@@ -153,20 +214,41 @@ def _merge_groups(tasks: Sequence[SketchTask]) -> list[tuple[SketchTask, ...]]:
     return [tuple(group) for group in groups]
 
 
-def _merged_paths(prefix: Path) -> tuple[Path, Path]:
-    return Path(f"{prefix}.{COUNTS_FILE}"), Path(f"{prefix}.{SAMPLES_FILE}")
+@dataclass(frozen=True)
+class SketchMerge(WrittenSketch):
+    """Sketches that are merged into one. parts: prefixes of their files; prefix: of the merged files. key: by which the
+    merged files are taken over."""
+
+    parts: tuple[Path, ...]
+    is_one_source: bool
+    prefix: Path
+    key: str = ""
 
 
-def _merge_group(task: tuple[tuple[SketchTask, ...], Path]) -> None:
-    shards, prefix = task
-    counts, samples = _merged_paths(prefix)
-    for shard in shards:
-        fetch(shard.counts)
-        fetch(shard.samples)
-    is_one = len({shard.source for shard in shards}) == 1
-    merge = merge_counts if is_one else partial(merge_counts, max_hosts=None)
-    write_table(counts, merge_files([shard.counts for shard in shards], merge, COUNT_SCHEMA))
-    write_table(samples, merge_files([shard.samples for shard in shards], merge_samples, SAMPLE_SCHEMA))
+def _merge_runs(group: Sequence[SketchUnit], key_of: Mapping[Path, str], folder: Path) -> list[SketchMerge]:
+    """Runs of consecutive units, RUN_UNITS on average. They end where the keys say, so runs of units that have not
+    changed are taken over, and few sketches are merged after a removal or an addition."""
+    is_one = len({table.source for unit in group for table in unit.tables}) == 1
+    runs: list[list[Path]] = []
+    for unit in group:
+        if not runs or len(runs[-1]) == MERGED_FILES or int(key_of[unit.prefix][:8], 16) % RUN_UNITS == 0:
+            runs.append([])
+        runs[-1].append(unit.prefix)
+    merges = []
+    for run in runs:
+        key = fingerprint(["merged", is_one, [key_of[prefix] for prefix in run]])
+        merges.append(SketchMerge(tuple(run), is_one, folder / run[0].name, key))
+    return merges
+
+
+def _merge(task: SketchMerge) -> None:
+    parts = [_sketch_files(prefix) for prefix in task.parts]
+    for files in parts:
+        for path in files.values():
+            fetch(path)
+    counts = merge_counts if task.is_one_source else partial(merge_counts, max_hosts=None)
+    for name, merge, schema in ((COUNTS_FILE, counts, COUNT_SCHEMA), (SAMPLES_FILE, merge_samples, SAMPLE_SCHEMA)):
+        write_table(task.files[name], merge_files([files[name] for files in parts], merge, schema))
 
 
 def cluster_counts(largest: Sequence[tuple[str, int]], sizes: Sequence[Sequence[int]]) -> pa.Table:
@@ -223,9 +305,9 @@ def merge_samples(tables: Sequence[pa.Table]) -> pa.Table:
     source, language = (_codes(table.column(name)) for name in ("source", "language"))
     rule = 2 * _codes(table.column("rule")) + table.column("alone").fill_null(False).to_numpy()
     many = int(max(language.max(initial=0), rule.max(initial=0))) + 1
-    chosen = is_kept & (_ranks(np.where(is_kept, source, -1)) < SOURCE_SAMPLES)
-    chosen |= is_kept & (_ranks(np.where(is_kept, source * many + language, -1)) < LANGUAGE_SAMPLES)
-    chosen |= ~is_kept & (_ranks(np.where(is_kept, -1, source * many + rule)) < SOURCE_SAMPLES)
+    chosen = is_kept & (ranks(np.where(is_kept, source, -1)) < SOURCE_SAMPLES)
+    chosen |= is_kept & (ranks(np.where(is_kept, source * many + language, -1)) < LANGUAGE_SAMPLES)
+    chosen |= ~is_kept & (ranks(np.where(is_kept, -1, source * many + rule)) < SOURCE_SAMPLES)
     replaced = table.column("replaced").fill_null(0).to_numpy()
     most = np.lexsort((np.arange(len(table)), -replaced))[:PERSONAL_SAMPLES]
     chosen[most[replaced[most] > 0]] = True
@@ -236,16 +318,6 @@ def _codes(column: pa.ChunkedArray) -> np.ndarray:
     """int64[]: equal values have equal codes; null counts as the empty string."""
     encoded = pc.fill_null(column, "").combine_chunks().dictionary_encode()
     return encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64)
-
-
-def _ranks(groups: np.ndarray) -> np.ndarray:
-    """int64[]: how many of the same group stand before each. [5, 7, 5] -> [0, 0, 1]."""
-    order = np.argsort(groups, kind="stable")
-    ordered = groups[order]
-    starts = np.flatnonzero(np.diff(ordered, prepend=ordered[:1] - 1)) if len(groups) else np.empty(0, np.int64)
-    ranks = np.empty(len(groups), np.int64)
-    ranks[order] = np.arange(len(groups)) - np.repeat(starts, np.diff(np.append(starts, len(groups))))
-    return ranks
 
 
 def merge_files(paths: Sequence[Path], merge: Callable[[Sequence[pa.Table]], pa.Table], schema: pa.Schema) -> pa.Table:

@@ -16,16 +16,23 @@ from gristmill.data_pipeline.corpus.splits import SPLITS
 from gristmill.data_pipeline.filters.apply import KEPT, Results
 from gristmill.data_pipeline.filters.lines import EDIT_COUNTS
 from gristmill.data_pipeline.filters.pii import PiiConfig, may_hold_pii, replace_pii
-from gristmill.data_pipeline.ledger.document_file import utf8_of
-from gristmill.data_pipeline.ledger.parquet_rows import RowGroups, RowRange, WeightRuns, row_groups, row_groups_of_range
+from gristmill.data_pipeline.ledger.document_file import (
+    RowGroups,
+    RowRange,
+    WeightRuns,
+    row_groups,
+    row_groups_of_range,
+    utf8_of,
+)
 from gristmill.data_pipeline.ledger.removal_step import SourceState
 from gristmill.data_pipeline.readers.document import DOCUMENT_SCHEMA
 from gristmill.data_pipeline.signals.language import LANGUAGE_FIELDS
 from gristmill.data_pipeline.signals.names import SIGNAL_FIELDS, edit_fields
 from gristmill.foundation.checksums import is_sealed, link_file, sealed_path
+from gristmill.foundation.runtime.tasks.task_files import fetch
 
 # A row group holds at most this many rows; one of documents also at most so many bytes of text (a longer text is alone
-# in its group). The stage index reads a row group of up to 4 MB (indexed/documents.py) at once, a larger one in parts.
+# in its group). The stage index reads a row group of up to 4 MB (corpus/splits.py) at once, a larger one in parts.
 ROW_GROUP_ROWS, ROW_GROUP_BYTES = 16_384, 3_800_000
 # Columns in which few values repeat; a dictionary of texts, ids or numbers would cost time and save nothing.
 LONG_COLUMNS = ("text", "metadata")  # the lowest and the highest text of a row group are of no use
@@ -71,7 +78,8 @@ class ShardFormat:
 
 @dataclass(frozen=True)
 class ShardRows:
-    """Rows of one file for a shard: of all its rows, or of the KEPT ones in these results, number start to stop - 1."""
+    """Rows of one file for a shard, number start to stop - 1: of the KEPT ones of an annotated file, in these results,
+    or, without results, of all rows of a file of held-out ones."""
 
     path: Path
     start: int
@@ -83,9 +91,8 @@ class ShardRows:
         return self.stop - self.start
 
     def load(self) -> tuple[RowRange, np.ndarray]:
-        """(the rows, int8[rows] the split of each; 0 where there are no results)"""
-        if self.results is None:
-            return RowRange.span(self.path, self.start, self.stop), np.zeros(self.num_rows, np.int8)
+        """(the rows of an annotated file, int8[rows] the split of each)"""
+        assert self.results is not None
         results = self.results.load()
         rows = np.flatnonzero(results.failed_rule == KEPT)[self.start : self.stop]
         return RowRange.of_rows(self.path, rows), results.splits[rows]
@@ -196,8 +203,11 @@ def _writer(path: Path, schema: pa.Schema) -> pq.ParquetWriter:
 def _tables(task: ShardTask, reader: RowGroups, stack: ExitStack) -> Iterator[pa.Table]:
     """The shard's rows of the annotated files, with their quality scores. Writes the held-out rows to their files,
     which are closed with the stack."""
-    writers: dict[int, pq.ParquetWriter] = {}
+    writers = {split: HeldOutFile(path, stack) for split, path in task.held_out.items()}
     for index, rows in enumerate(task.rows):
+        if rows.results is None:
+            yield held_out_rows(rows).select(task.columns)
+            continue
         row_range, splits_of_rows = rows.load()
         scores = None if task.scores is None else np.load(task.scores[index])[row_range.start :]
         splits_N = np.full(len(row_range.mask), NOT_KEPT, np.int8)
@@ -206,13 +216,45 @@ def _tables(task: ShardTask, reader: RowGroups, stack: ExitStack) -> Iterator[pa
             splits = splits_N[first : first + len(table)]
             if scores is not None:
                 table = table.append_column(QUALITY_FIELD, pa.array(scores[first : first + len(table)]))
-            for split, path in task.held_out.items():
+            for split, writer in writers.items():
                 if (splits == split).any():
-                    if split not in writers:
-                        temporary = stack.enter_context(sealed_path(path))
-                        writers[split] = stack.enter_context(pq.ParquetWriter(temporary, table.schema))
-                    writers[split].write_table(table.filter(pa.array(splits == split)))
+                    writer.add(table.filter(pa.array(splits == split)))
             yield table.filter(pa.array(splits == 0)) if splits.any() else table
+    for writer in writers.values():
+        writer.flush()
+
+
+def held_out_rows(rows: ShardRows) -> pa.Table:
+    """These rows of a file that HeldOutFile wrote."""
+    with pa.memory_map(str(fetch(rows.path))) as file:
+        return pa.ipc.open_file(file).read_all().slice(rows.start, rows.num_rows)
+
+
+class HeldOutFile:
+    """File of held-out rows, in Arrow's format: it has 100 columns, and Parquet takes 2 ms to read any number of their
+    rows. Rows wait until there are as many as for a row group."""
+
+    def __init__(self, path: Path, stack: ExitStack):
+        self._path, self._stack = path, stack
+        self._writer: pa.ipc.RecordBatchFileWriter | None = None
+        self._waiting: list[pa.Table] = []
+        self._num_bytes = 0
+
+    def add(self, table: pa.Table) -> None:
+        self._waiting.append(table)
+        self._num_bytes += table.nbytes
+        if self._num_bytes >= ROW_GROUP_BYTES:
+            self.flush()
+
+    def flush(self) -> None:
+        if not self._waiting:
+            return
+        table = pa.concat_tables(self._waiting).combine_chunks()
+        if self._writer is None:
+            temporary = self._stack.enter_context(sealed_path(self._path))
+            self._writer = self._stack.enter_context(pa.ipc.new_file(temporary, table.schema))
+        self._writer.write_table(table)
+        self._waiting, self._num_bytes = [], 0
 
 
 def _write_documents(table: pa.Table, shard: ShardFormat, documents: pq.ParquetWriter) -> pa.Table:
@@ -234,8 +276,9 @@ def _write_documents(table: pa.Table, shard: ShardFormat, documents: pq.ParquetW
 
 # Which kept documents of a source stand in which shard, found file by file: nothing is held of a document.
 
-# A source of 16 MB and more has several shards, so that several workers can write them.
-TARGET_SHARDS, MIN_SHARD_BYTES = 8, 16_000_000
+# Many small shards rather than few large ones: several workers write them, and a document that comes or goes has one of
+# them written again. Each takes 20 ms by itself.
+TARGET_SHARDS, MIN_SHARD_BYTES = 32, 8_000_000
 
 
 @dataclass(frozen=True)
@@ -257,7 +300,7 @@ class ShardPlan:
 def plan_shards(state: SourceState, shard_bytes: int) -> ShardPlan:
     """A shard's task reads from its first training document up to that of the next shard; of a shard all are written
     but those of other splits."""
-    runs = [_runs(*total, shard_bytes) for total in _totals(state)]
+    runs = [runs_of_size(*total, MIN_SHARD_BYTES, shard_bytes) for total in _totals(state)]
     starts, kept_by_file, held_out = [0], [], Counter[tuple[int, int]]()
     kept = trained = 0
     for splits, sizes, marks in kept_documents(state):
@@ -286,15 +329,16 @@ def _totals(state: SourceState) -> list[tuple[int, int]]:
     return list(zip(documents, totals, strict=True))
 
 
-def _runs(documents: int, total: int, shard_bytes: int) -> WeightRuns:
-    """Runs for the shards of a split: between a half and the whole of a size that follows the total in powers of two,
-    up to shard_bytes. So a corpus that grows or shrinks a little has the same shards but where documents came or went.
+def runs_of_size(documents: int, total: int, min_size: int, max_size: int) -> WeightRuns:
+    """Runs for the shards of a split or ledger: between a half and the whole of a size that follows the total weight in
+    powers of two, from min_size up to max_size. So a corpus that grows or shrinks a little has the same shards but
+    where documents came or went.
 
     After a half, a run ends at the next of the documents whose mark one in 2**k has, about a quarter of the size on."""
-    limit = MIN_SHARD_BYTES
-    while limit * TARGET_SHARDS < total and limit < shard_bytes:
+    limit = min_size
+    while limit * TARGET_SHARDS < total and limit < max_size:
         limit *= 2
-    limit = min(limit, shard_bytes)
+    limit = min(limit, max_size)
     gap = limit * max(documents, 1) // (4 * max(total, 1))  # documents in a quarter of the size
     return WeightRuns(limit, max(limit // 2, 1), max(gap.bit_length() - 1, 0))
 

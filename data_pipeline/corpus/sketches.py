@@ -1,11 +1,10 @@
 """Sketches of a corpus: small tables by which a page about it costs the same for any number of documents.
 
-For every shard of documents and of the ledger, `sketches/SHARD.counts.parquet` counts documents and
-`sketches/SHARD.samples.parquet` holds a few of them. Counts are added and samples are those with the smallest ids (ids
-are hashes, so they are drawn at random), so the order of a merge decides nothing. `sketches/counts.parquet` and
-`sketches/samples.parquet` are the merged ones of the whole corpus."""
+Counts are added, and samples are the documents with the smallest ids (ids are hashes, so they are drawn at random). So
+neither the order of a merge nor which tables are sketched together decides anything. `sketches/counts.parquet` and
+`sketches/samples.parquet` are those of the whole corpus."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,9 +16,9 @@ import xxhash
 
 from gristmill.data_pipeline.corpus.shards import PII_FIELD, replaced_texts
 from gristmill.data_pipeline.filters.pii import PiiConfig
+from gristmill.data_pipeline.ledger.document_file import RowRange, read_rows
 from gristmill.data_pipeline.ledger.ledger import LedgerRows
-from gristmill.data_pipeline.ledger.parquet_rows import RowRange, read_rows
-from gristmill.foundation.checksums import is_sealed, write_sealed
+from gristmill.foundation.checksums import write_sealed
 
 SKETCHES_FOLDER = "sketches"
 COUNTS_FILE, SAMPLES_FILE = "counts.parquet", "samples.parquet"
@@ -71,6 +70,7 @@ LANGUAGE_SAMPLES = 25  # kept documents of a source and language
 PERSONAL_SAMPLES = 25  # with the most placeholders
 EXCERPT_CHARACTERS = 240
 LISTED_HOSTS = 1_000  # of a shard
+SMALL_TABLE_ROWS = 1_024  # texts of a table of so many are read with its addresses, in one call
 HLL_BITS = 11  # 2,048 registers: a standard error of 2.3 % (1.04 / sqrt(2048))
 MANTISSA_SHIFT = 48  # of a float64: leaves sign, exponent and 4 bits, 16 bins between a number and its double
 HOST = r"^[a-zA-Z][a-zA-Z0-9+.-]*://(?:[^/?#@]*@)?(?P<host>[^/?#:]+)"  # RE2, which is linear
@@ -118,22 +118,18 @@ class SketchTask:
             else self.folder / "signals" / f"{self.name.removeprefix('documents/')}.parquet"
         )
 
-    @property
-    def counts(self) -> Path:
-        return self.folder / SKETCHES_FOLDER / f"{self.name}.{COUNTS_FILE}"
 
-    @property
-    def samples(self) -> Path:
-        return self.folder / SKETCHES_FOLDER / f"{self.name}.{SAMPLES_FILE}"
-
-
-def write_sketch(task: SketchTask) -> None:
-    """Writes both tables of a shard's sketch, unless they are complete."""
-    if is_sealed(task.counts) and is_sealed(task.samples):
-        return
-    counts, samples = sketch_ledger(task) if task.is_ledger else sketch_documents(task)
-    write_table(task.counts, counts.sort_by([(name, "ascending") for name in COUNT_KEYS]))
-    write_table(task.samples, samples)
+def write_sketch(tasks: Sequence[SketchTask], counts: Path, samples: Path) -> None:
+    """Writes the sketch of these tables, not merged: several rows may have one key."""
+    documents: dict[tuple[str, ...], list[SketchTask]] = {}
+    for task in tasks:
+        if not task.is_ledger:
+            documents.setdefault(tuple(pq.read_schema(task.signals).names), []).append(task)
+    parts = [sketch_documents(group) for group in documents.values()]
+    if ledgers := [task for task in tasks if task.is_ledger]:
+        parts.append(sketch_ledgers(ledgers))
+    for path, tables in zip((counts, samples), zip(*parts, strict=True), strict=True):
+        write_table(path, pa.concat_tables(tables))
 
 
 def write_table(path: Path, table: pa.Table) -> None:
@@ -161,54 +157,96 @@ def bin_edges(codes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return np.where(codes < 0, -far, near), np.where(codes < 0, -near, far)
 
 
-# The sketch of one shard.
+# The sketch of tables, computed for all of them at once: of small ones a call for each would take longer than the work.
 
 
-def sketch_documents(task: SketchTask) -> tuple[pa.Table, pa.Table]:
-    """(counts, samples) of a shard of kept documents, or of an annotated file."""
-    with pq.ParquetFile(task.signals) as file:
-        names = [*signal_names(file.schema_arrow), "doc_id", "detected_language"]
-        signals = file.read([*names, "unreadable"] if task.is_annotated else names).combine_chunks()
-    places, parts = np.arange(len(signals)), []
-    if task.is_annotated:
-        unreadable = signals.column("unreadable")
-        places = np.flatnonzero(unreadable.is_null().to_numpy())
-        signals, parts = signals.take(pa.array(places)), _read_counts(task, signals)
-    languages = pc.fill_null(signals.column("detected_language"), "").combine_chunks().dictionary_encode()
-    codes = languages.indices.to_numpy(zero_copy_only=False).astype(np.int64)
-    names = languages.dictionary.to_pylist()
-    common = task.constants
-    rows = _language_counts(codes, names, signals.column("num_bytes").to_numpy())
-    parts.append(count_table({"kind": "documents", **common}, **rows))
-    parts.append(_signal_counts(signals, codes, names, common))
-    with pq.ParquetFile(task.table) as file:
-        urls = file.read(["url"]).column("url").take(pa.array(places))
-    parts += _host_counts(urls, common)
-    return pa.concat_tables(parts), _kept_samples(task, signals, codes, places)
+def sketch_documents(tasks: Sequence[SketchTask]) -> tuple[pa.Table, pa.Table]:
+    """(counts, samples) of tables of kept documents, or of annotated files, whose signals have the same columns."""
+    parts, signals, urls, texts = [], [], [], []
+    for task in tasks:
+        with pq.ParquetFile(task.signals) as file:
+            names = [*signal_names(file.schema_arrow), "doc_id", "detected_language"]
+            table = file.read([*names, "unreadable"] if task.is_annotated else names, use_threads=False)
+        places = np.arange(len(table))
+        if task.is_annotated:
+            places = np.flatnonzero(table.column("unreadable").is_null().to_numpy())
+            parts += _read_counts(task, table)
+            table = table.take(pa.array(places))
+        with pq.ParquetFile(task.table) as file:
+            read = file.read(["url", "text"] if len(table) <= SMALL_TABLE_ROWS else ["url"], use_threads=False)
+        signals.append(table)
+        urls.append(read.column("url").take(pa.array(places)))
+        texts.append(TableTexts(task.table, places, read.column("text") if "text" in read.schema.names else None))
+    joined, table_of = pa.concat_tables(signals).combine_chunks(), _table_of(signals)
+    languages = pc.fill_null(joined.column("detected_language"), "").combine_chunks().dictionary_encode()
+    names = languages.dictionary
+    joint = table_of * max(len(names), 1) + languages.indices.to_numpy(zero_copy_only=False)
+    groups, codes = np.unique(joint, return_inverse=True)
+    columns = constant_columns(tasks, groups // max(len(names), 1))
+    columns["language"] = names.take(pa.array(groups % max(len(names), 1)))
+    documents = np.bincount(codes, minlength=len(groups))
+    num_bytes = np.zeros(len(groups), np.int64)
+    np.add.at(num_bytes, codes, joined.column("num_bytes").to_numpy())
+    parts.append(count_table({"kind": "documents"}, **columns, documents=documents, bytes=num_bytes))
+    parts.append(_signal_counts(joined, codes, columns))
+    parts += _host_counts(tasks, urls)
+    return pa.concat_tables(parts), _kept_samples(tasks, joined, table_of, codes, texts)
 
 
-def _signal_counts(signals: pa.Table, codes: np.ndarray, languages: list[str], common: Constants) -> pa.Table:
-    """Kept documents by signal, language and bin. codes: int64[], of each document's language."""
+def _table_of(tables: Sequence[pa.Table]) -> np.ndarray:
+    """int64[]: of each row of these tables, the table's number."""
+    return np.repeat(np.arange(len(tables)), [len(table) for table in tables])
+
+
+def constant_columns(tasks: Sequence[SketchTask], table_of: np.ndarray) -> dict[str, pa.Array]:
+    """The columns that are the same for all documents of a table, of rows of these tables."""
+    rows = pa.array(table_of)
+    names = list(dict.fromkeys(name for task in tasks for name in task.constants))
+    return {name: pa.array([task.constants[name] for task in tasks], pa.string()).take(rows) for name in names}
+
+
+@dataclass(frozen=True)
+class TableTexts:
+    """Texts of a table. places: int64[], the row of each document in it. column: all texts, if they were read."""
+
+    path: Path
+    places: np.ndarray
+    column: pa.ChunkedArray | None
+
+    def excerpts(self, documents: np.ndarray) -> pa.Array:
+        """Excerpts of these documents, int64[] ascending."""
+        rows = self.places[documents]
+        if self.column is not None:
+            return excerpts(self.column.take(pa.array(rows)))
+        return excerpts(read_rows(RowRange.of_rows(self.path, rows), ["text"]).column("text"))
+
+
+def _signal_counts(signals: pa.Table, codes: np.ndarray, columns: Mapping[str, pa.Array]) -> pa.Table:
+    """Kept documents by signal, group and bin. codes: int64[], the group of each document. columns: of each group."""
     names = signal_names(signals.schema)
-    bins, counts = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+    histograms = [(np.empty(0, np.int64),) * 3]
     for name in names:
         values = signals.column(name)
         column = (pc.cast(values, pa.float64()) if values.null_count else values).to_numpy().astype(np.float64)
-        known = np.isfinite(column)
-        joint = (codes[known] << 32) | (bins_of(column[known]).astype(np.int64) + (1 << 31))
-        ordered = np.sort(joint)
-        starts = np.flatnonzero(np.diff(ordered, prepend=-1))
-        bins.append(ordered[starts])
-        counts.append(np.diff(starts, append=len(ordered)))
-    joined = np.concatenate(bins)
-    signal_of = np.repeat(np.arange(len(names)), [len(of_signal) for of_signal in bins[1:]])
+        histograms.append(_histograms(codes, column))
+    signal_of = np.repeat(np.arange(len(names)), [len(bins) for _, bins, _ in histograms[1:]])
+    group_of, bins, counts = (np.concatenate(arrays) for arrays in zip(*histograms, strict=True))
     return count_table(
-        {"kind": "signal", **common},
+        {"kind": "signal"},
+        **{name: column.take(pa.array(group_of)) for name, column in columns.items()},
         name=pa.array(names, pa.string()).take(pa.array(signal_of)),
-        language=pa.array(languages, pa.string()).take(pa.array(joined >> 32)),
-        bin=(joined & 0xFFFFFFFF) - (1 << 31),
-        documents=np.concatenate(counts),
+        bin=bins,
+        documents=counts,
     )
+
+
+def _histograms(codes: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(group, bin, documents), int64[] each, of the finite values float64[]. codes: int64[], the group of each."""
+    known = np.isfinite(values)
+    ordered = np.sort((codes[known] << 32) | (bins_of(values[known]).astype(np.int64) + (1 << 31)))
+    starts = np.flatnonzero(np.diff(ordered, prepend=-1))
+    joint = ordered[starts]
+    return joint >> 32, (joint & 0xFFFFFFFF) - (1 << 31), np.diff(starts, append=len(ordered))
 
 
 def _read_counts(task: SketchTask, rows: pa.Table) -> list[pa.Table]:
@@ -247,13 +285,6 @@ def count_table(constants: Constants, **columns: pa.Array | np.ndarray) -> pa.Ta
     return pa.table(arrays, schema=COUNT_SCHEMA)
 
 
-def _language_counts(codes: np.ndarray, names: list[str], num_bytes: np.ndarray) -> dict[str, pa.Array | np.ndarray]:
-    documents = np.bincount(codes, minlength=len(names))
-    totals = np.zeros(len(names), np.int64)
-    np.add.at(totals, codes, num_bytes)
-    return {"language": pa.array(names, pa.string()), "documents": documents, "bytes": totals}
-
-
 def hosts_of(urls: pa.ChunkedArray) -> pa.Array:
     """The host of each URL in lower case, null where it has none."""
     matches = pc.extract_regex(urls.combine_chunks() if isinstance(urls, pa.ChunkedArray) else urls, HOST)
@@ -261,18 +292,24 @@ def hosts_of(urls: pa.ChunkedArray) -> pa.Array:
     return pc.utf8_lower(pc.if_else(pc.is_valid(matches), hosts, pa.scalar(None, pa.string())))
 
 
-def _host_counts(urls: pa.ChunkedArray, common: Constants) -> list[pa.Table]:
-    counted = pc.value_counts(hosts_of(urls).drop_null())
-    names, counts = counted.field("values"), counted.field("counts").to_numpy()
-    if not len(names):
+def _host_counts(tasks: Sequence[SketchTask], urls: Sequence[pa.ChunkedArray]) -> list[pa.Table]:
+    """urls: of the documents of each table."""
+    hosts = hosts_of(pa.chunked_array([chunk for column in urls for chunk in column.chunks], pa.string()))
+    if hosts.null_count == len(hosts):
         return []
-    order = np.lexsort((np.argsort(np.argsort(names.to_numpy(zero_copy_only=False))), -counts))
-    listed, others = order[:LISTED_HOSTS], order[LISTED_HOSTS:]
-    tables = [count_table({"kind": "host", **common}, name=names.take(pa.array(listed)), documents=counts[listed])]
-    if len(others):
-        rest = counts[others].sum(keepdims=True)
-        tables.append(count_table({"kind": "host_rest", **common}, documents=rest))
-    registers = hyperloglog(names.to_pylist())
+    tables, start = [], 0
+    for task, column in zip(tasks, urls, strict=True):
+        counted = pc.value_counts(hosts.slice(start, len(column)).drop_null())
+        names, counts = counted.field("values"), counted.field("counts").to_numpy()
+        order = np.lexsort((np.argsort(np.argsort(names.to_numpy(zero_copy_only=False))), -counts))
+        listed, others = order[:LISTED_HOSTS], order[LISTED_HOSTS:]
+        constants = {"kind": "host", **task.constants}
+        tables.append(count_table(constants, name=names.take(pa.array(listed)), documents=counts[listed]))
+        if len(others):
+            rest = counts[others].sum(keepdims=True)
+            tables.append(count_table({**constants, "kind": "host_rest"}, documents=rest))
+        start += len(column)
+    registers = hyperloglog(pc.unique(hosts.drop_null()).to_pylist())
     filled = np.flatnonzero(registers)
     tables.append(count_table({"kind": "host_register"}, bin=filled, documents=registers[filled]))
     return tables
@@ -296,35 +333,60 @@ def distinct_estimate(registers: np.ndarray) -> int:
     return round(size * np.log(size / empty)) if estimate <= 2.5 * size and empty else round(estimate)
 
 
-def _kept_samples(task: SketchTask, signals: pa.Table, codes: np.ndarray, places: np.ndarray) -> pa.Table:
-    """The documents of the shard with the smallest ids, of each language too, and those with the most placeholders.
+def _kept_samples(
+    tasks: Sequence[SketchTask],
+    signals: pa.Table,
+    table_of: np.ndarray,
+    codes: np.ndarray,
+    texts: Sequence[TableTexts],
+) -> pa.Table:
+    """The documents of each table with the smallest ids, of each language too, and those with the most placeholders.
 
-    places: int64[], the row of each document in the table of texts."""
+    table_of, codes: int64[], of each document its table, and its table and language."""
     order = pc.sort_indices(signals.column("doc_id").combine_chunks()).to_numpy().astype(np.int64)
-    by_language = order[np.argsort(codes[order], kind="stable")]
-    bounds = np.searchsorted(codes[by_language], np.arange(int(codes.max(initial=-1)) + 2))
-    ranks = np.arange(len(order)) - bounds[codes[by_language]]
-    chosen = [order[:SOURCE_SAMPLES], by_language[ranks < LANGUAGE_SAMPLES]]
+    chosen = [order[ranks(of[order]) < most] for of, most in ((table_of, SOURCE_SAMPLES), (codes, LANGUAGE_SAMPLES))]
     replaced = np.zeros(len(order), np.int64)
     if PII_FIELD.name in signals.schema.names:
         replaced = signals.column(PII_FIELD.name).to_numpy()
         most = np.lexsort((np.argsort(order), -replaced))[:PERSONAL_SAMPLES]
         chosen.append(most[replaced[most] > 0])
     rows = np.unique(np.concatenate(chosen))
-    picked = signals.take(pa.array(rows))
+    picked, tables_of_rows = signals.take(pa.array(rows)), table_of[rows]
     names = signal_names(signals.schema)
     values = np.stack([pc.cast(picked.column(name), pa.float64()).to_numpy() for name in names], axis=1)
     offsets = np.arange(0, (len(rows) + 1) * len(names), len(names), dtype=np.int32)
     keys = pa.array(np.tile(np.array(names, object), len(rows)), pa.string())
+    bounds = np.searchsorted(table_of, np.arange(len(tasks)))
     columns = {
+        **constant_columns(tasks, tables_of_rows),
         "doc_id": picked.column("doc_id"),
         "language": pc.fill_null(picked.column("detected_language"), ""),
         "bytes": picked.column("num_bytes"),
         "replaced": pa.array(replaced[rows]),
-        "excerpt": excerpts(read_rows(RowRange.of_rows(task.table, places[rows]), ["text"]).column("text")),
+        "excerpt": _by_table(
+            tables_of_rows, lambda number, chosen: texts[number].excerpts(rows[chosen] - bounds[number])
+        ),
         "signals": pa.MapArray.from_arrays(pa.array(offsets), keys, pa.array(values.reshape(-1))),
     }
-    return _sample_table(task.constants, len(rows), columns)
+    return _sample_table(len(rows), columns)
+
+
+def _by_table(table_of: np.ndarray, strings: Callable[[int, slice], pa.Array]) -> pa.Array:
+    """Strings of rows of tables, table after table. strings: of the rows of a table, which are at this slice."""
+    tables, starts = np.unique(table_of, return_index=True)
+    bounds = [*starts.tolist(), len(table_of)]
+    parts = [strings(number, slice(*bounds[at : at + 2])) for at, number in enumerate(tables.tolist())]
+    return pa.concat_arrays([pa.array([], pa.string()), *parts])
+
+
+def ranks(groups: np.ndarray) -> np.ndarray:
+    """int64[]: how many of the same group stand before each. [5, 7, 5] -> [0, 0, 1]."""
+    order = np.argsort(groups, kind="stable")
+    ordered = groups[order]
+    starts = np.flatnonzero(np.diff(ordered, prepend=ordered[:1] - 1)) if len(groups) else np.empty(0, np.int64)
+    ranks_of = np.empty(len(groups), np.int64)
+    ranks_of[order] = np.arange(len(groups)) - np.repeat(starts, np.diff(np.append(starts, len(groups))))
+    return ranks_of
 
 
 def excerpts(texts: pa.ChunkedArray) -> pa.Array:
@@ -333,77 +395,79 @@ def excerpts(texts: pa.ChunkedArray) -> pa.Array:
     return pa.array([" ".join(head.split())[:EXCERPT_CHARACTERS] for head in heads.to_pylist()], pa.string())
 
 
-def _sample_table(constants: Constants, size: int, columns: dict[str, pa.Array]) -> pa.Table:
-    arrays = [
-        columns[field.name]
-        if field.name in columns
-        else pa.repeat(pa.scalar(constants[field.name], field.type), size)
-        if field.name in constants
-        else pa.nulls(size, field.type)
-        for field in SAMPLE_SCHEMA
-    ]
+def _sample_table(size: int, columns: Mapping[str, pa.Array]) -> pa.Table:
+    arrays = [columns[field.name] if field.name in columns else pa.nulls(size, field.type) for field in SAMPLE_SCHEMA]
     return pa.table(arrays, schema=SAMPLE_SCHEMA).sort_by("doc_id")
 
 
-def sketch_ledger(task: SketchTask) -> tuple[pa.Table, pa.Table]:
-    """(counts, samples) of a shard of the ledger; the samples are of documents that were not kept."""
+def sketch_ledgers(tasks: Sequence[SketchTask]) -> tuple[pa.Table, pa.Table]:
+    """(counts, samples) of shards of the ledger; the samples are of documents that were not kept."""
     names = ["doc_id", "outcome", "split", "step", "rule", "value", "threshold", "duplicate_of", "failed", "bytes"]
-    with pq.ParquetFile(task.table) as file:
-        rows = file.read(names).combine_chunks()
+    tables = []
+    for task in tasks:
+        with pq.ParquetFile(task.table) as file:
+            tables.append(file.read(names, use_threads=False))
+    rows, table_of = pa.concat_tables(tables).combine_chunks(), _table_of(tables)
     is_alone = pc.and_(
         pc.equal(pc.list_value_length(rows.column("failed")), 1), pc.equal(rows.column("step"), "filters")
     )
     rows = rows.drop_columns("failed").append_column("alone", pc.fill_null(is_alone, False))
-    sums = rows.group_by(["outcome", "split", "step", "rule"]).aggregate([("doc_id", "count"), ("bytes", "sum")])
-    group = {name: sums.column(name).combine_chunks() for name in ("outcome", "split", "step", "rule")}
+    rows = rows.append_column("source", pa.array([task.source for task in tasks], pa.string()).take(pa.array(table_of)))
+    keys = ["source", "outcome", "split", "step", "rule"]
+    sums = rows.group_by(keys, use_threads=False).aggregate([("doc_id", "count"), ("bytes", "sum")])
+    group = {name: sums.column(name).combine_chunks() for name in keys}
     totals = {"documents": sums.column("doc_id_count"), "bytes": sums.column("bytes_sum")}
-    common = {"source": task.source}
     parts = [
-        count_table({"kind": "outcome", **common}, **group, **{k: v.combine_chunks() for k, v in totals.items()}),
-        *_alone_counts(rows.filter(rows.column("alone")), common),
+        count_table({"kind": "outcome"}, **group, **{name: column.combine_chunks() for name, column in totals.items()}),
+        _alone_counts(rows.filter(rows.column("alone"))),
     ]
-    return pa.concat_tables(parts), _removed_samples(task, rows)
+    return pa.concat_tables(parts), _removed_samples(tasks, rows, table_of)
 
 
-def _alone_counts(alone: pa.Table, common: dict[str, str]) -> Iterator[pa.Table]:
-    values, rules = alone.column("value").to_numpy(), alone.column("rule").combine_chunks().dictionary_encode()
-    codes = rules.indices.to_numpy(zero_copy_only=False)
-    for code, rule in enumerate(rules.dictionary.to_pylist()):
-        chosen = values[codes == code]
-        bins, counts = np.unique(bins_of(chosen[np.isfinite(chosen)]), return_counts=True)
-        yield count_table({"kind": "alone", "rule": rule, "outcome": "removed", **common}, bin=bins, documents=counts)
+def _alone_counts(alone: pa.Table) -> pa.Table:
+    """Documents that failed one rule, by source, rule and bin of the value."""
+    sources, rules = (alone.column(name).combine_chunks().dictionary_encode() for name in ("source", "rule"))
+    source_of, rule_of = (column.indices.to_numpy(zero_copy_only=False).astype(np.int64) for column in (sources, rules))
+    many = max(len(rules.dictionary), 1)
+    groups, bins, counts = _histograms(source_of * many + rule_of, alone.column("value").to_numpy())
+    columns = {
+        "source": sources.dictionary.take(pa.array(groups // many)),
+        "rule": rules.dictionary.take(pa.array(groups % many)),
+    }
+    return count_table({"kind": "alone", "outcome": "removed"}, **columns, bin=bins, documents=counts)
 
 
-def _removed_samples(task: SketchTask, rows: pa.Table) -> pa.Table:
-    """By rule (kind of unreadable record), the documents with the smallest ids, and as many that failed it alone."""
-    numbered = rows.append_column("place", pa.array(np.arange(len(rows))))
+def _removed_samples(tasks: Sequence[SketchTask], rows: pa.Table, table_of: np.ndarray) -> pa.Table:
+    """By table and rule (kind of unreadable record), the documents with the smallest ids, and as many that failed it
+    alone."""
+    numbered = rows.append_column("row", pa.array(np.arange(len(rows))))
     gone = numbered.filter(pc.not_equal(numbered.column("outcome"), "kept")).sort_by("doc_id")
     rules = pc.fill_null(gone.column("rule"), "").combine_chunks().dictionary_encode()
-    codes = rules.indices.to_numpy(zero_copy_only=False).astype(np.int64)
-    codes = 2 * codes + gone.column("alone").to_numpy()
-    chosen = np.zeros(len(gone), bool)
-    for code in np.unique(codes).tolist():
-        chosen[np.flatnonzero(codes == code)[:SOURCE_SAMPLES]] = True
-    gone = gone.filter(pa.array(chosen))
-    places = gone.column("place").to_numpy()
+    codes = 2 * rules.indices.to_numpy(zero_copy_only=False).astype(np.int64) + gone.column("alone").to_numpy()
+    codes += table_of[gone.column("row").to_numpy()] * 2 * max(len(rules.dictionary), 1)
+    gone = gone.filter(pa.array(ranks(codes) < SOURCE_SAMPLES)).sort_by("row")
+    rows_of_gone = gone.column("row").to_numpy()
+    tables_of_gone, bounds = table_of[rows_of_gone], np.searchsorted(table_of, np.arange(len(tasks)))
     columns = {field.name: gone.column(field.name) for field in SAMPLE_SCHEMA if field.name in gone.schema.names}
-    if task.rows:
-        columns["excerpt"] = _annotated_excerpts(task, places)
-    return _sample_table({"source": task.source}, len(gone), columns)
+    columns["excerpt"] = _by_table(
+        tables_of_gone,
+        lambda number, chosen: _annotated_excerpts(tasks[number], rows_of_gone[chosen] - bounds[number]),
+    )
+    return _sample_table(len(gone), columns)
 
 
 def _annotated_excerpts(task: SketchTask, places: np.ndarray) -> pa.Array:
-    """Excerpts of these rows of the shard, from the annotated files behind it, without the personal data that the
-    corpus has not either."""
-    order = np.argsort(places, kind="stable")
-    ascending, first, texts = places[order], 0, []
+    """Excerpts of these rows of the shard, int64[] ascending, from the annotated files behind it, without the personal
+    data that the corpus has not either. Nulls if the files are not known."""
+    if not task.rows:
+        return pa.nulls(len(places), pa.string())
+    first, texts = 0, []
     for rows in task.rows:
         last = first + rows.stop - rows.start
-        inside = ascending[(ascending >= first) & (ascending < last)] - first + rows.start
+        inside = places[(places >= first) & (places < last)] - first + rows.start
         if len(inside):
             column = read_rows(RowRange.of_rows(rows.path, inside), ["text"]).column("text")
             heads = pc.utf8_slice_codeunits(pc.fill_null(column.combine_chunks(), ""), 0, 4 * EXCERPT_CHARACTERS)
             texts.append(heads if task.pii is None else replaced_texts(heads, task.pii)[0])
         first = last
-    listed = excerpts(pa.chunked_array(texts, pa.string())) if texts else pa.array([], pa.string())
-    return listed.take(pa.array(np.argsort(order)))
+    return excerpts(pa.chunked_array(texts, pa.string()))

@@ -1,8 +1,10 @@
-"""Writes the output folder of curation: shards, ledger, quarantine, examples, decontamination report."""
+"""Writes the output folder of curation: shards, ledger, quarantine, examples, decontamination report. Takes what the
+run before made of the same documents."""
 
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import groupby, pairwise
 from operator import attrgetter
 from pathlib import Path
@@ -12,9 +14,9 @@ import numpy as np
 import orjson
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+import xxhash
 
 from gristmill.data_pipeline.annotate.annotate import AnnotateConfig
-from gristmill.data_pipeline.corpus.reused_files import ReusedFiles, ledger_key, shard_files, shard_key
 from gristmill.data_pipeline.corpus.shards import (
     ShardFormat,
     ShardPlan,
@@ -22,22 +24,180 @@ from gristmill.data_pipeline.corpus.shards import (
     ShardTask,
     link_empty_shards,
     plan_shards,
+    runs_of_size,
     write_shard_run,
 )
+from gristmill.data_pipeline.corpus.sketches import SketchTask
 from gristmill.data_pipeline.corpus.splits import SPLITS
-from gristmill.data_pipeline.decontamination.report import report_markdown
-from gristmill.data_pipeline.decontamination.step import Decontamination
+from gristmill.data_pipeline.decontamination.step import Decontamination, report_markdown
+from gristmill.data_pipeline.dedup.folding import document_ids
 from gristmill.data_pipeline.filters.apply import EXAMPLES_PER_SIDE, KEPT_SIDE, REMOVED_SIDE
 from gristmill.data_pipeline.filters.pii import PiiConfig
-from gristmill.data_pipeline.ledger.document_file import unpacked_ids
-from gristmill.data_pipeline.ledger.evidence import EvidenceFiles
-from gristmill.data_pipeline.ledger.ledger import LEDGER_ROWS, LedgerRows, LedgerTask, write_ledger
-from gristmill.data_pipeline.ledger.parquet_rows import spans_of_runs
-from gristmill.data_pipeline.ledger.removal_step import Removals, SourceState
-from gristmill.foundation.checksums import is_sealed
-from gristmill.foundation.files import atomic_path, write_atomic
-from gristmill.foundation.fingerprint import canonical_json
+from gristmill.data_pipeline.ledger.document_file import spans_of_runs, unpacked_ids
+from gristmill.data_pipeline.ledger.ledger import MAX_LEDGER_ROWS, MIN_LEDGER_ROWS, LedgerRows, LedgerTask, write_ledger
+from gristmill.data_pipeline.ledger.removal_step import EvidenceFiles, Removals, RemovalStep, SourceState
+from gristmill.foundation.checksums import is_sealed, link_sealed, read_cached, seal_of
+from gristmill.foundation.files import atomic_path, remove_tree, write_atomic
+from gristmill.foundation.fingerprint import canonical_json, fingerprint
 from gristmill.foundation.runtime.tasks.engine import Engine
+
+# Files of a corpus that are taken from the run before: shards, ledgers and sketches made from the same documents.
+#
+# `cache/outputs/KEY/` holds hard links to the files of one task by their suffixes. A key is the fingerprint of all that
+# decides the bytes: the documents by id (an annotated file's name and an id say what the document is), settings, and
+# outcomes. Where the file system has no hard links nothing is kept.
+
+OUTPUT_CACHE = "outputs"  # in the cache of a work folder
+ANNOTATED_FOLDER = "annotated"
+
+
+@dataclass(frozen=True)
+class ReusedFiles:
+    """folder: takes the links. code_version: of the stage; files of another one are of no use."""
+
+    folder: Path
+    code_version: int
+
+    def take(self, key: str, files: Mapping[str, Path]) -> bool:
+        """Links the kept files of the key to these paths, by name; False, and nothing is done, if one is missing."""
+        kept = {name: self._of_key(key) / name for name in files}
+        if not all(is_sealed(path) for path in kept.values()):
+            return False
+        for name, path in files.items():
+            link_sealed(kept[name], path)
+        return True
+
+    def keep(self, key: str, files: Mapping[str, Path]) -> None:
+        """Keeps links to the files, for the next run."""
+        try:
+            for name, path in files.items():
+                if not is_sealed(self._of_key(key) / name):
+                    link_sealed(path, self._of_key(key) / name, may_copy=False)
+        except OSError:  # no hard links here
+            remove_tree(self._of_key(key))
+
+    def prune(self, keys: Collection[str]) -> None:
+        """Removes the files of all other keys."""
+        names = {self._of_key(key).name for key in keys}
+        for folder in self.folder.glob("*"):
+            if folder.name not in names:
+                remove_tree(folder)
+
+    def _of_key(self, key: str) -> Path:
+        return self.folder / f"{self.code_version}-{key}"
+
+
+# Keys.
+
+
+def shard_key(task: ShardTask) -> str:
+    scores = None if task.scores is None else [_content_of(path) for path in task.scores]
+    return fingerprint(
+        [
+            task.split,
+            _described(task.format),
+            [_rows_digest(rows) for rows in task.rows],
+            scores,
+            sorted(task.held_out),
+        ]
+    )
+
+
+def shard_files(task: ShardTask) -> dict[str, Path]:
+    """Files that the task writes, by name."""
+    held_out = {f"held_out-{split}.arrow": path for split, path in task.held_out.items()}
+    return {"documents.parquet": task.documents, "signals.parquet": task.signals, **held_out}
+
+
+def ledger_key(task: LedgerTask) -> str:
+    rows = [_ledger_rows_digest(rows) for rows in task.rows]
+    return fingerprint([task.source, task.rules.description, task.split_names, rows])
+
+
+def records_key(tasks: Sequence[SketchTask], numbers: Sequence[int], ranges: int) -> str:
+    """Key of the records of these tables, which have these numbers, for the index of ids."""
+    return fingerprint([[[task.is_ledger, _content_of(task.table)] for task in tasks], list(numbers), ranges])
+
+
+def sketch_key(tasks: Sequence[SketchTask]) -> str:
+    """Key of a sketch by the content of the tables that it is made from, and the texts that it quotes."""
+    return fingerprint([_sketched(task) for task in tasks])
+
+
+def _sketched(task: SketchTask) -> list[Any]:
+    tables = [_content_of(task.table)] + ([] if task.is_ledger else [_content_of(task.signals)])
+    quoted = [_identity_of(rows.path) for rows in task.rows]
+    return [task.name.split("/")[:-1], task.source, tables, quoted, _described(task.pii)]
+
+
+def _described(value: Any) -> str:
+    """Text that is equal for equal settings."""
+    return repr(value)
+
+
+def _rows_digest(rows: ShardRows) -> list[str]:
+    if rows.results is None:
+        return [_content_of(rows.path), f"{rows.start}-{rows.stop}"]
+    row_range, splits = rows.load()
+    if _is_annotated(rows.path):
+        return [rows.path.stem, _digest(_ids(rows.path)[row_range.rows], splits)]
+    return [_content_of(rows.path), _digest(row_range.rows, splits)]
+
+
+def _ledger_rows_digest(rows: LedgerRows) -> list[str]:
+    results, chosen = rows.results.load(), slice(rows.start, rows.stop)
+    ids = _ids(rows.path)[chosen]
+    outcomes = [results.failed_rule[chosen], results.splits[chosen]]
+    steps = []
+    for step in rows.removals:
+        removed = step.in_file(rows.file).in_rows(rows.start, rows.stop)
+        steps.append([removed.step, repr(removed.threshold), list(removed.rule_names), _digest(*_columns(removed))])
+    return [rows.path.stem, _digest(ids, *outcomes), repr(steps), *_evidence(rows.evidence)]
+
+
+def _columns(removed: RemovalStep) -> list[np.ndarray]:
+    columns = (removed.rows, removed.values, removed.duplicate_of, removed.thresholds, removed.rules)
+    return [column for column in columns if column is not None]
+
+
+def _evidence(files: EvidenceFiles) -> list[str]:
+    others = [path for path in (files.matches, files.pieces) if path is not None]
+    return [_content_of(path) for path in (*files.removed_spans, *others)]
+
+
+def _is_annotated(path: Path) -> bool:
+    return path.parent.name == ANNOTATED_FOLDER
+
+
+def _identity_of(path: Path) -> str:
+    """Name of an annotated file, which says what its documents are; content of any other file."""
+    return path.stem if _is_annotated(path) else _content_of(path)
+
+
+def _content_of(path: Path) -> str:
+    """XXH3-128 of a sealed file, from its seal; of another file, of its bytes."""
+    state = read_cached(seal_of(path))
+    if isinstance(state, dict) and isinstance(state.get("xxh3"), str):
+        return str(state["xxh3"])
+    return xxhash.xxh3_128_hexdigest(path.read_bytes())
+
+
+def _ids(path: Path) -> np.ndarray:
+    return _ids_of(path, path.stat().st_mtime_ns)
+
+
+@lru_cache(maxsize=2)
+def _ids_of(path: Path, _: int) -> np.ndarray:
+    return document_ids(path)
+
+
+def _digest(*arrays: np.ndarray) -> str:
+    hasher = xxhash.xxh3_128()
+    for array in arrays:
+        hasher.update(str(array.dtype).encode())
+        hasher.update(np.ascontiguousarray(array).data)
+    return hasher.hexdigest()
+
 
 MAX_RUN = 4  # consecutive shards that one task writes
 RUNS_PER_WORKER = 4  # at least, where there are so many shards, so that none waits long for the last
@@ -89,7 +249,7 @@ def write_corpus(
             held_out += _held_out_shards(tasks, plan, split)
     link_empty_shards([task for task in (*training, *held_out) if task.is_empty])
     training, held_out = ([task for task in tasks if not task.is_empty] for tasks in (training, held_out))
-    taken = _take([*training, *ledgers], reused, engine)
+    taken = _take(sorted([*training, *ledgers], key=_first_file), reused, engine)
     runs = _runs(training, engine.workers)
     # together, so that no worker waits for the last shard or ledger
     files: list[LedgerTask | tuple[ShardTask, ...]] = [*runs, *ledgers]
@@ -112,6 +272,11 @@ def _take(
         if not all(is_sealed(path) for path in files[key].values()):
             reused.take(key, files[key])
     return files
+
+
+def _first_file(task: ShardTask | LedgerTask) -> Path:
+    """The file by which tasks are sorted whose keys are made from the same ids, which are read once then."""
+    return task.rows[0].path if task.rows else Path()
 
 
 def _key_of(task: ShardTask | LedgerTask) -> str:
@@ -150,7 +315,7 @@ def _training_shards(
             ShardRows(state.paths[file], first, last, state.filter_results[file]) for file, first, last in spans[number]
         )
         held_out = {
-            split: folder / HELD_OUT_FOLDER / SPLITS[split] / f"{name}-{number:05}.parquet"
+            split: folder / HELD_OUT_FOLDER / SPLITS[split] / f"{name}-{number:05}.arrow"
             for split in range(1, len(SPLITS))
             if plan.held_out[number, split]
         }
@@ -176,10 +341,14 @@ def ledger_tasks(
     evidence: Sequence[EvidenceFiles],
     folder: Path,
 ) -> list[LedgerTask]:
-    """evidence: of each annotated file of all sources."""
+    """evidence: of each annotated file of all sources. Ledgers are cut where their documents say, as shards are."""
     tasks = []
     for state in curated:
-        for number, start in enumerate(range(0, max(state.num_documents, 1), LEDGER_ROWS)):
+        runs = runs_of_size(state.num_documents, state.num_documents, MIN_LEDGER_ROWS, MAX_LEDGER_ROWS)
+        for results in state.filter_results:
+            marks = results.load().marks
+            runs.add(np.ones(len(marks), np.int64), marks)
+        for number, (start, stop) in enumerate(runs.bounds()):
             rows = tuple(
                 LedgerRows(
                     state.paths[file],
@@ -190,7 +359,7 @@ def ledger_tasks(
                     state.first_file + file,
                     evidence[state.first_file + file],
                 )
-                for file, first, last in state.row_ranges(start, start + LEDGER_ROWS)
+                for file, first, last in state.row_ranges(start, stop)
             )
             path = folder / "ledger" / f"{state.source.name}-{number:05}.parquet"
             tasks.append(LedgerTask(path, state.source.name, state.rules, rows, SPLITS))

@@ -9,7 +9,7 @@ independent words, exp(-34) is one false copy in 10^14 places and texts; 5 milli
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -23,18 +23,244 @@ from gristmill.data_pipeline.decontamination.index import (
     slot_table,
     words_of,
 )
-from gristmill.data_pipeline.decontamination.kernels import (
-    SEED_WORDS,
-    SLACK,
-    SearchedTexts,
-    SeedTable,
-    align,
-    edit_seeds,
-    search_seeds,
-    seed_hash,
-    verify_seeds,
-)
+from gristmill.data_pipeline.dedup.kernels import filter_bits
 from gristmill.data_pipeline.ledger.document_file import load_array, save_array
+from gristmill.foundation.runtime.kernels.cached_njit import cached_njit
+
+# The compiled search for edited and for short benchmark texts.
+#
+# A seed is three words of a text in their order, with at most one word left out between them. Where a document holds a
+# seed, the text is laid beside it and scored (`align`), or, if it is short, compared word by word with its answers.
+# They call one another and therefore stand in one file (see dedup/kernels.py).
+
+
+# Second and third word of a seed, counted from its first: `abc`, `ab.d`, `a.cd`. One word may so have been
+# substituted between them; and since all three are looked up in all three, one inserted or deleted.
+SECOND, THIRD = (1, 1, 2), (2, 3, 3)
+SEED_WORDS = 3
+WORDS_OF_A_SEED = 4  # with the word that is left out
+# Two seeds of one text at most so many words apart in a document may be of one copy of it.
+APART = 40
+# A document's words are laid beside a text with so many more on each side; what was inserted must fit in.
+SLACK = 8
+# Bits of the map of a window's words: the longest window of the default settings, of 75 words, sets 7 in 100 of them.
+WORD_BITS = 1024
+ROUNDING = 1e-6  # sums of nats in another order differ by less
+EMPTY = np.int32(-1)
+MULTIPLY = np.uint64(0x9E3779B97F4A7C15)  # the golden ratio
+U6, U29, U32, U63 = (np.uint64(n) for n in (6, 29, 32, 63))
+ONE, ZERO = np.uint64(1), np.uint64(0)
+
+
+class SeedTable(NamedTuple):
+    """Where seeds stand in benchmark texts. filter uint64[]: a bit map of the keys. slots int32[]: open addressing from
+    key to its number k (keys[k]), whose places are first[k]..first[k + 1]: texts int32[], words from the text's
+    beginning int32[], and the information of the seed's words in nats float64[]."""
+
+    filter: np.ndarray
+    slots: np.ndarray
+    keys: np.ndarray
+    first: np.ndarray
+    texts: np.ndarray
+    places: np.ndarray
+    nats: np.ndarray
+
+
+class SearchedTexts(NamedTuple):
+    """hashes uint64[], ends int64[texts + 1], nats float64[]: the words of the texts and their information. wanted
+    float64[texts]: the score an edited copy must reach. answers int64[]: the texts that answer text t are
+    answers[answer_first[t]:answer_first[t + 1]]; one that has any is searched word for word, and with one of them."""
+
+    hashes: np.ndarray
+    ends: np.ndarray
+    nats: np.ndarray
+    wanted: np.ndarray
+    answers: np.ndarray
+    answer_first: np.ndarray
+
+
+@cached_njit(nogil=True, forceinline=True)
+def seed_hash(first, second, third):
+    value = (first * MULTIPLY + second) * MULTIPLY + third
+    value = (value ^ (value >> U32)) * MULTIPLY
+    return value ^ (value >> U29)
+
+
+@cached_njit(nogil=True)
+def edit_seeds(hashes, ends, nats, wanted, min_nats, keys, texts, places, seed_nats):
+    """All seeds of the wanted texts of at least `min_nats`; returns how many. places: words from the beginning."""
+    count = 0
+    for text in range(len(ends) - 1):
+        if not wanted[text]:
+            continue
+        for word in range(ends[text], ends[text + 1] - SEED_WORDS + 1):
+            for pattern in range(3):
+                second, third = word + SECOND[pattern], word + THIRD[pattern]
+                if third >= ends[text + 1]:
+                    continue
+                total = nats[word] + nats[second] + nats[third]
+                if total >= min_nats:
+                    keys[count] = seed_hash(hashes[word], hashes[second], hashes[third])
+                    texts[count], places[count], seed_nats[count] = text, word - ends[text], total
+                    count += 1
+    return count
+
+
+@cached_njit(nogil=True)
+def align(text, nats, document, start, stop, gap, scores, starts, counts, places):
+    """(score, first word, last word + 1, words found, hash of which) of the best local alignment of the text with
+    document[start:stop]: the information of the words found, less `gap` for each word substituted, inserted or deleted
+    between them (Smith and Waterman 1981, one row at a time). The arrays take one row: stop - start + 1 entries."""
+    length = stop - start
+    best, best_start, best_stop, best_count, best_places = 0.0, 0, 0, 0, ZERO
+    for at in range(length + 1):
+        scores[at], starts[at], counts[at], places[at] = 0.0, at, 0, ZERO
+    for word in range(len(text)):
+        score, first, count, place = 0.0, 0, 0, ZERO  # of the entry above and to the left
+        for at in range(1, length + 1):
+            above, above_start, above_count, above_place = scores[at], starts[at], counts[at], places[at]
+            if text[word] == document[start + at - 1]:
+                score += nats[word]
+                count += 1
+                place ^= (np.uint64(word) + ONE) * MULTIPLY
+            else:
+                score -= gap
+            if above - gap > score:
+                score, first, count, place = above - gap, above_start, above_count, above_place
+            if scores[at - 1] - gap > score:
+                score, first, count, place = scores[at - 1] - gap, starts[at - 1], counts[at - 1], places[at - 1]
+            if score <= 0.0:
+                score, first, count, place = 0.0, at, 0, ZERO
+            scores[at], starts[at], counts[at], places[at] = score, first, count, place
+            if score > best:
+                best, best_start, best_stop, best_count, best_places = score, first, at, count, place
+            score, first, count, place = above, above_start, above_count, above_place
+    return best, start + best_start, start + best_stop, best_count, best_places
+
+
+@cached_njit(nogil=True)
+def max_score(text, nats, document, bits):
+    """An upper bound of the score of `align`: the information of the text's words that stand anywhere in the document,
+    and ROUNDING for the order of the additions. bits: a bit map of the document's words, of WORD_BITS bits."""
+    mask = np.uint64(WORD_BITS - 1)
+    bits[:] = ZERO
+    for word in range(len(document)):
+        bit = document[word] & mask
+        bits[bit >> U6] |= ONE << (bit & U63)
+    score = ROUNDING
+    for word in range(len(text)):
+        bit = text[word] & mask
+        if (bits[bit >> U6] >> (bit & U63)) & ONE:
+            score += nats[word]
+    return score
+
+
+@cached_njit(nogil=True)
+def search_seeds(document, bounds, seeds, matches):
+    """Fills matches[3, :] as far as there is room (number of the document, its word, which place of the seeds), in this
+    order; returns how many there are. Document d is document[bounds[d]:bounds[d + 1]]."""
+    bit_mask, slot_mask = np.uint64(64 * len(seeds.filter) - 1), np.uint64(len(seeds.slots) - 1)
+    count = 0
+    for number in range(len(bounds) - 1):
+        for word in range(bounds[number], bounds[number + 1] - SEED_WORDS + 1):
+            for pattern in range(3):
+                second, third = word + SECOND[pattern], word + THIRD[pattern]
+                if third >= bounds[number + 1]:
+                    continue
+                key = seed_hash(document[word], document[second], document[third])
+                wanted = filter_bits(key)
+                if seeds.filter[(key & bit_mask) >> U6] & wanted != wanted:
+                    continue
+                slot = (key >> U32) & slot_mask
+                while seeds.slots[slot] != EMPTY and seeds.keys[seeds.slots[slot]] != key:
+                    slot = (slot + ONE) & slot_mask
+                if seeds.slots[slot] == EMPTY:
+                    continue
+                for place in range(seeds.first[seeds.slots[slot]], seeds.first[seeds.slots[slot] + 1]):
+                    if count < matches.shape[1]:
+                        matches[0, count], matches[1, count], matches[2, count] = number, word, place
+                    count += 1
+    return count
+
+
+@cached_njit(nogil=True)
+def verify_seeds(met, document, bounds, seeds, texts, sure, gap, window, copies):
+    """Fills copies[:, :len]: document, benchmark text, first word and last + 1 there, words found, hash of which, for
+    each copy of a text around the seeds that were met (`search_seeds`); returns how many there are.
+
+    A seed of less than `sure` nats is followed up only if another of its text stands near it."""
+    num_texts = len(texts.ends) - 1
+    done, last, tried = np.full(num_texts, -1), np.full(num_texts, -1), np.full(num_texts, -1)
+    size = np.max(np.diff(texts.ends)) + 2 * SLACK + 1
+    scores, starts, counts = np.empty(size), np.empty(size, np.int64), np.empty(size, np.int64)
+    places, bits = np.empty(size, np.uint64), np.empty(WORD_BITS // 64, np.uint64)
+    count = 0
+    for row in range(met.shape[1]):
+        number, word, place = met[0, row], met[1, row], met[2, row]
+        text = seeds.texts[place]
+        start, stop, begin = bounds[number], bounds[number + 1], word - seeds.places[place]
+        text_hashes = texts.hashes[texts.ends[text] : texts.ends[text + 1]]
+        if word < done[text]:
+            continue
+        if texts.answer_first[text] < texts.answer_first[text + 1]:
+            final = _end_of_answer(text_hashes, document, begin, start, stop, texts, text, window)
+            if final < 0:
+                continue
+            words, which = len(text_hashes), ZERO
+        else:
+            if tried[text] >= start and abs(begin - tried[text]) <= SLACK // 2:
+                continue
+            if seeds.nats[place] < sure and (last[text] < start or word - last[text] > APART):
+                last[text] = word
+                continue
+            tried[text] = begin
+            nats = texts.nats[texts.ends[text] : texts.ends[text + 1]]
+            low, high = max(start, begin - SLACK), min(stop, begin + len(text_hashes) + SLACK)
+            if max_score(text_hashes, nats, document[low:high], bits) < texts.wanted[text]:
+                continue
+            score, begin, final, words, which = align(
+                text_hashes, nats, document, low, high, gap, scores, starts, counts, places
+            )
+            if score < texts.wanted[text]:
+                continue
+        done[text] = final
+        copies[0, count], copies[1, count], copies[2, count], copies[3, count] = (
+            number,
+            text,
+            begin - start,
+            final - start,
+        )
+        copies[4, count], copies[5, count] = words, np.int64(which)
+        count += 1
+    return count
+
+
+@cached_njit(nogil=True)
+def _end_of_answer(question, document, begin, start, stop, texts, text, window):
+    """Where an answer to the question ends that begins in the `window` words behind it; -1 if the question does not
+    stand at `begin`, or no answer there."""
+    if begin < start or not _stands(question, document, begin, stop):
+        return -1
+    behind = begin + len(question)
+    for at in range(behind, min(behind + window, stop)):
+        for number in range(texts.answer_first[text], texts.answer_first[text + 1]):
+            other = texts.answers[number]
+            answer = texts.hashes[texts.ends[other] : texts.ends[other + 1]]
+            if _stands(answer, document, at, stop):
+                return at + len(answer)
+    return -1
+
+
+@cached_njit(nogil=True)
+def _stands(words, document, at, stop):
+    """Whether the words stand in document[:stop] from `at` on."""
+    if at + len(words) > stop:
+        return False
+    for word in range(len(words)):  # noqa: SIM110 (numba has no all)
+        if words[word] != document[at + word]:
+            return False
+    return True
+
 
 EDIT_COST = 1.0  # nats
 # A seed must have this much information, and is followed up by itself from SURE on. On the 29,008 clean documents of

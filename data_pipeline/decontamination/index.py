@@ -18,7 +18,7 @@ from gristmill.data_pipeline.dedup.kernels import (
 )
 from gristmill.data_pipeline.signals.stop_words import stop_words
 from gristmill.foundation.runtime.kernels.cached_njit import cached_njit
-from gristmill.foundation.runtime.tasks.shuffle import range_of_keys
+from gristmill.foundation.runtime.tasks.task_files import range_of_keys
 
 # The words of texts as hashes, and the information of each word: what all searches for benchmark texts compare.
 

@@ -11,7 +11,7 @@ import xxhash
 from gristmill.data_pipeline.decontamination.config import BenchmarkExample
 from gristmill.data_pipeline.decontamination.edits import Indexes, copy_of
 from gristmill.data_pipeline.decontamination.index import NgramIndex, words_of
-from gristmill.data_pipeline.ledger.evidence import complement, removed_span_row
+from gristmill.data_pipeline.ledger.removal_step import complement, removed_span_row
 
 # Ways a benchmark text stands in a document, strongest first. verbatim: all its n-grams; short: a question too short
 # for an n-gram, whole, and an answer behind it; edited: most of its words in their order; partial: an n-gram and less.

@@ -7,7 +7,7 @@ Three steps, each of tasks that write files and read others' files, so that no p
    linked: 6.4 GB in one task. Beyond that, alternating large-star and small-star steps over the same shuffle find the
    same groups in O(log n) rounds: Kiveris et al. 2014, "Connected Components in MapReduce and Beyond".)"""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,7 +20,7 @@ from gristmill.data_pipeline.ledger.document_file import packed_ids, unpacked_id
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.runtime.tasks.engine import Engine
 from gristmill.foundation.runtime.tasks.local import LocalEngine
-from gristmill.foundation.runtime.tasks.shuffle import Shuffle, range_of_keys, ranges_for
+from gristmill.foundation.runtime.tasks.task_files import Shuffle, range_of_keys, ranges_for
 
 # Documents whose band keys are computed at a time: 32 MB of signatures of 128 hashes.
 BLOCK_DOCUMENTS = 65536
@@ -156,15 +156,14 @@ def write_links(documents: StoredDocuments, keys: Shuffle, bands: int, engine: E
 def _write_links(task: tuple[StoredDocuments, Shuffle, int, list[int], Shuffle, int]) -> None:
     documents, keys, bands, numbers, links, place = task
     links_of_ranges = [np.empty(0, LINK)]
-    for number in numbers:
-        pieces = [keys.piece(part, number) for part in range(keys.parts)]
+    for number, pieces in zip(numbers, _pieces_of_ranges(keys, numbers), strict=True):
         key = _joined([piece["key"] for piece in pieces], np.uint64)
         position = _joined(
             [start + piece["document"] for start, piece in zip(documents.starts[:-1], pieces, strict=True)], np.int64
         )
         bucket, member = buckets(key, position)
         if number // (keys.ranges // (bands + 1)) == bands:
-            _refuse_twins(documents, member)
+            refuse_twins(documents, member)
             continue
         same = bucket[1:] == bucket[:-1]
         neighbours = np.empty(int(same.sum()), LINK)
@@ -178,11 +177,21 @@ def _write_links(task: tuple[StoredDocuments, Shuffle, int, list[int], Shuffle, 
     links.write(place, records, np.array([0, len(records)]))
 
 
+def _pieces_of_ranges(keys: Shuffle, numbers: Sequence[int]) -> Iterator[list[np.ndarray]]:
+    """The records of each of these ranges in every part. Of several ranges, which are small, a part is read once."""
+    if len(numbers) == 1:
+        yield [keys.piece(part, numbers[0]) for part in range(keys.parts)]
+        return
+    parts = [keys.part(part) for part in range(keys.parts)]
+    for number in numbers:
+        yield [records[bounds[number] : bounds[number + 1]] for bounds, records in parts]
+
+
 def _joined(arrays: list[np.ndarray], dtype: type) -> np.ndarray:
     return np.concatenate([np.empty(0, dtype), *arrays])
 
 
-def _refuse_twins(documents: StoredDocuments, positions: np.ndarray) -> None:
+def refuse_twins(documents: StoredDocuments, positions: np.ndarray) -> None:
     """positions: of documents whose ids agree in their low halves."""
     positions = np.sort(positions)
     owners = documents.parts_of(positions)
@@ -224,14 +233,21 @@ def _write_groups(task: tuple[StoredDocuments, Shuffle, int, Shuffle] | None) ->
         undecided = np.zeros(len(positions), bool)
         undecided[group[~documents.is_protected[owners]]] = True
         chosen = np.flatnonzero(undecided[group])
-        positions, group, owners = positions[chosen], group[chosen], owners[chosen]
-        records = np.empty(len(positions), CANDIDATE)
-        records["position"], records["group"] = positions, group
-        weights = _shingles(documents, positions, owners)
-        share = max(int(weights.sum()) // NUM_BATCHES, MIN_BATCH_SHINGLES)
-        records["batch"] = _batches(group, weights, min(share, batch_shingles))
-        candidates.write_sorted(0, records, owners)
+        write_candidates(documents, positions[chosen], group[chosen], batch_shingles, candidates)
     return int(candidates.part(0)[1]["batch"].max(initial=-1)) + 1
+
+
+def write_candidates(
+    documents: StoredDocuments, positions: np.ndarray, group: np.ndarray, batch_shingles: int, candidates: Shuffle
+) -> None:
+    """Writes part 0 of the candidates. positions: ascending; group: of each."""
+    owners = documents.parts_of(positions)
+    records = np.empty(len(positions), CANDIDATE)
+    records["position"], records["group"] = positions, group
+    weights = _shingles(documents, positions, owners)
+    share = max(int(weights.sum()) // NUM_BATCHES, MIN_BATCH_SHINGLES)
+    records["batch"] = _batches(group, weights, min(share, batch_shingles))
+    candidates.write_sorted(0, records, owners)
 
 
 def _groups(num_documents: int, links: Shuffle) -> tuple[np.ndarray, np.ndarray]:

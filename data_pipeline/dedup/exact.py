@@ -6,18 +6,16 @@ from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 from pydantic import Field, model_validator
 from xxhash import xxh3_64_intdigest
 
-from gristmill.data_pipeline.dedup.folding import TEXT_KEY, fold_texts, folded_keys
+from gristmill.data_pipeline.dedup.folding import document_keys, fold_texts, folded_keys, has_keys
 from gristmill.data_pipeline.dedup.minhash import key_order, repeated_keys
 from gristmill.data_pipeline.ledger.document_file import (
     DocumentFile,
     document_file_identity,
     keep_order,
     num_rows_of,
-    open_document_file,
     open_workspace,
     packed_ids,
     sortable_ids,
@@ -27,7 +25,7 @@ from gristmill.data_pipeline.ledger.document_file import (
 from gristmill.foundation.config import Config
 from gristmill.foundation.runtime.tasks.engine import Engine
 from gristmill.foundation.runtime.tasks.local import LocalEngine
-from gristmill.foundation.runtime.tasks.shuffle import Shuffle, range_of_keys, ranges_for
+from gristmill.foundation.runtime.tasks.task_files import Shuffle, range_of_keys, ranges_for
 
 HASHED = np.dtype([("key", "<u8", 2), ("id", "<u8", 2), ("length", "<u8"), ("row", "<u4")])
 
@@ -108,8 +106,7 @@ def _hash_file(task: tuple[DocumentFile, ExactDedupConfig, Shuffle, int]) -> Non
 def _hashed(document_file: DocumentFile, config: ExactDedupConfig) -> Iterator[np.ndarray]:
     """HASHED[] of the kept documents; `row` is set. Keys that the file holds are not computed again."""
     seed = xxh3_64_intdigest(document_file.source.encode()) if config.scope == "source" else 0
-    names = open_document_file(document_file.path).schema_arrow.names
-    if config.normalization == "whitespace" and TEXT_KEY in names:
+    if config.normalization == "whitespace" and has_keys(document_file.path):
         yield _stored_keys(document_file, seed)
         return
     for rows, doc_ids, texts in document_file.batches():
@@ -122,17 +119,13 @@ def _hashed(document_file: DocumentFile, config: ExactDedupConfig) -> Iterator[n
 
 
 def _stored_keys(document_file: DocumentFile, seed: int) -> np.ndarray:
-    rows = np.flatnonzero(document_file.kept_mask())
-    with pq.ParquetFile(document_file.path) as file:
-        table = file.read(["doc_id", TEXT_KEY, "num_bytes"]).take(pa.array(rows)).combine_chunks()
+    keys = document_keys(document_file.path)
+    rows = np.flatnonzero(document_file.kept_mask_of(len(keys)))
+    kept = keys[rows]
     records = np.empty(len(rows), HASHED)
-    if len(rows):
-        column = table.column(TEXT_KEY).chunk(0)
-        stored = np.frombuffer(column.buffers()[1], ">u8")[2 * column.offset :][: 2 * len(rows)]
-        records["key"] = stored.reshape(-1, 2)
-        records["key"][:, 0] ^= np.uint64(seed)
-        records["id"] = packed_ids(table.column("doc_id"), document_file.path)
-        records["length"], records["row"] = table.column("num_bytes").to_numpy(), rows
+    records["key"] = kept["key"]
+    records["key"][:, 0] ^= np.uint64(seed)
+    records["id"], records["length"], records["row"] = kept["id"], kept["bytes"], rows
     return records
 
 

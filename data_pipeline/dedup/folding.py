@@ -1,4 +1,5 @@
-"""Folded text: what near-duplicate detection compares. Lower-case words with one space after each, nothing else.
+"""Folded text and text keys: what near-duplicate and exact detection compare. Folded text is lower-case words with one
+space after each, nothing else.
 
 The rules, by Unicode code point (the tables are those of the running Python's `unicodedata`):
 - letters, marks and digits (categories L, M, N) and `_` make words, in lower case;
@@ -7,15 +8,24 @@ The rules, by Unicode code point (the tables are those of the running Python's `
 - in scripts written without spaces (`STANDS_ALONE`) every letter and mark is a word of its own, so that a word
   5-gram is five characters there."""
 
+from contextlib import suppress
+from functools import lru_cache
 from itertools import pairwise
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 from xxhash import xxh3_128_digest
 
+from gristmill.data_pipeline.ledger.document_file import load_array, open_document_file, packed_ids, save_array
 from gristmill.data_pipeline.signals.characters import NUM_CODE_POINTS, category_letters, first_code_points
+from gristmill.foundation.checksums import file_state, is_sealed, seal_of
 from gristmill.foundation.runtime.kernels.cached_njit import cached_njit
 from gristmill.foundation.runtime.kernels.kernel_files import kept_array
+from gristmill.foundation.runtime.tasks.task_files import fetch
 
 Fold = Literal["word", "character", "space"]
 TEXT_KEY, KEY_BYTES = "text_key", 16  # column of annotated files: `folded_keys` of the texts folded by "space"
@@ -206,3 +216,80 @@ def _word_spans(points, table, spans):
         if code & CODE_POINT != 0:
             spans[1, count - 1] = at + 1
     return count
+
+
+# Ids and text keys of an annotated file's documents, in an array beside it (STEM.keys.npy), for steps that need no
+# more of a document. The array is deleted before its file is written again, so it is never that of another file.
+
+
+# key: the 16 bytes of TEXT_KEY as two numbers, big end first. readable: the record could be read.
+DOCUMENT_KEY = np.dtype([("id", "<u8", 2), ("key", "<u8", 2), ("bytes", "<u4"), ("readable", "?")])
+COLUMNS = ["doc_id", TEXT_KEY, "num_bytes", "unreadable"]
+MAPPED_ARRAYS = 1024  # that a process keeps mapped
+
+
+def keys_path(path: Path) -> Path:
+    """The array of the annotated file at this path."""
+    return path.with_name(f"{path.stem}.keys.npy")
+
+
+def has_keys(path: Path) -> bool:
+    """Whether the file has text keys: it is an annotated one."""
+    return keys_path(path).is_file() or TEXT_KEY in open_document_file(fetch(path)).schema_arrow.names
+
+
+def document_keys(path: Path) -> np.ndarray:
+    """DOCUMENT_KEY[rows] of an annotated file; read from the file itself if it has no array."""
+    array_path = keys_path(path)
+    with suppress(OSError):
+        keys = _mapped_keys(array_path, tuple(file_state(array_path).values()))
+        if keys is not None:
+            return keys
+    with pq.ParquetFile(fetch(path)) as file:
+        return keys_of(file.read(COLUMNS), path)
+
+
+@lru_cache(maxsize=MAPPED_ARRAYS)
+def _mapped_keys(array_path: Path, _: tuple[int, ...]) -> np.ndarray | None:
+    """The array in this state, mapped from disk; None if it is not whole. Several steps read it, one after the other,
+    and to check and map it takes as long as to read 100,000 keys."""
+    return load_array(array_path, mapped=True) if is_sealed(array_path) else None
+
+
+def document_ids(path: Path) -> np.ndarray:
+    """uint64[rows, 2]: packed ids of any document file."""
+    if has_keys(path):
+        return np.ascontiguousarray(document_keys(path)["id"])
+    with pq.ParquetFile(fetch(path)) as file:
+        return packed_ids(file.read(["doc_id"]).column("doc_id"), path)
+
+
+def keys_of(table: pa.Table, path: Path) -> np.ndarray:
+    """DOCUMENT_KEY[rows] of a table with COLUMNS."""
+    keys = np.empty(len(table), DOCUMENT_KEY)
+    if len(table):
+        column = table.column(TEXT_KEY).combine_chunks()
+        stored = np.frombuffer(column.buffers()[1], ">u8")[KEY_BYTES // 8 * column.offset :][
+            : KEY_BYTES // 8 * len(keys)
+        ]
+        keys["id"] = packed_ids(table.column("doc_id"), path)
+        keys["key"] = stored.reshape(-1, 2)
+        keys["bytes"] = table.column("num_bytes").to_numpy()
+        keys["readable"] = pc.is_null(table.column("unreadable")).to_numpy()
+    return keys
+
+
+def write_keys(path: Path, keys: np.ndarray) -> None:
+    """Writes the array of the annotated file at this path."""
+    save_array(keys_path(path), keys)
+
+
+def remove_keys(path: Path) -> None:
+    """Removes the array of an annotated file that is about to change."""
+    keys_path(path).unlink(missing_ok=True)
+    seal_of(keys_path(path)).unlink(missing_ok=True)
+
+
+def bytes_of_words(words: np.ndarray) -> np.ndarray:
+    """uint8[N, 16] of the ids or keys uint64[N, 2]."""
+    return np.ascontiguousarray(words.astype(">u8")).view(np.uint8).reshape(-1, KEY_BYTES)

@@ -5,36 +5,290 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Self
 
+import numpy as np
 import pyarrow as pa
 from pydantic import Field, model_validator
 
-from gristmill.data_pipeline.dedup.candidates import Banding, StoredDocuments, write_groups, write_keys, write_links
-from gristmill.data_pipeline.dedup.exact import DUPLICATE, table_of
-from gristmill.data_pipeline.dedup.known_groups import (
-    NEAR_GROUPS,
-    KnownGroups,
-    candidate_members,
-    keep_decisions,
-    known_duplicates,
+from gristmill.data_pipeline.dedup.candidates import (
+    Banding,
+    StoredDocuments,
+    keys_of,
+    write_groups,
+    write_keys,
+    write_links,
 )
-from gristmill.data_pipeline.dedup.minhash import Unit
+from gristmill.data_pipeline.dedup.exact import DUPLICATE, table_of
+from gristmill.data_pipeline.dedup.minhash import Decisions, Unit, compare_blocks, joined_shingle_sets
+from gristmill.data_pipeline.dedup.near_decisions import (
+    MAX_DOCUMENTS,
+    NEAR_DECISIONS,
+    ChangedDocuments,
+    DecidedRun,
+    KeptDecisions,
+    decisions_of,
+    joined_decisions,
+    neighbours_of_new,
+    undecided,
+)
 from gristmill.data_pipeline.dedup.signature_cache import SIGNATURE_CACHE, SignatureCache
 from gristmill.data_pipeline.dedup.signatures import (
     STORE_FOLDER,
     SignatureScheme,
     SignatureStore,
+    StorePart,
     find_store,
     open_store,
     same_scheme,
     sign_corpus,
 )
-from gristmill.data_pipeline.dedup.verify_candidates import verify_batches, write_candidate_sets
-from gristmill.data_pipeline.ledger.document_file import DocumentFile, document_file_identity, open_workspace
+from gristmill.data_pipeline.ledger.document_file import (
+    DocumentFile,
+    document_file_identity,
+    open_workspace,
+    packed_ids,
+    utf8_of,
+)
 from gristmill.foundation.config import Config
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.fingerprint import fingerprint
 from gristmill.foundation.runtime.tasks.engine import Engine
-from gristmill.foundation.runtime.tasks.shuffle import Shuffle
+from gristmill.foundation.runtime.tasks.task_files import Shuffle
+
+# The candidates' shingle sets, written part by part and read batch by batch.
+
+SHINGLE = np.dtype("<u8")
+
+
+def member_dtype(bands: int) -> np.dtype:
+    """A candidate with all that decides its place in keep-order and whom it is compared with.
+
+    group: candidates of another are never compared. priority: of its source, or below all others if it is protected.
+    length: bytes of its text. file, row: where it stands, counted without the protected files. size: of its set. keys:
+    of its bands."""
+    return np.dtype(
+        [
+            ("group", "<i8"),
+            ("priority", "<i8"),
+            ("length", "<i8"),
+            ("id", "<u8", 2),
+            ("row", "<i8"),
+            ("size", "<i8"),
+            ("file", "<i4"),
+            ("protected", "?"),
+            ("keys", "<u8", bands),
+        ]
+    )
+
+
+@dataclass(frozen=True)
+class CandidateSets:
+    """members: by batch. sets: the members' sets of 64-bit hashes, one after the other in the order of the members of a
+    part."""
+
+    members: Shuffle
+    sets: Shuffle
+
+
+@dataclass(frozen=True)
+class SetsTask:
+    """document_file: of the part `number`, of which the first `num_protected` ones are protected. place: of what is
+    written, among the parts that have candidates."""
+
+    document_file: DocumentFile
+    part: StorePart
+    number: int
+    place: int
+    start: int
+    num_protected: int
+    candidates: Shuffle
+    banding: Banding
+    written: CandidateSets
+
+
+def write_candidate_sets(
+    document_files: Sequence[DocumentFile],
+    documents: StoredDocuments,
+    candidates: tuple[Shuffle, int],
+    banding: Banding,
+    engine: Engine,
+    folder: Path,
+) -> CandidateSets:
+    """document_files: of the documents' parts. candidates: as `write_groups` returns them."""
+    candidate_records, batches = candidates
+    numbers = np.flatnonzero(np.diff(candidate_records.part(0)[0])).tolist()
+    written = CandidateSets(
+        Shuffle(folder / "members", member_dtype(banding.bands), len(numbers), batches),
+        Shuffle(folder / "sets", SHINGLE, len(numbers), batches),
+    )
+    num_protected = int(documents.is_protected.sum())
+    tasks = [
+        SetsTask(
+            document_files[number],
+            documents.parts[number],
+            number,
+            place,
+            int(documents.starts[number]),
+            num_protected,
+            candidate_records,
+            banding,
+            written,
+        )
+        for place, number in enumerate(numbers)
+        if not written.members.has(place)
+    ]
+    engine.map(
+        _write_sets, tasks, "near duplicates: read candidates", [task.document_file.bytes for task in tasks], "B"
+    )
+    return written
+
+
+def _write_sets(task: SetsTask) -> None:
+    candidates = task.candidates.read(task.number)
+    table = task.part.documents()
+    places = candidates["position"] - task.start
+    members = np.zeros(len(candidates), task.written.members.dtype)
+    rows = table.column("row").to_numpy()[places]
+    members["group"], members["row"] = candidates["group"], rows
+    members["length"] = table.column("length").to_numpy()[places]
+    members["id"] = packed_ids(table.column("doc_id"), task.part.folder)[places]
+    members["file"] = task.number - task.num_protected
+    members["protected"] = task.number < task.num_protected
+    members["priority"] = np.iinfo(np.int64).min if task.number < task.num_protected else task.part.stored.priority
+    members["keys"] = keys_of(task.part, task.banding, places)
+    values, bounds = _sets(task, rows)
+    members["size"] = np.diff(bounds)
+    order = np.argsort(candidates["batch"], kind="stable")
+    batch, sizes = candidates["batch"][order].astype(np.int64), members["size"][order]
+    picked = np.concatenate([np.empty(0, SHINGLE), *(values[bounds[i] : bounds[i + 1]] for i in order.tolist())])
+    firsts = np.searchsorted(batch, np.arange(task.written.sets.ranges + 1))
+    task.written.sets.write(task.place, picked, np.concatenate([[0], np.cumsum(sizes)])[firsts])
+    task.written.members.write(task.place, members[order], firsts)  # last: its file says that both are whole
+
+
+def _sets(task: SetsTask, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The sets of these rows, which ascend, one after the other, and int64[rows + 1] bounds."""
+    wanted = np.zeros(len(task.document_file.kept_mask()), bool)
+    wanted[rows] = True
+    sets, sizes = [], [np.zeros(1, np.int64)]
+    for _, _, texts in task.document_file.batches(wanted):
+        values, bounds = joined_shingle_sets(*utf8_of(texts), task.banding.ngram, task.banding.unit)
+        sets.append(values)
+        sizes.append(np.diff(bounds))
+    return np.concatenate(sets), np.cumsum(np.concatenate(sizes))
+
+
+# Verification: a batch of whole groups of candidates is read, put into keep-order and decided.
+#
+# A group that does not fit is decided block by block: a block of documents is compared with the kept documents of
+# each block before it, then with itself, so that two blocks' sets are in memory at a time, whatever the size of the
+# group.
+
+
+@dataclass(frozen=True)
+class BatchTask:
+    """block_shingles: 64-bit hashes of a block of documents. duplicates: takes the duplicates by document file."""
+
+    sets: CandidateSets
+    batch: int
+    threshold: float
+    block_shingles: int
+    duplicates: Shuffle
+
+
+def verify_batches(
+    sets: CandidateSets, threshold: float, block_shingles: int, duplicates: Shuffle, engine: Engine
+) -> Shuffle:
+    """The documents to remove, in `duplicates`, a part a batch."""
+    tasks = [
+        BatchTask(sets, batch, threshold, block_shingles, duplicates)
+        for batch in range(sets.members.ranges)
+        if not duplicates.has(batch)
+    ]
+    engine.map(_verify_batch, tasks, "near duplicates: compare pairs", unit="batches")
+    return duplicates
+
+
+def _verify_batch(task: BatchTask) -> None:
+    batch = _Batch.read(task.sets, task.batch)
+    decided = Decisions.of(_buckets(batch.members["keys"]), batch.members["protected"])
+    blocks = _blocks(batch.members["size"], task.block_shingles)
+    for number, block in enumerate(blocks):
+        block_sets = batch.sets(np.arange(*block))
+        for before in blocks[:number]:
+            kept = np.flatnonzero(decided.keepers[slice(*before)] < 0) + before[0]
+            compare_blocks(decided, block, block_sets, before, batch.sets(kept), task.threshold)
+        compare_blocks(decided, block, block_sets, block, block_sets, task.threshold)
+    removed = np.flatnonzero(decided.keepers >= 0)
+    members, kept = batch.members[removed], batch.members[decided.keepers[removed]]
+    both = decided.boths[removed]
+    records = np.empty(len(removed), DUPLICATE)
+    records["file"], records["row"], records["id"] = members["file"], members["row"], members["id"]
+    records["duplicate_of"] = kept["id"]
+    records["value"] = both / (members["size"] + kept["size"] - both)
+    records = records[np.lexsort((records["row"], records["file"]))]
+    task.duplicates.write_sorted(task.batch, records, records["file"])
+
+
+@dataclass(frozen=True)
+class _Batch:
+    """members: in keep-order, group after group. pieces: the parts' sets, mapped from disk; the set of member i is
+    pieces[piece_of[i]][starts[i]:starts[i] + size]."""
+
+    members: np.ndarray
+    pieces: list[np.ndarray]
+    piece_of: np.ndarray
+    starts: np.ndarray
+
+    @classmethod
+    def read(cls, sets: CandidateSets, batch: int) -> "_Batch":
+        read = dict(sets.members.pieces(batch))
+        set_pieces = dict(sets.sets.pieces(batch))
+        members = np.concatenate([np.empty(0, sets.members.dtype), *read.values()])
+        starts = [np.cumsum(piece["size"]) - piece["size"] for piece in read.values()]
+        start = np.concatenate([np.empty(0, np.int64), *starts])
+        piece_of = np.repeat(np.arange(len(read)), [len(piece) for piece in read.values()])
+        ids = members["id"]
+        order = np.lexsort((ids[:, 1], ids[:, 0], -members["length"], members["priority"], members["group"]))
+        pieces = [np.asarray(set_pieces.get(part, np.empty(0, np.uint64))) for part in read]
+        return cls(members[order], pieces, piece_of[order], start[order])
+
+    def sets(self, chosen: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The sets of these members, one after the other, and int64[members, 2]: first and last + 1 of each member of
+        the batch, 0 and 0 for the others."""
+        sizes = self.members["size"][chosen]
+        ends = np.cumsum(sizes)
+        places = np.zeros((len(self.members), 2), np.int64)
+        places[chosen, 0], places[chosen, 1] = ends - sizes, ends
+        values = np.empty(int(sizes.sum()), np.uint64)
+        ranges = zip(
+            self.piece_of[chosen].tolist(), self.starts[chosen].tolist(), (ends - sizes).tolist(), sizes.tolist(),
+            strict=True,
+        )  # fmt: skip
+        for piece, start, place, size in ranges:
+            values[place : place + size] = self.pieces[piece][start : start + size]
+        return values, places
+
+
+def _blocks(sizes: np.ndarray, block_shingles: int) -> list[tuple[int, int]]:
+    """(start, stop) of runs of members whose sets are about block_shingles together; one longer set is a run."""
+    before = np.concatenate([[0], np.cumsum(sizes)[:-1]]) // block_shingles if len(sizes) else np.empty(0, np.int64)
+    starts = np.flatnonzero(np.diff(before, prepend=-1)).tolist()
+    return list(zip(starts, [*starts[1:], len(sizes)], strict=True))
+
+
+def _buckets(keys: np.ndarray) -> tuple[int, np.ndarray]:
+    """(number of buckets, int64[members, bands]: the bucket of each, -1 where it is alone in it)."""
+    bucket_of = np.empty(keys.shape, np.int64)
+    count = 0
+    for band in range(keys.shape[1]):
+        values, place, times = np.unique(keys[:, band], return_inverse=True, return_counts=True)
+        number = np.full(len(values), -1, np.int64)
+        shared = np.flatnonzero(times > 1)
+        number[shared] = count + np.arange(len(shared))
+        bucket_of[:, band] = number[place.reshape(-1)]
+        count += len(shared)
+    return count, bucket_of
+
 
 MAX_HASHES = 4096
 
@@ -86,6 +340,10 @@ class NearDedupConfig(Config):
         return SignatureScheme(unit=self.unit, ngram=self.ngram, hashes=hashes, seed=self.seed)
 
     @property
+    def banding(self) -> Banding:
+        return Banding(self.bands, self.rows, self.scope == "source", self.ngram, self.unit)
+
+    @property
     def identity(self) -> dict[str, Any]:
         """Settings that decide which documents are removed, but for the corpora themselves."""
         return self.model_dump(mode="json", exclude={"keep_signatures", "protected"})
@@ -107,8 +365,9 @@ class EarlierRuns:
     sources: Mapping[str, str]
     code_version: int = 0
 
-    def known_groups(self, config: Any) -> KnownGroups:
-        return KnownGroups(self.cache / NEAR_GROUPS / fingerprint([config, self.code_version])[:16], self.sources)
+    def decisions(self, config: Any) -> KeptDecisions:
+        folder = self.cache / NEAR_DECISIONS / fingerprint([config, self.code_version])[:16]
+        return KeptDecisions(folder, self.sources)
 
 
 def near_duplicates(
@@ -139,7 +398,7 @@ def find_near_duplicates(
     This process holds nothing of a document; what tasks hold is bounded (docs/deduplication.md).
     `folder` takes intermediate files; called again with the same arguments after a kill, it goes on from them.
     `folder / "signatures"` is the signature store of the files: keep it to protect this corpus from later ones.
-    earlier: keeps signatures and decided groups, which are taken from there in the next run.
+    earlier: keeps signatures and decisions, which are taken from there in the next run (near_decisions.py).
     Raises InputError for a damaged file, a document given twice, or a protected store of another scheme."""
     stores = _protected_stores(protected, config.scheme)
     sides = [document_file for side in protected for document_file in side.document_files]
@@ -147,21 +406,56 @@ def find_near_duplicates(
     cache = None if earlier is None else SignatureCache.of(earlier.cache / SIGNATURE_CACHE, config.scheme)
     own = sign_corpus(document_files, config.scheme, engine, folder / "signatures", cache=cache)
     documents = StoredDocuments.of([*((store, True) for store in stores), (own, False)])
-    banding = Banding(config.bands, config.rows, config.scope == "source", config.ngram, config.unit)
-    keys = write_keys(documents, banding, engine, folder)
+    kept = (
+        None if earlier is None or protected or len(documents) > MAX_DOCUMENTS else earlier.decisions(config.identity)
+    )
+    if kept is None:
+        return _compare_all([*sides, *document_files], documents, config, engine, folder)[0]
+    return _decide_changed(document_files, documents, config, kept, engine, folder)
+
+
+def _compare_all(
+    document_files: Sequence[DocumentFile],
+    documents: StoredDocuments,
+    config: NearDedupConfig,
+    engine: Engine,
+    folder: Path,
+) -> tuple[Shuffle, Shuffle]:
+    """(duplicates, candidates). document_files: of the documents' parts."""
+    keys = write_keys(documents, config.banding, engine, folder)
     links = write_links(documents, keys, config.bands, engine, folder)
     candidates = write_groups(documents, links, BATCH_SHINGLES, engine, folder)
-    known = None if earlier is None or protected else earlier.known_groups(config.identity)
-    members = None if known is None else candidate_members(documents, candidates[0], known, engine)
-    if known is not None and members is not None:
-        left = known_duplicates(members, known, candidates[0], len(document_files), folder)
-        sets = write_candidate_sets(document_files, documents, left.candidates, banding, engine, folder)
-        verify_batches(sets, config.threshold, BLOCK_SHINGLES, left.duplicates, engine)
-        keep_decisions(members, known, left.duplicates)
-        return left.duplicates
-    sets = write_candidate_sets([*sides, *document_files], documents, candidates, banding, engine, folder)
-    duplicates = Shuffle(folder / "verified", DUPLICATE, sets.members.ranges, len(document_files))
-    return verify_batches(sets, config.threshold, BLOCK_SHINGLES, duplicates, engine)
+    sets = write_candidate_sets(document_files, documents, candidates, config.banding, engine, folder)
+    own_files = len(document_files) - int(documents.is_protected.sum())
+    duplicates = Shuffle(folder / "verified", DUPLICATE, sets.members.ranges, own_files)
+    return verify_batches(sets, config.threshold, BLOCK_SHINGLES, duplicates, engine), candidates[0]
+
+
+def _decide_changed(
+    document_files: Sequence[DocumentFile],
+    documents: StoredDocuments,
+    config: NearDedupConfig,
+    kept: KeptDecisions,
+    engine: Engine,
+    folder: Path,
+) -> Shuffle:
+    """The duplicates, of which those that an earlier run decided are taken from there if new documents are few. Keeps
+    the decisions for the next run, last: after a kill the same ones are taken."""
+    run = kept.read()
+    changes = ChangedDocuments.since(run, documents, kept.entries_of(documents, document_files))
+    if run is None or not changes.are_few:
+        duplicates, candidates = _compare_all(document_files, documents, config, engine, folder)
+        decisions = decisions_of(documents, candidates, duplicates, duplicates.parts)
+    else:
+        neighbours = neighbours_of_new(documents, changes.new, changes.ids, config.banding, engine, folder)
+        left = undecided(run, changes, documents, neighbours, BATCH_SHINGLES, folder)
+        candidates, duplicates = left.candidates, left.duplicates
+        batches = candidates, left.batches
+        sets = write_candidate_sets(document_files, documents, batches, config.banding, engine, folder)
+        verify_batches(sets, config.threshold, BLOCK_SHINGLES, duplicates, engine)
+        decisions = joined_decisions(left.known, decisions_of(documents, candidates, duplicates, left.batches))
+    kept.write(DecidedRun(changes.entries, documents.starts, changes.ids, decisions))
+    return duplicates
 
 
 def _protected_stores(protected: Sequence[Protected], scheme: SignatureScheme) -> list[SignatureStore]:

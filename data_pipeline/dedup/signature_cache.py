@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from gristmill.data_pipeline.dedup.folding import document_ids
 from gristmill.data_pipeline.ledger.document_file import DocumentFile, load_array, packed_ids, sortable_ids
 from gristmill.foundation.checksums import is_sealed, link_sealed, seal_of
 from gristmill.foundation.config import Config
@@ -75,9 +76,8 @@ class SignatureCache:
 
     def rows(self, document_file: DocumentFile) -> np.ndarray:
         """int64[documents]: the row in the file of the document of each signature, -1 if the file has lost it."""
-        stored, current = (
-            sortable_ids(_packed_column(path)) for path in (self.paths(document_file.path.stem)[0], document_file.path)
-        )
+        stored = sortable_ids(_packed_column(self.paths(document_file.path.stem)[0]))
+        current = sortable_ids(document_ids(document_file.path))
         if not len(current):
             return np.full(len(stored), -1, np.int64)
         order = np.argsort(current, kind="stable")

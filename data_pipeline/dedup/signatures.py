@@ -18,8 +18,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pydantic import Field, ValidationError
 
-from gristmill.data_pipeline.dedup.jaccard import jaccard, shingle_sets
-from gristmill.data_pipeline.dedup.minhash import ShingleHash, Unit, signatures_of
+from gristmill.data_pipeline.dedup.folding import document_ids
+from gristmill.data_pipeline.dedup.minhash import ShingleHash, Unit, jaccard, shingle_sets, signatures_of
 from gristmill.data_pipeline.dedup.signature_cache import CachedSignatures, SignatureCache
 from gristmill.data_pipeline.ledger.document_file import DocumentFile, load_array, packed_ids, utf8_of
 from gristmill.foundation.checksums import check_outputs, link_sealed, sealed_path
@@ -300,13 +300,7 @@ def _is_whole(stored: CachedSignatures, document_file: DocumentFile) -> bool:
     rows = np.flatnonzero(document_file.kept_mask())
     if not np.array_equal(rows, stored.table.column("row").to_numpy()):
         return False
-    return np.array_equal(_kept_ids(document_file, rows), stored.ids)
-
-
-def _kept_ids(document_file: DocumentFile, rows: np.ndarray) -> np.ndarray:
-    with pq.ParquetFile(fetch(document_file.path)) as file:
-        doc_ids = file.read(["doc_id"]).column("doc_id").take(pa.array(rows)).combine_chunks()
-    return packed_ids(doc_ids, document_file.path)
+    return np.array_equal(document_ids(document_file.path)[rows], stored.ids)
 
 
 SignedBatch = tuple[pa.RecordBatch, np.ndarray]  # STORED_COLUMNS and the signatures of some documents
@@ -349,7 +343,7 @@ def write_from_cache(
     """Writes the part from known signatures, and signs the documents that are not among them. False, and nothing is
     written, if they are more than half."""
     rows = np.flatnonzero(document_file.kept_mask())
-    places = stored.places(_kept_ids(document_file, rows))
+    places = stored.places(document_ids(document_file.path)[rows])
     missing = np.flatnonzero(places < 0)
     if 2 * len(missing) > len(rows):
         return False

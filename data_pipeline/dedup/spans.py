@@ -26,7 +26,7 @@ from gristmill.data_pipeline.ledger.document_file import (
 from gristmill.foundation.config import Config
 from gristmill.foundation.runtime.tasks.engine import Engine
 from gristmill.foundation.runtime.tasks.local import LocalEngine
-from gristmill.foundation.runtime.tasks.shuffle import Shuffle, range_of_keys, ranges_for
+from gristmill.foundation.runtime.tasks.task_files import Shuffle, range_of_keys, ranges_for
 
 # start, stop: characters of the document's text. count: places of that text in the corpus. kept_in: the document
 # with the first one.

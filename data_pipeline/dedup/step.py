@@ -11,7 +11,7 @@ from gristmill.data_pipeline.ledger.document_file import DocumentFile
 from gristmill.data_pipeline.ledger.removal_step import Removals, SourceState, StoredRemovals, kept_document_files
 from gristmill.foundation.fingerprint import fingerprint
 from gristmill.foundation.runtime.tasks.engine import Engine
-from gristmill.foundation.runtime.tasks.shuffle import Shuffle
+from gristmill.foundation.runtime.tasks.task_files import Shuffle
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,7 @@ from gristmill.foundation.errors import InputError
 from gristmill.foundation.runtime.kernels.cached_njit import cached_njit
 from gristmill.foundation.runtime.tasks.engine import Engine
 from gristmill.foundation.runtime.tasks.local import LocalEngine
-from gristmill.foundation.runtime.tasks.shuffle import Shuffle, range_of_keys, ranges_for
+from gristmill.foundation.runtime.tasks.task_files import Shuffle, range_of_keys, ranges_for
 
 pydivsufsort = DeferredModule("pydivsufsort")
 

@@ -36,6 +36,7 @@ from gristmill.data_pipeline.extraction.page_stats import (
     CARD_BYTES,
     CHARS,
     COMMAS,
+    COPIES,
     DIGITS,
     FIRST_KIND,
     HEADINGS,
@@ -84,6 +85,7 @@ from gristmill.data_pipeline.extraction.page_stats import (
     READABLE,
     REPEATS,
     SECTION,
+    SEEN,
     SENTENCE_ENDS,
     STOPS,
     SYMBOLS,
@@ -99,7 +101,7 @@ OWN = (
     "chars", "words", "link_share", "links", "sentence_ends", "commas", "digit_share", "upper_share", "symbols",
     "last_kind", "first_kind", "title_words", "title_share", "repeats", "bold_share", "breaks", "images", "controls",
     "inline_flags", "chars_per_word", "bytes_per_char", "words_per_sentence",
-    "label_low", "label_high", "label_mean",
+    "label_low", "label_high", "label_mean", "copies", "seen",
 )  # fmt: skip
 NEIGHBOUR = ("chars", "link_share", "sentence_ends", "tag", "same_parent", "depth", "label_mean")
 NEIGHBOURS = (-3, -2, -1, 1, 2, 3)
@@ -225,7 +227,9 @@ def _own(k, blocks, counts, row):
     row[22] = counts[k, LABEL_LOW]
     row[23] = counts[k, LABEL_HIGH]
     row[24] = ratio(counts[k, LABEL_SUM], words)
-    return 25
+    row[25] = counts[k, COPIES]
+    row[26] = ratio(counts[k, SEEN], words)
+    return 27
 
 
 @cached_njit(nogil=True)

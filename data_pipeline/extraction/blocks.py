@@ -1,7 +1,8 @@
-"""The extractor `blocks`: the main text of a page from its classified text blocks."""
+"""The extractor `blocks`: the main text of a page from its classified text blocks, and the page's kind."""
 
 import re
 import threading
+import zlib
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,22 +12,118 @@ from gristmill.data_pipeline.extraction.attributes import (
     ELEMENT,
     ELEMENT_FLAGS,
     END,
+    IN_CODE,
     IN_TABLE,
     IS_COMMENT,
     LINK_BYTES,
+    NUM_TOKENS,
+    PARENT,
     START,
+    TOKEN_BITS,
 )
-from gristmill.data_pipeline.extraction.blocks_config import BlocksConfig
+from gristmill.data_pipeline.extraction.block_features import KIND_FEATURES, NUM_PAGE_FEATURES, page_features
+from gristmill.data_pipeline.extraction.blocks_config import NUM_KINDS, PAGE_KINDS, BlocksConfig
 from gristmill.data_pipeline.extraction.layout import LayoutOptions, layout, layout_with_spans
 from gristmill.data_pipeline.extraction.metadata import page_metadata
 from gristmill.data_pipeline.extraction.page import NO_TOKENS, Page, PageBuffers, classify, page_threshold, read_page
-from gristmill.data_pipeline.extraction.page_kinds import page_kind, set_kinds
+from gristmill.data_pipeline.extraction.page_stats import P_KINDS, REPEATS, WORDS
 from gristmill.data_pipeline.extraction.repeated_blocks import HostBlocks
-from gristmill.data_pipeline.extraction.weights import Weights
+from gristmill.data_pipeline.extraction.weights import Trees, Weights, predict_groups
+from gristmill.foundation.runtime.kernels.cached_njit import cached_njit
+
+# Kind of a page (article, listing, product, ...) from its layout: class and id tokens, hints in the markup, and what
+# the page consists of. Names and order of the kinds: blocks_config.PAGE_KINDS.
+
+MAX_HINT_BYTES = 100_000  # of the page that is searched for hints
+MAX_HINTS = 40  # of one sort
+# What a hint begins with, and how it goes on. Searching for the bytes first takes a tenth of the pattern's time.
+_HINTS = (
+    (b"og:type", re.compile(rb"""og:type["'][^>]{0,80}?content=["']?([\w.:]{2,40})""")),
+    (b"generator", re.compile(rb"""generator["']?[^>]{0,40}?content=["']([A-Za-z]{2,40})""")),
+    (b'"@type"', re.compile(rb'"@type"\s{0,3}:\s{0,3}\[?"(\w{2,40})"')),
+    (b"schema.org/", re.compile(rb"schema\.org/(\w{2,40})")),
+)
+_ADDRESSES = (
+    (b"canonical", re.compile(rb"""canonical["'][^>]{0,200}?href=["']?https?://([^"'>\s?#]+)""")),
+    (b"og:url", re.compile(rb"""og:url["'][^>]{0,80}?content=["']?https?://([^"'>\s?#]+)""")),
+)
+_WORD = re.compile(rb"[a-z]{2,30}")
+
+
+def hint_tokens(html: bytes) -> list[int]:
+    """Places in the table of tokens for the page's Open Graph and schema.org types, its generator, and the words of its
+    own address."""
+    head = html[:MAX_HINT_BYTES]
+    hints: set[tuple[int, bytes]] = set()
+    for sort, (start, pattern) in enumerate(_HINTS):
+        hints |= {(sort, value.lower()) for value in _values(head, start, pattern, MAX_HINTS)}
+    for start, pattern in _ADDRESSES:
+        for address in _values(head, start, pattern, 1):
+            host, _, path = address.lower().partition(b"/")
+            hints |= {(len(_HINTS), word) for word in _WORD.findall(host)}
+            hints |= {(len(_HINTS) + 1, word) for word in _WORD.findall(path)[:MAX_HINTS]}
+            hints.add((len(_HINTS) + 2, b"%d" % min(path.strip(b"/").count(b"/") + (len(path) > 1), 6)))
+    return [zlib.crc32(word, sort) >> (32 - TOKEN_BITS) for sort, word in sorted(hints)]
+
+
+def _values(head: bytes, start: bytes, pattern: re.Pattern[bytes], limit: int) -> list[bytes]:
+    """Values that the pattern finds behind the first `limit` places of `start`."""
+    values, at = [], head.find(start)
+    while at >= 0 and limit:
+        if match := pattern.match(head, at):
+            values.append(match[1])
+        at, limit = head.find(start, at + 1), limit - 1
+    return values
+
+
+@cached_njit(nogil=True)
+def kind_features(sums, page, seen, token_table, row):
+    """Fill row (float32[len(KIND_FEATURES)]). seen: bool[TABLE_SIZE]; token_table: float32[TABLE_SIZE, NUM_KINDS]."""
+    page_features(sums, page, row, 0)
+    row[NUM_PAGE_FEATURES:] = 0
+    for token in range(len(seen)):
+        if seen[token]:
+            at = NUM_PAGE_FEATURES if token < NUM_TOKENS else NUM_PAGE_FEATURES + NUM_KINDS + 1
+            row[at + NUM_KINDS] += 1
+            for kind in range(NUM_KINDS):
+                row[at + kind] += token_table[token, kind]
+
+
+@cached_njit(nogil=True)
+def predict_kinds(row, trees, page):
+    """Write the probabilities of the kinds into page, from P_KINDS on. trees: equally many for each kind."""
+    total, groups = 0.0, len(trees.depths) // NUM_KINDS
+    for kind in range(NUM_KINDS):
+        page[P_KINDS + kind] = predict_groups(trees, row, kind * groups, (kind + 1) * groups)
+        total += page[P_KINDS + kind]
+    for kind in range(NUM_KINDS):
+        page[P_KINDS + kind] /= total
+
+
+def set_kinds(page: Page, html: bytes, kind_tokens: np.ndarray, trees: Trees) -> None:
+    """Predict the page's kind: the probabilities are in its totals then, for the features of its blocks."""
+    row = np.zeros(len(KIND_FEATURES), np.float32)
+    page.seen[hint_tokens(html)] = True
+    _set_kinds(page.sums, page.totals, page.seen, kind_tokens, trees, row)
+
+
+@cached_njit(nogil=True)
+def _set_kinds(sums, page, seen, kind_tokens, trees, row):
+    kind_features(sums, page, seen, kind_tokens, row)
+    predict_kinds(row, trees, page)
+
+
+def page_kind(page: Page) -> tuple[str, float]:
+    """(the most probable kind, its probability) of a page whose kinds are set."""
+    probabilities = page.totals[P_KINDS:]
+    best = int(np.argmax(probabilities))
+    return PAGE_KINDS[best], float(probabilities[best])
+
 
 KIND_DIGITS = 3
 MAX_TAGS = 1_000_000  # about 250 bytes of memory each; pages of 10 MB have up to 300,000
 MAX_KEPT_TAGS = 100_000  # capacity that a thread keeps for its next page
+MIN_REPEATED_WORDS, MAX_REPEATS = 4, 3  # of a block that is left out as a copy of one before it
 MIN_COMMENT_BYTES, MAX_COMMENT_LINKS = 20, 0.33  # of a block of a comment section
 _FIRST_TAG = re.compile(rb"\s*+(?>(?>\xef\xbb\xbf|<!--.*?-->|<[?!][^>]*>)\s*+)*+<([A-Za-z:]+)", re.DOTALL)
 FEEDS = {b"rss", b"feed", b"rdf:rdf", b"urlset", b"sitemapindex", b"opml", b"error", b"response"}
@@ -97,7 +194,26 @@ def classified(
     page = read_page(html, weights.token_weights, space)
     set_kinds(page, html, weights.kind_tokens, weights.kinds)
     probabilities = classify(page, weights.first, weights.second)
-    return page, probabilities >= (page_threshold(page, probabilities) if threshold is None else threshold)
+    kept = probabilities >= (page_threshold(page, probabilities) if threshold is None else threshold)
+    return page, without_copies(page, kept)
+
+
+def without_copies(page: Page, kept: np.ndarray) -> np.ndarray:
+    """The kept blocks without those that repeat a kept one before them below another element, as on pages that have a
+    layout for phones too. Tables and code repeat lines on purpose, and so does a text with more than MAX_REPEATS.
+    kept: bool[B]."""
+    flags, repeats = page.elements[page.blocks[:, ELEMENT], ELEMENT_FLAGS], page.counts[:, REPEATS]
+    is_repeated = kept & (repeats > 1) & (repeats <= MAX_REPEATS) & (page.counts[:, WORDS] >= MIN_REPEATED_WORDS)
+    chosen = np.flatnonzero(is_repeated & (flags & (IN_TABLE | IN_CODE) == 0))
+    if not len(chosen):
+        return kept
+    parents: dict[bytes, set[int]] = {}
+    of_chosen = page.elements[page.blocks[chosen, ELEMENT], PARENT].tolist()
+    for k, text, parent in zip(chosen.tolist(), _block_bytes(page, chosen), of_chosen, strict=True):
+        before = parents.setdefault(text, set())
+        kept[k] = not before or parent in before
+        before.add(parent)
+    return kept
 
 
 def _block_bytes(page: Page, chosen: np.ndarray) -> list[bytes]:

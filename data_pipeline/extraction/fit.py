@@ -20,6 +20,7 @@ from gristmill.data_pipeline.extraction.attributes import (
     TOKEN_BITS,
 )
 from gristmill.data_pipeline.extraction.block_features import KIND_FEATURES
+from gristmill.data_pipeline.extraction.blocks import hint_tokens, kind_features, set_kinds
 from gristmill.data_pipeline.extraction.blocks_config import NUM_KINDS, PAGE_KINDS
 from gristmill.data_pipeline.extraction.html_extraction import NotExtracted, extract
 from gristmill.data_pipeline.extraction.labelled_pages import (
@@ -39,7 +40,6 @@ from gristmill.data_pipeline.extraction.page import (
     read_page,
     second_rows,
 )
-from gristmill.data_pipeline.extraction.page_kinds import hint_tokens, kind_features, set_kinds
 from gristmill.data_pipeline.extraction.weights import (
     KIND_STEPS,
     Trees,

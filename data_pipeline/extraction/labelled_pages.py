@@ -146,6 +146,9 @@ GOLD_WEIGHT, BODY_WEIGHT, TEACHER_WEIGHT, SHORT_WEIGHT = 8.0, 2.0, 1.0, 0.3
 UNTYPED_WEIGHT = 4.0
 # A block counts by its share of the page's main text, as in F1 of words: a listing of 30 lines as much as an article.
 MIN_SHARE_WEIGHT, MAX_SHARE, MEAN_SHARE, MIN_BODY_WORDS = 0.05, 0.25, 0.01125, 20
+MIN_BODY_SHARE = 0.4  # of the page's words, which a shorter main text counts as: its page has more that can be wrong
+MIN_COVERAGE = 0.4  # of the body's words in blocks of main text; the blocks of other pages weigh nothing
+MAX_DISTANCE = 60  # words between a short text and its place in the body
 
 
 def words(text: str) -> list[str]:
@@ -158,6 +161,8 @@ def block_labels(page: LabelledPage, texts: Sequence[str], teacher: str) -> tupl
     factor = UNTYPED_WEIGHT if page.kind is None else 1.0
     if page.body is not None:
         labels, weights = labels_of_body(texts, page.body, factor * BODY_WEIGHT)
+        if not is_covered(texts, labels, page.body):
+            weights[:] = 0
         return labels, weights, share_weights(texts, page.body)
     labels, weights = labels_of_body(texts, teacher, TEACHER_WEIGHT)
     for chunk in page.unwanted:
@@ -170,10 +175,19 @@ def block_labels(page: LabelledPage, texts: Sequence[str], teacher: str) -> tupl
     return labels, factor * weights, np.ones(len(texts), np.float32)
 
 
+def is_covered(texts: Sequence[str], labels: np.ndarray, body: str) -> bool:
+    """Whether the page has the text of its annotation: no choice of blocks is right on one that has not, such as a page
+    whose annotation is empty or whose text scripts write."""
+    covered = sum(len(words(text)) for text, label in zip(texts, labels, strict=True) if label)
+    return covered >= max(MIN_COVERAGE * len(words(body)), 1)
+
+
 def share_weights(texts: Sequence[str], body: str) -> np.ndarray:
-    """float32[B]: the words of each block over those of the body, in units of the mean over all annotated blocks."""
+    """float32[B]: the words of each block over those of the body, or over MIN_BODY_SHARE of the page's if those are
+    more, in units of the mean over all annotated blocks."""
     sizes = np.array([len(words(text)) for text in texts], np.float32)
-    shares = np.minimum(sizes / max(len(words(body)), MIN_BODY_WORDS), MAX_SHARE)
+    total = max(len(words(body)), MIN_BODY_WORDS, MIN_BODY_SHARE * float(sizes.sum()))
+    shares = np.minimum(sizes / total, MAX_SHARE)
     return (MIN_SHARE_WEIGHT + (1 - MIN_SHARE_WEIGHT) * shares / MEAN_SHARE).astype(np.float32)
 
 
@@ -200,9 +214,11 @@ def labels_of_body(texts: Sequence[str], body: str, weight: float) -> tuple[np.n
 
 def without_extra_copies(texts: Sequence[str], body: Sequence[str], labels: np.ndarray) -> np.ndarray:
     """The labels without copies of a text beyond those that the body has, such as the links of a menu that are headings
-    of the main text too: those farthest from where the body has it. body: its words.
+    of the main text too: those farthest from where the body has it, or without places the later ones; and without
+    texts of fewer than four words farther than MAX_DISTANCE from it. body: its words.
 
-    Places in the body are estimated from the texts that page and body have once, the longest run of them in order."""
+    Places in the body are estimated from the longer texts that page and body have once, the longest run of them in
+    order."""
     block_words = [tuple(words(text)) for text in texts]
     offsets = np.cumsum([0, *map(len, block_words)])
     copies: dict[tuple[str, ...], list[int]] = {}
@@ -211,13 +227,17 @@ def without_extra_copies(texts: Sequence[str], body: Sequence[str], labels: np.n
     joined = f" {' '.join(body)} "
     spaces = np.flatnonzero(np.array(list(joined)) == " ")
     places = {text: np.searchsorted(spaces, _occurrences(f" {' '.join(text)} ", joined)) for text in copies}
-    once = [(int(offsets[copies[text][0]]), at) for text, at in places.items() if len(at) == len(copies[text]) == 1]
-    anchors = _longest_in_order(sorted((offset, int(at[0])) for offset, at in once))
+    is_once = {text: len(text) >= NGRAM and len(at) == len(copies[text]) == 1 for text, at in places.items()}
+    once = [(int(offsets[copies[text][0]]), int(at[0])) for text, at in places.items() if is_once[text]]
+    anchors = _longest_in_order(sorted(once))
     kept = labels.copy()
     for text, blocks in copies.items():
-        if anchors and 0 < len(places[text]) < len(blocks):
+        if 0 < len(places[text]) < len(blocks):
             kept[blocks] = False
-            kept[_nearest(blocks, _places_in_body(offsets[blocks], anchors), places[text])] = True
+            estimates = _places_in_body(offsets[blocks], anchors) if anchors else np.arange(len(blocks))
+            kept[_nearest(blocks, estimates, places[text] if anchors else np.arange(len(places[text])))] = True
+        if anchors and len(text) < NGRAM and len(places[text]):
+            kept[[k for k in blocks if _distance(offsets[k], anchors, places[text]) > MAX_DISTANCE]] = False
     return kept
 
 
@@ -253,6 +273,13 @@ def _places_in_body(offsets: np.ndarray, anchors: Sequence[tuple[int, int]]) -> 
     of_page, of_body = np.array(anchors).T
     outside = np.minimum(offsets - of_page[0], 0) + np.maximum(offsets - of_page[-1], 0)
     return np.interp(offsets, of_page, of_body) + outside
+
+
+def _distance(offset: int, anchors: Sequence[tuple[int, int]], places: np.ndarray) -> int:
+    """Words between the nearest of the places and where one of the two anchors around the offset puts it."""
+    at = bisect.bisect_left(anchors, (offset, 0))
+    around = [of_body + offset - of_page for of_page, of_body in anchors[max(at - 1, 0) : at + 1]]
+    return int(np.abs(np.subtract.outer(around, places)).min())
 
 
 def _nearest(blocks: Sequence[int], estimates: np.ndarray, places: np.ndarray) -> list[int]:

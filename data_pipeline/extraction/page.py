@@ -50,11 +50,11 @@ from gristmill.foundation.runtime.kernels.cached_njit import cached_njit
 NO_TOKENS = np.zeros(TABLE_SIZE, np.float32)  # token weights of a page whose tokens do not count
 NO_PAIRS = np.zeros((0, 2), np.int32)
 MIN_FIRST = 0.02  # the second stage is fitted on blocks from this probability of the first on
-MIN_SECOND = 0.03  # blocks below it skip the second stage
-MIN_THRESHOLD, MAX_THRESHOLD, THRESHOLD_STEPS = 0.2, 0.5, 200
+MIN_SECOND = 0.05  # blocks below it skip the second stage
+MIN_THRESHOLD, MAX_THRESHOLD, THRESHOLD_STEPS = 0.2, 0.55, 200
 # Added to MIN_THRESHOLD by the probability of each page kind: all text of a listing may be in doubt, and that of a
 # product stands among as much that is not. Chosen on WCXB's development pages in folds by site.
-KIND_THRESHOLDS = np.array([0.1, 0.0, 0.1, -0.1, -0.1, 0.15, 0.0])
+KIND_THRESHOLDS = np.array([0.2, 0.0, 0.1, -0.1, -0.1, 0.15, 0.0])
 SURE_F1 = 0.8  # from this expected F1 on, a page has MAX_THRESHOLD
 
 

@@ -27,13 +27,14 @@ from gristmill.data_pipeline.extraction.blocks_config import NUM_KINDS
 from gristmill.data_pipeline.extraction.tags import HEADING, TAG_IDS, TAG_KINDS
 from gristmill.foundation.runtime.kernels.cached_njit import cached_njit
 
-# Columns of counts, int32[B, 15]: of the block's text. LABEL_LOW, LABEL_HIGH, LABEL_SUM: weights of the words of a
-# short block, in thousandths. SECTION: the nearest heading, the block itself or one before it, or -1.
+# Columns of counts, int32[B, 17]: of the block's text. LABEL_LOW, LABEL_HIGH, LABEL_SUM: weights of the words of a
+# short block, in thousandths. SECTION: the nearest heading, the block itself or one before it, or -1. COPIES: blocks
+# before it of the same text. SEEN: its word trigrams that the page has before it.
 (
     CHARS, WORDS, SENTENCE_ENDS, COMMAS, DIGITS, UPPERS, SYMBOLS, LAST_KIND, FIRST_KIND, TITLE_WORDS, REPEATS,
-    LABEL_LOW, LABEL_HIGH, LABEL_SUM, SECTION,
-) = range(15)  # fmt: skip
-NUM_COUNTS = 15
+    LABEL_LOW, LABEL_HIGH, LABEL_SUM, SECTION, COPIES, SEEN,
+) = range(17)  # fmt: skip
+NUM_COUNTS = 17
 # Columns of sums, float32[E, 19]: over the blocks in the element and below it. LONG_BYTES: of blocks that are prose.
 # ITEM: the element's repeated ancestor, see find_items. LCA_TITLE, TITLE_BYTES: depth and bytes of the lowest common
 # ancestor with the page's <h1>. NUM_CARDS, CARD_BYTES: number and bytes of the element's children that are cards.
@@ -65,7 +66,7 @@ MAX_LABEL_BYTES = 100  # of a block whose words are looked up
 MIN_PROSE_BYTES, MAX_PROSE_LINKS = 80, 0.33  # of a block that is probably a paragraph
 MIN_READABLE_BYTES = 25  # Readability counts paragraphs from this length on
 LARGEST_SHARE = 0.6  # of the prose, which the second candidate holds
-TITLE_SLOTS, HASH_SLOTS_BITS = 128, 12
+TITLE_SLOTS, HASH_SLOTS_BITS, TRIGRAM_BITS = 128, 12, 18
 
 OTHER, LOWER, UPPER, DIGIT, STOP, COMMA, SYMBOL, COLON, QUOTE = range(9)
 # Kinds of ASCII characters.
@@ -89,19 +90,19 @@ def count_text(text, blocks, num_blocks, title, token_weights, seen, counts, wor
     for start in range(len(title)):
         if _begins_word(title, start, 0) and title_words < TITLE_SLOTS // 2:
             title_words += _put(slots, _word_hash(title, start, len(title)))
-    num_words = 0
+    num_words, trigrams = 0, np.zeros(1 << TRIGRAM_BITS, np.bool_)
     for k in range(num_blocks):
         start, end = blocks[k, START], blocks[k, END]
-        num_words = _count_block(text, start, end, k, slots, token_weights, seen, counts[k], words, num_words)
+        num_words = _count_block(text, start, end, k, slots, trigrams, token_weights, seen, counts[k], words, num_words)
     _count_repeats(text, blocks, num_blocks, counts)
     return num_words
 
 
 @cached_njit(nogil=True)
-def _count_block(text, start, end, k, title, token_weights, seen, row, words, num_words):
+def _count_block(text, start, end, k, title, trigrams, token_weights, seen, row, words, num_words):
     row[:] = 0
     is_label = end - start <= MAX_LABEL_BYTES
-    previous, in_word, word = OTHER, False, np.int64(0)
+    previous, in_word, word, before, last = OTHER, False, np.int64(0), np.int64(0), np.int64(0)
     for at in range(start, end):
         byte = np.int64(text[at])
         kind = KINDS[byte]
@@ -127,6 +128,8 @@ def _count_block(text, start, end, k, title, token_weights, seen, row, words, nu
             word = (word * 31 + (byte | 32)) & 0xFFFFFFFF
         elif in_word:
             row[TITLE_WORDS] += _holds(title, word)
+            _count_trigram(before, last, word, trigrams, row)
+            before, last = last, word
             if is_label:
                 num_words = _count_label(word, k, token_weights, seen, row, words, num_words)
         in_word = is_letter
@@ -136,10 +139,20 @@ def _count_block(text, start, end, k, title, token_weights, seen, row, words, nu
                 row[FIRST_KIND] = kind + 1
     if in_word:
         row[TITLE_WORDS] += _holds(title, word)
+        _count_trigram(before, last, word, trigrams, row)
         if is_label:
             num_words = _count_label(word, k, token_weights, seen, row, words, num_words)
     row[LAST_KIND] = previous
     return num_words
+
+
+@cached_njit(nogil=True, forceinline=True)
+def _count_trigram(first, second, third, trigrams, row):
+    if row[WORDS] > 2:
+        mixed = ((first * 0x85EBCA6B + second) * 0xC2B2AE35 + third) * 0x9E3779B1
+        place = (mixed & 0xFFFFFFFF) >> (32 - TRIGRAM_BITS)
+        row[SEEN] += trigrams[place]
+        trigrams[place] = True
 
 
 @cached_njit(nogil=True, forceinline=True)
@@ -227,7 +240,7 @@ def _holds(slots, value):
 
 @cached_njit(nogil=True)
 def _count_repeats(text, blocks, num_blocks, counts):
-    """REPEATS: how many blocks have a text of the same hash, modulo 4,096 slots without chaining."""
+    """REPEATS, COPIES: how many blocks have a text of the same hash, modulo 4,096 slots without chaining."""
     seen = np.zeros((1 << HASH_SLOTS_BITS, 2), np.int64)
     for turn in range(2):
         for k in range(num_blocks):
@@ -239,7 +252,9 @@ def _count_repeats(text, blocks, num_blocks, counts):
             if turn == 0:
                 if seen[at, 1] == 0:
                     seen[at, 0] = value
-                seen[at, 1] += seen[at, 0] == value
+                if seen[at, 0] == value:
+                    counts[k, COPIES] = seen[at, 1]
+                    seen[at, 1] += 1
             elif seen[at, 0] == value:
                 counts[k, REPEATS] = seen[at, 1]
             else:

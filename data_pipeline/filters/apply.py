@@ -1,14 +1,15 @@
 """Filters applied to annotated files: thresholds on stored signals, so a new threshold needs no new measurement."""
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Protocol
 
 import numpy as np
+import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -17,9 +18,14 @@ from gristmill.data_pipeline.filters.presets import PROFILE_RULES, FilterChoice,
 from gristmill.data_pipeline.filters.profiles import Profiles
 from gristmill.data_pipeline.signals.language import LanguageConfig
 from gristmill.data_pipeline.signals.names import SIGNALS, before
+from gristmill.foundation.checksums import file_state, is_sealed, read_cached, seal_of, sealed_path
+from gristmill.foundation.files import file_digest
+from gristmill.foundation.fingerprint import fingerprint
 from gristmill.foundation.runtime.tasks.engine import Engine
-from gristmill.foundation.runtime.tasks.shuffle import Shuffle
+from gristmill.foundation.runtime.tasks.task_files import Shuffle, fetch
 
+FILTER_RESULTS = "filters"  # in the cache of a work folder
+NAME_END = len("-00000.rec")  # of the files of results
 KEPT, QUARANTINED = -1, -2
 REMOVED_LATER = -3  # by a step after the filters
 EXAMPLES_PER_SIDE = 5
@@ -85,7 +91,7 @@ class FilterTask:
 
     path: Path
     rules: Rules
-    split_of: Callable[[np.ndarray], np.ndarray] | None = None
+    split_of: "partial[np.ndarray] | None" = None
 
 
 @dataclass(frozen=True)
@@ -148,6 +154,7 @@ class Results(Protocol):
     def load(self) -> FilterResults: ...
 
 
+REMEMBERED_FILES, REMEMBERED_ROWS = 512, 8_192  # whose results a process keeps in memory: 40 MB at most
 STORED = np.dtype([("failed_rule", "<i2"), ("bytes", "<u4"), ("splits", "i1"), ("languages", "<i2"), ("marks", "u1")])
 
 
@@ -173,9 +180,27 @@ class StoredResults:
         return self.language_names
 
     def load(self) -> FilterResults:
-        stored_table = Shuffle(self.path, STORED, 1, 1).read(0)
-        columns = {name: np.ascontiguousarray(stored_table[name]) for name in STORED.names or ()}
+        stored = Shuffle(self.path, STORED, 1, 1)
+        if self.num_documents > REMEMBERED_ROWS:
+            columns = _columns(stored)
+        else:
+            columns = _remembered(stored, tuple(file_state(fetch(stored.path(0))).values()))
         return FilterResults(**columns, language_names=self.language_names, nearest=self.nearest)
+
+
+def _columns(stored: Shuffle) -> dict[str, np.ndarray]:
+    """Columns of STORED, which nobody may change."""
+    table = stored.read(0)
+    columns = {name: np.ascontiguousarray(table[name]) for name in STORED.names or ()}
+    for column in columns.values():
+        column.setflags(write=False)
+    return columns
+
+
+@lru_cache(maxsize=REMEMBERED_FILES)
+def _remembered(stored: Shuffle, _: tuple[int, ...]) -> dict[str, np.ndarray]:
+    """Columns of a file in this state. Every step reads those of all files, and they are small."""
+    return _columns(stored)
 
 
 def rules_of(
@@ -231,21 +256,51 @@ def _at_stage(rule: Rule, stage: int, edits: Sequence[str]) -> Rule:
     return replace(rule, signal=before(edits[stage], rule.signal))
 
 
-def apply_filters_to_files(tasks: Sequence[FilterTask], engine: Engine, folder: Path) -> list[StoredResults]:
-    """The results of each file, which the folder takes."""
+def apply_filters_to_files(
+    tasks: Sequence[FilterTask], engine: Engine, folder: Path, code_version: int = 0
+) -> list[StoredResults]:
+    """The results of each file, which the folder takes and keeps: those of the same documents, signals and rules are
+    not computed again. code_version: of the stage."""
     sizes = [float(task.path.stat().st_size) for task in tasks]
-    numbered = [(task, folder / f"filters-{number:05d}") for number, task in enumerate(tasks)]
-    return engine.map(_store_results, numbered, "apply rules", sizes, "B")
+    named = [(task, folder / f"{task.path.stem}-{_key(task, code_version)}") for task in tasks]
+    results = engine.map(_store_results, named, "apply rules", sizes, "B")
+    _remove_others(folder, {prefix.name for _, prefix in named})
+    return results
+
+
+def _key(task: FilterTask, code_version: int) -> str:
+    """Fingerprint of all that decides the results, besides the annotated file's name."""
+    seal = read_cached(seal_of(task.path))
+    documents = seal["xxh3"] if isinstance(seal, dict) and "xxh3" in seal else file_digest(task.path)
+    split = None if task.split_of is None else [task.split_of.func.__name__, repr(task.split_of.keywords)]
+    return fingerprint([documents, task.rules.description, split, code_version])[:16]
+
+
+def _remove_others(folder: Path, names: Collection[str]) -> None:
+    """Removes results of other files and rules."""
+    for path in folder.glob("*"):
+        if path.name[:-NAME_END] not in names and not path.name.startswith("."):
+            path.unlink()
+            seal_of(path).unlink(missing_ok=True)
 
 
 def _store_results(task: tuple[FilterTask, Path]) -> StoredResults:
-    filter_task, path = task
-    results = apply_filters(filter_task)
-    records = np.empty(results.num_documents, STORED)
-    for name in STORED.names or ():
-        records[name] = getattr(results, name)
-    Shuffle(path, STORED, 1, 1).write(0, records, np.array([0, len(records)]))
-    return StoredResults(path, results.num_documents, results.num_quarantined, results.language_names, results.nearest)
+    filter_task, prefix = task
+    records, summary = Shuffle(prefix, STORED, 1, 1), prefix.with_name(f"{prefix.name}-00000.npz")
+    if not (is_sealed(records.path(0)) and is_sealed(summary)):
+        results = apply_filters(filter_task)
+        rows = np.empty(results.num_documents, STORED)
+        for name in STORED.names or ():
+            rows[name] = getattr(results, name)
+        records.write(0, rows, np.array([0, len(rows)]))
+        assert results.nearest is not None
+        described = [results.num_documents, results.num_quarantined, list(results.language_names)]
+        with sealed_path(summary) as temporary, temporary.open("wb") as file:
+            np.savez(file, described=np.frombuffer(orjson.dumps(described), np.uint8), **vars(results.nearest))
+    with np.load(summary, allow_pickle=False) as stored:
+        num_documents, num_quarantined, languages = orjson.loads(stored["described"].tobytes())
+        nearest = NearestDocuments(stored["rows"], stored["values"], stored["thresholds"])
+    return StoredResults(prefix, num_documents, num_quarantined, tuple(languages), nearest)
 
 
 def apply_filters(task: FilterTask) -> FilterResults:

@@ -15,10 +15,9 @@ from gristmill.data_pipeline.filters.profiles import UNKNOWN, Profile
 from gristmill.data_pipeline.signals.bits import TextBuffer
 from gristmill.data_pipeline.signals.characters import IDEOGRAPH, WORD, character_table
 from gristmill.data_pipeline.signals.kernel import measure_buffer
+from gristmill.data_pipeline.signals.language import NO_LETTERS
 from gristmill.data_pipeline.signals.reference import split_words
-from gristmill.data_pipeline.signals.scripts import NO_LETTERS
-from gristmill.data_pipeline.signals.stop_words import make_table, stop_word_columns
-from gristmill.data_pipeline.signals.word_order import word_order_columns
+from gristmill.data_pipeline.signals.stop_words import make_table, stop_word_columns, word_order_columns
 
 FITTED = ("gopher_quality", "gopher_repetition", "fineweb_quality")
 WINDOW_WORDS = 200  # a reference document is measured in pieces of about a page, as thresholds meet pages

@@ -16,13 +16,12 @@ from typing import Any
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from gristmill.data_pipeline.filters.presets import PRESETS, PROFILE_RULES
-from gristmill.data_pipeline.signals.scripts import LATIN, NO_LETTERS, language_code, script_code
+from gristmill.data_pipeline.signals.language import LATIN, NO_LETTERS, language_code, script_code
 from gristmill.data_pipeline.signals.stop_words import matched_words
-from gristmill.foundation.config import Config
+from gristmill.foundation.config import Config, read_yaml
 from gristmill.foundation.errors import RecipeError
 from gristmill.foundation.fingerprint import fingerprint
 from gristmill.foundation.runtime.kernels.kernel_files import kept_json
-from gristmill.foundation.strict_yaml import read_yaml
 
 SHIPPED = "gristmill"
 SHIPPED_FOLDER = Path(__file__).with_name("languages")

@@ -1,4 +1,5 @@
-"""Megatron's indexed dataset, on the level of bytes: PREFIX.bin holds the tokens, PREFIX.idx says where they are.
+"""Megatron's indexed dataset, on the level of bytes: PREFIX.bin holds the tokens, PREFIX.idx says where they are; a
+writer and a reader.
 
 Source: Megatron-LM, core/datasets/indexed_dataset.py (class _IndexWriter and _IndexReader). All numbers little-endian:
 
@@ -19,13 +20,15 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO, NoReturn
 
 import numpy as np
 
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.files import atomic_path
 from gristmill.foundation.manifest import CACHE_FOLDER
+from gristmill.foundation.runtime.store.store import BlockArray, BlockFile
+from gristmill.foundation.runtime.tasks.task_files import fetch
 
 MAGIC = b"MMIDIDX\x00\x00"
 VERSION = 1
@@ -167,3 +170,237 @@ def indexed_writer(prefix: Path, dtype: np.dtype, vocab_size: int | None = None)
         file.flush()
     with atomic_path(idx_path(prefix)) as temporary, temporary.open("wb") as file:
         file.writelines(writer.header_and_tables())
+
+
+# Reads PREFIX.bin and PREFIX.idx without copying: both are memory-mapped, and every array is a view of the files.
+
+
+class IndexedReader:
+    """tokens: dtype[num_tokens], the whole .bin, of which slices may be downloaded (`store/store.py`). lengths:
+    int32[S]. pointers: int64[S], in bytes. bounds: int64[D + 1].
+
+    The .idx is read whole and checked, entry by entry, unless `tables_checked` says that it was before (verify.py):
+    then only the header and the sizes are looked at, and opening costs the same for any size.
+    Raises InputError if a file is missing, cut short, too long, damaged, or not of this format."""
+
+    def __init__(self, prefix: Path, tables_checked: bool = False):
+        self.prefix = prefix
+        self._index = _map_file(idx_path(prefix))
+        header = _read_header(idx_path(prefix), self._index)
+        self.dtype, self.num_sequences = header.dtype, header.num_sequences
+        self.num_documents = header.num_bounds - 1
+        lengths_end = HEADER_BYTES + 4 * header.num_sequences
+        pointers_end = lengths_end + 8 * header.num_sequences
+        bounds_end = pointers_end + 8 * header.num_bounds
+        if len(self._index) not in (bounds_end, bounds_end + header.num_sequences):
+            raise InputError(
+                f"{idx_path(prefix)}: {len(self._index)} bytes, its header promises {bounds_end} "
+                f"({header.num_sequences} sequences); it was cut short or overwritten: write the index again"
+            )
+        self.lengths = self._index[HEADER_BYTES:lengths_end].view("<i4")
+        self.pointers = self._index[lengths_end:pointers_end].view("<i8")
+        self.bounds = self._index[pointers_end:bounds_end].view("<i8")
+        modes = self._index[bounds_end:].view(np.int8)
+        self.modes = modes if len(modes) else None
+        self.tokens, num_bytes = self._open_tokens()
+        self.num_tokens = len(self.tokens)
+        if not tables_checked:
+            check_sequences(idx_path(prefix), self.lengths, self.pointers, self.dtype.itemsize, num_bytes)
+            check_bounds(idx_path(prefix), self.bounds, self.num_sequences)
+
+    def _open_tokens(self) -> tuple[Any, int]:
+        """(tokens, bytes of the .bin). Raises InputError if the .bin does not fit the .idx."""
+        path, dtype = bin_path(self.prefix), self.dtype.newbyteorder("<")
+        if (mark := block_mark(path)).is_file():
+            file = BlockFile(path, mark)
+            self._check_bin_size(file.num_bytes)
+            return BlockArray(file, dtype), file.num_bytes
+        raw = _map_file(path)
+        self._check_bin_size(len(raw))
+        return raw.view(dtype), len(raw)
+
+    def __len__(self) -> int:
+        return self.num_documents
+
+    def document(self, document_id: int) -> np.ndarray:
+        """The tokens of one document, a view: its sequences lie side by side."""
+        first, last = int(self.bounds[document_id]), int(self.bounds[document_id + 1])
+        if first == last:
+            return self.tokens[:0]
+        start = int(self.pointers[first]) // self.dtype.itemsize
+        end = int(self.pointers[last - 1]) // self.dtype.itemsize + int(self.lengths[last - 1])
+        return self.tokens[start:end]
+
+    def with_ranges(self, firsts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+        """dtype[num_tokens]: the whole .bin; these ranges of it have been downloaded, if need be."""
+        return self.tokens.with_ranges(firsts, lengths) if isinstance(self.tokens, BlockArray) else self.tokens
+
+    def token_ranges(self, document_ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """(first token, last + 1) of these documents in `tokens`, int64 each."""
+        first, last = self.bounds[document_ids], self.bounds[document_ids + 1]
+        filled = last > first
+        starts, ends = np.zeros(len(first), np.int64), np.zeros(len(first), np.int64)
+        starts[filled] = self.pointers[first[filled]] // self.dtype.itemsize
+        ends[filled] = self.pointers[last[filled] - 1] // self.dtype.itemsize + self.lengths[last[filled] - 1]
+        return starts, ends
+
+    def document_at(self, token: int) -> int:
+        """The document that holds this token of the .bin, whose documents stand one after another."""
+        sequence = int(np.searchsorted(self.pointers, token * self.dtype.itemsize, side="right")) - 1
+        return int(np.searchsorted(self.bounds, sequence, side="right")) - 1
+
+    def sentence_lengths(self, document_id: int) -> np.ndarray:
+        """int32: tokens of each sequence of a document; one number where it is not split into sentences."""
+        return self.lengths[int(self.bounds[document_id]) : int(self.bounds[document_id + 1])]
+
+    def documents(self) -> Iterator[np.ndarray]:
+        return (self.document(document_id) for document_id in range(self.num_documents))
+
+    def check_ids(self, vocab_size: int, source: str | None = None) -> None:
+        """Reads the whole .bin; raises InputError naming the source, the document and the id of the first token that
+        is not in the vocabulary."""
+        name = f"{bin_path(self.prefix)}" + (f" (source {source!r})" if source else "")
+        if self.dtype.kind not in "iu":
+            raise InputError(f"{name}: holds {self.dtype}, which are no token ids; write the index again")
+        place = first_id_outside(np.asarray(self.tokens), vocab_size)
+        if place is None:
+            return
+        sequence = int(np.searchsorted(self.pointers, place * self.dtype.itemsize, side="right")) - 1
+        document = int(np.searchsorted(self.bounds, sequence, side="right")) - 1
+        inside = place - int(self.pointers[int(self.bounds[document])]) // self.dtype.itemsize
+        raise InputError(
+            f"{name}: document {document}, token {inside} has id {int(self.tokens[place])}; the vocabulary has ids 0 "
+            f"to {vocab_size - 1}: the dataset was made with another tokenizer, or the file is damaged; run "
+            "`gristmill index` again"
+        )
+
+    def _check_bin_size(self, num_bytes: int) -> None:
+        name = bin_path(self.prefix)
+        if num_bytes % self.dtype.itemsize:
+            raise InputError(
+                f"{name}: {num_bytes} bytes are no whole number of {self.dtype}; it was cut short: write it again"
+            )
+        ends = int(self.pointers[-1]) + int(self.lengths[-1]) * self.dtype.itemsize if self.num_sequences else 0
+        if ends != num_bytes:
+            raise InputError(
+                f"{name}: {num_bytes} bytes, the index needs {ends}; the .bin was cut short, written on, or belongs to "
+                "another .idx: write both again"
+            )
+
+
+def _read_header(path: Path, index: np.ndarray) -> Header:
+    if bytes(index[:9]) != MAGIC:
+        raise InputError(
+            f"{path}: starts with {bytes(index[:9])!r}, not with {MAGIC!r}; it is no Megatron .idx file: "
+            "name a dataset by its prefix, or write the index again"
+        )
+    if len(index) < HEADER_BYTES:
+        raise InputError(
+            f"{path}: {len(index)} bytes, the header alone has {HEADER_BYTES}; it was cut short: write it again"
+        )
+    version = int(index[9:17].view("<u8")[0])
+    if version != VERSION:
+        raise InputError(f"{path}: version {version}; this reader knows version {VERSION}: convert the file first")
+    code = int(index[17])
+    if code not in CODES:
+        raise InputError(f"{path}: dtype code {code}, the format knows {sorted(CODES)}; write the index again")
+    counts = index[18:34].view("<u8")
+    num_sequences, num_bounds = int(counts[0]), int(counts[1])
+    if max(num_sequences, num_bounds) > len(index) or num_bounds < 1:
+        raise InputError(
+            f"{path}: {len(index)} bytes cannot hold {num_sequences} sequences and {num_bounds} document bounds; "
+            "it was cut short or overwritten: write the index again"
+        )
+    return Header(CODES[code], num_sequences, num_bounds)
+
+
+def _map_file(path: Path) -> np.ndarray:
+    """uint8[bytes], read-only; an empty file gives an empty array, which a memory map refuses."""
+    if not fetch(path).is_file():
+        raise InputError(f"{path}: no such file; a dataset is PREFIX.bin with PREFIX.idx, named by PREFIX")
+    if path.stat().st_size == 0:
+        return np.zeros(0, np.uint8)
+    try:
+        return np.asarray(np.memmap(path, dtype=np.uint8, mode="r"))
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror}); check its rights and the disk") from error
+
+
+# Checks of the tables of an .idx and of the token ids of a .bin, in chunks, so that any size takes the same memory.
+#
+# Megatron's builder writes sequences one after another (core/datasets/indexed_dataset.py, _IndexWriter), so pointers
+# follow from lengths, and one that does not fit names the damage.
+
+# Entries looked at in one go: about 40 MB of arrays.
+CHUNK = 1 << 20
+WRITE_AGAIN = "the file is damaged: write the index again, or copy it again from where it came"
+
+
+def check_sequences(path: Path, lengths: np.ndarray, pointers: np.ndarray, itemsize: int, bin_bytes: int) -> None:
+    """Sequence i begins where sequence i - 1 ends, the first at byte 0, and the last ends with the .bin.
+
+    lengths: int32[S], in tokens; pointers: int64[S], in bytes. Raises InputError naming the first wrong entry."""
+    position = 0
+    for first in range(0, len(lengths), CHUNK):
+        byte_lengths = lengths[first : first + CHUNK].astype(np.int64) * itemsize
+        # At most 2^20 sequences of 2^31 tokens of 8 bytes: no overflow.
+        ends = position + np.cumsum(byte_lengths)
+        chunk = pointers[first : first + CHUNK]
+        wrong = (byte_lengths < 0) | (chunk != ends - byte_lengths) | (ends > bin_bytes)
+        if wrong.any():
+            place = int(np.argmax(wrong))
+            start, end = int(ends[place] - byte_lengths[place]), int(ends[place])
+            _refuse_sequence(path, first + place, int(byte_lengths[place]) // itemsize, int(chunk[place]), start, end)
+        position = int(ends[-1])
+    if position != bin_bytes:
+        raise InputError(
+            f"{path}: its {len(lengths)} sequences end at byte {position}, the .bin has {bin_bytes} bytes; the two "
+            "files do not belong together: write both again"
+        )
+
+
+def check_bounds(path: Path, bounds: np.ndarray, num_sequences: int) -> None:
+    """Document bounds rise from 0 to the number of sequences. bounds: int64[D + 1].
+
+    Raises InputError naming the first wrong document. An empty document (two equal bounds) is allowed, as Megatron
+    writes one where a text has no tokens."""
+    if int(bounds[0]) != 0:
+        raise InputError(f"{path}: document 0 begins at sequence {int(bounds[0])}, not at 0; {WRITE_AGAIN}")
+    for first in range(0, len(bounds) - 1, CHUNK):
+        chunk = bounds[first : first + CHUNK + 1]
+        wrong = (chunk[1:] < chunk[:-1]) | (chunk[1:] > num_sequences)
+        if wrong.any():
+            place = int(np.argmax(wrong))
+            raise InputError(
+                f"{path}: document {first + place} is sequences {int(chunk[place])} to {int(chunk[place + 1])} of "
+                f"{num_sequences}; document bounds rise from 0 to the number of sequences: {WRITE_AGAIN}"
+            )
+    if int(bounds[-1]) != num_sequences:
+        raise InputError(
+            f"{path}: the last document ends at sequence {int(bounds[-1])} of {num_sequences}, so the others belong "
+            f"to no document; {WRITE_AGAIN}"
+        )
+
+
+def first_id_outside(tokens: np.ndarray, vocab_size: int) -> int | None:
+    """Place of the first token id below 0 or at or above vocab_size, None if there is none.
+
+    ([5, 99, 100], vocab_size=100) -> 2. A dtype that holds no such id costs nothing."""
+    limits = np.iinfo(tokens.dtype)
+    if limits.min >= 0 and limits.max < vocab_size:
+        return None
+    for first in range(0, len(tokens), 1 << 24):
+        chunk = tokens[first : first + (1 << 24)]
+        if int(chunk.max()) >= vocab_size or int(chunk.min()) < 0:
+            return first + int(np.argmax((chunk >= vocab_size) | (chunk < 0)))
+    return None
+
+
+def _refuse_sequence(path: Path, sequence: int, length: int, pointer: int, start: int, end: int) -> NoReturn:
+    if length < 0:
+        problem = f"has length {length}"
+    elif pointer != start:
+        problem = f"points at byte {pointer}, the sequences before it end at byte {start}"
+    else:
+        problem = f"has length {length} and ends at byte {end}, behind the end of the .bin"
+    raise InputError(f"{path}: sequence {sequence} {problem}; {WRITE_AGAIN}")

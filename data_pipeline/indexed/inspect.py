@@ -7,9 +7,8 @@ from pathlib import Path
 import numpy as np
 
 from gristmill.data_pipeline.indexed.dataset import DATASET_NAME, read_dataset, source_prefix
-from gristmill.data_pipeline.indexed.format import bin_path, idx_path
+from gristmill.data_pipeline.indexed.format import IndexedReader, bin_path, idx_path
 from gristmill.data_pipeline.indexed.packing import cut, document_lengths, first_windows
-from gristmill.data_pipeline.indexed.reader import IndexedReader
 from gristmill.foundation.config import Config
 
 # Documents whose lengths are looked at in one go, so that any number of them takes the same memory.

@@ -14,11 +14,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from gristmill.data_pipeline.indexed.config import blend_weights
+from gristmill.data_pipeline.corpus.splits import read_repeats
+from gristmill.data_pipeline.indexed.config import MixConfig, blend_weights
 from gristmill.data_pipeline.indexed.dataset import Dataset
-from gristmill.data_pipeline.indexed.documents import read_repeats
 from gristmill.data_pipeline.indexed.language_shares import RunLength
-from gristmill.data_pipeline.indexed.mix_config import MixConfig
 from gristmill.foundation.errors import InputError, RecipeError
 from gristmill.foundation.files import atomic_path
 

@@ -33,10 +33,10 @@ from gristmill.data_pipeline.indexed.packing import (
     Order,
     Packing,
     Window,
+    WindowBatch,
     kept_first_windows,
 )
 from gristmill.data_pipeline.indexed.permutation import key_of
-from gristmill.data_pipeline.indexed.window_batch import WindowBatch
 from gristmill.foundation.errors import InputError, RecipeError
 from gristmill.foundation.fingerprint import fingerprint
 

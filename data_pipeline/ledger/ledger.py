@@ -10,18 +10,18 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from gristmill.data_pipeline.filters.apply import QUARANTINED, Results, Rules, apply_rules
-from gristmill.data_pipeline.ledger.document_file import unpacked_ids
-from gristmill.data_pipeline.ledger.evidence import (
+from gristmill.data_pipeline.ledger.document_file import RowRange, row_groups, row_range_groups, unpacked_ids
+from gristmill.data_pipeline.ledger.removal_step import (
     MATCH,
     REMOVED_SPAN,
     Evidence,
     EvidenceFiles,
+    Removals,
+    RemovalStep,
     columns_of_evidence,
     list_column,
     read_evidence,
 )
-from gristmill.data_pipeline.ledger.parquet_rows import RowRange, row_groups, row_range_groups
-from gristmill.data_pipeline.ledger.removal_step import Removals, RemovalStep
 from gristmill.foundation.checksums import is_sealed, sealed_path
 
 FAILURE = pa.struct([("rule", pa.string()), ("value", pa.float64()), ("threshold", pa.float64())])
@@ -54,7 +54,8 @@ RECORD_COLUMNS = ("doc_id", "raw_digest", "record", "unreadable", "num_bytes")
 OUTCOMES = ("kept", "removed", "quarantined")
 KEPT_OUTCOME, REMOVED_OUTCOME, QUARANTINED_OUTCOME = range(3)
 NONE = -1  # code of a null
-LEDGER_ROWS = 131_072
+# Rows of a shard: between half of a size and the whole, up to MAX_LEDGER_ROWS.
+MIN_LEDGER_ROWS, MAX_LEDGER_ROWS = 16_384, 131_072
 ROW_GROUP_ROWS = 16_384
 
 

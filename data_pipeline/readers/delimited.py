@@ -6,9 +6,16 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import BinaryIO
 
-from gristmill.data_pipeline.readers.compression import SUFFIXES, Damaged, TooLong, blocks, whole_lines
+from gristmill.data_pipeline.readers.compression import (
+    SUFFIXES,
+    Damaged,
+    TooLong,
+    blocks,
+    in_utf8,
+    transcoded,
+    whole_lines,
+)
 from gristmill.data_pipeline.readers.document import FieldMap, Record, Unreadable, excerpt, too_large
-from gristmill.data_pipeline.readers.encodings import in_utf8, transcoded
 from gristmill.data_pipeline.readers.source import SourceConfig
 
 DELIMITERS = ",;\t|"

@@ -15,9 +15,9 @@ from urllib.parse import unquote, urlsplit
 import numpy as np
 import xxhash
 
+from gristmill.foundation.checksums import RawFile
 from gristmill.foundation.errors import InputError
-from gristmill.foundation.lock import RawFile
-from gristmill.foundation.runtime.store.addresses import address_size, is_address, matching_addresses, open_address
+from gristmill.foundation.runtime.store.store import address_size, is_address, matching_addresses, open_address
 
 
 def shown_path(location: str) -> str:

@@ -9,9 +9,9 @@ from typing import Any
 from gristmill.data_pipeline.readers.document import FieldMap, Record, Unreadable, first_line, too_large
 from gristmill.data_pipeline.readers.files import check_digest
 from gristmill.data_pipeline.readers.source import SourceConfig
+from gristmill.foundation.checksums import RawFile
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.files import file_digest
-from gristmill.foundation.lock import RawFile
 
 
 def dataset_digest(source: SourceConfig) -> tuple[int, str]:

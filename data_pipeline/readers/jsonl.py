@@ -12,20 +12,29 @@ import orjson
 from gristmill.data_pipeline.readers.compression import (
     BLOCK_BYTES,
     LINE_END_BYTES,
+    LOOKED_AT_BYTES,
     SUFFIXES,
+    UTF8_MARK,
+    WIDE_ENCODING,
     Damaged,
     TooLong,
     blocks,
-    whole_lines,
-)
-from gristmill.data_pipeline.readers.document import FieldMap, Record, Unreadable, excerpt, metadata_json, too_large
-from gristmill.data_pipeline.readers.encodings import (
-    LOOKED_AT_BYTES,
-    UTF8_MARK,
-    WIDE_ENCODING,
     in_utf8,
     repaired,
+    whole_lines,
     wide_encoding,
+)
+from gristmill.data_pipeline.readers.document import (
+    BATCH_BYTES,
+    BATCH_RECORDS,
+    FieldMap,
+    Record,
+    RecordBuilder,
+    RecordColumns,
+    Unreadable,
+    excerpt,
+    metadata_json,
+    too_large,
 )
 from gristmill.data_pipeline.readers.json_kernel import (
     ALL_METADATA,
@@ -43,7 +52,6 @@ from gristmill.data_pipeline.readers.json_kernel import (
     new_members,
     parse_lines,
 )
-from gristmill.data_pipeline.readers.record_columns import BATCH_BYTES, BATCH_RECORDS, RecordBuilder, RecordColumns
 from gristmill.data_pipeline.readers.source import SourceConfig
 from gristmill.data_pipeline.signals.bits import PADDING
 

@@ -4,9 +4,8 @@ import inspect
 from collections.abc import Callable, Iterator
 from typing import Any, BinaryIO
 
-from gristmill.data_pipeline.readers.compression import Damaged, blocks
+from gristmill.data_pipeline.readers.compression import Damaged, blocks, without_surrogates
 from gristmill.data_pipeline.readers.document import FieldMap, Record, Unreadable, too_large
-from gristmill.data_pipeline.readers.encodings import without_surrogates
 from gristmill.data_pipeline.readers.source import SourceConfig
 from gristmill.foundation.errors import RecipeError
 from gristmill.foundation.user_code import defined_at, errors_named, parameter_names

@@ -9,17 +9,18 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from gristmill.data_pipeline.readers.compression import SURROGATES, without_surrogates
 from gristmill.data_pipeline.readers.document import (
     FieldMap,
     Record,
+    RecordBuilder,
+    RecordColumns,
     Unreadable,
     excerpt,
     first_line,
     metadata_json,
     too_large,
 )
-from gristmill.data_pipeline.readers.encodings import SURROGATES, without_surrogates
-from gristmill.data_pipeline.readers.record_columns import RecordBuilder, RecordColumns
 from gristmill.data_pipeline.readers.source import SourceConfig
 
 BATCH_ROWS = 1024

@@ -6,16 +6,20 @@ from collections.abc import Iterator
 from io import BytesIO
 from typing import BinaryIO, NamedTuple
 
-from gristmill.data_pipeline.readers.compression import LINE_END_BYTES, Damaged, TooLong, blocks, whole_lines
-from gristmill.data_pipeline.readers.document import Record, Unreadable, excerpt, too_large
-from gristmill.data_pipeline.readers.encodings import (
+from gristmill.data_pipeline.readers.compression import (
     BYTE_ORDER_MARK,
+    LINE_END_BYTES,
     SURROGATES,
     WIDE_ENCODING,
+    Damaged,
+    TooLong,
+    blocks,
     in_utf8,
     transcoded,
+    whole_lines,
     without_surrogates,
 )
+from gristmill.data_pipeline.readers.document import Record, Unreadable, excerpt, too_large
 from gristmill.data_pipeline.readers.source import SourceConfig
 
 _BLANK_LINE = re.compile(rb"[ \t]*\r?\n")

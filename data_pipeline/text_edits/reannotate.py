@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from gristmill.data_pipeline.annotate.annotate import ROW_GROUP_ROWS, AnnotateConfig
-from gristmill.data_pipeline.annotate.own_signals import own_columns
+from gristmill.data_pipeline.annotate.optional_signals import own_columns
 from gristmill.data_pipeline.dedup.step import work_folder
 from gristmill.data_pipeline.filters.apply import KEPT, REMOVED_LATER, FilterResults, Results, marks_of
 from gristmill.data_pipeline.ledger.document_file import DocumentFile

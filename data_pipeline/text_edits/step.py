@@ -25,26 +25,24 @@ from gristmill.data_pipeline.ledger.document_file import (
     open_workspace,
     unpacked_ids,
 )
-from gristmill.data_pipeline.ledger.evidence import (
+from gristmill.data_pipeline.ledger.removal_step import (
     REMOVED_SPANS,
     EvidenceFiles,
-    complement,
-    removed_span_row,
-    sorted_spans,
-)
-from gristmill.data_pipeline.ledger.removal_step import (
     KeptAfter,
     Removals,
     SourceState,
     StoredRemovals,
+    complement,
     kept_document_files,
     removed_dtype,
+    removed_span_row,
+    sorted_spans,
     write_removed,
 )
 from gristmill.foundation.checksums import sealed_path
 from gristmill.foundation.files import file_digest
 from gristmill.foundation.runtime.tasks.engine import Engine
-from gristmill.foundation.runtime.tasks.shuffle import Shuffle
+from gristmill.foundation.runtime.tasks.task_files import Shuffle
 
 # Removes spans from the texts of document files and records every removed span.
 

@@ -18,11 +18,14 @@ class DecodingCache(Protocol):
         """Copies the keys and values of the first tokens of one slot to another."""
         ...
 
-    def clear(self, slot: int) -> None:
-        """Forgets the keys and values of a slot, which may not be finite."""
+    def release(self, slot: int, tokens: int) -> None:
+        """Forgets what is behind the first tokens of a slot, and gives its memory back where it can. Without any left
+        nothing of the slot is read again, so its keys and values may not have been finite."""
         ...
 
-    def swap(self, first: int, second: int, tokens: int) -> None: ...
+    def swap(self, first: int, second: int, first_tokens: int, second_tokens: int) -> None:
+        """Exchanges two slots, of which so many tokens are kept."""
+        ...
 
     def select(self, rows: Sequence[int]) -> None:
         """Makes the states of mixers that carry one those of these rows of the running batch, in that order."""
@@ -57,6 +60,11 @@ class CausalLM(Protocol):
         ...
 
     def new_cache(self, slots: int) -> DecodingCache: ...
+
+    @property
+    def paged_cache(self) -> bool:
+        """Whether the memory of a cache follows the tokens in it; else every slot has as much as the longest."""
+        ...
 
     def slot_token_bytes(self) -> int:
         """Bytes that a token of a sequence takes in the cache of this rank."""

@@ -36,9 +36,9 @@ from gristmill.training.auto_tp.transformers_folder import open_causal_folder
 from gristmill.training.checkpoint.checkpoint import SavedModelConfig, load_model, read_model_config
 from gristmill.training.config.layout import LayoutConfig
 from gristmill.training.config.model import ModelConfig
-from gristmill.training.model.init import place_joint_weights
+from gristmill.training.launch.processes import RankInfo, init_distributed, return_freed_memory
+from gristmill.training.model.init import place_decoding_weights
 from gristmill.training.parallel.mesh import Mesh, single_process
-from gristmill.training.processes import RankInfo, init_distributed, return_freed_memory
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 PADDING = 4096  # rows of padding an embedding table may have: Megatron-LM pads to 128 x tensor, DeepSeek by 2,385
@@ -80,7 +80,7 @@ def load_for_evaluation(
         model, _ = load_model(checkpoint, device, dtype)
     if config.quantization != "none":
         quantize(model, config.quantization, codec.end_of_document)
-    place_joint_weights(model)
+    place_decoding_weights(model)
     return _loaded(checkpoint, LocalCausalLM(model, model.config.sequence_length, codec.vocab_size), codec, config)
 
 

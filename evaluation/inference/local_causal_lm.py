@@ -12,6 +12,7 @@ from gristmill.training.model.attention.metadata import AttentionMetadata
 from gristmill.training.model.decoding_cache import KVSlots, SlotRows, join_rows, take_rows
 from gristmill.training.model.heads import Head
 from gristmill.training.model.layer import Layer
+from gristmill.training.model.slot_memory import pages_slots
 from gristmill.training.model.transformer import Transformer
 
 # The decoding cache of a model: KV slots of its attention layers, states of the running batch of its other mixers.
@@ -30,15 +31,15 @@ class SlotCache:
             if layer is not None:
                 layer.copy(source, target, tokens)
 
-    def clear(self, slot: int) -> None:
+    def release(self, slot: int, tokens: int) -> None:
         for layer in self._layers:
             if layer is not None:
-                layer.clear(slot)
+                layer.release(slot, tokens)
 
-    def swap(self, first: int, second: int, tokens: int) -> None:
+    def swap(self, first: int, second: int, first_tokens: int, second_tokens: int) -> None:
         for layer in self._layers:
             if layer is not None:
-                layer.swap(first, second, tokens)
+                layer.swap(first, second, first_tokens, second_tokens)
 
     def select(self, rows: Sequence[int]) -> None:
         for index, state in enumerate(self._states):
@@ -115,6 +116,10 @@ class LocalCausalLM:
 
     def new_cache(self, slots: int) -> SlotCache:
         return SlotCache([layer.mixer for layer in self._layers()], slots, self.sequence_length)
+
+    @property
+    def paged_cache(self) -> bool:
+        return pages_slots(self.device)
 
     def slot_token_bytes(self) -> int:
         mixers = (layer.mixer for layer in self._layers())

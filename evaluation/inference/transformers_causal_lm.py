@@ -49,6 +49,7 @@ class TransformersCausalLM:
         self.vocab_size, self._rows = vocab_size, folder.vocab_size
         rope = getattr(folder.config.get_text_config(), "rope_parameters", None) or {}
         self._takes = frozenset(inspect.signature(folder.architecture.forward).parameters)
+        self._last_only = {"logits_to_keep": 1} if "logits_to_keep" in self._takes else {}
         takes_cache = "past_key_values" in self._takes
         self.keeps_keys = takes_cache and rope.get("rope_type") not in CHANGING_ROPE
 
@@ -82,9 +83,19 @@ class TransformersCausalLM:
     def new_cache(self, slots: int) -> "TokenSlots":
         return TokenSlots(slots)
 
+    @property
+    def paged_cache(self) -> bool:
+        """transformers' cache grows by tokens; a batch of rows is as wide as its longest."""
+        return True
+
     def slot_token_bytes(self) -> int:
-        """The logits of a sequence are held while it is read, in float32."""
-        return 4 * self._rows
+        """Bytes of keys and values, counted on two tokens, and of the token's id."""
+        kept = 0
+        if self.keeps_keys:
+            tokens_1T = torch.zeros(1, 2, dtype=torch.long, device=self.device)
+            tensors = _key_tensors(self._logits(tokens_1T, use_cache=True)[1])
+            kept = sum(tensor.nbytes for tensor in tensors if tensor is not None) // 2
+        return kept + torch.long.itemsize
 
     def read(self, tokens_BT: Tensor, rows: SlotRows, cache: "TokenSlots") -> Tensor:
         """One pass over the rows, padded on the left, where the model gives them the logits they have alone. Else keys
@@ -92,9 +103,9 @@ class TransformersCausalLM:
         for each, the rows are then read again as a whole."""
         cache.write(tokens_BT, rows)
         if self.keeps_keys and self.reads_padded_rows:
-            found_BTV = self._read_padded(rows, cache)
-            if found_BTV is not None:
-                return found_BTV
+            padded_BTV = self._read_padded(rows, cache)
+            if padded_BTV is not None:
+                return padded_BTV
         if self.keeps_keys and (len(tokens_BT) == 1 or self.device.type == "cpu"):
             return self._read_rows(rows, cache)
         longest = int(rows.positions_BT.max()) + 1
@@ -151,7 +162,8 @@ class TransformersCausalLM:
             tokens_BT[row, new - (end - start) :] = cache.tokens_NC[slot, start:end]
             positions_BT[row, new - (end - start) :] = torch.arange(start, end, device=self.device)
             mask_BT[row, past + new - end :] = 1
-        options = {"position_ids": positions_BT} if "position_ids" in self._takes else {}
+        options: dict[str, Any] = {"position_ids": positions_BT} if "position_ids" in self._takes else {}
+        options |= self._last_only if rows.last_only else {}
         logits_BTV, keys = self._logits(
             tokens_BT, use_cache=True, past_key_values=keys, attention_mask=mask_BT, **options
         )
@@ -159,10 +171,12 @@ class TransformersCausalLM:
             return None
         for row, (slot, end) in enumerate(zip(slots, ends, strict=True)):
             cache.keys[slot] = _Row(keys, row, len(slots)), end
-        return logits_BTV[:, new - width :]
+        return logits_BTV[:, -1:] if rows.last_only else logits_BTV[:, new - width :]
 
     def _read_rows(self, rows: SlotRows, cache: "TokenSlots") -> Tensor:
-        found_BTV = torch.zeros(*rows.positions_BT.shape, self._rows, device=self.device)
+        width = 1 if rows.last_only else rows.positions_BT.shape[1]
+        rows_BTV = torch.zeros(len(rows.slots_B), width, self._rows, device=self.device)
+        options = self._last_only if rows.last_only else {}
         for row, (slot, positions_T) in enumerate(zip(rows.slots_B.tolist(), rows.positions_BT, strict=True)):
             real_T = positions_T >= 0
             first, end = int(positions_T[real_T][0]), int(positions_T[-1]) + 1
@@ -170,10 +184,13 @@ class TransformersCausalLM:
             if keys is None or isinstance(keys, _Row) or seen != first:
                 keys, seen = None, 0
             tokens_1T = cache.tokens_NC[slot : slot + 1, seen:end].to(self.device)
-            logits_1TV, keys = self._logits(tokens_1T, use_cache=True, past_key_values=keys)
+            logits_1TV, keys = self._logits(tokens_1T, use_cache=True, past_key_values=keys, **options)
             cache.keys[slot] = keys, end
-            found_BTV[row, real_T.to(self.device)] = logits_1TV[0, first - seen :]
-        return found_BTV
+            if rows.last_only:
+                rows_BTV[row, 0] = logits_1TV[0, -1]
+            else:
+                rows_BTV[row, real_T.to(self.device)] = logits_1TV[0, first - seen :]
+        return rows_BTV
 
 
 @dataclass(frozen=True)
@@ -190,10 +207,16 @@ def _seen(kept: tuple[Any, int], start: int) -> int:
     return kept[1] if isinstance(kept[0], _Row) and kept[1] == start else 0
 
 
+def _key_tensors(keys: Any) -> list[Any]:
+    """Keys and values of every layer of a cache."""
+    layers = getattr(keys, "layers", None) or ()
+    return [getattr(layer, name, None) for layer in layers for name in ("keys", "values")]
+
+
 def _keeps_all(keys: Any, tokens: int) -> bool:
     """Whether every layer of a cache has the keys and values [B, H, tokens, K] of all tokens."""
     layers = getattr(keys, "layers", None) or ()
-    tensors = [getattr(layer, name, None) for layer in layers for name in ("keys", "values")]
+    tensors = _key_tensors(keys)
     return (
         bool(tensors)
         and all(type(layer).__name__ == "DynamicLayer" for layer in layers)
@@ -242,11 +265,11 @@ class TokenSlots:
         self.tokens_NC[target, :tokens] = self.tokens_NC[source, :tokens]
         self.keys[target] = None, 0
 
-    def clear(self, slot: int) -> None:
-        self.tokens_NC[slot] = 0
+    def release(self, slot: int, tokens: int) -> None:
+        """Lets the keys go; tokens stay until others are written."""
         self.keys[slot] = None, 0
 
-    def swap(self, first: int, second: int, tokens: int) -> None:
+    def swap(self, first: int, second: int, first_tokens: int, second_tokens: int) -> None:
         self.tokens_NC[[first, second]] = self.tokens_NC[[second, first]]
         self.keys[first], self.keys[second] = self.keys[second], self.keys[first]
 

@@ -16,7 +16,7 @@ from datasets import Dataset
 
 from gristmill.data_pipeline.indexed.language_shares import language_tag
 from gristmill.data_pipeline.signals.bits import TextBuffer
-from gristmill.data_pipeline.signals.scripts import ALIASES, text_scripts
+from gristmill.data_pipeline.signals.language import ALIASES, text_scripts
 from gristmill.evaluation.inference.config import EvaluateConfig
 from gristmill.evaluation.inference.workdir import HeldOutCorpus
 from gristmill.foundation.errors import InputError, RecipeError
@@ -278,7 +278,7 @@ def task_alias(task: str) -> str:
 
 
 def likely_script(language: str) -> str | None:
-    """The script in which a language is usually written (CLDR), by the names of signals/scripts.py: ko -> "Hang"."""
+    """The script in which a language is usually written (CLDR), by the names of signals/language.py: ko -> "Hang"."""
     subtags = get_global("likely_subtags").get(re.split("[_-]", language)[0])
     script = subtags.split("_")[1] if subtags is not None and subtags.count("_") == 2 else None
     return ALIASES.get(script, script) if script is not None else None

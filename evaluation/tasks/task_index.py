@@ -20,10 +20,10 @@ from gristmill.evaluation.inference.config import RECALL_TASKS
 from gristmill.evaluation.tasks.corpus_tasks import HELD_OUT_TASKS
 from gristmill.evaluation.tasks.loaders import find_packed, load
 from gristmill.evaluation.tasks.suites import SUITES, absent_file, multilingual_configs
+from gristmill.foundation.config import read_yaml
 from gristmill.foundation.errors import InputError, RecipeError, nearest_name
 from gristmill.foundation.files import file_digest
 from gristmill.foundation.fingerprint import fingerprint
-from gristmill.foundation.strict_yaml import read_yaml
 from gristmill.foundation.user_code import attribute_of, defined_at, errors_named, is_reference, read_source, run_file
 
 FIELD = "evaluate.tasks"

@@ -162,3 +162,8 @@ def do_without_pandas() -> None:
     if pyarrow is not None and "pandas" not in sys.modules:
         with hidden_modules("pandas"):
             pyarrow.array([0])
+
+
+def host_bytes() -> int:
+    """The memory of this machine."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

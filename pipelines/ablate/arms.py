@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from gristmill.foundation.config import read_yaml
 from gristmill.foundation.errors import RecipeError
-from gristmill.foundation.strict_yaml import read_yaml
 from gristmill.pipelines.recipes.config import Recipe
 from gristmill.pipelines.recipes.recipe_file import load_recipe
 

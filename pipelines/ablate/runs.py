@@ -20,14 +20,14 @@ from gristmill.pipelines.ablate.corpora import Texts
 from gristmill.pipelines.ablate.paired_samples import DocumentDraw, PairedSamples
 from gristmill.pipelines.init.rate import steps_per_second
 from gristmill.pipelines.recipes.config import Recipe
-from gristmill.pipelines.stages.training_data import sampling
+from gristmill.pipelines.workdir.data_forms import sampling
 from gristmill.tokenizers.tokenizer import Tokenizer, load_tokenizer
 from gristmill.training.checkpoint.checkpoint import load_model
 from gristmill.training.config.model import ModelConfig
 from gristmill.training.config.train import TrainConfig
+from gristmill.training.launch.processes import device_of_task
 from gristmill.training.metrics import TrainingData
 from gristmill.training.parallel.mesh import single_process
-from gristmill.training.processes import device_of_task
 from gristmill.training.run import Run, RunConfig
 
 SCORED_TOKENS = 8192  # of a batch

@@ -10,7 +10,7 @@ import typer
 from gristmill.foundation.errors import RecipeError
 from gristmill.pipelines.cli.checkpoint import data_folder
 from gristmill.pipelines.cli.options import EngineOptions, SetOption, StageOptions, make_runner, with_option_groups
-from gristmill.pipelines.stage_list import stages_of, stages_up_to
+from gristmill.pipelines.stages.stage_list import stages_of, stages_up_to
 
 UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
@@ -108,7 +108,7 @@ def task_questions(options: AblateOptions) -> dict[str, list[tuple[str, str]]]:
     """Task -> (context, right answer); read before anything is curated, so that a missing file is known first."""
     if not options.task:
         return {}
-    from gristmill.evaluation.tasks.right_answers import right_answers  # lm-eval takes seconds to load
+    from gristmill.evaluation.tasks.harness import right_answers  # lm-eval takes seconds to load
     from gristmill.evaluation.tasks.task_index import TaskSources
 
     return right_answers(options.task, options.questions, TaskSources(data_folder(options.data)))

@@ -15,7 +15,7 @@ from gristmill.foundation.errors import InputError, RecipeError
 from gristmill.foundation.progress import Reporter
 from gristmill.pipelines.cli.options import with_option_groups
 from gristmill.pipelines.recipes.recipe_file import validate_config
-from gristmill.pipelines.remote import fetched, local_folder
+from gristmill.pipelines.workdir.remote import fetched, local_folder
 
 if TYPE_CHECKING:
     from gristmill.evaluation.inference.generate.request import GenerationSettings
@@ -106,7 +106,7 @@ def evaluate_checkpoint(model: EvaluatedModel, tasks: TaskOptions, output: Path 
     from gristmill.evaluation.inference.load import ModelParallel
     from gristmill.evaluation.inference.workdir import CheckpointPaths, Workdir
     from gristmill.evaluation.run import EvaluationPaths
-    from gristmill.training.processes import RankInfo
+    from gristmill.training.launch.processes import RankInfo
 
     assert model.checkpoint is not None
     config = evaluation_config(model, tasks)
@@ -203,7 +203,7 @@ def generate(
     from gristmill.evaluation.inference.generate.request import GenerationSettings
     from gristmill.evaluation.inference.load import DraftOptions, ModelParallel, Ranks
     from gristmill.evaluation.inference.workdir import CheckpointPaths
-    from gristmill.training.processes import RankInfo
+    from gristmill.training.launch.processes import RankInfo
 
     offload = validate_config(EvaluateConfig, {"offload_parameters": model.offload_parameters}).offload_parameters
     parallel = ModelParallel(model.tensor, model.pipeline, model.expert)

@@ -29,11 +29,11 @@ from gristmill.foundation.progress import Reporter
 from gristmill.foundation.runtime.tasks.local import LocalEngine
 from gristmill.pipelines.cli.console import print_block
 from gristmill.pipelines.cli.options import RecipeArgument, StageOptions, with_option_groups, workdir_of
-from gristmill.pipelines.mix_table import mix_events
-from gristmill.pipelines.preflight import check_workdir
-from gristmill.pipelines.raw_files import pin
 from gristmill.pipelines.recipes.recipe_file import load_recipe
-from gristmill.pipelines.remote import RemoteWork, fetched, local_folder
+from gristmill.pipelines.stages.mix_table import mix_events
+from gristmill.pipelines.stages.preflight import check_workdir
+from gristmill.pipelines.workdir.raw_files import pin
+from gristmill.pipelines.workdir.remote import RemoteWork, fetched, local_folder
 
 signatures_app = typer.Typer(no_args_is_help=True, help="MinHash signature stores of corpora.")
 

@@ -8,14 +8,11 @@ import typer
 from typer.core import TyperGroup
 
 from gristmill.data_pipeline.indexed import inspect as packing_report
+from gristmill.data_pipeline.indexed.dataset import append, cut_out, merge
 from gristmill.data_pipeline.indexed.inspect import inspect, lines
-from gristmill.data_pipeline.indexed.merge import append, cut_out, merge
 from gristmill.foundation.errors import RecipeError
 from gristmill.foundation.progress import Reporter
-from gristmill.pipelines.cli.console import print_rows
-from gristmill.pipelines.cli.options import with_option_groups
-from gristmill.pipelines.cli.stages import stage_command
-from gristmill.pipelines.tokenizer_comparison import (
+from gristmill.pipelines.ablate.tokenizer_comparison import (
     GROUP_METRICS,
     TokenizerComparison,
     compare_tokenizers,
@@ -25,6 +22,9 @@ from gristmill.pipelines.tokenizer_comparison import (
     read_texts,
     rows,
 )
+from gristmill.pipelines.cli.console import print_rows
+from gristmill.pipelines.cli.options import with_option_groups
+from gristmill.pipelines.cli.stages import stage_command
 from gristmill.tokenizers.config import PRESETS, ProxyConfig
 from gristmill.tokenizers.inspection import inspect_tokenizer
 from gristmill.tokenizers.tokenizer import load_tokenizer

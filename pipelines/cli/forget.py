@@ -11,12 +11,12 @@ from gristmill.foundation.errors import InputError, RecipeError
 from gristmill.pipelines.cli.console import print_block
 from gristmill.pipelines.cli.corpus import read_text
 from gristmill.pipelines.cli.options import EngineOptions, StageOptions, make_runner, parse_workdir, with_option_groups
-from gristmill.pipelines.remote import RemoteWork
-from gristmill.pipelines.stage_list import stages_of, stages_up_to
+from gristmill.pipelines.stages.stage_list import stages_of, stages_up_to
+from gristmill.pipelines.workdir.remote import RemoteWork
 
 if TYPE_CHECKING:
-    from gristmill.pipelines.forget.removal import ForgetPlan
-    from gristmill.pipelines.forget.selection import Selector
+    from gristmill.pipelines.provenance.forget.removal import ForgetPlan
+    from gristmill.pipelines.provenance.forget.selection import Selector
 
 SHOWN_SHARDS = 8
 
@@ -37,7 +37,7 @@ class ForgetSubject:
     ] = None
 
     def selector(self) -> "Selector":
-        from gristmill.pipelines.forget.selection import Selector, parse_ids
+        from gristmill.pipelines.provenance.forget.selection import Selector, parse_ids
 
         if sum(value is not None for value in (self.ids, self.host, self.text, self.rule)) != 1:
             raise RecipeError("give one of --ids FILE, --host HOST, --text FILE and --rule SQL, or --resume")
@@ -75,7 +75,7 @@ def forget(
     settings: ForgetOptions,
 ) -> None:
     """Take documents and all their copies out of a work folder, keep them out, and state it."""
-    from gristmill.pipelines.forget.removal import begin, finish, make_plan, read_pending, recipe_of
+    from gristmill.pipelines.provenance.forget.removal import begin, finish, make_plan, read_pending, recipe_of
 
     if RemoteWork.behind(workdir) is not None:
         raise RecipeError("gristmill forget works on a local work folder; copy it here, then publish it again")
@@ -105,7 +105,7 @@ def forget(
 
 def show(plan: "ForgetPlan", retrain: bool) -> None:
     """Prints what is taken out, where it stands, and what each remedy costs."""
-    from gristmill.pipelines.forget.selection import ids_by_reason
+    from gristmill.pipelines.provenance.forget.selection import ids_by_reason
 
     reasons = ids_by_reason(plan.documents)
     print(f"{len(plan.documents)} documents: {', '.join(f'{count} {reason}' for reason, count in reasons.items())}")

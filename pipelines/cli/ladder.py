@@ -10,9 +10,7 @@ import typer
 
 from gristmill.foundation.errors import RecipeError
 from gristmill.foundation.files import write_atomic
-from gristmill.pipelines.cli.console import print_block
-from gristmill.pipelines.cli.options import EngineOptions, SetOption, StageOptions, make_runner, with_option_groups
-from gristmill.pipelines.ladder import (
+from gristmill.pipelines.ablate.ladder import (
     Extrapolation,
     IsoflopProfile,
     Rung,
@@ -23,8 +21,10 @@ from gristmill.pipelines.ladder import (
     rungs,
     to_json,
 )
+from gristmill.pipelines.cli.console import print_block
+from gristmill.pipelines.cli.options import EngineOptions, SetOption, StageOptions, make_runner, with_option_groups
 from gristmill.pipelines.recipes.recipe_file import load_recipe
-from gristmill.pipelines.stage_list import stages_of, stages_up_to
+from gristmill.pipelines.stages.stage_list import stages_of, stages_up_to
 
 RESULT = "ladder.json"
 

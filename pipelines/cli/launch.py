@@ -11,8 +11,8 @@ import typer
 from gristmill.foundation.errors import InputError, RecipeError
 from gristmill.foundation.files import write_atomic
 from gristmill.pipelines.cli.options import RecipeArgument, SetOption, WorkdirOption, with_option_groups, workdir_of
-from gristmill.pipelines.launch import Launcher, Machines, check_machines, script, train_command
 from gristmill.pipelines.recipes.recipe_file import load_recipe
+from gristmill.pipelines.stages.launch import Launcher, Machines, check_machines, script, train_command
 
 SUFFIX = {"skypilot": ".yaml", "dstack": ".yaml"}
 

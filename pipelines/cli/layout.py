@@ -7,9 +7,9 @@ from typing import Annotated, Any
 
 import typer
 
+from gristmill.foundation.config import SIZE_SUFFIXES, parse_size
 from gristmill.foundation.errors import RecipeError
 from gristmill.foundation.progress import Reporter
-from gristmill.foundation.strict_yaml import SIZE_SUFFIXES, parse_size
 from gristmill.pipelines.cli.console import print_block
 from gristmill.pipelines.cli.options import with_option_groups
 from gristmill.pipelines.recipes.recipe_file import load_recipe

@@ -9,9 +9,9 @@ import threading
 from collections.abc import Sequence
 from contextlib import suppress
 
-from gristmill.foundation import interrupts
 from gristmill.foundation.deferred_module import DeferredModule
 from gristmill.foundation.errors import InputError, RecipeError, disk_trouble
+from gristmill.foundation.progress import Terminated, remember_interrupts
 from gristmill.foundation.runtime.startup import delay_collections
 
 # Worker processes import this file with the command's script, and run no command.
@@ -58,7 +58,7 @@ def _leave(code: int) -> None:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Exit codes: 0 success, 1 failure, 2 invalid command or recipe, 75 after a hang of training, 130 after Ctrl-C,
     143 after SIGTERM. User errors show no traceback."""
-    interrupts.install()
+    remember_interrupts()
     threading.excepthook = _thread_failed
     # pydantic looks for plugins in every installed package, 0.05 s a process; gristmill uses none.
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
@@ -91,8 +91,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except SystemExit as error:
         if (interrupt := _keyboard_interrupt(error)) is None:
             raise
-        _exit(str(interrupt) or INTERRUPTED, 143 if isinstance(interrupt, interrupts.Terminated) else 130)
-    except interrupts.Terminated:
+        _exit(str(interrupt) or INTERRUPTED, 143 if isinstance(interrupt, Terminated) else 130)
+    except Terminated:
         _exit(INTERRUPTED, 143)
     except KeyboardInterrupt:  # while the commands themselves are imported; later it comes as SystemExit
         _exit(INTERRUPTED, 130)
@@ -144,11 +144,6 @@ def _keyboard_interrupt(error: BaseException | None) -> KeyboardInterrupt | None
 def _exit(error: object, code: int) -> None:
     console.print_error(error, as_json="--log-json" in sys.argv)
     sys.exit(code)
-
-
-def stage_script(name: str) -> None:
-    """Entry point of `python -m gristmill.pipelines.stages.NAME RECIPE`."""
-    main([name, *sys.argv[1:]])
 
 
 if __name__ == "__main__":

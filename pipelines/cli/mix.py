@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
+from gristmill.foundation.config import write_yaml
 from gristmill.foundation.errors import RecipeError
 from gristmill.foundation.files import write_atomic
-from gristmill.foundation.strict_yaml import write_yaml
 from gristmill.pipelines.ablate.arms import mixed_sources
 from gristmill.pipelines.cli.ablate import check_targets, parse_budget
 from gristmill.pipelines.cli.console import print_block
 from gristmill.pipelines.cli.options import EngineOptions, SetOption, StageOptions, make_runner, with_option_groups
 from gristmill.pipelines.recipes.recipe_file import RECIPES, find_recipe, load_recipe, read_fields
-from gristmill.pipelines.stage_list import stages_of, stages_up_to
+from gristmill.pipelines.stages.stage_list import stages_of, stages_up_to
 
 if TYPE_CHECKING:
     from gristmill.pipelines.ablate.mixing import MixResult

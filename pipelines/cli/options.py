@@ -15,18 +15,18 @@ from gristmill.foundation.errors import RecipeError
 from gristmill.foundation.manifest import MANIFEST_NAME
 from gristmill.foundation.progress import Reporter
 from gristmill.foundation.runtime.startup import keep_loaded, rank_and_world_size
-from gristmill.foundation.runtime.store.addresses import is_address
+from gristmill.foundation.runtime.store.store import is_address
 from gristmill.foundation.runtime.tasks.engine import Engine
 from gristmill.foundation.runtime.tasks.local import LocalEngine, may_fork
-from gristmill.pipelines.preflight import check_workdir, require_ready
-from gristmill.pipelines.publication import RemoteLease
-from gristmill.pipelines.raw_files import LockUpdate, local_bytes, pin
 from gristmill.pipelines.recipes.config import Recipe
 from gristmill.pipelines.recipes.recipe_file import load_recipe
-from gristmill.pipelines.remote import Publisher, RemoteWork, lease, mirror_of
-from gristmill.pipelines.runner import Processes, Runner
-from gristmill.pipelines.stage_list import runnable_stages, stages_of, stages_up_to
+from gristmill.pipelines.stages.preflight import check_workdir, require_ready
+from gristmill.pipelines.stages.runner import Processes, Runner
 from gristmill.pipelines.stages.stage import Stage
+from gristmill.pipelines.stages.stage_list import runnable_stages, stages_of, stages_up_to
+from gristmill.pipelines.workdir.publication import RemoteLease
+from gristmill.pipelines.workdir.raw_files import LockUpdate, local_bytes, pin
+from gristmill.pipelines.workdir.remote import Publisher, RemoteWork, lease, mirror_of
 
 
 def with_option_groups(command: Callable[..., None]) -> Callable[..., None]:

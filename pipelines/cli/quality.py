@@ -10,8 +10,7 @@ from rich.table import Table
 
 from gristmill.data_pipeline.quality.config import MIN_DOCUMENTS
 from gristmill.data_pipeline.readers.document import Record, Unreadable
-from gristmill.data_pipeline.readers.read import records_of
-from gristmill.data_pipeline.readers.resolve import locate
+from gristmill.data_pipeline.readers.read import locate, records_of
 from gristmill.data_pipeline.readers.source import SourceConfig
 from gristmill.foundation.errors import InputError, RecipeError
 from gristmill.pipelines.cli.console import print_block

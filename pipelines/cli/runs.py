@@ -8,7 +8,7 @@ import typer
 
 from gristmill.foundation.errors import InputError
 from gristmill.pipelines.cli.console import print_block
-from gristmill.pipelines.trained_runs import MAX_DIFFERENCES, TrainedRun, name_run, remove_runs, trained_runs
+from gristmill.pipelines.workdir.trained_runs import MAX_DIFFERENCES, TrainedRun, name_run, remove_runs, trained_runs
 
 runs_app = typer.Typer(help="List the models of a work folder, or remove some of them.")
 

@@ -44,6 +44,12 @@ class ServedOptions:
     sequences: Annotated[int | None, typer.Option(min=1, help="Sequences that run at once (default: by device).")] = (
         None
     )
+    cache_gib: Annotated[
+        float | None,
+        typer.Option(
+            min=0, help="Memory of the key/value cache in GiB, of each process (default: half of the free memory)."
+        ),
+    ] = None
     max_requests: Annotated[int, typer.Option(min=1, help="Requests that run or wait; more get status 429.")] = 1024
     stop_seconds: Annotated[int, typer.Option(min=0, help="Time for running requests to end after SIGTERM.")] = 30
     cors_origin: Annotated[
@@ -70,7 +76,7 @@ def serve(
         ) from error
     from gristmill.evaluation.inference.load import DraftOptions, ModelParallel, Ranks
     from gristmill.evaluation.inference.workdir import CheckpointPaths
-    from gristmill.training.processes import RankInfo
+    from gristmill.training.launch.processes import RankInfo
 
     fields = {"precision": served.precision, "quantization": served.quantization}
     config = validate_config(EvaluateConfig, fields | {"offload_parameters": model.offload_parameters})
@@ -81,6 +87,7 @@ def serve(
         served.model_name,
         served.chat_template,
         served.sequences,
+        None if served.cache_gib is None else int(served.cache_gib * 2**30),
         served.max_requests,
         served.stop_seconds,
         tuple(served.cors_origin or ()),

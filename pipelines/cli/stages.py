@@ -13,7 +13,7 @@ from gristmill.foundation.errors import InputError, RecipeError
 from gristmill.foundation.manifest import LOG_FOLDER, MANIFEST_NAME, read_manifest
 from gristmill.foundation.progress import Reporter
 from gristmill.foundation.runtime.startup import torchrun_variable
-from gristmill.foundation.runtime.store.addresses import is_address
+from gristmill.foundation.runtime.store.store import is_address
 from gristmill.foundation.runtime.tasks.local import LocalEngine
 from gristmill.pipelines.cli.checkpoint import EvaluatedModel, TaskOptions, evaluate_checkpoint
 from gristmill.pipelines.cli.console import print_block
@@ -30,20 +30,20 @@ from gristmill.pipelines.cli.options import (
     with_option_groups,
     workdir_of,
 )
-from gristmill.pipelines.mix_table import estimated_mix, indexed_mix
-from gristmill.pipelines.preflight import check_workdir, estimated_tokens, is_complete, preflight, raise_all
-from gristmill.pipelines.raw_files import pin
+from gristmill.pipelines.provenance.verify import manifest_folder, plan_folder, verify_address
+from gristmill.pipelines.provenance.verify import reproduce as reproduce_stage
+from gristmill.pipelines.provenance.verify import verify as verify_folder
 from gristmill.pipelines.recipes.config import Recipe
 from gristmill.pipelines.recipes.recipe_file import load_recipe, validate
 from gristmill.pipelines.recipes.schema import recipe_schema
-from gristmill.pipelines.remote import RemoteWork, fetched
-from gristmill.pipelines.runner import Runner
-from gristmill.pipelines.stage_list import STAGES, stages_of, with_report
-from gristmill.pipelines.verify import manifest_folder, plan_folder, verify_address
-from gristmill.pipelines.verify import reproduce as reproduce_stage
-from gristmill.pipelines.verify import verify as verify_folder
+from gristmill.pipelines.stages.mix_table import estimated_mix, indexed_mix
+from gristmill.pipelines.stages.preflight import check_workdir, estimated_tokens, is_complete, preflight, raise_all
+from gristmill.pipelines.stages.runner import Runner
+from gristmill.pipelines.stages.stage_list import STAGES, stages_of, with_report
+from gristmill.pipelines.workdir.raw_files import pin
+from gristmill.pipelines.workdir.remote import RemoteWork, fetched
 from gristmill.training.config.layers import MAX_PROCESSES
-from gristmill.training.noise_scale import batch_advice
+from gristmill.training.planner.noise_scale import batch_advice
 
 rich_table = DeferredModule("rich.table")  # for `plan` alone
 
@@ -212,7 +212,9 @@ def check(
     """Report all errors in a recipe that can be found before any work. Writes nothing; `run` checks the same."""
     loaded = load_recipe(recipe, set_ or [])
     stages, skip_reason = selected_stages(loaded, to)
-    layout_size = 1 if loaded.train is None or loaded.train.layout.auto else loaded.train.layout.world_size
+    layout_size = 1
+    if loaded.train is not None and not (loaded.train.layout.auto or loaded.train.layout.starts_processes):
+        layout_size = loaded.train.layout.world_size
     world_size = processes or torchrun_variable("WORLD_SIZE", 0) or layout_size
     check_workdir(workdir_of(loaded, workdir))
     findings = preflight(loaded, stages, world_size)

@@ -26,7 +26,7 @@ def summary(
     ] = False,
 ) -> None:
     """Write the public summary of training content, cards of corpus and model, Croissant, CycloneDX and SPDX."""
-    from gristmill.pipelines.summary.papers import check_summary, write_summary  # an optional extra
+    from gristmill.pipelines.provenance.summary.papers import check_summary, write_summary  # an optional extra
 
     folder = output or workdir / "summary"
     if check:
@@ -36,7 +36,7 @@ def summary(
         print(f"{folder}: raw files, stages, numbers and papers are as they were written")
         return
     content = write_summary(workdir, folder, answers)
-    from gristmill.pipelines.summary.answers import open_questions
+    from gristmill.pipelines.provenance.summary.answers import open_questions
 
     questions = list(open_questions(content.answers, content.sources))
     print(f"{folder}: {len(content.facts)} tables of numbers, each with its query and digest")

@@ -14,8 +14,8 @@ from gristmill.pipelines.cli.options import RecipeArgument, SetOption, WorkdirOp
 from gristmill.pipelines.recipes.recipe_file import load_recipe
 
 if TYPE_CHECKING:
-    from gristmill.pipelines.document_losses import DocumentLoss
-    from gristmill.pipelines.trace import DocumentSpan, Tracer
+    from gristmill.pipelines.provenance.document_losses import DocumentLoss
+    from gristmill.pipelines.provenance.trace import DocumentSpan, Tracer
 
 SPIKES = 5
 SHOWN_CHARACTERS = 60
@@ -60,8 +60,8 @@ def trace(
     step, document = question.step, question.document
     if (step is not None) + (document is not None) + question.spike != 1:
         raise RecipeError("give one of --step N, --document ID and --spike")
-    from gristmill.pipelines.step_log import StepLog, samples_of_steps, step_of
-    from gristmill.pipelines.trace import Tracer, in_common, read_steps, spikes
+    from gristmill.pipelines.provenance.step_log import StepLog, samples_of_steps, step_of, was_left_out
+    from gristmill.pipelines.provenance.trace import Tracer, in_common, read_steps, spikes
 
     loaded = load_recipe(recipe, set_ or [])
     folder = workdir_of(loaded, workdir)
@@ -72,7 +72,10 @@ def trace(
         table = rich.table.Table("source", "epoch", "sample", "step")
         for source, sample, epoch in tracer.samples_of(document):
             done = None if log is None else step_of(log, sample, length)
-            table.add_row(source, str(epoch), str(sample), "not yet" if done is None else str(done))
+            said = "not yet" if done is None else str(done)
+            if log is not None and done is not None and was_left_out(log, sample, done):
+                said += " (left out: its replica was lost)"
+            table.add_row(source, str(epoch), str(sample), said)
         print_block(table) if table.rows else print(f"{document}: no step of the planned run reads it")
         return
     log = StepLog(folder / "train")
@@ -98,7 +101,10 @@ def trace(
 
 def show_losses(tracer: "Tracer", samples: list[int], step: int, checkpoint: Path | None) -> None:
     """Prints the documents that add most to the loss of these samples, by the checkpoint before the step."""
-    from gristmill.pipelines.document_losses import checkpoint_before, document_losses  # torch, for this alone
+    from gristmill.pipelines.provenance.document_losses import (  # torch, for this alone
+        checkpoint_before,
+        document_losses,
+    )
 
     folder = checkpoint or checkpoint_before(tracer.workdir / "train", step)
     table = rich.table.Table("document", "source", "tokens", "loss", "above the median document")

@@ -12,13 +12,13 @@ import pyarrow.parquet as pq
 import typer
 from rich.table import Table
 
-from gristmill.data_pipeline.annotate.own_signals import MANY, ONE, values_of
+from gristmill.data_pipeline.annotate.optional_signals import MANY, ONE, values_of
 from gristmill.data_pipeline.corpus.document_history import corpus_folder
 from gristmill.data_pipeline.readers.document import excerpt
 from gristmill.foundation.errors import RecipeError
 from gristmill.foundation.user_code import UserCode, is_reference, parameter_names, read_user_code, run_file
 from gristmill.pipelines.cli.console import print_block
-from gristmill.pipelines.remote import fetched, local_folder
+from gristmill.pipelines.workdir.remote import fetched, local_folder
 
 FIELD = "curate.filters"
 EXAMPLE_CHARACTERS = 100

@@ -15,11 +15,11 @@ import pyarrow.parquet as pq
 
 from gristmill.data_pipeline.corpus.corpus_files import CorpusFiles, picked_rows
 from gristmill.data_pipeline.corpus.sketches import ANNOTATED_FOLDER, hosts_of
-from gristmill.data_pipeline.ledger.ledger import LEDGER_ROWS
 from gristmill.foundation.errors import InputError
 
 SEARCH_SECONDS = 0.12
 LISTED = ("doc_id", "source", "outcome", "split", "step", "rule", "value", "threshold", "duplicate_of", "bytes")
+LedgerPlace = tuple[int, int]  # number of the shard of the source's ledger, row in it
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class DocumentRows:
 
     def __init__(self, files: CorpusFiles, annotated: Sequence[Path]):
         self.files, self._annotated = files, annotated
-        self._starts: dict[str, list[tuple[int, Path]]] = {}
+        self._starts: dict[str, list[tuple[LedgerPlace, Path]]] = {}
         self._starting = threading.Lock()
 
     def texts(self, doc_ids: Sequence[str]) -> dict[str, str]:
@@ -103,21 +103,26 @@ class DocumentRows:
         if place is None or not self._annotated:
             return None
         source, _, number = Path(place.table).stem.rpartition("-")
-        row = int(number) * LEDGER_ROWS + place.row
         starts = self._annotated_starts(source)
-        at = bisect_right([start for start, _ in starts], row) - 1
+        at = bisect_right([start for start, _ in starts], (int(number), place.row)) - 1
         if at < 0:
             return None
-        with pq.ParquetFile(starts[at][1]) as file:
-            rows = picked_rows(file, [(row - starts[at][0], doc_id)], ["doc_id", "text"])
+        (first_number, first_row), path = starts[at]
+        row = place.row - first_row + sum(self._ledger_rows(source, n) for n in range(first_number, int(number)))
+        with pq.ParquetFile(path) as file:
+            rows = picked_rows(file, [(row, doc_id)], ["doc_id", "text"])
         return rows[doc_id]["text"] if doc_id in rows and rows[doc_id]["doc_id"] == doc_id else None
 
-    def _annotated_starts(self, source: str) -> list[tuple[int, Path]]:
-        """The source's annotated files, each with the number of its first row among the source's rows in the ledger."""
+    def _ledger_rows(self, source: str, number: int) -> int:
+        with self.files.parquet(f"ledger/{source}-{number:05}.parquet") as file:
+            return int(file.metadata.num_rows)
+
+    def _annotated_starts(self, source: str) -> list[tuple[LedgerPlace, Path]]:
+        """The source's annotated files, each with the place of its first row in the ledger, in their order there."""
         with self._starting:
             return self._starts_of(source)
 
-    def _starts_of(self, source: str) -> list[tuple[int, Path]]:
+    def _starts_of(self, source: str) -> list[tuple[LedgerPlace, Path]]:
         if source not in self._starts:
             starts = []
             for path in (path for path in self._annotated if path.stem.rpartition("-")[0] == source):
@@ -126,7 +131,7 @@ class DocumentRows:
                 place = self.files.row_place(first.column(0)[0].as_py(), "ledger") if first is not None else None
                 if place is not None:
                     number = int(Path(place.table).stem.rpartition("-")[2])
-                    starts.append((number * LEDGER_ROWS + place.row, path))
+                    starts.append(((number, place.row), path))
             self._starts[source] = sorted(starts)
         return self._starts[source]
 

@@ -14,8 +14,7 @@ import pyarrow as pa
 
 from gristmill.data_pipeline.corpus.corpus_files import CorpusFiles
 from gristmill.data_pipeline.corpus.id_index import RowPlace
-from gristmill.data_pipeline.dedup.jaccard import jaccard, shingle_sets
-from gristmill.data_pipeline.dedup.minhash import signatures_of
+from gristmill.data_pipeline.dedup.minhash import jaccard, shingle_sets, signatures_of
 from gristmill.data_pipeline.dedup.signatures import (
     EXCERPT,
     STORE_FILE,

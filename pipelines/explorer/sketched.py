@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from gristmill.data_pipeline.corpus.corpus_files import CorpusFiles
 from gristmill.data_pipeline.corpus.merged_sketches import merge_counts, merge_samples, sketch_tasks
@@ -22,7 +21,7 @@ from gristmill.data_pipeline.corpus.sketches import (
     bin_edges,
     distinct_estimate,
     sketch_documents,
-    sketch_ledger,
+    sketch_ledgers,
 )
 
 MAX_ROWS = 50
@@ -83,10 +82,7 @@ class Sketches:
     def _of_tasks(cls, tasks: Sequence[SketchTask]) -> "Sketches":
         counts, samples = merge_counts([]), merge_samples([])
         for task in tasks:
-            if task.counts.is_file() and task.samples.is_file():
-                shard = pq.ParquetFile(task.counts).read(), pq.ParquetFile(task.samples).read()
-            else:
-                shard = sketch_ledger(task) if task.is_ledger else sketch_documents(task)
+            shard = sketch_ledgers([task]) if task.is_ledger else sketch_documents([task])
             counts, samples = merge_counts([counts, shard[0]]), merge_samples([samples, shard[1]])
         return cls(counts, samples)
 

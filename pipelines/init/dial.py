@@ -20,6 +20,13 @@ MIN_TRAINING_SECONDS = 10.0
 SMALL_EPOCHS = 40  # a corpus too small for a run of this length is repeated so often, at most
 EVALUATION_SECONDS = 8.0  # of evaluate and report, until they are rehearsed
 TRAINING_SHARE = 0.95  # of the time of the stage train that its steps take, until it is rehearsed
+# Each learning rate goes with this power of the model's width (docs/defaults.md, Transfer)
+WIDTH_EXPONENTS = {
+    "learning_rate": -0.5,
+    "embedding_learning_rate": -0.5,
+    "head_learning_rate": -0.5,
+    "muon_learning_rate": 0.0,
+}
 
 
 @dataclass(frozen=True)
@@ -102,17 +109,23 @@ class Choice:
         return 6.0 * self.size.parameters * self.tokens
 
 
+def rate_at_width(name: str, rate: float, ratio: float) -> float:
+    """The rate of this name in OptimizerConfig for a model of `ratio` times the width for which it is `rate`. An
+    embedding's 0.2 at 768 is 0.4 at 192; Muon's rate stays."""
+    return float(rate * ratio ** WIDTH_EXPONENTS[name])
+
+
 def optimizer_of(size: ModelSize) -> dict[str, Any]:
     """Muon on the matrices (Jordan et al. 2024) and AdamW on the rest, at the rates that were best at width 128 for
-    2,048 tokens a step (docs/defaults.md). Those of the tables go with width^-1/2, as nanochat's."""
-    tables = (768 / size.width) ** 0.5
+    2,048 tokens a step (docs/defaults.md); those of the tables are given for width 768, as nanochat's."""
+    ratio = size.width / 768
     return {
         "name": "muon",
         "muon_learning_rate": 0.03,
         "muon_momentum": 0.9,
         "learning_rate": 0.008,
-        "embedding_learning_rate": round(0.2 * tables, 4),
-        "head_learning_rate": round(0.004 * tables, 5),
+        "embedding_learning_rate": round(rate_at_width("embedding_learning_rate", 0.2, ratio), 4),
+        "head_learning_rate": round(rate_at_width("head_learning_rate", 0.004, ratio), 5),
         "betas": [0.8, 0.95],
         "epsilon": 1e-10,
         "weight_decay": 0.0,

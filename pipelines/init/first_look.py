@@ -66,8 +66,9 @@ def write_first_recipe(
             sum(before.values()) + dial.EVALUATION_SECONDS,
             reporter.say,
         )
-        reporter.say("measuring how fast this machine trains")
-        choice = choose(size, setting)
+        with reporter.meter("measuring how fast this machine trains", 1, "measurements") as meter:
+            choice = choose(size, setting)
+            meter.advance()
         if choice.batch_tokens / choice.tokens_per_second <= MAX_STEP_SECONDS:
             choice = rehearse(choice, setting, before, work, _minutes(size), reporter)
     plan = replace(rehearsed_plan, name=name, root=folder, text_bytes=curation.text_bytes)

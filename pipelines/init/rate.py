@@ -11,10 +11,10 @@ import numpy as np
 from gristmill.foundation.progress import Reporter
 from gristmill.training.config.model import ModelConfig
 from gristmill.training.config.train import TrainConfig
+from gristmill.training.launch.processes import device_of_task, keep_freed_memory
 from gristmill.training.metrics import TrainingData
 from gristmill.training.objectives.objective import stack_samples
 from gristmill.training.parallel.mesh import single_process
-from gristmill.training.processes import device_of_task, keep_freed_memory
 from gristmill.training.run import Run, RunConfig
 
 WARM_STEPS, STEPS = 3, 6

@@ -25,7 +25,7 @@ from gristmill.foundation.progress import ProgressMeter, Reporter
 from gristmill.pipelines.init.dial import TrainingRehearsal
 from gristmill.pipelines.init.recipe import FORECAST_MARK, PlannedSource
 from gristmill.pipelines.init.survey import COMPRESSED, content_bytes
-from gristmill.pipelines.runner import TIMES_NAME
+from gristmill.pipelines.stages.runner import TIMES_NAME
 
 TEXT_BYTES = 4e6  # of text that the rehearsal reads, by the estimate of the sources
 MIN_RAW_BYTES, MAX_RAW_BYTES = 6e6, 24e6  # of the files' content that it reads

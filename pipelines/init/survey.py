@@ -20,10 +20,9 @@ import orjson
 import pyarrow.parquet as pq
 from pydantic import ValidationError
 
-from gristmill.data_pipeline.readers.compression import Damaged, blocks
+from gristmill.data_pipeline.readers.compression import Damaged, blocks, in_utf8
 from gristmill.data_pipeline.readers.delimited import delimiter_of
 from gristmill.data_pipeline.readers.document import Record, Unreadable, field_names, strings_at
-from gristmill.data_pipeline.readers.encodings import in_utf8
 from gristmill.data_pipeline.readers.files import foreign_kind
 from gristmill.data_pipeline.readers.read import CONVERTERS, records_of
 from gristmill.data_pipeline.readers.source import SourceConfig

@@ -8,7 +8,7 @@ from typing import Any, get_args
 from pydantic import BaseModel
 
 from gristmill.data_pipeline.filters.presets import LINE_OPTIONS, OPTIONS, PRESETS
-from gristmill.foundation.strict_yaml import SIZE
+from gristmill.foundation.config import SIZE
 from gristmill.pipelines.recipes.config import Recipe
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"

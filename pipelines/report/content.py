@@ -18,8 +18,8 @@ from gristmill.pipelines.report.evaluation import evaluation_blocks, language_bl
 from gristmill.pipelines.report.figures import curves
 from gristmill.pipelines.report.flow import source_colors
 from gristmill.pipelines.report.render import Block, Excerpt, Figure, Heading, Paragraph, Table
-from gristmill.pipelines.stages.training_data import form_of, open_form, sampling
-from gristmill.tokenizers.languages import LANGUAGES_NAME
+from gristmill.pipelines.workdir.data_forms import form_of, open_form, sampling
+from gristmill.tokenizers.report import LANGUAGES_NAME
 from gristmill.training.config.train import RUN_NAME, TIMING_NAME
 
 RATE_FIGURES = ("loss", "learning_rate", "valid_tokens")

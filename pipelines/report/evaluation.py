@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gristmill.evaluation.results.curves import HEADINGS, LAST, curve_svg, noise_cells, score_noise
+from gristmill.evaluation.results.compare import LAST, NOISE_HEADINGS, curve_svg, noise_cells, score_noise
 from gristmill.evaluation.tasks.corpus_tasks import LANGUAGE_AND_SCRIPT, english_name, task_alias
 from gristmill.pipelines.report.figures import small_multiples, sorted_bars
 from gristmill.pipelines.report.render import Block, Figure, Heading, Paragraph, Table
@@ -157,7 +157,7 @@ def evaluation_blocks(train: Path, evaluate: Path | None) -> list[Block]:
             f"Noise: the standard deviation of the last {LAST} scores. Detectable: the smallest difference between two "
             "runs that such scores show with a power of 80 %."
         ),
-        Table(HEADINGS, tuple(noise_cells(score_noise(points))), 5),
+        Table(NOISE_HEADINGS, tuple(noise_cells(score_noise(points))), 5),
     ]
 
 

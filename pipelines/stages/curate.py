@@ -18,7 +18,7 @@ from gristmill.data_pipeline.run_curation import CurationInputs, curate
 from gristmill.data_pipeline.signals.language import model_digest
 from gristmill.foundation.deferred_module import DeferredModule
 from gristmill.pipelines.recipes.config import Recipe, identity
-from gristmill.pipelines.stages.stage import Stage, StageContext
+from gristmill.pipelines.stages.stage import Stage, StageContext, run_as_script
 
 extraction_weights = DeferredModule("gristmill.data_pipeline.extraction.weights")  # for HTML alone
 # Paths and training weights do not affect the corpus.
@@ -131,7 +131,7 @@ def quarantined(context: StageContext) -> list[str]:
 
 STAGE: Stage = Stage(
     name="curate",
-    code_version=23,
+    code_version=25,
     inputs=(),
     config=config,
     run=run,
@@ -150,6 +150,4 @@ STAGE: Stage = Stage(
 )
 
 if __name__ == "__main__":
-    from gristmill.pipelines.cli.main import stage_script
-
-    stage_script("curate")
+    run_as_script("curate")

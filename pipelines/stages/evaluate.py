@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from gristmill.pipelines.recipes.config import Recipe, identity
-from gristmill.pipelines.stages.stage import Stage, StageContext, task_identity
+from gristmill.pipelines.stages.stage import Stage, StageContext, run_as_script, task_identity
 from gristmill.pipelines.stages.training_data import objective_on_test_split
 from gristmill.training.objectives.names import SCORED_BY_TASKS
 
@@ -21,7 +21,7 @@ def run(context: StageContext) -> dict[str, Any]:
     # Imported here: torch and lm-eval take seconds to load, and `gristmill plan` and other stages do not need them.
     from gristmill.evaluation.inference.workdir import CheckpointPaths, HeldOutCorpus, find_checkpoint
     from gristmill.evaluation.run import EvaluationPaths, evaluate_folder
-    from gristmill.training.processes import RankInfo, local_device
+    from gristmill.training.launch.processes import RankInfo, local_device
 
     checkpoint = find_checkpoint(context.inputs["train"])
     objective = context.recipe.training().train.objective
@@ -47,7 +47,7 @@ def _evaluate_objective(context: StageContext, checkpoint: Path) -> dict[str, An
     """Scores the model on the test samples of its own objective: tasks ask a model for the next token."""
     from gristmill.evaluation.objective_scores import evaluate_objective, write_objective_scores  # as above
     from gristmill.training.checkpoint.checkpoint import load_model
-    from gristmill.training.processes import RankInfo, local_device
+    from gristmill.training.launch.processes import RankInfo, local_device
 
     objective, limit = objective_on_test_split(context), context.recipe.evaluate.limit
     available = objective.num_samples or MAX_SAMPLES
@@ -74,6 +74,4 @@ STAGE: Stage = Stage(
 )
 
 if __name__ == "__main__":
-    from gristmill.pipelines.cli.main import stage_script
-
-    stage_script("evaluate")
+    run_as_script("evaluate")

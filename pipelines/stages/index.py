@@ -10,8 +10,8 @@ from gristmill.data_pipeline.indexed.language_shares import held_out_notes, toke
 from gristmill.foundation.deferred_module import DeferredModule
 from gristmill.foundation.errors import RecipeError
 from gristmill.pipelines.recipes.config import Recipe
-from gristmill.pipelines.stages.stage import Stage, StageContext
-from gristmill.pipelines.stages.training_data import sampling
+from gristmill.pipelines.stages.stage import Stage, StageContext, run_as_script
+from gristmill.pipelines.workdir.data_forms import sampling
 
 # The command imports every stage; this part is imported by a run of this one.
 indexing = DeferredModule("gristmill.tokenizers.index_corpus")
@@ -88,6 +88,4 @@ STAGE: Stage = Stage(
 )
 
 if __name__ == "__main__":
-    from gristmill.pipelines.cli.main import stage_script
-
-    stage_script("index")
+    run_as_script("index")

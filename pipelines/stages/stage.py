@@ -1,14 +1,16 @@
 """Definition of a pipeline stage: name, identity (config, inputs, code version) and run function."""
 
 import hashlib
+import runpy
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from gristmill.evaluation.inference.config import EvaluateConfig
+from gristmill.foundation.checksums import Lock
 from gristmill.foundation.files import KnownDigests
-from gristmill.foundation.lock import Lock
 from gristmill.foundation.progress import Reporter
 from gristmill.foundation.runtime.tasks.engine import Engine
 from gristmill.foundation.user_code import is_reference, read_source
@@ -80,3 +82,9 @@ def _digest(name: str, evaluate: EvaluateConfig) -> str:
     from gristmill.evaluation.tasks.task_index import task_file_digest
 
     return task_file_digest(Path(name), None if evaluate.data is None else Path(evaluate.data))
+
+
+def run_as_script(name: str) -> None:
+    """Runs `gristmill NAME` with the arguments of `python -m gristmill.pipelines.stages.NAME`."""
+    sys.argv.insert(1, name)
+    runpy.run_module("gristmill.pipelines.cli.main", run_name="__main__")

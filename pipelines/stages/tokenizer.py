@@ -8,16 +8,15 @@ from gristmill.foundation.deferred_module import DeferredModule
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.files import write_atomic
 from gristmill.pipelines.recipes.config import Recipe, identity
-from gristmill.pipelines.stages.stage import Stage, StageContext
-from gristmill.tokenizers.adversarial import adversarial_strings
+from gristmill.pipelines.stages.stage import Stage, StageContext, run_as_script
 
 # The command imports every stage; these parts are imported by a run of this one.
+encoders = DeferredModule("gristmill.tokenizers.encoders")
 export = DeferredModule("gristmill.tokenizers.export")
 pretrained = DeferredModule("gristmill.tokenizers.pretrained")
 sample = DeferredModule("gristmill.tokenizers.training_sample")
-languages = DeferredModule("gristmill.tokenizers.languages")
+languages = DeferredModule("gristmill.tokenizers.report")
 loading = DeferredModule("gristmill.tokenizers.tokenizer")
-byte_level = DeferredModule("gristmill.tokenizers.train_byte_level")
 counts = DeferredModule("gristmill.tokenizers.word_counts")
 training = DeferredModule("gristmill.tokenizers.train")
 
@@ -83,8 +82,8 @@ def _train(context: StageContext) -> dict[str, int]:
     words = counts.count_sample(selections, context.folder, context.engine, by_bytes)
     with context.reporter.meter(f"tokenizer: training {recipe.tokenizer.algorithm}", 1, "models") as meter:
         if by_bytes:
-            texts = sample.texts_of_part(selections, byte_level.SUPERWORD_BYTES)
-            content = byte_level.train_byte_level(words, texts, recipe.tokenizer)
+            texts = sample.texts_of_part(selections, training.SUPERWORD_BYTES)
+            content = training.train_byte_level(words, texts, recipe.tokenizer)
             pretrained.write_json(context.folder, content, training.END_OF_DOCUMENT)
         else:
             write_atomic(context.folder / loading.MODEL_NAME, training.train_on_words(words, recipe.tokenizer))
@@ -97,7 +96,7 @@ def _export(context: StageContext, tokenizer: Any) -> bool:
 
     A pretrained model may have a normalizer that tokenizer.json cannot express; a model trained here never has."""
     export.write_huggingface(context.folder)
-    strings = adversarial_strings([piece.replace("▁", " ") for piece in tokenizer.pieces])
+    strings = encoders.adversarial_strings([piece.replace("▁", " ") for piece in tokenizer.pieces])
     different = export.differences(context.folder, strings)
     if different and context.recipe.tokenizer.pretrained is None:
         raise InputError(
@@ -114,7 +113,7 @@ def _export(context: StageContext, tokenizer: Any) -> bool:
 
 STAGE: Stage = Stage(
     name="tokenizer",
-    code_version=4,
+    code_version=5,
     inputs=("curate",),
     config=config,
     run=run,
@@ -123,6 +122,4 @@ STAGE: Stage = Stage(
 )
 
 if __name__ == "__main__":
-    from gristmill.pipelines.cli.main import stage_script
-
-    stage_script("tokenizer")
+    run_as_script("tokenizer")

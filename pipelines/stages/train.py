@@ -2,20 +2,27 @@
 
 import hashlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gristmill.data_pipeline.indexed.dataset import Dataset, read_dataset
 from gristmill.foundation.deferred_module import DeferredModule
-from gristmill.foundation.errors import InputError
+from gristmill.foundation.errors import InputError, RecipeError
 from gristmill.foundation.fingerprint import fingerprint
 from gristmill.foundation.manifest import MANIFEST_NAME
+from gristmill.foundation.progress import Reporter
+from gristmill.foundation.runtime.tasks.local import LocalEngine
 from gristmill.pipelines.recipes.config import Recipe, identity
-from gristmill.pipelines.stages.stage import Stage, StageContext, task_identity
-from gristmill.pipelines.stages.training_data import form_of, open_held_out, open_split, vocabulary, words
+from gristmill.pipelines.stages.stage import Stage, StageContext, run_as_script, task_identity
+from gristmill.pipelines.stages.training_data import open_held_out, open_split, vocabulary, words
+from gristmill.pipelines.workdir.data_forms import form_of
 from gristmill.training.config.layout import LayoutConfig
+from gristmill.training.config.train import TrainConfig
 from gristmill.training.objectives.names import OWN_DATA, SCORED_BY_TASKS, objective_identity, records_digests
+
+if TYPE_CHECKING:  # imports torch
+    from gristmill.training.parallel.replicas import ReplicaProcess
 
 # The command imports every stage; this part is imported by a run of this one.
 planner = DeferredModule("gristmill.training.planner.command")
@@ -79,18 +86,10 @@ def run(context: StageContext) -> dict[str, Any]:
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # silences the start and stop messages of torch's profiler
     # Imported here: torch takes seconds to load, and `gristmill plan` and other stages do not need it.
     from gristmill.evaluation.convert.huggingface import copy_tokenizer
+    from gristmill.foundation.runtime.startup import host_bytes
     from gristmill.training.auto_tp.transformers_folder import open_causal_folder
     from gristmill.training.checkpoint.checkpoint import TRANSFORMERS
-    from gristmill.training.planner.layout_checks import check_layout
-    from gristmill.training.planner.memory_check import (
-        check_disk,
-        check_host_memory,
-        check_memory,
-        host_bytes,
-        memory_statement,
-        stated_memory,
-    )
-    from gristmill.training.processes import (
+    from gristmill.training.launch.processes import (
         RankInfo,
         device_bytes,
         host_threads,
@@ -98,6 +97,14 @@ def run(context: StageContext) -> dict[str, Any]:
         keep_freed_memory,
         local_device,
         return_freed_memory,
+    )
+    from gristmill.training.planner.layout_checks import check_layout
+    from gristmill.training.planner.memory import (
+        check_disk,
+        check_host_memory,
+        check_memory,
+        memory_statement,
+        stated_memory,
     )
     from gristmill.training.run import Run, RunConfig
 
@@ -116,7 +123,10 @@ def run(context: StageContext) -> dict[str, Any]:
         if planned:
             context.reporter.say(f"train: {planned}")
         check_memory(model, train, data.samples.vocab_size, device_bytes(place))
-        check_host_memory(model, train, data.samples.vocab_size, place.local_world_size, host_bytes())
+        local_ranks = train.layout.world_size if train.layout.starts_processes else place.local_world_size
+        check_host_memory(model, train, data.samples.vocab_size, local_ranks, host_bytes())
+    if train.layout.starts_processes:
+        return run_replicas(context, train)
     cuda = local_device(place).type == "cuda"
     if train.layout.offload.streams_weights:
         train = train.with_offload_folder(context.folder)
@@ -141,6 +151,47 @@ def run(context: StageContext) -> dict[str, Any]:
         if folder is not None and mesh.is_first:
             copy_tokenizer(context.inputs["tokenizer"], context.folder / TRANSFORMERS)
         return result
+
+
+def run_replicas(context: StageContext, train: TrainConfig) -> dict[str, Any]:
+    """Trains in processes that this one starts, of which some may be lost. Raises RecipeError where there are GPUs."""
+    import torch  # as above
+
+    from gristmill.training.launch.replica_driver import ReplicaDriver
+
+    if torch.cuda.is_available():
+        raise RecipeError(
+            "train.layout.lost_replicas: continue sums gradients in host memory with gloo, and is not tried on GPUs; "
+            "set CUDA_VISIBLE_DEVICES= to train on the CPU, or lost_replicas: restart"
+        )
+    places = {name: getattr(context, name) for name in ("recipe", "folder", "inputs", "cache", "lock")}
+    return ReplicaDriver(train.layout, train_in_process, (places, train), context.reporter).run()
+
+
+def train_in_process(process: "ReplicaProcess", places: Mapping[str, Any], train: TrainConfig) -> dict[str, Any]:
+    """The run's part in one process of a replica, which the driver has started. places: the context, without what only
+    the driver has. The first process shows the progress."""
+    import torch  # as above
+
+    from gristmill.training.launch.processes import RankInfo, host_threads, init_distributed, keep_freed_memory
+    from gristmill.training.parallel.replicas import Replicas
+    from gristmill.training.planner.layout_checks import config_of_replica
+    from gristmill.training.run import Run, RunConfig
+
+    silent = Reporter.silent()
+    reporter = Reporter.to_terminal() if (process.replica, process.rank) == (0, 0) else silent
+    context = StageContext(**places, engine=LocalEngine(1, silent), reporter=silent)
+    keep_freed_memory()
+    threads = host_threads(process.replicas * process.ranks)
+    torch.set_num_threads(threads)
+    recipe = context.recipe
+    model, _ = recipe.training()
+    own, data = config_of_replica(model, train), open_data(context)
+    digest, timeout = fingerprint([recipe.model_dump(mode="json")]), train.monitoring.timeout_seconds
+    with init_distributed(RankInfo.from_environment(), own.layout, model, digest, timeout) as mesh:
+        replicas = Replicas(process, timeout)
+        config_of_run = RunConfig(model, own, recipe.train_seed, None, threads, recipe.seed, replicas)
+        return Run(config_of_run, data, mesh, context.folder, reporter).train()
 
 
 def check_evaluation(context: StageContext) -> None:
@@ -235,6 +286,4 @@ STAGE: Stage = Stage(
 )
 
 if __name__ == "__main__":
-    from gristmill.pipelines.cli.main import stage_script
-
-    stage_script("train")
+    run_as_script("train")

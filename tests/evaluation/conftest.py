@@ -92,6 +92,8 @@ class SmallCausalLM:
     def head(self, hidden_ND: Tensor) -> Tensor:
         return hidden_ND @ self.output.T
 
+    paged_cache = True
+
     def slot_token_bytes(self) -> int:
         return 0
 
@@ -118,11 +120,12 @@ class ListCache:
     def copy(self, source: int, target: int, tokens: int) -> None:
         self.tokens[target] = self.tokens[source][:tokens]
 
-    def swap(self, first: int, second: int, tokens: int) -> None:
-        self.tokens[first], self.tokens[second] = self.tokens[second][:tokens], self.tokens[first][:tokens]
+    def swap(self, first: int, second: int, first_tokens: int, second_tokens: int) -> None:
+        own, other = self.tokens[first][:first_tokens], self.tokens[second][:second_tokens]
+        self.tokens[first], self.tokens[second] = other, own
 
-    def clear(self, slot: int) -> None:
-        self.tokens[slot] = []
+    def release(self, slot: int, tokens: int) -> None:
+        self.tokens[slot] = self.tokens[slot][:tokens]
 
     def select(self, rows: Sequence[int]) -> None:
         pass
@@ -206,7 +209,14 @@ def checkpoint_of_layout(tmp_path: Path, pool: ForkedPool) -> Callable[..., Path
 def random_checkpoint(tmp_path: Path) -> Callable[..., Path]:
     """Saves a random model of a family: random_checkpoint("llama", layers=2) -> its step folder."""
 
-    def make(family: str = "llama", name: str = "checkpoints", vocab_size: int = 257, step: int = 3, **fields) -> Path:
+    def make(
+        family: str = "llama",
+        name: str = "checkpoints",
+        vocab_size: int = 257,
+        step: int = 3,
+        end_of_document: int = 256,
+        **fields,
+    ) -> Path:
         settings = {"layers": 2, "width": 32, "heads": 4, "sequence_length": 128} | SHAPES[family] | fields
         config = ModelConfig(**settings)
         model = random_model(config, vocab_size)
@@ -214,7 +224,7 @@ def random_checkpoint(tmp_path: Path) -> Callable[..., Path]:
         save(
             tmp_path / name,
             step,
-            CheckpointContent(tensors, SavedModelConfig.of(config, vocab_size, 256)),
+            CheckpointContent(tensors, SavedModelConfig.of(config, vocab_size, end_of_document)),
             single_process(),
         )
         return step_folder(tmp_path / name, step)

@@ -90,7 +90,7 @@ def test_generated_answers_are_the_same(both, shared_data):
 def test_minimal_pairs_and_whole_texts_are_the_same(both, shared_data):
     data = shared_data("benchmarks/blimp").parents[1]
     text = HeldOutDocument("0", "notes", "The mill turns all day, and at night it stands. " * 60)
-    config = EvaluateConfig(limit=2)
+    config = EvaluateConfig(limit=1)
     tasks = [bits_per_byte_task("notes", [text]), "blimp"]
     ours, theirs = (run_tasks(model, tasks, config, TaskSources(data)) for model in both)
     assert_same_examples(ours, theirs)

@@ -10,7 +10,7 @@ from gristmill.evaluation.inference.workdir import CheckpointPaths, HeldOutCorpu
 from gristmill.evaluation.run import EvaluationPaths, evaluate_folder
 from gristmill.foundation.errors import InputError, RecipeError
 from gristmill.foundation.progress import Reporter
-from gristmill.training.processes import RankInfo
+from gristmill.training.launch.processes import RankInfo
 
 
 @pytest.fixture

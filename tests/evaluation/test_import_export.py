@@ -20,6 +20,7 @@ from gristmill.tokenizers.tokenizer import load_tokenizer
 from gristmill.training.checkpoint.checkpoint import load_model
 from tests.support.bos_models import write_model
 from tests.support.huggingface_shapes import LLAMA_SHAPE
+from tests.support.tokenizer_folders import ADOPTED, CONFIGS, write_tokenizer_folder
 
 transformers = pytest.importorskip("transformers")
 
@@ -91,6 +92,19 @@ def test_greedy_generation_is_that_of_transformers(tmp_path, random_checkpoint, 
         assert list(result.tokens) == [token for token in expected.tolist() if token != 256]
 
 
+def continued_by_transformers(folder, prompts, new_tokens) -> list[tuple[list[int], list[int]]]:
+    """By prompt, its ids by the folder's tokenizer and the tokens that its model continues them with, greedily."""
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    continued = []
+    for prompt in prompts:
+        batch = tokenizer(prompt, return_tensors="pt")
+        ids = batch["input_ids"][0].tolist()
+        tokens = model.generate(**batch, max_new_tokens=new_tokens, do_sample=False, pad_token_id=ids[0])[0].tolist()
+        continued.append((ids, tokens[len(ids) :]))
+    return continued
+
+
 @pytest.mark.parametrize("kind", ["plain", "with a post-processor"])
 def test_transformers_generates_our_texts_from_the_exported_folder(tmp_path, random_checkpoint, tokenizer_folder, kind):
     """Text for text: the exported tokenizer begins a document as `gristmill generate` does, and so does its import."""
@@ -105,18 +119,37 @@ def test_transformers_generates_our_texts_from_the_exported_folder(tmp_path, ran
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
     imported = import_checkpoint(tmp_path / "out", tmp_path / "in")
     prompts = ["The mill", "x", "Grain goes in and flour", ""]
-    expected = []
-    for prompt in prompts:
-        batch = tokenizer(prompt, return_tensors="pt")
-        assert batch["input_ids"][0, 0] == 256
-        tokens = model.generate(**batch, max_new_tokens=24, do_sample=False, pad_token_id=256)[0]
-        expected.append(tokenizer.decode(tokens[batch["input_ids"].shape[1] :], skip_special_tokens=True))
+    continued = continued_by_transformers(tmp_path / "out", prompts, 24)
+    assert all(ids[0] == 256 for ids, _ in continued)
+    expected = [tokenizer.decode(tokens, skip_special_tokens=True) for _, tokens in continued]
     for source in (checkpoint, tmp_path / "out", imported):
         texts = [answer.text for answer in generate_text(CheckpointPaths(source), prompts, GenerationSettings(24))]
         assert texts == expected
     assert model.generate(max_new_tokens=1, pad_token_id=256)[0, 0] == 256  # without a prompt
     card = (tmp_path / "out" / "README.md").read_text()
     assert "Every text begins with `<|end|>` (token 256): the tokenizer puts it there." in card
+
+
+@pytest.mark.parametrize("kind", [*CONFIGS, *ADOPTED])
+def test_transformers_generates_our_texts_with_every_kind_of_tokenizer(tmp_path, random_checkpoint, kind):
+    """Of the stage `tokenizer` by each algorithm, and adopted ones whose own bounds give way to those of documents."""
+    codec = load_tokenizer(write_tokenizer_folder(tmp_path / "tokenizer", kind))
+    checkpoint = random_checkpoint("llama", vocab_size=codec.vocab_size, end_of_document=codec.end_of_document)
+    export_checkpoint(checkpoint, tmp_path / "out")
+    imported = import_checkpoint(tmp_path / "out", tmp_path / "in")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
+    prompts = ["the Mill", "x", "Grain goes in  and flour", ""]
+    continued = continued_by_transformers(tmp_path / "out", prompts, 12)
+    assert [ids for ids, _ in continued] == [[codec.end_of_document, *codec.encode(prompt)] for prompt in prompts]
+    expected = [[token for token in tokens if token != codec.end_of_document] for _, tokens in continued]
+    for source in (checkpoint, tmp_path / "out", imported):
+        answers = generate_text(CheckpointPaths(source), prompts, GenerationSettings(12))
+        assert [list(answer.tokens) for answer in answers] == expected
+        texts = [answer.text for answer in answers]
+        theirs = [tokenizer.decode(tokens, skip_special_tokens=True) for tokens in expected]
+        # Of bytes that are no UTF-8, transformers also replaces those of their run that are.
+        assert all(text == their or "\ufffd" in text for text, their in zip(texts, theirs, strict=True))
+        assert any(text == their != "" for text, their in zip(texts, theirs, strict=True))
 
 
 def test_a_prompt_that_does_not_fit_is_named(random_checkpoint, tokenizer_folder):

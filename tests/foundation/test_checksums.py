@@ -35,9 +35,33 @@ def test_a_file_that_is_as_it_was_sealed_stays(path, tmp_path):
     assert is_sealed(path) and said == []
 
 
-def test_a_copied_file_is_read_and_stays(path, tmp_path):
+def test_a_copied_file_is_read_once_and_stays(tmp_path, monkeypatch):
+    path = tmp_path / "x"
+    with sealed_path(path) as temporary:
+        temporary.write_bytes(bytes(2 * SMALL_BYTES))
+    read = []
+    digest = checksums._digest
+    monkeypatch.setattr(checksums, "_digest", lambda path: read.append(path) or digest(path))
     os.utime(path, (1, 1))
-    assert is_sealed(path)
+    assert is_sealed(path) and is_sealed(path) and read == [path]
+
+
+def test_a_file_that_changes_while_it_is_read_is_read_again(tmp_path, monkeypatch):
+    path = tmp_path / "x"
+    with sealed_path(path) as temporary:
+        temporary.write_bytes(bytes(2 * SMALL_BYTES))
+    os.utime(path, (1, 1))
+    digest = checksums._digest
+
+    def digest_then_change(path):
+        read = digest(path)
+        path.write_bytes(bytes(2 * SMALL_BYTES - 1) + b"x")
+        return read
+
+    monkeypatch.setattr(checksums, "_digest", digest_then_change)
+    is_sealed(path)
+    monkeypatch.setattr(checksums, "_digest", digest)
+    assert not is_sealed(path)
 
 
 @pytest.mark.parametrize("content", [b"cOntent", b"conten", b"", b"content and more"])

@@ -17,12 +17,12 @@ from gristmill.data_pipeline.indexed.dataset import (
     Dataset,
     IndexedSource,
     SplitCounts,
+    merge,
     source_prefix,
     write_dataset,
 )
+from gristmill.data_pipeline.indexed.format import IndexedReader
 from gristmill.data_pipeline.indexed.inspect import inspect
-from gristmill.data_pipeline.indexed.merge import merge
-from gristmill.data_pipeline.indexed.reader import IndexedReader
 from gristmill.data_pipeline.indexed.samples import open_samples
 from gristmill.foundation import files
 from gristmill.foundation.errors import InputError

@@ -13,12 +13,20 @@ from gristmill.data_pipeline.corpus.counts import COUNTS_NAME
 from gristmill.data_pipeline.corpus.document_history import open_corpus, why
 from gristmill.data_pipeline.readers.source import SourceConfig
 from gristmill.foundation import files
-from gristmill.foundation.checksums import check_outputs, is_sealed, seal_of, sealed_path
+from gristmill.foundation.checksums import (
+    Lock,
+    LockedSource,
+    check_outputs,
+    is_sealed,
+    read_lock,
+    seal_of,
+    sealed_path,
+    write_lock,
+)
 from gristmill.foundation.errors import InputError
-from gristmill.foundation.lock import Lock, LockedSource, read_lock, write_lock
 from gristmill.foundation.manifest import StageIdentity, read_manifest, write_manifest
-from gristmill.pipelines.remote import LEASE_NAME, lease
-from gristmill.pipelines.verify import verify
+from gristmill.pipelines.provenance.verify import verify
+from gristmill.pipelines.workdir.remote import LEASE_NAME, lease
 from tests.support.corpora import prose, run_curate, write_jsonl
 from tests.support.mutations import mutate
 

@@ -31,7 +31,7 @@ READERS = {
     "foundation/runtime/tasks/transport.py": "what tasks are made of, in folders only the user writes to",
     "foundation/runtime/kernels/cached_njit.py": "the user's own folder of compiled kernels",
     "foundation/runtime/kernels/compiled_kernel.py": "likewise",
-    "foundation/runtime/kernels/machine_code.py": "constants inside a compiled kernel of that folder",
+    "foundation/runtime/kernels/kernel_files.py": "constants inside a compiled kernel of that folder",
     "tests/support/forked_pool.py": "a pipe between a process and its own fork",
 }
 

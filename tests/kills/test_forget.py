@@ -12,7 +12,7 @@ from kills import kill_group_at, seed_of
 from gristmill.data_pipeline.annotate.tombstones import TOMBSTONES_NAME
 from gristmill.foundation.files import file_digest
 from gristmill.foundation.manifest import CACHE_FOLDER
-from gristmill.pipelines.verify import verify
+from gristmill.pipelines.provenance.verify import verify
 
 REMOVALS, SLOW_REMOVALS = 2, 50
 NUM_DOCUMENTS = 120

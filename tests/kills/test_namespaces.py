@@ -18,7 +18,7 @@ import pytest
 import yaml
 
 from gristmill.foundation.runtime.store.store import Store
-from gristmill.pipelines.remote import MARK_NAME, mirror_of
+from gristmill.pipelines.workdir.remote import MARK_NAME, mirror_of
 from tests.support.kills import Launcher, Run, files_of, number_of_kills, seed_of, write_corpus
 from tests.support.net_namespaces import HOST, Network, network, why_not
 from tests.support.s3_server import s3_server

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from gristmill.foundation.interrupts import Terminated
+from gristmill.foundation.progress import Terminated
 from gristmill.pipelines.cli import main as main_module
 
 PROGRAM = """

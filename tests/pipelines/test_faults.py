@@ -21,7 +21,7 @@ from gristmill.evaluation.convert import megatron_lm
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.runtime.tasks.local import Worker
 from gristmill.pipelines.cli import main as cli
-from gristmill.pipelines.publication import read_fields
+from gristmill.pipelines.workdir.publication import read_fields
 from gristmill.tokenizers.tokenizer import end_symbol
 from gristmill.training.checkpoint.restricted_pickle import load_restricted
 

@@ -176,7 +176,7 @@ class Made(Objective):
 """
 
 OWN = """
-from gristmill.training.objectives.causal import Causal
+from gristmill.training.objectives.objective import Causal
 
 class Own(Causal):
     pass

@@ -11,8 +11,8 @@ from greenlet import getcurrent
 
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.manifest import MANIFEST_NAME, StageIdentity, output_files, write_manifest
-from gristmill.pipelines.publication import POINTER_NAME, Published, RemoteLease, folder_name
-from gristmill.pipelines.remote import RemoteWork
+from gristmill.pipelines.workdir.publication import POINTER_NAME, Published, RemoteLease, folder_name
+from gristmill.pipelines.workdir.remote import RemoteWork
 from tests.simulation.virtual_store import Client, World
 
 STAGES = ("curate", "tokenizer")

@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("greenlet", reason="greenlet is not installed")
 
-from gristmill.pipelines.publication import POINTER_NAME, Published, RemoteLease
+from gristmill.pipelines.workdir.publication import POINTER_NAME, Published, RemoteLease
 from tests.simulation.schedules import Schedule, write_mirrors
 
 FEW, MANY = 300, 100_000

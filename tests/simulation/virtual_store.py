@@ -13,7 +13,7 @@ from typing import Any
 from greenlet import GreenletExit, getcurrent, greenlet
 
 from gristmill.foundation.runtime.store.store import Store
-from gristmill.pipelines.publication import LeaseClock
+from gristmill.pipelines.workdir.publication import LeaseClock
 
 ADDRESS = "memory://run"
 REQUEST_SECONDS = 30.0  # a client's patience; it asks twice, as botocore does

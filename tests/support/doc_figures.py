@@ -14,7 +14,7 @@ from schedule_simulation import DURATIONS, actions, play
 
 from gristmill.data_pipeline.corpus.document_history import why
 from gristmill.pipelines.python_api import curate
-from gristmill.pipelines.stage_list import STAGES
+from gristmill.pipelines.stages.stage_list import STAGES
 from gristmill.training.config.layout import LayoutConfig, Schedule
 
 DOCS = Path(__file__).parents[2] / "docs"

@@ -27,7 +27,7 @@ from gristmill.training.engine.local_model import build_local_model
 from gristmill.training.engine.passes import GradientAccumulation
 from gristmill.training.model import fused, transformer
 from gristmill.training.model.modules import rotary_angles
-from gristmill.training.optim.optimizer import build_optimizer
+from gristmill.training.optim.offload import build_optimizer
 from gristmill.training.parallel.mesh import single_process
 
 VOCAB, SAMPLES, TOKENS = 128, 2, 64

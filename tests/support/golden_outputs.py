@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 from corpora import prose, write_jsonl
 
 from gristmill.data_pipeline.annotate.annotate import ANNOTATE_VERSION
-from gristmill.pipelines.stage_list import STAGES
+from gristmill.pipelines.stages.stage_list import STAGES
 
 RECORD = Path(__file__).with_suffix(".json")
 COMMAND = "python tests/support/golden_outputs.py"

@@ -20,11 +20,11 @@ from typing import Any
 from gristmill.foundation.manifest import differences, read_manifest
 from gristmill.foundation.progress import Reporter
 from gristmill.foundation.runtime.tasks.local import LocalEngine
-from gristmill.pipelines.raw_files import pin
+from gristmill.pipelines.provenance.verify import reproduce
 from gristmill.pipelines.recipes.recipe_file import validate
-from gristmill.pipelines.runner import Runner
+from gristmill.pipelines.stages.runner import Runner
 from gristmill.pipelines.stages.stage import Stage, StageContext
-from gristmill.pipelines.verify import reproduce
+from gristmill.pipelines.workdir.raw_files import pin
 from tests.support.training_runs import BATCH, MODEL, digests, new_run
 
 KILLED = 9

@@ -19,7 +19,7 @@ import psutil
 
 from gristmill.foundation.files import file_digest
 from gristmill.foundation.manifest import CACHE_FOLDER
-from gristmill.pipelines.remote import LEASE_NAME
+from gristmill.pipelines.workdir.remote import LEASE_NAME
 
 LAUNCHER = Path(__file__).parent / "warm_launcher.py"
 STUCK_SECONDS = 300  # a run that says nothing for so long hangs, which is a failure; a tiny one takes a tenth of it

@@ -21,9 +21,8 @@ from gristmill.training.config.train import TrainConfig
 from gristmill.training.engine.local_model import build_local_model
 from gristmill.training.engine.passes import side_losses_scaled_by
 from gristmill.training.model.attention.ring import visible_tokens
-from gristmill.training.objectives.batches import Batches, SampleSource
-from gristmill.training.objectives.objective import LossFunction, stack_samples
-from gristmill.training.optim.optimizer import build_optimizer
+from gristmill.training.objectives.objective import Batches, LossFunction, SampleSource, stack_samples
+from gristmill.training.optim.offload import build_optimizer
 from gristmill.training.parallel.collectives import gather_tokens, sum_over_ranks
 from gristmill.training.parallel.context import Passing, exchange_tokens
 from gristmill.training.parallel.mesh import Mesh, build_mesh, single_process, stored_like
@@ -478,17 +477,17 @@ MUTATIONS: dict[str | None, Any] = {
         ("model.attention.attention.exchange_tokens", lambda x, axis: exchange_tokens(x, axis).roll(x.shape[2], dims=2))
     ),
     "an output's gradient counted by every rank": patched(("parallel.tensor.count_once", lambda x, ranks: x)),
-    "tokens cut anywhere": patched(("parallel.offload.swap.CUT_TOKENS", 1)),
+    "tokens cut anywhere": patched(("model.layer_hook.CUT_TOKENS", 1)),
     "tokens cut anywhere, of another shard": patched(
-        ("parallel.offload.swap.CUT_TOKENS", 1),
+        ("model.layer_hook.CUT_TOKENS", 1),
         (
-            "parallel.offload.swap._last",
+            "model.layer_hook._last",
             lambda saved, cut, shards: saved.order.restored(saved.copy.values())[:, cut * shards :].contiguous(),
         ),
     ),
     "a swapped layer recomputed from its first tokens": patched(
         (
-            "parallel.offload.swap._last",
+            "model.layer_hook._last",
             lambda saved, cut, shards: (
                 saved.order.restored(saved.copy.values())
                 .unflatten(1, (shards, -1))

@@ -19,9 +19,9 @@ from gristmill.training.checkpoint.checkpoint import step_folder
 from gristmill.training.config.layout import LayoutConfig
 from gristmill.training.config.model import ModelConfig
 from gristmill.training.config.train import TrainConfig
+from gristmill.training.launch.processes import return_freed_memory
 from gristmill.training.parallel.mesh import single_process
 from gristmill.training.parallel.offload.weight_stream import WeightStream
-from gristmill.training.processes import return_freed_memory
 from tests.support.training_runs import new_run
 
 MODEL = ModelConfig(layers=3, width=768, heads=8, sequence_length=16)

@@ -58,6 +58,7 @@ def new_run(
     evaluate: Any = None,
     reporter: Reporter | None = None,
     model: ModelConfig = MODEL,
+    replicas: Any = None,
     **changes: Any,
 ) -> Run:
     folder.mkdir(parents=True, exist_ok=True)
@@ -70,7 +71,7 @@ def new_run(
         training_bytes_per_token={"even": 4.0, "odd": 2.0},
     )
     mesh = mesh or single_process()
-    config = RunConfig(model, train_config(**changes), seed=7)
+    config = RunConfig(model, train_config(**changes), seed=7, replicas=replicas)
     return Run(config, data, mesh, folder, reporter or Reporter.silent(), evaluate)
 
 

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import tiktoken
 
-from gristmill.tokenizers.adversarial import adversarial_strings
 from gristmill.tokenizers.byte_level import (
     BYTE_NAMES,
     GPT2_PATTERN,
@@ -26,9 +25,9 @@ from gristmill.tokenizers.byte_level import (
     visible,
 )
 from gristmill.tokenizers.config import TokenizerConfig
-from gristmill.tokenizers.encoders import HuggingFaceEncoder
+from gristmill.tokenizers.encoders import HuggingFaceEncoder, adversarial_strings
 from gristmill.tokenizers.pretrained import copy_pretrained
-from gristmill.tokenizers.tokenizer import load_bulk_tokenizer, load_tokenizer
+from gristmill.tokenizers.tokenizer import load_bulk_tokenizer, load_encoder, load_tokenizer
 from tokenizers import Tokenizer
 
 # tiktoken's pattern of cl100k_base (tiktoken_ext/openai_public.py), which Llama 3 uses too.
@@ -176,6 +175,7 @@ def test_the_cache_of_words_is_emptied_when_memory_has_grown(gpt2_like, held_out
     content = content_of(gpt2_like)
     reference = reference_of(content)
     fast = gigatoken_encoder(content, reference)
+    fast.encode_batch(held_out_texts)
     first = fast._backend
     fast.encode_batch(held_out_texts)
     assert fast._backend is first
@@ -232,3 +232,16 @@ def test_another_pattern_is_found_by_the_proof(gpt2_like, pattern):
     proper = tiktoken_encoder(content, reference)._encoding
     other = tiktoken.Encoding("other", pat_str=pattern, mergeable_ranks=proper._mergeable_ranks, special_tokens={})
     assert not same_ids(content, reference, TiktokenEncoder(other, reference))
+
+
+def test_a_worker_loads_neither_the_reference_nor_the_library_before_it_needs_them(gpt2_like, tmp_path, monkeypatch):
+    copy_pretrained(TokenizerConfig(pretrained=str(gpt2_like)), tmp_path)
+    chosen = load_bulk_tokenizer(tmp_path)
+    monkeypatch.setattr("gristmill.tokenizers.byte_level._ranks", None)
+    worker = load_encoder(tmp_path, chosen.encoder, chosen.differing)
+    assert worker._backend is None
+    plain, newer = "it's 12 mills", "it \ua7ce it's"  # U+A7CE: assigned in Unicode 17, encoded by the reference
+    assert worker.encode(plain) == chosen.encode(plain)
+    assert "_tokenizer" not in vars(worker._reference)
+    assert worker.encode(newer) == chosen.encode(newer)
+    assert "_tokenizer" in vars(worker._reference)

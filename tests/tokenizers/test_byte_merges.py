@@ -10,14 +10,13 @@ import pytest
 from pydantic import ValidationError
 
 from gristmill.foundation.errors import InputError
-from gristmill.tokenizers import train_byte_level as training
+from gristmill.tokenizers import train as training
 from gristmill.tokenizers.byte_level import BYTE_OF, visible
 from gristmill.tokenizers.byte_merges import MergeTrainer
 from gristmill.tokenizers.config import TokenizerConfig
 from gristmill.tokenizers.pretrained import write_json
 from gristmill.tokenizers.tokenizer import load_bulk_tokenizer, load_tokenizer
-from gristmill.tokenizers.train import END_OF_DOCUMENT
-from gristmill.tokenizers.train_byte_level import ALPHABET, train_byte_level, trained_merges
+from gristmill.tokenizers.train import ALPHABET, END_OF_DOCUMENT, train_byte_level, trained_merges
 from gristmill.tokenizers.word_counts import count_texts
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gristmill.tokenizers.adversarial import adversarial_strings
+from gristmill.tokenizers.encoders import adversarial_strings
 from gristmill.tokenizers.export import differences
 from gristmill.tokenizers.tokenizer import JSON_NAME, SETTINGS_NAME, load_tokenizer
 

@@ -5,9 +5,9 @@ import sentencepiece
 import tiktoken
 
 from gristmill.foundation.errors import InputError
-from gristmill.tokenizers.adversarial import adversarial_strings
 from gristmill.tokenizers.byte_level import GPT2_PATTERN
 from gristmill.tokenizers.config import TokenizerConfig
+from gristmill.tokenizers.encoders import adversarial_strings
 from gristmill.tokenizers.pretrained import copy_pretrained, last_merge, pretrained_digest
 from gristmill.tokenizers.tokenizer import load_bulk_tokenizer, load_tokenizer
 from tokenizers import Tokenizer

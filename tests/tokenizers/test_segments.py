@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gristmill.tokenizers import segments
-from gristmill.tokenizers.adversarial import adversarial_strings
+from gristmill.tokenizers.encoders import adversarial_strings
 from gristmill.tokenizers.segments import SegmentEncoder, adjacent_bytes
 from gristmill.tokenizers.tokenizer import load_bulk_tokenizer, load_tokenizer
 

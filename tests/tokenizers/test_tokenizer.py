@@ -7,8 +7,13 @@ from hypothesis import strategies as st
 
 from gristmill.foundation.errors import InputError
 from gristmill.tokenizers import tokenizer
-from gristmill.tokenizers.adversarial import adversarial_strings
-from gristmill.tokenizers.encoders import KitokenEncoder, SentencePieceEncoder, fastest_equal, first_difference
+from gristmill.tokenizers.encoders import (
+    KitokenEncoder,
+    SentencePieceEncoder,
+    adversarial_strings,
+    fastest_equal,
+    first_difference,
+)
 from gristmill.tokenizers.tokenizer import JSON_NAME, MODEL_NAME, load_bulk_tokenizer, load_tokenizer
 from tokenizers import Tokenizer as HuggingFaceTokenizer
 

@@ -10,10 +10,12 @@ import sentencepiece
 from sentencepiece import sentencepiece_model_pb2
 
 from gristmill.foundation.errors import InputError
+from gristmill.tokenizers import train as training
 from gristmill.tokenizers.config import FIM_SYMBOLS, TokenizerConfig
+from gristmill.tokenizers.export import transforms_of
 from gristmill.tokenizers.tokenizer import MODEL_NAME, SETTINGS_NAME, load_tokenizer
-from gristmill.tokenizers.train import END_OF_DOCUMENT, train
-from gristmill.tokenizers.transforms import transforms_of
+from gristmill.tokenizers.train import END_OF_DOCUMENT, train, train_on_words
+from gristmill.tokenizers.word_counts import count_texts
 
 
 def pieces_of(folder, text: str) -> list[str]:
@@ -41,6 +43,26 @@ def test_the_same_input_gives_the_same_bytes_on_any_number_of_cores(training_tex
     )
     on_one_core = subprocess.run([sys.executable, "-c", script], capture_output=True, check=True, env=os.environ)
     assert on_one_core.stdout == here
+
+
+def test_unigram_is_trained_on_a_bounded_number_of_words(training_texts, monkeypatch):
+    """Of twenty times as many words, counts are divided and rare words drawn: nearly as good pieces."""
+    words, config = count_texts(training_texts), TokenizerConfig(algorithm="unigram", vocab_size=700)
+    text, total = "".join(training_texts), sum(words["count"].to_pylist())
+
+    def num_tokens(model: bytes) -> int:
+        return len(sentencepiece.SentencePieceProcessor(model_proto=model).encode(text))
+
+    whole = train_on_words(words, config)
+    monkeypatch.setattr(training, "MAX_UNIGRAM_WORDS", total // 20)
+    trained_on = []
+    lines = training._lines
+    monkeypatch.setattr(training, "_lines", lambda table: (trained_on.append(table), lines(table))[1])
+    bounded = train_on_words(words, config)
+    assert bounded == train_on_words(words, config) != whole
+    counts = trained_on[0]["count"].to_pylist()
+    assert min(counts) == 1 and 0.9 < 20 * sum(counts) / total < 1.1
+    assert num_tokens(bounded) < 1.05 * num_tokens(whole)
 
 
 def test_digits_are_single_pieces_if_configured(trained):

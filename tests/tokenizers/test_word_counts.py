@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from gristmill.data_pipeline.indexed.documents import DocumentRange
+from gristmill.data_pipeline.corpus.splits import DocumentRange
 from gristmill.foundation.progress import Reporter
 from gristmill.foundation.runtime.tasks.local import LocalEngine
 from gristmill.tokenizers import word_counts

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from gristmill.tokenizers import words
-from gristmill.tokenizers.adversarial import adversarial_strings
-from gristmill.tokenizers.encoders import HuggingFaceEncoder
+from gristmill.tokenizers.encoders import HuggingFaceEncoder, adversarial_strings
 from gristmill.tokenizers.tokenizer import SETTINGS_NAME, load_bulk_tokenizer, load_tokenizer
 from gristmill.tokenizers.words import fastest_by_words, splits_before_spaces, word_encoder
 from tests.support.random_tokenizers import END, random_text, random_tokenizer

@@ -179,8 +179,8 @@ def check_triples(pool: ForkedPool, drawn: int, count: int) -> Counter[str]:
 
 
 def test_what_is_accepted_runs_and_what_is_refused_says_how_to_fix_it(pool: ForkedPool) -> None:
-    outcomes = check_triples(pool, 47, 64)
-    assert outcomes["ran"] >= 24 and outcomes["refused"] >= 24
+    outcomes = check_triples(pool, 47, 40)
+    assert outcomes["ran"] >= 15 and outcomes["refused"] >= 15
 
 
 @pytest.mark.slow

@@ -19,7 +19,7 @@ TOKENS = 16
 @pytest.mark.parametrize(
     ("name", "kinds"), [("llama", 1), ("gpt2", 1), ("bloom", 1), ("latent", 1), ("gemma2", 2), ("three_mixers", 4)]
 )
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("precision", [pytest.param("fp32", marks=pytest.mark.slow), "bf16"])
 def test_each_kind_of_layer_is_one_graph(
     name: str, kinds: int, precision: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

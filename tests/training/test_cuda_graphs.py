@@ -16,12 +16,11 @@ from gristmill.foundation.errors import InputError, RecipeError
 from gristmill.training.calibrate.layers import causal_loss, causal_samples
 from gristmill.training.config.model import ModelConfig
 from gristmill.training.config.train import TrainConfig
-from gristmill.training.engine.cuda_graphs import GraphedAccumulation, check_cuda_graphs
 from gristmill.training.engine.local_model import build_local_model
-from gristmill.training.engine.passes import GradientAccumulation
+from gristmill.training.engine.passes import GradientAccumulation, GraphedAccumulation, check_cuda_graphs
 from gristmill.training.model.moe import mixture
-from gristmill.training.objectives.batches import Batches
-from gristmill.training.optim.optimizer import build_optimizer
+from gristmill.training.objectives.objective import Batches
+from gristmill.training.optim.offload import build_optimizer
 from gristmill.training.parallel.mesh import single_process
 from gristmill.training.trainer import Trainer
 from tests.support.parity import Uneven

@@ -16,8 +16,8 @@ from gristmill.training.engine.local_model import build_local_model
 from gristmill.training.engine.passes import GradientAccumulation
 from gristmill.training.model.moe import mixture as mixtures
 from gristmill.training.model.transformer import Transformer
-from gristmill.training.objectives.batches import Batches
-from gristmill.training.optim.optimizer import build_optimizer
+from gristmill.training.objectives.objective import Batches
+from gristmill.training.optim.offload import build_optimizer
 from gristmill.training.parallel.mesh import Mesh, single_process
 from gristmill.training.trainer import Trainer
 from tests.support.parity import Case, mesh_of_group

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gristmill.training.planner.memory_check import stated_memory
+from gristmill.training.planner.memory import stated_memory
 from tests.support.streamed_memory import MODEL, train_config
 
 ROOT = Path(__file__).parents[2]

@@ -9,8 +9,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from gristmill.foundation.errors import RecipeError
 from gristmill.training.config.train import MonitoringConfig
-from gristmill.training.metrics import read_metrics
-from gristmill.training.trackers import start_trackers
+from gristmill.training.metrics import read_metrics, start_trackers
 from tests.support.training_runs import BATCH, MODEL, new_run
 
 

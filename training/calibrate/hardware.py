@@ -18,8 +18,8 @@ import yaml
 
 from gristmill.foundation.errors import RecipeError
 from gristmill.foundation.progress import Reporter
-from gristmill.training.calibrate.experts import expert_works, fit_experts
-from gristmill.training.calibrate.layers import fit_layers, layer_works, rested_machine
+from gristmill.foundation.runtime.startup import host_bytes
+from gristmill.training.calibrate.layers import expert_works, fit_experts, fit_layers, layer_works, rested_machine
 from gristmill.training.calibrate.links import (
     WARM_UP,
     Work,
@@ -34,11 +34,10 @@ from gristmill.training.calibrate.links import (
     send_works,
     sent_messages,
 )
+from gristmill.training.launch.processes import RankInfo, host_threads, keep_freed_memory, local_device
 from gristmill.training.optim.offload import with_threads
 from gristmill.training.parallel.linear import matmul, product
 from gristmill.training.planner.hardware import GIB, Device, Hardware, Link, Rates, Sustained, load_hardware
-from gristmill.training.planner.memory_check import host_bytes
-from gristmill.training.processes import RankInfo, host_threads, keep_freed_memory, local_device
 
 # Square, tall and thin, as in a transformer, small enough to be measured in seconds on a CPU.
 CPU_SHAPES = (

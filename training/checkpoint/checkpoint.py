@@ -205,8 +205,7 @@ def newest_complete(
     """The last complete checkpoint of this model, and its metadata; called by all processes, which share the hashing.
     Damaged ones are reported and skipped; incomplete folders of a killed process are removed."""
     if mesh.is_first:
-        for incomplete in root.glob(".step-*"):
-            shutil.rmtree(incomplete) if incomplete.is_dir() else incomplete.unlink()
+        remove_incomplete(root)
     for step in broadcast_from_first(mesh, steps_in(root)[::-1]):
         folder = step_folder(root, step)
         try:
@@ -215,6 +214,12 @@ def newest_complete(
             if mesh.is_first:
                 reporter.say(f"checkpoint skipped: {error}")
     return None
+
+
+def remove_incomplete(root: Path) -> None:
+    """Removes what a process that was killed has left of checkpoints."""
+    for incomplete in root.glob(".step-*"):
+        shutil.rmtree(incomplete) if incomplete.is_dir() else incomplete.unlink()
 
 
 def _resumable(

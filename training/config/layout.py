@@ -1,6 +1,6 @@
 """Configuration of the layout: how the processes share the model and the batch. Without torch."""
 
-from typing import Literal, Self
+from typing import Literal, NamedTuple, Self
 
 from pydantic import Field, model_validator
 
@@ -84,6 +84,15 @@ ContextMethod = Literal["ring", "all_to_all"]
 Recompute = Literal["none", "full", "attention", "operators", "swap", "tokens"]
 SWAPS: tuple[Recompute, ...] = ("swap", "tokens")
 
+# The most logits of the loss in memory at once, by device and bytes of a logit; the planner counts them too.
+# CPU: 64 MB of float32; fewer rows slow its matmuls (64 rows: by a third). In 16 bits 128 MB, because the gradient of
+# the table is then summed outside of the products, a pass for each chunk.
+# GPU: 512 MB in 16 bits: large enough to fill the device, small beside its memory.
+CHUNK_LOGITS = {
+    "cpu": {2: 2**26, 4: 2**24, 8: 2**24},
+    "cuda": {2: 2**28, 4: 2**28, 8: 2**28},
+}
+
 
 class LayoutConfig(Config):
     """Degree of each parallelism. data x tensor x pipeline x context is the number of processes; experts lie on the
@@ -157,6 +166,26 @@ class LayoutConfig(Config):
         2, ge=0, description="recompute: swap, tokens: the model's last layers, whose activations stay on the device"
     )
     offload: OffloadConfig = OffloadConfig()
+    lost_replicas: Literal["restart", "continue"] = Field(
+        "restart",
+        description="what the death of a process ends. restart: the run, which torchrun or the same command starts "
+        "again; continue: its replica, of `replicate`, without which the others go on until it is back; the command "
+        "then starts all processes itself, on one machine",
+    )
+
+    @model_validator(mode="after")
+    def replicas_can_be_lost(self) -> Self:
+        if self.lost_replicas == "continue" and self.auto:
+            raise ValueError(
+                "lost_replicas: continue needs a layout with replicas, and auto leaves it open; set data and "
+                "replicate, or lost_replicas: restart"
+            )
+        if self.lost_replicas == "continue" and self.replicate == 1:
+            raise ValueError(
+                "lost_replicas: continue needs other replicas that go on; set data and replicate to 2 or more, or "
+                "lost_replicas: restart"
+            )
+        return self
 
     @model_validator(mode="after")
     def axes_are_legal(self) -> Self:
@@ -260,6 +289,11 @@ class LayoutConfig(Config):
         return self.fsdp_reshard_after_forward == "always"
 
     @property
+    def starts_processes(self) -> bool:
+        """Whether the command starts the processes itself, without torchrun."""
+        return self.lost_replicas == "continue"
+
+    @property
     def shard(self) -> int:
         return self.data // self.replicate
 
@@ -292,3 +326,16 @@ class LayoutConfig(Config):
     @property
     def num_stages(self) -> int:
         return self.pipeline * self.stages_per_rank
+
+
+class StageSpec(NamedTuple):
+    """Layers first to last - 1. The first stage has the embedding, the last one the head."""
+
+    first: int
+    last: int
+    embeds: bool
+    scores: bool
+
+    @property
+    def num_layers(self) -> int:
+        return self.last - self.first

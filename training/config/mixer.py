@@ -118,7 +118,7 @@ class Mixer(Config):
 
     def whole_bytes(self, width: int, share: Share) -> float:
         """Bytes of those that are no token's own or lie where `metadata.mix` is called: a swap by token
-        (training/parallel/offload/swap.py) moves it whole."""
+        (training/model/layer_hook.py) moves it whole."""
         return self.activation_bytes(width, share)
 
     def context_numbers(self, width: int, tensor: int) -> tuple[float, float]:

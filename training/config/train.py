@@ -144,6 +144,11 @@ TIMING_NAME = "timing.jsonl"  # seconds of each step on rank 0
 RANKS_NAME = "ranks.jsonl"  # seconds of all ranks in the measured steps
 RUN_NAME = "run.json"  # the training, the processes, the device
 
+# Of a line of metrics.jsonl: [first, behind the last] of the samples of each lost replica; of the stage's metadata: the
+# number of such lines.
+LEFT_OUT = "left_out_samples"
+STEPS_WITHOUT_REPLICAS = "steps_without_replicas"
+
 
 class MonitoringConfig(Config):
     """Watchdog, logs and profiler. timeout_seconds: a step that takes longer stops the run with an error that names the

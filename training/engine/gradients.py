@@ -9,8 +9,8 @@ from torch.distributed.tensor import DTensor
 from gristmill.training.engine.local_model import LocalModel
 from gristmill.training.engine.passes import ForwardBackward, GradientAccumulation
 from gristmill.training.model.loss import upcast_dtype
-from gristmill.training.optim.adamw import local_gradient
 from gristmill.training.optim.offload import OffloadedOptimizer, StreamedOptimizer
+from gristmill.training.optim.optimizer import local_gradient
 from gristmill.training.parallel.mesh import Mesh, local, sum_over_world
 from gristmill.training.parallel.offload.weight_stream import CHUNK_ELEMENTS
 

@@ -19,7 +19,7 @@ from gristmill.training.engine.fsdp import parameter_groups, shard_over_data
 from gristmill.training.model.init import empty_values, fill, first_values, initialize, place_joint_weights, stored_name
 from gristmill.training.model.moe.router import saved_buffers
 from gristmill.training.model.transformer import ComputeOptions, Transformer
-from gristmill.training.optim.adamw import local_gradient
+from gristmill.training.optim.optimizer import local_gradient
 from gristmill.training.parallel.linear import Float8Copy, Float8Weight, float8_copy
 from gristmill.training.parallel.mesh import Mesh, local, stored_like
 from gristmill.training.parallel.offload.weight_stream import WeightStream, make_store

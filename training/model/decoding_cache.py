@@ -4,14 +4,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-# B rows, T tokens, S columns looked at, N slots, G key/value heads, C capacity in tokens, K head width
+from gristmill.training.model.slot_memory import SlotMemory, slot_memory
 
-MIN_COLUMNS = 256  # the capacity of a new cache; it doubles when a sequence is longer
-UNTOUCHED_BYTES = 1 << 30  # on a CPU so much may be reserved at once: pages that nothing is written to take no memory
+# B rows, T tokens, S columns looked at, N slots, G key/value heads, C capacity in tokens, K head width
 
 
 @dataclass(frozen=True)
@@ -62,77 +60,74 @@ class CachedKeys:
 
 
 class KVSlots:
-    """Keys and values of one layer. Column C is scratch: padding is written there. All numbers are finite, also those
-    that no token may see: zero times infinity would reach the sum.
+    """Keys and values of one layer. All numbers are finite, also those that no token may see: zero times infinity would
+    reach the sum. columns: that a slot may need at most."""
 
-    columns: that a slot may need at most; on a CPU they are reserved at once where they are not too many, since growing
-    copies all slots while every sequence waits."""
-
-    def __init__(self, slots: int, columns: int = 0):
+    def __init__(self, slots: int, columns: int):
         self.slots, self.columns = slots, columns
-        self.key_NCGK: Tensor | None = None
-        self.value_NCGK: Tensor | None = None
+        self.key: SlotMemory | None = None
+        self.value: SlotMemory | None = None
 
     def at(self, rows: SlotRows) -> "SlotView":
         return SlotView(self, rows)
 
+    @property
+    def _memories(self) -> list[SlotMemory]:
+        return [memory for memory in (self.key, self.value) if memory is not None]
+
     def copy(self, source: int, target: int, tokens: int) -> None:
         """Copies the first columns of one slot to another."""
-        for memory in (self.key_NCGK, self.value_NCGK):
-            if memory is not None and tokens:
-                memory[target, :tokens] = memory[source, :tokens]
+        for memory in self._memories:
+            if tokens:
+                memory.numbers_NCGK[target, :tokens] = memory.numbers_NCGK[source, :tokens]
 
-    def clear(self, slot: int) -> None:
-        for memory in (self.key_NCGK, self.value_NCGK):
-            if memory is not None:
-                memory[slot] = 0
+    def release(self, slot: int, tokens: int) -> None:
+        """Gives back the memory behind the first columns of a slot; without any left, its numbers are zeros."""
+        for memory in self._memories:
+            memory.release(slot, tokens)
 
-    def swap(self, first: int, second: int, tokens: int) -> None:
-        """Exchanges the first columns of two slots."""
-        for memory in (self.key_NCGK, self.value_NCGK):
-            if memory is not None and tokens:
-                kept = memory[first, :tokens].clone()
-                memory[first, :tokens] = memory[second, :tokens]
-                memory[second, :tokens] = kept
+    def swap(self, first: int, second: int, first_tokens: int, second_tokens: int) -> None:
+        """Exchanges two slots, of which the first columns hold tokens; what is behind them is lost."""
+        shared = min(first_tokens, second_tokens)
+        longer, shorter = (first, second) if first_tokens > second_tokens else (second, first)
+        tokens = max(first_tokens, second_tokens)
+        for memory in self._memories:
+            numbers_NCGK = memory.numbers_NCGK
+            kept_CGK = numbers_NCGK[first, :shared].clone()
+            numbers_NCGK[first, :shared] = numbers_NCGK[second, :shared]
+            numbers_NCGK[second, :shared] = kept_CGK
+            if tokens > shared:
+                numbers_NCGK[shorter, shared:tokens] = numbers_NCGK[longer, shared:tokens]
+                memory.release(longer, shared)
+
+    def reserve(self, rows: SlotRows, key_BTGK: Tensor, value_BTGK: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values [N, C, G, K] of all slots, with the columns of a pass, for new ones like these."""
+        self.key = self._with_columns(self.key, rows, key_BTGK)
+        self.value = self._with_columns(self.value, rows, value_BTGK)
+        return self.key.numbers_NCGK, self.value.numbers_NCGK
+
+    def _with_columns(self, memory: SlotMemory | None, rows: SlotRows, new_BTGK: Tensor) -> SlotMemory:
+        if memory is None:
+            return slot_memory(self.slots, max(self.columns, rows.span), rows.span, new_BTGK)
+        return memory.with_columns(rows.span)
 
     def write(self, rows: SlotRows, key_BTGK: Tensor, value_BTGK: Tensor) -> None:
-        self.key_NCGK = self._with_columns(self.key_NCGK, key_BTGK, rows.span)
-        self.value_NCGK = self._with_columns(self.value_NCGK, value_BTGK, rows.span)
-        columns_BT = rows.positions_BT
-        if rows.padded:
-            columns_BT = columns_BT.masked_fill(columns_BT < 0, self.key_NCGK.shape[1] - 1)
-        places = rows.slots_B.unsqueeze(1), columns_BT
-        self.key_NCGK[places] = key_BTGK
-        self.value_NCGK[places] = value_BTGK
+        self.reserve(rows, key_BTGK, value_BTGK)
+        for memory, new_BTGK in zip(self._memories, (key_BTGK, value_BTGK), strict=True):
+            places = rows.slots_B.unsqueeze(1), rows.positions_BT
+            memory.numbers_NCGK[memory.padding_places(*places) if rows.padded else places] = new_BTGK
 
     def read(self, rows: SlotRows) -> CachedKeys:
         """Columns 0 to span - 1 of the rows' slots, without a copy where the slots are in order."""
-        assert self.key_NCGK is not None and self.value_NCGK is not None
+        assert self.key is not None and self.value is not None
+        key_NCGK, value_NCGK = self.key.numbers_NCGK, self.value.numbers_NCGK
         first = 0 if rows.in_order else rows.first
         if first is not None:
             last = first + len(rows.slots_B)
-            key_NCGK, value_NCGK = self.key_NCGK[first:last], self.value_NCGK[first:last]
-            return CachedKeys(key_NCGK[:, : rows.span].transpose(1, 2), value_NCGK[:, : rows.span].transpose(1, 2))
-        key_BSGK, value_BSGK = (memory[rows.slots_B, : rows.span] for memory in (self.key_NCGK, self.value_NCGK))
-        return CachedKeys(key_BSGK.transpose(1, 2), value_BSGK.transpose(1, 2))
-
-    def _with_columns(self, memory_NCGK: Tensor | None, new_BTGK: Tensor, columns: int) -> Tensor:
-        """The memory with at least so many columns and the scratch column."""
-        if memory_NCGK is not None and memory_NCGK.shape[1] > columns:
-            return memory_NCGK
-        capacity = MIN_COLUMNS
-        while capacity < columns:
-            capacity *= 2
-        groups, width = new_BTGK.shape[2:]
-        whole_bytes = self.slots * groups * (self.columns + 1) * width * new_BTGK.element_size()
-        if new_BTGK.device.type == "cpu" and self.columns > capacity and whole_bytes <= UNTOUCHED_BYTES:
-            untouched = torch.from_numpy(np.zeros(whole_bytes, dtype=np.uint8)).view(new_BTGK.dtype)
-            grown_NCGK = untouched.view(self.slots, self.columns + 1, groups, width)
+            key_BSGK, value_BSGK = key_NCGK[first:last, : rows.span], value_NCGK[first:last, : rows.span]
         else:
-            grown_NCGK = new_BTGK.new_zeros(self.slots, capacity + 1, groups, width)
-        if memory_NCGK is not None:
-            grown_NCGK[:, : memory_NCGK.shape[1]] = memory_NCGK
-        return grown_NCGK
+            key_BSGK, value_BSGK = (memory[rows.slots_B, : rows.span] for memory in (key_NCGK, value_NCGK))
+        return CachedKeys(key_BSGK.transpose(1, 2), value_BSGK.transpose(1, 2))
 
 
 @dataclass(frozen=True)

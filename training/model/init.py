@@ -13,11 +13,12 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from gristmill.training.config.mixer import Mixer, MixerParameter
 from gristmill.training.config.model import ModelConfig
 from gristmill.training.model.attention.attention import GroupedQueryAttention
+from gristmill.training.model.heads import Head
 from gristmill.training.model.modules import GatedMlp
 from gristmill.training.model.transformer import Transformer
 from gristmill.training.parallel.linear import place_jointly
 from gristmill.training.parallel.mesh import local, other_dims_of_shard, own_rows, stored_like
-from gristmill.training.parallel.tensor import ColumnParallelLinear
+from gristmill.training.parallel.tensor import ColumnParallelLinear, RowParallelLinear
 
 TOKEN_TABLE, HEAD_TABLE = "embedding.weight", "head.weight"
 CHUNK_ELEMENTS = 2**22  # of one draw: 16 MB of float32, a hundredth of a second
@@ -228,13 +229,32 @@ def rate_factor(role: Role, config: ModelConfig) -> float:
 def place_joint_weights(model: Transformer) -> None:
     """Moves the weights of query, key and value, and of gate and up, next to each other (parallel/linear.py), where
     they are whole and in memory. Quantized layers stay as they are."""
+    for layers in _joint_layers(model):
+        place_jointly([layer.get_parameter("weight") for layer in layers])
+
+
+def place_decoding_weights(model: Transformer) -> None:
+    """The same for a model of one process that decodes; on a CPU float32 weights lie by inputs, also those of other
+    linear layers and of the head."""
+    head = model.head
+    if head is None or head.weight.device.type != "cpu" or head.weight.dtype != torch.float32:
+        place_joint_weights(model)
+        return
+    joint = _joint_layers(model)
+    for layers in joint:
+        place_jointly([layer.get_parameter("weight") for layer in layers], by_input=True)
+    placed = {id(layer) for layers in joint for layer in layers}
+    for module in model.modules():
+        if type(module) in (ColumnParallelLinear, RowParallelLinear, Head) and id(module) not in placed:
+            place_jointly([module.get_parameter("weight")], by_input=True)
+
+
+def _joint_layers(model: Transformer) -> list[list[nn.Module]]:
+    """Layers whose products are one."""
+    groups: list[list[nn.Module]] = []
     for layer in model.layers.values():
         if isinstance(layer.mixer, GroupedQueryAttention):
-            _place([layer.mixer.query, layer.mixer.key, layer.mixer.value])
+            groups.append([layer.mixer.query, layer.mixer.key, layer.mixer.value])
         if isinstance(layer.mlp, GatedMlp):
-            _place([layer.mlp.gate, layer.mlp.up])
-
-
-def _place(layers: list[nn.Module]) -> None:
-    if all(type(layer) is ColumnParallelLinear for layer in layers):
-        place_jointly([layer.get_parameter("weight") for layer in layers])
+            groups.append([layer.mlp.gate, layer.mlp.up])
+    return [layers for layers in groups if all(type(layer) is ColumnParallelLinear for layer in layers)]

@@ -9,17 +9,11 @@ from torch import Tensor, nn
 from gristmill.training.config.layers import LayerConfig
 from gristmill.training.config.layout import SWAPS, LayoutConfig
 from gristmill.training.config.model import ModelConfig
-from gristmill.training.model.attention.metadata import AttentionMetadata
+from gristmill.training.model.attention.metadata import NO_HOOK, AttentionMetadata, LayerHook
+from gristmill.training.model.layer_hook import RecomputedLayer, RecomputedMixer, RecomputedOperators, SwapHook
 from gristmill.training.model.modules import MLPS, Norm
 from gristmill.training.model.moe.mixture import MixtureOfExperts
-from gristmill.training.parallel.layer_hook import (
-    NO_HOOK,
-    LayerHook,
-    RecomputedLayer,
-    RecomputedMixer,
-    RecomputedOperators,
-)
-from gristmill.training.parallel.offload.swap import SwapHook, SwapStreams
+from gristmill.training.parallel.offload.swap import SwapStreams
 from gristmill.training.parallel.tensor import TensorAxis
 
 # B batch, T tokens (this tensor rank's, under sequence parallelism), D width

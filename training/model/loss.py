@@ -13,10 +13,10 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from gristmill.training.config.layout import CHUNK_LOGITS
 from gristmill.training.model.fused import fused
 from gristmill.training.parallel.linear import linear, matmul
 from gristmill.training.parallel.tensor import TensorAxis, local_ids
-from gristmill.training.planner.costs.parameters import chunk_logits
 
 # B batch, T tokens, N tokens of a chunk, D width, V vocabulary; Vt = this tensor rank's share of it
 
@@ -253,7 +253,7 @@ def over_ranks(x: Tensor, tensor: TensorAxis, operation: Any) -> Tensor:
 
 
 def token_chunks(tokens: int, head_VtD: Tensor) -> list[slice]:
-    limit = chunk_logits(head_VtD.element_size(), head_VtD.device.type == "cuda")
+    limit = CHUNK_LOGITS["cuda" if head_VtD.is_cuda else "cpu"][head_VtD.element_size()]
     size = max(1, min(tokens, limit // len(head_VtD)))
     number = math.ceil(tokens / size)
     if head_VtD.device.type == "cuda":  # chunks of one size, where there are, are compiled for it

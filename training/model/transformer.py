@@ -7,15 +7,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gristmill.training.config.layout import SWAPS, LayoutConfig
+from gristmill.training.config.layout import SWAPS, LayoutConfig, StageSpec
 from gristmill.training.config.model import ModelConfig
-from gristmill.training.model.attention.block_masks import block_masks
 from gristmill.training.model.attention.metadata import (
     AttentionMetadata,
     Mask,
     RoutingMetadata,
     alibi_masks,
     alibi_slopes,
+    block_masks,
     causal_masks,
     document_masks,
     documents_of_chains,
@@ -29,7 +29,6 @@ from gristmill.training.model.modules import Dropout, Norm, TokenTable, rotary_a
 from gristmill.training.parallel.mesh import Mesh, single_process
 from gristmill.training.parallel.offload.swap import SwapStreams
 from gristmill.training.parallel.tensor import TensorAxis, VocabularyEmbedding
-from gristmill.training.planner.costs.stage_splitting import StageSpec
 
 # B batch, T tokens, D width, V vocabulary; Vt = this tensor rank's share of it
 

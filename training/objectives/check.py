@@ -12,14 +12,15 @@ from gristmill.training.config.model import ModelConfig
 from gristmill.training.model.heads import FrozenHead, TeacherStage
 from gristmill.training.model.init import initialize
 from gristmill.training.model.transformer import INPUT_FIELDS, ComputeOptions, Transformer
-from gristmill.training.objectives.batches import collate, range_problem
 from gristmill.training.objectives.objective import (
     LossFunction,
     Objective,
     Term,
     TermSpec,
+    collate,
     defined_at,
     errors_named,
+    range_problem,
     wrong,
 )
 

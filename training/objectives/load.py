@@ -10,12 +10,18 @@ from pydantic import ValidationError
 from gristmill.foundation.config import Config
 from gristmill.foundation.errors import RecipeError
 from gristmill.foundation.user_code import read_source, run_file
-from gristmill.training.objectives.causal import Causal, Distillation
 from gristmill.training.objectives.classification import Classification, MultipleChoice, SourceClassification
-from gristmill.training.objectives.masked import Masked
+from gristmill.training.objectives.masked import Masked, SpanCorruption
 from gristmill.training.objectives.names import parse_user_objective
-from gristmill.training.objectives.objective import Objective, ObjectiveInputs, defined_at, errors_named, wrong
-from gristmill.training.objectives.span_corruption import SpanCorruption
+from gristmill.training.objectives.objective import (
+    Causal,
+    Distillation,
+    Objective,
+    ObjectiveInputs,
+    defined_at,
+    errors_named,
+    wrong,
+)
 from gristmill.training.objectives.span_extraction import SpanExtraction
 
 OBJECTIVES: Mapping[str, type[Objective]] = {

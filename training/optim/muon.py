@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor
 from gristmill.training.config.model import ModelConfig
 from gristmill.training.config.train import OptimizerConfig
 from gristmill.training.model.init import role_of
-from gristmill.training.optim.adamw import AdamW, CountsWithinAnother, Operands, operands_of
+from gristmill.training.optim.optimizer import AdamW, CountsWithinAnother, Operands, operands_of
 from gristmill.training.parallel.mesh import local, ranges_of_shard, stored_like
 
 # Makes sharded matrices whole, each on one rank of a group, and sends the results back as shards (as the distributed

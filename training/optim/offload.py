@@ -1,5 +1,5 @@
-"""The optimizer with its state in host memory, in subgroups that the host and the device update side by side (Deep
-Optimizer States, arXiv 2410.21316)."""
+"""The optimizer of a recipe, and its state in host memory, in subgroups that host and device update side by side
+(Deep Optimizer States, arXiv 2410.21316)."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -11,12 +11,14 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from gristmill.training.optim.adamw import AdamW, CountsWithinAnother, Operands, local_gradient
+from gristmill.training.config.model import ModelConfig
+from gristmill.training.config.train import TrainConfig
 from gristmill.training.optim.muon import Muon
-from gristmill.training.parallel.mesh import local, ranges_of_shard
+from gristmill.training.optim.optimizer import AdamW, CountsWithinAnother, Operands, Optimizer, local_gradient
+from gristmill.training.parallel.mesh import Mesh, local, ranges_of_shard
 from gristmill.training.parallel.offload.swap import HostCopies, host_zeros_like
 from gristmill.training.parallel.offload.weight_stream import WeightStream
-from gristmill.training.planner.costs.host_update import operations
+from gristmill.training.planner.costs.host_update import on_device, operations, planned_stride
 
 # Subgroups of one process's shard of the parameters, each updated and copied together.
 
@@ -349,3 +351,35 @@ class StreamedOptimizer(CountsWithinAnother):
                 self.store.write(tensor, value.view(-1), start)
             else:
                 tensor.view(-1)[start : start + value.numel()].copy_(value.view(-1))
+
+
+# The optimizer of a recipe.
+
+
+def build_optimizer(
+    parameters: Mapping[str, nn.Parameter],
+    train: TrainConfig,
+    model: ModelConfig,
+    mesh: Mesh,
+    stream: WeightStream | None = None,
+    threads: int | None = None,
+) -> Optimizer:
+    """On the parameters' device, or with its state in host memory or on disk as the layout says. stream: of the layers'
+    weights. threads: of the host's updates; None: as many as torch uses."""
+    config, offload = train.optimizer, train.layout.offload
+
+    def make(zeros_like: Callable[[Tensor], Tensor]) -> AdamW | Muon:
+        if config.name == "adamw":
+            return AdamW(parameters, config, model, zeros_like)
+        return Muon(parameters, config, model, zeros_like, mesh.stage.group)
+
+    if stream is not None:
+        return StreamedOptimizer(parameters, make, stream, offload.subgroup_parameters, threads)
+    if not offload.active:
+        return make(torch.zeros_like)
+    optimizer = make(host_zeros_like)
+    subgroups = split_into_subgroups(parameters, offload.subgroup_parameters, optimizer.is_whole)
+    sizes = [sum(piece.longest for piece in group) for group in subgroups]
+    stride = planned_stride(train.layout.hardware, sizes) if offload.optimizer == "auto" else None
+    places = on_device(len(subgroups), offload, stride)
+    return OffloadedOptimizer(parameters, optimizer, subgroups, places, threads=threads)

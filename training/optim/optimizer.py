@@ -1,21 +1,155 @@
-"""The optimizer of a recipe."""
+"""AdamW (arXiv 1711.05101), fused, on the local shards of the parameters; learning-rate schedule; loss scale."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.optim.adamw import adamw
 
 from gristmill.training.config.model import ModelConfig
-from gristmill.training.config.train import RampConfig, ScheduleConfig, TrainConfig
-from gristmill.training.optim.adamw import AdamW
-from gristmill.training.optim.muon import Muon
-from gristmill.training.optim.offload import OffloadedOptimizer, StreamedOptimizer, split_into_subgroups
-from gristmill.training.parallel.mesh import Mesh
-from gristmill.training.parallel.offload.swap import host_zeros_like
-from gristmill.training.parallel.offload.weight_stream import WeightStream
-from gristmill.training.planner.costs.host_update import on_device, planned_stride
+from gristmill.training.config.train import OptimizerConfig, RampConfig, ScheduleConfig
+from gristmill.training.model.init import HEAD_TABLE, TOKEN_TABLE, Role, rate_factor, roles_of
+from gristmill.training.parallel.mesh import local, stored_like
+
+
+@dataclass(frozen=True)
+class Operands:
+    """Tensors that one update reads and writes of a parameter's shard, or of a piece of it: tensors of one shape on one
+    device. state: in the order of the optimizer's `tensors_of`. The gradient is only read."""
+
+    name: str
+    parameter: Tensor
+    gradient: Tensor
+    state: tuple[Tensor, ...]
+
+
+class AdamW:
+    """Keeps two moments a parameter, by the parameter's name; so its state moves between layouts as parameters do.
+
+    zeros_like: makes the moments, on the device or in host memory."""
+
+    def __init__(
+        self,
+        parameters: Mapping[str, nn.Parameter],
+        config: OptimizerConfig,
+        model: ModelConfig,
+        zeros_like: Callable[[Tensor], Tensor] = torch.zeros_like,
+    ):
+        self.parameters, self.config = parameters, config
+        self.updates = 0
+        self.first = {name: zeros_like(local(parameter.detach())) for name, parameter in parameters.items()}
+        self.second = {name: zeros_like(local(parameter.detach())) for name, parameter in parameters.items()}
+        self._rates = _rates(parameters, config, model)
+
+    def tensors_of(self, name: str) -> tuple[Tensor, ...]:
+        """The state of a parameter's shard."""
+        return self.first[name], self.second[name]
+
+    def is_whole(self, name: str) -> bool:
+        """Whether an update needs the whole parameter. AdamW works element by element."""
+        return False
+
+    def step(self, rate_share: float) -> None:
+        """One update with the current gradients; rate_share is the schedule's share of the learning rate."""
+        self.update([operands_of(self, name, value) for name, value in self.parameters.items()], rate_share)
+        self.updates += 1
+
+    @torch.no_grad()
+    def update(self, operands: Sequence[Operands], rate_share: float) -> None:
+        """Updates these with the state they carry; all are on one device."""
+        groups: dict[tuple[float, float], list[Operands]] = {}
+        for operand in operands:
+            if operand.parameter.numel():
+                groups.setdefault(self._rates[operand.name], []).append(operand)
+        for (decay, factor), members in groups.items():
+            # One tensor cut up: a number each would be a copy to the GPU each.
+            steps = torch.full((len(members),), float(self.updates), device=members[0].state[0].device)
+            adamw(
+                [operand.parameter for operand in members],
+                [operand.gradient for operand in members],
+                [operand.state[0] for operand in members],
+                [operand.state[1] for operand in members],
+                [],
+                list(steps.unbind()),
+                fused=True,
+                amsgrad=False,
+                maximize=False,
+                beta1=self.config.betas[0],
+                beta2=self.config.betas[1],
+                lr=self.config.learning_rate * rate_share * factor,
+                weight_decay=decay,
+                eps=self.config.epsilon,
+            )
+
+    def state(self) -> dict[str, Tensor]:
+        """The moments under flat names, sharing memory: saved from here and loaded into here."""
+        return {
+            f"{name}.{label}": stored_like(moments[name], self.parameters[name])
+            for label, moments in (("first_moment", self.first), ("second_moment", self.second))
+            for name in self.parameters
+        }
+
+
+class HasUpdates(Protocol):
+    updates: int
+
+
+class CountsWithinAnother:
+    """An optimizer around another, `counted`, whose count of updates is its own."""
+
+    counted: HasUpdates
+
+    @property
+    def updates(self) -> int:
+        return self.counted.updates
+
+    @updates.setter
+    def updates(self, value: int) -> None:
+        """Set when a checkpoint was loaded, also into the parameters."""
+        self.counted.updates = value
+        self.parameters_loaded()
+
+    def parameters_loaded(self) -> None:
+        """Forgets what was copied of the parameters."""
+
+
+class _HasState(Protocol):
+    def tensors_of(self, name: str) -> tuple[Tensor, ...]: ...
+
+
+def local_gradient(parameter: nn.Parameter) -> Tensor:
+    """This process's shard of the gradient, which a backward pass has left."""
+    assert parameter.grad is not None
+    return local(parameter.grad)
+
+
+def operands_of(optimizer: _HasState, name: str, parameter: nn.Parameter) -> Operands:
+    """Those of the whole shard, with the parameter's own gradient."""
+    return Operands(name, local(parameter.detach()), local_gradient(parameter), optimizer.tensors_of(name))
+
+
+def _rates(
+    parameters: Mapping[str, nn.Parameter], config: OptimizerConfig, model: ModelConfig
+) -> dict[str, tuple[float, float]]:
+    """(weight decay, factor on the learning rate) by name."""
+    return {
+        name: (_decay(role, config), rate_factor(role, model) * _own_rate(name, config) / config.learning_rate)
+        for name, role in roles_of(parameters, model).items()
+    }
+
+
+def _decay(role: Role, config: OptimizerConfig) -> float:
+    decays = role.decays and (config.decay_tables or role not in (Role.EMBEDDING, Role.HEAD))
+    return config.weight_decay if decays else 0.0
+
+
+def _own_rate(name: str, config: OptimizerConfig) -> float:
+    """The learning rate of a parameter: a tied head, which is the embedding, has the embedding's."""
+    own = {TOKEN_TABLE: config.embedding_learning_rate, HEAD_TABLE: config.head_learning_rate}.get(name)
+    return config.learning_rate if own is None else own
 
 
 class Optimizer(Protocol):
@@ -26,35 +160,6 @@ class Optimizer(Protocol):
     def step(self, rate_share: float) -> None: ...
 
     def state(self) -> dict[str, Tensor]: ...
-
-
-def build_optimizer(
-    parameters: Mapping[str, nn.Parameter],
-    train: TrainConfig,
-    model: ModelConfig,
-    mesh: Mesh,
-    stream: WeightStream | None = None,
-    threads: int | None = None,
-) -> Optimizer:
-    """On the parameters' device, or with its state in host memory or on disk as the layout says. stream: of the layers'
-    weights. threads: of the host's updates; None: as many as torch uses."""
-    config, offload = train.optimizer, train.layout.offload
-
-    def make(zeros_like: Callable[[Tensor], Tensor]) -> AdamW | Muon:
-        if config.name == "adamw":
-            return AdamW(parameters, config, model, zeros_like)
-        return Muon(parameters, config, model, zeros_like, mesh.stage.group)
-
-    if stream is not None:
-        return StreamedOptimizer(parameters, make, stream, offload.subgroup_parameters, threads)
-    if not offload.active:
-        return make(torch.zeros_like)
-    optimizer = make(host_zeros_like)
-    subgroups = split_into_subgroups(parameters, offload.subgroup_parameters, optimizer.is_whole)
-    sizes = [sum(piece.longest for piece in group) for group in subgroups]
-    stride = planned_stride(train.layout.hardware, sizes) if offload.optimizer == "auto" else None
-    places = on_device(len(subgroups), offload, stride)
-    return OffloadedOptimizer(parameters, optimizer, subgroups, places, threads=threads)
 
 
 # The learning rate as a function of the tokens trained on, so that it does not depend on the batch size or on

@@ -9,12 +9,11 @@ from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 from gristmill.training.config.layers import RMSNORMS
-from gristmill.training.config.layout import SWAPS
+from gristmill.training.config.layout import CHUNK_LOGITS, SWAPS
 from gristmill.training.config.mixer import Share, norm_bytes
 from gristmill.training.config.mixers.attention import BLOCK, AttentionMixer
 from gristmill.training.planner.block_time import Widths, declared_linears, widths
 from gristmill.training.planner.costs.model_shape import BlockShape, ModelShape
-from gristmill.training.planner.costs.parameters import chunk_logits
 from gristmill.training.planner.framework import Framework
 from gristmill.training.planner.hardware import GIB
 from gristmill.training.planner.layout import Layout
@@ -214,12 +213,12 @@ def logits_bytes(shape: ModelShape, layout: Layout, framework: Framework, sizes:
         return 4 * count if framework.loss == "unfused" else 2 * count
     if not sizes.cuda:
         return cpu_logits(tokens, -(-shape.vocab // layout.tensor), sizes.compute) * sizes.compute
-    return min(count, chunk_logits(sizes.compute, cuda=True)) * (2 * sizes.statistics + 2 * sizes.compute)
+    return min(count, CHUNK_LOGITS["cuda"][sizes.compute]) * (2 * sizes.statistics + 2 * sizes.compute)
 
 
 def cpu_logits(tokens: int, vocab: int, number_bytes: int) -> int:
     """Logits of the largest chunk. 1,024 tokens of 50,304 in float32: 4 chunks of 256."""
-    size = max(1, min(tokens, chunk_logits(number_bytes, cuda=False) // vocab))
+    size = max(1, min(tokens, CHUNK_LOGITS["cpu"][number_bytes] // vocab))
     return -(-tokens // -(-tokens // size)) * vocab
 
 

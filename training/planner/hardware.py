@@ -11,9 +11,8 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, ValidationError, model_validator
 
-from gristmill.foundation.config import Config
+from gristmill.foundation.config import Config, read_yaml
 from gristmill.foundation.errors import RecipeError, nearest_name
-from gristmill.foundation.strict_yaml import read_yaml
 
 GIB = 2**30
 PROFILES = Path(__file__).parent / "profiles"

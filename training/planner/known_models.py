@@ -5,8 +5,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from gristmill.foundation.config import read_yaml
 from gristmill.foundation.errors import RecipeError, nearest_name
-from gristmill.foundation.strict_yaml import read_yaml
 from gristmill.training.config.model import ModelConfig
 from gristmill.training.planner.costs.model_shape import ModelShape, gpt, shape_of
 

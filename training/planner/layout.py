@@ -5,7 +5,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from gristmill.training.config.layout import STAGES_PER_RANK, SWAPS, ContextMethod, LayoutConfig, Recompute, Schedule
+from gristmill.training.config.layout import (
+    STAGES_PER_RANK,
+    SWAPS,
+    ContextMethod,
+    LayoutConfig,
+    Recompute,
+    Schedule,
+    StageSpec,
+)
 from gristmill.training.planner.costs.model_shape import ModelShape
 from gristmill.training.planner.costs.parameters import (
     ExpertSharding,
@@ -14,7 +22,7 @@ from gristmill.training.planner.costs.parameters import (
     head_weights,
     rank_count,
 )
-from gristmill.training.planner.costs.stage_splitting import StageSpec, rank_of_stage
+from gristmill.training.planner.costs.stage_splitting import rank_of_stage
 
 
 @dataclass(frozen=True)

@@ -74,6 +74,8 @@ class CheckedModel:
             yield from _graphs(self, train)
         if layout.offload.streams_weights:
             yield from _streamed(model, train)
+        if layout.starts_processes:
+            yield from _lost_replicas(self, train)
 
 
 def reasons_of(error: ValidationError) -> str:
@@ -112,7 +114,13 @@ def batch_sizes(model: ModelConfig, train: TrainConfig) -> list[int]:
 
 
 def _world(layout: LayoutConfig, world_size: int) -> Iterator[str]:
-    if layout.world_size != world_size:
+    if layout.starts_processes:
+        if world_size > 1:
+            yield (
+                f"lost_replicas: continue starts its {layout.world_size} processes itself, but {world_size} run; start "
+                "it without torchrun, Slurm and `gristmill launch`, or set lost_replicas: restart"
+            )
+    elif layout.world_size != world_size:
         rest = layout.world_size // layout.data
         fix = f"set data: {world_size // rest}" if world_size % rest == 0 else f"tensor x pipeline x context is {rest}"
         yield (
@@ -280,6 +288,28 @@ def _streamed(model: ModelConfig, train: TrainConfig) -> Iterator[str]:
         )
 
 
+def _lost_replicas(checked: CheckedModel, train: TrainConfig) -> Iterator[str]:
+    """Reasons against what is not built, or not tried, for replicas that may be lost."""
+    model, layout = checked.config, train.layout
+    unsupported = {
+        "pipeline above 1": layout.pipeline > 1,
+        "context above 1": layout.context > 1,
+        "rank_order": layout.rank_order is not None,
+        "offload": layout.offload.active or layout.offload.streams_weights,
+        "a model with experts": bool(checked.mixtures),
+        "a model of transformers": model.transformers is not None,
+        "an objective other than causal": train.objective != "causal",
+        "precision fp16, whose loss scale is one of all replicas": train.precision == "fp16",
+        "compile": train.compile,
+        "evaluation.every": train.evaluation.every > 0,
+        "monitoring.noise_scale_every": train.monitoring.noise_scale_every > 0,
+        "checkpoint.asynchronous": train.checkpoint.asynchronous,
+    }
+    for name, is_set in unsupported.items():
+        if is_set:
+            yield f"lost_replicas: continue is not built for {name}; leave it out, or set lost_replicas: restart"
+
+
 def _experts(checked: CheckedModel, train: TrainConfig) -> Iterator[str]:
     layout = train.layout
     if not checked.mixtures:
@@ -346,3 +376,11 @@ def _float8(checked: CheckedModel, train: TrainConfig) -> Iterator[str]:
     for name, size in named:
         if size % 16:
             yield f"float8 wants {name} ({size}) to be a multiple of 16; change it, or set float8: false"
+
+
+def config_of_replica(model: ModelConfig, train: TrainConfig) -> TrainConfig:
+    """The training as one replica sees it: its processes alone, with micro-batches of the same size."""
+    layout = train.layout
+    alone = {"data": layout.shard, "replicate": 1, "lost_replicas": "restart"}
+    alone["micro_batch"] = micro_batch_size(model, train)
+    return train.model_copy(update={"layout": layout.model_copy(update=alone)})

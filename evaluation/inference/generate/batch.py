@@ -3,8 +3,9 @@
 A step reads the prompts of requests that join, in passes of their own, then one token of every sequence. A prompt that
 is longer than a step may read is read in parts, one in each step, while the others go on."""
 
+import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,15 +13,10 @@ import torch
 from torch import Tensor
 
 from gristmill.evaluation.inference.causal_lm import CausalLM
-from gristmill.evaluation.inference.generate.drafts import (
-    NO_DRAFTS,
-    Drafting,
-    Drafts,
-    ModelDrafts,
-    NgramDrafts,
-    guess_counts,
-)
+from gristmill.evaluation.inference.generate.drafts import Drafts, ModelDrafts, NgramDrafts, guess_counts
+from gristmill.evaluation.inference.generate.limits import BatchLimits
 from gristmill.evaluation.inference.generate.prompt_parts import MAX_PROMPTS, PromptParts
+from gristmill.evaluation.inference.generate.prompt_scores import logits_of, prompt_logprobs
 from gristmill.evaluation.inference.generate.request import (
     Generation,
     GenerationRequest,
@@ -33,45 +29,20 @@ from gristmill.evaluation.inference.generate.sequence import (
     RunningSequence,
     SequenceStream,
     TokenDecoder,
-    log_softmax,
-    top_logprobs,
 )
-from gristmill.evaluation.inference.generate.slots import MIN_SHARED_TOKENS, Slot, Slots, common_prefix
+from gristmill.evaluation.inference.generate.slots import (
+    BLOCK_TOKENS,
+    MIN_SHARED_TOKENS,
+    CacheUse,
+    Slot,
+    Slots,
+    blocks_of,
+    common_prefix,
+)
 from gristmill.evaluation.inference.generate.structured import GrammarTokenizer
 from gristmill.evaluation.inference.local_causal_lm import LocalCausalLM
+from gristmill.foundation.errors import InputError
 from gristmill.training.model.decoding_cache import SlotRows
-
-# How many sequences run at a time, and what a pass over prompts reads.
-
-
-@dataclass(frozen=True)
-class BatchLimits:
-    """sequences: of the running batch. prompt_tokens: of one pass over prompts; a longer prompt is a pass of its own.
-    cache_bytes: of keys and values on this rank; None: no limit. drafting: of tokens that are
-    guessed and read in one pass."""
-
-    sequences: int
-    prompt_tokens: int = 2048
-    cache_bytes: int | None = None
-    drafting: Drafting = NO_DRAFTS
-
-    def slots(self, causal_lm: CausalLM) -> int:
-        """Sequences that fit the cache at the model's sequence length, at least one."""
-        slot_bytes = causal_lm.slot_token_bytes() * causal_lm.sequence_length
-        if self.drafting.model is not None:
-            slot_bytes += self.drafting.model.slot_token_bytes() * causal_lm.sequence_length
-        if self.cache_bytes is None or not slot_bytes:
-            return self.sequences
-        return max(1, min(self.sequences, self.cache_bytes // slot_bytes))
-
-
-def default_limits(causal_lm: CausalLM, sequences: int | None = None, drafting: Drafting = NO_DRAFTS) -> BatchLimits:
-    """For the model's device: 32 sequences and 4 GiB of cache on a CPU, 256 and half of the free memory on a GPU."""
-    if causal_lm.device.type == "cpu":
-        return BatchLimits(sequences or 32, cache_bytes=4 << 30, drafting=drafting)
-    free_bytes, _ = torch.cuda.mem_get_info(causal_lm.device)
-    return BatchLimits(sequences or 256, prompt_tokens=16_384, cache_bytes=free_bytes // 2, drafting=drafting)
-
 
 # B rows, T tokens, D width, V vocabulary, N positions
 
@@ -80,7 +51,6 @@ def default_limits(causal_lm: CausalLM, sequences: int | None = None, drafting: 
 MIN_FILL = {"cpu": 1.0}
 MIN_FILL_ELSEWHERE = 0.8
 SMALL_PASS_TOKENS = 256  # up to here padding costs less than another reading of the weights
-LOGIT_CELLS = 1 << 22  # logits of a prompt that are computed at a time
 
 
 @dataclass
@@ -97,12 +67,14 @@ class _Job:
         if len(ranked) > count:
             ranked = sorted(ranked, key=lambda sequence: -sequence.mean_logprob)[:count]
         generations: tuple[Generation, ...] = tuple(sequence.generation() for sequence in ranked)
-        return RequestResult(self.number, generations, self.sequences[0].prompt_logprobs)
+        first = self.sequences[0]
+        return RequestResult(self.number, generations, first.prompt_logprobs, embedding=first.embedding)
 
 
 @dataclass(frozen=True)
 class _Joining:
-    """A sequence whose prompt is read next, and the slot that has its first `shared` tokens."""
+    """A sequence whose prompt is read next, with what it had generated when it lost its memory, and the slot that has
+    the first `shared` tokens."""
 
     sequence: RunningSequence
     prompt: np.ndarray
@@ -113,13 +85,25 @@ class _Joining:
     def tokens(self) -> int:
         return len(self.prompt) - self.shared
 
+    @property
+    def blocks(self) -> int:
+        return blocks_of(_first_columns(self.sequence))
+
 
 class ContinuousBatch:
-    """One thread calls its methods. Of a sharded model, every rank makes the same calls in the same order."""
+    """One thread calls its methods. Of a sharded model, every rank makes the same calls in the same order. clock:
+    seconds, in which prompt_seconds and decode_seconds count what steps took."""
 
-    def __init__(self, causal_lm: CausalLM, decoder: TokenDecoder, limits: BatchLimits):
-        self.causal_lm, self.decoder, self.limits = causal_lm, decoder, limits
-        count = limits.slots(causal_lm)
+    def __init__(
+        self,
+        causal_lm: CausalLM,
+        decoder: TokenDecoder,
+        limits: BatchLimits,
+        clock: Callable[[], float] = time.perf_counter,
+    ):
+        self.causal_lm, self.decoder, self.limits, self._clock = causal_lm, decoder, limits, clock
+        self.prompt_seconds = self.decode_seconds = 0.0
+        count = limits.sequences
         self._drafts: Drafts | None = None
         draft_cache = None
         if limits.drafting.tokens and causal_lm.reads_trees:
@@ -127,7 +111,7 @@ class ContinuousBatch:
             if limits.drafting.model is not None:
                 self._drafts = ModelDrafts(limits.drafting.model, count)
                 draft_cache = self._drafts.cache
-        self._slots = Slots(causal_lm.new_cache(count), count, causal_lm.reads_trees, draft_cache)
+        self._slots = Slots(causal_lm.new_cache(count), count, causal_lm.reads_trees, draft_cache, limits.cache_blocks)
         self._running: list[RunningSequence] = []  # by slot
         self._parts: PromptParts | None = None  # of prompts of those that run
         if isinstance(causal_lm, LocalCausalLM) and causal_lm.reads_trees:
@@ -140,7 +124,35 @@ class ContinuousBatch:
         self._grammars = GrammarTokenizer(decoder)
         self.read_tokens = 0.0  # that passes computed: less than was asked where prefixes are shared
         self.read_prompt_tokens = 0.0  # of them those of prompts, with padding
-        self.guessed_tokens = self.accepted_tokens = 0
+        self.guessed_tokens = self.accepted_tokens = self.preemptions = 0
+
+    @property
+    def sequence_length(self) -> int:
+        """Tokens of the longest sequence that the model and the cache hold."""
+        length = self.causal_lm.sequence_length
+        blocks = self.limits.cache_blocks
+        return length if blocks is None else min(length, blocks * BLOCK_TOKENS)
+
+    @property
+    def embedding_width(self) -> int | None:
+        """Numbers of a hidden state; None where the model gives logits alone."""
+        return self.causal_lm.model.config.width if isinstance(self.causal_lm, LocalCausalLM) else None
+
+    @property
+    def cache_use(self) -> CacheUse:
+        return CacheUse(self._slots.used_blocks, self.limits.cache_blocks, self._slots.evicted_blocks, self.preemptions)
+
+    def check(self, request: GenerationRequest) -> None:
+        """Raises InputError unless the request fits the model and the cache."""
+        length = self.causal_lm.sequence_length
+        request.check(length, self.causal_lm.vocab_size)
+        longest = min(len(request.prompt) + request.settings.max_new_tokens, length)
+        if longest > self.sequence_length:
+            new = longest - len(request.prompt)
+            raise InputError(
+                f"the prompt's {len(request.prompt)} tokens and {new} new ones do not fit the cache of "
+                f"{self.sequence_length} tokens; ask for fewer (max_tokens), or give the server a larger --cache-gib"
+            )
 
     @property
     def is_idle(self) -> bool:
@@ -148,15 +160,15 @@ class ContinuousBatch:
 
     def running_numbers(self) -> set[int]:
         """Requests that have begun: a prompt of theirs was read, or was to be read when a step failed."""
-        waiting = set(self._waiting)
+        waiting = {sequence for sequence in self._waiting if sequence.length == sequence.prompt_length}
         return {job.number for job in self._jobs.values() if not waiting.issuperset(job.sequences)}
 
     def add(self, request: GenerationRequest, stream: PieceStream | None = None) -> int:
-        """Queues a request; returns its number. Raises InputError if its prompt does not fit the model.
+        """Queues a request; returns its number. Raises InputError if it does not fit the model and the cache.
 
         stream is called with (number of the candidate, new text, log-probabilities) as soon as no later token can
         change the text."""
-        request.check(self.causal_lm.sequence_length, self.causal_lm.vocab_size)
+        self.check(request)
         number, self._added = self._added, self._added + 1
         sequences = [
             RunningSequence(
@@ -196,8 +208,9 @@ class ContinuousBatch:
         of the layers count in proportion. None: all that have a slot. All ranks of a sharded model give the same
         number."""
         ended: list[RunningSequence] = []
+        begun = self._clock()
         if prompt_tokens is None:
-            while self._parts or (self._waiting and self._slots.free):
+            while self._parts or self._joins:
                 if self._parts:
                     self._read_part(self._parts, float(self.causal_lm.sequence_length))
                 else:
@@ -206,9 +219,15 @@ class ContinuousBatch:
         elif prompt_tokens > 0:
             self._read_within(prompt_tokens)
             ended += self._end_done()
+            if self.causal_lm.device.type == "cuda":
+                torch.cuda.synchronize(self.causal_lm.device)
+        prompts_read = self._clock()
+        self._make_room()
         if self.decoding:
             self._decode()
             ended += self._end_done()
+        self.prompt_seconds += prompts_read - begun
+        self.decode_seconds += self._clock() - prompts_read
         return self._results(ended)
 
     @property
@@ -219,7 +238,43 @@ class ContinuousBatch:
     @property
     def reading(self) -> int:
         """Sequences whose prompts can be read now: they have a slot, or one is free."""
-        return len(self._parts or ()) + min(len(self._waiting), self._slots.free)
+        return len(self._parts or ()) + (min(len(self._waiting), self._slots.free) if self._joins else 0)
+
+    @property
+    def _joins(self) -> bool:
+        """Whether the first that waits can be read now."""
+        return bool(
+            self._waiting and self._slots.free and self._slots.fits(blocks_of(_first_columns(self._waiting[0])))
+        )
+
+    def _make_room(self) -> None:
+        """Blocks for the next token of every running sequence.
+
+        Where memory is short, the youngest lose theirs and wait; then they are read again, up to the last token they
+        have, and go on with their own random numbers. The oldest never waits, and the whole cache is enough for it."""
+        needy = [
+            sequence
+            for slot, sequence in enumerate(self._running)
+            if blocks_of(self._slots[slot].cached + 1) > self._slots[slot].blocks
+            and sequence not in (self._parts or ())
+        ]
+        for sequence in sorted(needy, key=self._age):
+            while sequence in self._running:
+                slot = self._running.index(sequence)
+                if self._slots.reserve(slot, self._slots[slot].cached + 1):
+                    break
+                self._preempt(max(self._running, key=self._age))
+
+    def _age(self, sequence: RunningSequence) -> tuple[int, int]:
+        return self._job_of[sequence].number, sequence.candidate
+
+    def _preempt(self, sequence: RunningSequence) -> None:
+        """Takes a sequence out of the running batch. Its cache is kept until the memory is taken."""
+        if self._parts is not None:
+            self._parts.remove([sequence])
+        self._release([self._running.index(sequence)])
+        self._waiting.appendleft(sequence)
+        self.preemptions += 1
 
     def _read_within(self, prompt_tokens: float) -> None:
         """Reads prompts that fit so many tokens, or a part of a longer one; each in turn where there are both."""
@@ -227,25 +282,32 @@ class ContinuousBatch:
             self._read_part(self._parts, prompt_tokens)
             self._part_is_next = False
             return
-        if not (self._waiting and self._slots.free):
+        self._part_is_next, is_first = True, True
+        while prompt_tokens > 0 and (self._may_join(self._parts) if self._parts else self._joins):
+            first, *others = self._next_to_join(int(prompt_tokens))
+            reads_parts = self._parts is not None and not first.sequence.reads_whole_prompt
+            if first.tokens <= prompt_tokens or (is_first and not reads_parts):
+                before = self.read_prompt_tokens
+                self._read_prompts([first, *others])
+                prompt_tokens -= self.read_prompt_tokens - before
+                is_first = False
+                continue
+            self._waiting.extendleft(joining.sequence for joining in reversed(others))
+            if not is_first or self._parts is None:
+                self._waiting.appendleft(first.sequence)
+                return
+            self._claim(first)
+            self._parts.add(first.sequence)
+            self._read_part(self._parts, prompt_tokens)
             return
-        self._part_is_next = True
-        first, *others = self._next_to_join(int(prompt_tokens))
-        if first.tokens <= prompt_tokens or self._parts is None or first.sequence.settings.prompt_logprobs:
-            self._read_prompts([first, *others])
-            return
-        self._waiting.extendleft(joining.sequence for joining in reversed(others))
-        self._claim(first)
-        self._parts.add(first.sequence)
-        self._read_part(self._parts, prompt_tokens)
 
     def _may_join(self, parts: PromptParts) -> bool:
         """Whether the first that waits can be read beside prompts that are read in parts: it does not begin as one of
         those does."""
-        if not (self._waiting and self._slots.free) or len(parts) == MAX_PROMPTS:
+        if not self._joins or len(parts) == MAX_PROMPTS:
             return False
         joining, running = self._joining(self._waiting[0]), [prompt.sequence for prompt in parts.prompts]
-        shared = max(common_prefix(joining.prompt, other.tokens[: other.prompt_length]) for other in running)
+        shared = max(common_prefix(joining.prompt, other.text_tokens) for other in running)
         return shared < max(MIN_SHARED_TOKENS, joining.shared + 1)
 
     def _read_part(self, parts: PromptParts, prompt_tokens: float) -> None:
@@ -257,7 +319,8 @@ class ContinuousBatch:
         self.read_tokens += tokens
         if hidden_BTD is not None:
             parts.remove([sequence])
-            _choose([sequence], self._logits(hidden_BTD[:, -1])[:, : self.causal_lm.vocab_size])
+            sequence.pool(hidden_BTD[0])
+            _choose([sequence], logits_of(self.causal_lm, hidden_BTD[:, -1])[:, : self.causal_lm.vocab_size])
 
     def _decode(self) -> None:
         """One token of every sequence, or more where they were guessed. The rows of prompts that are read in parts are
@@ -280,7 +343,7 @@ class ContinuousBatch:
             return
         for slot in live:
             slots[slot].cached += 1
-        logits_BV = self._logits(hidden_BTD[:, -1] if len(live) == count else hidden_BTD[live, -1])
+        logits_BV = logits_of(self.causal_lm, hidden_BTD[:, -1] if len(live) == count else hidden_BTD[live, -1])
         _choose([self._running[slot] for slot in live], logits_BV[:, : self.causal_lm.vocab_size])
 
     def _guessed(self, live: list[int]) -> dict[int, list[int]]:
@@ -288,6 +351,9 @@ class ContinuousBatch:
             return {}
         remaining = {slot: self._running[slot].remaining - 1 for slot in live}
         counts = guess_counts(self._slots, remaining, self.limits.drafting.tokens, self.causal_lm.device)
+        for slot, count in counts.items():  # no other sequence gives its memory for a guess
+            if not self._slots.reserve(slot, self._slots[slot].cached + 1 + count):
+                counts[slot] = min(count, self._slots[slot].blocks * BLOCK_TOKENS - self._slots[slot].cached - 1)
         return self._drafts.propose(self._slots, counts) if any(counts.values()) else {}
 
     def _verify(self, live: list[int], drafts: dict[int, list[int]], hidden_BTD: Tensor) -> None:
@@ -296,7 +362,7 @@ class ContinuousBatch:
         going = {slot: width - 1 - len(drafts.get(slot, [])) for slot in live}  # column of the place
         while going:
             hidden_BD = hidden_BTD[list(going), [column + place for column in going.values()]]
-            logits_BV = self._logits(hidden_BD)[:, : self.causal_lm.vocab_size]
+            logits_BV = logits_of(self.causal_lm, hidden_BD)[:, : self.causal_lm.vocab_size]
             _choose([self._running[slot] for slot in going], logits_BV)
             for slot in list(going):
                 sequence, draft, kept = self._running[slot], drafts.get(slot, []), self._slots[slot]
@@ -305,6 +371,7 @@ class ContinuousBatch:
                 if not agrees:
                     del going[slot]
                     self._count_guesses(kept, len(draft), place)
+                    self._slots.trim(slot, kept.cached)
             place += 1
 
     def _count_guesses(self, slot: Slot, guessed: int, accepted: int) -> None:
@@ -322,10 +389,14 @@ class ContinuousBatch:
         waiting = [self._waiting[index] for index in range(min(self._slots.free, len(self._waiting)))]
         first, *others = (self._joining(sequence) for sequence in waiting)
         chosen, different, tokens = [first], {first.prompt.tobytes()}, [first.tokens]
+        blocks = first.blocks
         fill = MIN_FILL.get(self.causal_lm.device.type, MIN_FILL_ELSEWHERE)
         for joining in others:
+            if not self._slots.fits(blocks + joining.blocks):
+                continue
             if joining.prompt.tobytes() in different and joining.shared == 0 and first.shared == 0:
                 chosen.append(joining)
+                blocks += joining.blocks
                 continue
             padded = max(*tokens, joining.tokens) * (len(tokens) + 1)
             is_full = padded > prompt_tokens
@@ -333,6 +404,7 @@ class ContinuousBatch:
             if is_full or wastes or (joining.shared > 0) != (first.shared > 0) or self._shares(joining, chosen):
                 continue
             chosen.append(joining)
+            blocks += joining.blocks
             different.add(joining.prompt.tobytes())
             tokens.append(joining.tokens)
         taken = {id(joining.sequence) for joining in chosen}
@@ -340,13 +412,13 @@ class ContinuousBatch:
         return chosen
 
     def _joining(self, sequence: RunningSequence) -> _Joining:
-        prompt = sequence.tokens[: sequence.prompt_length]
-        slot, shared = (0, 0) if sequence.settings.prompt_logprobs else self._slots.longest_prefix(prompt)
+        prompt = sequence.text_tokens
+        slot, shared = (0, 0) if sequence.reads_whole_prompt else self._slots.longest_prefix(prompt)
         return _Joining(sequence, prompt, slot, shared)
 
     def _shares(self, joining: _Joining, chosen: Iterable[_Joining]) -> bool:
         """Whether it is better to wait until the prompts of this pass are in the cache."""
-        if not self._slots.keeps_prefixes or joining.sequence.settings.prompt_logprobs:
+        if not self._slots.keeps_prefixes or joining.sequence.reads_whole_prompt:
             return False
         longest = max(common_prefix(joining.prompt, other.prompt) for other in chosen)
         return longest >= max(MIN_SHARED_TOKENS, 2 * joining.shared)
@@ -359,7 +431,7 @@ class ContinuousBatch:
         slots = []
         for joining in chosen:
             slots.append(self._claim(joining))
-        last_only = not any(joining.sequence.settings.prompt_logprobs for joining in chosen)
+        last_only = not any(joining.sequence.reads_whole_prompt for joining in chosen)
         hidden_BTD = self._pass(
             [chosen[index] for index in first_of], [slots[index] for index in first_of], slots[0], last_only
         )
@@ -371,14 +443,18 @@ class ContinuousBatch:
         if len(places) < len(chosen):
             self._slots.cache.select([*range(slots[0]), *(slots[0] + row for row in row_of)])
         self._score_prompts(chosen, row_of, hidden_BTD)
-        logits_BV = self._logits(hidden_BTD[:, -1])[row_of, : self.causal_lm.vocab_size]
+        for joining, row in zip(chosen, row_of, strict=True):
+            joining.sequence.pool(hidden_BTD[row, -len(joining.prompt) :])
+        if all(joining.sequence.done for joining in chosen):
+            return
+        logits_BV = logits_of(self.causal_lm, hidden_BTD[:, -1])[row_of, : self.causal_lm.vocab_size]
         _choose([joining.sequence for joining in chosen], logits_BV)
 
     def _claim(self, joining: _Joining) -> int:
         shared_with, shared = joining.shared_with, joining.shared
         if shared:  # the slots before may have moved it
             shared_with, shared = self._slots.longest_prefix(joining.prompt)
-        slot = self._slots.claim(joining.sequence.tokens, shared_with, shared)
+        slot = self._slots.claim(joining.sequence.tokens, _first_columns(joining.sequence), shared_with, shared)
         self._running.append(joining.sequence)
         return slot
 
@@ -410,35 +486,17 @@ class ContinuousBatch:
         self.read_tokens += tokens_BT.numel()
         return self.causal_lm.read(tokens_BT, rows, self._slots.cache)
 
-    def _logits(self, hidden_BD: Tensor) -> Tensor:
-        logits_BV = self.causal_lm.head(hidden_BD)
-        return logits_BV if logits_BV.dtype == torch.float64 else logits_BV.float()
-
     def _score_prompts(self, chosen: list[_Joining], row_of: list[int], hidden_BTD: Tensor) -> None:
         """Log-probabilities of the tokens of prompts, where asked for."""
         scores: dict[tuple[int, int], tuple[TokenLogprob, ...]] = {}
         for joining, row in zip(chosen, row_of, strict=True):
-            settings = joining.sequence.settings
-            if not settings.prompt_logprobs:
+            if not joining.sequence.wants_prompt_logprobs:
                 continue
-            key = row, settings.logprobs or 0
+            key = row, joining.sequence.settings.logprobs or 0
             if key not in scores:
-                hidden_TD = hidden_BTD[row, hidden_BTD.shape[1] - len(joining.prompt) : -1]
-                scores[key] = (
-                    TokenLogprob(int(joining.prompt[0]), None),
-                    *self._token_logprobs(hidden_TD, joining.prompt[1:], key[1]),
-                )
+                hidden_TD = hidden_BTD[row, hidden_BTD.shape[1] - len(joining.prompt) :]
+                scores[key] = prompt_logprobs(self.causal_lm, hidden_TD, joining.prompt, key[1])
             joining.sequence.prompt_logprobs = scores[key]
-
-    def _token_logprobs(self, hidden_ND: Tensor, tokens_N: np.ndarray, top: int) -> list[TokenLogprob]:
-        logprobs: list[TokenLogprob] = []
-        size = max(1, LOGIT_CELLS // self.causal_lm.vocab_size)
-        for first in range(0, len(tokens_N), size):
-            logits_NV = self._logits(hidden_ND[first : first + size]).cpu().numpy()
-            for logits_V, token in zip(logits_NV, tokens_N[first : first + size].tolist(), strict=True):
-                logprobs_V = log_softmax(logits_V)[: self.causal_lm.vocab_size]
-                logprobs.append(TokenLogprob(token, float(logprobs_V[token]), top_logprobs(logprobs_V, top)))
-        return logprobs
 
     def _end_done(self) -> list[RunningSequence]:
         ended = [slot for slot, sequence in enumerate(self._running) if sequence.done]
@@ -462,6 +520,11 @@ class ContinuousBatch:
             results.append(job.result())
             self.cancel(job.number)
         return results
+
+
+def _first_columns(sequence: RunningSequence) -> int:
+    """Columns that a sequence needs to be read and to get its next token."""
+    return min(sequence.length + 1, len(sequence.tokens))
 
 
 def _choose(sequences: Sequence[RunningSequence], logits_BV: Tensor) -> None:

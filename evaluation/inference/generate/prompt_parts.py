@@ -66,7 +66,7 @@ class PromptParts:
             return self.prompts[0]
 
         def missing(prompt: PromptInParts) -> int:
-            return prompt.sequence.prompt_length - slots[slot_of[prompt.sequence]].cached
+            return prompt.sequence.length - slots[slot_of[prompt.sequence]].cached
 
         return min(self.prompts, key=missing)
 
@@ -77,7 +77,7 @@ class PromptParts:
         start = slots[slot].cached
         if prompt.part is None:
             size, _ = part_size(prompt_tokens, layers)
-            prompt.end = min(start + size, sequence.prompt_length)
+            prompt.end = min(start + size, sequence.length)
             tokens_1T = torch.from_numpy(sequence.tokens[None, start : prompt.end])
             prompt.part = DividedPass(tokens_1T.to(self.causal_lm.device))
             slots[slot].written = prompt.end
@@ -88,7 +88,7 @@ class PromptParts:
         hidden_BTD = self.causal_lm.read_some(prompt.part, rows, slots.cache, count)
         if hidden_BTD is not None:
             prompt.part, slots[slot].cached = None, prompt.end
-        is_last = prompt.end == sequence.prompt_length
+        is_last = prompt.end == sequence.length
         return size * count / layers, hidden_BTD if is_last else None
 
 

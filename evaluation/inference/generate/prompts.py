@@ -10,8 +10,9 @@ import torch.distributed as dist
 from pydantic import Field, ValidationError, model_validator
 
 from gristmill.evaluation.inference.causal_lm import CausalLM
-from gristmill.evaluation.inference.generate.batch import BatchLimits, ContinuousBatch
+from gristmill.evaluation.inference.generate.batch import ContinuousBatch
 from gristmill.evaluation.inference.generate.drafts import NO_DRAFTS, Drafting
+from gristmill.evaluation.inference.generate.limits import BatchLimits
 from gristmill.evaluation.inference.generate.request import (
     Generation,
     GenerationRequest,
@@ -23,6 +24,7 @@ from gristmill.evaluation.inference.generate.request import (
     TokenLogprob,
 )
 from gristmill.evaluation.inference.generate.sequence import TokenDecoder
+from gristmill.foundation.config import Config
 from gristmill.foundation.errors import InputError, RecipeError, did_you_mean
 from gristmill.foundation.files import file_digest, write_atomic
 from gristmill.foundation.progress import Reporter
@@ -157,7 +159,7 @@ def _parsed(number: int, line: bytes) -> PromptLine:
         return PromptLine(number, None, str(error))
 
 
-def describe(error: ValidationError, kind: type[RequestOptions]) -> str:
+def describe(error: ValidationError, kind: type[Config]) -> str:
     """The first problem of a record or request: its field and how to fix it."""
     first = error.errors()[0]
     name = ".".join(map(str, first["loc"]))

@@ -1,9 +1,10 @@
 """Generation requests and results."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Literal, Self
 
+import numpy as np
 from pydantic import Field, field_validator, model_validator
 
 from gristmill.evaluation.inference.config import SamplingConfig
@@ -24,7 +25,7 @@ class GenerationSettings:
     their mean log-probability a token. logprobs: log-probabilities of the tokens, with those of so many likeliest
     ones; prompt_logprobs: of the prompt's, too. ignore_end: no end token ends a continuation. rules: penalties and
     biases. stop_token_ids: tokens that end a continuation beside the model's. grammar: of llguidance, which the text
-    follows."""
+    follows. pooling: the result has the pooled hidden states of the prompt, the mean of all or the last."""
 
     max_new_tokens: int
     sampling: SamplingConfig = GREEDY
@@ -37,6 +38,7 @@ class GenerationSettings:
     rules: LogitRules = NO_RULES
     stop_token_ids: tuple[int, ...] = ()
     grammar: str | None = None
+    pooling: Literal["mean", "last"] | None = None
 
     @property
     def candidates(self) -> int:
@@ -67,10 +69,10 @@ class GenerationRequest:
             raise InputError(f"the prompt has token {wrong}; the model's vocabulary has 0 to {vocab_size - 1}")
         named = {"logit_bias": [token for token, _ in self.settings.rules.logit_bias]}
         named["stop_token_ids"] = [*self.settings.stop_token_ids]
-        for field, tokens in named.items():
+        for name, tokens in named.items():
             wrong = next((token for token in tokens if not 0 <= token < vocab_size), None)
             if wrong is not None:
-                raise InputError(f"{field} has token {wrong}; the model's vocabulary has 0 to {vocab_size - 1}")
+                raise InputError(f"{name} has token {wrong}; the model's vocabulary has 0 to {vocab_size - 1}")
 
 
 @dataclass(frozen=True)
@@ -98,12 +100,14 @@ class Generation:
 @dataclass(frozen=True)
 class RequestResult:
     """generations: the best first where best_of was given, else in the order of the draws. prompt_logprobs: of every
-    token of the prompt, where asked for. error: why there is nothing else here."""
+    token of the prompt, where asked for. embedding: float32[width], of settings.pooling. error: why there is nothing
+    else here."""
 
     number: int
     generations: tuple[Generation, ...] = ()
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
     error: InputError | None = None
+    embedding: np.ndarray | None = field(default=None, compare=False)
 
 
 # Options of one request by the names of the OpenAI API, for prompt files and the server.

@@ -95,7 +95,7 @@ class RunningSequence:
         stream: SequenceStream | None = None,
         matcher: GrammarMatcher | None = None,
     ):
-        self.settings, self.stream = request.settings, stream
+        self.settings, self.stream, self.candidate = request.settings, stream, candidate
         self.prompt_length = len(request.prompt)
         self.max_new_tokens = min(request.settings.max_new_tokens, sequence_length - self.prompt_length)
         self.tokens = np.empty(self.prompt_length + self.max_new_tokens, dtype=np.int64)
@@ -113,6 +113,7 @@ class RunningSequence:
         self._streamed = self._streamed_logprobs = 0
         self.logprobs: list[TokenLogprob] = []
         self.prompt_logprobs: tuple[TokenLogprob, ...] = ()
+        self.embedding: np.ndarray | None = None
         self.ended: Ending = "length"
         self.done = self.max_new_tokens == 0
         self.error: InputError | None = None
@@ -121,6 +122,27 @@ class RunningSequence:
     def length(self) -> int:
         """Tokens of the prompt and generated ones."""
         return self.prompt_length + len(self._text.tokens)
+
+    @property
+    def text_tokens(self) -> np.ndarray:
+        """int64[length]: the prompt and what was generated."""
+        return self.tokens[: self.length]
+
+    @property
+    def wants_prompt_logprobs(self) -> bool:
+        """Whether the log-probabilities of the prompt are asked for and not yet computed."""
+        return self.settings.prompt_logprobs and not self.prompt_logprobs
+
+    @property
+    def reads_whole_prompt(self) -> bool:
+        """Whether the hidden states of all tokens of the prompt are needed, not of the last alone."""
+        return self.wants_prompt_logprobs or self.settings.pooling == "mean"
+
+    def pool(self, hidden_TD: Tensor) -> None:
+        """Keeps the embedding that is asked for. hidden: of all tokens of the prompt, or at least of the last."""
+        if self.settings.pooling is not None:
+            pooled_D = hidden_TD.float().mean(dim=0) if self.settings.pooling == "mean" else hidden_TD[-1].float()
+            self.embedding = pooled_D.cpu().numpy()
 
     @property
     def remaining(self) -> int:

@@ -1,4 +1,5 @@
-"""Slots of a decoding cache: which sequence is in which, and which tokens are kept for later prompts."""
+"""Slots of a decoding cache: which sequence is in which, which tokens are kept for later prompts, and the blocks of
+memory that they hold."""
 
 from dataclasses import dataclass
 
@@ -7,20 +8,28 @@ import numpy as np
 from gristmill.evaluation.inference.causal_lm import DecodingCache
 
 MIN_SHARED_TOKENS = 16  # a shorter common prefix is read again: copying it saves less than a pass of its own costs
+BLOCK_TOKENS = 16  # in which memory is taken and given back
 
 
 FIRST_GUESSES = 4
 
 
+def blocks_of(tokens: int) -> int:
+    """Blocks that so many tokens take."""
+    return -(-tokens // BLOCK_TOKENS)
+
+
 @dataclass
 class Slot:
     """tokens: of the sequence; the keys and values of the first `cached` are in the cache, and of the first `written`
-    those of some layers. used: number of the last use, for the choice of the slot to overwrite. drafted: tokens in the
-    draft model's cache, right up to `cached` at most. guesses: tokens to guess next."""
+    those of some layers. used: number of the last use, for the choice of what is overwritten. blocks: of memory, from
+    the first token on. drafted: tokens in the draft model's cache, right up to `cached` at most. guesses: tokens to
+    guess next."""
 
     tokens: np.ndarray
     cached: int = 0
     used: int = 0
+    blocks: int = 0
     written: int = 0
     drafted: int = 0
     guesses: int = FIRST_GUESSES
@@ -30,17 +39,36 @@ class Slot:
         return max(self.cached, self.written)
 
 
+@dataclass(frozen=True)
+class CacheUse:
+    """Blocks that sequences and kept prefixes hold, of `max_blocks` (None: no limit). evicted_blocks: of prefixes that
+    made room so far. preemptions: sequences that lost their memory so far, to be read again."""
+
+    used_blocks: int
+    max_blocks: int | None
+    evicted_blocks: int
+    preemptions: int
+
+
 class Slots:
     """The slots 0 to running - 1 are the running batch, in the order of `Slot`s; those behind keep the tokens of
-    sequences that have ended, so that a prompt with the same beginning need not be read again. draft_cache: of a draft
-    model, with the same slots."""
+    sequences that have ended, so that a prompt with the same beginning need not be read again.
+
+    draft_cache: of a draft model, with the same slots. max_blocks: that all slots together hold; None: no limit. A
+    sequence that needs more takes them from what is kept: the least recently used first, from its end."""
 
     def __init__(
-        self, cache: DecodingCache, count: int, keeps_prefixes: bool, draft_cache: DecodingCache | None = None
+        self,
+        cache: DecodingCache,
+        count: int,
+        keeps_prefixes: bool,
+        draft_cache: DecodingCache | None = None,
+        max_blocks: int | None = None,
     ):
-        self.cache, self.keeps_prefixes = cache, keeps_prefixes
+        self.cache, self.keeps_prefixes, self.max_blocks = cache, keeps_prefixes, max_blocks
         self._caches = [cache] if draft_cache is None else [cache, draft_cache]
         self.running = 0
+        self.evicted_blocks = 0
         self._slots = [Slot(np.empty(0, dtype=np.int64)) for _ in range(count)]
         self._uses = 0
 
@@ -48,59 +76,123 @@ class Slots:
     def free(self) -> int:
         return len(self._slots) - self.running
 
+    @property
+    def used_blocks(self) -> int:
+        return sum(slot.blocks for slot in self._slots)
+
     def __getitem__(self, index: int) -> Slot:
         return self._slots[index]
+
+    def fits(self, blocks: int) -> bool:
+        """Whether sequences that join can have so many blocks, and each that runs another one soon."""
+        if self.max_blocks is None:
+            return True
+        running_blocks = sum(slot.blocks for slot in self._slots[: self.running])
+        return running_blocks + self.running + blocks <= self.max_blocks
+
+    def reserve(self, index: int, columns: int) -> bool:
+        """Takes the blocks of so many columns for a running slot. False where other running sequences hold them."""
+        slot = self._slots[index]
+        missing = blocks_of(columns) - slot.blocks
+        if missing > 0:
+            if not self._evict(missing):
+                return False
+            slot.blocks += missing
+        return True
+
+    def trim(self, index: int, columns: int) -> None:
+        """Gives back the blocks behind the first columns."""
+        slot, blocks = self._slots[index], blocks_of(columns)
+        if blocks < slot.blocks:
+            slot.blocks = blocks
+            for cache in self._caches:
+                cache.release(index, blocks * BLOCK_TOKENS)
+        slot.cached, slot.written, slot.drafted = (
+            min(count, columns) for count in (slot.cached, slot.written, slot.drafted)
+        )
+
+    def _evict(self, missing: int) -> bool:
+        """Frees so many blocks, if what is kept has them."""
+        if self.max_blocks is None:
+            return True
+        missing -= self.max_blocks - self.used_blocks
+        kept = range(self.running, len(self._slots))
+        if missing > sum(self._slots[index].blocks for index in kept):
+            return False
+        for index in sorted(kept, key=lambda index: self._slots[index].used):
+            taken = min(missing, self._slots[index].blocks)
+            if taken > 0:
+                self.trim(index, (self._slots[index].blocks - taken) * BLOCK_TOKENS)
+                self.evicted_blocks += taken
+                missing -= taken
+        return True
 
     def longest_prefix(self, prompt: np.ndarray) -> tuple[int, int]:
         """(slot, tokens) of the longest beginning of a prompt that is in the cache; its last token is always read.
         Below MIN_SHARED_TOKENS it is (0, 0)."""
         if not self.keeps_prefixes:
             return 0, 0
-        lengths = [min(common_prefix(prompt, slot.tokens[: slot.cached]), len(prompt) - 1) for slot in self._slots]
+        lengths = [_shared_tokens(prompt, slot) for slot in self._slots]
         best = int(np.argmax(lengths))
         return (best, lengths[best]) if lengths[best] >= MIN_SHARED_TOKENS else (0, 0)
 
-    def claim(self, tokens: np.ndarray, shared_with: int, shared: int) -> int:
-        """Takes the next slot of the running batch for a sequence, with the first `shared` tokens of another slot."""
-        own = self.running
-        kept = min(range(own, len(self._slots)), key=lambda index: (self._slots[index].used, -index))
-        if shared and kept == shared_with:
-            kept = own
-        if kept != own and self._slots[own].cached:  # what is kept in the slot goes to the one used longest ago
-            self._copy(own, kept, self._slots[own].cached)
-            self._slots[kept] = self._slots[own]
-            shared_with = kept if shared_with == own else shared_with
-        if shared and shared_with != own:
-            self._copy(shared_with, own, shared)
-        drafted = min(shared, self._slots[shared_with].drafted) if shared else 0
-        self._slots[own] = Slot(tokens, shared, self._next_use(), drafted=drafted)
+    def claim(self, tokens: np.ndarray, columns: int, shared_with: int, shared: int) -> int:
+        """Takes the next slot of the running batch and blocks for so many columns, which `fits` allows, for a sequence,
+        with the first `shared` tokens of another slot."""
+        own, source = self.running, shared_with if shared else -1
+        if source >= own and self.max_blocks is not None and blocks_of(columns) > self.max_blocks - self.used_blocks:
+            self._swap(source, own)  # memory does not hold the beginning twice: the sequence goes on in its place
+            source = own
+        else:
+            source = self._vacate(own, source)
+        self.trim(own, columns)
+        before = self._slots[own]
+        drafted = min(shared, self._slots[source].drafted) if shared else 0
+        self._slots[own] = Slot(tokens, shared, self._next_use(), before.blocks, drafted=drafted)
         self.running += 1
+        if not self.reserve(own, columns):
+            raise RuntimeError(f"the cache has no {blocks_of(columns)} blocks for a sequence that fits")
+        if shared and source != own:
+            self._copy(source, own, shared)
         return own
+
+    def _vacate(self, own: int, source: int) -> int:
+        """Moves what is kept in a slot to the place of what was used longest ago; returns where the source is then."""
+        oldest = min(range(own, len(self._slots)), key=lambda index: (self._slots[index].used, -index))
+        if oldest in (own, source) or not self._slots[own].cached:
+            self.evicted_blocks += self._slots[own].blocks if source != own else 0
+            return source
+        self.evicted_blocks += self._slots[oldest].blocks
+        self.trim(oldest, 0)
+        self._swap(own, oldest)
+        return oldest if source == own else source
 
     def clear(self, slot: int) -> None:
         """Forgets a slot whose keys and values may not be finite."""
-        for cache in self._caches:
-            cache.clear(slot)
-        self._slots[slot].cached = self._slots[slot].drafted = 0
+        self.trim(slot, 0)
 
     def _copy(self, source: int, target: int, tokens: int) -> None:
         for cache in self._caches:
             cache.copy(source, target, tokens)
+
+    def _swap(self, first: int, second: int) -> None:
+        if first == second:
+            return
+        slots = self._slots
+        for cache in self._caches:
+            cache.swap(first, second, slots[first].columns, slots[second].columns)
+        slots[first], slots[second] = slots[second], slots[first]
 
     def release(self, ended: list[int]) -> list[int]:
         """Takes slots out of the running batch; returns, for each slot that goes on, where it was."""
         order = list(range(self.running))
         for slot in sorted(ended, reverse=True):
             last = self.running - 1
-            if slot != last:
-                for cache in self._caches:
-                    cache.swap(slot, last, max(self._slots[slot].columns, self._slots[last].columns))
-                self._slots[slot], self._slots[last] = self._slots[last], self._slots[slot]
-                order[slot] = order[last]
+            self._swap(slot, last)
+            order[slot] = order[last]
             self._slots[last].used = self._next_use()
-            if not self.keeps_prefixes:
-                self._slots[last].cached = 0
             self.running = last
+            self.trim(last, self._slots[last].cached if self.keeps_prefixes else 0)
         order = order[: self.running]
         self.cache.select(order)
         return order
@@ -108,6 +200,15 @@ class Slots:
     def _next_use(self) -> int:
         self._uses += 1
         return self._uses
+
+
+def _shared_tokens(prompt: np.ndarray, slot: Slot) -> int:
+    """Tokens of a prompt that need not be read, or 0 where they are fewer than MIN_SHARED_TOKENS. One of them is
+    compared first: this is asked for every slot and every prompt that waits."""
+    last = MIN_SHARED_TOKENS - 1
+    if min(slot.cached, len(prompt) - 1) <= last or slot.tokens[last] != prompt[last]:
+        return 0
+    return min(common_prefix(prompt, slot.tokens[: slot.cached]), len(prompt) - 1)
 
 
 def common_prefix(first: np.ndarray, second: np.ndarray) -> int:

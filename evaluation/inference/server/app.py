@@ -2,14 +2,12 @@
 
 import asyncio
 import hmac
-import json
 import re
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 
-from pydantic import ValidationError
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -18,56 +16,36 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from gristmill.evaluation.convert.chat_template import ChatTemplate
-from gristmill.evaluation.convert.model_tokenizer import ModelTokenizer
-from gristmill.evaluation.inference.generate.prompts import describe
-from gristmill.evaluation.inference.generate.request import GenerationRequest, RequestResult, TokenLogprob
+from gristmill.evaluation.inference.generate.request import GenerationRequest, RequestResult
 from gristmill.evaluation.inference.server import chat_page
-from gristmill.evaluation.inference.server.engine import GenerationEngine, ServerBusyError, Ticket
-from gristmill.evaluation.inference.server.metrics import RequestTimes, ServerMetrics
+from gristmill.evaluation.inference.server.embeddings import embed
+from gristmill.evaluation.inference.server.engine import ServerBusyError, Ticket
+from gristmill.evaluation.inference.server.model_calls import (
+    IGNORED_HEADER,
+    HttpError,
+    ServedModel,
+    StreamEvents,
+    chat_prompt,
+    checked,
+    completed,
+    ignored_header,
+    read_body,
+    server_event,
+    submitted,
+)
 from gristmill.evaluation.inference.server.openai_api import (
     ApiRequest,
     ChatRequest,
     CompletionRequest,
-    known_fields,
 )
 from gristmill.evaluation.inference.server.replies import Replies, error_body
+from gristmill.evaluation.inference.server.responses import respond
 from gristmill.evaluation.inference.server.tool_calls import read_calls
 from gristmill.foundation.errors import InputError
-from gristmill.foundation.runtime.startup import without_garbage_collection
 
-MAX_BODY_BYTES = 16 << 20
 BODY_SECONDS = 30.0
 LOOPBACK_NAMES = frozenset(["localhost", "127.0.0.1", "[::1]"])
-POLL_SECONDS = 0.25  # between looks at whether the client is still there
-IGNORED_HEADER = "X-Gristmill-Ignored-Fields"
-FIELD_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 CLIENT_GONE = 499  # nginx's status for a client that closed the connection
-
-
-@dataclass(frozen=True)
-class ServedModel:
-    """name: by which requests name it. token: that requests must carry; None: no one needs one. origins: of pages of
-    other sites that may ask."""
-
-    name: str
-    engine: GenerationEngine
-    codec: ModelTokenizer
-    template: ChatTemplate
-    token: str | None = None
-    origins: tuple[str, ...] = ()
-
-    @cached_property
-    def metrics(self) -> ServerMetrics:
-        return ServerMetrics(lambda: self.engine.requests)
-
-    @property
-    def sequence_length(self) -> int:
-        return self.engine.sequence_length
-
-    def encode_prompt(self, prompt: str | list[int]) -> list[int]:
-        """A text begins as in `gristmill generate`; ids are taken as they are."""
-        return self.codec.encode_prompt(prompt) if isinstance(prompt, str) else prompt
 
 
 @dataclass(frozen=True)
@@ -87,14 +65,7 @@ class _Call:
 
     @property
     def headers(self) -> dict[str, str]:
-        names = [name for name in self.ignored if FIELD_NAME.fullmatch(name)]
-        return {IGNORED_HEADER: ", ".join(names[:20])} if names else {}
-
-
-class HttpError(Exception):
-    def __init__(self, status: int, message: str, code: str | None = None):
-        super().__init__(message)
-        self.status, self.code = status, code
+        return ignored_header(self.ignored)
 
 
 def make_app(model: ServedModel, body_seconds: float = BODY_SECONDS) -> Starlette:
@@ -109,6 +80,8 @@ def make_app(model: ServedModel, body_seconds: float = BODY_SECONDS) -> Starlett
         Route("/v1/models/{name:path}", _handler(model, _model)),
         Route("/v1/completions", _handler(model, _completions), methods=["POST"]),
         Route("/v1/chat/completions", _handler(model, _chat), methods=["POST"]),
+        Route("/v1/responses", _handler(model, respond), methods=["POST"]),
+        Route("/v1/embeddings", _handler(model, embed), methods=["POST"]),
         Route("/tokenizer_info", _handler(model, _tokenizer_info)),
         Route("/tokenize", _handler(model, _tokenize), methods=["POST"]),
         Route("/detokenize", _handler(model, _detokenize), methods=["POST"]),
@@ -164,7 +137,7 @@ def _handler(
             answered: Response = await answer(model, request)
             return answered
         except HttpError as error:
-            return JSONResponse(error_body(str(error), code=error.code), error.status)
+            return JSONResponse(error_body(str(error), error.kind, error.code), error.status)
         except InputError as error:
             return JSONResponse(error_body(str(error)), 400)
         except ServerBusyError as error:
@@ -240,46 +213,9 @@ def _description(model: ServedModel) -> dict[str, Any]:
     }
 
 
-async def _body(request: Request) -> Any:
-    """The request's JSON. Raises HttpError for one that is too large, too slow or none."""
-    content = bytearray()
-    try:
-        async with asyncio.timeout(request.app.state.body_seconds):
-            async for part in request.stream():
-                content += part
-                if len(content) > MAX_BODY_BYTES:
-                    raise HttpError(413, f"the body is larger than {MAX_BODY_BYTES} bytes; send less at once")
-    except TimeoutError:
-        seconds = request.app.state.body_seconds
-        raise HttpError(408, f"the body did not arrive within {seconds:g} seconds; send it again") from None
-    try:
-        return await asyncio.to_thread(_parsed, content)  # 16 MB take 0.2 s, in which streams would wait
-    except (ValueError, RecursionError) as error:
-        raise HttpError(400, f"the body is not JSON ({str(error)[:100]}); send a JSON object") from error
-
-
-def _parsed(content: bytes | bytearray) -> Any:
-    with without_garbage_collection():  # at the recursion limit the finalizers of other objects would fail
-        return json.loads(content)
-
-
-def _checked(model: ServedModel, kind: type[Any], body: Any) -> tuple[Any, list[str]]:
-    """(the request, names of the body's fields that are ignored)."""
-    try:
-        body, ignored = known_fields(kind, body)
-        fields = kind.model_validate(body)
-    except ValidationError as error:
-        raise HttpError(400, describe(error, kind)) from error
-    except ValueError as error:
-        raise HttpError(400, str(error)) from error
-    if fields.model not in (None, model.name):
-        raise HttpError(404, f"no model {fields.model!r}; this server has {model.name!r}", "model_not_found")
-    return fields, ignored
-
-
 async def _completions(model: ServedModel, request: Request) -> Response:
-    checked: tuple[CompletionRequest, list[str]] = _checked(model, CompletionRequest, await _body(request))
-    fields, ignored = checked
+    stated: tuple[CompletionRequest, list[str]] = checked(model, CompletionRequest, await read_body(request))
+    fields, ignored = stated
     settings = await asyncio.to_thread(fields.generation_settings, model.codec.generation)
     prompts = await asyncio.to_thread(lambda: [model.encode_prompt(prompt) for prompt in fields.prompts])
     requests = [GenerationRequest(tuple(prompt), settings, index) for index, prompt in enumerate(prompts)]
@@ -291,18 +227,13 @@ async def _completions(model: ServedModel, request: Request) -> Response:
 
 
 async def _chat(model: ServedModel, request: Request) -> Response:
-    checked: tuple[ChatRequest, list[str]] = _checked(model, ChatRequest, await _body(request))
-    fields, ignored = checked
-    messages, tools = [message.for_template() for message in fields.messages], fields.active_tools
+    request_fields: tuple[ChatRequest, list[str]] = checked(model, ChatRequest, await read_body(request))
+    fields, ignored = request_fields
+    tools = fields.active_tools
     # A tool that must be called is in the grammar, which needs no template that knows tools.
     stated = None if model.template.is_plain and fields.tool_choice != "auto" else fields.template_tools()
-    text = await asyncio.to_thread(model.template.render, messages, stated, fields.chat_template_kwargs)
-    prompt = await asyncio.to_thread(model.codec.encode_chat, text, model.template)
-    if len(prompt) >= model.sequence_length:
-        raise HttpError(
-            400, f"the messages have {len(prompt)} tokens; the model takes {model.sequence_length - 1}: shorten them"
-        )
-    room = model.sequence_length - len(prompt)
+    messages = [message.for_template() for message in fields.messages]
+    prompt, room = await chat_prompt(model, messages, stated, fields.chat_template_kwargs)
     settings = await asyncio.to_thread(fields.generation_settings, room, model.template.stops, model.codec.generation)
     requests = [GenerationRequest(tuple(prompt), settings)]
     reads = partial(read_calls, tools=tools, choice=fields.tool_choice) if tools else None
@@ -312,28 +243,11 @@ async def _chat(model: ServedModel, request: Request) -> Response:
 
 async def _answered(model: ServedModel, request: Request, call: _Call) -> Response:
     if call.fields.stream:
-        events: asyncio.Queue[tuple[int, Any]] = asyncio.Queue()
-        tickets = _submit(model, call, lambda index, event: events.put_nowait((index, event)), streams=True)
+        events = StreamEvents()
+        tickets = submitted(model, call.requests, events.put, streams=True)
         stream = _stream(model, call, tickets, events)
         return StreamingResponse(stream, media_type="text/event-stream", headers=call.headers)
-    futures = [asyncio.get_running_loop().create_future() for _ in call.requests]
-
-    def finish(index: int, result: Any) -> None:
-        if not futures[index].done():
-            futures[index].set_result(result)
-
-    tickets = _submit(model, call, finish, streams=False)
-    waiting = asyncio.gather(*futures)
-    try:
-        while not (await asyncio.wait({waiting}, timeout=POLL_SECONDS))[0]:
-            if await request.is_disconnected():
-                return Response(status_code=CLIENT_GONE)
-    finally:
-        model.engine.cancel(tickets)
-    results: list[RequestResult] = waiting.result()
-    error = next((result.error for result in results if result.error is not None), None)
-    if error is not None:
-        return JSONResponse(error_body(str(error), "server_error"), 500)
+    results = await completed(model, request, call.requests)
     prompts = [prompt_request.prompt for prompt_request in call.requests]
     whole = call.replies.whole(_without_begin(call, results), prompts, call.echoes)
     return JSONResponse(whole, headers=call.headers)
@@ -346,73 +260,49 @@ def _without_begin(call: _Call, results: Sequence[RequestResult]) -> list[Reques
     return [RequestResult(result.number, result.generations, result.prompt_logprobs[begin:]) for result in results]
 
 
-def _submit(model: ServedModel, call: _Call, deliver: Callable[[int, Any], None], streams: bool) -> list[Ticket]:
-    """Submits the requests; deliver is called in the event loop with (prompt, piece or result)."""
-    loop = asyncio.get_running_loop()
-
-    def hand_over(index: int, event: Any) -> None:
-        if not loop.is_closed():
-            loop.call_soon_threadsafe(deliver, index, event)
-
-    times = [model.metrics.request(len(request.prompt)) for request in call.requests]
-
-    def piece(index: int, candidate: int, text: str, logprobs: tuple[TokenLogprob, ...]) -> None:
-        times[index].piece()
-        hand_over(index, (candidate, text, logprobs))
-
-    def done(index: int, result: RequestResult) -> None:
-        _end_times(times[index], result)
-        hand_over(index, result)
-
-    tickets = [
-        Ticket(request, partial(piece, index) if streams else None, partial(done, index))
-        for index, request in enumerate(call.requests)
-    ]
-    model.engine.submit(tickets)
-    return tickets
-
-
-def _end_times(times: RequestTimes, result: RequestResult) -> None:
-    times.end(sum(len(generation.tokens) for generation in result.generations))
-
-
-async def _stream(
-    model: ServedModel, call: _Call, tickets: list[Ticket], events: "asyncio.Queue[tuple[int, Any]]"
-) -> AsyncIterator[str]:
-    """Server-sent events. A client that goes away ends this generator, and its requests leave the batch."""
-    count = call.fields.n
+async def _stream(model: ServedModel, call: _Call, tickets: list[Ticket], events: StreamEvents) -> AsyncIterator[bytes]:
+    """Server-sent events, those of one step in one piece. A client that goes away ends this generator, and its requests
+    leave the batch."""
+    count, replies = call.fields.n, call.replies
     results: dict[int, RequestResult] = {}
     options = call.fields.stream_options
-    call.replies.reports_usage = options is not None and options.include_usage
+    replies.reports_usage = options is not None and options.include_usage
+    failed = False
     try:
-        for index, echo in enumerate(call.echoes):
-            for choice in range(index * count, (index + 1) * count):
-                if echo:
-                    yield _event(call.replies.piece(choice, echo))
-        while len(results) < len(tickets):
-            index, event = await events.get()
-            if isinstance(event, tuple):
-                candidate, text, logprobs = event
-                if not call.whole:
-                    yield _event(call.replies.piece(index * count + candidate, text, logprobs))
-                continue
-            if event.error is not None:
-                yield _event(error_body(str(event.error), "server_error"))
-                break
-            (results[index],) = _without_begin(call, [event])
-            for number, generation in enumerate(event.generations):
-                choice, scored = index * count + number, results[index].prompt_logprobs
-                yield _event(call.replies.end(choice, generation, scored, call.whole))
-        if call.replies.reports_usage and len(results) == len(tickets):
-            prompts = [request.prompt for request in call.requests]
-            yield _event(call.replies.stream_usage([results[index] for index in range(len(tickets))], prompts))
-        yield "data: [DONE]\n\n"
+        choices = [choice for index, echo in enumerate(call.echoes) if echo for choice in _choices(index, count)]
+        if choices:
+            yield b"".join(server_event(replies.piece(choice, call.echoes[choice // count])) for choice in choices)
+        while len(results) < len(tickets) and not failed:
+            chunks: list[bytes] = []
+            for index, event in await events.take():
+                if isinstance(event, tuple):
+                    candidate, text, logprobs = event
+                    if not call.whole:
+                        chunks.append(server_event(replies.piece(index * count + candidate, text, logprobs)))
+                    continue
+                if event.error is not None:
+                    chunks.append(server_event(error_body(str(event.error), "server_error")))
+                    failed = True
+                    break
+                (results[index],) = _without_begin(call, [event])
+                for choice, generation in zip(_choices(index, count), event.generations, strict=True):
+                    scored = results[index].prompt_logprobs
+                    chunks.append(server_event(replies.end(choice, generation, scored, call.whole)))
+            if failed or len(results) == len(tickets):
+                if replies.reports_usage and not failed:
+                    prompts = [request.prompt for request in call.requests]
+                    usage = replies.stream_usage([results[index] for index in range(len(tickets))], prompts)
+                    chunks.append(server_event(usage))
+                chunks.append(b"data: [DONE]\n\n")
+            if chunks:
+                yield b"".join(chunks)
     finally:
         model.engine.cancel(tickets)
 
 
-def _event(content: Any) -> str:
-    return f"data: {json.dumps(content, ensure_ascii=False)}\n\n"
+def _choices(index: int, count: int) -> range:
+    """Numbers of the choices of a prompt."""
+    return range(index * count, (index + 1) * count)
 
 
 async def _tokenizer_info(model: ServedModel, request: Request) -> Response:
@@ -422,7 +312,7 @@ async def _tokenizer_info(model: ServedModel, request: Request) -> Response:
 
 
 async def _tokenize(model: ServedModel, request: Request) -> Response:
-    body = await _body(request)
+    body = await read_body(request)
     text = body.get("prompt") if isinstance(body, dict) else None
     if not isinstance(text, str):
         raise HttpError(400, "prompt is no text; send {'prompt': TEXT}")
@@ -431,7 +321,7 @@ async def _tokenize(model: ServedModel, request: Request) -> Response:
 
 
 async def _detokenize(model: ServedModel, request: Request) -> Response:
-    body = await _body(request)
+    body = await read_body(request)
     tokens = body.get("tokens") if isinstance(body, dict) else None
     size = model.codec.vocab_size
     if not isinstance(tokens, list) or not all(type(token) is int and 0 <= token < size for token in tokens):

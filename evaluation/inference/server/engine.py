@@ -3,7 +3,6 @@
 import logging
 import signal
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -13,6 +12,7 @@ import torch.distributed as dist
 
 from gristmill.evaluation.inference.generate.batch import ContinuousBatch
 from gristmill.evaluation.inference.generate.request import GenerationRequest, PieceStream, RequestResult
+from gristmill.evaluation.inference.generate.slots import CacheUse
 from gristmill.foundation.errors import InputError
 from gristmill.training.parallel.mesh import Axis
 
@@ -88,51 +88,40 @@ class RankLostError(Exception):
 IDLE_PROMPT_TOKENS = 2048  # of one step while nothing else waits for a token
 FIRST_PROMPT_TOKENS = 16.0
 MIN_PROMPT_TOKENS = 0.5  # so that every prompt is read at last; a part of a few tokens through a layer is more
-SLOWDOWN, ROOM = 1.9, 1.7  # a step with prompts beside one without: above, it reads less; below ROOM, more
-WEIGHT = 0.3  # of the newest measurement
+# Of the time of decoding, that reading prompts takes: above, a step reads less; below, more. At .6 and .45 the 99th
+# percentile of a step was 2.07 times one without prompts (prefill_stall of benchmarks/serve.py).
+MOST, LEAST = 0.45, 0.35
 MAX_SHARE = 8.0
-MEASURED_EVERY = 16  # steps with prompts, until one without: the sequences grow, and their tokens become dearer
 
 
 @dataclass
 class PromptPace:
     """How many tokens of prompts a step may read, so that with them it takes at most about twice as long as without:
-    what the streams of others wait for. Where more requests wait than run, prompts have their share of the time, by the
-    number of requests. The number follows the measured steps, since a token behind a long beginning costs more than
-    the first.
+    what the streams of others wait for. Where more than half as many requests wait as run, prompts have more of the
+    time, by the number of requests. The number follows the measured times of each step, since a token behind a long
+    beginning costs more than the first.
 
     tokens: that take about as long as decoding does."""
 
-    decode_seconds: float | None = None
     tokens: float = FIRST_PROMPT_TOKENS
-    steps: int = 0  # with prompts since one without
     share: float = 1.0  # of prompts in the time of the last step, beside 1 for decoding
 
     def prompt_tokens(self, decoding: int, reading: int) -> float:
         """decoding: sequences that wait for their next token; reading: those whose prompts are to be read."""
         if not decoding:
             return IDLE_PROMPT_TOKENS
-        if self.decode_seconds is None or self.steps >= MEASURED_EVERY:
-            return 0
-        self.share = min(max(1.0, reading / decoding), MAX_SHARE)
+        self.share = min(max(1.0, 2 * reading / decoding), MAX_SHARE)
         return min(self.share * self.tokens, IDLE_PROMPT_TOKENS)
 
-    def record(self, seconds: float, prompt_tokens: float, decoding: int) -> None:
-        """The time of a step and the tokens of prompts that it read."""
-        if not decoding:
-            return
+    def record(self, prompt_tokens: float, prompt_seconds: float, decode_seconds: float) -> None:
+        """The tokens of prompts that a step read beside decoding, and the times of both."""
         if not prompt_tokens:
-            before, self.steps = self.decode_seconds, 0
-            self.decode_seconds = seconds if before is None else (1 - WEIGHT) * before + WEIGHT * seconds
             return
-        self.steps += 1
-        if self.decode_seconds is None:
-            return
-        slowdown = 1 + (seconds / self.decode_seconds - 1) / self.share
-        if slowdown > SLOWDOWN:
+        ratio = prompt_seconds / max(decode_seconds, 1e-9) / self.share
+        if ratio > MOST:
             self.tokens = max(MIN_PROMPT_TOKENS, 0.8 * self.tokens)
-        elif slowdown < ROOM and prompt_tokens >= 0.7 * min(self.share * self.tokens, IDLE_PROMPT_TOKENS):
-            self.tokens = min(1.125 * self.tokens, IDLE_PROMPT_TOKENS)
+        elif ratio < LEAST and prompt_tokens >= 0.7 * min(self.share * self.tokens, IDLE_PROMPT_TOKENS):
+            self.tokens = min((1.25 if ratio < LEAST / 2 else 1.125) * self.tokens, IDLE_PROMPT_TOKENS)
 
 
 @dataclass(eq=False)
@@ -149,16 +138,14 @@ class GenerationEngine:
     """submit and cancel may be called by any thread; the batch is used by the engine's own alone.
 
     announce: tells the other ranks of a sharded model of each turn; None without others. A rank that is lost ends the
-    engine, and `failure` says so. clock: seconds, by which prompts are read in parts."""
+    engine, and `failure` says so."""
 
     def __init__(
         self,
         make_batch: Callable[[], ContinuousBatch],
         max_requests: int,
         announce: Announce | None = None,
-        clock: Callable[[], float] = time.perf_counter,
     ):
-        self._clock = clock
         self._make_batch, self.max_requests, self._announce = make_batch, max_requests, announce
         self._batch = make_batch()
         self._open: dict[int, Ticket] = {}  # by number in the batch
@@ -170,6 +157,8 @@ class GenerationEngine:
         self.failure: RankLostError | None = None
         self._thread = threading.Thread(target=self._run, name="generation", daemon=True)
         self._on_failure: Callable[[], None] = lambda: None
+        # Called in the engine's thread behind the calls of streams and `done` of a step.
+        self.after_turn: Callable[[], None] = lambda: None
 
     def start(self, on_failure: Callable[[], None] = lambda: None) -> None:
         """on_failure: called in the engine's thread when it ends because a rank was lost."""
@@ -190,7 +179,16 @@ class GenerationEngine:
 
     @property
     def sequence_length(self) -> int:
-        return self._batch.causal_lm.sequence_length
+        """Tokens of the longest sequence that the model and the cache hold."""
+        return self._batch.sequence_length
+
+    @property
+    def embedding_width(self) -> int | None:
+        return self._batch.embedding_width
+
+    @property
+    def cache_use(self) -> CacheUse:
+        return self._batch.cache_use
 
     @property
     def requests(self) -> int:
@@ -202,10 +200,10 @@ class GenerationEngine:
         return self._thread.is_alive()
 
     def submit(self, tickets: list[Ticket]) -> None:
-        """Queues the requests of one call together. Raises InputError if a prompt does not fit, ServerBusyError if too
-        many requests wait, or the engine has ended."""
+        """Queues the requests of one call together. Raises InputError if one does not fit the model or the cache,
+        ServerBusyError if too many requests wait, or the engine has ended."""
         for ticket in tickets:
-            ticket.request.check(self._batch.causal_lm.sequence_length, self._batch.causal_lm.vocab_size)
+            self._batch.check(ticket.request)
         with self._changed:
             if self._stopped or self._refuses:
                 raise ServerBusyError("the server is stopping; ask another")
@@ -225,7 +223,7 @@ class GenerationEngine:
         reason = "the server is stopping; ask another"
         try:
             while self._turn():
-                pass
+                self.after_turn()
         except RankLostError as error:
             logger.error("%s", error)
             self.failure, reason = error, f"{error}; the server is stopping"
@@ -236,6 +234,7 @@ class GenerationEngine:
             self._new.clear()
         for ticket in tickets:
             ticket.done(RequestResult(ticket.number, error=InputError(reason)))
+        self.after_turn()
 
     def _turn(self) -> bool:
         """Takes what was submitted and cancelled, and does a step; False once the engine is told to stop."""
@@ -278,17 +277,21 @@ class GenerationEngine:
             self._open[ticket.number] = ticket
 
     def _step(self, prompt_tokens: float) -> None:
-        begun, read = self._clock(), self._batch.read_prompt_tokens
-        decoding = self._batch.decoding
+        batch = self._batch
+        decoding, read = batch.decoding, batch.read_prompt_tokens
+        prompt_seconds, decode_seconds = batch.prompt_seconds, batch.decode_seconds
         try:
-            results = self._batch.step(prompt_tokens)
+            results = batch.step(prompt_tokens)
         except Exception as error:  # of the model or the device: requests that wait are not lost
             if self._announce is not None:  # the others stand at another place of the step
                 raise _lost(error) from error
             logger.exception("a step of generation failed")
             self._recover(error)
             return
-        self._pace.record(self._clock() - begun, self._batch.read_prompt_tokens - read, decoding)
+        if decoding:
+            read_tokens = batch.read_prompt_tokens - read
+            times = batch.prompt_seconds - prompt_seconds, batch.decode_seconds - decode_seconds
+            self._pace.record(read_tokens, *times)
         for result in results:
             self._open.pop(result.number).done(result)
 

@@ -1,19 +1,40 @@
 """Counters of a server in the text format of Prometheus."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from gristmill.evaluation.inference.generate.slots import CacheUse
 
 SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
+
+
+class CacheMetrics:
+    """The use of the cache, as it is when it is asked for."""
+
+    def __init__(self, cache_use: Callable[[], CacheUse]):
+        self._cache_use = cache_use
+
+    def collect(self) -> Iterator[Metric]:
+        use = self._cache_use()
+        yield GaugeMetricFamily("gristmill_cache_blocks_used", "Blocks of 16 tokens in the cache.", use.used_blocks)
+        if use.max_blocks is not None:
+            yield GaugeMetricFamily("gristmill_cache_blocks_limit", "Blocks that the cache may have.", use.max_blocks)
+        text = "Blocks of kept prefixes that made room."
+        yield CounterMetricFamily("gristmill_cache_blocks_evicted", text, use.evicted_blocks)
+        text = "Sequences that lost their cache, to be read again."
+        yield CounterMetricFamily("gristmill_preemptions", text, use.preemptions)
 
 
 class ServerMetrics:
     """Metrics of one server, in a registry of its own. requests: of the engine, that run or wait now."""
 
-    def __init__(self, requests: Callable[[], int]):
+    def __init__(self, requests: Callable[[], int], cache_use: Callable[[], CacheUse]):
         self.registry = CollectorRegistry()
+        self.registry.register(CacheMetrics(cache_use))
         open_requests = Gauge("gristmill_requests_open", "Requests that run or wait.", registry=self.registry)
         open_requests.set_function(requests)
         self.replies = Counter(

@@ -49,16 +49,16 @@ HARMLESS = frozenset(
 )
 
 
-def known_fields(kind: type["ApiRequest"], body: Any) -> tuple[Any, list[str]]:
+def known_fields(kind: type[Config], body: Any) -> tuple[Any, list[str]]:
     """(the body's fields that the request has, names of those that are ignored).
 
     Raises ValueError for a field that would change the answer, or whose name is nearly that of one that is known."""
     if not isinstance(body, dict):
         raise ValueError("the body is not a JSON object; send one with a prompt or messages")
-    ignored = []
+    refused, ignored = REFUSED | getattr(kind, "refused", {}), []
     for name, value in body.items():
-        if name in REFUSED:
-            if value not in REFUSED[name]:
+        if name in refused:
+            if value not in refused[name]:
                 raise ValueError(f"{name} is not supported; leave it out")
         elif name in kind.model_fields:
             continue
@@ -66,7 +66,8 @@ def known_fields(kind: type["ApiRequest"], body: Any) -> tuple[Any, list[str]]:
             raise ValueError(f"unknown field {name!r}, did you mean {near!r}?")
         else:
             ignored.append(name)
-    return {name: value for name, value in body.items() if name in kind.model_fields}, sorted(ignored)
+    used = {name: value for name, value in body.items() if name in kind.model_fields and name not in refused}
+    return used, sorted(ignored)
 
 
 class StreamOptions(Config):

@@ -12,8 +12,8 @@ import uvicorn
 
 from gristmill.evaluation.inference.config import EvaluateConfig
 from gristmill.evaluation.inference.draft_model import load_drafting
-from gristmill.evaluation.inference.generate.batch import ContinuousBatch, default_limits
-from gristmill.evaluation.inference.generate.drafts import NO_DRAFTS, Drafting
+from gristmill.evaluation.inference.generate.batch import ContinuousBatch
+from gristmill.evaluation.inference.generate.limits import BatchLimits, default_limits
 from gristmill.evaluation.inference.load import NO_OTHER_RANKS, LoadedModel, Ranks, one_model_on_ranks
 from gristmill.evaluation.inference.server.app import ServedModel, make_app
 from gristmill.evaluation.inference.server.engine import GenerationEngine, announcer, follow
@@ -25,9 +25,10 @@ from gristmill.foundation.progress import Reporter
 @dataclass(frozen=True)
 class ServerOptions:
     """token: that requests must carry. name: of the model in requests; None: the checkpoint's. sequences: of the
-    running batch; None: by device. max_requests: that run or wait; more are refused with status 429. stop_seconds:
-    that requests have to end after the server was told to stop; then their streams end with an error. origins: of pages
-    of other sites that may ask, such as https://chat.example."""
+    running batch; None: by device. cache_bytes: of keys and values on each rank; None: half of the free memory.
+    max_requests: that run or wait; more are refused with status 429. stop_seconds: that requests have to end after the
+    server was told to stop; then their streams end with an error. origins: of pages of other sites that may ask, such
+    as https://chat.example."""
 
     host: str = "127.0.0.1"
     port: int = 8000
@@ -35,6 +36,7 @@ class ServerOptions:
     name: str | None = None
     template: Path | None = None
     sequences: int | None = None
+    cache_bytes: int | None = None
     max_requests: int = 1024
     stop_seconds: int = 30
     origins: tuple[str, ...] = ()
@@ -68,13 +70,12 @@ def serve(
         listener = stack.enter_context(bound(options.host, options.port)) if is_first else None
         loaded, mesh = stack.enter_context(one_model_on_ranks(source, config, ranks))
         drafting = load_drafting(ranks.drafts, loaded, ranks.rank.world_size)
+        limits = default_limits(loaded.causal_lm, options.sequences, drafting, options.cache_bytes, mesh.world)
         if listener is None:
-            follow(lambda: new_batch(loaded, options.sequences, drafting), mesh.world)
+            follow(lambda: new_batch(loaded, limits), mesh.world)
             return
         template = loaded.codec.chat_template(options.template)
-        engine = GenerationEngine(
-            lambda: new_batch(loaded, options.sequences, drafting), options.max_requests, announcer(mesh.world)
-        )
+        engine = GenerationEngine(lambda: new_batch(loaded, limits), options.max_requests, announcer(mesh.world))
         model = ServedModel(options.name or loaded.name, engine, loaded.codec, template, options.token, options.origins)
         host, port = listener.getsockname()[:2]
         for note in filter(None, (loaded.note, loaded.memory_note)):
@@ -83,8 +84,7 @@ def serve(
         run(model, listener, options.stop_seconds)
 
 
-def new_batch(loaded: LoadedModel, sequences: int | None, drafting: Drafting = NO_DRAFTS) -> ContinuousBatch:
-    limits = default_limits(loaded.causal_lm, sequences, drafting)
+def new_batch(loaded: LoadedModel, limits: BatchLimits) -> ContinuousBatch:
     return ContinuousBatch(loaded.causal_lm, loaded.codec, limits)
 
 

@@ -3,21 +3,33 @@
 numba's own cache (0.68) keeps a compiled kernel as long as the text of the kernel's own file is the same, although the
 machine code also holds the functions and constants of other files. Here a compiled kernel is valid for the digest of
 the file and of all files of its package that it imports (kernel_files.py). It is read or compiled at its first call,
-not at import. Other versions of numba than the linked ones compile and keep kernels themselves (numba_cache.py)."""
+not at import. Other versions of numba than the linked ones compile and keep kernels themselves (NumbaKernel)."""
 
+import importlib.metadata
 import pickle
 import threading
-from collections.abc import Callable
-from functools import cached_property, update_wrapper
+from collections.abc import Callable, Mapping
+from functools import cache, cached_property, update_wrapper
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from gristmill.foundation.deferred_module import DeferredModule
-from gristmill.foundation.runtime.kernels.kernel_files import ENTRY, kernel_path, read_kernel, report, write_kernel
-from gristmill.foundation.runtime.kernels.machine_code import Entry, linked, processor
-from gristmill.foundation.runtime.kernels.numba_cache import NumbaKernel, is_linked
+from gristmill.foundation.runtime.kernels.kernel_files import (
+    ENTRY,
+    Entry,
+    kernel_folder,
+    kernel_path,
+    linked,
+    processor,
+    read_kernel,
+    report,
+    sources_of_function,
+    write_kernel,
+)
 
+numba = DeferredModule("numba")
 compiled_kernel = DeferredModule("gristmill.foundation.runtime.kernels.compiled_kernel")  # imports numba
 PLAIN = (bool, int, float, type(None), np.generic)
 _lock = threading.RLock()
@@ -111,3 +123,45 @@ def _type_of(value: Any) -> Any:
     if issubclass(kind, PLAIN):
         return kind
     raise TypeError(kind)
+
+
+# Kernels by numba alone, for versions of numba whose machine code kernel_files.py does not link. Every process imports
+# numba, which takes 0.7 s, and reads what it compiled from numba's own cache.
+
+# Versions whose internals compiled_kernel.py and kernel_files.py were written for and tested with.
+LINKED_VERSIONS = ("0.68",)
+
+
+@cache
+def is_linked() -> bool:
+    """Whether kernels of the installed numba are linked without importing it."""
+    return ".".join(importlib.metadata.version("numba").split(".")[:2]) in LINKED_VERSIONS
+
+
+class NumbaKernel:
+    """A kernel that numba compiles, and keeps, at its first call.
+
+    numba's index of a cache knows only the kernel's own file, so each digest of the sources has a folder."""
+
+    def __init__(self, function: Callable[..., Any], options: Mapping[str, Any]):
+        self.py_func = function
+        self.__name__, self.__doc__, self.__module__ = function.__name__, function.__doc__, function.__module__
+        self.__wrapped__ = function
+        self._options = dict(options)
+        self._dispatcher: Any = None
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        return self.dispatcher(*arguments, **named)
+
+    @property
+    def dispatcher(self) -> Any:
+        if self._dispatcher is None:
+            folder = kernel_folder()
+            if folder is not None:
+                numba.config.CACHE_DIR = str(Path(folder) / "numba" / sources_of_function(self.py_func))
+            self._dispatcher = numba.njit(**{"cache": folder is not None} | self._options)(self.py_func)
+        return self._dispatcher
+
+    @property
+    def _numba_type_(self) -> Any:
+        return self.dispatcher._numba_type_

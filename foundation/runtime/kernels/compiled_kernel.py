@@ -20,14 +20,15 @@ from numba.extending import intrinsic
 
 from gristmill.foundation.runtime.kernels.kernel_files import (
     KERNEL,
+    Entry,
     acquire,
+    imported_names,
     kernel_folder,
     kernel_path,
     read_kernel,
     release,
     write_kernel,
 )
-from gristmill.foundation.runtime.kernels.machine_code import Entry, imported_names
 from gristmill.foundation.runtime.startup import hidden_modules, without_garbage_collection
 
 
@@ -84,7 +85,7 @@ class KernelCache(_Cache):
         return kernel_path(self._function, signature, codegen.magic_tuple(), KERNEL) if self._enabled else None
 
 
-# A kernel compiled by numba (LINKED_VERSIONS of numba_cache.py), with the cache above. Importing this file imports
+# A kernel compiled by numba (LINKED_VERSIONS of cached_njit.py), with the cache above. Importing this file imports
 # numba.
 
 

@@ -196,7 +196,7 @@ def _work(connection: Connection, parent: int, from_main_thread: bool, modules: 
     signal.signal(signal.SIGTERM, _exit_on_signal)
     for inherited in list(_driver_ends):  # a fork has them too; open ones would hide the driver's end from others
         inherited.close()
-    _leave_with_parent(parent, from_main_thread)
+    leave_with_parent(parent, from_main_thread)
     _import(modules)
     while True:
         try:
@@ -261,7 +261,7 @@ def _portable(error: Exception) -> Exception:
     return error
 
 
-def _leave_with_parent(parent: int, from_main_thread: bool) -> None:
+def leave_with_parent(parent: int, from_main_thread: bool) -> None:
     """End this worker when its parent is killed, so that it neither holds memory nor continues to write.
 
     On Linux the kernel sees to it at once (it goes by the thread that started the worker, so only a main thread's

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from gristmill.data_pipeline.annotate.keyed_digests import keyed_digests
 from gristmill.data_pipeline.annotate.tombstones import (
     Tombstones,
     bytes_of,
+    keyed_digests,
     read_tombstones,
     write_tombstones,
 )

@@ -19,8 +19,14 @@ from gristmill.data_pipeline.corpus.counts import (
 )
 from gristmill.data_pipeline.filters.apply import KEPT, QUARANTINED, REMOVED_LATER, FilterResults, Rules
 from gristmill.data_pipeline.filters.presets import Rule
-from gristmill.data_pipeline.ledger.evidence import PIECE, EvidenceFiles, removed_span_row, sorted_spans
-from gristmill.data_pipeline.ledger.removal_step import RemovalStep, SourceState
+from gristmill.data_pipeline.ledger.removal_step import (
+    PIECE,
+    EvidenceFiles,
+    RemovalStep,
+    SourceState,
+    removed_span_row,
+    sorted_spans,
+)
 from gristmill.data_pipeline.readers.source import SourceConfig
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.progress import Reporter

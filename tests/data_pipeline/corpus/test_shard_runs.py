@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 
 from gristmill.data_pipeline.corpus.shards import ShardFormat, ShardTask
 from gristmill.data_pipeline.corpus.writer import _runs
-from gristmill.data_pipeline.ledger.parquet_rows import RowGroups, RowRange, row_groups_of_range
+from gristmill.data_pipeline.ledger.document_file import RowGroups, RowRange, row_groups_of_range
 
 
 def shard(source: str, number: int, split: str = "train") -> ShardTask:

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from gristmill.data_pipeline.decontamination.matches import cut_spans, pieces
 from gristmill.data_pipeline.dedup.folding import fold_text, word_spans
-from gristmill.data_pipeline.ledger.evidence import complement
+from gristmill.data_pipeline.ledger.removal_step import complement
 
 
 def test_word_spans_by_hand():

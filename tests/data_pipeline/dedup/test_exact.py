@@ -11,7 +11,7 @@ from planted import engine, found, padded, write_part
 from gristmill.data_pipeline.dedup import exact as module
 from gristmill.data_pipeline.dedup.exact import DUPLICATE, ExactDedupConfig, exact_duplicates, reassign_copies, table_of
 from gristmill.data_pipeline.dedup.folding import fold_text
-from gristmill.foundation.runtime.tasks.shuffle import Shuffle
+from gristmill.foundation.runtime.tasks.task_files import Shuffle
 
 
 def normalized(text: str, rule: str) -> str:

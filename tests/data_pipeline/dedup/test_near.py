@@ -21,7 +21,7 @@ from gristmill.data_pipeline.dedup.minhash import shingles_of
 from gristmill.data_pipeline.dedup.near import NearDedupConfig, Protected, near_duplicates
 from gristmill.data_pipeline.ledger.document_file import DocumentFile
 from gristmill.foundation.errors import InputError
-from gristmill.foundation.runtime.tasks.shuffle import Shuffle
+from gristmill.foundation.runtime.tasks.task_files import Shuffle
 
 # 32 bands of one row find every pair of similarity 0.5 but one in 2**32: all that is left is exact.
 SURE = NearDedupConfig(ngram=2, bands=32, rows=1, threshold=0.5)
@@ -259,7 +259,7 @@ from gristmill.data_pipeline.dedup import near
 from gristmill.data_pipeline.ledger.document_file import DocumentFile
 from gristmill.foundation.runtime.tasks.local import LocalEngine
 from gristmill.foundation.progress import Reporter
-from gristmill.foundation.runtime.tasks.shuffle import Shuffle
+from gristmill.foundation.runtime.tasks.task_files import Shuffle
 
 plain = Shuffle.write
 def slowly(self, part, records, bounds):

@@ -4,15 +4,22 @@ import numpy as np
 import pytest
 
 from benchmarks.support.warc_file import write_warc
-from gristmill.data_pipeline.extraction.blocks import MAX_TAGS, NotAPage, check_page, main_text, whole_text
+from gristmill.data_pipeline.extraction.blocks import (
+    MAX_TAGS,
+    NotAPage,
+    check_page,
+    main_text,
+    whole_text,
+    without_copies,
+)
 from gristmill.data_pipeline.extraction.blocks_config import BlocksConfig
 from gristmill.data_pipeline.extraction.html_extraction import MAX_HTML_BYTES, NotExtracted, extract, extract_page
 from gristmill.data_pipeline.extraction.page import NO_TOKENS, read_page
 from gristmill.data_pipeline.readers.document import Record
 from gristmill.data_pipeline.readers.read import FileRange, read_range
 from gristmill.data_pipeline.readers.source import SourceConfig
+from gristmill.foundation.checksums import RawFile
 from gristmill.foundation.files import file_digest
-from gristmill.foundation.lock import RawFile
 
 STORY = [" ".join(f"Sentence {k} of part {j} tells of the mill, and of the river." for k in range(8)) for j in range(6)]
 PAGE = f"""<html><head><title>The mill</title><script>var menu = "<p>x</p>";</script></head><body>
@@ -90,6 +97,19 @@ def test_tables_can_be_left_out():
 def test_the_kind_of_a_page_is_in_its_metadata():
     metadata = extract_page(PAGE.encode(), None, "blocks", BlocksConfig()).metadata
     assert metadata["page_kind"] == "article" and 0.5 < metadata["page_kind_score"] <= 1
+
+
+def test_a_text_of_two_layouts_is_kept_once():
+    story = "<p>The mill stands here.</p>"
+    line = "<p>Not so bad.</p>"
+    html = f"<div>{story}{line}</div><div>{story}{line}</div><pre>The mill stands here.</pre>"
+    page = read_page(html.encode(), NO_TOKENS)
+    assert without_copies(page, np.ones(5, bool)).tolist() == [True, True, False, True, True]
+    assert without_copies(page, np.array([0, 1, 1, 1, 1], bool)).tolist() == [False, True, True, True, True]
+    verse = read_page(f"<div>{story * 3}</div>".encode(), NO_TOKENS)  # below one element, so on purpose
+    assert without_copies(verse, np.ones(3, bool)).all()
+    menu = read_page(f"<div>{story}</div>".encode() * 4, NO_TOKENS)
+    assert without_copies(menu, np.ones(4, bool)).all()
 
 
 def test_all_text_of_a_fragment_whatever_its_layout():

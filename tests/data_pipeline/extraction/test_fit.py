@@ -49,6 +49,26 @@ def test_a_text_is_labelled_as_often_as_the_body_has_it():
     assert twice.tolist() == [False, False, True, True, True, True, True]
 
 
+def test_short_texts_far_from_their_place_in_the_body_are_not_labelled():
+    story = [" ".join(f"word{k}x{j}" for k in range(20)) for j in range(5)]
+    body = "\n".join([*story[:4], "Mills", story[4]])
+    labels, _ = labels_of_body(["Mills", *story], body, 1.0)
+    assert labels.tolist() == [False] + [True] * 5  # 80 words before it; MAX_DISTANCE is 60
+    labels, _ = labels_of_body([story[3], "Mills", story[4]], body, 1.0)
+    assert labels.all()
+
+
+def test_of_a_page_that_has_all_text_twice_the_first_copies_are_labelled():
+    labels, _ = labels_of_body([*BLOCKS[1:3], *BLOCKS[1:3]], "\n".join(BLOCKS[1:3]), 1.0)
+    assert labels.tolist() == [True, True, False, False]
+
+
+def test_blocks_of_a_page_without_its_annotated_text_weigh_nothing():
+    for body, weight in (("", 0.0), ("The text that a script writes", 0.0), (BLOCKS[1], 2.0)):
+        page = LabelledPage("p", "a.org", b"", body=body, kind="listing")
+        assert block_labels(page, BLOCKS, "")[1].tolist() == [weight] * 5
+
+
 def test_chunks_overrule_the_teacher():
     page = LabelledPage("p", "a.org", b"", ("river and the",), ("Read also",))
     labels, weights, shares = block_labels(page, BLOCKS, "Read also: the dam\nBy Ann")
@@ -68,6 +88,8 @@ def test_blocks_count_by_their_share_of_the_page(monkeypatch):
     body = " ".join(["word"] * 40)
     shares = share_weights([body, "word " * 4, ""], body)
     assert shares.tolist() == pytest.approx([0.05 + 0.95 * 2.5, 0.05 + 0.95, 0.05])
+    (share,) = share_weights(["word " * 10] * 20, "word " * 20)[:1]  # 40 % of the page's 200 words are 80
+    assert share == pytest.approx(0.05 + 0.95 * 10 / 80 / 0.1)
 
 
 def test_annotated_pages_of_kinds_are_read(tmp_path):

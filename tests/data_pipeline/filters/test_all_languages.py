@@ -10,7 +10,7 @@ import zstandard
 from corpora import write_jsonl
 
 from gristmill.data_pipeline.filters.profiles import SHIPPED_FOLDER, read_folder
-from gristmill.data_pipeline.signals.scripts import language_code, text_script
+from gristmill.data_pipeline.signals.language import language_code, text_script
 
 PAGE_CHARS = 1800
 # Taken by the language model for Tatar, English and Spanish, whose stop words they lack.

@@ -1,11 +1,16 @@
 """Filter rules on hand-made tables of signals."""
 
+from dataclasses import replace
+from functools import partial
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from gristmill.data_pipeline.corpus.splits import SPLITS, one_split
 from gristmill.data_pipeline.curate_config import CurateConfig
+from gristmill.data_pipeline.filters import apply as apply_module
 from gristmill.data_pipeline.filters.apply import (
     EMPTY_RULE,
     EXAMPLES_PER_SIDE,
@@ -16,6 +21,7 @@ from gristmill.data_pipeline.filters.apply import (
     FilterTask,
     Rules,
     apply_filters,
+    apply_filters_to_files,
     failures,
     heavy_removals,
     rules_of,
@@ -23,11 +29,11 @@ from gristmill.data_pipeline.filters.apply import (
 )
 from gristmill.data_pipeline.filters.presets import FilterChoice, Rule
 from gristmill.data_pipeline.filters.threshold_sweep import parse_sweep, sweep
-from gristmill.data_pipeline.readers.resolve import resolve
+from gristmill.data_pipeline.readers.read import resolve
 from gristmill.data_pipeline.readers.source import SourceConfig
 from gristmill.data_pipeline.run_curation import annotated
 from gristmill.data_pipeline.signals.language import LanguageConfig
-from gristmill.foundation.lock import Lock
+from gristmill.foundation.checksums import Lock, sealed_path
 from gristmill.foundation.progress import Reporter
 from gristmill.foundation.runtime.tasks.local import LocalEngine
 from gristmill.pipelines.report.curation import language_blocks
@@ -37,6 +43,9 @@ from tests.support.corpora import prose, run_curate, write_jsonl
 WORDS = Rule("gopher", "min_words", "num_words", ">=", 50, "a paper")
 SHARE = Rule("gopher", "max_share", "share", "<=", 0.5, "a paper")
 LANGUAGE = Rule("language", "min_score", WANTED_LANGUAGE, ">=", 0.65, "a paper")
+
+
+ENGINE = LocalEngine(1, Reporter.silent())
 
 
 def languages_of(results: FilterResults) -> list[str]:
@@ -167,6 +176,37 @@ def test_rules_on_unmeasured_signals_are_left_out():
     signal = next(rule.signal for rule in every if rule.label == "gopher_quality.min_words")
     measured = rules_of(filters, (), None, unmeasured={signal}).rules
     assert [rule for rule in every if rule.signal != signal] == list(measured) and len(measured) < len(every)
+
+
+def test_results_are_kept_for_the_same_documents_and_rules(tmp_path, monkeypatch):
+    calls = []
+    whole = apply_module.apply_filters
+    monkeypatch.setattr(apply_module, "apply_filters", lambda task: calls.append(task.rules) or whole(task))
+    path = tmp_path / "s-1.parquet"
+
+    def results_of(threshold: float, rows: int = 20, split: str | None = None) -> list[int]:
+        table = signals(
+            unreadable=pa.nulls(rows, pa.string()),
+            num_bytes=[5] * rows,
+            text_hash=pa.array(range(rows), pa.uint64()),
+            detected_language=["en"] * rows,
+            num_words=range(rows),
+        )
+        with sealed_path(path) as temporary:
+            pq.write_table(table, temporary)
+        rules = Rules((replace(WORDS, threshold=threshold),), ())
+        split_of = None if split is None else partial(one_split, split=split)
+        [stored] = apply_filters_to_files([FilterTask(path, rules, split_of)], ENGINE, tmp_path / "results")
+        assert set(stored.load().splits.tolist()) == {0 if split is None else SPLITS.index(split)}
+        assert stored.num_documents == rows and stored.present_languages == ("en",)
+        assert np.array_equal(stored.nearest.rows, whole(FilterTask(path, rules)).nearest.rows)
+        return np.flatnonzero(stored.load().failed_rule == KEPT).tolist()
+
+    assert results_of(15) == results_of(15) == [15, 16, 17, 18, 19] and len(calls) == 1
+    assert results_of(18) == [18, 19] and len(calls) == 2
+    assert results_of(18, rows=19) == [18] and len(calls) == 3
+    assert results_of(18, 19, "test") == results_of(18, 19, "validation") == [18] and len(calls) == 5
+    assert len([path for path in (tmp_path / "results").iterdir() if not path.name.startswith(".")]) == 2
 
 
 def test_row_groups_decide_nothing(tmp_path):

@@ -9,11 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gristmill.data_pipeline.indexed import reader as tables
-from gristmill.data_pipeline.indexed.format import CODES, bin_path, dtype_for, idx_path, indexed_writer
+from gristmill.data_pipeline.indexed import format as tables
+from gristmill.data_pipeline.indexed.dataset import cut_out, merge
+from gristmill.data_pipeline.indexed.format import CODES, IndexedReader, bin_path, dtype_for, idx_path, indexed_writer
 from gristmill.data_pipeline.indexed.inspect import inspect
-from gristmill.data_pipeline.indexed.merge import cut_out, merge
-from gristmill.data_pipeline.indexed.reader import IndexedReader
 from gristmill.foundation.errors import InputError
 from tests.support.indexed_files import write_documents
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from gristmill.data_pipeline.indexed.reader import IndexedReader
+from gristmill.data_pipeline.indexed.format import IndexedReader
 from tests.support.indexed_files import write_documents
 
 indexed_dataset = pytest.importorskip(

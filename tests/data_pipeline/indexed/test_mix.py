@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from gristmill.data_pipeline.indexed.config import IndexConfig
+from gristmill.data_pipeline.indexed.config import IndexConfig, MixConfig
 from gristmill.data_pipeline.indexed.language_shares import language_of
 from gristmill.data_pipeline.indexed.mix import (
     Cell,
@@ -19,7 +19,6 @@ from gristmill.data_pipeline.indexed.mix import (
     repeats_in_budget,
     topic_name,
 )
-from gristmill.data_pipeline.indexed.mix_config import MixConfig
 from gristmill.foundation.errors import InputError, RecipeError
 
 

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gristmill.data_pipeline.indexed import packing
+from gristmill.data_pipeline.indexed.format import IndexedReader
 from gristmill.data_pipeline.indexed.packing import BestFit, Concat, best_fit_decreasing, cut, first_windows
-from gristmill.data_pipeline.indexed.reader import IndexedReader
 from tests.support.indexed_files import write_documents
 
 END = 1

@@ -4,10 +4,8 @@ import numpy as np
 import pytest
 
 from gristmill.data_pipeline.indexed.config import IndexConfig
-from gristmill.data_pipeline.indexed.dataset import Dataset, IndexedSource
-from gristmill.data_pipeline.indexed.format import indexed_writer
-from gristmill.data_pipeline.indexed.merge import merge
-from gristmill.data_pipeline.indexed.reader import IndexedReader
+from gristmill.data_pipeline.indexed.dataset import Dataset, IndexedSource, merge
+from gristmill.data_pipeline.indexed.format import IndexedReader, indexed_writer
 from gristmill.data_pipeline.indexed.sentence_pairs import (
     SentencePairs,
     require_sentences,

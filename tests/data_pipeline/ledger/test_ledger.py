@@ -12,10 +12,18 @@ from gristmill.data_pipeline.decontamination.matches import MATCHES
 from gristmill.data_pipeline.filters.apply import KEPT, QUARANTINED, FilterResults, Rules
 from gristmill.data_pipeline.filters.presets import Rule
 from gristmill.data_pipeline.ledger.document_file import packed_ids
-from gristmill.data_pipeline.ledger.evidence import PIECE, EvidenceFiles, removed_span_row, sorted_spans
 from gristmill.data_pipeline.ledger.ledger import LEDGER_SCHEMA, LedgerRows, LedgerTask, write_ledger
-from gristmill.data_pipeline.ledger.removal_step import RemovalStep, StoredRemovals, removed_dtype, write_removed
-from gristmill.foundation.runtime.tasks.shuffle import Shuffle
+from gristmill.data_pipeline.ledger.removal_step import (
+    PIECE,
+    EvidenceFiles,
+    RemovalStep,
+    StoredRemovals,
+    removed_dtype,
+    removed_span_row,
+    sorted_spans,
+    write_removed,
+)
+from gristmill.foundation.runtime.tasks.task_files import Shuffle
 
 IDS = [letter * 32 for letter in "abcdef"]
 WORDS = Rule("gopher", "min_words", "num_words", ">=", 50, "a paper")

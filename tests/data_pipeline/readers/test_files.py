@@ -2,20 +2,30 @@
 
 import glob
 import gzip
+import hashlib
 import io
 import os
 from pathlib import Path
 
 import datasets
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from gristmill.data_pipeline.annotate.annotate import AnnotateConfig, annotate_all, annotation_tasks
 from gristmill.data_pipeline.annotate.normalize import NormalizeConfig
+from gristmill.data_pipeline.readers import read as read_module
 from gristmill.data_pipeline.readers.files import RealPaths, foreign_kind, local_files, matching
-from gristmill.data_pipeline.readers.read import file_ranges, read_range
-from gristmill.data_pipeline.readers.resolve import locate, located_files, resolve
+from gristmill.data_pipeline.readers.read import (
+    FileToSplit,
+    file_ranges,
+    locate,
+    located_files,
+    read_range,
+    resolve,
+    split_files,
+)
 from gristmill.data_pipeline.readers.source import SourceConfig
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.progress import Reporter, plain_console
@@ -210,6 +220,44 @@ def test_nothing_of_a_changed_file_is_kept(kind, name, tmp_path):
     with pytest.raises(InputError, match="changed during the run"):
         annotate_all(tasks[-1:], ENGINE)
     assert os.listdir(tmp_path / "cache") == []
+
+
+def test_digests_are_kept_while_a_file_stays_as_it_is(tmp_path, monkeypatch):
+    """Also one that is written again with as many bytes and its old times."""
+    monkeypatch.setattr(read_module, "is_settled", lambda state: True)  # else only after two seconds
+    digested = []
+    digest = read_module._digest
+    monkeypatch.setattr(read_module, "_digest", lambda location: digested.append(location) or digest(location))
+    path, source, first = locked(tmp_path, "jsonl", "a.jsonl", LINES * 4)
+    assert path.stat().st_size > read_module.MIN_KEPT_BYTES
+    resolve([source], ENGINE, tmp_path)
+    digested.clear()
+    assert resolve([source], ENGINE, tmp_path) == [first] and digested == []
+    times = path.stat()
+    path.write_bytes((LINES * 4).replace(b"1", b"2"))
+    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+    [second] = resolve([source], ENGINE, tmp_path)
+    assert digested == [str(path)] and second.files[0].bytes == first.files[0].bytes
+    assert second.files[0].sha256 == hashlib.sha256(path.read_bytes()).hexdigest() != first.files[0].sha256
+
+
+def test_ranges_are_kept_and_those_of_a_damaged_list_found_again(tmp_path, monkeypatch):
+    path, source, lock = locked(tmp_path, "jsonl", "a.jsonl", LINES)
+    [(file, location)] = located_files(source, lock)
+    to_split = [FileToSplit(file, location, source, IN_PARTS, 4)]
+    calls = []
+    split = read_module.file_ranges
+    monkeypatch.setattr(read_module, "file_ranges", lambda *arguments: calls.append(1) or split(*arguments))
+    [first] = split_files(to_split, tmp_path, ENGINE)
+    [second] = split_files(to_split, tmp_path, ENGINE)
+    assert first == second == split(file, location, source, IN_PARTS) and len(first) > 2 and calls == [1]
+    assert np.array_equal(first[0].blocks.digests, second[0].blocks.digests)
+    kept = tmp_path / read_module.KEPT_RANGES
+    kept.write_bytes(kept.read_bytes().replace(b"1", b"2"))
+    assert split_files(to_split, tmp_path, ENGINE) == [first] and calls == [1, 1]
+    path.write_bytes(LINES.replace(b"1", b"2"))
+    with pytest.raises(InputError, match="changed during the run"):
+        list(read_range(second[1], source))
 
 
 def test_a_name_that_is_no_utf8_is_read_and_named_by_escapes(tmp_path):

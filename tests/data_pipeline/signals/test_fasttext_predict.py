@@ -17,8 +17,15 @@ from gristmill.data_pipeline.signals.bits import TextBuffer
 from gristmill.data_pipeline.signals.fasttext_model import prepare, read_fasttext
 from gristmill.data_pipeline.signals.fasttext_predict import NO_LABEL, predict
 from gristmill.data_pipeline.signals.fasttext_sums import token_cache
-from gristmill.data_pipeline.signals.language import BUNDLED, LanguageConfig, detect, head, load_model, model_path
-from gristmill.data_pipeline.signals.scripts import label_code
+from gristmill.data_pipeline.signals.language import (
+    BUNDLED,
+    LanguageConfig,
+    detect,
+    head,
+    label_code,
+    load_model,
+    model_path,
+)
 from gristmill.foundation.errors import InputError
 
 # What fastText does not read as a word: the line's end, labels, NUL; white space of Unicode, which it does not know.

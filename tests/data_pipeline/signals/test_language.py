@@ -19,6 +19,8 @@ from gristmill.data_pipeline.signals.language import (
     ParagraphLanguageConfig,
     detect,
     head,
+    label_code,
+    language_code,
     load_model,
     model_digest,
     model_languages,
@@ -26,7 +28,6 @@ from gristmill.data_pipeline.signals.language import (
     paragraph_language_columns,
     split_paragraphs,
 )
-from gristmill.data_pipeline.signals.scripts import label_code, language_code
 from gristmill.foundation.errors import RecipeError
 
 WORDS = {"the": "eng_Latn", "mill": "eng_Latn", "der": "deu_Latn", "mühle": "deu_Latn", "мельница": "rus_Cyrl"}

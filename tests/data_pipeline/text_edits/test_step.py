@@ -19,7 +19,7 @@ from gristmill.data_pipeline.dedup.substrings import REPEAT, SubstringDedupConfi
 from gristmill.data_pipeline.readers.source import SourceConfig
 from gristmill.data_pipeline.text_edits.step import SpanRemoval, edit_document_files, in_characters, remove_spans
 from gristmill.foundation.errors import InputError
-from gristmill.foundation.runtime.tasks.shuffle import Shuffle
+from gristmill.foundation.runtime.tasks.task_files import Shuffle
 from tests.support.corpora import prose, run_curate, tree_digests, write_jsonl
 
 NOTICE = "By reading on you accept that this page may keep a cookie on your machine for as long as it likes."
@@ -234,9 +234,9 @@ def test_scores_edits_and_personal_data_go_with_what_is_left(tmp_path):
 
 
 def test_texts_of_tasks_are_handed_in(books, tmp_path):
-    from gristmill.data_pipeline.readers.resolve import resolve
+    from gristmill.data_pipeline.readers.read import resolve
     from gristmill.data_pipeline.run_curation import CurationInputs, curate
-    from gristmill.foundation.lock import Lock
+    from gristmill.foundation.checksums import Lock
     from gristmill.foundation.progress import Reporter
     from gristmill.foundation.runtime.tasks.local import LocalEngine
 
@@ -287,13 +287,14 @@ def curate_and_die(source_json: str, folder: str, settings: dict, name: str) -> 
     run_curate([SourceConfig.model_validate_json(source_json)], Path(folder), **settings)
 
 
-def test_killed_in_the_middle_of_each_step_and_run_again_gives_the_same_bytes(books, tmp_path):
+@pytest.mark.parametrize("names", [KILLED_AT[::2], pytest.param(KILLED_AT, marks=pytest.mark.slow)], ids=len)
+def test_killed_in_the_middle_of_steps_and_run_again_gives_the_same_bytes(books, tmp_path, names):
     settings = steps(tmp_path)
     write_jsonl(tmp_path / "books2.jsonl", [{"text": f"{prose(k)} And a last word."} for k in range(3)])
     run_curate([books], tmp_path / "whole", **settings)
     server = multiprocessing.get_context("forkserver")  # one process imports, each run is a fork of it
     server.set_forkserver_preload(["tests.data_pipeline.text_edits.test_step"])
-    for name in KILLED_AT:
+    for name in names:
         arguments = (books.model_dump_json(), str(tmp_path / "killed"), settings, name)
         process = server.Process(target=curate_and_die, args=arguments)
         process.start()

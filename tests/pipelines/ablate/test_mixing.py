@@ -1,6 +1,7 @@
 """A swarm from end to end with models of a few thousand parameters, and what is refused before it."""
 
 import json
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 
 from gristmill.data_pipeline.indexed.dataset import read_dataset
 from gristmill.data_pipeline.indexed.mix import cell_of, mix_repeats
+from gristmill.evaluation.results import mixtures
 from gristmill.foundation.errors import InputError, RecipeError
 from gristmill.foundation.progress import Reporter
 from gristmill.foundation.runtime.tasks.local import LocalEngine
@@ -19,10 +21,16 @@ from gristmill.pipelines.ablate.mixing import MixPlan, mix
 from gristmill.pipelines.cli.mix import parse_floors
 from gristmill.pipelines.python_api import run as run_recipe
 from gristmill.pipelines.recipes.recipe_file import load_recipe
-from gristmill.pipelines.stages.training_data import sampling
+from gristmill.pipelines.workdir.data_forms import sampling
 
 HERE = LocalEngine(1, Reporter.silent())
 WORDS = ["".join(np.random.default_rng(number).choice(list("abcdefghijklmnopqrstuvwxyz"), 6)) for number in range(80)]
+
+
+@pytest.fixture(autouse=True)
+def few_resamples(monkeypatch):
+    """Fifty refits take most of the time of a swarm of four models."""
+    monkeypatch.setattr(mixtures, "resampled_laws", partial(mixtures.resampled_laws, resamples=5))
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from gristmill.data_pipeline.indexed.reader import IndexedReader
+from gristmill.data_pipeline.indexed.format import IndexedReader
 from gristmill.foundation.errors import RecipeError
 from gristmill.pipelines.cli.data import data_app, tokenizer_compare
 from tests.support.indexed_files import write_documents

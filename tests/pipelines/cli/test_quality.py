@@ -7,10 +7,10 @@ from typer.testing import CliRunner
 from gristmill.foundation.errors import InputError, RecipeError
 from gristmill.pipelines.cli.commands import app
 from gristmill.pipelines.cli.quality import LabelledDocuments, labelled_texts
-from gristmill.pipelines.preflight import preflight
 from gristmill.pipelines.python_api import run as run_recipe
 from gristmill.pipelines.recipes.config import Recipe
-from gristmill.pipelines.stage_list import STAGES
+from gristmill.pipelines.stages.preflight import preflight
+from gristmill.pipelines.stages.stage_list import STAGES
 from tests.support.corpora import prose, write_jsonl
 
 GOOD = [prose(k) for k in range(60)]

@@ -20,6 +20,8 @@ from gristmill.pipelines.init.dial import (
     choose_by_depth,
     choose_by_flops,
     choose_by_minutes,
+    optimizer_of,
+    rate_at_width,
 )
 from gristmill.pipelines.init.recipe import plan_sources
 from gristmill.pipelines.init.rehearsal import CurationRehearsal, read_forecast, rehearsed_sources
@@ -169,6 +171,14 @@ def test_one_dial(known_machine):
     assert by_flops.size.parameters <= (1e15 / 120) ** 0.5
     with pytest.raises(RecipeError, match=r"give at least 1\.5 minutes"):
         choose_by_minutes(1, setting(1e8, overhead=70))
+
+
+def test_rates_of_tables_go_with_the_root_of_the_width_and_muons_stays():
+    """Width 192 is a quarter of 768, so that the embedding's 0.2 there is 0.4 here."""
+    assert rate_at_width("embedding_learning_rate", 0.2, 192 / 768) == pytest.approx(0.4)
+    written = optimizer_of(ModelSize(3, 2048, 256))
+    assert (written["embedding_learning_rate"], written["head_learning_rate"]) == (0.4, 0.008)
+    assert written["muon_learning_rate"] == optimizer_of(ModelSize(12, 2048, 256))["muon_learning_rate"] == 0.03
 
 
 def test_a_rehearsal_decides_the_tokens():

@@ -4,8 +4,8 @@ import re
 
 import pytest
 
+from gristmill.foundation.config import read_yaml
 from gristmill.foundation.errors import RecipeError
-from gristmill.foundation.strict_yaml import read_yaml
 from gristmill.pipelines.recipes.config import Recipe, identity
 from gristmill.pipelines.recipes.recipe_file import NAMES_ELSEWHERE, fields_at, load_recipe, recipe_names
 

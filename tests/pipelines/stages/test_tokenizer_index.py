@@ -15,12 +15,12 @@ import pyarrow.parquet as pq
 import pytest
 from pydantic import ValidationError
 
-from gristmill.data_pipeline.indexed import documents
+from gristmill.data_pipeline.corpus import splits
 from gristmill.data_pipeline.indexed.dataset import read_dataset
+from gristmill.data_pipeline.indexed.format import IndexedReader
 from gristmill.data_pipeline.indexed.permutation import Permutation, key_of
-from gristmill.data_pipeline.indexed.reader import IndexedReader
+from gristmill.foundation.checksums import Lock
 from gristmill.foundation.errors import InputError
-from gristmill.foundation.lock import Lock
 from gristmill.foundation.manifest import StageIdentity, output_files, write_manifest
 from gristmill.foundation.progress import Reporter
 from gristmill.foundation.runtime.tasks.local import LocalEngine
@@ -28,7 +28,7 @@ from gristmill.pipelines.recipes.config import Recipe
 from gristmill.pipelines.stages import index, tokenizer, train
 from gristmill.pipelines.stages.stage import StageContext
 from gristmill.pipelines.stages.train import open_data
-from gristmill.pipelines.stages.training_data import open_form, sampling
+from gristmill.pipelines.workdir.data_forms import open_form, sampling
 from gristmill.tokenizers import index_corpus
 from gristmill.tokenizers.tokenizer import load_tokenizer
 
@@ -189,7 +189,8 @@ def test_every_language_of_a_source_is_a_source_of_its_own(corpus, stages, tmp_p
     """Odd texts are German in this corpus: the same documents in their keyed order, half of the samples each."""
     languages = {"languages": {"alpha": 0.01, "min_tokens": 100}}
     for name, slice_bytes in (("small", 20_000), ("large", 4_000_000)):
-        monkeypatch.setattr(documents, "SLICE_BYTES", slice_bytes)
+        monkeypatch.setattr(splits, "SLICE_BYTES", slice_bytes)
+        monkeypatch.setattr(index_corpus, "TASK_BYTES", slice_bytes)
         index.run(context_of(tmp_path / name, stages, recipe=recipe_of(index=languages)))
     assert digests(tmp_path / "small") == digests(tmp_path / "large")
     encoder = load_tokenizer(stages["tokenizer"])
@@ -300,7 +301,8 @@ def test_training_rejects_an_index_altered_in_place(stages, tmp_path):
 def test_output_does_not_depend_on_workers_or_task_size(stages, tmp_path, monkeypatch):
     monkeypatch.setattr(index_corpus, "MIN_PARALLEL_SECONDS", 0.0)
     index.run(context_of(tmp_path / "two", stages, workers=2))
-    monkeypatch.setattr(documents, "SLICE_BYTES", 20_000)
+    monkeypatch.setattr(splits, "SLICE_BYTES", 20_000)
+    monkeypatch.setattr(index_corpus, "TASK_BYTES", 20_000)
     index.run(context_of(tmp_path / "slices", stages))
     assert digests(tmp_path / "two") == digests(tmp_path / "slices") == digests(stages["index"])
 
@@ -308,9 +310,10 @@ def test_output_does_not_depend_on_workers_or_task_size(stages, tmp_path, monkey
 KILLED = """
 import sys, time
 from pathlib import Path
-from gristmill.data_pipeline.indexed import documents, merge
-from gristmill.tokenizers import encode
-documents.SLICE_BYTES = encode.SLICE_BYTES = 20_000
+from gristmill.data_pipeline.corpus import splits
+from gristmill.data_pipeline.indexed import dataset
+from gristmill.tokenizers import index_corpus
+splits.SLICE_BYTES = index_corpus.TASK_BYTES = 20_000
 import test_tokenizer_index as ours
 from gristmill.pipelines.stages import index
 from gristmill.tokenizers import index_corpus
@@ -333,10 +336,27 @@ def test_a_rerun_after_sigkill_writes_the_same_bytes(stages, tmp_path, monkeypat
         process.send_signal(signal.SIGKILL)
         process.wait()
     assert not (tmp_path / "index" / "dataset.json").exists()
-    monkeypatch.setattr(documents, "SLICE_BYTES", 20_000)
-    monkeypatch.setattr("gristmill.tokenizers.encode.SLICE_BYTES", 20_000)
+    monkeypatch.setattr(splits, "SLICE_BYTES", 20_000)
+    monkeypatch.setattr("gristmill.tokenizers.index_corpus.TASK_BYTES", 20_000)
     index.run(context_of(tmp_path / "index", stages))
     assert digests(tmp_path / "index") == digests(stages["index"])
+
+
+def test_parts_that_were_cut_at_other_rows_are_not_reused(stages, tmp_path, monkeypatch):
+    """A run of a version with smaller tasks was stopped before it merged them."""
+    monkeypatch.setattr(splits, "SLICE_BYTES", 20_000)
+    with monkeypatch.context() as small:
+        small.setattr(index_corpus, "TASK_BYTES", 20_000)
+        small.setattr(index_corpus, "_merge", _stop)
+        with pytest.raises(KeyboardInterrupt):
+            index.run(context_of(tmp_path / "index", stages))
+    assert len(list((tmp_path / "index").rglob("*.idx"))) > 10
+    index.run(context_of(tmp_path / "index", stages))
+    assert digests(tmp_path / "index") == digests(stages["index"])
+
+
+def _stop(task):
+    raise KeyboardInterrupt
 
 
 def test_the_message_for_a_too_large_vocabulary_names_the_largest_possible_one(corpus, tmp_path):

@@ -6,6 +6,7 @@ import yaml
 
 from gristmill.foundation.errors import RecipeError
 from gristmill.foundation.progress import Reporter
+from gristmill.foundation.runtime.startup import host_bytes
 from gristmill.training.calibrate import hardware as measure
 from gristmill.training.calibrate import layers
 from gristmill.training.calibrate.hardware import (
@@ -17,7 +18,6 @@ from gristmill.training.calibrate.hardware import (
 )
 from gristmill.training.calibrate.links import Sent, fit_link
 from gristmill.training.planner.hardware import GIB, Rates, Sustained, load_hardware
-from gristmill.training.planner.memory_check import host_bytes
 
 
 def test_a_known_device_is_recovered_from_its_times():

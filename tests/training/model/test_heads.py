@@ -16,7 +16,7 @@ from gristmill.training.config.train import TeacherConfig
 from gristmill.training.metrics import METRICS_NAME, read_metrics
 from gristmill.training.model.heads import DistillationTeacher, distillation_losses
 from gristmill.training.model.loss import Scoring
-from gristmill.training.objectives.causal import DistillationOptions
+from gristmill.training.objectives.objective import DistillationOptions
 from gristmill.training.parallel.mesh import build_mesh, single_process
 from gristmill.training.parallel.tensor import TensorAxis
 from tests.support.training_runs import MODEL, new_run

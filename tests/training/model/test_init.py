@@ -11,7 +11,7 @@ from gristmill.training.config.model import ModelConfig
 from gristmill.training.config.train import TrainConfig
 from gristmill.training.engine.local_model import build_local_model
 from gristmill.training.model import init
-from gristmill.training.model.init import draw, initialize
+from gristmill.training.model.init import draw, initialize, place_decoding_weights
 from gristmill.training.model.transformer import Transformer
 from gristmill.training.parallel.mesh import build_mesh, local, local_shard
 from tests.support.forked_pool import ForkedPool
@@ -80,3 +80,19 @@ def test_a_rank_draws_the_chunks_of_its_shard(axes: dict[str, Any], pool: Forked
         # A row-parallel matrix is drawn with the columns of the other tensor ranks, and a chunk of 8 rows whole.
         most = 1.6 if axes == {"data": 4} else 2.7
         assert own <= drawn <= most * own
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_weights_placed_for_decoding_give_the_same_logits(tied: bool) -> None:
+    config = ModelConfig(layers=2, width=16, heads=4, kv_heads=2, sequence_length=32, tied_embeddings=tied)
+    model = Transformer(config, 40)
+    initialize(model, seed=0, device=torch.device("cpu"), dtype=torch.float32)
+    tokens = torch.arange(30).view(2, 15)
+    with torch.inference_mode():
+        before = model(tokens)
+    place_decoding_weights(model)
+    assert not any(weight.is_contiguous() for name, weight in model.named_parameters() if "query" in name)
+    assert model.head is not None and (model.embedding is not None)
+    assert (model.head.weight is model.embedding.weight) == tied
+    with torch.inference_mode():
+        torch.testing.assert_close(model(tokens), before, rtol=0, atol=1e-6)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from gristmill.training.config.layout import LayoutConfig
+from gristmill.training.config.layout import CHUNK_LOGITS, LayoutConfig
 from gristmill.training.model import fused, loss
 from gristmill.training.model.loss import Scoring, losses, token_chunks, upcast
 from gristmill.training.parallel.mesh import build_mesh, single_process
@@ -52,7 +52,7 @@ def test_gradient_is_probability_minus_one_at_the_target() -> None:
 
 
 def test_chunks_cover_all_tokens_with_sizes_that_differ_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gristmill.training.planner.costs.parameters.CHUNK_LOGITS", 12)  # 4 rows of a vocabulary of 3
+    monkeypatch.setitem(CHUNK_LOGITS["cpu"], HEAD.element_size(), 12)  # 4 rows of a vocabulary of 3
     assert token_chunks(10, HEAD) == [slice(0, 3), slice(3, 6), slice(6, 10)]
 
 

@@ -7,10 +7,10 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 
 from gristmill.evaluation.inference.local_causal_lm import LocalCausalLM
 from gristmill.training.calibrate.layers import causal_loss
+from gristmill.training.config.layout import CHUNK_LOGITS
 from gristmill.training.config.model import ModelConfig
 from gristmill.training.model.attention.attention import attend
-from gristmill.training.model.attention.block_masks import block_masks
-from gristmill.training.model.attention.metadata import causal_masks
+from gristmill.training.model.attention.metadata import block_masks, causal_masks
 from gristmill.training.model.init import initialize
 from gristmill.training.model.modules import Dropout
 from gristmill.training.model.transformer import ComputeOptions, Transformer
@@ -164,7 +164,7 @@ def test_first_values_depend_on_seed_and_name_alone() -> None:
 
 @pytest.mark.parametrize(("softcap", "z_loss"), [(None, 0.0), (3.0, 0.0), (None, 0.1), (3.0, 0.1)])
 def test_losses_are_cross_entropy_with_its_gradient(monkeypatch, softcap: float | None, z_loss: float) -> None:
-    monkeypatch.setattr("gristmill.training.planner.costs.parameters.CHUNK_LOGITS", 5 * VOCAB)  # many chunks
+    monkeypatch.setitem(CHUNK_LOGITS["cpu"], 8, 5 * VOCAB)  # many chunks
     model = Transformer(
         ModelConfig(**LLAMA, logit_softcap=softcap), VOCAB, options=ComputeOptions(torch.float64, z_loss=z_loss)
     )

@@ -10,9 +10,9 @@ from torch import nn
 from gristmill.training.config.layout import OffloadConfig
 from gristmill.training.config.model import ModelConfig
 from gristmill.training.config.train import OptimizerConfig
-from gristmill.training.optim.adamw import AdamW
 from gristmill.training.optim.muon import Muon
 from gristmill.training.optim.offload import PIECE_ELEMENTS, OffloadedOptimizer, split_into_subgroups
+from gristmill.training.optim.optimizer import AdamW
 from gristmill.training.planner.costs.host_update import (
     OURS,
     PAPER,

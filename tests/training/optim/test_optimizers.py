@@ -7,9 +7,9 @@ from torch import nn
 from gristmill.training.config.model import ModelConfig
 from gristmill.training.config.train import OptimizerConfig, TrainConfig
 from gristmill.training.engine.gradients import clip, global_norm
-from gristmill.training.optim.adamw import AdamW, Operands
 from gristmill.training.optim.muon import Muon, orthogonal, rounds
-from gristmill.training.optim.optimizer import build_optimizer
+from gristmill.training.optim.offload import build_optimizer
+from gristmill.training.optim.optimizer import AdamW, Operands
 from gristmill.training.parallel.mesh import single_process
 
 MODEL = ModelConfig(layers=2, width=8, heads=2)

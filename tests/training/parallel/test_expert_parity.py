@@ -7,7 +7,7 @@ from unittest import mock
 import pytest
 import torch
 
-from gristmill.training.parallel.offload.swap import SwappedLayer
+from gristmill.training.model.layer_hook import SwappedLayer
 from tests.support.parity import Case, by_size, differences, mesh_of_group, outcome
 
 EP2, EP4 = {"data": 2, "expert": 2}, {"data": 4, "expert": 4}

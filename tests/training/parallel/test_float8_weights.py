@@ -17,8 +17,8 @@ from gristmill.training.config.model import ModelConfig
 from gristmill.training.config.train import TrainConfig
 from gristmill.training.engine import local_model
 from gristmill.training.engine.local_model import build_local_model
-from gristmill.training.objectives.batches import Batches
-from gristmill.training.optim.optimizer import build_optimizer
+from gristmill.training.objectives.objective import Batches
+from gristmill.training.optim.offload import build_optimizer
 from gristmill.training.parallel import linear
 from gristmill.training.parallel.mesh import Mesh, build_mesh, single_process
 from gristmill.training.run import RunConfig, build_forward_backward

@@ -11,7 +11,15 @@ from gristmill.training.calibrate.layers import causal_loss
 from gristmill.training.config.model import ModelConfig
 from gristmill.training.config.train import TrainConfig
 from gristmill.training.engine.local_model import build_local_model
-from gristmill.training.parallel.linear import check_float8, float8_linear, joint_linear, linear, matmul, place_jointly
+from gristmill.training.parallel.linear import (
+    check_float8,
+    float8_linear,
+    joins,
+    joint_linear,
+    linear,
+    matmul,
+    place_jointly,
+)
 from gristmill.training.parallel.mesh import single_process
 from gristmill.training.planner.layout_checks import objections
 
@@ -45,6 +53,19 @@ def test_a_joint_product_is_a_product_each(dtype: torch.dtype, tolerance: float,
         torch.testing.assert_close(own.double(), other, rtol=0, atol=tolerance)
     for own, other in zip([leaf, *weights, *biases], leaves, strict=True):
         torch.testing.assert_close(own.grad.double(), other.grad, rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize("tokens", [1, 200])
+def test_weights_that_lie_by_inputs_are_read_in_place(tokens: int) -> None:
+    """200 tokens by 2 x 400 x 64 are a product for oneDNN."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(tokens, 64, generator=generator)
+    weights = [nn.Parameter(torch.randn(400, 64, generator=generator), requires_grad=False) for _ in range(2)]
+    expected = [F.linear(x.double(), weight.double()) for weight in weights]
+    place_jointly(weights, by_input=True)
+    assert joins(x, weights) and all(weight.stride() == (1, 800) for weight in weights)
+    for output, other in zip(joint_linear(x, weights), expected, strict=True):
+        torch.testing.assert_close(output.double(), other, rtol=0, atol=1e-4)
 
 
 def test_gradients_that_lie_beside_each_other_are_taken_as_one() -> None:

@@ -135,7 +135,7 @@ SMALL = DENSE | {"layers": 2, "width": 32}
 
 def test_a_run_with_a_slow_loader_on_two_processes(pool: Any, tmp_path: Path) -> None:
     """The run writes what the explanation reads."""
-    pool.run(2, train_with_fault, str(tmp_path), FaultyRun("loader", "", DATA, SMALL, loader=0.02))
+    pool.run(2, train_with_fault, str(tmp_path), FaultyRun("loader", "", DATA, SMALL, loader=0.06))
     logs = RunLogs(tmp_path)
     assert [record["step"] for record in logs.records] == [4, 8, 12, 16]
     assert logs.model == ModelConfig(**SMALL) and len(logs.by_rank("busy")) == 2 and logs.link("data")

@@ -1,5 +1,7 @@
 """Invalid layouts give errors with the nearest valid value."""
 
+from typing import Any
+
 import pytest
 from pydantic import ValidationError
 
@@ -12,7 +14,7 @@ from gristmill.training.planner.layout_checks import check_layout, micro_batch_s
 MODEL = {"layers": 4, "width": 48, "heads": 6, "kv_heads": 3, "ffn_hidden_size": 96, "sequence_length": 48}
 
 
-def refusal(layout: dict, world_size: int, model: dict | None = None, vocab: int = 300, **train: int) -> str:
+def refusal(layout: dict, world_size: int, model: dict | None = None, vocab: int = 300, **train: Any) -> str:
     config = TrainConfig(**({"tokens": 16 * 48, "batch_tokens": 16 * 48} | train), layout=layout)
     with pytest.raises(RecipeError) as caught:
         check_layout(ModelConfig(**(MODEL | (model or {}))), config, vocab, world_size)
@@ -129,3 +131,18 @@ def test_what_cuda_graphs_exclude() -> None:
     experts = {"moe": {"experts": 4, "top_k": 1, "ffn_hidden_size": 8}}
     says = refusal({}, 1, experts, cuda_graphs=True, precision="fp32")
     assert "in fp32 the host reads how many tokens each expert has; set precision: bf16" in says
+
+
+def test_what_is_not_built_for_replicas_that_may_be_lost() -> None:
+    layout = {"data": 2, "replicate": 2, "lost_replicas": "continue"}
+    config = TrainConfig(tokens=768, batch_tokens=768, layout=layout)
+    check_layout(ModelConfig(**MODEL), config, 300, 1)
+    assert "continue starts its 2 processes itself, but 2 run; start it without torchrun" in refusal(layout, 2)
+    said = refusal(layout | {"pipeline": 2}, 1, precision="fp16", compile=True, checkpoint={"asynchronous": True})
+    for name in ("pipeline above 1", "precision fp16", "compile", "checkpoint.asynchronous"):
+        assert f"lost_replicas: continue is not built for {name}" in said
+    experts = {"moe": {"experts": 4, "top_k": 2, "ffn_hidden_size": 8}}
+    assert "is not built for a model with experts; leave it out, or set lost_replicas" in refusal(layout, 1, experts)
+    for wrong, reason in (({"data": 2}, "needs other replicas"), ({"auto": True}, "auto leaves it open")):
+        with pytest.raises(ValidationError, match=reason):
+            LayoutConfig(lost_replicas="continue", **wrong)

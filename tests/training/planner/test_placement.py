@@ -20,6 +20,7 @@ from gristmill.training.config.layout import LayoutConfig
 from gristmill.training.config.model import ModelConfig
 from gristmill.training.config.train import TrainConfig
 from gristmill.training.engine.local_model import build_local_model
+from gristmill.training.launch.processes import RankInfo, init_distributed
 from gristmill.training.parallel.mesh import Mesh, single_process
 from gristmill.training.planner.costs.model_shape import shape_of
 from gristmill.training.planner.hardware import FITTED, PROFILES, Hardware, Rates, parse_hardware
@@ -31,7 +32,6 @@ from gristmill.training.planner.report import explain
 from gristmill.training.planner.request import FixedChoices, PlanRequest
 from gristmill.training.planner.search import Planner, search
 from gristmill.training.planner.step_time import default_links
-from gristmill.training.processes import RankInfo, init_distributed
 from gristmill.training.run import RunConfig, build_forward_backward
 
 FIELDS = yaml.safe_load((PROFILES / "a100-80g.yaml").read_text("utf-8"))

@@ -126,7 +126,7 @@ class AttentionMixer(Mixer):
 
     def whole_bytes(self, width: int, share: Share) -> float:
         """Bytes of those that are no token's own: all but queries, keys and values, their norms and clipped forms. A
-        swap by token (training/parallel/offload/swap.py) moves it whole; queries, keys and values too where attention
+        swap by token (training/model/layer_hook.py) moves it whole; queries, keys and values too where attention
         works on copies of them."""
         tokens = share.rows * share.tokens
         query, key_value = self.query_width // share.tensor, self.kv_width // gcd(self.kv_heads, share.tensor)

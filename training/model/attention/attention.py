@@ -15,6 +15,7 @@ from gristmill.training.config.mixers.attention import BLOCK, MAX_SCORES
 from gristmill.training.config.model import ModelConfig
 from gristmill.training.model.attention.metadata import AttentionMetadata, Mask
 from gristmill.training.model.attention.ring import ring_attention
+from gristmill.training.model.attention.slot_attention import attend_by_rows, attends_by_rows
 from gristmill.training.model.decoding_cache import SlotView
 from gristmill.training.model.fused import fused
 from gristmill.training.model.loss import upcast
@@ -69,11 +70,13 @@ class CoreAttention(nn.Module):
             query_BTHtK, key_BTGtK, value_BTGtK = _share_of_heads(
                 query_BTHtK, key_BTGtK, value_BTGtK, metadata.shares.axis
             )
+        mask_BTS = metadata.masks_BTS[self.window]
+        if slots is not None and self.softcap is None and attends_by_rows(query_BTHtK, mask_BTS):
+            return attend_by_rows(query_BTHtK, key_BTGtK, value_BTGtK, slots, self.scale, self.window)
         key_BGtSK, value_BGtSK = key_BTGtK.transpose(1, 2), value_BTGtK.transpose(1, 2)
         if slots is not None:
             cached = slots.append(key_BTGtK, value_BTGtK)
             key_BGtSK, value_BGtSK = cached.key_BGSK, cached.value_BGSK
-        mask_BTS = metadata.masks_BTS[self.window]
         query_BHtTK = query_BTHtK.transpose(1, 2)
         if self.softcap is not None:
             mixed_BHtTK = attend_softcapped(query_BHtTK, key_BGtSK, value_BGtSK, mask_BTS, self.scale, self.softcap)

@@ -3,24 +3,10 @@
 from collections.abc import Sequence
 from functools import lru_cache
 from itertools import pairwise
-from typing import NamedTuple
 
-from gristmill.training.config.layout import LayoutConfig, Schedule
+from gristmill.training.config.layout import LayoutConfig, Schedule, StageSpec
 from gristmill.training.config.model import ModelConfig
 from gristmill.training.planner.costs.model_shape import ModelShape, block_macs_per_token, shape_of
-
-
-class StageSpec(NamedTuple):
-    """Layers first to last - 1. The first stage has the embedding, the last one the head."""
-
-    first: int
-    last: int
-    embeds: bool
-    scores: bool
-
-    @property
-    def num_layers(self) -> int:
-        return self.last - self.first
 
 
 def split_model(config: ModelConfig, vocab_size: int, layout: LayoutConfig) -> tuple[StageSpec, ...]:

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from gristmill.evaluation.inference.config import SamplingConfig
-from gristmill.evaluation.inference.generate.batch import BatchLimits, ContinuousBatch
+from gristmill.evaluation.inference.generate.batch import ContinuousBatch
+from gristmill.evaluation.inference.generate.limits import BatchLimits
 from gristmill.evaluation.inference.generate.request import GenerationRequest, GenerationSettings
 from gristmill.evaluation.inference.generate.sequence import log_softmax
 from gristmill.evaluation.inference.local_causal_lm import LocalCausalLM
@@ -220,13 +221,6 @@ def test_a_request_that_does_not_fit_is_refused_when_it_is_added():
     with pytest.raises(InputError, match="has token 300; the model's vocabulary has 0 to 299"):
         batch.add(GenerationRequest((1, 300), GenerationSettings(4)))
     assert batch.is_idle
-
-
-def test_the_cache_is_bounded_in_bytes():
-    causal_lm = model_of("attention")
-    assert causal_lm.slot_token_bytes() == 2 * 2 * 2 * 8 * 8  # keys and values, layers, heads, width, bytes
-    assert BatchLimits(64, cache_bytes=3 * 512 * CONTEXT).slots(causal_lm) == 3
-    assert BatchLimits(64, cache_bytes=1).slots(causal_lm) == 1
 
 
 def run_in_parts(causal_lm, made, limits, prompt_tokens):

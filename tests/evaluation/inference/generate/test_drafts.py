@@ -6,8 +6,9 @@ import torch
 from scipy.stats import chisquare
 
 from gristmill.evaluation.inference.config import SamplingConfig
-from gristmill.evaluation.inference.generate.batch import BatchLimits, ContinuousBatch
+from gristmill.evaluation.inference.generate.batch import ContinuousBatch
 from gristmill.evaluation.inference.generate.drafts import Drafting, ngram_draft
+from gristmill.evaluation.inference.generate.limits import BatchLimits
 from gristmill.evaluation.inference.generate.request import GenerationRequest, GenerationSettings
 from gristmill.evaluation.inference.generate.sampler import LogitRules
 from tests.evaluation.inference.generate.test_batch import Words, model_of, requests, run
@@ -69,7 +70,7 @@ def test_repeated_text_is_guessed():
 
 @pytest.mark.parametrize("kind", ["ngram", "itself"])
 def test_the_second_token_has_the_distribution_of_the_model(kind):
-    """2,000 draws from the four likeliest tokens, counted by their rank, against the model's own probabilities. The
+    """1,000 draws from the four likeliest tokens, counted by their rank, against the model's own probabilities. The
     n-grams repeat because a bias leaves four tokens."""
     causal_lm, bias = model_of("attention"), np.zeros(300)
     bias[3:7] = 100.0 if kind == "ngram" else 0.0
@@ -77,7 +78,7 @@ def test_the_second_token_has_the_distribution_of_the_model(kind):
     settings = GenerationSettings(3, SamplingConfig(temperature=3.0, top_k=4, seed=11), rules=rules, ignore_end=True)
     prompt, known = (3, 4, 5, 3, 4), {}
     batch = ContinuousBatch(causal_lm, Words(), limits_of(kind, causal_lm, 8))
-    for draw in range(2000):
+    for draw in range(1000):
         batch.add(GenerationRequest(prompt, settings, draw))
     counts, expected = np.zeros(4), np.zeros(4)
     while not batch.is_idle:
@@ -89,5 +90,5 @@ def test_the_second_token_has_the_distribution_of_the_model(kind):
             likeliest = known[first]
             counts[likeliest.indices.tolist().index(second)] += 1
             expected += (likeliest.values / 3.0).softmax(dim=0).numpy()
-    assert batch.accepted_tokens > 100
+    assert batch.accepted_tokens > 50
     assert chisquare(counts, expected).pvalue > 0.01

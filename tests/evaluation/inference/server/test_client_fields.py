@@ -3,9 +3,14 @@
 import json
 import re
 import subprocess
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import pytest
 
+from gristmill.evaluation.inference.generate.limits import BatchLimits
+from gristmill.evaluation.inference.server.server import new_batch
 from gristmill.evaluation.inference.server.tool_calls import Tool, read_calls
 from tests.evaluation.inference.server.test_server import TOKEN, asked, client, loaded, running, server
 
@@ -138,6 +143,35 @@ def test_metrics_count_what_was_asked(client, server) -> None:
     assert 'gristmill_replies_total{path="/v1/completions",status="200"} 1.0' in text
     assert "gristmill_prompt_tokens_total 9.0" in text and "gristmill_generated_tokens_total 5.0" in text
     assert "gristmill_time_to_first_token_seconds_count 1.0" in text and "gristmill_requests_open 0.0" in text
+
+
+def test_streams_go_on_when_the_cache_is_full(loaded) -> None:
+    """Four streams of 70 tokens in a cache of 96: the text is that of a large one, and metrics count it."""
+
+    def texts(address: str) -> list[str]:
+        bodies = [{"prompt": f"{name} mill", "max_tokens": 60, "seed": 5, "ignore_eos": True} for name in "abcd"]
+        with ThreadPoolExecutor(4) as pool:
+            replies = pool.map(partial(asked, address, "/v1/completions"), bodies)
+            return [reply["choices"][0]["text"] for _, reply in replies]
+
+    with running(loaded) as (address, _):
+        expected = texts(address)
+        reply = asked(address, "/v1/models")[1]
+        assert reply["data"][0]["max_model_len"] == 128
+    small = BatchLimits(4, cache_blocks=6)
+    with running(loaded, make_batch=lambda: new_batch(loaded, small)) as (address, _):
+        assert texts(address) == expected
+        request = urllib.request.Request(f"{address}/metrics", headers={"Authorization": f"Bearer {TOKEN}"})
+        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=60) as opened:
+            metrics = dict(line.rsplit(" ", 1) for line in opened.read().decode().splitlines() if line[0] != "#")
+        assert float(metrics["gristmill_preemptions_total"]) > 0
+        assert float(metrics["gristmill_cache_blocks_evicted_total"]) > 0
+        assert 0 < float(metrics["gristmill_cache_blocks_used"]) <= float(metrics["gristmill_cache_blocks_limit"]) == 6
+        status, reply = asked(address, "/v1/completions", {"prompt": "The mill", "max_tokens": 96})
+        assert status == 400 and "do not fit the cache of 96 tokens; ask for fewer" in reply["error"]["message"]
+        chat = {"messages": CHAT, "ignore_eos": True, "temperature": 0}  # goes on to the end of the cache
+        assert asked(address, "/v1/chat/completions", chat)[1]["usage"]["total_tokens"] == 96
+        assert asked(address, "/v1/models")[1]["data"][0]["max_model_len"] == 96
 
 
 def test_pages_of_a_named_origin_may_ask(loaded) -> None:

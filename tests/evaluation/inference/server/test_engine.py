@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from gristmill.evaluation.inference.config import EvaluateConfig, SamplingConfig
-from gristmill.evaluation.inference.generate.batch import BatchLimits, ContinuousBatch
+from gristmill.evaluation.inference.generate.batch import ContinuousBatch
+from gristmill.evaluation.inference.generate.limits import BatchLimits
 from gristmill.evaluation.inference.generate.request import GenerationRequest, GenerationSettings
 from gristmill.evaluation.inference.load import load_for_evaluation, load_for_evaluation_sharded
 from gristmill.evaluation.inference.server.engine import GenerationEngine, ServerBusyError, Ticket, announcer, follow

@@ -17,15 +17,14 @@ import pytest
 from gristmill.evaluation.convert.chat_template import PLAIN, PLAIN_STOPS, ChatTemplate
 from gristmill.evaluation.convert.model_tokenizer import ModelTokenizer
 from gristmill.evaluation.inference.config import EvaluateConfig
+from gristmill.evaluation.inference.generate.limits import BatchLimits
 from gristmill.evaluation.inference.generate.prompts import generate
 from gristmill.evaluation.inference.generate.request import GenerationSettings
 from gristmill.evaluation.inference.load import load_for_evaluation
-from gristmill.evaluation.inference.server import app
-from gristmill.evaluation.inference.server.app import (
-    ServedModel,
-    make_app,
-)
+from gristmill.evaluation.inference.server import model_calls
+from gristmill.evaluation.inference.server.app import make_app
 from gristmill.evaluation.inference.server.engine import GenerationEngine
+from gristmill.evaluation.inference.server.model_calls import ServedModel
 from gristmill.evaluation.inference.server.server import (
     ServerOptions,
     bound,
@@ -56,7 +55,7 @@ def loaded(random_checkpoint, tokenizer_folder):
 @contextmanager
 def running(loaded, max_requests=64, sequences=4, token=TOKEN, make_batch=None, body_seconds=60.0, origins=()):
     """Serves in a thread; yields the address and the engine."""
-    engine = GenerationEngine(make_batch or (lambda: new_batch(loaded, sequences)), max_requests)
+    engine = GenerationEngine(make_batch or (lambda: new_batch(loaded, BatchLimits(sequences))), max_requests)
     model = ServedModel("mill", engine, loaded.codec, ChatTemplate(PLAIN, stops=PLAIN_STOPS), token, origins)
     server = uvicorn.Server(uvicorn.Config(make_app(model, body_seconds), log_level="warning", lifespan="off"))
     listener = bound("127.0.0.1", 0)
@@ -175,6 +174,24 @@ def test_lm_evals_local_completions_score_as_our_own_harness(server, loaded):
     assert theirs.generate_until(requests("generate_until", asks)) == own
 
 
+def test_lm_evals_local_chat_completions_get_the_answers_of_the_openai_client(server, client):
+    instance = pytest.importorskip("lm_eval.api.instance").Instance
+    models = pytest.importorskip("lm_eval.models.openai_completions")
+    api = pytest.importorskip("lm_eval.models.api_models", reason="lm-eval's API models need tenacity")
+    theirs = models.LocalChatCompletion(
+        base_url=f"{server[0]}/v1/chat/completions", model="mill", max_length=128, auth_token=TOKEN
+    )
+    chats = [[{"role": "user", "content": text}] for text in ("The mill", "Who grinds?")]
+    options = {"until": ["\n\n"], "max_gen_toks": 8, "temperature": 0}
+    requests = [
+        instance("generate_until", {}, (api.JsonChatStr(json.dumps(chat)), dict(options)), index, ("task", index, 1))
+        for index, chat in enumerate(chats)
+    ]
+    asks = {"model": "mill", "max_tokens": 8, "temperature": 0, "stop": ["\n\n"]}
+    answers = [client.chat.completions.create(messages=chat, **asks).choices[0].message.content for chat in chats]
+    assert theirs.generate_until(requests) == answers
+
+
 def test_echo_gives_the_log_probabilities_of_the_prompt(server):
     body = {"prompt": [[10, 11, 12], [13, 14]], "max_tokens": 0, "logprobs": 1, "echo": True, "temperature": 0}
     status, found = asked(server[0], "/v1/completions", body)
@@ -287,7 +304,7 @@ def test_many_control_symbols_are_tokenized(server, loaded):
 def test_health_is_answered_while_another_request_is_prepared(slow, loaded, monkeypatch):
     """Tokenizing, the chat template and the JSON of a large body do not run in the event loop."""
     entered, may_go_on = threading.Event(), threading.Event()
-    owner = {"encode_with_symbols": ModelTokenizer, "render": ChatTemplate, "_parsed": app}[slow]
+    owner = {"encode_with_symbols": ModelTokenizer, "render": ChatTemplate, "_parsed": model_calls}[slow]
     fast = getattr(owner, slow)
 
     def waits(*arguments):
@@ -315,7 +332,7 @@ def test_a_client_that_goes_away_leaves_the_batch(loaded):
     steps = threading.Semaphore(0)
 
     def slow_batch():
-        batch = new_batch(loaded, 2)
+        batch = new_batch(loaded, BatchLimits(2))
         step = batch.step
 
         def waits(prompt_tokens):
@@ -355,7 +372,7 @@ def test_a_step_that_fails_ends_the_requests_of_its_batch_alone(loaded):
     breaks = iter([True])
 
     def batch_that_breaks_once():
-        batch = new_batch(loaded, 1)
+        batch = new_batch(loaded, BatchLimits(1))
         step = batch.step
 
         def broken(prompt_tokens):

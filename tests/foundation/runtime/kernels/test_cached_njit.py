@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gristmill.foundation.runtime.kernels.numba_cache import is_linked
+from gristmill.foundation.runtime.kernels.cached_njit import is_linked
 
 ROOT = Path(__file__).parent.parent.parent.parent.parent
 pytestmark = pytest.mark.skipif(not is_linked(), reason="another numba than the linked ones keeps kernels itself")

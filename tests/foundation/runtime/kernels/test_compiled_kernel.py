@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from gristmill.foundation.runtime.kernels.cached_njit import is_linked
 from gristmill.foundation.runtime.kernels.kernel_files import (
     MAGIC,
     acquire,
@@ -21,7 +22,6 @@ from gristmill.foundation.runtime.kernels.kernel_files import (
     versions,
     write_kernel,
 )
-from gristmill.foundation.runtime.kernels.numba_cache import is_linked
 
 pytestmark = pytest.mark.skipif(not is_linked(), reason="another numba than the linked ones keeps kernels itself")
 

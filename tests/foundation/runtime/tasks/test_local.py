@@ -12,8 +12,7 @@ import pytest
 from rich.console import Console
 
 from gristmill.foundation.errors import InputError
-from gristmill.foundation.interrupts import Terminated
-from gristmill.foundation.progress import Reporter, amount
+from gristmill.foundation.progress import Reporter, Terminated, amount
 from gristmill.foundation.runtime.startup import are_huge_pages_allowed
 from gristmill.foundation.runtime.tasks.engine import Stragglers, task_batches
 from gristmill.foundation.runtime.tasks.local import LocalEngine, may_fork
@@ -340,7 +339,7 @@ CALLBACK = """
 import ctypes, os, signal, sys, time
 from gristmill.foundation.runtime.tasks.local import LocalEngine
 from gristmill.foundation.errors import InputError
-from gristmill.foundation.interrupts import Terminated
+from gristmill.foundation.progress import Terminated
 from gristmill.foundation.progress import Reporter, amount
 
 def work(number):

@@ -143,7 +143,7 @@ class Repeated:
         return [self.submitter.remote(*arguments) for _ in range(self.times)][-1]
 
 
-@pytest.mark.parametrize("twins", [1, 2])
+@pytest.mark.parametrize("twins", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_curation_gives_the_bytes_of_the_local_engine(engine, tmp_path, monkeypatch, twins):
     """With twins every task runs twice, often at the same time, as on a node that was cut off from the cluster."""
     plain = engine.submitter

@@ -25,7 +25,7 @@ from gristmill.foundation.runtime.tasks.node import Place, versions_here
 from gristmill.foundation.runtime.tasks.slurm import KEY_VARIABLE, SharedFiles, SlurmEngine, StoredFiles, TaskFolder
 from gristmill.foundation.runtime.tasks.task_files import Listing, TaskObjects, TransferError
 from gristmill.foundation.runtime.tasks.transport import DriverFiles, ThroughStore, packed, unpacked
-from gristmill.pipelines.remote import mirror_of
+from gristmill.pipelines.workdir.remote import mirror_of
 from tests.support import fake_slurm
 from tests.support.corpora import curate_with, prose, tree_digests, write_jsonl
 from tests.support.one_node_slurm import one_node_slurm

@@ -11,10 +11,8 @@ from gristmill.foundation.checksums import is_sealed, sealed_path
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.files import held_folder, remove_abandoned
 from gristmill.foundation.runtime.store.store import Store
-from gristmill.foundation.runtime.tasks import shuffle as shuffle_file
 from gristmill.foundation.runtime.tasks import task_files
-from gristmill.foundation.runtime.tasks.shuffle import Shuffle
-from gristmill.foundation.runtime.tasks.task_files import TransferError, fetch, fetch_folder
+from gristmill.foundation.runtime.tasks.task_files import Shuffle, TransferError, fetch, fetch_folder
 from gristmill.foundation.runtime.tasks.transport import DriverFiles, ThroughStore, run_in_view
 
 RECORD = np.dtype("<u4")
@@ -91,7 +89,7 @@ def pieces(task):
 
 @pytest.mark.parametrize("min_bytes", [0, 1 << 20])
 def test_ranges_of_a_shuffle_are_read_from_the_store(files, monkeypatch, min_bytes):
-    monkeypatch.setattr(shuffle_file, "MIN_RANGED_BYTES", min_bytes)
+    monkeypatch.setattr(task_files, "MIN_RANGED_BYTES", min_bytes)
     fetched = []
     plain = task_files.TaskObjects.get
     monkeypatch.setattr(task_files.TaskObjects, "get", lambda *a: fetched.append(a[1].name) or plain(*a))
