@@ -52,18 +52,29 @@ from gristmill.data_pipeline.curate_config import (
 )
 from gristmill.data_pipeline.decontamination.config import BenchmarkExample, missing_fields
 from gristmill.data_pipeline.decontamination.step import all_examples
+from gristmill.data_pipeline.dedup.exact import ExactDedupConfig, find_exact_duplicates, reassign_copies
 from gristmill.data_pipeline.dedup.folding import keys_path
-from gristmill.data_pipeline.dedup.near import EarlierRuns, Protected, keep_signatures, protected_corpora
-from gristmill.data_pipeline.dedup.signature_cache import SIGNATURE_CACHE, SignatureCache
-from gristmill.data_pipeline.dedup.signatures import STORE_FILE
-from gristmill.data_pipeline.dedup.step import DedupSettings, deduplicate
+from gristmill.data_pipeline.dedup.near import (
+    EarlierRuns,
+    NearDedupConfig,
+    Protected,
+    find_near_duplicates,
+    keep_signatures,
+    protected_corpora,
+)
+from gristmill.data_pipeline.dedup.signatures import SIGNATURE_CACHE, STORE_FILE, SignatureCache
 from gristmill.data_pipeline.filters.apply import FILTER_RESULTS, FilterTask, Rules, apply_filters_to_files, rules_of
-from gristmill.data_pipeline.filters.pii import pii_rules
-from gristmill.data_pipeline.filters.presets import FilterChoice, page_kind_rules
+from gristmill.data_pipeline.filters.presets import FilterChoice, page_kind_rules, pii_rules
 from gristmill.data_pipeline.filters.profiles import load_profiles
 from gristmill.data_pipeline.ledger.document_file import IDENTITY_FILE
 from gristmill.data_pipeline.ledger.ledger import write_ledger
-from gristmill.data_pipeline.ledger.removal_step import Removals, SourceState
+from gristmill.data_pipeline.ledger.removal_step import (
+    Removals,
+    SourceState,
+    StoredRemovals,
+    kept_document_files,
+    work_folder,
+)
 from gristmill.data_pipeline.quality.config import QUALITY_FOLDER
 from gristmill.data_pipeline.quality.scores import write_model_reports
 from gristmill.data_pipeline.quality.step import QualityFolders, score_quality
@@ -75,6 +86,7 @@ from gristmill.foundation.checksums import Lock, drop_damaged, remove_seals, sea
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.files import remove_tree
 from gristmill.foundation.runtime.tasks.engine import Engine
+from gristmill.foundation.runtime.tasks.task_files import Shuffle
 
 
 @dataclass(frozen=True)
@@ -191,6 +203,49 @@ def _deduplicate(state: CurationState, inputs: CurationInputs, protected: Sequen
     settings = DedupSettings(inputs.config.exact_dedup, inputs.config.near_dedup, protected, earlier)
     removals = deduplicate(state.sources, state.removals, settings, inputs.work, inputs.engine)
     return replace(state, removals=removals)
+
+
+@dataclass(frozen=True)
+class DedupSettings:
+    """exact, near: None switches the step off. protected: the corpora that near deduplication compares against.
+    earlier: keeps signatures and decided groups for the next run."""
+
+    exact: ExactDedupConfig | None
+    near: NearDedupConfig | None
+    protected: Sequence[Protected] = ()
+    earlier: EarlierRuns | None = None
+
+
+def deduplicate(
+    curated: Sequence[SourceState],
+    removals: Sequence[Removals],
+    settings: DedupSettings,
+    folder: Path,
+    engine: Engine,
+) -> list[Removals]:
+    """Removes exact duplicates and then near duplicates from what `removals` left; returns `removals` and these.
+
+    `duplicate_of` always names a document that is kept. `folder` takes intermediate files."""
+    exact = near = None
+    if settings.exact is not None:
+        document_files = kept_document_files(curated, removals)
+        work = work_folder(folder, "exact", document_files, settings.exact.model_dump(mode="json"))
+        exact = find_exact_duplicates(document_files, settings.exact, engine, work)
+    if settings.near is not None:
+        before = [*removals, *_steps(exact, None, settings)]
+        document_files = kept_document_files(curated, before)
+        work = work_folder(folder, "near", document_files, settings.near.identity)
+        near = find_near_duplicates(document_files, settings.near, engine, work, settings.protected, settings.earlier)
+        if exact is not None:
+            exact, near = reassign_copies(exact, near, work / "reassigned", engine)
+    return [*removals, *_steps(exact, near, settings)]
+
+
+def _steps(exact: Shuffle | None, near: Shuffle | None, settings: DedupSettings) -> list[StoredRemovals]:
+    steps = [] if exact is None else [StoredRemovals("exact_dedup", 1.0, exact)]
+    if near is not None and settings.near is not None:
+        steps.append(StoredRemovals("near_dedup", settings.near.threshold, near))
+    return steps
 
 
 def _edit_texts(state: CurationState, inputs: CurationInputs) -> CurationState:

@@ -229,3 +229,8 @@ class KnownDigests:
 def _state(path: Path) -> tuple[int, ...]:
     status = path.stat()
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+
+
+def is_address(location: str) -> bool:
+    """True for `s3://bucket/key` and its like, False for a path of this machine, `file:///path` too."""
+    return "://" in location and not location.startswith("file:")

@@ -30,9 +30,10 @@ from gristmill.data_pipeline.dedup.near_decisions import (
     neighbours_of_new,
     undecided,
 )
-from gristmill.data_pipeline.dedup.signature_cache import SIGNATURE_CACHE, SignatureCache
 from gristmill.data_pipeline.dedup.signatures import (
+    SIGNATURE_CACHE,
     STORE_FOLDER,
+    SignatureCache,
     SignatureScheme,
     SignatureStore,
     StorePart,

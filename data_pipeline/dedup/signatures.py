@@ -7,10 +7,10 @@ With `scheme` affine32, seed and `ShingleHash`, the values are datasketch's (see
 
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
 import orjson
@@ -19,15 +19,13 @@ import pyarrow.parquet as pq
 from pydantic import Field, ValidationError
 
 from gristmill.data_pipeline.dedup.folding import document_ids
-from gristmill.data_pipeline.dedup.minhash import ShingleHash, Unit, jaccard, shingle_sets, signatures_of
-from gristmill.data_pipeline.dedup.signature_cache import CachedSignatures, SignatureCache
-from gristmill.data_pipeline.ledger.document_file import DocumentFile, load_array, packed_ids, utf8_of
-from gristmill.foundation.checksums import check_outputs, link_sealed, sealed_path
+from gristmill.data_pipeline.dedup.minhash import ShingleHash, Unit, signatures_of
+from gristmill.data_pipeline.ledger.document_file import DocumentFile, load_array, packed_ids, sortable_ids, utf8_of
+from gristmill.foundation.checksums import check_outputs, is_sealed, link_sealed, seal_of, sealed_path
 from gristmill.foundation.config import Config
 from gristmill.foundation.errors import InputError
-from gristmill.foundation.files import atomic_path, file_digest, write_atomic
+from gristmill.foundation.files import atomic_path, file_digest, remove_tree, write_atomic
 from gristmill.foundation.fingerprint import canonical_json, fingerprint
-from gristmill.foundation.runtime.kernels.cached_njit import cached_njit
 from gristmill.foundation.runtime.tasks.engine import Engine
 from gristmill.foundation.runtime.tasks.task_files import fetch
 
@@ -154,6 +152,108 @@ def minhash_of(values: np.ndarray, scheme: SignatureScheme, permutations: Any = 
         scheme=scheme.scheme,
         hashfunc=ShingleHash(scheme.unit),
     )
+
+
+# Signatures kept from run to run, so that a document of an annotated file of the same name is not signed again:
+# `cache/signatures/SCHEME/STEM.parquet` and `STEM.npy` hold what a store holds of one annotated file. Documents
+# are found by id, so a file that lost rows, or other rows of which are kept, still has signatures of the rest.
+SIGNATURE_CACHE = "signatures"  # in the cache of a work folder
+SCHEME_CHARACTERS = 16
+
+
+@dataclass(frozen=True)
+class CachedSignatures:
+    """table: columns of a signature store's table. signatures: uint32[documents, hashes], row for row."""
+
+    table: pa.Table
+    signatures: np.ndarray
+    ids: np.ndarray
+
+    def places(self, ids: np.ndarray) -> np.ndarray:
+        """int64[ids]: the row of each packed id, -1 where it has none."""
+        if not len(self.ids):
+            return np.full(len(ids), -1, np.int64)
+        known, wanted = sortable_ids(self.ids), sortable_ids(ids)
+        order = np.argsort(known, kind="stable")
+        place = order[np.minimum(np.searchsorted(known[order], wanted), len(known) - 1)]
+        return np.where(known[place] == wanted, place, -1)
+
+    def rows(self, places: np.ndarray, extra: np.ndarray) -> np.ndarray:
+        """Signatures at these places of `signatures` followed by `extra`."""
+        if not len(extra):
+            return self.signatures[places]
+        is_stored = places < len(self.signatures)
+        rows = np.empty((len(places), self.signatures.shape[1]), np.uint32)
+        rows[is_stored] = self.signatures[places[is_stored]]
+        rows[~is_stored] = extra[places[~is_stored] - len(self.signatures)]
+        return rows
+
+
+@dataclass(frozen=True)
+class SignatureCache:
+    """folder: of one scheme."""
+
+    folder: Path
+
+    @classmethod
+    def of(cls, folder: Path, scheme: Config) -> Self:
+        return cls(folder / fingerprint(scheme.model_dump(mode="json"))[:SCHEME_CHARACTERS])
+
+    def paths(self, stem: str) -> tuple[Path, Path]:
+        """Files of the table and the signatures of the annotated file with this stem."""
+        return self.folder / f"{stem}.parquet", self.folder / f"{stem}.npy"
+
+    def has(self, document_file: DocumentFile) -> bool:
+        """Whether the file's documents were signed."""
+        return all(is_sealed(path) for path in self.paths(document_file.path.stem))
+
+    def signatures(self, document_file: DocumentFile) -> np.ndarray:
+        """uint32[documents, hashes], mapped from disk; of documents that the file has lost, too. The file was
+        signed."""
+        return load_array(self.paths(document_file.path.stem)[1], mapped=True)
+
+    def rows(self, document_file: DocumentFile) -> np.ndarray:
+        """int64[documents]: the row in the file of the document of each signature, -1 if the file has lost it."""
+        stored = sortable_ids(_packed_column(self.paths(document_file.path.stem)[0]))
+        current = sortable_ids(document_ids(document_file.path))
+        if not len(current):
+            return np.full(len(stored), -1, np.int64)
+        order = np.argsort(current, kind="stable")
+        row = order[np.minimum(np.searchsorted(current[order], stored), len(current) - 1)]
+        return np.where(current[row] == stored, row, -1)
+
+    def part(self, document_file: DocumentFile) -> CachedSignatures | None:
+        """Signatures of the file's documents; None if there are none."""
+        table_path, signatures_path = self.paths(document_file.path.stem)
+        if not self.has(document_file):
+            return None
+        with pq.ParquetFile(table_path) as file:
+            table = file.read().combine_chunks()
+        signatures = load_array(signatures_path, mapped=True)
+        if len(signatures) != len(table):
+            return None
+        return CachedSignatures(table, signatures, packed_ids(table.column("doc_id"), table_path))
+
+    def keep(self, document_file: DocumentFile, table_path: Path, signatures_path: Path) -> None:
+        """Links the files of a store's part to the cache."""
+        for path, kept in zip((table_path, signatures_path), self.paths(document_file.path.stem), strict=True):
+            link_sealed(path, kept)
+
+    def prune(self, stems: Collection[str]) -> None:
+        """Removes the signatures of other annotated files, and of other schemes."""
+        for folder in self.folder.parent.glob("*"):
+            if folder != self.folder:
+                remove_tree(folder)
+        for path in self.folder.glob("*.*"):
+            if not path.name.startswith(".") and path.stem not in stems:
+                path.unlink()
+                seal_of(path).unlink(missing_ok=True)
+
+
+def _packed_column(path: Path) -> np.ndarray:
+    """Packed ids of the column doc_id."""
+    with pq.ParquetFile(path) as file:
+        return packed_ids(file.read(["doc_id"]).column("doc_id").combine_chunks(), path)
 
 
 def documents_file(folder: Path, number: int) -> Path:
@@ -362,105 +462,5 @@ def write_from_cache(
     return True
 
 
-# The nearest documents of a corpus to one text: proposed by its signatures, measured exactly.
-
-# Rows of a band when one text is looked up: at 120 hashes a document of similarity 0.5 is proposed with probability
-# 1 - (1 - 0.5**3)**40 = 0.995, of 0.3 with 0.66. All that is proposed is measured, so more of them cost time alone.
-LOOKUP_ROWS = 3
 # Documents whose signatures are compared at a time: 32 MB of signatures of 128 hashes.
 BLOCK_DOCUMENTS = 65536
-# Documents measured exactly for each one that is shown: the estimate's standard error is 0.04 at 128 hashes.
-MEASURED = 4
-EXCERPT = 160
-
-
-@dataclass(frozen=True)
-class Neighbour:
-    """similarity: exact Jaccard of the shingle sets. estimate: the share of equal values in the signatures."""
-
-    doc_id: str
-    source: str
-    similarity: float
-    estimate: float
-    excerpt: str
-
-
-def similar(
-    text: str, store: SignatureStore, document_files: Sequence[DocumentFile], limit: int = 10, exhaustive: bool = False
-) -> list[Neighbour]:
-    """The `limit` most similar documents, the nearest first; those that share no shingle are left out.
-
-    document_files: those the store was made from, in its order. The store is loaded into datasketch's MinHashLSH, which
-    proposes; exact similarity is measured of what it proposes. exhaustive: every signature of the store is compared
-    instead (0.5 s a million), so nothing is missed but what the estimate ranks far too low.
-    Raises InputError if the text has no word, or the files are not the store's."""
-    if len(document_files) != len(store.files):
-        raise InputError(f"{store.folder}: signatures of {len(store.files)} files, but {len(document_files)} are given")
-    raw = np.frombuffer(text.encode(), np.uint8)
-    offsets = np.array([0, len(raw)], np.int64)
-    scheme = store.scheme
-    signature, shingles = signatures_of(raw, offsets, scheme.ngram, scheme.unit, scheme.hashes, scheme.seed)
-    if not shingles[0]:
-        raise InputError("the text holds no word, so nothing can be similar to it")
-    shingles_of_text = shingle_sets(raw, offsets, scheme.ngram, scheme.unit)[0]
-    proposed = _estimated(signature[0], store) if exhaustive else _proposed(signature[0], store)
-    best = sorted(proposed, key=lambda f: (-f[0], f[1], f[2]))[: limit * MEASURED]
-    neighbours = [
-        _measured(shingles_of_text, estimate, document_files[number], row, store) for estimate, number, row in best
-    ]
-    neighbours = [neighbour for neighbour in neighbours if neighbour.similarity > 0]
-    return sorted(neighbours, key=lambda n: (-n.similarity, n.doc_id))[:limit]
-
-
-def _proposed(signature: np.ndarray, store: SignatureStore) -> Iterator[tuple[float, int, int]]:
-    """(estimate, file number, row) of the documents that share a bucket with the signature in datasketch's index."""
-    from datasketch import MinHashLSH  # 0.6 s to load, which nothing else need wait for
-
-    rows = min(LOOKUP_ROWS, store.scheme.hashes)
-    index = MinHashLSH(num_perm=store.scheme.hashes, params=(store.scheme.hashes // rows, rows))
-    places: dict[str, tuple[int, int, int]] = {}
-    minhashes = store.minhashes()
-    with index.insertion_session() as session:
-        for number in range(len(store.files)):
-            for place, row in enumerate(store.documents(number).column("row").to_pylist()):
-                doc_id, minhash = next(minhashes)
-                session.insert(doc_id, minhash)
-                places[doc_id] = (number, place, row)
-    for doc_id in index.query(minhash_of(signature, store.scheme)):
-        number, place, row = places[doc_id]
-        yield float((store.signatures(number)[place] == signature).mean()), number, row
-
-
-def _estimated(signature: np.ndarray, store: SignatureStore) -> Iterator[tuple[float, int, int]]:
-    """(estimate, file number, row) of all documents."""
-    for number in range(len(store.files)):
-        rows = store.documents(number).column("row").to_numpy()
-        signatures = store.signatures(number)
-        for start in range(0, len(signatures), BLOCK_DOCUMENTS):
-            agreeing = count_agreeing(np.asarray(signatures[start : start + BLOCK_DOCUMENTS]), signature)
-            for place in np.flatnonzero(agreeing):
-                yield float(agreeing[place] / store.scheme.hashes), number, int(rows[start + place])
-
-
-@cached_njit(nogil=True)
-def count_agreeing(signatures: np.ndarray, signature: np.ndarray) -> np.ndarray:
-    """int32[documents]: how many values of each signature, uint32[documents, hashes], are those of this one."""
-    counts = np.zeros(len(signatures), np.int32)
-    for document in range(len(signatures)):
-        count = 0
-        for place in range(len(signature)):
-            count += signatures[document, place] == signature[place]
-        counts[document] = count
-    return counts
-
-
-def _measured(
-    shingles: np.ndarray, estimate: float, document_file: DocumentFile, row: int, store: SignatureStore
-) -> Neighbour:
-    wanted = np.zeros(len(document_file.kept_mask()), bool)
-    wanted[row] = True
-    for _, doc_ids, texts in document_file.batches(wanted):
-        other_shingles = shingle_sets(*utf8_of(texts), store.scheme.ngram, store.scheme.unit)[0]
-        text = " ".join(texts[0].as_py()[: 2 * EXCERPT].split())[:EXCERPT]
-        return Neighbour(doc_ids[0].as_py(), document_file.source, jaccard(shingles, other_shingles), estimate, text)
-    raise InputError(f"{document_file.path}: row {row} of the signature store is not there; sign the corpus again")

@@ -9,7 +9,6 @@ from typing import Literal, get_args
 import numpy as np
 from pydantic import Field
 
-from gristmill.data_pipeline.filters.presets import Rule
 from gristmill.data_pipeline.signals.bits import BLOCK, ONE, TOP, ZERO, below, first_bit, without_first
 from gristmill.data_pipeline.signals.intrinsics import bytes_within, letters_within, pointer
 from gristmill.foundation.config import Config
@@ -175,12 +174,6 @@ def count_pii(text: str, kind: PiiKind) -> int:
 
 def pii_signal(kind: PiiKind) -> str:
     return f"num_pii_{kind}"
-
-
-def pii_rules(config: PiiConfig | None) -> tuple[Rule, ...]:
-    """One rule for each kind that the recipe drops documents for."""
-    kinds = () if config is None else config.dropped
-    return tuple(Rule("pii", kind, pii_signal(kind), "<=", 0, f"the recipe: pii.{kind} is drop") for kind in kinds)
 
 
 def _is_personal(kind: PiiKind, written: str) -> bool:

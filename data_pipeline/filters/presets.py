@@ -10,6 +10,7 @@ from typing import Any, Literal, Self
 import numpy as np
 from pydantic import Field, model_validator
 
+from gristmill.data_pipeline.filters.pii import PiiConfig, pii_signal
 from gristmill.foundation.config import Config
 from gristmill.foundation.errors import did_you_mean
 from gristmill.foundation.user_code import UserCode, is_reference
@@ -172,6 +173,12 @@ def page_kind_rules(kinds: Sequence[str]) -> tuple[Rule, ...]:
     """The rule of a source's keep_page_kinds: documents without a kind pass."""
     source = f"the recipe's keep_page_kinds: {', '.join(kinds)}"
     return (Rule("page_kinds", "keep_page_kinds", "page_kind_kept", ">=", 1, source),) if kinds else ()
+
+
+def pii_rules(config: PiiConfig | None) -> tuple[Rule, ...]:
+    """One rule for each kind that the recipe drops documents for."""
+    kinds = () if config is None else config.dropped
+    return tuple(Rule("pii", kind, pii_signal(kind), "<=", 0, f"the recipe: pii.{kind} is drop") for kind in kinds)
 
 
 # Options that choose what a rule measures. count_punctuation: 1 counts runs of punctuation as words, as datatrove's

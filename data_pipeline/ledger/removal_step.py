@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 from gristmill.data_pipeline.filters.apply import KEPT, Results, Rules
 from gristmill.data_pipeline.ledger.document_file import DocumentFile
 from gristmill.data_pipeline.readers.source import SourceConfig
+from gristmill.foundation.fingerprint import fingerprint
 from gristmill.foundation.runtime.tasks.task_files import Shuffle
 
 REMOVED_FIELDS = {"row": "<i8", "value": "<f8", "duplicate_of": ("<u8", 2), "threshold": "<f8", "rule": "i1"}
@@ -353,3 +354,20 @@ def columns_of_evidence(evidence: Evidence, doc_ids: Sequence[str] | pa.Array) -
         "pieces": list_column(pieces.column("doc_id").combine_chunks(), piece_bounds),
         "contamination": struct_list_column(matches, MATCH, match_bounds),
     }
+
+
+def work_folder(folder: Path, step: str, document_files: Sequence[DocumentFile], settings: Any) -> Path:
+    """A folder for the step's intermediate files, named by what they are made from.
+
+    Annotated files are named by what they hold; rewritten ones stand in a folder that is."""
+    made_from = [
+        [
+            document_file.path.parent.parent.name,
+            document_file.path.name,
+            document_file.kept_digest(),
+        ]
+        for document_file in document_files
+    ]
+    work = folder / f"{step}-{fingerprint([made_from, settings])}"
+    work.mkdir(parents=True, exist_ok=True)
+    return work

@@ -17,7 +17,8 @@ import xxhash
 
 from gristmill.foundation.checksums import RawFile
 from gristmill.foundation.errors import InputError
-from gristmill.foundation.runtime.store.store import address_size, is_address, matching_addresses, open_address
+from gristmill.foundation.files import is_address
+from gristmill.foundation.runtime.store.store import address_size, matching_addresses, open_address
 
 
 def shown_path(location: str) -> str:

@@ -372,12 +372,6 @@ class Members(NamedTuple):
     order: np.ndarray
 
 
-def new_members() -> Members:
-    return Members(
-        np.empty((MAX_MEMBERS, 4), np.int64), np.empty(MAX_MEMBERS, np.int64), np.empty(MAX_MEMBERS, np.int64)
-    )
-
-
 @cached_njit(nogil=True, forceinline=True)
 def note_member(members, count, places, kind):
     for i in range(4):

@@ -40,6 +40,7 @@ from gristmill.data_pipeline.readers.json_kernel import (
     ALL_METADATA,
     AT,
     LINE_LEFT,
+    MAX_MEMBERS,
     NO_METADATA,
     NUM_PUT,
     NUM_STATE,
@@ -49,7 +50,7 @@ from gristmill.data_pipeline.readers.json_kernel import (
     SOME_METADATA,
     LineColumns,
     LineRules,
-    new_members,
+    Members,
     parse_lines,
 )
 from gristmill.data_pipeline.readers.source import SourceConfig
@@ -214,6 +215,12 @@ def line_starts(file: BinaryIO, range_bytes: int) -> list[tuple[int, int, int]]:
 
 def _kind(value: Any) -> str:
     return "null" if value is None else type(value).__name__
+
+
+def new_members() -> Members:
+    return Members(
+        np.empty((MAX_MEMBERS, 4), np.int64), np.empty(MAX_MEMBERS, np.int64), np.empty(MAX_MEMBERS, np.int64)
+    )
 
 
 # Reader of JSON lines into columns: a kernel reads plain lines, readers/jsonl.py the others, one at a time.

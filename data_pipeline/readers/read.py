@@ -55,8 +55,8 @@ from gristmill.foundation.checksums import (
 )
 from gristmill.foundation.deferred_module import DeferredModule
 from gristmill.foundation.errors import InputError
+from gristmill.foundation.files import is_address
 from gristmill.foundation.fingerprint import fingerprint
-from gristmill.foundation.runtime.store.store import is_address
 from gristmill.foundation.runtime.tasks.engine import Engine
 
 # Resolves the sources of a recipe to their raw files and digests, which the lock pins.

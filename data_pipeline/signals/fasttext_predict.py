@@ -4,10 +4,13 @@ The likeliest label is that of fastText's own `predict`; sums have another order
 digits. Source: fastText 0.9.2, loss.cc."""
 
 import math
+import threading
+from typing import NamedTuple
 
 import numpy as np
 
 from gristmill.data_pipeline.signals.bits import (
+    ADDED_AT_ONCE,
     BLOCK,
     ONE,
     PADDING,
@@ -29,7 +32,7 @@ from gristmill.data_pipeline.signals.fasttext_model import (
     WORD_NGRAMS,
     FastTextModel,
 )
-from gristmill.data_pipeline.signals.fasttext_sums import TokenSums, add_tokens, pointers, sum_type, token_cache
+from gristmill.data_pipeline.signals.fasttext_sums import CACHE_BYTES, ENTRY_BYTES, add_tokens, pointers
 from gristmill.data_pipeline.signals.intrinsics import bytes_within, ones, pointer
 from gristmill.foundation.runtime.kernels.cached_njit import cached_njit
 
@@ -37,6 +40,58 @@ SCORE_SHIFT = 1e-5  # loss.cc, std_log
 SIGMOID_STEPS, MAX_SIGMOID = 512, 8  # loss.cc, the table of sigmoid
 NO_LABEL, CAPITALS = -1, -2
 MAX_CHARACTERS = 1 << 40  # that are read of a text
+
+
+class TokenCache(NamedTuple):
+    """Direct-mapped. keys: uint64[C, 4], the token's bytes, then its hash << 32 | how many rows its sum has, with the
+    first 0 for a free entry. sums: [C, D], see sum_type."""
+
+    keys: np.ndarray
+    sums: np.ndarray
+
+
+class TokenSums(NamedTuple):
+    """starts, ends: int64, of a line's tokens; entries: int64, their places in the cache; state: int64, see
+    fasttext_tokens; token: one token with its brackets; hashes: int32, of the tokens, for word n-grams; token_sum,
+    hidden: sums of D dimensions, see sum_type."""
+
+    starts: np.ndarray
+    ends: np.ndarray
+    entries: np.ndarray
+    state: np.ndarray
+    token: np.ndarray
+    hashes: np.ndarray
+    token_sum: np.ndarray
+    hidden: np.ndarray
+
+
+class _Caches(threading.local):
+    """The caches of the thread's last two models: those of texts and of paragraphs may differ."""
+
+    def __init__(self) -> None:
+        self.held: list[tuple[FastTextModel, TokenCache]] = []
+
+
+_CACHES = _Caches()
+
+
+def token_cache(model: FastTextModel) -> TokenCache:
+    """The thread's cache for the model."""
+    for owner, cache in _CACHES.held:
+        if owner is model:
+            return cache
+    width = model.input_rows.shape[1]
+    kind = sum_type(width)
+    entries = 1 << max(4, (CACHE_BYTES // (ENTRY_BYTES + kind.itemsize * width)).bit_length() - 1)
+    cache = TokenCache(np.zeros((entries, 4), np.uint64), np.empty((entries, width), kind))
+    _CACHES.held = [*_CACHES.held[-1:], (model, cache)]
+    return cache
+
+
+def sum_type(width: int) -> np.dtype:
+    """float64 of few dimensions, as of a projected model, where it costs nothing: in float32, scores of long texts are
+    off by 1e-5, as fastText's own are (benchmarks/quality.py)."""
+    return np.dtype(np.float64 if width < ADDED_AT_ONCE else np.float32)
 
 
 def predict(texts: TextBuffer, model: FastTextModel, chars: int, skip_capitals: bool) -> tuple[np.ndarray, np.ndarray]:

@@ -2,12 +2,11 @@
 
 A token's sum is added as a whole, so a sum that comes from the cache gives the same bits as one computed anew."""
 
-import threading
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from gristmill.data_pipeline.signals.bits import ADDED_AT_ONCE, ONE, ZERO, add_floats, bytes_below
+from gristmill.data_pipeline.signals.bits import ONE, ZERO, add_floats, bytes_below
 from gristmill.data_pipeline.signals.fasttext_model import (
     BUCKETS,
     EOL,
@@ -17,7 +16,6 @@ from gristmill.data_pipeline.signals.fasttext_model import (
     NUM_WORDS,
     WIDTH,
     WORD_NGRAMS,
-    FastTextModel,
     hash_token,
     next_hash,
 )
@@ -30,29 +28,6 @@ WORD_NGRAM_FACTOR = np.uint64(116049371)
 CACHED_BYTES, CACHE_BYTES, ENTRY_BYTES = 24, 8 << 20, 32
 KEY_FACTOR = np.uint64(0x9E3779B97F4A7C15)
 TOKEN, LEFT_OUT, LINE_END = 0, 1, 2  # kinds of tokens; a label is left out, </s> ends the line
-
-
-class TokenCache(NamedTuple):
-    """Direct-mapped. keys: uint64[C, 4], the token's bytes, then its hash << 32 | how many rows its sum has, with the
-    first 0 for a free entry. sums: [C, D], see sum_type."""
-
-    keys: np.ndarray
-    sums: np.ndarray
-
-
-class TokenSums(NamedTuple):
-    """starts, ends: int64, of a line's tokens; entries: int64, their places in the cache; state: int64, see
-    fasttext_tokens; token: one token with its brackets; hashes: int32, of the tokens, for word n-grams; token_sum,
-    hidden: sums of D dimensions, see sum_type."""
-
-    starts: np.ndarray
-    ends: np.ndarray
-    entries: np.ndarray
-    state: np.ndarray
-    token: np.ndarray
-    hashes: np.ndarray
-    token_sum: np.ndarray
-    hidden: np.ndarray
 
 
 class Pointers(NamedTuple):
@@ -72,35 +47,6 @@ class Pointers(NamedTuple):
     token: Any
     token_sum: Any
     hidden: Any
-
-
-class _Caches(threading.local):
-    """The caches of the thread's last two models: those of texts and of paragraphs may differ."""
-
-    def __init__(self) -> None:
-        self.held: list[tuple[FastTextModel, TokenCache]] = []
-
-
-_CACHES = _Caches()
-
-
-def token_cache(model: FastTextModel) -> TokenCache:
-    """The thread's cache for the model."""
-    for owner, cache in _CACHES.held:
-        if owner is model:
-            return cache
-    width = model.input_rows.shape[1]
-    kind = sum_type(width)
-    entries = 1 << max(4, (CACHE_BYTES // (ENTRY_BYTES + kind.itemsize * width)).bit_length() - 1)
-    cache = TokenCache(np.zeros((entries, 4), np.uint64), np.empty((entries, width), kind))
-    _CACHES.held = [*_CACHES.held[-1:], (model, cache)]
-    return cache
-
-
-def sum_type(width: int) -> np.dtype:
-    """float64 of few dimensions, as of a projected model, where it costs nothing: in float32, scores of long texts are
-    off by 1e-5, as fastText's own are (benchmarks/quality.py)."""
-    return np.dtype(np.float64 if width < ADDED_AT_ONCE else np.float32)
 
 
 @cached_njit(nogil=True, forceinline=True)

@@ -17,10 +17,9 @@ import pyarrow.parquet as pq
 
 from gristmill.data_pipeline.annotate.annotate import ROW_GROUP_ROWS, AnnotateConfig
 from gristmill.data_pipeline.annotate.optional_signals import own_columns
-from gristmill.data_pipeline.dedup.step import work_folder
 from gristmill.data_pipeline.filters.apply import KEPT, REMOVED_LATER, FilterResults, Results, marks_of
 from gristmill.data_pipeline.ledger.document_file import DocumentFile
-from gristmill.data_pipeline.ledger.removal_step import SourceState
+from gristmill.data_pipeline.ledger.removal_step import SourceState, work_folder
 from gristmill.data_pipeline.readers.document import metadata_json
 from gristmill.data_pipeline.signals.bits import TextBuffer
 from gristmill.data_pipeline.signals.kernel import measure_buffer

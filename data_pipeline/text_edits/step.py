@@ -16,7 +16,6 @@ import pyarrow.parquet as pq
 from gristmill.data_pipeline.decontamination.config import BenchmarkExample, DecontaminateConfig
 from gristmill.data_pipeline.decontamination.step import Decontamination, decontaminate
 from gristmill.data_pipeline.dedup.spans import SpanDedupConfig, find_duplicate_spans
-from gristmill.data_pipeline.dedup.step import work_folder
 from gristmill.data_pipeline.dedup.substrings import SubstringDedupConfig, find_repeated_substrings
 from gristmill.data_pipeline.ledger.document_file import (
     DocumentFile,
@@ -37,6 +36,7 @@ from gristmill.data_pipeline.ledger.removal_step import (
     removed_dtype,
     removed_span_row,
     sorted_spans,
+    work_folder,
     write_removed,
 )
 from gristmill.foundation.checksums import sealed_path

@@ -12,15 +12,8 @@ from gristmill.data_pipeline.annotate.tombstones import read_tombstones
 from gristmill.data_pipeline.corpus.document_history import TABLES, corpus_folder, open_address, open_corpus
 from gristmill.data_pipeline.corpus.document_history import why as document_history
 from gristmill.data_pipeline.dedup.near import NearDedupConfig, corpus_document_files
-from gristmill.data_pipeline.dedup.signatures import (
-    Neighbour,
-    find_store,
-    has_store,
-    merge_stores,
-    open_store,
-    sign_corpus,
-    similar,
-)
+from gristmill.data_pipeline.dedup.near_copies import Neighbour, similar
+from gristmill.data_pipeline.dedup.signatures import find_store, has_store, merge_stores, open_store, sign_corpus
 from gristmill.data_pipeline.filters.threshold_sweep import parse_sweep
 from gristmill.data_pipeline.filters.threshold_sweep import sweep as count
 from gristmill.data_pipeline.run_curation import annotated

@@ -12,10 +12,10 @@ import typer
 
 from gristmill.foundation.deferred_module import DeferredModule
 from gristmill.foundation.errors import RecipeError
+from gristmill.foundation.files import is_address
 from gristmill.foundation.manifest import MANIFEST_NAME
 from gristmill.foundation.progress import Reporter
 from gristmill.foundation.runtime.startup import keep_loaded, rank_and_world_size
-from gristmill.foundation.runtime.store.store import is_address
 from gristmill.foundation.runtime.tasks.engine import Engine
 from gristmill.foundation.runtime.tasks.local import LocalEngine, may_fork
 from gristmill.pipelines.recipes.config import Recipe

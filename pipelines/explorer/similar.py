@@ -15,13 +15,11 @@ import pyarrow as pa
 from gristmill.data_pipeline.corpus.corpus_files import CorpusFiles
 from gristmill.data_pipeline.corpus.id_index import RowPlace
 from gristmill.data_pipeline.dedup.minhash import jaccard, shingle_sets, signatures_of
+from gristmill.data_pipeline.dedup.near_copies import EXCERPT, Neighbour, count_agreeing
 from gristmill.data_pipeline.dedup.signatures import (
-    EXCERPT,
     STORE_FILE,
     STORE_FOLDER,
-    Neighbour,
     SignatureStore,
-    count_agreeing,
     documents_file,
     signatures_file,
     store_of,

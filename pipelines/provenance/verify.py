@@ -10,7 +10,7 @@ from pathlib import Path
 from gristmill.data_pipeline.annotate.tombstones import TOMBSTONES_NAME, read_tombstones, write_tombstones
 from gristmill.foundation.checksums import LOCK_NAME, Lock, read_lock, write_lock
 from gristmill.foundation.errors import InputError
-from gristmill.foundation.files import digest_changes, is_temporary
+from gristmill.foundation.files import digest_changes, is_address, is_temporary
 from gristmill.foundation.manifest import (
     CACHE_FOLDER,
     LOG_FOLDER,
@@ -20,7 +20,6 @@ from gristmill.foundation.manifest import (
     differences,
     read_manifest,
 )
-from gristmill.foundation.runtime.store.store import is_address
 from gristmill.foundation.runtime.tasks.engine import Engine
 from gristmill.pipelines.provenance.forget.statement import STATEMENTS_FOLDER, wrong_with_statements
 from gristmill.pipelines.recipes.recipe_file import validate

@@ -11,8 +11,8 @@ from gristmill.data_pipeline.readers.read import locate, resolve
 from gristmill.data_pipeline.readers.source import SourceConfig
 from gristmill.foundation.checksums import LOCK_NAME, Lock, LockedSource, lock_differences, read_lock, write_lock
 from gristmill.foundation.errors import InputError
+from gristmill.foundation.files import is_address
 from gristmill.foundation.manifest import CACHE_FOLDER, LOG_FOLDER, MANIFEST_NAME
-from gristmill.foundation.runtime.store.store import is_address
 from gristmill.foundation.runtime.tasks.engine import Engine
 from gristmill.pipelines.recipes.config import Recipe
 

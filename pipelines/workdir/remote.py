@@ -23,10 +23,10 @@ from gristmill.data_pipeline.corpus.corpus_files import RemoteCorpusFiles
 from gristmill.data_pipeline.indexed.format import block_mark
 from gristmill.foundation.checksums import LOCK_NAME
 from gristmill.foundation.errors import InputError, RecipeError
-from gristmill.foundation.files import remove_tree, write_atomic
+from gristmill.foundation.files import is_address, remove_tree, write_atomic
 from gristmill.foundation.fingerprint import canonical_json
 from gristmill.foundation.manifest import MANIFEST_NAME, Manifest, output_files, read_manifest
-from gristmill.foundation.runtime.store.store import BlockFile, Store, is_address
+from gristmill.foundation.runtime.store.store import BlockFile, Store
 from gristmill.foundation.runtime.tasks.task_files import TASKS_FOLDER, scratch_root
 from gristmill.pipelines.workdir.publication import POINTER_NAME, STAGE_NAMES, Published, RemoteLease, folder_name
 

@@ -11,7 +11,7 @@ from gristmill.data_pipeline.readers.read import locate
 from gristmill.data_pipeline.readers.source import SourceConfig
 from gristmill.foundation.deferred_module import DeferredModule
 from gristmill.foundation.errors import InputError, nearest_name
-from gristmill.foundation.runtime.store.store import is_address
+from gristmill.foundation.files import is_address
 
 read = DeferredModule("gristmill.data_pipeline.readers.read")  # numba and pyarrow, for recipes with local files
 language = DeferredModule("gristmill.data_pipeline.signals.language")

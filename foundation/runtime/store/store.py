@@ -23,7 +23,7 @@ import orjson
 
 from gristmill.foundation.deferred_module import DeferredModule
 from gristmill.foundation.errors import InputError, RecipeError
-from gristmill.foundation.files import atomic_path, write_atomic
+from gristmill.foundation.files import atomic_path, is_address, write_atomic
 
 # Files behind fsspec addresses (`s3://`, `gs://`, `hf://`, `https://`, `memory://`), read only.
 #
@@ -44,11 +44,6 @@ _SECRET_WORDS = frozenset(
 _BEFORE_KEY = frozenset(["api", "access", "secret", "account", "private", "auth"])
 _PARAMETER = re.compile(r"[?&#;]([^=&#;?]+)=")
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
-
-
-def is_address(location: str) -> bool:
-    """True for `s3://bucket/key` and its like, False for a path of this machine, `file:///path` too."""
-    return "://" in location and not location.startswith("file:")
 
 
 def without_credentials(address: str) -> str:

@@ -23,9 +23,9 @@ from typing import Any, Protocol
 import orjson
 
 from gristmill.foundation.errors import InputError, RecipeError
-from gristmill.foundation.files import is_temporary, scratch_folder, write_atomic
+from gristmill.foundation.files import is_address, is_temporary, scratch_folder, write_atomic
 from gristmill.foundation.progress import Reporter
-from gristmill.foundation.runtime.store.store import Store, is_address
+from gristmill.foundation.runtime.store.store import Store
 from gristmill.foundation.runtime.tasks.engine import Engine, Result, Stragglers, Task, name_of
 from gristmill.foundation.runtime.tasks.local import RemoteTraceback
 from gristmill.foundation.runtime.tasks.node import Place, run_task, versions_here

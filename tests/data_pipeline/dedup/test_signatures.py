@@ -10,14 +10,8 @@ from planted import engine, padded, write_part
 from gristmill.data_pipeline.dedup.folding import fold_text
 from gristmill.data_pipeline.dedup.minhash import ShingleHash, shingles_of
 from gristmill.data_pipeline.dedup.near import keep_signatures
-from gristmill.data_pipeline.dedup.signatures import (
-    SignatureScheme,
-    find_store,
-    merge_stores,
-    open_store,
-    sign_corpus,
-    similar,
-)
+from gristmill.data_pipeline.dedup.near_copies import similar
+from gristmill.data_pipeline.dedup.signatures import SignatureScheme, find_store, merge_stores, open_store, sign_corpus
 from gristmill.foundation.errors import InputError
 
 TEXTS = {

@@ -11,9 +11,9 @@ from gristmill.data_pipeline.filters.pii import (
     is_public_ip,
     may_hold_pii,
     pii_pattern,
-    pii_rules,
     replace_pii,
 )
+from gristmill.data_pipeline.filters.presets import pii_rules
 from gristmill.data_pipeline.readers.source import SourceConfig
 from tests.support.corpora import prose, run_curate, write_jsonl
 

@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 
 from gristmill.data_pipeline.signals.bits import TextBuffer
 from gristmill.data_pipeline.signals.fasttext_model import prepare, read_fasttext
-from gristmill.data_pipeline.signals.fasttext_predict import NO_LABEL, predict
-from gristmill.data_pipeline.signals.fasttext_sums import token_cache
+from gristmill.data_pipeline.signals.fasttext_predict import NO_LABEL, predict, token_cache
 from gristmill.data_pipeline.signals.language import (
     BUNDLED,
     LanguageConfig,
