@@ -37,9 +37,9 @@ import zstandard
 from gristmill.evaluation.results.ablation import LEVEL
 from gristmill.foundation.progress import Reporter
 from gristmill.foundation.runtime.tasks.local import LocalEngine
-from gristmill.pipelines.ablate.arms import Arm
-from gristmill.pipelines.ablate.budget import Budget
+from gristmill.pipelines.ablate.corpora import Arm
 from gristmill.pipelines.ablate.experiment import AblationResult, Plan, experiment
+from gristmill.pipelines.ablate.runs import Budget
 from gristmill.pipelines.ablate.verdicts import verdicts
 from gristmill.pipelines.recipes.recipe_file import load_recipe
 

@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.table import Table
 from text import documents
 
-from gristmill.pipelines.init.rehearsal import read_forecast
+from gristmill.pipelines.init.first_look import read_forecast
 
 MINUTES = (2.0, 5.0, 10.0, 20.0)
 FOLDER_BYTES = 12_000_000

@@ -22,18 +22,20 @@ from gristmill.foundation.errors import InputError, RecipeError
 from gristmill.foundation.fingerprint import canonical_json, fingerprint
 from gristmill.foundation.runtime.tasks.engine import Engine
 from gristmill.pipelines.ablate import corpora
-from gristmill.pipelines.ablate.arms import Arm, missing_sources
-from gristmill.pipelines.ablate.budget import (
+from gristmill.pipelines.ablate.corpora import Arm, missing_sources
+from gristmill.pipelines.ablate.paired_samples import KEYS_FOLDER, DocumentDraw
+from gristmill.pipelines.ablate.runs import (
     COOLDOWN_SHARE,
     LOW_RATE,
     RATES,
     TUNING_SHARE,
+    WARMUP_SHARE,
     Budget,
     ProxySize,
+    RunTask,
     choose_size,
+    run,
 )
-from gristmill.pipelines.ablate.paired_samples import KEYS_FOLDER, DocumentDraw
-from gristmill.pipelines.ablate.runs import WARMUP_SHARE, RunTask, run
 from gristmill.pipelines.ablate.verdicts import (
     ArmComparison,
     Bits,

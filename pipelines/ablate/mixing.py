@@ -24,10 +24,9 @@ from gristmill.foundation.files import write_atomic
 from gristmill.foundation.fingerprint import canonical_json, fingerprint
 from gristmill.foundation.runtime.tasks.engine import Engine
 from gristmill.pipelines.ablate import corpora
-from gristmill.pipelines.ablate.arms import Arm, mixed_sources
-from gristmill.pipelines.ablate.budget import Budget, ProxySize, choose_size
+from gristmill.pipelines.ablate.corpora import Arm, mixed_sources
 from gristmill.pipelines.ablate.experiment import AblationResult, Material, Plan, Tasks, decided, prepared, tune
-from gristmill.pipelines.ablate.runs import SCORES_NAME, RescoreTask, run, score_again
+from gristmill.pipelines.ablate.runs import SCORES_NAME, Budget, ProxySize, RescoreTask, choose_size, run, score_again
 from gristmill.pipelines.recipes.config import Recipe
 from gristmill.tokenizers.tokenizer import load_tokenizer
 

@@ -1,15 +1,36 @@
-"""`gristmill ablate`: which data makes the better model, and how sure that is."""
+"""Comparisons by small models: `gristmill ablate`, `ladder` and `mix`.
 
+`ablate`: which data makes the better model, and how sure that is."""
+
+import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
+import rich.table
 import typer
+from rich.table import Table
 
+from gristmill.foundation.config import write_yaml
 from gristmill.foundation.errors import RecipeError
+from gristmill.foundation.files import write_atomic
+from gristmill.pipelines.ablate.corpora import mixed_sources
+from gristmill.pipelines.ablate.ladder import (
+    Extrapolation,
+    IsoflopProfile,
+    Rung,
+    extrapolate,
+    final_loss,
+    isoflop_rungs,
+    profile,
+    rungs,
+    to_json,
+)
 from gristmill.pipelines.cli.checkpoint import data_folder
+from gristmill.pipelines.cli.console import print_block
 from gristmill.pipelines.cli.options import EngineOptions, SetOption, StageOptions, make_runner, with_option_groups
+from gristmill.pipelines.recipes.recipe_file import RECIPES, find_recipe, load_recipe, read_fields
 from gristmill.pipelines.stages.stage_list import stages_of, stages_up_to
 
 UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
@@ -51,7 +72,7 @@ def ablate(
     options: AblateOptions,
 ) -> None:
     """Train small models on each recipe's data and say which data is better, worse, or not to tell apart."""
-    from gristmill.pipelines.ablate.arms import arms_of
+    from gristmill.pipelines.ablate.corpora import arms_of
 
     seconds, flops = parse_budget(options.budget)
     arms = arms_of(recipes, options.vary or [], options.set_ or [])
@@ -126,3 +147,240 @@ def parse_budget(text: str) -> tuple[float | None, float | None]:
     if not 1e9 <= flops < float("inf"):
         raise RecipeError(f"--budget {text}: {flops:g} FLOPs train nothing; write a time such as 30m, or 1e15 and more")
     return None, flops
+
+
+# `gristmill ladder`: the scaling curve of a recipe, and how well it foretells a larger size.
+
+RESULT = "ladder.json"
+
+
+@dataclass(frozen=True)
+class LadderOptions(EngineOptions):
+    """The sizes, and where they are trained."""
+
+    sizes: Annotated[int, typer.Option(help="Sizes to fit, each of twice the compute; 4 or more.")] = 4
+    tokens_per_parameter: Annotated[
+        float, typer.Option(min=0.1, help="Tokens of each run over its active parameters.")
+    ] = 20.0
+    isoflop: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            help="Sizes trained at the FLOPs of the largest fitted one, for the best tokens per parameter; 0: none.",
+        ),
+    ] = 0
+    workdir: Annotated[Path | None, typer.Option(metavar="DIR", help="Default: work/ladder-NAME.")] = None
+    set_: SetOption = None
+
+
+@with_option_groups
+def ladder(
+    recipe: Annotated[str, typer.Argument(metavar="RECIPE", help="Its model is the size that is held back.")],
+    options: LadderOptions,
+) -> None:
+    """Train smaller sizes of a recipe, fit loss against compute, and compare with the recipe's own size."""
+    loaded = load_recipe(recipe, options.set_ or [])
+    model, train = loaded.training()
+    if loaded.curate.splits.validation == 0:
+        raise RecipeError(
+            "curate.splits.validation is 0: sizes are compared by their loss on it; hold out 0.05 or more"
+        )
+    settings = {"batch_tokens": train.batch_tokens, "optimizer": train.optimizer.model_dump(exclude_unset=True)}
+    vocabulary = loaded.tokenizer.vocab_size
+    steps = rungs(model, settings, vocabulary, options.tokens_per_parameter, options.sizes)
+    equal: tuple[Rung, ...] = ()
+    if options.isoflop:
+        middle, largest = options.tokens_per_parameter, steps[-2].flops
+        equal = isoflop_rungs(model, settings, vocabulary, largest, middle, options.isoflop)
+    folder = options.workdir or Path("work") / f"ladder-{loaded.name}"
+    losses = [_train(recipe, rung, folder, options) for rung in steps]
+    outcome = extrapolate([rung.flops for rung in steps], losses)
+    print_block(table(steps, losses, outcome))
+    print("\n".join(sentences(outcome)))
+    isoflop = None
+    if equal:
+        own = [_train(recipe, rung, folder, options) for rung in equal]
+        isoflop = (equal, own, profile(equal, own))
+        print_block(profile_table(equal, own))
+        print(profile_sentence(isoflop[2]))
+    write_atomic(folder / RESULT, json.dumps(to_json(steps, losses, outcome, isoflop), indent=2).encode() + b"\n")
+
+
+def _train(reference: str, rung: Rung, folder: Path, options: LadderOptions) -> float:
+    """The held-out loss of one size. A size that was trained before is taken back, not trained again."""
+    recipe = load_recipe(reference, [*(options.set_ or []), *rung.overrides])
+    stages = stages_up_to(recipe, stages_of(recipe), "train")
+    stage_options = StageOptions(options.workers, options.engine, options.address, workdir=folder)
+    make_runner(recipe, stages, stage_options, several_recipes=True).run(to="train")
+    return final_loss(folder / "train")
+
+
+def table(steps: tuple[Rung, ...], losses: list[float], outcome: Extrapolation) -> rich.table.Table:
+    rows = rich.table.Table("layers", "width", "heads", "parameters", "tokens", "FLOPs", "loss", "curve", "off by")
+    for rung, loss in zip(steps, losses, strict=True):
+        curve = outcome.curve(rung.flops)
+        rows.add_row(*_size_cells(rung), f"{loss:.4f}", f"{curve:.4f}", f"{curve / loss - 1:+.2%}")
+    return rows
+
+
+def sentences(outcome: Extrapolation) -> list[str]:
+    curve, (low, high) = outcome.curve, outcome.forecast_range
+    inside = "inside" if low <= outcome.measured <= high else "outside"
+    exponents = "{:.3f} to {:.3f}".format(*outcome.exponent_range)
+    return [
+        f"loss = {curve.floor:.3f} + {curve.scale:.3g} / FLOPs^{curve.exponent:.3f}; 95 % of exponents: {exponents}.",
+        f"The last size was held back: forecast {outcome.forecast:.4f} ({low:.4f} to {high:.4f}), measured "
+        f"{outcome.measured:.4f}, off by {outcome.error:+.2%}, {inside} the interval.",
+    ]
+
+
+def profile_table(steps: tuple[Rung, ...], losses: list[float]) -> rich.table.Table:
+    rows = rich.table.Table("layers", "width", "heads", "parameters", "tokens", "FLOPs", "tokens a parameter", "loss")
+    for rung, loss in zip(steps, losses, strict=True):
+        rows.add_row(*_size_cells(rung), f"{rung.tokens / rung.active:.1f}", f"{loss:.4f}")
+    return rows
+
+
+def _size_cells(rung: Rung) -> tuple[str, ...]:
+    shape = (str(rung.layers), str(rung.width), str(rung.heads))
+    active = f" ({rung.active:,} active)" if rung.active < rung.parameters else ""
+    return (*shape, f"{rung.parameters:,}{active}", f"{rung.tokens:,}", f"{rung.flops:.2e}")
+
+
+def profile_sentence(fitted: IsoflopProfile) -> str:
+    if fitted.tokens_per_parameter is None:
+        return f"At {fitted.flops:.2e} FLOPs the loss has no least inside these sizes: take more, or other sizes."
+    ends = (
+        "no interval: most refits have no least"
+        if fitted.interval is None
+        else "{:.1f} to {:.1f}".format(*fitted.interval)
+    )
+    return (
+        f"At {fitted.flops:.2e} FLOPs the loss is least at {fitted.best:,.0f} parameters and "
+        f"{fitted.tokens_per_parameter:.1f} tokens a parameter ({ends})."
+    )
+
+
+# `gristmill mix`: which mixture of its sources a recipe should train on.
+
+if TYPE_CHECKING:
+    from gristmill.pipelines.ablate.mixing import MixResult
+
+FIRST_LINE = "# Weights proposed by `gristmill mix`:"
+
+
+@dataclass(frozen=True)
+class MixOptions(EngineOptions):
+    """How many runs of what size, and what the mixture must keep to."""
+
+    runs: Annotated[int | None, typer.Option(min=4, help="Mixtures to try; default: five for each source.")] = None
+    budget: Annotated[str, typer.Option(help="Of all runs together: 30m, 2h, or FLOPs such as 1e16.")] = "30m"
+    tokens: Annotated[int | None, typer.Option(min=1, help="Of the run that it is for; default: train.tokens.")] = None
+    max_epochs: Annotated[float, typer.Option(min=0.01, help="How often that run may read a source.")] = 4.0
+    floor: Annotated[list[str] | None, typer.Option(help="SOURCE=WEIGHT: the least weight of a source.")] = None
+    target: Annotated[
+        list[Path] | None, typer.Option(help="Texts the model should be good at: .jsonl with `text`, or plain text.")
+    ] = None
+    documents: Annotated[int, typer.Option(min=30, help="Held-out documents of each source, at most.")] = 200
+    confirm: Annotated[
+        str | None, typer.Option(help="Budget of an ablation against natural, uniform and tempered mixtures.")
+    ] = None
+    seeds: Annotated[int, typer.Option(min=3, max=64, help="Of that ablation, for each mixture and rate.")] = 5
+    output: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The recipe with the weights. Default: RECIPE-mixed.yaml.")
+    ] = None
+    workdir: Annotated[Path | None, typer.Option(metavar="DIR", help="Default: work/mix-NAME.")] = None
+    set_: SetOption = None
+
+
+@with_option_groups
+def mix(recipe: Annotated[str, typer.Argument(metavar="RECIPE")], options: MixOptions) -> None:
+    """Train small models on many mixtures of the recipe's sources and propose the weights of the best one."""
+    seconds, flops = parse_budget(options.budget)
+    floors = parse_floors(options.floor or [])
+    loaded = load_recipe(recipe, options.set_ or [])
+    fields = read_fields(recipe, options.set_ or [])[1].value  # as it stands now: it may be edited before the end
+    mixed_sources(loaded, floors)
+    target_tokens = options.tokens or (loaded.train.tokens if loaded.train is not None else None)
+    if target_tokens is None:
+        raise RecipeError(
+            f"{recipe} has no section train; say with --tokens how long the run is that the mixture is for"
+        )
+    check_targets(options.target or [])
+    confirmation = parse_budget(options.confirm) if options.confirm is not None else None
+    output = output_path(recipe, options.output)
+    folder = options.workdir or Path("work") / f"mix-{loaded.name}"
+    stage_options = StageOptions(options.workers, options.engine, options.address, workdir=folder / "curated")
+    runner = make_runner(loaded, stages_up_to(loaded, stages_of(loaded), "curate"), stage_options)
+    runner.run(only="curate")
+    from gristmill.pipelines.ablate import mixing  # torch takes seconds to load
+    from gristmill.pipelines.ablate.experiment import Plan
+    from gristmill.pipelines.ablate.report import terminal_table, write_report
+
+    targets = tuple(options.target or ())
+    plan = mixing.MixPlan(
+        folder, options.runs, seconds, flops, target_tokens, options.max_epochs, floors, targets, options.documents
+    )
+    engine = options.open(StageOptions().reporter(), folder)
+    try:
+        result = mixing.mix(loaded, folder / "curated" / "curate", plan, engine)
+        print_block(proposal_table(result))
+        print(
+            f"predicted {result.proposal.loss:.4f} bits a byte, mean of {', '.join(result.sets)}; "
+            f"{len(result.mixtures)} runs"
+        )
+        write_mixed(fields, options.max_epochs, result, output)
+        if confirmation is not None:
+            of_ablation = Plan(folder, options.seeds, seconds=confirmation[0], flops=confirmation[1])
+            confirmed = mixing.confirm(result, of_ablation, engine)
+            print(terminal_table(confirmed))
+            print(f"{write_report(confirmed, folder)}")
+    finally:
+        engine.close()
+    print(f"{output}; train with: gristmill run {output}")
+
+
+def proposal_table(result: "MixResult") -> Table:
+    proposal = result.proposal
+    table = Table("source", "natural", "proposed", "90 % range", "cap")
+    rows = zip(result.names, result.natural, proposal.weights, proposal.low, proposal.high, result.caps, strict=True)
+    for name, natural, weight, low, high, cap in rows:
+        table.add_row(name, f"{natural:.3f}", f"{weight:.3f}", f"{low:.3f} to {high:.3f}", f"{cap:.3f}")
+    return table
+
+
+def output_path(recipe: str, given: Path | None) -> Path:
+    """Where the proposal is written. Raises RecipeError if a file stands there that this command did not write."""
+    path = find_recipe(recipe)
+    beside = Path(".") if path.parent == RECIPES else path.parent  # paths of Python files are relative to it
+    output = given or beside / f"{path.stem}-mixed.yaml"
+    if output.exists() and not output.read_text("utf-8", "replace").startswith(FIRST_LINE):
+        raise RecipeError(f"{output} stands there already and is not of this command; name another file with --output")
+    return output
+
+
+def write_mixed(fields: dict[str, Any], max_epochs: float, result: "MixResult", output: Path) -> None:
+    """Writes the recipe's fields with the proposed weights of its sources and, of a recipe with cells, of those."""
+    from gristmill.pipelines.ablate import mixing
+
+    weights, repeats = mixing.mixed_fields(result)
+    for source in fields["sources"]:
+        if source.get("held_out") is None:  # a source without training text is read as good as never
+            source["weight"] = weights.get(source["name"], mixing.LEAST_WEIGHT)
+    if repeats:
+        cut = {name: value for name, value in fields["index"]["mix"].items() if name not in ("power", "drop", "topics")}
+        fields["index"]["mix"] = cut | {"repeats": repeats, "max_epochs": max_epochs}
+    write_atomic(output, f"{FIRST_LINE} {len(result.mixtures)} runs.\n{write_yaml(fields)}".encode())
+
+
+def parse_floors(values: list[str]) -> dict[str, float]:
+    floors: dict[str, float] = {}
+    for value in values:
+        name, equals, weight = value.partition("=")
+        try:
+            floors[name] = float(weight)
+        except ValueError:
+            floors[name] = -1.0
+        if not equals or not 0 <= floors[name] <= 1:
+            raise RecipeError(f"--floor {value}: write SOURCE=WEIGHT with a weight from 0 to 1, such as books=0.1")
+    return floors

@@ -1,17 +1,25 @@
-"""The command for the extractor's weights: `gristmill extractor fit`."""
+"""The commands that fit models of the curation: `gristmill extractor fit`, `profiles fit` and `quality fit`."""
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from rich.table import Table
 
 from gristmill.data_pipeline.filters.fit_profiles import fit_profiles
+from gristmill.data_pipeline.quality.config import MIN_DOCUMENTS
+from gristmill.data_pipeline.readers.document import Record, Unreadable
+from gristmill.data_pipeline.readers.read import locate, records_of
+from gristmill.data_pipeline.readers.source import SourceConfig
 from gristmill.data_pipeline.reference_texts import read_reference, write_profiles
 from gristmill.data_pipeline.signals.language import BUNDLED, model_languages
-from gristmill.foundation.errors import RecipeError
+from gristmill.foundation.errors import InputError, RecipeError
 from gristmill.foundation.progress import Reporter
+from gristmill.pipelines.cli.console import print_block
 from gristmill.pipelines.cli.options import with_option_groups
+from gristmill.pipelines.init.survey import file_kind
 
 extractor_app = typer.Typer(no_args_is_help=True, help="Weights of the HTML extractor `blocks`.")
 
@@ -90,3 +98,155 @@ def fit_profiles_command(
         print(
             f"left out: {documents} labelled {language}, which another text of that label shows to be another language"
         )
+
+
+# The commands for models of text quality: `gristmill quality fit` and `gristmill quality language-model`.
+
+quality_app = typer.Typer(no_args_is_help=True, help="Models of text quality.")
+
+
+@dataclass(frozen=True)
+class LabelledDocuments:
+    """Where the labels and the texts are."""
+
+    label_field: Annotated[str | None, typer.Option(help="Field of the label, for one path with both classes.")] = None
+    good: Annotated[str, typer.Option(metavar="LABEL,...", help="Labels of the positive class.")] = "good"
+    bad: Annotated[str, typer.Option(metavar="LABEL,...", help="Labels of the negative class.")] = "bad"
+    text_field: Annotated[str, typer.Option(help="Field of the text.")] = "text"
+    max_documents: Annotated[int, typer.Option(min=MIN_DOCUMENTS, help="Of each class; the first are read.")] = 50_000
+
+
+@quality_app.command("fit")
+@with_option_groups
+def fit_quality_command(
+    paths: Annotated[
+        list[Path],
+        typer.Argument(metavar="GOOD BAD", help="Two files or folders; or one file with --label-field."),
+    ],
+    output: Annotated[Path, typer.Option(metavar="FILE", help="The model to write (.safetensors).")],
+    documents: LabelledDocuments,
+    ngram: Annotated[int, typer.Option(min=1, max=3, help="Tokens of the longest n-gram.")] = 2,
+    bits: Annotated[int, typer.Option(min=10, max=24, help="The model has 2**BITS weights of 4 bytes.")] = 18,
+) -> None:
+    """Fit a linear model of text quality on good and bad documents; a recipe names it in curate.quality_scores."""
+    labels = (documents.good, documents.bad)
+    positive, negative = labelled_texts(paths, documents)
+    from gristmill.data_pipeline.quality.fit import FitSettings, fit_linear_model  # scikit-learn takes a second
+
+    model = fit_linear_model(positive, negative, FitSettings(ngram, 2**bits, labels=labels))
+    model.save(output)
+    print_report(model.report, labels)
+    print(f"{output}: write in a recipe: curate: {{quality_scores: {{NAME: {{model: {output}}}}}}}")
+
+
+@quality_app.command("language-model")
+def language_model_command(
+    paths: Annotated[list[Path], typer.Argument(metavar="TEXTS...", help="Files or folders of good text.")],
+    output: Annotated[Path, typer.Option(metavar="FILE", help="The model to write (.safetensors).")],
+    order: Annotated[int, typer.Option(min=1, max=3, help="Tokens of the longest n-gram.")] = 3,
+    text_field: Annotated[str, typer.Option(help="Field of the text.")] = "text",
+    max_documents: Annotated[int, typer.Option(min=1, help="Of each path; the first are read.")] = 50_000,
+) -> None:
+    """Fit an n-gram language model; a recipe names it in curate.quality_scores to score documents by perplexity."""
+    documents = LabelledDocuments(text_field=text_field, max_documents=max_documents)
+    texts = [text for path in paths for text in _texts_of(path, documents)]
+    from gristmill.data_pipeline.quality.ngram_lm import fit_ngram_model  # numba, which help does without
+
+    model = fit_ngram_model(texts, order)
+    model.save(output)
+    report = model.report
+    counts = ", ".join(f"{count:,} of {size}" for size, count in enumerate(report["ngrams"], start=1))
+    print(f"{report['documents']:,} documents, {report['tokens']:,} tokens; n-grams: {counts}")
+    print(f"{output}: write in a recipe: curate: {{quality_scores: {{NAME: {{model: {output}}}}}}}")
+
+
+def print_report(report: dict[str, Any], labels: tuple[str, str]) -> None:
+    table = Table("mean score", f"share that is {labels[0]}", "documents", title="on held-out documents")
+    for row in report["reliability"]:
+        table.add_row(f"{row['score']:.3f}", f"{row['positive']:.3f}", f"{row['documents']:,}")
+    print_block(table)
+    counts = ", ".join(f"{count:,} {label}" for label, count in report["documents"].items())
+    shared = report["in_both_classes"]
+    print(
+        f"{counts}{f', {shared:,} left out that are in both' if shared else ''}; AUC {report['auc']:.4f}, calibration "
+        f"error {report['calibration_error']:.4f} on {report['measured_documents']:,} held-out documents"
+    )
+
+
+def labelled_texts(paths: Sequence[Path], documents: LabelledDocuments) -> tuple[list[str], list[str]]:
+    """(texts of the positive class, of the negative one).
+
+    Raises RecipeError for a call that does not say which is which, InputError for files without such documents."""
+    if documents.label_field is None:
+        if len(paths) != 2:
+            raise RecipeError(
+                f"{len(paths)} paths; name good and bad documents, GOOD BAD, or one path with --label-field"
+            )
+        return tuple(_texts_of(path, documents) for path in paths)  # type: ignore[return-value]
+    if len(paths) != 1:
+        raise RecipeError(f"{len(paths)} paths and --label-field; name one path, whose records have the label")
+    good, bad = (set(value.split(",")) for value in (documents.good, documents.bad))
+    if good & bad:
+        raise RecipeError(f"--good and --bad both name {min(good & bad)!r}")
+    by_label: dict[str, list[str]] = {label: [] for label in (*good, *bad)}
+    others: dict[str, int] = {}
+    for record in _records(paths[0], documents, documents.label_field):
+        label = _label_of(record, documents.label_field, paths[0])
+        if label not in by_label:
+            others[label] = others.get(label, 0) + 1
+        else:
+            by_label[label].append(record.text)
+    for option, names in (("--good", good), ("--bad", bad)):
+        if missing := sorted(name for name in names if not by_label[name]):
+            present = sorted(others | {label: 1 for label, texts in by_label.items() if texts})
+            raise InputError(
+                f"{paths[0]}: no record has {documents.label_field}={missing[0]!r}, which {option} names; its labels "
+                f"are {', '.join(present[:20]) or 'none'}"
+            )
+    return tuple(
+        [text for name in sorted(names) for text in by_label[name]][: documents.max_documents] for names in (good, bad)
+    )  # type: ignore[return-value]
+
+
+def _label_of(record: Record, field: str, path: Path) -> str:
+    label = record.metadata.get(field)
+    if label is None:
+        raise InputError(f"{path}: record {record.number} has no field {field!r}; name the label's with --label-field")
+    return str(label)
+
+
+def _texts_of(path: Path, documents: LabelledDocuments) -> list[str]:
+    texts: list[str] = []
+    for record in _records(path, documents, None):
+        texts.append(record.text)
+        if len(texts) == documents.max_documents:
+            break
+    return texts
+
+
+def _records(path: Path, documents: LabelledDocuments, label_field: str | None) -> Iterator[Record]:
+    """The records of a file, or of all files of a folder in the order of their names.
+
+    Raises InputError for a path without a file that can be read, and for an unreadable record."""
+    if not path.exists():
+        raise InputError(f"{path}: no such file or folder")
+    files = sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
+    kinds = {file: file_kind(file) for file in files}
+    if all(kind is None for kind, _ in kinds.values()):
+        reasons = ", ".join(sorted({reason for _, reason in kinds.values()}))
+        raise InputError(f"{path}: no file that is read as documents ({reasons or 'no files'})")
+    for file, (kind, _) in kinds.items():
+        if kind is None:
+            continue
+        source = SourceConfig(
+            name="labelled",
+            format="text" if kind == "code" else kind,  # type: ignore[arg-type]
+            paths=(str(file),),
+            text_field=documents.text_field,
+            metadata_fields="none" if label_field is None else (label_field,),
+        )
+        for location in locate(source).values():
+            for record in records_of(location, source):
+                if isinstance(record, Unreadable):
+                    raise InputError(f"{file}: record {record.number}: {record.reason}")
+                yield record

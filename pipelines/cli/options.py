@@ -1,5 +1,6 @@
 """Typer commands with grouped options: a parameter that is a dataclass becomes one option for each of its fields."""
 
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, fields, is_dataclass
@@ -11,7 +12,7 @@ from typing import Annotated, Any, Literal, get_type_hints
 import typer
 
 from gristmill.foundation.deferred_module import DeferredModule
-from gristmill.foundation.errors import RecipeError
+from gristmill.foundation.errors import InputError, RecipeError
 from gristmill.foundation.files import is_address
 from gristmill.foundation.manifest import MANIFEST_NAME
 from gristmill.foundation.progress import Reporter
@@ -244,3 +245,12 @@ def selected_stages(recipe: Recipe, to: str | None) -> tuple[Sequence[Stage], st
     """(the stages up to --to, else all that the recipe has sections for; why the others are skipped, or "")."""
     stages = stages_of(recipe)
     return runnable_stages(recipe, stages) if to is None else (stages_up_to(recipe, stages, to), "")
+
+
+def read_text(path: Path) -> str:
+    try:
+        return sys.stdin.read() if str(path) == "-" else path.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(
+            f"{path}: cannot be read as UTF-8 text ({error}); name a file, or - for standard input"
+        ) from error

@@ -10,7 +10,7 @@ from gristmill.data_pipeline.corpus.document_history import Event
 from gristmill.pipelines.explorer.corpus import OUTCOMES, PAGE_ROWS
 from gristmill.pipelines.explorer.rows import Filters, Search
 from gristmill.pipelines.explorer.similar import NearestPage
-from gristmill.pipelines.explorer.thresholds import HISTOGRAM_BINS, EffectCounts, Threshold, ThresholdEffect
+from gristmill.pipelines.explorer.sketched import HISTOGRAM_BINS, EffectCounts, Threshold, ThresholdEffect
 from gristmill.pipelines.report.render import STYLE, visible
 
 TEXT_CHARACTERS = 20_000  # of a document on one page

@@ -3,13 +3,25 @@
 Width is 64 times the depth, as in nanochat (karpathy/nanochat, scripts/base_train.py); tokens are 20 a parameter
 (Hoffmann et al. 2022, arXiv 2203.15556, table 3) where time and text allow."""
 
+import json
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any
 
+import numpy as np
+
 from gristmill.foundation.errors import RecipeError
+from gristmill.foundation.progress import Reporter
+from gristmill.training.config.model import ModelConfig
+from gristmill.training.config.train import TrainConfig
+from gristmill.training.launch.processes import device_of_task, keep_freed_memory
+from gristmill.training.metrics import TrainingData
+from gristmill.training.objectives.objective import stack_samples
+from gristmill.training.parallel.mesh import single_process
+from gristmill.training.run import Run, RunConfig
 
 DEPTHS = (2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24)
 WIDTH_PER_LAYER, HEAD_WIDTH = 64, 64
@@ -141,9 +153,8 @@ def batch_of(size: ModelSize) -> int:
 
 
 def measured_rate(size: ModelSize, precision: str) -> float:
-    """Tokens a second of the run's own training step, on random text (init/rate.py)."""
+    """Tokens a second of the run's own training step, on random text (init/dial.py)."""
     from gristmill.foundation.progress import Reporter  # torch takes seconds to load
-    from gristmill.pipelines.init.rate import steps_per_second
 
     with tempfile.TemporaryDirectory() as folder:
         rate = steps_per_second(
@@ -237,3 +248,57 @@ def _described(size: ModelSize, tokens: int, rate: float, seconds: Mapping[str, 
     if epochs > MAX_EPOCHS:
         why += f"; text read over {MAX_EPOCHS} times teaches less each time: more text would serve better"
     return Choice(size, tokens, batch_of(size), rate, epochs, seconds, why)
+
+
+# The rate of training steps of a model on this machine, by the trainer itself on random tokens.
+
+WARM_STEPS, STEPS = 3, 6
+
+
+class RandomText:
+    """Samples of random tokens, in the form of the indexed data."""
+
+    fingerprint = "random"
+
+    def __init__(self, vocab_size: int, sequence_length: int):
+        self.vocab_size, self.sequence_length = vocab_size, sequence_length
+
+    def batch(self, numbers: range) -> dict[str, np.ndarray]:
+        return stack_samples([self._sample(number) for number in numbers])
+
+    def source_of(self, number: int) -> str:
+        return "random"
+
+    def _sample(self, number: int) -> dict[str, np.ndarray]:
+        tokens = np.random.default_rng(number).integers(0, self.vocab_size, self.sequence_length + 1)
+        weights = np.ones(self.sequence_length, np.float32)
+        return {"tokens": tokens[:-1], "targets": tokens[1:], "weights": weights}
+
+
+def steps_per_second(
+    model: Mapping[str, Any],
+    vocabulary: int,
+    train: Mapping[str, Any],
+    folder: Path,
+    reporter: Reporter,
+    number: int = 0,
+) -> float:
+    """The median of STEPS steps after WARM_STEPS, each whole: data, passes, update, metrics. train: batch_tokens,
+    precision and optimizer, as in a recipe. number: of the GPU, where there are several."""
+    keep_freed_memory()
+    config = ModelConfig(**model)
+    batch_tokens = train["batch_tokens"]
+    settings = TrainConfig(
+        **train,
+        tokens=(WARM_STEPS + STEPS) * batch_tokens,
+        validation={"every": 0},
+        checkpoint={"every": 0},
+        monitoring={"trackers": []},
+    )
+    text = RandomText(vocabulary, config.sequence_length)
+    data = TrainingData(text, None, 0, mask_documents=False, bytes_per_token={}, training_bytes_per_token={})
+    mesh = single_process(device_of_task(number))
+    Run(RunConfig(config, settings, 0), data, mesh, folder, reporter, None).train()
+    lines = (folder / "logs" / "timing.jsonl").read_text("utf-8").splitlines()
+    rates = [json.loads(line)["tokens_per_second"] for line in lines]
+    return median(rates[WARM_STEPS:]) / batch_tokens

@@ -1,24 +1,39 @@
 """The steps of `gristmill init`: survey, rehearsal of curation, choice of the size, rehearsal of training, recipe."""
 
+import json
+import subprocess
+import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
-from typing import Protocol
+from statistics import fmean
+from typing import Any, Protocol
 
+import pyarrow.parquet as pq
+
+from gristmill.data_pipeline.readers.compression import Damaged, blocks
+from gristmill.data_pipeline.readers.read import CONVERTERS
+from gristmill.foundation.errors import InputError
 from gristmill.foundation.files import write_atomic
-from gristmill.foundation.progress import Reporter
-from gristmill.pipelines.init import dial, rehearsal
-from gristmill.pipelines.init.dial import Choice, Setting
+from gristmill.foundation.manifest import LOG_FOLDER, read_manifest
+from gristmill.foundation.progress import ProgressMeter, Reporter
+from gristmill.pipelines.init import dial
+from gristmill.pipelines.init.dial import Choice, Setting, TrainingRehearsal
 from gristmill.pipelines.init.recipe import (
+    FORECAST_MARK,
     PlannedSource,
     RecipePlan,
     largest_vocabulary,
     plan_sources,
     smallest_vocabulary,
 )
-from gristmill.pipelines.init.survey import Survey, counted, survey
+from gristmill.pipelines.init.survey import COMPRESSED, Survey, content_bytes, counted, survey
+from gristmill.pipelines.stages.runner import TIMES_NAME
 
 VOCABULARIES = ((1e5, 384), (1e6, 1024), (1e7, 2048), (1e8, 4096), (float("inf"), 8192))  # up to so many bytes of text
 DEFAULT_MINUTES = 30.0
@@ -54,7 +69,7 @@ def write_first_recipe(
     rehearsed_plan = RecipePlan("rehearsal", None, sources, rough_bytes)
     with tempfile.TemporaryDirectory(prefix="gristmill-init-") as temporary:
         work = Path(temporary)
-        curation = rehearsal.rehearse_curation(
+        curation = rehearse_curation(
             sources, partial(_write_curation, rehearsed_plan, vocabulary, work), work, reporter
         )
         before = {"start": curation.start, **curation.stages}
@@ -106,7 +121,7 @@ def rehearse(
     curated = (work / "curation.yaml").read_text("utf-8")
     recipe = work / "training.yaml"
     recipe.write_text(curated + RecipePlan("rehearsal", None, (), setting.text_bytes).training_text(short), "utf-8")
-    training = rehearsal.rehearse_training(recipe, work, reporter, f"{steps} steps of training, and evaluation")
+    training = rehearse_training(recipe, work, reporter, f"{steps} steps of training, and evaluation")
     return dial.rehearsed(choice, setting, before, training, minutes)
 
 
@@ -129,3 +144,203 @@ def summary(looked: Survey, sources: Sequence[PlannedSource]) -> list[str]:
             lines.append(f"not used: {group.kind}, {files} such as {group.paths[0]}: too little text")
     lines += [f"not used: {counted(number, why)}, such as {path}" for why, (number, path) in looked.unused.items()]
     return lines
+
+
+# A short rehearsal of a recipe's run on part of the user's files: seconds of each stage, and how much text is kept.
+#
+# The rehearsal runs the commands that the user will run, in processes of their own, so that the forecast holds what a
+# model of the machine would miss: libraries that load, kernels that compile, filters, extraction, evaluation.
+
+TEXT_BYTES = 4e6  # of text that the rehearsal reads, by the estimate of the sources
+MIN_RAW_BYTES, MAX_RAW_BYTES = 6e6, 24e6  # of the files' content that it reads
+SMALL_SHARE = 0.25  # of that for the first rehearsal, which tells the fixed seconds from those by size
+WARM_STEPS = 3  # the first steps allocate memory
+# Where a record begins, and the bytes of the mark that belong to the one before; other formats are cut at a line end.
+RECORD_STARTS = {"warc": (b"\r\n\r\nWARC/1.", 4), "wet": (b"\r\n\r\nWARC/1.", 4), "arc": (b"\nhttp", 1)}
+CURATION = ("curate", "tokenizer", "index")
+
+
+@dataclass(frozen=True)
+class StageCost:
+    """Seconds of a stage: fixed + per_byte * bytes of the raw files' content."""
+
+    fixed: float
+    per_byte: float
+
+    def seconds(self, num_bytes: float) -> float:
+        return self.fixed + self.per_byte * num_bytes
+
+
+@dataclass(frozen=True)
+class CurationRehearsal:
+    """start: seconds of a command beside its stages. stages: of curate, tokenizer and index, for all files. text_bytes,
+    text_tokens: of the training text that will be kept of all files."""
+
+    start: float
+    stages: Mapping[str, float]
+    text_bytes: float
+    text_tokens: float
+
+
+def rehearsed_sources(sources: Sequence[PlannedSource], folder: Path, share: float = 1.0) -> list[PlannedSource]:
+    """The sources with files of about TEXT_BYTES together, spread over each source. A file that is larger than its part
+    is cut, into `folder`."""
+    raw = sum(source.group.num_bytes for source in sources)
+    text = sum(source.text_bytes for source in sources)
+    limit = min(max(TEXT_BYTES * raw / max(text, 1.0), MIN_RAW_BYTES), MAX_RAW_BYTES) * share
+    return [_part(source, limit * source.group.num_bytes / raw, folder) for source in sources]
+
+
+def _part(source: PlannedSource, limit: float, folder: Path) -> PlannedSource:
+    group = source.group
+    if group.num_bytes <= limit:
+        return source
+    chosen: list[Path] = []
+    num_bytes = 0.0
+    step = max(1, int(group.num_bytes / limit))
+    for path in chain.from_iterable(group.paths[first::step] for first in range(step)):
+        if chosen and num_bytes + content_bytes(path) > 1.2 * limit:
+            break
+        if content_bytes(path) > 1.5 * limit:
+            path = _head_of(path, group.format, int(limit), folder / source.name)
+        chosen.append(path)
+        num_bytes += content_bytes(path)
+        if num_bytes >= limit:
+            break
+    return replace(source, group=replace(group, paths=tuple(sorted(chosen)), num_bytes=int(num_bytes)))
+
+
+def _head_of(path: Path, format: str, limit: int, folder: Path) -> Path:
+    """A file of the first records of `path`, about `limit` bytes; the file itself where it cannot be cut."""
+    folder.mkdir(parents=True, exist_ok=True)
+    name = path.name
+    for suffix in COMPRESSED:
+        name = name.removesuffix(suffix)
+    head = folder / name
+    if format == "parquet":
+        return _first_row_groups(path, limit, head)
+    if format in ("html", *CONVERTERS):
+        return path
+    content = b""
+    with path.open("rb") as file, suppress(Damaged):
+        for block in blocks(file, str(path)):
+            content += block
+            if len(content) >= limit:
+                break
+    mark, ending = RECORD_STARTS.get(format, (b"\n", 1))
+    end = content.rfind(mark, 0, limit)
+    if end <= 0:
+        return path
+    head.write_bytes(content[: end + ending])
+    return head
+
+
+def _first_row_groups(path: Path, limit: int, head: Path) -> Path:
+    with pq.ParquetFile(path) as file:
+        share = limit / max(1, path.stat().st_size)
+        count = max(1, int(file.num_row_groups * share))
+        rows = max(1, int(file.metadata.num_rows * share))
+        table = file.read_row_groups(list(range(count)))
+        pq.write_table(table.slice(0, rows), head, compression="zstd")
+    return head
+
+
+def rehearse_curation(
+    sources: Sequence[PlannedSource],
+    write_recipe: Callable[[Sequence[PlannedSource]], Path],
+    folder: Path,
+    reporter: Reporter,
+) -> CurationRehearsal:
+    """Runs curate, tokenizer and index on a part of the files, and on a quarter of it to tell the fixed seconds. Leaves
+    the first run in folder/work, where training is rehearsed."""
+    part = rehearsed_sources(sources, folder)
+    raw, whole = _raw_bytes(part), _raw_bytes(sources)
+    seconds, start = run_recipe(write_recipe(part), folder / "work", "index", reporter, f"curating {raw / 1e6:.2f} MB")
+    costs = {name: StageCost(seconds[name], 0.0) for name in CURATION}
+    if raw < whole:
+        small = rehearsed_sources(sources, folder / "small", SMALL_SHARE)
+        label = f"curating {_raw_bytes(small) / 1e6:.2f} MB"
+        less, _ = run_recipe(write_recipe(small), folder / "small" / "work", "index", reporter, label)
+        costs = {name: _cost(less[name], seconds[name], _raw_bytes(small), raw) for name in CURATION}
+    kept = read_manifest(folder / "work" / "curate").metadata["sources"]
+    tokens = read_manifest(folder / "work" / "index").metadata["tokens"]["train"]
+    train_bytes = {name: entry["kept"].get("train", {"bytes": 0})["bytes"] for name, entry in kept.items()}
+    growth = {
+        source.name: source.group.num_bytes / max(1, sampled.group.num_bytes)
+        for source, sampled in zip(sources, part, strict=True)
+    }
+    return CurationRehearsal(
+        start,
+        {name: cost.seconds(whole) for name, cost in costs.items()},
+        sum(train_bytes[name] * growth[name] for name in train_bytes),
+        sum(tokens.get(name, 0) * growth[name] for name in growth),
+    )
+
+
+def _cost(less: float, more: float, small: float, large: float) -> StageCost:
+    """(1 s for 1 MB, 2.5 s for 4 MB) -> 0.5 s and 0.5 s a MB."""
+    per_byte = max(0.0, (more - less) / max(1.0, large - small))
+    return StageCost(max(0.0, more - per_byte * large), per_byte)
+
+
+def _raw_bytes(sources: Sequence[PlannedSource]) -> int:
+    return sum(source.group.num_bytes for source in sources)
+
+
+def rehearse_training(recipe: Path, folder: Path, reporter: Reporter, label: str) -> TrainingRehearsal:
+    """Trains a few steps, evaluates and reports in the folder where curation was rehearsed."""
+    work = folder / "work"
+    seconds, _ = run_recipe(recipe, work, None, reporter, label)
+    lines = (work / "train" / LOG_FOLDER / "timing.jsonl").read_text("utf-8").splitlines()
+    steps = [json.loads(line) for line in lines]
+    warm = [1 / step["tokens_per_second"] for step in steps[WARM_STEPS:]]
+    rate = 1 / fmean(warm)
+    tokens = read_manifest(work / "train").metadata["tokens"]
+    return TrainingRehearsal(
+        rate,
+        max(0.0, seconds["train"] - tokens / rate),
+        {name: seconds[name] for name in ("evaluate", "report")},
+    )
+
+
+def run_recipe(
+    recipe: Path, workdir: Path, to: str | None, reporter: Reporter, label: str
+) -> tuple[dict[str, float], float]:
+    """(seconds of each stage that ran, seconds of the command beside them). Raises InputError with what the command
+    says if it fails."""
+    command = [sys.executable, "-m", "gristmill.pipelines.cli.main", "run", str(recipe), "--workdir", str(workdir)]
+    times = workdir / LOG_FOLDER / TIMES_NAME
+    before = len(_lines(times))
+    started = time.monotonic()
+    with reporter.meter(f"rehearsal: {label}", 3, "stages") as meter:
+        _run([*command, *(["--to", to] if to else [])], meter)
+    elapsed = time.monotonic() - started
+    seconds = {line["stage"]: line["seconds"] for line in map(json.loads, _lines(times)[before:])}
+    return seconds, max(0.0, elapsed - sum(seconds.values()))
+
+
+def _lines(path: Path) -> list[str]:
+    return path.read_text("utf-8").splitlines() if path.exists() else []
+
+
+def _run(command: Sequence[str], meter: ProgressMeter) -> None:
+    """Runs the command; each stage that begins advances the meter."""
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
+        said = list(_stages(process, meter))
+    if process.returncode:
+        trouble = next((line for line in reversed(said) if line.startswith("gristmill: ")), "; ".join(said[-3:]))
+        raise InputError(f"the run failed on part of the files: {trouble.removeprefix('gristmill: ')}")
+
+
+def _stages(process: "subprocess.Popen[str]", meter: ProgressMeter) -> Iterator[str]:
+    for line in process.stderr or ():
+        stage, _, rest = line.partition(": ")
+        if rest.startswith("run ("):
+            meter.advance(1, stage)
+        yield line.rstrip("\n")
+
+
+def read_forecast(recipe: str) -> dict[str, Any]:
+    """The forecast that `init` wrote into the text of a recipe, seconds by stage; {} if there is none."""
+    marks = [line for line in recipe.splitlines() if line.startswith(FORECAST_MARK)]
+    return json.loads(marks[0].removeprefix(FORECAST_MARK)) if marks else {}

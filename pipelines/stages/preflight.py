@@ -27,7 +27,7 @@ from gristmill.pipelines.recipes.config import Recipe
 from gristmill.pipelines.stages import mix_table
 from gristmill.pipelines.stages.stage import Stage
 from gristmill.pipelines.stages.training_data import needs_sources
-from gristmill.pipelines.workdir import source_samples
+from gristmill.pipelines.workdir import raw_files
 from gristmill.training.config.train import TRACKER_PACKAGES
 from gristmill.training.objectives.names import SCORED_BY_TASKS
 from gristmill.training.planner.layout_checks import objections
@@ -123,17 +123,17 @@ def _sources(recipe: Recipe, world_size: int) -> Iterator[Finding]:
 def _sample(source: SourceConfig, recipe: Recipe) -> Iterator[Finding]:
     """Findings from the first records of the source. A source of which none can be read stops the run where it has to
     keep something: alone, or with on_empty: error."""
-    sample = source_samples.look_at(source)
+    sample = raw_files.look_at(source)
     if sample is None:
         return
     wanted = source.languages if source.languages is not None else recipe.curate.languages
     is_fatal = source.on_empty == "error" or len(recipe.sources) == 1
-    if (problem := source_samples.problem(sample)) is not None:
+    if (problem := raw_files.problem(sample)) is not None:
         has_wrong_field = any(record.kind == "no_text_field" for record in sample.unreadable)
         yield Finding(problem, InputError if is_fatal or has_wrong_field else None)
     elif recipe.curate.language_id is not None:
         threshold = recipe.curate.language_id.threshold
-        if (said := source_samples.excluded_languages(sample, wanted, threshold)) is not None:
+        if (said := raw_files.excluded_languages(sample, wanted, threshold)) is not None:
             yield Finding(said, None)
 
 

@@ -12,8 +12,7 @@ import yaml
 from gristmill.data_pipeline.readers.document import DOCUMENT_SCHEMA
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.manifest import Output
-from gristmill.pipelines.provenance.summary.answers import open_questions
-from gristmill.pipelines.provenance.summary.content import Content, plain
+from gristmill.pipelines.provenance.summary.content import Content, open_questions, plain
 from gristmill.pipelines.provenance.summary.public_summary import reserved, size_range
 
 # The hub's size categories, by documents.

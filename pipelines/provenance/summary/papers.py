@@ -11,20 +11,28 @@ from gristmill.foundation.files import write_atomic
 from gristmill.foundation.fingerprint import digested_json, read_digested_json
 from gristmill.foundation.manifest import MANIFEST_NAME, Manifest, read_manifest
 from gristmill.foundation.runtime.tasks.engine import Engine
-from gristmill.pipelines.provenance.summary.answers import (
+from gristmill.pipelines.provenance.summary.bills_of_materials import (
+    bill_of_materials,
+    check_bill,
+    check_spdx,
+    spdx_document,
+)
+from gristmill.pipelines.provenance.summary.cards import check_croissant, croissant, dataset_card, model_card
+from gristmill.pipelines.provenance.summary.content import (
     ANSWERS_NAME,
+    Content,
+    Fact,
+    Facts,
     PaperAnswers,
+    Reservation,
     answers_form,
+    compute_facts,
+    differing_facts,
     open_questions,
     read_answers,
 )
-from gristmill.pipelines.provenance.summary.cards import check_croissant, croissant, dataset_card, model_card
-from gristmill.pipelines.provenance.summary.content import Content, Reservation
-from gristmill.pipelines.provenance.summary.cyclonedx_bom import bill_of_materials, check_bill
-from gristmill.pipelines.provenance.summary.facts import Fact, Facts, compute_facts, differing_facts
 from gristmill.pipelines.provenance.summary.public_summary import public_summary
 from gristmill.pipelines.provenance.summary.queries import queries
-from gristmill.pipelines.provenance.summary.spdx_document import check_spdx, spdx_document
 from gristmill.pipelines.provenance.verify import CROISSANT_NAME, verify
 from gristmill.pipelines.recipes.config import Recipe
 from gristmill.pipelines.recipes.recipe_file import validate

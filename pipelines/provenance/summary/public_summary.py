@@ -1,8 +1,7 @@
 """Public summary of training content, by the sections of the European Commission's template of July 2025 (AI Act,
 Article 53(1)(d)). The headings are the template's subjects in our words: copy the text into the Commission's form."""
 
-from gristmill.pipelines.provenance.summary.answers import open_questions
-from gristmill.pipelines.provenance.summary.content import Content, plain
+from gristmill.pipelines.provenance.summary.content import Content, open_questions, plain
 
 # Subsections of section 2, by the category of a source.
 CATEGORIES = {

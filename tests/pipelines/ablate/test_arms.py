@@ -4,7 +4,7 @@ import pytest
 from typer.testing import CliRunner
 
 from gristmill.foundation.errors import InputError, RecipeError
-from gristmill.pipelines.ablate.arms import arms_of, missing_sources, mixed_sources, parse_variation
+from gristmill.pipelines.ablate.corpora import arms_of, missing_sources, mixed_sources, parse_variation
 from gristmill.pipelines.cli.ablate import AblateOptions, parse_budget, task_questions
 from gristmill.pipelines.cli.commands import app
 from gristmill.pipelines.recipes.recipe_file import load_recipe

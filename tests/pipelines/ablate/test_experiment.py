@@ -14,10 +14,9 @@ from gristmill.foundation.errors import InputError
 from gristmill.foundation.progress import Reporter
 from gristmill.foundation.runtime.tasks.local import LocalEngine
 from gristmill.pipelines.ablate import corpora, experiment, runs
-from gristmill.pipelines.ablate.arms import Arm, arms_of
-from gristmill.pipelines.ablate.budget import ProxySize
-from gristmill.pipelines.ablate.corpora import Texts
+from gristmill.pipelines.ablate.corpora import Arm, Texts, arms_of
 from gristmill.pipelines.ablate.report import terminal_table, write_report
+from gristmill.pipelines.ablate.runs import ProxySize
 from gristmill.pipelines.python_api import run as run_recipe
 from gristmill.tokenizers.config import TokenizerConfig
 from gristmill.tokenizers.train import train

@@ -21,8 +21,8 @@ from gristmill.pipelines.ablate.ladder import (
     rungs,
     to_json,
 )
+from gristmill.pipelines.cli.ablate import profile_sentence, sentences
 from gristmill.pipelines.cli.commands import app
-from gristmill.pipelines.cli.ladder import profile_sentence, sentences
 from gristmill.pipelines.init.dial import DEPTHS, ModelSize, optimizer_of
 from gristmill.pipelines.recipes.recipe_file import load_recipe
 from gristmill.training.config.model import ModelConfig

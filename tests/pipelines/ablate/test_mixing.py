@@ -14,11 +14,11 @@ from gristmill.foundation.errors import InputError, RecipeError
 from gristmill.foundation.progress import Reporter
 from gristmill.foundation.runtime.tasks.local import LocalEngine
 from gristmill.pipelines.ablate import corpora, experiment, mixing, runs
-from gristmill.pipelines.ablate.arms import Arm
-from gristmill.pipelines.ablate.budget import ProxySize
+from gristmill.pipelines.ablate.corpora import Arm
 from gristmill.pipelines.ablate.experiment import Plan, prepared, with_sources
 from gristmill.pipelines.ablate.mixing import MixPlan, mix
-from gristmill.pipelines.cli.mix import parse_floors
+from gristmill.pipelines.ablate.runs import ProxySize
+from gristmill.pipelines.cli.ablate import parse_floors
 from gristmill.pipelines.python_api import run as run_recipe
 from gristmill.pipelines.recipes.recipe_file import load_recipe
 from gristmill.pipelines.workdir.data_forms import sampling

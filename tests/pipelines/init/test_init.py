@@ -11,7 +11,7 @@ from user_folders import FOLDERS, compressed, csv_table, german, mailbox, notes,
 
 from gristmill.foundation.errors import RecipeError
 from gristmill.pipelines.cli.start import recipe_name
-from gristmill.pipelines.init import dial, rehearsal
+from gristmill.pipelines.init import dial, first_look
 from gristmill.pipelines.init.dial import (
     Choice,
     ModelSize,
@@ -23,8 +23,8 @@ from gristmill.pipelines.init.dial import (
     optimizer_of,
     rate_at_width,
 )
+from gristmill.pipelines.init.first_look import CurationRehearsal, read_forecast, rehearsed_sources
 from gristmill.pipelines.init.recipe import plan_sources
-from gristmill.pipelines.init.rehearsal import CurationRehearsal, read_forecast, rehearsed_sources
 from gristmill.pipelines.init.survey import survey
 from gristmill.pipelines.recipes.recipe_file import load_recipe
 
@@ -42,8 +42,8 @@ def known_machine(monkeypatch):
         return CurationRehearsal(1.0, {"curate": 2.0, "tokenizer": 1.0, "index": 1.0}, text_bytes, text_bytes / 3.3)
 
     monkeypatch.setattr(dial, "measured_rate", lambda size, precision: 2e10 / (6 * size.parameters))
-    monkeypatch.setattr(rehearsal, "rehearse_curation", curated)
-    monkeypatch.setattr(rehearsal, "rehearse_training", lambda *_: REHEARSED)
+    monkeypatch.setattr(first_look, "rehearse_curation", curated)
+    monkeypatch.setattr(first_look, "rehearse_training", lambda *_: REHEARSED)
 
 
 @pytest.mark.parametrize("make", FOLDERS, ids=lambda make: make.__name__)
@@ -132,8 +132,8 @@ def test_word_documents_and_notebooks_are_sources(call, tmp_path, monkeypatch, k
     for source in planned:
         text_bytes = sum(len(text.encode()) for text in source.group.texts)  # all are in the sample
         assert source.text_bytes == pytest.approx(text_bytes * source.kept)
-    monkeypatch.setattr(rehearsal, "MIN_RAW_BYTES", 1.0)
-    monkeypatch.setattr(rehearsal, "TEXT_BYTES", 10.0)
+    monkeypatch.setattr(first_look, "MIN_RAW_BYTES", 1.0)
+    monkeypatch.setattr(first_look, "TEXT_BYTES", 10.0)
     for source in rehearsed_sources(planned, tmp_path / "part"):  # whole files: documents are not cut
         assert len(source.group.paths) == 1 and source.group.paths[0].parent == Path("mine")
 

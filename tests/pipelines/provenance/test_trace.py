@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from gristmill.foundation.errors import InputError, RecipeError
-from gristmill.pipelines.cli.trace import parse_steps
+from gristmill.pipelines.cli.provenance import parse_steps
 from gristmill.pipelines.provenance.step_log import StepLog, samples_of_steps, step_of, was_left_out
 from gristmill.pipelines.provenance.trace import Tracer, in_common, read_steps, spikes
 from gristmill.pipelines.python_api import run as run_recipe

@@ -12,7 +12,7 @@ from corpora import prose
 
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.progress import Reporter
-from gristmill.pipelines.init import rehearsal
+from gristmill.pipelines.init import first_look
 from gristmill.pipelines.init.recipe import RecipePlan, plan_sources
 from gristmill.pipelines.init.survey import survey
 
@@ -29,8 +29,8 @@ def rows(path: Path, count: int) -> None:
 @pytest.fixture
 def small_limits(monkeypatch):
     """About 20 kB of the files' content are read."""
-    monkeypatch.setattr(rehearsal, "TEXT_BYTES", 1.0)
-    monkeypatch.setattr(rehearsal, "MIN_RAW_BYTES", 20_000.0)
+    monkeypatch.setattr(first_look, "TEXT_BYTES", 1.0)
+    monkeypatch.setattr(first_look, "MIN_RAW_BYTES", 20_000.0)
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.parquet", "a.txt"])
@@ -45,7 +45,7 @@ def test_a_large_file_is_cut_at_a_record(name, tmp_path, small_limits):
     else:
         path.write_bytes(gzip.compress(lines(400)) if name.endswith("gz") else lines(400))
     sources = plan_sources(survey(tmp_path / "mine").groups)
-    (part,) = rehearsal.rehearsed_sources(sources, tmp_path / "part")
+    (part,) = first_look.rehearsed_sources(sources, tmp_path / "part")
     assert part.group.paths[0].parent == tmp_path / "part" / part.name
     assert 5_000 < part.group.num_bytes < 40_000
     cut = survey(tmp_path / "part").groups[0]
@@ -57,23 +57,23 @@ def test_files_are_spread_over_the_source_and_small_sources_stay_whole(tmp_path,
     for number in range(100):
         (tmp_path / f"{number:03}.txt").write_text(prose(number))
     sources = plan_sources(survey(tmp_path).groups)
-    (part,) = rehearsal.rehearsed_sources(sources, tmp_path / "part")
+    (part,) = first_look.rehearsed_sources(sources, tmp_path / "part")
     numbers = [int(path.stem) for path in part.group.paths]
     assert len(numbers) < 60 and numbers[0] < 10 and numbers[-1] > 80
-    assert rehearsal.rehearsed_sources(sources, tmp_path / "part", share=100.0) == sources
+    assert first_look.rehearsed_sources(sources, tmp_path / "part", share=100.0) == sources
 
 
 def test_fixed_seconds_are_told_from_those_by_size():
-    cost = rehearsal._cost(less=1.0, more=2.5, small=1e6, large=4e6)
+    cost = first_look._cost(less=1.0, more=2.5, small=1e6, large=4e6)
     assert (cost.fixed, cost.per_byte) == pytest.approx((0.5, 0.5e-6)) and cost.seconds(10e6) == pytest.approx(5.5)
-    assert rehearsal._cost(less=2.0, more=1.9, small=1e6, large=4e6).per_byte == 0.0
+    assert first_look._cost(less=2.0, more=1.9, small=1e6, large=4e6).per_byte == 0.0
 
 
 def test_a_run_that_fails_says_what_the_command_said(tmp_path):
     recipe = tmp_path / "r.yaml"
     recipe.write_text("name: r\nsources: [{name: a, format: text, paths: [absent/*.txt]}]\ncurate: {}\n")
     with pytest.raises(InputError, match=r"failed on part of the files: source a: .*absent"):
-        rehearsal.run_recipe(recipe, tmp_path / "work", "curate", Reporter.silent(), "curating")
+        first_look.run_recipe(recipe, tmp_path / "work", "curate", Reporter.silent(), "curating")
 
 
 def test_curation_of_the_whole_is_forecast_from_the_part(tmp_path, monkeypatch):
@@ -82,22 +82,22 @@ def test_curation_of_the_whole_is_forecast_from_the_part(tmp_path, monkeypatch):
         (tmp_path / f"{number:02}.txt").write_text(prose(number))
     sources = plan_sources(survey(tmp_path).groups)
     whole = sum(source.group.num_bytes for source in sources)
-    monkeypatch.setattr(rehearsal, "MIN_RAW_BYTES", whole / 4)
-    monkeypatch.setattr(rehearsal, "TEXT_BYTES", 1.0)
+    monkeypatch.setattr(first_look, "MIN_RAW_BYTES", whole / 4)
+    monkeypatch.setattr(first_look, "TEXT_BYTES", 1.0)
     read: list[int] = []
 
     def run_recipe(recipe, workdir, to, reporter, label):
         read.append(int(recipe.read_text()))
-        return dict.fromkeys(rehearsal.CURATION, 1.0 + read[-1] / whole), 0.7
+        return dict.fromkeys(first_look.CURATION, 1.0 + read[-1] / whole), 0.7
 
     def write(part):
         (tmp_path / "r").write_text(str(sum(source.group.num_bytes for source in part)))
         return tmp_path / "r"
 
     counts = {"sources": {"text": {"kept": {"train": {"bytes": 1000}}}}, "tokens": {"train": {"text": 300}}}
-    monkeypatch.setattr(rehearsal, "run_recipe", run_recipe)
-    monkeypatch.setattr(rehearsal, "read_manifest", lambda folder: SimpleNamespace(metadata=counts))
-    curation = rehearsal.rehearse_curation(sources, write, tmp_path / "work", Reporter.silent())
+    monkeypatch.setattr(first_look, "run_recipe", run_recipe)
+    monkeypatch.setattr(first_look, "read_manifest", lambda folder: SimpleNamespace(metadata=counts))
+    curation = first_look.rehearse_curation(sources, write, tmp_path / "work", Reporter.silent())
     assert len(read) == 2 and read[1] < read[0] < whole
     assert curation.start == 0.7 and curation.stages["curate"] == pytest.approx(2.0)
     assert curation.text_bytes == pytest.approx(1000 * whole / read[0])

@@ -4,7 +4,7 @@ import pytest
 
 from gristmill.foundation.progress import Reporter
 from gristmill.foundation.runtime.tasks.local import LocalEngine
-from gristmill.pipelines.ablate.budget import Budget, ProxySize, choose_size, largest_size
+from gristmill.pipelines.ablate.runs import Budget, ProxySize, choose_size, largest_size
 
 HERE = LocalEngine(1, Reporter.silent())
 

@@ -6,7 +6,7 @@ from typer.testing import CliRunner
 
 from gristmill.foundation.errors import InputError, RecipeError
 from gristmill.pipelines.cli.commands import app
-from gristmill.pipelines.cli.quality import LabelledDocuments, labelled_texts
+from gristmill.pipelines.cli.fit import LabelledDocuments, labelled_texts
 from gristmill.pipelines.python_api import run as run_recipe
 from gristmill.pipelines.recipes.config import Recipe
 from gristmill.pipelines.stages.preflight import preflight

@@ -4,7 +4,7 @@ import pytest
 from corpora import prose, write_jsonl
 
 from gristmill.data_pipeline.readers.source import SourceConfig
-from gristmill.pipelines.workdir.source_samples import look_at
+from gristmill.pipelines.workdir.raw_files import look_at
 
 RECIPE = """\
 name: look
