@@ -2,7 +2,8 @@
 
 `generation_mixed`: prompts and continuations of 8 to 512 tokens; `generation_equal`: all of one length. transformers
 has the best of its caches and batch sizes, with prompts of similar length side by side; a batch goes on to its longest
-continuation. Both are greedy and must give the same tokens before anything is printed.
+continuation. Both are greedy and must give the same tokens before anything is printed. Processor seconds on a CPU; on a
+GPU, where there is one, a larger model, and seconds on the clock.
 
 `generation_by_transformers`: the same for a model that transformers' own code runs, in our continuous batch.
 
@@ -22,7 +23,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from measure import Figure, arguments, cpu_seconds, in_turn, print_figures
+from measure import Figure, arguments, cpu_seconds, in_turn, print_figures, wall_seconds
 from transformers import AutoModelForCausalLM
 
 from gristmill.evaluation.convert.huggingface import write_huggingface
@@ -40,12 +41,18 @@ from gristmill.training.model.transformer import Transformer
 from gristmill.training.parallel.mesh import single_process
 
 VOCABULARY = 4096
-MODEL = ModelConfig(layers=6, width=256, heads=8, kv_heads=4, sequence_length=1024)  # 6.8 M parameters
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+MODELS = {
+    "cpu": ModelConfig(layers=6, width=256, heads=8, kv_heads=4, sequence_length=1024),  # 6.8 M parameters
+    "cuda": ModelConfig(layers=12, width=768, heads=12, kv_heads=4, sequence_length=1024),  # 81 M
+}
+MODEL = MODELS[DEVICE.type]
+CLOCK = cpu_seconds if DEVICE.type == "cpu" else wall_seconds  # each call ends with tokens in host memory
 CACHES = ("dynamic", "static")
-BATCH_SIZES = (8, 32)
+BATCH_SIZES = {"cpu": (8, 32), "cuda": (32, 64)}
 SHORTEST, LONGEST = 8, 512
 REQUESTS = {False: 64, True: 12}  # by --quick
-LIMITS = BatchLimits(32)
+LIMITS = BatchLimits(32 if DEVICE.type == "cpu" else 64)
 
 
 @dataclass(frozen=True)
@@ -81,18 +88,18 @@ def main() -> None:
     options = parser.parse_args()
     longest = 96 if options.quick else LONGEST
     model = Transformer(MODEL, VOCABULARY)
-    initialize(model, seed=0, device=torch.device("cpu"), dtype=torch.float32)
+    initialize(model, seed=0, device=DEVICE, dtype=torch.float32)
     if options.speculation:
         place_decoding_weights(model)
         print_figures(speculation(LocalCausalLM(model, MODEL.sequence_length), longest, 1 if options.quick else 3))
         return
     with tempfile.TemporaryDirectory() as name:
         write_huggingface(Path(name), model, end_of_document=0)
-        peer = AutoModelForCausalLM.from_pretrained(name, dtype=torch.float32, attn_implementation="sdpa")
+        peer = AutoModelForCausalLM.from_pretrained(name, dtype=torch.float32, attn_implementation="sdpa").to(DEVICE)
         peer.generation_config.eos_token_id = None
         peer.generation_config.pad_token_id = 0
         by_transformers, _ = load_transformers_causal_lm(
-            open_causal_folder(Path(name)), single_process(), torch.float32, VOCABULARY
+            open_causal_folder(Path(name)), single_process(DEVICE), torch.float32, VOCABULARY
         )
     place_decoding_weights(model)  # as in a model that is loaded
     ours = LocalCausalLM(model, MODEL.sequence_length)
@@ -124,7 +131,7 @@ def measured(work: Work, ours: CausalLM, peer: Any, rounds: int) -> Figure:
     theirs = partial(transformers_tokens, peer, work, cache, size)
     mine = partial(our_tokens, ours, work)
     agree(mine(), theirs())
-    our_seconds, peer_seconds, ratio = in_turn(mine, theirs, rounds=rounds)
+    our_seconds, peer_seconds, ratio = in_turn(mine, theirs, rounds, CLOCK)
     name = f"transformers.generate, {cache} cache, batch size {size}"
     return Figure(
         work.figure,
@@ -166,7 +173,7 @@ def speculation(ours: LocalCausalLM, length: int, rounds: int) -> list[Figure]:
     """One request at a time, with guesses and without. How many are right depends on the text: this model has random
     weights, and its text repeats."""
     draft = Transformer(ModelConfig(**{**MODEL.model_dump(exclude_defaults=True), "layers": 1}), VOCABULARY)
-    initialize(draft, seed=0, device=torch.device("cpu"), dtype=torch.float32)
+    initialize(draft, seed=0, device=DEVICE, dtype=torch.float32)
     place_decoding_weights(draft)
     kinds = {"ngram": Drafting(8), "model": Drafting(4, LocalCausalLM(draft, MODEL.sequence_length))}
     prompts = np.random.default_rng(5).integers(1, VOCABULARY, (3, 32)).tolist()
@@ -175,7 +182,7 @@ def speculation(ours: LocalCausalLM, length: int, rounds: int) -> list[Figure]:
         limits = BatchLimits(1, drafting=drafting)
         agree(our_tokens(ours, work, limits), our_tokens(ours, work, BatchLimits(1)))
         guessed, plain, ratio = in_turn(
-            partial(our_tokens, ours, work, limits), partial(our_tokens, ours, work, BatchLimits(1)), rounds
+            partial(our_tokens, ours, work, limits), partial(our_tokens, ours, work, BatchLimits(1)), rounds, CLOCK
         )
         figures.append(
             Figure(
@@ -200,12 +207,12 @@ def accepted_share(model: CausalLM, work: Work, limits: BatchLimits) -> float:
 
 
 def read_bytes_per_second() -> float:
-    """How fast memory is read: the sum of 256 MiB, the best of five."""
-    values = torch.ones(2**26)
+    """How fast memory is read: the sum of 256 MiB on a CPU and of 4 GiB on a GPU, the best of five."""
+    values = torch.ones(2**26 if DEVICE.type == "cpu" else 2**30, device=DEVICE)
     times = []
     for _ in range(5):
         start = time.perf_counter()
-        values.sum()
+        values.sum().item()
         times.append(time.perf_counter() - start)
     return values.nbytes / min(times)
 
@@ -229,14 +236,13 @@ def transformers_tokens(model: Any, work: Work, cache: str, size: int) -> list[l
     for first in range(0, len(order), size):
         batch = order[first : first + size]
         width = max(len(work.prompts[index]) for index in batch)
-        tokens = torch.zeros(len(batch), width, dtype=torch.long)
-        seen = torch.zeros(len(batch), width, dtype=torch.long)
+        tokens, seen = torch.zeros(2, len(batch), width, dtype=torch.long).unbind()
         for row, index in enumerate(batch):
             prompt = work.prompts[index]
             tokens[row, width - len(prompt) :], seen[row, width - len(prompt) :] = torch.tensor(prompt), 1
         made = model.generate(
-            tokens,
-            attention_mask=seen,
+            tokens.to(DEVICE),
+            attention_mask=seen.to(DEVICE),
             max_new_tokens=max(work.new_tokens[index] for index in batch),
             do_sample=False,
             cache_implementation=cache,
@@ -251,8 +257,8 @@ def best_peer(work: Work, model: Any) -> tuple[str, int]:
     part, seconds = work.first(max(8, len(work.prompts) // 2)), {}
     transformers_tokens(model, work.first(2), CACHES[0], 2)
     for cache in CACHES:
-        for size in BATCH_SIZES:
-            seconds[cache, size] = cpu_seconds(partial(transformers_tokens, model, part, cache, size))
+        for size in BATCH_SIZES[DEVICE.type]:
+            seconds[cache, size] = CLOCK(partial(transformers_tokens, model, part, cache, size))
     return min(seconds, key=lambda choice: seconds[choice])
 
 

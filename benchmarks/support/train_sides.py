@@ -133,12 +133,13 @@ class Ours:
         batch = {"tokens": x, "targets": y, "weights": torch.ones_like(x, dtype=torch.float32)}
         losses = self.passes.train(batch, [1 / self.tokens])
         self.gradients.ready()
-        (square,) = sum_over_world([self.gradients.square_sum()], self.mesh)
-        self.gradients.clip(math.sqrt(square.item()), CLIP)
+        own = 0.0 if losses is None else losses[:, 0].sum(dtype=torch.float64)
+        total, square = sum_over_world([own, self.gradients.square_sum()], self.mesh).tolist()
+        self.gradients.clip(math.sqrt(square), CLIP)
         self.optimizer.step(1.0)
         self.parts.update_copies()
         self.gradients.clear()
-        return 0.0 if losses is None else losses[:, 0].sum().item() / self.tokens
+        return total / self.tokens
 
     @property
     def state_bytes(self) -> int:

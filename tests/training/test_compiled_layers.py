@@ -1,4 +1,7 @@
-"""What `train.compile` makes of a layer: one graph, so that nothing between two products is left to Python."""
+"""What `train.compile` makes of layers: one graph, so that nothing between two products is left to Python."""
+
+from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -7,35 +10,67 @@ from torch._dynamo.utils import counters
 from gristmill.training.calibrate.layers import causal_loss
 from gristmill.training.config.model import ModelConfig
 from gristmill.training.config.train import TrainConfig
+from gristmill.training.engine import local_model
 from gristmill.training.engine.local_model import build_local_model
 from gristmill.training.parallel.linear import HAS_ONEDNN, linear
 from gristmill.training.parallel.mesh import single_process
 from gristmill.training.run import RunConfig, build_forward_backward
-from tests.support.parity import MODELS
+from tests.support.parity import MODELS, Case, outcome, relative, worst
 
 TOKENS = 16
+slow = partial(pytest.param, marks=pytest.mark.slow)
+KINDS = {"llama": 1, "gpt2": 1, "bloom": 1, "latent": 1, "gemma2": 2, "three_mixers": 4}  # of layers
 
 
-@pytest.mark.parametrize(
-    ("name", "kinds"), [("llama", 1), ("gpt2", 1), ("bloom", 1), ("latent", 1), ("gemma2", 2), ("three_mixers", 4)]
-)
+@pytest.mark.parametrize("name", KINDS)
 @pytest.mark.parametrize("precision", [pytest.param("fp32", marks=pytest.mark.slow), "bf16"])
-def test_each_kind_of_layer_is_one_graph(
-    name: str, kinds: int, precision: str, monkeypatch: pytest.MonkeyPatch
+def test_the_layers_of_a_process_alone_are_one_graph(
+    name: str, precision: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    assert graphs_of_a_pass(name, {}, monkeypatch, precision) == 1
+
+
+def test_groups_of_layers_share_a_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four layers in groups of two."""
+    monkeypatch.setattr(local_model, "COMPILED_TOGETHER", 2)
+    assert graphs_of_a_pass("llama", {}, monkeypatch) == 1
+    assert graphs_of_a_pass("gemma2", {}, monkeypatch) == 1  # both kinds of windows are in each group
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma2", "three_mixers"])
+def test_each_kind_of_recomputed_layer_is_one_graph(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert graphs_of_a_pass(name, {"recompute": "full"}, monkeypatch) == KINDS[name]
+
+
+@pytest.mark.parametrize("model", [slow("gemma2"), slow("experts"), "hybrid_experts"])
+def test_a_group_of_layers_trains_the_model_of_single_ones(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two steps in float64 with dropout, side losses and counts of experts, through the compiler's autograd."""
     compiler = torch.compile
-    monkeypatch.setattr(torch, "compile", lambda function: compiler(function, backend="eager"))
+    alone = outcome(Case({}, model), single_process())
+    monkeypatch.setattr(torch, "compile", lambda function: compiler(function, backend="aot_eager"))
+    together = outcome(Case({}, model, compiled=True), single_process())
+    assert relative(together.losses, alone.losses) <= 1e-12
+    assert worst(together.gradients, alone.gradients) <= 1e-12
+    assert worst(together.parameters, alone.parameters) <= 1e-12
+
+
+def graphs_of_a_pass(
+    name: str, layout: dict[str, Any], monkeypatch: pytest.MonkeyPatch, precision: str = "bf16"
+) -> int:
+    compiler = torch.compile
     model = ModelConfig(**{"layers": 4, "width": 32, "heads": 4, "sequence_length": TOKENS} | MODELS[name])
-    train = TrainConfig(tokens=1, batch_tokens=1, precision=precision, compile=True, layout={"micro_batch": 2})
-    mesh = single_process(torch.device("cpu"))
-    parts = build_local_model(model, 64, train, mesh, seed=1)
-    passes = build_forward_backward(parts, RunConfig(model, train, 1), mesh, causal_loss())
-    tokens = torch.randint(0, 64, (2, TOKENS))
-    torch._dynamo.reset()
-    counters.clear()
-    passes.train({"tokens": tokens, "targets": tokens, "weights": torch.ones(tokens.shape)}, [1e-3])
+    train = TrainConfig(tokens=1, batch_tokens=1, precision=precision, compile=True, layout={"micro_batch": 2} | layout)
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "compile", lambda function: compiler(function, backend="eager"))
+        mesh = single_process(torch.device("cpu"))
+        parts = build_local_model(model, 64, train, mesh, seed=1)
+        passes = build_forward_backward(parts, RunConfig(model, train, 1), mesh, causal_loss())
+        tokens = torch.randint(0, 64, (2, TOKENS))
+        torch._dynamo.reset()
+        counters.clear()
+        passes.train({"tokens": tokens, "targets": tokens, "weights": torch.ones(tokens.shape)}, [1e-3])
     assert not counters["graph_break"]
-    assert counters["stats"]["unique_graphs"] == kinds
+    return counters["stats"]["unique_graphs"]
 
 
 @pytest.mark.skipif(not HAS_ONEDNN, reason="this torch has no oneDNN")

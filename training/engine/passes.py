@@ -223,6 +223,7 @@ class PipelineSchedule:
         self._rank_of = {stage: rank for rank in range(layout.pipeline) for stage in stages_of_rank(layout, rank)}
         self._phase = _PhaseCallback()
         self._schedules: dict[torch.Size, PipelineScheduleSingle | PipelineScheduleMulti] = {}
+        self._factors: Factors = ()  # of the current step
 
     def train(self, batch: Batch, factors: Factors, begin: Callable[[str], None] = no_callback) -> Tensor | None:
         self._phase.begin = begin
@@ -235,8 +236,9 @@ class PipelineSchedule:
         target = tokens if self._last in self.stages else None  # torch wants one; the loss has its own
         stages = self.stages.values()
         with side_losses_scaled_by(factors[0], stages), output_of(stages, self.loss):
+            self._factors = factors
             fields: dict[str, Any] = dict(batch)
-            losses = schedule.step(*first, target=target, loss_kwargs={"factors": factors}, **fields)
+            losses = schedule.step(*first, target=target, **fields)
         return None if losses is None else losses.detach()
 
     @torch.no_grad()
@@ -256,15 +258,18 @@ class PipelineSchedule:
                 dist.send(x, group=self.mesh.pipeline.group, group_dst=self._rank_of[stage + 1])
         return x if self._last in self.stages else None
 
+    def _scaled_loss(self, losses_bn: Tensor, _: Tensor) -> Tensor:
+        return scaled_sum(losses_bn, self._factors)
+
     def _schedule(self, shape: torch.Size) -> PipelineScheduleSingle | PipelineScheduleMulti:
         """shape: of the tokens, [samples, T] or [samples, rows, T]."""
         stages: list[Any] = [self._stage(number, shape[1:]) for number in sorted(self.stages)]
         micro_batches = shape[0] // self.micro_batch
         if self.layout.pipeline_schedule in SINGLE:
             single = SINGLE[self.layout.pipeline_schedule]
-            return single(stages[0], micro_batches, loss_fn=_loss, scale_grads=False)
+            return single(stages[0], micro_batches, loss_fn=self._scaled_loss, scale_grads=False)
         multiple = MULTIPLE[self.layout.pipeline_schedule]
-        return multiple(stages, micro_batches, loss_fn=_loss, scale_grads=False)
+        return multiple(stages, micro_batches, loss_fn=self._scaled_loss, scale_grads=False)
 
     def _stage(self, number: int, sample: torch.Size) -> PipelineStage:
         """A stage with given input and output shapes; torch would otherwise infer them with an extra forward pass on
@@ -295,10 +300,6 @@ class PipelineSchedule:
         share = shape[-1] // self.layout.context
         share = share // part.tensor.size if part.tensor.shards_tokens else share
         return torch.empty(shape[:-1].numel(), share, part.config.width, dtype=part.dtype, device=self.mesh.device)
-
-
-def _loss(losses_bn: Tensor, _: Tensor, factors: Factors) -> Tensor:
-    return scaled_sum(losses_bn, factors)
 
 
 # The passes of a micro-batch as one CUDA graph: the host starts one graph instead of a kernel for each operation.

@@ -85,6 +85,7 @@ class Transformer(nn.Module):
         self.side_loss_factor: float | Tensor | None = None  # set during training passes (engine/passes.py)
         self.output: OutputFunction | None = None  # set during training and evaluation passes (engine/passes.py)
         self.teacher: TeacherStage | None = None
+        self.run_layers, self.layers_at_once = run_layers, max(1, config.layers)  # `train.compile` changes both
         self.embedding = self.positions = self.segments = self.embedding_norm = None
         self.final_norm = self.head = self.outputs = None
         if self.stage.embeds:
@@ -157,11 +158,12 @@ class Transformer(nn.Module):
         layers to run, by their number here; behind the first of all x are hidden states of the layer before."""
         some = range(len(self.layers)) if some is None else some
         x_BTD = x if some.start else self._embed(x, metadata, segments_BT)
-        new_caches = []
-        layers = list(self.layers.values())
-        for number in some:
-            x_BTD, cache = layers[number](x_BTD, metadata, None if caches is None else caches[number])
-            new_caches.append(cache)
+        layers, new_caches = list(self.layers.values()), []
+        for first in some[:: self.layers_at_once]:
+            group = range(first, min(first + self.layers_at_once, some.stop))
+            known = [None if caches is None else caches[number] for number in group]
+            x_BTD, after = self.run_layers(layers[group.start : group.stop], x_BTD, metadata, known)
+            new_caches += after
         if self.final_norm is not None and some.stop == len(layers):
             x_BTD = self.final_norm(x_BTD)
         return x_BTD, tuple(new_caches)
@@ -296,6 +298,18 @@ class Transformer(nn.Module):
         if self.embedding_norm is not None and self.config.embedding_norm == "sum":
             x_BTD = self.embedding_norm(x_BTD)
         return metadata.drop(x_BTD, layer=self.config.layers, site=0)
+
+
+def run_layers(
+    layers: Sequence[Layer], x_BTD: Tensor, metadata: AttentionMetadata, caches: Sequence[Any]
+) -> tuple[Tensor, list[Any]]:
+    """The stream behind these layers, and the state of each one's mixer if the metadata keeps it. caches: the states
+    before, or None each."""
+    states = []
+    for layer, cache in zip(layers, caches, strict=True):
+        x_BTD, state = layer(x_BTD, metadata, cache)
+        states.append(state)
+    return x_BTD, states
 
 
 def _row_numbers(samples_B: Tensor, rows: int) -> Tensor:
