@@ -30,7 +30,7 @@ from gristmill.pipelines.stages.stage_list import stages_of, stages_up_to
 from gristmill.pipelines.workdir.remote import RemoteWork
 
 if TYPE_CHECKING:
-    from gristmill.pipelines.provenance.step_log import DocumentLoss
+    from gristmill.pipelines.provenance.document_losses import DocumentLoss
     from gristmill.pipelines.provenance.trace import DocumentSpan, Tracer
 
 SPIKES = 5
@@ -117,7 +117,7 @@ def trace(
 
 def show_losses(tracer: "Tracer", samples: list[int], step: int, checkpoint: Path | None) -> None:
     """Prints the documents that add most to the loss of these samples, by the checkpoint before the step."""
-    from gristmill.pipelines.provenance.step_log import checkpoint_before, document_losses
+    from gristmill.pipelines.provenance.document_losses import checkpoint_before, document_losses
 
     folder = checkpoint or checkpoint_before(tracer.workdir / "train", step)
     table = rich.table.Table("document", "source", "tokens", "loss", "above the median document")
