@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from gristmill.training.model.attention.attention import CoreAttention
 from gristmill.training.model.attention.metadata import AttentionMetadata
 from gristmill.training.model.decoding_cache import KVSlots, SlotRows, join_rows, take_rows
+from gristmill.training.model.flat_pass import FlatLayers, FlatPass, FlatTokens
 from gristmill.training.model.heads import Head
 from gristmill.training.model.layer import Layer
 from gristmill.training.model.slot_memory import pages_slots
@@ -25,6 +26,11 @@ class SlotCache:
         self._layers = [KVSlots(slots, columns) if isinstance(mixer, CoreAttention) else None for mixer in mixers]
         self._stateful = [mixer is not None and not isinstance(mixer, CoreAttention) for mixer in mixers]
         self._states: list[Any] = [None] * len(mixers)
+
+    @property
+    def kv_slots(self) -> list[KVSlots]:
+        """Of all layers, each of which has attention."""
+        return [layer for layer in self._layers if layer is not None]
 
     def copy(self, source: int, target: int, tokens: int) -> None:
         for layer in self._layers:
@@ -82,6 +88,7 @@ class DividedPass:
     x: Tensor
     layers_done: int = 0
     metadata: AttentionMetadata | None = None
+    flat: FlatPass | None = None
 
 
 class LocalCausalLM:
@@ -94,6 +101,7 @@ class LocalCausalLM:
         self.vocab_size = vocab_size or model.vocab_size
         self.device = head_of(model).weight.device
         self.reads_trees = not model.config.stateful_mixers
+        self._flat = FlatLayers.of(model)
 
     def hidden(
         self,
@@ -127,6 +135,11 @@ class LocalCausalLM:
         return numbers * torch.empty(0, dtype=self.model.dtype).element_size()
 
     def read(self, tokens_BT: Tensor, rows: SlotRows, cache: SlotCache) -> Tensor:
+        if self._flat is not None:
+            tokens = FlatTokens.of(rows)
+            passing = self._flat.begin(tokens_BT, tokens)
+            self._flat.run(passing, tokens, cache.kv_slots, self.layer_count)
+            return tokens.by_row(passing.x_ND)
         metadata = self.model.slot_attention_metadata(rows)
         if rows.last_only:
             every_N = torch.arange(tokens_BT.numel(), device=self.device)
@@ -145,6 +158,12 @@ class LocalCausalLM:
         as `read` gives them. rows: the same in each call but for the slots, whose columns may have moved."""
         if self.layer_count == 1:
             return self.read(part.x, rows, cache)
+        if self._flat is not None:
+            tokens = FlatTokens.of(rows)
+            part.flat = part.flat or self._flat.begin(part.x, tokens)
+            self._flat.run(part.flat, tokens, cache.kv_slots, layers)
+            part.layers_done = part.flat.layers_done
+            return tokens.by_row(part.flat.x_ND) if part.layers_done == self.layer_count else None
         if part.metadata is None:
             every_N = torch.arange(part.x.numel(), device=self.device)
             wanted_N = every_N.view_as(part.x)[:, -1]

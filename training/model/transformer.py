@@ -157,7 +157,7 @@ class Transformer(nn.Module):
         returned them; the second value holds them with the new tokens added if the metadata asks for it. some: the
         layers to run, by their number here; behind the first of all x are hidden states of the layer before."""
         some = range(len(self.layers)) if some is None else some
-        x_BTD = x if some.start else self._embed(x, metadata, segments_BT)
+        x_BTD = x if some.start else self.embed(x, metadata, segments_BT)
         layers, new_caches = list(self.layers.values()), []
         for first in some[:: self.layers_at_once]:
             group = range(first, min(first + self.layers_at_once, some.stop))
@@ -257,6 +257,15 @@ class Transformer(nn.Module):
             window_rotation_BTK=self._window_rotation(positions_BT),
         )
 
+    def unmasked_metadata(self, positions_BT: Tensor) -> AttentionMetadata:
+        """Positions and rotary angles, for attention that needs no masks."""
+        return AttentionMetadata(
+            positions_BT,
+            {},
+            self._rotation(positions_BT),
+            window_rotation_BTK=self._window_rotation(positions_BT),
+        )
+
     @property
     def causal(self) -> bool:
         return self.config.attention == "causal"
@@ -280,7 +289,8 @@ class Transformer(nn.Module):
             return own_H.chunk(self.context)[self.tensor.mesh.context.rank]
         return own_H
 
-    def _embed(self, x: Tensor, metadata: AttentionMetadata, segments_BT: Tensor | None) -> Tensor:
+    def embed(self, x: Tensor, metadata: AttentionMetadata, segments_BT: Tensor | None = None) -> Tensor:
+        """The stream before the first layer, of tokens int64[B, T]."""
         if self.embedding is None:
             return x
         if metadata.shares is not None:

@@ -45,8 +45,8 @@ def joins(x: Tensor, weights: Sequence[Tensor]) -> bool:
     """Whether one product of them all is the better way: where it copies no weight for it alone, or in training on a
     CPU, where a copy takes 2 % of a product over 2,048 tokens."""
     if not trains(x, weights[0]):
-        return weights[0].dtype == x.dtype and _adjacent(weights)
-    return x.device.type == "cpu" or weights[0].dtype != x.dtype or _adjacent(weights)
+        return weights[0].dtype == x.dtype and adjacent(weights)
+    return x.device.type == "cpu" or weights[0].dtype != x.dtype or adjacent(weights)
 
 
 def trains(x: Tensor, weight: Tensor) -> bool:
@@ -96,7 +96,7 @@ def _above(weights: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
     if len(weights) == 1:
         return weights[0].to(dtype)
     sizes = [len(weight) for weight in weights]
-    if weights[0].dtype == dtype and _adjacent(weights):
+    if weights[0].dtype == dtype and adjacent(weights):
         return weights[0].as_strided((sum(sizes), weights[0].shape[1]), weights[0].stride())
     joint_FD = weights[0].new_empty((sum(sizes), weights[0].shape[1]), dtype=dtype)
     for part, weight in zip(joint_FD.split(sizes), weights, strict=True):
@@ -109,12 +109,12 @@ def _beside(gradients: Sequence[Tensor]) -> Tensor:
     first, width = gradients[0], sum(gradient.shape[-1] for gradient in gradients)
     if len(gradients) == 1:
         return first
-    if _adjacent(gradients, rows=False) and first.stride(-1) == 1 and first.stride(-2) == width:
+    if adjacent(gradients, rows=False) and first.stride(-1) == 1 and first.stride(-2) == width:
         return first.as_strided((*first.shape[:-1], width), first.stride())
     return torch.cat(list(gradients), dim=-1)
 
 
-def _adjacent(parts: Sequence[Tensor], rows: bool = True) -> bool:
+def adjacent(parts: Sequence[Tensor], rows: bool = True) -> bool:
     """Whether each part begins in memory where the one before it ends: all its rows, or (rows false) its first row."""
     if torch.compiler.is_compiling():  # where addresses are not known
         return False
@@ -126,6 +126,18 @@ def _adjacent(parts: Sequence[Tensor], rows: bool = True) -> bool:
             return False
         after += part.element_size() * (len(part) * part.stride(0) if rows else part.shape[-1])
     return True
+
+
+def lie_by_input(weight_FD: Tensor) -> bool:
+    """Whether the numbers of an input lie side by side."""
+    return weight_FD.stride(0) == 1
+
+
+def add_product(x_ND: Tensor, y_NF: Tensor, weight_DF: Tensor) -> Tensor:
+    """x + y W^T without gradients; x may be overwritten."""
+    if _is_large(y_NF, weight_DF):
+        return x_ND.add_(product(y_NF, weight_DF))
+    return x_ND.addmm_(y_NF, weight_DF.T)
 
 
 def product(x_ND: Tensor, weight_FD: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -148,7 +160,7 @@ def matmul(left_MK: Tensor, right_KN: Tensor, out: Tensor | None = None) -> Tens
 def _is_large(x: Tensor, weight_FD: Tensor) -> bool:
     """Whether a product is worth oneDNN's 10 microseconds a call: a large one, or one of few tokens with a large
     matrix, which it reads up to 1.7 times as fast. A matrix that lies by inputs is read well by either."""
-    if weight_FD.stride(0) == 1 and x.numel() < MANY_TOKENS * x.shape[-1]:
+    if lie_by_input(weight_FD) and x.numel() < MANY_TOKENS * x.shape[-1]:
         return False
     return weight_FD.numel() >= LARGE_MATRIX or x.numel() * len(weight_FD) >= MIN_ONEDNN_PRODUCT
 

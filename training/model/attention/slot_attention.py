@@ -34,18 +34,37 @@ def attend_by_rows(
     slot up to its own, [B, 1, H, K]. Rows of padding are not written and give zeros. window: columns that a token sees
     at most."""
     memories = slots.memory.reserve(slots.rows, key_B1GK, value_B1GK)
-    query_BHK, key_BGK, value_BGK = (part.squeeze(1).contiguous() for part in (query_B1HK, key_B1GK, value_B1GK))
-    positions_B = slots.rows.positions_BT.squeeze(1)
-    mixed_BHK = torch.zeros_like(query_BHK)
-    tensors = (query_BHK, key_BGK, value_BGK, *memories, slots.rows.slots_B, positions_B, mixed_BHK)
-    arrays = [tensor.numpy() for tensor in tensors]
+    query_BF, key_BF, value_BF = (part.flatten(1).contiguous() for part in (query_B1HK, key_B1GK, value_B1GK))
+    positions_B, mixed_BF = slots.rows.positions_BT.flatten(), torch.zeros_like(query_BF)
+    tensors = (query_BF, key_BF, value_BF, *memories, slots.rows.slots_B, positions_B, mixed_BF)
+    queries, new_keys, new_values, keys, values, slots_B, columns_B, mixed = (tensor.numpy() for tensor in tensors)
+    write_tokens(new_keys, 0, keys, slots_B, columns_B)
+    write_tokens(new_values, 0, values, slots_B, columns_B)
     reach = slots.rows.span if window is None else min(window, slots.rows.span)
+    attend_tokens(queries, (keys, values), (slots_B, columns_B), mixed, scale, reach)
+    return mixed_BF.view_as(query_B1HK)
+
+
+def attend_tokens(
+    query_NF: np.ndarray,
+    memories: tuple[np.ndarray, np.ndarray],
+    places: tuple[np.ndarray, np.ndarray],
+    mixed_NF: np.ndarray,
+    scale: float,
+    reach: int,
+) -> None:
+    """softmax(scale q k^T) v of each token over the columns of its slot up to its own, reach of them at most.
+
+    The heads of a query are the first numbers of its row. memories: keys and values [slots, C, G, K]; places: slot and
+    column of each token, -1 for one that is left out, whose row of mixed stays as it is."""
     threads = torch.get_num_threads()
-    if threads == 1 or int(positions_B.sum()) * query_BHK[0].numel() < MIN_SHARED_PRODUCTS:
-        _attend(*arrays, scale, reach, 0, 1)
-    else:
-        list(_pool(threads).map(lambda first: _attend(*arrays, scale, reach, first, threads), range(threads)))
-    return mixed_BHK.unsqueeze(1)
+    if threads == 1 or int(places[1].sum()) * mixed_NF.shape[1] < MIN_SHARED_PRODUCTS:
+        _attend(query_NF, *memories, *places, mixed_NF, scale, reach, 0, 1)
+        return
+    for _ in _pool(threads).map(
+        lambda first: _attend(query_NF, *memories, *places, mixed_NF, scale, reach, first, threads), range(threads)
+    ):
+        pass
 
 
 @cache
@@ -56,45 +75,58 @@ def _pool(threads: int) -> ThreadPoolExecutor:
 # The kernels index flat arrays by unsigned numbers: of those the compiler makes vectors, of views it does not.
 
 
+@cached_njit(nogil=True)
+def write_tokens(
+    new_NF: np.ndarray, first: int, numbers_NCGK: np.ndarray, slots_N: np.ndarray, positions_N: np.ndarray
+) -> None:
+    """Writes G x K numbers of each row, from number `first` on, to its column of its slot; those of column -1 are left
+    out."""
+    capacity, groups, width = numbers_NCGK.shape[1:]
+    numbers = numbers_NCGK.ravel()
+    for row in range(len(new_NF)):
+        if positions_N[row] < 0:
+            continue
+        start = np.uint64((slots_N[row] * capacity + positions_N[row]) * groups * width)
+        for k in range(np.uint64(groups * width)):
+            numbers[start + k] = new_NF[row, first + k]
+
+
 @cached_njit(nogil=True, fastmath=FAST)
 def _attend(
-    query_BHK: np.ndarray,
-    new_key_BGK: np.ndarray,
-    new_value_BGK: np.ndarray,
+    query_NF: np.ndarray,
     key_NCGK: np.ndarray,
     value_NCGK: np.ndarray,
-    slots_B: np.ndarray,
-    positions_B: np.ndarray,
-    mixed_BHK: np.ndarray,
+    slots_N: np.ndarray,
+    positions_N: np.ndarray,
+    mixed_NF: np.ndarray,
     scale: float,
     reach: int,
     first: int,
     step: int,
 ) -> None:
-    """Every step-th pair of a row and a group, from the first on. reach: columns that a token sees at most."""
-    rows, heads, width = query_BHK.shape
-    capacity, groups = key_NCGK.shape[1:3]
+    """Every step-th pair of a row and a group, from the first on."""
+    capacity, groups, width = key_NCGK.shape[1:]
+    rows, heads = len(mixed_NF), mixed_NF.shape[1] // width
     copies, stride = heads // groups, groups * width
-    keys, values, queries, mixed = key_NCGK.ravel(), value_NCGK.ravel(), query_BHK.ravel(), mixed_BHK.ravel()
+    keys, values, queries, mixed = key_NCGK.ravel(), value_NCGK.ravel(), query_NF.ravel(), mixed_NF.ravel()
     weights_C, powers_C = np.empty(reach, dtype=np.float32), np.empty(reach, dtype=np.int32)
     for pair in range(first, rows * groups, step):
         row, group = pair // groups, pair % groups
-        last = positions_B[row]
+        last = positions_N[row]
         if last < 0:
             continue
-        slot_start = slots_B[row] * capacity * stride + group * width
-        for k in range(width):
-            keys[slot_start + last * stride + k] = new_key_BGK[row, group, k]
-            values[slot_start + last * stride + k] = new_value_BGK[row, group, k]
         begin = max(0, last + 1 - reach)
-        start, columns = slot_start + begin * stride, last + 1 - begin
-        for copy in range(copies):
-            head_start = (row * heads + group * copies + copy) * width
-            _score(weights_C, queries, head_start, keys, start, stride, columns, width, np.float32(scale))
+        start = (slots_N[row] * capacity + begin) * stride + group * width
+        columns = last + 1 - begin
+        for head in range(group * copies, (group + 1) * copies):
+            query_start, mixed_start = row * query_NF.shape[1] + head * width, (row * heads + head) * width
+            _score(weights_C, queries, query_start, keys, start, stride, columns, width, np.float32(scale))
             total = _softmax_weights(weights_C, columns, powers_C)
-            _add_values(mixed, head_start, weights_C, values, start, stride, columns, width)
             for k in range(width):
-                mixed[head_start + k] /= total
+                mixed[mixed_start + k] = 0
+            _add_values(mixed, mixed_start, weights_C, values, start, stride, columns, width)
+            for k in range(width):
+                mixed[mixed_start + k] /= total
 
 
 @cached_njit(nogil=True, fastmath=FAST, forceinline=True)

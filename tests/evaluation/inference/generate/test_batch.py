@@ -14,7 +14,7 @@ from gristmill.evaluation.inference.generate.sequence import log_softmax
 from gristmill.evaluation.inference.local_causal_lm import LocalCausalLM
 from gristmill.foundation.errors import InputError
 from gristmill.training.config.model import ModelConfig
-from gristmill.training.model.init import initialize
+from gristmill.training.model.init import initialize, place_decoding_weights
 from gristmill.training.model.transformer import ComputeOptions, Transformer
 
 VOCABULARY, CONTEXT = 300, 96
@@ -24,6 +24,7 @@ TCNCA = {"tcnca": {"chunk": 8, "kernel": 3, "depth": 2, "blocks": 1}}
 LATENT = {"latent_attention": {"key_value_rank": 10, "query_rank": 6, "value_width": 6}}
 SHAPES = {
     "attention": ATTENTION,
+    "flat": ATTENTION,
     "window": {**ATTENTION, "window": 7},
     "alibi": {"heads": 4, "positions": "alibi", "norm": "layernorm"},
     "learned": {"heads": 4, "positions": "learned"},
@@ -47,11 +48,14 @@ class Words:
 
 def model_of(shape: str) -> LocalCausalLM:
     config = ModelConfig(layers=2, width=32, sequence_length=CONTEXT, **SHAPES[shape])
-    model = Transformer(config, VOCABULARY, options=ComputeOptions(torch.float64))
-    initialize(model, seed=0, device=torch.device("cpu"), dtype=torch.float64)
+    dtype = torch.float32 if shape == "flat" else torch.float64
+    model = Transformer(config, VOCABULARY, options=ComputeOptions(dtype))
+    initialize(model, seed=0, device=torch.device("cpu"), dtype=dtype)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(3 if parameter.dim() > 1 else 1)  # likelier differences
+    if shape == "flat":
+        place_decoding_weights(model)
     return LocalCausalLM(model, CONTEXT)
 
 
