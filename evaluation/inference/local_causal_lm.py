@@ -29,7 +29,7 @@ class SlotCache:
 
     @property
     def kv_slots(self) -> list[KVSlots]:
-        """Of all layers, each of which has attention."""
+        """Slots of all layers, each of which has attention."""
         return [layer for layer in self._layers if layer is not None]
 
     def copy(self, source: int, target: int, tokens: int) -> None:
