@@ -477,6 +477,7 @@ MUTATIONS: dict[str | None, Any] = {
         ("model.attention.attention.exchange_tokens", lambda x, axis: exchange_tokens(x, axis).roll(x.shape[2], dims=2))
     ),
     "an output's gradient counted by every rank": patched(("parallel.tensor.count_once", lambda x, ranks: x)),
+    "grouped products of experts": patched(("model.moe.mixture.uses_grouped", lambda x: True)),
     "tokens cut anywhere": patched(("model.layer_hook.CUT_TOKENS", 1)),
     "tokens cut anywhere, of another shard": patched(
         ("model.layer_hook.CUT_TOKENS", 1),

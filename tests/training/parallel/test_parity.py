@@ -191,6 +191,14 @@ def test_tokens_of_each_shard_are_recomputed(model: str, pool: Any) -> None:
     assert max(found.values()) < TOLERANCES["fp64"], found
 
 
+@pytest.mark.parametrize("model", ["experts", pytest.param("hybrid_experts", marks=pytest.mark.slow)])
+def test_grouped_products_read_the_weights_of_all_data_ranks(model: str, pool: Any) -> None:
+    """The path of GPUs, which FSDP must know of to gather the experts for it."""
+    case = Case({"data": 2}, model, precision="fp32")
+    found = differences(case, pool, "grouped products of experts")
+    assert max(found.values()) < TOLERANCES["fp32"], found
+
+
 def test_bf16_on_a_layout_is_bf16_alone_to_its_rounding(pool: Any) -> None:
     case = Case({"tensor": 2, "pipeline_schedule": "zbv"} | PP2, precision="bf16")
     found = differences(case, pool)

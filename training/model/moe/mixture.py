@@ -107,13 +107,15 @@ class MixtureOfExperts(nn.Module):
         order_M = torch.argsort(routing.experts_NK.flatten(), stable=True)
         if self.axis.size == 1 and uses_grouped(x_ND):
             places, ends_E = padded_places(order_M, routing.accepted_E, routing.experts_NK.shape[1])
-            results_RD = self.experts.of_runs(_Copies.apply(x_ND, *places), Runs(ends_E=ends_E))
+            results_RD = self.experts(_Copies.apply(x_ND, *places), Runs(ends_E=ends_E))
         else:
             places = sorted_places(order_M, routing.experts_NK.shape[1])
             sorted_MD = _Copies.apply(x_ND, *places)
             exchanges = self.axis.size > 1
             results_RD = (
-                self._exchanged(sorted_MD, routing) if exchanges else self.experts(sorted_MD, routing.accepted_E)
+                self._exchanged(sorted_MD, routing)
+                if exchanges
+                else self.experts.of_counts(sorted_MD, routing.accepted_E)
             )
         return _WeightedSum.apply(results_RD, routing.gates_NK.to(results_RD.dtype), *places)
 
@@ -122,7 +124,7 @@ class MixtureOfExperts(nn.Module):
         zeros."""
         exchange = Exchange(self.axis, routing.accepted_E)
         sent = sum(exchange.sent[:: self.axis.tensor_size])
-        results_MD = exchange.bring_back(self.experts(exchange.send(sorted_MD[:sent]), exchange.counts_Et))
+        results_MD = exchange.bring_back(self.experts.of_counts(exchange.send(sorted_MD[:sent]), exchange.counts_Et))
         if sent == len(sorted_MD):
             return results_MD
         return torch.cat([results_MD, results_MD.new_zeros(len(sorted_MD) - sent, results_MD.shape[1])])
@@ -220,20 +222,9 @@ class Experts(nn.Module):
         self.up = ExpertLinear(axis, wide, OUTPUT, config.mlp_biases)
         self.down = ExpertLinear(axis, narrow, INPUT, config.mlp_biases)
 
-    def forward(self, x_ND: Tensor, counts_Et: Tensor) -> Tensor:
-        """Results of the rows, which are sorted by expert; counts_Et: rows of each expert of this rank. Rows behind the
-        last expert's come out of the loop as zeros; the grouped matmul must get none."""
-        if not uses_grouped(x_ND):
-            return self.of_runs(x_ND, Runs(sizes=tuple(counts_Et.tolist())))
-        return self._grouped(x_ND, counts_Et)
-
-    def _grouped(self, x_MD: Tensor, counts_Et: Tensor) -> Tensor:
-        """On runs that are padded for the grouped matmul, without a wait for the device; every row has an expert."""
-        position_M, ends_Et, rows = padded_positions(counts_Et, len(x_MD))
-        padded_RD = x_MD.new_zeros(rows, x_MD.shape[1]).index_copy(0, position_M, x_MD)
-        return self.of_runs(padded_RD, Runs(ends_E=ends_Et)).index_select(0, position_M)
-
-    def of_runs(self, x_ND: Tensor, runs: Runs) -> Tensor:
+    def forward(self, x_ND: Tensor, runs: Runs) -> Tensor:
+        """Results of the rows, which are sorted by expert. All calls come through here, where FSDP gathers the weights.
+        Rows behind the last expert's come out of the loop as zeros; the grouped matmul must get none."""
         if self.gate is not None and self.up.bias is None and runs.sizes is not None:
             gate, up, down = (linear.local_weight(x_ND.dtype) for linear in (self.gate, self.up, self.down))
             return loop_swiglu(x_ND, gate, up, down, runs.sizes)
@@ -242,6 +233,18 @@ class Experts(nn.Module):
         else:
             hidden_NFt = F.silu(self.gate(x_ND, runs)) * self.up(x_ND, runs)
         return self.down(hidden_NFt, runs)
+
+    def of_counts(self, x_ND: Tensor, counts_Et: Tensor) -> Tensor:
+        """The same by the number of rows of each expert of this rank."""
+        if not uses_grouped(x_ND):
+            return self(x_ND, Runs(sizes=tuple(counts_Et.tolist())))
+        return self._grouped(x_ND, counts_Et)
+
+    def _grouped(self, x_MD: Tensor, counts_Et: Tensor) -> Tensor:
+        """On runs that are padded for the grouped matmul, without a wait for the device; every row has an expert."""
+        position_M, ends_Et, rows = padded_positions(counts_Et, len(x_MD))
+        padded_RD = x_MD.new_zeros(rows, x_MD.shape[1]).index_copy(0, position_M, x_MD)
+        return self(padded_RD, Runs(ends_E=ends_Et)).index_select(0, position_M)
 
 
 def _expert_of_row(runs: Runs, rows: int, experts: int, device: torch.device) -> Tensor:
