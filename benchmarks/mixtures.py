@@ -15,7 +15,7 @@ import lightgbm
 import numpy as np
 from measure import Figure, arguments, print_figures
 
-from gristmill.evaluation.results.mixtures import best_penalty, fit_law, resampled_laws
+from gristmill.evaluation.results.ablation import best_penalty, fit_law, resampled_laws
 
 PILE_CC, RUNS, RESAMPLES = 8, 64, 20
 Fit = Callable[[np.ndarray, np.ndarray, np.ndarray, int], np.ndarray]

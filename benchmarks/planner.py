@@ -23,8 +23,7 @@ from rich.table import Table
 from support.measured_forecasts import cuda_figures, forecast_figures
 
 from gristmill.training.planner.hardware import FITTED, load_hardware
-from gristmill.training.planner.known_models import named_shape
-from gristmill.training.planner.request import PlanRequest
+from gristmill.training.planner.request import PlanRequest, named_shape
 from gristmill.training.planner.search import THROUGHPUT_ERROR, search
 
 

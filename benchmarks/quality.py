@@ -25,8 +25,7 @@ from sklearn.feature_extraction.text import HashingVectorizer
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
 
-from gristmill.data_pipeline.quality.fit import FitSettings, fit_linear_model
-from gristmill.data_pipeline.quality.linear_model import LinearModel
+from gristmill.data_pipeline.quality.linear_model import FitSettings, LinearModel, fit_linear_model
 from gristmill.data_pipeline.quality.ngram_lm import fit_ngram_model
 from gristmill.data_pipeline.quality.scores import QualityScoreConfig, pinned_scores, score_columns
 from gristmill.data_pipeline.signals.bits import TextBuffer

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 
 from gristmill.evaluation.inference.config import EvaluateConfig, SamplingConfig
-from gristmill.evaluation.inference.draft_model import load_drafting
 from gristmill.evaluation.inference.generate.batch import ContinuousBatch
 from gristmill.evaluation.inference.generate.limits import default_limits
 from gristmill.evaluation.inference.generate.prompts import BatchSize, PromptFile, Writer, generate, generate_file
@@ -17,6 +16,7 @@ from gristmill.evaluation.inference.load import (
     LoadedModel,
     ModelParallel,
     Ranks,
+    load_drafting,
     loaded_on_ranks,
     one_model_on_ranks,
 )

@@ -9,12 +9,12 @@ from typing import Any
 
 import torch
 
-from gristmill.evaluation.convert.embedding_norm import exported_form
 from gristmill.evaluation.convert.gguf_file import huggingface_of_gguf, is_gguf
 from gristmill.evaluation.convert.hf.architecture import UnsupportedConfig
 from gristmill.evaluation.convert.huggingface import (
     config_ids,
     copy_tokenizer,
+    exported_form,
     generation_ends,
     is_huggingface,
     open_huggingface,

@@ -1,6 +1,9 @@
-"""Evaluate a model on tasks and write a results folder: `gristmill evaluate` and the stage `evaluate`."""
+"""Evaluate a model on tasks and write a results folder: `gristmill evaluate` and the stage `evaluate`.
+
+Example continuations and scores without contaminated questions belong to the results."""
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,15 +12,34 @@ from typing import Any
 import numpy as np
 import torch
 
+from gristmill.data_pipeline.corpus.writer import DECONTAMINATION_FOLDER, QUESTIONS_NAME, REPORT_JSON
 from gristmill.data_pipeline.indexed.format import IndexedReader
+from gristmill.evaluation.convert.model_tokenizer import ModelTokenizer
+from gristmill.evaluation.inference.causal_lm import CausalLM
 from gristmill.evaluation.inference.config import RECALL_TASKS, EvaluateConfig
+from gristmill.evaluation.inference.generate.prompts import generate
+from gristmill.evaluation.inference.generate.request import GenerationSettings
 from gristmill.evaluation.inference.load import LoadedModel, load_for_evaluation
 from gristmill.evaluation.inference.workdir import CheckpointPaths, HeldOutCorpus
-from gristmill.evaluation.results.statistics import LN2, bits_per_byte, ratio_error, unigram_bits_per_byte
-from gristmill.evaluation.results.table import ScoreRow, score_rows, transfer_markdown, transfer_table, write_results
+from gristmill.evaluation.results.statistics import (
+    LN2,
+    bits_per_byte,
+    evaluated,
+    ratio_error,
+    scores,
+    standard_error,
+    unigram_bits_per_byte,
+)
+from gristmill.evaluation.results.table import (
+    ScoreRow,
+    rows_of,
+    score_rows,
+    transfer_markdown,
+    transfer_table,
+    write_results,
+)
 from gristmill.evaluation.scoring.lm_eval_adapter import LmEvalAdapter, RequestCache, TextTokenizer
-from gristmill.evaluation.tasks.contamination import contamination_rows, found_in_corpus
-from gristmill.evaluation.tasks.continuations import continuations
+from gristmill.evaluation.tasks.benchmark_texts import OURS
 from gristmill.evaluation.tasks.corpus_tasks import (
     BITS_PER_BYTE,
     CLOZE,
@@ -37,6 +59,7 @@ from gristmill.evaluation.tasks.harness import TaskResults, run_tasks
 from gristmill.evaluation.tasks.recall_tasks import recall_tasks
 from gristmill.evaluation.tasks.suites import family_of
 from gristmill.evaluation.tasks.task_index import TaskSources
+from gristmill.foundation.config import Config
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.files import write_atomic
 from gristmill.foundation.progress import Reporter
@@ -245,3 +268,135 @@ def count_tokens(index: Path, vocab_size: int) -> np.ndarray:
 def unigram_bits(counts: np.ndarray, text: HeldOutDocument, codec: TextTokenizer) -> float:
     """Bits of the text under the unigram model, in the model's own tokens."""
     return unigram_bits_per_byte(counts, codec.encode(text.text), num_bytes=1)
+
+
+# Example continuations of held-out texts for the report.
+
+PROMPT_TOKENS = 48
+
+
+class Continuation(Config):
+    """prompt: beginning of a held-out document; reference: its real continuation; greedy, sampled: the model's."""
+
+    source: str
+    doc_id: str
+    prompt: str
+    reference: str
+    greedy: str
+    sampled: str
+
+
+def continuations(
+    causal_lm: CausalLM,
+    codec: TextTokenizer,
+    documents: Mapping[str, Sequence[HeldOutDocument]],
+    config: EvaluateConfig,
+) -> list[Continuation]:
+    """Continuations of config.num_continuations documents, from the sources in turn; prompts are their first tokens."""
+    chosen = _first_of_each_source(documents, config.num_continuations, codec)
+    prompt_tokens = max(1, min(PROMPT_TOKENS, causal_lm.sequence_length - config.continuation_tokens))
+    encoded = [list(codec.encode(document.text[:4000])) for document in chosen]
+    tokenizer = ModelTokenizer.of(codec)
+    begin = [*tokenizer.prompt_prefix]
+    prompts = [[*begin, *ids[:prompt_tokens]][:prompt_tokens] for ids in encoded]
+    greedy = generate(causal_lm, tokenizer, prompts, GenerationSettings(config.continuation_tokens))
+    sampled = generate(causal_lm, tokenizer, prompts, GenerationSettings(config.continuation_tokens, config.sampling))
+    return [
+        Continuation(
+            source=document.source,
+            doc_id=document.doc_id,
+            prompt=codec.decode(prompt[len(begin) :]),
+            reference=codec.decode(ids[len(prompt) - len(begin) :][: config.continuation_tokens]),
+            greedy=plain.text,
+            sampled=drawn.text,
+        )
+        for document, ids, prompt, plain, drawn in zip(chosen, encoded, prompts, greedy, sampled, strict=True)
+    ]
+
+
+def _first_of_each_source(
+    documents: Mapping[str, Sequence[HeldOutDocument]], count: int, codec: TextTokenizer
+) -> list[HeldOutDocument]:
+    """`count` documents with more than PROMPT_TOKENS tokens: the first of each source, then the second, and so on."""
+    long_enough = {
+        source: [document for document in source_documents if len(codec.encode(document.text[:2000])) > PROMPT_TOKENS][
+            :count
+        ]
+        for source, source_documents in (
+            (source, source_documents[: 20 * count]) for source, source_documents in sorted(documents.items())
+        )
+    }
+    turns = [(turn, source) for turn in range(count) for source in long_enough]
+    taken = [long_enough[source][turn] for turn, source in turns if turn < len(long_enough[source])]
+    return taken[:count]
+
+
+# Scores on contaminated and on clean questions, by what the decontamination of the corpus found.
+
+LEFT_IN = "annotated"  # outcome of a document that stays in the corpus with its match
+
+Found = dict[str, dict[int, bool]]  # benchmark -> question found in the corpus -> is it still in some document?
+
+
+def found_in_corpus(curate: Path) -> Found:
+    """Questions that the stage `curate` found in the corpus, by benchmark and number in the task; {} without
+    decontamination.
+
+    Raises InputError on a damaged file."""
+    folder = curate / DECONTAMINATION_FOLDER
+    report, questions = folder / REPORT_JSON, folder / QUESTIONS_NAME
+    if not questions.is_file():
+        return {}
+    path = report
+    try:
+        contaminated: Found = {name: {} for name in json.loads(report.read_bytes())}
+        path = questions
+        for line in questions.read_text("utf-8").splitlines():
+            question = json.loads(line)
+            if question["example"].isdecimal():
+                left_in = any(document["outcome"] == LEFT_IN for document in question["documents"])
+                contaminated.setdefault(question["benchmark"], {})[int(question["example"])] = left_in
+    except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
+        raise InputError(f"{path}: damaged ({type(error).__name__}: {error}); run the stage `curate` again") from error
+    return contaminated
+
+
+def contamination_rows(results: TaskResults, contamination: Mapping[str, Mapping[int, bool]]) -> list[ScoreRow]:
+    """Rows "TASK, clean" and "TASK, contaminated" for every task with contaminated questions.
+
+    Also adds the scores to results.summary["contamination"], and to results.notes a note for each task that was
+    searched for."""
+    rows: list[ScoreRow] = []
+    for name, samples in results.samples.items():
+        known = contamination.get(name.removeprefix(OURS))
+        if known is None or name not in results.tasks:
+            continue
+        questions = {sample["doc_id"] for sample in samples}
+        contaminated = questions & known.keys()
+        left_in = sum(known[doc_id] for doc_id in contaminated)
+        results.notes.append(
+            f"{name}: {len(contaminated)} of {len(questions)} questions were found in the corpus (contaminated): "
+            f"{len(contaminated) - left_in} were removed from it before training, {left_in} are still in it"
+        )
+        if not contaminated:
+            continue
+        stated = results.summary.setdefault("contamination", {}).setdefault(name, {"left_in_corpus": left_in})
+        for part, is_held in (("clean", False), ("contaminated", True)):
+            chosen = [sample for sample in samples if (sample["doc_id"] in contaminated) == is_held]
+            result = _result(results, name, chosen)
+            stated[part] = {"sample_len": len({sample["doc_id"] for sample in evaluated(chosen)}), **result}
+            alias = results.summary["results"][name].get("alias", name).strip()
+            rows += rows_of(name, {"alias": f"{alias}, {part}", **result}, results.summary, {name: chosen}, {})
+    return rows
+
+
+def _result(results: TaskResults, name: str, chosen: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    kept = evaluated(chosen)
+    result = scores(results.tasks[name], kept)
+    for key, score in list(result.items()):
+        metric, chosen_filter = key.split(",", 1)
+        values = [sample[metric] for sample in kept if metric in sample and sample["filter"] == chosen_filter]
+        error = standard_error(metric, values, score)
+        if error is not None and math.isfinite(error):
+            result[f"{metric}_stderr,{chosen_filter}"] = error
+    return result

@@ -20,8 +20,7 @@ from gristmill.data_pipeline.annotate.site_boilerplate import (
     save_array,
     unique_rows,
 )
-from gristmill.data_pipeline.extraction.blocks_config import SiteBoilerplateConfig
-from gristmill.data_pipeline.extraction.repeated_blocks import RepeatedBlocks, load_repeated_blocks
+from gristmill.data_pipeline.extraction.blocks_config import RepeatedBlocks, SiteBoilerplateConfig, load_repeated_blocks
 from gristmill.data_pipeline.readers.document import Record
 from gristmill.data_pipeline.readers.read import FileRange, read_range
 from gristmill.data_pipeline.readers.source import SourceConfig

@@ -27,7 +27,7 @@ from gristmill.data_pipeline.dedup.folding import (
     remove_keys,
     write_keys,
 )
-from gristmill.data_pipeline.extraction.repeated_blocks import load_repeated_blocks
+from gristmill.data_pipeline.extraction.blocks_config import load_repeated_blocks
 from gristmill.data_pipeline.filters.lines import EDIT_COUNTS, EDITS
 from gristmill.data_pipeline.filters.presets import FilterChoice
 from gristmill.data_pipeline.readers.compression import COMPRESSION_RATIO, SUFFIXES

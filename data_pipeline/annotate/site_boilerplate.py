@@ -11,9 +11,8 @@ from pathlib import Path
 import numpy as np
 import xxhash
 
-from gristmill.data_pipeline.extraction.blocks_config import SiteBoilerplateConfig
+from gristmill.data_pipeline.extraction.blocks_config import SiteBoilerplateConfig, block_keys, host_key
 from gristmill.data_pipeline.extraction.html_extraction import NotExtracted, main_blocks
-from gristmill.data_pipeline.extraction.repeated_blocks import block_keys, host_key
 from gristmill.data_pipeline.extraction.weights import weights_digest
 from gristmill.data_pipeline.readers.document import Record, split_url
 from gristmill.data_pipeline.readers.read import FileRange, read_pages
@@ -69,7 +68,7 @@ class BlockCountTask:
 def find_site_boilerplate(
     source: SourceConfig, groups: Sequence[Sequence[FileRange]], folder: Path, engine: Engine
 ) -> Path:
-    """Write the table of the source's boilerplate (uint64[2, K], see extraction/repeated_blocks.py); returns its path.
+    """Write the table of the source's boilerplate (uint64[2, K], see extraction/blocks_config.py); returns its path.
 
     groups: the ranges of each task. What is complete in `folder` is used again, and other files there are deleted."""
     config = source.blocks.site_boilerplate

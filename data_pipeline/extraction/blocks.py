@@ -22,12 +22,11 @@ from gristmill.data_pipeline.extraction.attributes import (
     TOKEN_BITS,
 )
 from gristmill.data_pipeline.extraction.block_features import KIND_FEATURES, NUM_PAGE_FEATURES, page_features
-from gristmill.data_pipeline.extraction.blocks_config import NUM_KINDS, PAGE_KINDS, BlocksConfig
+from gristmill.data_pipeline.extraction.blocks_config import NUM_KINDS, PAGE_KINDS, BlocksConfig, HostBlocks
 from gristmill.data_pipeline.extraction.layout import LayoutOptions, layout, layout_with_spans
 from gristmill.data_pipeline.extraction.metadata import page_metadata
 from gristmill.data_pipeline.extraction.page import NO_TOKENS, Page, PageBuffers, classify, page_threshold, read_page
 from gristmill.data_pipeline.extraction.page_stats import P_KINDS, REPEATS, WORDS
-from gristmill.data_pipeline.extraction.repeated_blocks import HostBlocks
 from gristmill.data_pipeline.extraction.weights import Trees, Weights, predict_groups
 from gristmill.foundation.runtime.kernels.cached_njit import cached_njit
 

@@ -12,8 +12,7 @@ from resiliparse.parse.encoding import detect_encoding, map_encoding_to_html5
 from resiliparse.parse.html import DOMContext, HTMLTree, traverse_dom
 
 from gristmill.data_pipeline.extraction.blocks import NotAPage, extract_blocks, kept_blocks
-from gristmill.data_pipeline.extraction.blocks_config import BlocksConfig
-from gristmill.data_pipeline.extraction.repeated_blocks import HostBlocks
+from gristmill.data_pipeline.extraction.blocks_config import BlocksConfig, HostBlocks
 from gristmill.data_pipeline.extraction.weights import load_weights
 from gristmill.foundation.deferred_module import DeferredModule
 

@@ -13,8 +13,7 @@ import pyarrow.parquet as pq
 from gristmill.data_pipeline.ledger.document_file import Mask, RowRange, packed_ids, read_rows
 from gristmill.data_pipeline.ledger.removal_step import StoredRemovals, removed_dtype, write_removed
 from gristmill.data_pipeline.quality.config import FITTED_NAME, QualityConfig
-from gristmill.data_pipeline.quality.fit import FitSettings, fit_linear_model
-from gristmill.data_pipeline.quality.linear_model import LinearModel, load_linear_model
+from gristmill.data_pipeline.quality.linear_model import FitSettings, LinearModel, fit_linear_model, load_linear_model
 from gristmill.data_pipeline.readers.source import SourceConfig
 from gristmill.data_pipeline.signals.bits import TextBuffer
 from gristmill.foundation.checksums import is_sealed, seal, sealed_path

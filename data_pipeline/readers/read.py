@@ -10,7 +10,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from gristmill.data_pipeline.extraction.repeated_blocks import HostBlocks, RepeatedBlocks
+from gristmill.data_pipeline.extraction.blocks_config import HostBlocks, RepeatedBlocks
 from gristmill.data_pipeline.readers.compression import FRAME_HEADER_BYTES, SUFFIXES, Damaged, blocks, content_bytes
 from gristmill.data_pipeline.readers.delimited import read_delimited
 from gristmill.data_pipeline.readers.document import (

@@ -13,24 +13,92 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from gristmill.evaluation.convert.chat_template import LEGACY_NAME, NAMED_TEMPLATES, TEMPLATE_NAME
-from gristmill.evaluation.convert.embedding_norm import exported_form, folded_tensors
 from gristmill.evaluation.convert.generation_defaults import GENERATION_NAME
 from gristmill.evaluation.convert.hf.architecture import ModelFamily, UnsupportedConfig
-from gristmill.evaluation.convert.hf.architectures import FAMILIES, family_named
+from gristmill.evaluation.convert.hf.bert import BERT, BERT_TASKS, MEGATRON_BERT
+from gristmill.evaluation.convert.hf.deepseek import DEEPSEEK_V2, DEEPSEEK_V3
+from gristmill.evaluation.convert.hf.gemma import GEMMA, GEMMA_2, GEMMA_3
+from gristmill.evaluation.convert.hf.gpt import GPT2, GPT_NEOX, GPTJ
+from gristmill.evaluation.convert.hf.llama import LLAMA, NANOCHAT
+from gristmill.evaluation.convert.hf.llama_relatives import (
+    GRANITE,
+    MISTRAL,
+    NEMOTRON,
+    QWEN2,
+    QWEN3,
+    SMOLLM3,
+    STARCODER2,
+)
+from gristmill.evaluation.convert.hf.mamba2 import MAMBA2, NEMOTRON_H
+from gristmill.evaluation.convert.hf.moe import MIXTRAL, OLMOE, QWEN3_MOE
+from gristmill.evaluation.convert.hf.olmo_phi import OLMO, OLMO_2, OLMO_3, PHI_1, PHI_3
+from gristmill.evaluation.convert.hf.opt_bloom_falcon import BLOOM, FALCON, OPT
 from gristmill.evaluation.convert.lora_adapter import AdaptedWeights
 from gristmill.evaluation.convert.model_tokenizer import TextBounds
 from gristmill.evaluation.convert.safetensors_folder import SafetensorsFolder, write_weights
 from gristmill.evaluation.convert.weight_source import WeightSource, converted_source
-from gristmill.foundation.errors import InputError
+from gristmill.foundation.errors import InputError, nearest_name
 from gristmill.foundation.files import write_atomic
 from gristmill.foundation.fingerprint import canonical_json
 from gristmill.tokenizers.tokenizer import JSON_NAME
 from gristmill.training.checkpoint.checkpoint import SavedModelConfig
 from gristmill.training.config.model import ModelConfig
-from gristmill.training.model.init import fill, parameter_dtype
+from gristmill.training.model.init import TOKEN_TABLE, fill, parameter_dtype
 from gristmill.training.model.moe.router import saved_buffers
 from gristmill.training.model.transformer import ComputeOptions, Transformer
 from tokenizers import Tokenizer as HuggingFaceTokenizer
+
+# Hugging Face architectures that our models can be exported to and imported from.
+
+LLAMAS = (
+    LLAMA,
+    MISTRAL,
+    QWEN2,
+    QWEN3,
+    PHI_3,
+    SMOLLM3,
+    GRANITE,
+    OLMO,
+    OLMO_2,
+    OLMO_3,
+    GEMMA,
+    GEMMA_2,
+    GEMMA_3,
+    NANOCHAT,
+)
+LAYER_NORMS = (STARCODER2, GPT2, BLOOM, GPT_NEOX, GPTJ, PHI_1, OPT, FALCON, NEMOTRON)
+MIXTURES = (MIXTRAL, QWEN3_MOE, OLMOE, DEEPSEEK_V2, DEEPSEEK_V3)
+HYBRIDS = (MAMBA2, NEMOTRON_H)
+FAMILIES = (*LLAMAS, *LAYER_NORMS, *MIXTURES, *HYBRIDS, MEGATRON_BERT, BERT, *BERT_TASKS)
+
+
+def family_for(config: ModelConfig, architecture: str | None = None, preferred: str | None = None) -> ModelFamily:
+    """The first family that supports every field of the config, or the one of that architecture. preferred: an
+    architecture that is taken if it supports the config. Raises InputError naming the fields that each lacks."""
+    reasons = []
+    families = [family for family in FAMILIES if architecture in (None, family.architecture)]
+    if not families:
+        known = [family.architecture for family in FAMILIES]
+        hint = nearest_name(architecture or "", known, cutoff=0.4)
+        raise InputError(f"no architecture {architecture!r}; {f'did you mean {hint}?' if hint else ', '.join(known)}")
+    for family in sorted(families, key=lambda family: family.architecture != preferred):
+        unmet = family.unsupported(config)
+        if not unmet:
+            return family
+        reasons.append(f"{family.architecture} has no {', no '.join(unmet)}")
+    raise InputError(f"this model cannot be written for transformers: {'; '.join(reasons)}")
+
+
+def family_named(model_type: str, architecture: str = "") -> ModelFamily:
+    """The family that a config.json names: that of the architecture, else the first of the model type.
+
+    Raises InputError if the model type is not supported."""
+    candidates = [family for family in FAMILIES if family.model_type == model_type]
+    if not candidates:
+        known = ", ".join(dict.fromkeys(family.model_type for family in FAMILIES))
+        raise UnsupportedConfig(f"model_type {model_type!r} cannot be read; gristmill reads {known}")
+    return next((family for family in candidates if family.architecture == architecture), candidates[0])
+
 
 CONFIG_NAME = "config.json"
 TOKENIZER_FILES = (
@@ -260,3 +328,43 @@ def _read_json(path: Path) -> dict[str, Any]:
     if not isinstance(fields, dict):
         raise InputError(f"{path}: is not a JSON object; fetch the file again")
     return fields
+
+
+# The norm of an untied embedding, folded into its table for architectures that have no such norm.
+#
+# The norm reads nothing but the token's row, so the table of normed rows gives the same model.
+
+
+def exported_form(
+    config: ModelConfig, architecture: str | None = None, preferred: str | None = None
+) -> tuple[ModelConfig, ModelFamily]:
+    """The config that is written and its family: the model as it is, or where no family has it, with the embedding's
+    norm folded. Raises InputError, naming the fields that each family lacks, where neither can be written."""
+    try:
+        return config, family_for(config, architecture, preferred)
+    except InputError:
+        if not is_foldable(config):
+            raise
+        folded = _without_norm(config)
+        return folded, family_for(folded, architecture, preferred)
+
+
+def is_foldable(config: ModelConfig) -> bool:
+    """Whether the norm is of the token's row alone, and the row of no other use."""
+    alone = config.positions != "learned" and not config.segments
+    return config.embedding_norm is True and not config.tied_embeddings and alone
+
+
+@torch.no_grad()
+def folded_tensors(model: Transformer, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors of the model without the norm, whose rows are normed."""
+    assert model.embedding_norm is not None
+    table = tensors[TOKEN_TABLE].to(next(model.embedding_norm.parameters(), tensors[TOKEN_TABLE]).device)
+    scaled = table if model.embedding_scale == 1 else table * model.embedding_scale
+    kept = {name: value for name, value in tensors.items() if not name.startswith("embedding_norm.")}
+    return kept | {TOKEN_TABLE: model.embedding_norm(scaled).to(table.dtype).cpu()}
+
+
+def _without_norm(config: ModelConfig) -> ModelConfig:
+    fields = config.model_dump(exclude_unset=True) | {"embedding_norm": False}
+    return ModelConfig.model_validate(fields | {"scales": config.scales.model_dump() | {"embedding": 1.0}})

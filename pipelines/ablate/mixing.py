@@ -18,7 +18,7 @@ import numpy as np
 
 from gristmill.data_pipeline.indexed.config import PhaseConfig
 from gristmill.data_pipeline.indexed.mix import cell_of
-from gristmill.evaluation.results.mixtures import Proposal, draw_mixtures, propose
+from gristmill.evaluation.results.ablation import Proposal, draw_mixtures, propose
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.files import write_atomic
 from gristmill.foundation.fingerprint import canonical_json, fingerprint

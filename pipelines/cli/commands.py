@@ -27,7 +27,7 @@ COMMANDS = {
     "report": "stages:report",
     "runs": "runs:runs_app",
     "watch": "runs:watch",
-    "explain": "explain:explain",
+    "explain": "layout:explain",
     "ablate": "ablate:ablate",
     "ladder": "ablate:ladder",
     "mix": "ablate:mix",

@@ -131,7 +131,10 @@ def fit_quality_command(
     """Fit a linear model of text quality on good and bad documents; a recipe names it in curate.quality_scores."""
     labels = (documents.good, documents.bad)
     positive, negative = labelled_texts(paths, documents)
-    from gristmill.data_pipeline.quality.fit import FitSettings, fit_linear_model  # scikit-learn takes a second
+    from gristmill.data_pipeline.quality.linear_model import (  # scikit-learn takes a second
+        FitSettings,
+        fit_linear_model,
+    )
 
     model = fit_linear_model(positive, negative, FitSettings(ngram, 2**bits, labels=labels))
     model.save(output)

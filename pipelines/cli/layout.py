@@ -1,20 +1,25 @@
-"""The commands of the planner: `gristmill layout` and `gristmill calibrate`."""
+"""The commands of the planner: `gristmill layout`, `gristmill calibrate` and `gristmill explain`."""
 
 import json
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
+import rich.table
 import typer
+from rich.console import Group
+from rich.text import Text
 
 from gristmill.foundation.config import SIZE_SUFFIXES, parse_size
 from gristmill.foundation.errors import RecipeError
+from gristmill.foundation.manifest import LOG_FOLDER
 from gristmill.foundation.progress import Reporter
 from gristmill.pipelines.cli.console import print_block
 from gristmill.pipelines.cli.options import with_option_groups
 from gristmill.pipelines.recipes.recipe_file import load_recipe
 from gristmill.training.config.layers import MAX_PROCESSES
 from gristmill.training.config.layout import OffloadConfig
+from gristmill.training.config.train import RUN_NAME
 from gristmill.training.planner.command import (
     PlanOptions,
     compare_recipe,
@@ -24,9 +29,10 @@ from gristmill.training.planner.command import (
     write_plot,
 )
 from gristmill.training.planner.costs.model_shape import shape_of
-from gristmill.training.planner.known_models import load_shape
+from gristmill.training.planner.explain import NAMED, Explanation, explain_run
+from gristmill.training.planner.hardware import load_hardware
 from gristmill.training.planner.report import tables, to_json
-from gristmill.training.planner.request import MEMORY_MARGIN, FixedChoices
+from gristmill.training.planner.request import MEMORY_MARGIN, FixedChoices, load_shape
 from gristmill.training.planner.search import SearchResult
 
 
@@ -207,3 +213,65 @@ def _one_of(value: str | None, name: str, known: tuple[str, ...]) -> Any:
     if value is not None and value not in known:
         raise RecipeError(f"--{name} {value}: it is one of {', '.join(known)}")
     return value
+
+
+# `gristmill explain`: where the time of a training run goes, beside its forecast.
+
+
+def explain(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A work folder, or the folder of a training run.")],
+    hardware: Annotated[
+        str, typer.Option(help="h100 ..., or the profile of the machine: gristmill calibrate machine.yaml.")
+    ] = "h100",
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """Compare a finished or running training run with its forecast, and name what it loses most on."""
+    explanation = explain_run(run_folder(run), load_hardware(hardware))
+    if as_json:
+        print(json.dumps(explanation_json(explanation), indent=2))
+    else:
+        print_block(block(explanation))
+
+
+def run_folder(path: Path) -> Path:
+    """The folder of the run that a work folder has: the one under way, else the finished one. Others are as given."""
+    runs = [folder for folder in (*path.glob(".train-*"), path / "train") if (folder / LOG_FOLDER / RUN_NAME).is_file()]
+    return max(runs, key=lambda folder: (folder / LOG_FOLDER / RUN_NAME).stat().st_mtime, default=path)
+
+
+def explanation_json(explanation: Explanation) -> dict[str, object]:
+    return {
+        "steps": explanation.steps,
+        "seconds": explanation.seconds,
+        "own_seconds": explanation.own_seconds,
+        "layout": explanation.forecast.layout.name(),
+        "forecast_error": explanation.forecast.error,
+        "terms": [asdict(term) for term in explanation.terms],
+        "causes": [asdict(cause) for cause in explanation.causes],
+        "notes": explanation.notes,
+        "named": [cause.name for cause in explanation.named],
+    }
+
+
+def block(explanation: Explanation) -> Group:
+    """The table of terms, and the causes that are named, with what to try."""
+    title = f"{explanation.forecast.layout.name()}, {explanation.steps:,} steps; milliseconds of one"
+    table = rich.table.Table(title=title)
+    for name in ("term", "forecast", "run", "difference", "measured as"):
+        table.add_column(name, justify="left" if name in ("term", "measured as") else "right")
+    for term in explanation.terms:
+        measured = "" if term.measured is None else f"{term.measured * 1e3:,.1f}"
+        difference = "" if term.measured is None else f"{(term.measured - term.forecast) * 1e3:+,.1f}"
+        table.add_row(term.name, f"{term.forecast * 1e3:,.1f}", measured, difference, term.source)
+    return Group(table, *(Text(line) for line in sentences(explanation)))
+
+
+def sentences(explanation: Explanation) -> list[str]:
+    """The causes that are named, with what to try; or that none is."""
+    if not explanation.named:
+        return [f"No cause takes more than {NAMED:.0%} of a step.", *explanation.notes]
+    shares = [cause.lost / explanation.own_seconds for cause in explanation.named]
+    return [
+        f"{number}. {cause.name}, {share:.0%} of a step: {cause.finding}. Try: {cause.advice}."
+        for number, (cause, share) in enumerate(zip(explanation.named, shares, strict=True), 1)
+    ] + list(explanation.notes)

@@ -7,7 +7,7 @@ import yaml
 from typer.testing import CliRunner
 
 from gristmill.pipelines.cli.commands import app
-from gristmill.pipelines.cli.explain import run_folder
+from gristmill.pipelines.cli.layout import run_folder
 from tests.training.planner.test_explain import CPU, DATA, write_logs
 
 

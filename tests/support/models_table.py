@@ -10,8 +10,7 @@ import torch
 import transformers
 
 from gristmill.evaluation.convert.hf.architecture import ModelFamily
-from gristmill.evaluation.convert.hf.architectures import FAMILIES, family_for
-from gristmill.evaluation.convert.huggingface import write_huggingface
+from gristmill.evaluation.convert.huggingface import FAMILIES, family_for, write_huggingface
 from gristmill.evaluation.convert.safetensors_folder import WEIGHTS_NAME
 from gristmill.evaluation.convert.weight_source import WeightSource
 from gristmill.evaluation.import_export import open_source

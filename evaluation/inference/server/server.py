@@ -11,10 +11,9 @@ from pathlib import Path
 import uvicorn
 
 from gristmill.evaluation.inference.config import EvaluateConfig
-from gristmill.evaluation.inference.draft_model import load_drafting
 from gristmill.evaluation.inference.generate.batch import ContinuousBatch
 from gristmill.evaluation.inference.generate.limits import BatchLimits, default_limits
-from gristmill.evaluation.inference.load import NO_OTHER_RANKS, LoadedModel, Ranks, one_model_on_ranks
+from gristmill.evaluation.inference.load import NO_OTHER_RANKS, LoadedModel, Ranks, load_drafting, one_model_on_ranks
 from gristmill.evaluation.inference.server.app import ServedModel, make_app
 from gristmill.evaluation.inference.server.engine import GenerationEngine, announcer, follow
 from gristmill.evaluation.inference.workdir import CheckpointPaths

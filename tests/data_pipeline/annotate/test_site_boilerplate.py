@@ -10,8 +10,8 @@ import pytest
 from benchmarks.support.warc_file import write_warc
 from gristmill.data_pipeline.annotate import site_boilerplate
 from gristmill.data_pipeline.annotate.site_boilerplate import find_site_boilerplate
+from gristmill.data_pipeline.extraction.blocks_config import block_keys, host_key, load_repeated_blocks
 from gristmill.data_pipeline.extraction.html_extraction import main_blocks
-from gristmill.data_pipeline.extraction.repeated_blocks import block_keys, host_key, load_repeated_blocks
 from gristmill.data_pipeline.readers.document import Record, Unreadable
 from gristmill.data_pipeline.readers.read import FileRange, read_range
 from gristmill.data_pipeline.readers.source import SourceConfig

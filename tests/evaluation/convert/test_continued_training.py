@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from gristmill.evaluation.convert.hf.architectures import family_for
-from gristmill.evaluation.convert.huggingface import read_huggingface, write_huggingface
+from gristmill.evaluation.convert.huggingface import family_for, read_huggingface, write_huggingface
 from gristmill.training.checkpoint.checkpoint import CheckpointContent, load_model, save, saved_tensors, step_folder
 from gristmill.training.config.layout import LayoutConfig
 from gristmill.training.config.model import ModelConfig

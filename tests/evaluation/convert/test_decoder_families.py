@@ -6,8 +6,7 @@ import json
 import pytest
 import torch
 
-from gristmill.evaluation.convert.hf.architectures import family_for
-from gristmill.evaluation.convert.huggingface import read_huggingface, write_huggingface
+from gristmill.evaluation.convert.huggingface import family_for, read_huggingface, write_huggingface
 from gristmill.evaluation.convert.safetensors_folder import WEIGHTS_NAME
 from gristmill.evaluation.inference.local_causal_lm import LocalCausalLM
 from gristmill.foundation.errors import InputError

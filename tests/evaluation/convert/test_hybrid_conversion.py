@@ -8,8 +8,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, Mamba2Config, Mamba2ForCausalLM, NemotronHConfig, NemotronHForCausalLM
 
-from gristmill.evaluation.convert.hf.architectures import family_for
-from gristmill.evaluation.convert.huggingface import read_huggingface, write_huggingface
+from gristmill.evaluation.convert.huggingface import family_for, read_huggingface, write_huggingface
 from gristmill.foundation.errors import InputError
 from gristmill.training.config.model import ModelConfig
 from gristmill.training.model.init import initialize

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gristmill.evaluation.convert.hf.architectures import FAMILIES
+from gristmill.evaluation.convert.huggingface import FAMILIES
 
 models_table = pytest.importorskip("tests.support.models_table")
 

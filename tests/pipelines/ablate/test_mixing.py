@@ -9,7 +9,7 @@ import pytest
 
 from gristmill.data_pipeline.indexed.dataset import read_dataset
 from gristmill.data_pipeline.indexed.mix import cell_of, mix_repeats
-from gristmill.evaluation.results import mixtures
+from gristmill.evaluation.results import ablation
 from gristmill.foundation.errors import InputError, RecipeError
 from gristmill.foundation.progress import Reporter
 from gristmill.foundation.runtime.tasks.local import LocalEngine
@@ -30,7 +30,7 @@ WORDS = ["".join(np.random.default_rng(number).choice(list("abcdefghijklmnopqrst
 @pytest.fixture(autouse=True)
 def few_resamples(monkeypatch):
     """Fifty refits take most of the time of a swarm of four models."""
-    monkeypatch.setattr(mixtures, "resampled_laws", partial(mixtures.resampled_laws, resamples=5))
+    monkeypatch.setattr(ablation, "resampled_laws", partial(ablation.resampled_laws, resamples=5))
 
 
 @pytest.fixture(scope="module")

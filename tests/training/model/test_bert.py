@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 from transformers import BertConfig, BertForPreTraining, MegatronBertConfig, MegatronBertForPreTraining
 
-from gristmill.evaluation.convert.hf.architectures import family_for, family_named
 from gristmill.evaluation.convert.hf.bert import BERT, MEGATRON_BERT, ORIGINAL, REARRANGED
+from gristmill.evaluation.convert.huggingface import family_for, family_named
 from gristmill.training.config.model import ModelConfig
 from gristmill.training.model.heads import ModelOutput
 from gristmill.training.model.init import initialize

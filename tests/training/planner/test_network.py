@@ -20,7 +20,6 @@ from gristmill.training.parallel.mesh import build_mesh
 from gristmill.training.planner.costs.model_shape import shape_of
 from gristmill.training.planner.costs.parameters import parameter_count
 from gristmill.training.planner.framework import GRISTMILL, MEGATRON_2021
-from gristmill.training.planner.known_models import named_shape
 from gristmill.training.planner.layout import Layout, from_config
 from gristmill.training.planner.network import (
     context_volume,
@@ -29,6 +28,7 @@ from gristmill.training.planner.network import (
     pipeline_volume,
     tensor_volume,
 )
+from gristmill.training.planner.request import named_shape
 
 MODEL = ModelConfig(layers=3, width=64, heads=4, kv_heads=4, sequence_length=32)
 VOCAB = 128

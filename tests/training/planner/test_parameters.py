@@ -18,9 +18,9 @@ from gristmill.training.planner.costs.parameters import (
 )
 from gristmill.training.planner.framework import GRISTMILL
 from gristmill.training.planner.hardware import FITTED, Rates
-from gristmill.training.planner.known_models import named_shape
 from gristmill.training.planner.layout import from_config
 from gristmill.training.planner.memory import MemoryModel
+from gristmill.training.planner.request import named_shape
 from gristmill.training.planner.step_time import StepModel
 
 LLAMA = {"layers": 6, "width": 64, "heads": 8, "kv_heads": 2, "sequence_length": 32}

@@ -23,11 +23,10 @@ from gristmill.training.planner.command import (
 from gristmill.training.planner.costs.model_shape import shape_of
 from gristmill.training.planner.framework import FRAMEWORKS
 from gristmill.training.planner.hardware import GIB, load_hardware
-from gristmill.training.planner.known_models import load_shape, named_shape
 from gristmill.training.planner.layout import Layout, from_config
 from gristmill.training.planner.layout_checks import objections
 from gristmill.training.planner.report import explain, to_json
-from gristmill.training.planner.request import FixedChoices, PlanRequest
+from gristmill.training.planner.request import FixedChoices, PlanRequest, load_shape, named_shape
 from gristmill.training.planner.search import Planner, min_gpus, nothing_fits, search, search_with_offload
 
 SMALL = ModelConfig(layers=8, width=1024, heads=8, kv_heads=4, sequence_length=1024)

@@ -6,7 +6,7 @@ from itertools import chain
 import numpy as np
 import pytest
 
-from gristmill.evaluation.results.mixtures import (
+from gristmill.evaluation.results.ablation import (
     PENALTIES,
     MixtureLaw,
     best_penalty,

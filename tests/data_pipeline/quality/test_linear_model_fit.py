@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from gristmill.data_pipeline.quality.fit import FitSettings, fit_linear_model
-from gristmill.data_pipeline.quality.linear_model import load_linear_model
+from gristmill.data_pipeline.quality.linear_model import FitSettings, fit_linear_model, load_linear_model
 from gristmill.data_pipeline.signals.bits import TextBuffer
 from gristmill.foundation.errors import InputError
 from tests.support.corpora import prose

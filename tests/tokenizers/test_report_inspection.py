@@ -3,9 +3,9 @@
 import pytest
 
 from gristmill.foundation.errors import InputError
-from gristmill.tokenizers import inspection, words
+from gristmill.tokenizers import report, words
 from gristmill.tokenizers.byte_level import GigatokenEncoder
-from gristmill.tokenizers.inspection import inspect_tokenizer
+from gristmill.tokenizers.report import inspect_tokenizer
 from gristmill.tokenizers.tokenizer import load_bulk_tokenizer
 from tokenizers import Tokenizer, models, pre_tokenizers
 
@@ -13,9 +13,9 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 @pytest.fixture(autouse=True)
 def few_strings(monkeypatch):
     """Every hundredth string: all of them take seconds, and test_words.py and test_byte_level.py compare them."""
-    texts, strings = inspection.comparison_texts, inspection.comparison_strings
-    monkeypatch.setattr(inspection, "comparison_texts", lambda content: texts(content)[::100])
-    for module in (inspection, words):
+    texts, strings = report.comparison_texts, report.comparison_strings
+    monkeypatch.setattr(report, "comparison_texts", lambda content: texts(content)[::100])
+    for module in (report, words):
         monkeypatch.setattr(module, "comparison_strings", lambda content: strings(content)[::100])
 
 
