@@ -84,7 +84,7 @@ from gristmill.data_pipeline.text_edits.reannotate import reannotate
 from gristmill.data_pipeline.text_edits.step import EditSettings, TextEdits, edit_texts
 from gristmill.foundation.checksums import Lock, drop_damaged, remove_seals, seal_of
 from gristmill.foundation.errors import InputError
-from gristmill.foundation.files import remove_tree
+from gristmill.foundation.files import KnownDigests, remove_tree
 from gristmill.foundation.runtime.tasks.engine import Engine
 from gristmill.foundation.runtime.tasks.task_files import Shuffle
 
@@ -93,7 +93,7 @@ from gristmill.foundation.runtime.tasks.task_files import Shuffle
 class CurationInputs:
     """folder: takes the corpus. cache: takes annotated files, where a removals run with other thresholds finds them.
     task_examples: the texts of the tasks that config.decontaminate names. tombstones: of documents to leave out.
-    code_version: of the stage, for what earlier runs kept."""
+    code_version: of the stage, for what earlier runs kept. digests: takes those of files that are taken over."""
 
     sources: Sequence[SourceConfig]
     config: CurateConfig
@@ -105,6 +105,7 @@ class CurationInputs:
     task_examples: Sequence[BenchmarkExample] = ()
     tombstones: Tombstones | None = None
     code_version: int = 0
+    digests: KnownDigests = field(default_factory=KnownDigests)
 
     @property
     def work(self) -> Path:
@@ -275,7 +276,7 @@ def _write(state: CurationState, inputs: CurationInputs) -> dict[str, Any]:
     except InputError:
         engine.map(write_ledger, ledgers, "write ledger", unit="files")
         raise
-    reused = ReusedFiles(inputs.cache / OUTPUT_CACHE, inputs.code_version)
+    reused = ReusedFiles(inputs.cache / OUTPUT_CACHE, inputs.code_version, folder, inputs.digests)
     sources = _sources_to_write(state, inputs)
     keys = write_corpus(SourcesToWrite(sources, config.shard_bytes, config.pii), ledgers, folder, engine, reused)
     remove_tree(folder / HELD_OUT_FOLDER)

@@ -146,19 +146,34 @@ def seal_with(path: Path, digest: str) -> None:
     _write_seal(path, {"xxh3": digest, "state": file_state(path)})
 
 
-def _write_state(path: Path, digest: str, state: dict[str, int] | None = None) -> None:
+def _write_state(path: Path, digest: str) -> None:
     """Write the seal once more with the file's state, unless the file is read as fast as its seal is written."""
-    state = state or file_state(path)
+    state = file_state(path)
     if state["bytes"] > SMALL_BYTES:
         _write_seal(path, {"xxh3": digest, "state": state})
 
 
 def link_sealed(path: Path, target: Path, may_copy: bool = True) -> None:
-    """Make target a hard link of a sealed file, and seal it with the same digest; may_copy: a copy where the file
+    """Make target a hard link of a sealed file, and seal it with the same digests; may_copy: a copy where the file
     system has no links, else OSError."""
     known = read_cached(seal_of(path))
     link_file(path, target, may_copy)
-    seal_with(target, known["xxh3"]) if isinstance(known, dict) and "xxh3" in known else seal(target)
+    if isinstance(known, dict) and "xxh3" in known:
+        _write_seal(target, known | {"state": file_state(target)})
+    else:
+        seal(target)
+
+
+def kept_sha256(path: Path) -> str:
+    """SHA-256 of a sealed and unchanged file, computed once: its seal keeps it, and so do those of links to the file.
+    The caller has asked `is_sealed`."""
+    known = read_cached(seal_of(path))
+    if not isinstance(known, dict) or "xxh3" not in known:
+        return file_digest(path)
+    if "sha256" not in known:
+        known |= {"sha256": file_digest(path)}
+        _write_seal(path, known)
+    return str(known["sha256"])
 
 
 def link_file(path: Path, target: Path, may_copy: bool = True) -> None:
@@ -185,10 +200,11 @@ def is_sealed(path: Path) -> bool:
     state = file_state(path)  # before the bytes are read: a file that changes meanwhile is read again
     if seal.get("state") == state:
         return True
-    if (digest := _digest(path)) != seal.get("xxh3"):
+    if _digest(path) != seal.get("xxh3"):
         return False
     with suppress(OSError):  # a read-only folder is read each time
-        _write_state(path, digest, state)
+        if state["bytes"] > SMALL_BYTES:
+            _write_seal(path, seal | {"state": state})
     return True
 
 

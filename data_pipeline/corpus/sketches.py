@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 import xxhash
 
 from gristmill.data_pipeline.corpus.shards import PII_FIELD, replaced_texts
+from gristmill.data_pipeline.dedup.picked_texts import picked_texts
 from gristmill.data_pipeline.filters.pii import PiiConfig
 from gristmill.data_pipeline.ledger.document_file import RowRange, read_rows
 from gristmill.data_pipeline.ledger.ledger import LedgerRows
@@ -466,8 +467,8 @@ def _annotated_excerpts(task: SketchTask, places: np.ndarray) -> pa.Array:
         last = first + rows.stop - rows.start
         inside = places[(places >= first) & (places < last)] - first + rows.start
         if len(inside):
-            column = read_rows(RowRange.of_rows(rows.path, inside), ["text"]).column("text")
-            heads = pc.utf8_slice_codeunits(pc.fill_null(column.combine_chunks(), ""), 0, 4 * EXCERPT_CHARACTERS)
+            column = pa.concat_arrays([of_group for _, of_group in picked_texts(rows.path, inside)])
+            heads = pc.utf8_slice_codeunits(pc.fill_null(column, ""), 0, 4 * EXCERPT_CHARACTERS)
             texts.append(heads if task.pii is None else replaced_texts(heads, task.pii)[0])
         first = last
     return excerpts(pa.chunked_array(texts, pa.string()))

@@ -3,7 +3,7 @@ run before made of the same documents."""
 
 import shutil
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import groupby, pairwise
 from operator import attrgetter
@@ -31,13 +31,14 @@ from gristmill.data_pipeline.corpus.sketches import SketchTask
 from gristmill.data_pipeline.corpus.splits import SPLITS
 from gristmill.data_pipeline.decontamination.step import Decontamination, report_markdown
 from gristmill.data_pipeline.dedup.folding import document_ids
+from gristmill.data_pipeline.dedup.picked_texts import picked_texts
 from gristmill.data_pipeline.filters.apply import EXAMPLES_PER_SIDE, KEPT_SIDE, REMOVED_SIDE
 from gristmill.data_pipeline.filters.pii import PiiConfig
 from gristmill.data_pipeline.ledger.document_file import spans_of_runs, unpacked_ids
 from gristmill.data_pipeline.ledger.ledger import MAX_LEDGER_ROWS, MIN_LEDGER_ROWS, LedgerRows, LedgerTask, write_ledger
 from gristmill.data_pipeline.ledger.removal_step import EvidenceFiles, Removals, RemovalStep, SourceState
-from gristmill.foundation.checksums import is_sealed, link_sealed, read_cached, seal_of
-from gristmill.foundation.files import atomic_path, remove_tree, write_atomic
+from gristmill.foundation.checksums import is_sealed, kept_sha256, link_sealed, read_cached, seal_of
+from gristmill.foundation.files import KnownDigests, atomic_path, remove_tree, write_atomic
 from gristmill.foundation.fingerprint import canonical_json, fingerprint
 from gristmill.foundation.runtime.tasks.engine import Engine
 
@@ -53,10 +54,15 @@ ANNOTATED_FOLDER = "annotated"
 
 @dataclass(frozen=True)
 class ReusedFiles:
-    """folder: takes the links. code_version: of the stage; files of another one are of no use."""
+    """folder: takes the links. code_version: of the stage; files of another one are of no use. corpus: the folder that
+    gets a manifest; digests: takes the SHA-256 of each kept file in it, which is not read again for that. taken: keys
+    of which this run took the files."""
 
     folder: Path
     code_version: int
+    corpus: Path
+    digests: KnownDigests
+    taken: set[str] = field(default_factory=set)
 
     def take(self, key: str, files: Mapping[str, Path]) -> bool:
         """Links the kept files of the key to these paths, by name; False, and nothing is done, if one is missing."""
@@ -65,16 +71,25 @@ class ReusedFiles:
             return False
         for name, path in files.items():
             link_sealed(kept[name], path)
+            self._add_digest(path)
+        self.taken.add(key)
         return True
 
     def keep(self, key: str, files: Mapping[str, Path]) -> None:
         """Keeps links to the files, for the next run."""
+        if key in self.taken:
+            return
         try:
             for name, path in files.items():
+                self._add_digest(path)
                 if not is_sealed(self._of_key(key) / name):
                     link_sealed(path, self._of_key(key) / name, may_copy=False)
         except OSError:  # no hard links here
             remove_tree(self._of_key(key))
+
+    def _add_digest(self, path: Path) -> None:
+        if path.is_relative_to(self.corpus):
+            self.digests.add(path, kept_sha256(path))
 
     def prune(self, keys: Collection[str]) -> None:
         """Removes the files of all other keys."""
@@ -501,16 +516,9 @@ def _read_documents(
 
 def _read_rows(task: tuple[Path, list[int]]) -> dict[int, tuple[str, str]]:
     path, rows = task
-    documents = {}
-    with pq.ParquetFile(path) as file:
-        start = 0
-        for group in range(file.num_row_groups):
-            stop = start + file.metadata.row_group(group).num_rows
-            group_rows = [row for row in rows if start <= row < stop]
-            if group_rows:
-                table = file.read_row_group(group, columns=["doc_id", "text"])
-                for row in group_rows:
-                    doc_id, text = (table.column(name)[row - start].as_py() for name in ("doc_id", "text"))
-                    documents[row] = (doc_id, text[:EXCERPT_CHARACTERS])
-            start = stop
-    return documents
+    ids = dict(zip(rows, unpacked_ids(document_ids(path)[rows]).to_pylist(), strict=True))
+    return {
+        row: (ids[row], text[:EXCERPT_CHARACTERS])
+        for some_rows, texts in picked_texts(path, rows)
+        for row, text in zip(some_rows.tolist(), texts.to_pylist(), strict=True)
+    }

@@ -14,7 +14,15 @@ from pathlib import Path
 import numpy as np
 import xxhash
 
-from gristmill.data_pipeline.dedup.minhash import Unit, band_keys, buckets, find_roots, key_order, union_pairs
+from gristmill.data_pipeline.dedup.minhash import (
+    UNDECIDED,
+    Unit,
+    band_keys,
+    buckets,
+    find_roots,
+    key_order,
+    union_pairs,
+)
 from gristmill.data_pipeline.dedup.signatures import SignatureStore, StorePart
 from gristmill.data_pipeline.ledger.document_file import packed_ids, unpacked_ids
 from gristmill.foundation.errors import InputError
@@ -27,11 +35,12 @@ BLOCK_DOCUMENTS = 65536
 # Documents from which on keys and buckets are tasks of the engine, each band a task: one is sorted in 5 ms.
 POOL_DOCUMENTS = 50_000
 # Batches that verification is divided into, where each has MIN_BATCH_SHINGLES, so that no worker is idle.
-NUM_BATCHES, MIN_BATCH_SHINGLES = 32, 100_000
+NUM_BATCHES, MIN_BATCH_SHINGLES = 32, 1_000_000
 
 KEY = np.dtype([("key", "<u8"), ("document", "<u4")])  # document: its place in the store's part
 LINK = np.dtype([("left", "<i8"), ("right", "<i8")])  # two positions, left < right
-CANDIDATE = np.dtype([("position", "<i8"), ("group", "<i8"), ("batch", "<i4")])
+# state: of the document before it is decided, as in minhash.py; which ones are protected their part says.
+CANDIDATE = np.dtype([("position", "<i8"), ("group", "<i8"), ("batch", "<i4"), ("state", "i1")])
 
 
 @dataclass(frozen=True)
@@ -114,13 +123,17 @@ def _write_keys(task: tuple[StorePart, Banding, Shuffle, int]) -> None:
 
 def _band_keys(part: StorePart, banding: Banding, members: np.ndarray) -> np.ndarray:
     """uint64[bands, members]."""
-    salt = xxhash.xxh3_64_intdigest(part.stored.source.encode()) if banding.by_source else 0
-    signatures = part.signatures()
+    signatures, salt = part.signatures(), salt_of(part, banding)
     keys = np.empty((banding.bands, len(members)), np.uint64)
     for start in range(0, len(members), BLOCK_DOCUMENTS):
         block = np.ascontiguousarray(signatures[members[start : start + BLOCK_DOCUMENTS]])
-        keys[:, start : start + len(block)] = band_keys(block, banding.bands, banding.rows, np.uint64(salt))
+        keys[:, start : start + len(block)] = band_keys(block, banding.bands, banding.rows, salt)
     return keys
+
+
+def salt_of(part: StorePart, banding: Banding) -> np.uint64:
+    """Salt of the part's band keys."""
+    return np.uint64(xxhash.xxh3_64_intdigest(part.stored.source.encode()) if banding.by_source else 0)
 
 
 def keys_of(part: StorePart, banding: Banding, members: np.ndarray) -> np.ndarray:
@@ -238,12 +251,17 @@ def _write_groups(task: tuple[StoredDocuments, Shuffle, int, Shuffle] | None) ->
 
 
 def write_candidates(
-    documents: StoredDocuments, positions: np.ndarray, group: np.ndarray, batch_shingles: int, candidates: Shuffle
+    documents: StoredDocuments,
+    positions: np.ndarray,
+    group: np.ndarray,
+    batch_shingles: int,
+    candidates: Shuffle,
+    states: np.ndarray | int = UNDECIDED,
 ) -> None:
     """Writes part 0 of the candidates. positions: ascending; group: of each."""
     owners = documents.parts_of(positions)
     records = np.empty(len(positions), CANDIDATE)
-    records["position"], records["group"] = positions, group
+    records["position"], records["group"], records["state"] = positions, group, states
     weights = _shingles(documents, positions, owners)
     share = max(int(weights.sum()) // NUM_BATCHES, MIN_BATCH_SHINGLES)
     records["batch"] = _batches(group, weights, min(share, batch_shingles))

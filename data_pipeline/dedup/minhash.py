@@ -141,13 +141,19 @@ def band_keys(signatures, bands, rows, salt):
     keys = np.empty((bands, len(signatures)), np.uint64)
     for document in range(len(signatures)):
         for band in range(bands):
-            value = salt
-            for row in range(band * rows, band * rows + rows):
-                value = (value ^ np.uint64(signatures[document, row])) * MULTIPLY_GROUP
-                value ^= value >> U32
-            value *= MULTIPLY_UNIT
-            keys[band, document] = value ^ (value >> U29)
+            keys[band, document] = band_key(signatures, document, band, rows, salt)
     return keys
+
+
+@cached_njit(nogil=True, forceinline=True)
+def band_key(signatures, document, band, rows, salt):
+    """The key of one band of one document."""
+    value = salt
+    for row in range(band * rows, band * rows + rows):
+        value = (value ^ np.uint64(signatures[document, row])) * MULTIPLY_GROUP
+        value ^= value >> U32
+    value *= MULTIPLY_UNIT
+    return value ^ (value >> U29)
 
 
 def key_order(keys: np.ndarray) -> np.ndarray:
@@ -356,16 +362,22 @@ def jaccard(left: np.ndarray, right: np.ndarray) -> float:
     return both / either if either else 0.0
 
 
+# What is known of a document before a batch is decided. UNDECIDED ones are compared with all that are kept before them.
+# PROTECTED ones are kept unasked. SETTLED ones were decided by an earlier run and hold against each other: they are
+# compared with UNDECIDED ones alone.
+UNDECIDED, PROTECTED, SETTLED_KEPT, SETTLED_REMOVED = range(4)
+
+
 @dataclass(frozen=True)
 class Decisions:
     """Decisions on the documents of a batch, which are in keep-order.
 
-    bucket_of: int64[documents, bands], -1 for no bucket. protected: they are kept unasked. newest, older: of each
+    bucket_of: int64[documents, bands], -1 for no bucket. states: int8, as above. newest, older: of each
     bucket the last kept document, of each kept document the one before it in its bucket. keepers: the most similar kept
     document, the earliest of equals, -1 while there is none; boths: the shingles the two share; best: similarity."""
 
     bucket_of: np.ndarray
-    protected: np.ndarray
+    states: np.ndarray
     newest: np.ndarray
     older: np.ndarray
     compared_with: np.ndarray
@@ -374,13 +386,13 @@ class Decisions:
     best: np.ndarray
 
     @classmethod
-    def of(cls, buckets: tuple[int, np.ndarray], protected: np.ndarray) -> "Decisions":
+    def of(cls, buckets: tuple[int, np.ndarray], states: np.ndarray) -> "Decisions":
         """buckets: how many there are, bucket_of."""
         num_buckets, bucket_of = buckets
         size = len(bucket_of)
         return cls(
             bucket_of,
-            np.ascontiguousarray(protected),
+            np.ascontiguousarray(states),
             newest=np.full(num_buckets, -1, np.int64),
             older=np.full(bucket_of.shape, -1, np.int64),
             compared_with=np.full(size, -1, np.int64),
@@ -406,18 +418,20 @@ def compare_blocks(
 
 @cached_njit(nogil=True)
 def _compare(
-    bucket_of, protected, newest, older, compared_with, keepers, boths, best,
+    bucket_of, states, newest, older, compared_with, keepers, boths, best,
     start, stop, sets, places, first, last, other_sets, other_places, threshold,
 ):  # fmt: skip
     bands = bucket_of.shape[1]
     for document in range(start, stop):
-        if not protected[document]:
+        is_settled = states[document] >= SETTLED_KEPT
+        if states[document] != PROTECTED:
             shingles = sets[places[document, 0] : places[document, 1]]
             for band in range(bands):
                 bucket = bucket_of[document, band]
                 other = newest[bucket] if bucket >= 0 else -1
                 while other >= first:
-                    if other < last and compared_with[other] != document:
+                    holds = is_settled and states[other] >= SETTLED_KEPT
+                    if other < last and compared_with[other] != document and not holds:
                         compared_with[other] = document
                         other_shingles = other_sets[other_places[other, 0] : other_places[other, 1]]
                         total = len(shingles) + len(other_shingles)
@@ -430,7 +444,7 @@ def _compare(
                         if similarity >= threshold and better:
                             best[document], keepers[document], boths[document] = similarity, other, both
                     other = older[other, band]
-        if keepers[document] < 0 and first == start:
+        if keepers[document] < 0 and states[document] != SETTLED_REMOVED and first == start:
             for band in range(bands):
                 bucket = bucket_of[document, band]
                 if bucket >= 0:

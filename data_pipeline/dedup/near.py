@@ -1,7 +1,8 @@
 """Near duplicates: LSH proposes, exact Jaccard decides, and only a document that is kept removes another."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -10,6 +11,7 @@ import pyarrow as pa
 from pydantic import Field, model_validator
 
 from gristmill.data_pipeline.dedup.candidates import (
+    CANDIDATE,
     Banding,
     StoredDocuments,
     keys_of,
@@ -18,18 +20,24 @@ from gristmill.data_pipeline.dedup.candidates import (
     write_links,
 )
 from gristmill.data_pipeline.dedup.exact import DUPLICATE, table_of
-from gristmill.data_pipeline.dedup.minhash import Decisions, Unit, compare_blocks, joined_shingle_sets
+from gristmill.data_pipeline.dedup.minhash import PROTECTED, Decisions, Unit, compare_blocks, joined_shingle_sets
 from gristmill.data_pipeline.dedup.near_decisions import (
     MAX_DOCUMENTS,
     NEAR_DECISIONS,
+    STATE_VERSION,
     ChangedDocuments,
     DecidedRun,
     KeptDecisions,
-    decisions_of,
-    joined_decisions,
-    neighbours_of_new,
-    undecided,
+    Undecided,
+    are_few,
+    bucket_neighbours,
+    placed,
+    refuse_known,
+    still_there,
+    undecided_at_first,
+    write_duplicates,
 )
+from gristmill.data_pipeline.dedup.picked_texts import has_picked_texts, picked_texts
 from gristmill.data_pipeline.dedup.signatures import (
     SIGNATURE_CACHE,
     STORE_FOLDER,
@@ -64,8 +72,8 @@ def member_dtype(bands: int) -> np.dtype:
     """A candidate with all that decides its place in keep-order and whom it is compared with.
 
     group: candidates of another are never compared. priority: of its source, or below all others if it is protected.
-    length: bytes of its text. file, row: where it stands, counted without the protected files. size: of its set. keys:
-    of its bands."""
+    length: bytes of its text. file, row: where it stands, counted without the protected files. size: of its set. state:
+    before it is decided. keys: of its bands."""
     return np.dtype(
         [
             ("group", "<i8"),
@@ -75,7 +83,7 @@ def member_dtype(bands: int) -> np.dtype:
             ("row", "<i8"),
             ("size", "<i8"),
             ("file", "<i4"),
-            ("protected", "?"),
+            ("state", "i1"),
             ("keys", "<u8", bands),
         ]
     )
@@ -145,7 +153,7 @@ def write_candidate_sets(
 
 def _write_sets(task: SetsTask) -> None:
     candidates = task.candidates.read(task.number)
-    table = task.part.documents()
+    table = task.part.documents(["doc_id", "row", "length"])
     places = candidates["position"] - task.start
     members = np.zeros(len(candidates), task.written.members.dtype)
     rows = table.column("row").to_numpy()[places]
@@ -153,7 +161,7 @@ def _write_sets(task: SetsTask) -> None:
     members["length"] = table.column("length").to_numpy()[places]
     members["id"] = packed_ids(table.column("doc_id"), task.part.folder)[places]
     members["file"] = task.number - task.num_protected
-    members["protected"] = task.number < task.num_protected
+    members["state"] = PROTECTED if task.number < task.num_protected else candidates["state"]
     members["priority"] = np.iinfo(np.int64).min if task.number < task.num_protected else task.part.stored.priority
     members["keys"] = keys_of(task.part, task.banding, places)
     values, bounds = _sets(task, rows)
@@ -168,14 +176,22 @@ def _write_sets(task: SetsTask) -> None:
 
 def _sets(task: SetsTask, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The sets of these rows, which ascend, one after the other, and int64[rows + 1] bounds."""
-    wanted = np.zeros(len(task.document_file.kept_mask()), bool)
-    wanted[rows] = True
     sets, sizes = [], [np.zeros(1, np.int64)]
-    for _, _, texts in task.document_file.batches(wanted):
+    for texts in _texts(task.document_file, rows):
         values, bounds = joined_shingle_sets(*utf8_of(texts), task.banding.ngram, task.banding.unit)
         sets.append(values)
         sizes.append(np.diff(bounds))
     return np.concatenate(sets), np.cumsum(np.concatenate(sizes))
+
+
+def _texts(document_file: DocumentFile, rows: np.ndarray) -> Iterator[pa.Array]:
+    """The texts of these ascending rows, a bounded number at a time."""
+    if has_picked_texts(document_file.path):
+        yield from (texts for _, texts in picked_texts(document_file.path, rows))
+        return
+    wanted = np.zeros(len(document_file.kept_mask()), bool)
+    wanted[rows] = True
+    yield from (texts for _, _, texts in document_file.batches(wanted))
 
 
 # Verification: a batch of whole groups of candidates is read, put into keep-order and decided.
@@ -211,7 +227,7 @@ def verify_batches(
 
 def _verify_batch(task: BatchTask) -> None:
     batch = _Batch.read(task.sets, task.batch)
-    decided = Decisions.of(_buckets(batch.members["keys"]), batch.members["protected"])
+    decided = Decisions.of(_buckets(batch.members["keys"]), batch.members["state"])
     blocks = _blocks(batch.members["size"], task.block_shingles)
     for number, block in enumerate(blocks):
         block_sets = batch.sets(np.arange(*block))
@@ -367,7 +383,7 @@ class EarlierRuns:
     code_version: int = 0
 
     def decisions(self, config: Any) -> KeptDecisions:
-        folder = self.cache / NEAR_DECISIONS / fingerprint([config, self.code_version])[:16]
+        folder = self.cache / NEAR_DECISIONS / fingerprint([config, self.code_version, STATE_VERSION])[:16]
         return KeptDecisions(folder, self.sources)
 
 
@@ -411,7 +427,7 @@ def find_near_duplicates(
         None if earlier is None or protected or len(documents) > MAX_DOCUMENTS else earlier.decisions(config.identity)
     )
     if kept is None:
-        return _compare_all([*sides, *document_files], documents, config, engine, folder)[0]
+        return _compare_all([*sides, *document_files], documents, config, engine, folder)
     return _decide_changed(document_files, documents, config, kept, engine, folder)
 
 
@@ -421,15 +437,15 @@ def _compare_all(
     config: NearDedupConfig,
     engine: Engine,
     folder: Path,
-) -> tuple[Shuffle, Shuffle]:
-    """(duplicates, candidates). document_files: of the documents' parts."""
+) -> Shuffle:
+    """The duplicates. document_files: of the documents' parts."""
     keys = write_keys(documents, config.banding, engine, folder)
     links = write_links(documents, keys, config.bands, engine, folder)
     candidates = write_groups(documents, links, BATCH_SHINGLES, engine, folder)
     sets = write_candidate_sets(document_files, documents, candidates, config.banding, engine, folder)
     own_files = len(document_files) - int(documents.is_protected.sum())
     duplicates = Shuffle(folder / "verified", DUPLICATE, sets.members.ranges, own_files)
-    return verify_batches(sets, config.threshold, BLOCK_SHINGLES, duplicates, engine), candidates[0]
+    return verify_batches(sets, config.threshold, BLOCK_SHINGLES, duplicates, engine)
 
 
 def _decide_changed(
@@ -440,23 +456,54 @@ def _decide_changed(
     engine: Engine,
     folder: Path,
 ) -> Shuffle:
-    """The duplicates, of which those that an earlier run decided are taken from there if new documents are few. Keeps
-    the decisions for the next run, last: after a kill the same ones are taken."""
+    """The duplicates, of which those that an earlier run decided are taken from there if few documents are undecided.
+    Keeps the decisions for the next run, last: after a kill the same ones are taken."""
     run = kept.read()
     changes = ChangedDocuments.since(run, documents, kept.entries_of(documents, document_files))
-    if run is None or not changes.are_few:
-        duplicates, candidates = _compare_all(document_files, documents, config, engine, folder)
-        decisions = decisions_of(documents, candidates, duplicates, duplicates.parts)
+    decisions = None
+    if run is not None:
+        decisions = _decide_few(document_files, documents, config, (run, changes), engine, folder)
+    if decisions is None:
+        duplicates = _compare_all(document_files, documents, config, engine, folder)
+        decisions = placed(documents, duplicates.read_all())
     else:
-        neighbours = neighbours_of_new(documents, changes.new, changes.ids, config.banding, engine, folder)
-        left = undecided(run, changes, documents, neighbours, BATCH_SHINGLES, folder)
-        candidates, duplicates = left.candidates, left.duplicates
-        batches = candidates, left.batches
-        sets = write_candidate_sets(document_files, documents, batches, config.banding, engine, folder)
-        verify_batches(sets, config.threshold, BLOCK_SHINGLES, duplicates, engine)
-        decisions = joined_decisions(left.known, decisions_of(documents, candidates, duplicates, left.batches))
+        duplicates = Shuffle(folder / "known", DUPLICATE, 1, len(document_files))
+        write_duplicates(decisions, duplicates)
     kept.write(DecidedRun(changes.entries, documents.starts, changes.ids, decisions))
     return duplicates
+
+
+def _decide_few(
+    document_files: Sequence[DocumentFile],
+    documents: StoredDocuments,
+    config: NearDedupConfig,
+    since: tuple[DecidedRun, ChangedDocuments],
+    engine: Engine,
+    folder: Path,
+) -> np.ndarray | None:
+    """The decisions on all removed documents; None if so many are undecided that all are compared better."""
+    run, changes = since
+    known = still_there(run, changes, documents)
+    positions = undecided_at_first(run, changes, known, documents.starts)
+    for number in count():
+        if not are_few(positions, len(documents)):
+            return None
+        if not number:
+            refuse_known(documents, changes)
+        undecided, work = Undecided.of(documents, changes.ids, positions, known), folder / f"round-{number}"
+        if not len(positions):
+            return undecided.known
+        neighbours = bucket_neighbours(documents, positions, changes.ids, config.banding, engine, work)
+        candidates = Shuffle(work / "candidates", CANDIDATE, 1, len(documents.parts))
+        batches = candidates, undecided.write_candidates(neighbours, BATCH_SHINGLES, candidates)
+        sets = write_candidate_sets(document_files, documents, batches, config.banding, engine, work)
+        duplicates = Shuffle(work / "verified", DUPLICATE, sets.members.ranges, len(document_files))
+        verify_batches(sets, config.threshold, BLOCK_SHINGLES, duplicates, engine)
+        decisions, reopened = undecided.with_decided(duplicates.read_all())
+        if not len(reopened):
+            return decisions
+        positions = np.union1d(positions, reopened)
+    raise AssertionError  # count() does not end
 
 
 def _protected_stores(protected: Sequence[Protected], scheme: SignatureScheme) -> list[SignatureStore]:

@@ -8,8 +8,11 @@ from itertools import starmap
 from typing import Self
 
 import numpy as np
+import pyarrow as pa
 
-from gristmill.data_pipeline.dedup.minhash import band_keys, jaccard, shingle_sets, signatures_of
+from gristmill.data_pipeline.dedup.folding import document_ids
+from gristmill.data_pipeline.dedup.minhash import band_key, band_keys, jaccard, shingle_sets, signatures_of
+from gristmill.data_pipeline.dedup.picked_texts import has_picked_texts, picked_texts
 from gristmill.data_pipeline.dedup.signatures import (
     BLOCK_DOCUMENTS,
     SignatureCache,
@@ -17,7 +20,7 @@ from gristmill.data_pipeline.dedup.signatures import (
     SignatureStore,
     minhash_of,
 )
-from gristmill.data_pipeline.ledger.document_file import DocumentFile, utf8_of
+from gristmill.data_pipeline.ledger.document_file import DocumentFile, unpacked_ids, utf8_of
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.runtime.kernels.cached_njit import cached_njit
 from gristmill.foundation.runtime.tasks.engine import Engine
@@ -26,64 +29,99 @@ from gristmill.foundation.runtime.tasks.engine import Engine
 
 
 # Most keys are told from those of the documents by their first bits, without a search: so many more bits than it takes
-# to number the documents leave one other key in 64.
-MORE_BITS, MAX_BITS = 6, 24
+# to number the keys leave one other key in 64.
+MORE_BITS, MAX_BITS = 6, 27
+BAND_STEP = np.uint64(0x9E3779B97F4A7C15)  # added to the keys of a band once more than to those of the band before
+U3, U7 = np.uint64(3), np.uint64(7)
 
 
 @dataclass(frozen=True)
 class BandLookup:
-    """Band keys of D documents. keys uint64[bands, D], sorted; orders int64[bands, D]: the document of each.
-    prefixes bool[bands, 2**bits]: whether a key begins with these bits."""
+    """Band keys of D documents, those of all bands in one order. keys, sorted: uint64[bands * D]. documents: the owner
+    of each. prefixes uint8[2**bits / 8]: a bit for the first bits of a key that a document has. rows: hashes of a
+    band."""
 
     keys: np.ndarray
-    orders: np.ndarray
+    documents: np.ndarray
     prefixes: np.ndarray
+    rows: int
 
     @classmethod
-    def of(cls, keys: np.ndarray) -> Self:
+    def of(cls, keys: np.ndarray, rows: int) -> Self:
         """keys: uint64[bands, D]."""
-        orders = np.argsort(keys, axis=1, kind="stable")
-        ordered = np.take_along_axis(keys, orders, axis=1)
-        bits = min(keys.shape[1].bit_length() + MORE_BITS, MAX_BITS)
-        prefixes = np.zeros((len(keys), 1 << bits), bool)
-        for band, of_band in enumerate(ordered):
-            prefixes[band, of_band >> np.uint64(64 - bits)] = True
-        return cls(ordered, orders, prefixes)
+        joined = joined_bands(keys)
+        order = np.argsort(joined, kind="stable")
+        bits = min(len(joined).bit_length() + MORE_BITS, MAX_BITS)
+        prefixes = np.zeros(1 << bits, np.uint8)
+        prefixes[joined >> np.uint64(64 - bits)] = 1
+        documents = np.tile(np.arange(keys.shape[1]), len(keys))[order]
+        return cls(joined[order], documents, np.packbits(prefixes, bitorder="little"), rows)
 
-    def first_matches(self, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """(places in keys uint64[bands, N], the first document with that key), int64[] each, for every band and key
-        that a document has."""
-        matches = [self._ranges(band, of_band) for band, of_band in enumerate(keys)]
-        places = np.concatenate([np.empty(0, np.int64), *(place for place, _, _ in matches)])
-        firsts = [self.orders[band][first] for band, (_, first, _) in enumerate(matches)]
-        return places, np.concatenate([np.empty(0, np.int64), *firsts])
+    def keys_like(self, signatures: np.ndarray, salt: np.uint64) -> tuple[np.ndarray, np.ndarray]:
+        """(places of documents in signatures uint32[N, hashes], keys): all keys of theirs that a document of the lookup
+        has, and a few others."""
+        bands = signatures.shape[1] // self.rows
+        shift = np.uint64(62 - len(self.prefixes).bit_length())  # 8 bits a byte
+        size = max(len(signatures) * bands // 16, 1024)
+        while True:
+            places, keys = np.empty(size, np.int64), np.empty(size, np.uint64)
+            count = _keys_with_prefixes(signatures, bands, self.rows, salt, shift, self.prefixes, places, keys)
+            if count <= size:
+                return places[:count], keys[:count]
+            size = count
 
-    def pairs(self, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """(places in keys uint64[bands, N], documents that share a band), int64[] each; each pair once."""
-        size = max(self.keys.shape[1], 1)
-        pairs = [np.empty(0, np.int64)]
-        for band, of_band in enumerate(keys):
-            place, first, sizes = self._ranges(band, of_band)
-            inside = np.arange(sizes.sum()) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-            pairs.append(np.repeat(place, sizes) * size + self.orders[band][np.repeat(first, sizes) + inside])
-        places, documents = np.divmod(np.unique(np.concatenate(pairs)), size)
-        return places, documents
+    def first_matches(self, places: np.ndarray, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """(places, the first document with the key), int64[] each, for every key that a document has."""
+        place, first, _ = self._ranges(places, keys)
+        return place, self.documents[first]
 
-    def _ranges(self, band: int, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """(places of the keys that a document has, place of the first such document in the order, how many there
-        are)."""
-        shift = np.uint64(65 - self.prefixes.shape[1].bit_length())
-        place = np.flatnonzero(self.prefixes[band][keys >> shift])
-        first = np.searchsorted(self.keys[band], keys[place], side="left")
-        sizes = np.searchsorted(self.keys[band], keys[place], side="right") - first
-        has_key = sizes > 0
-        return place[has_key], first[has_key], sizes[has_key]
+    def pairs(self, places: np.ndarray, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """(places, documents that have one of their keys), int64[] each; each pair once."""
+        place, first, sizes = self._ranges(places, keys)
+        inside = np.arange(sizes.sum()) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+        size = int(self.documents.max(initial=0)) + 1
+        pairs = np.unique(np.repeat(place, sizes) * size + self.documents[np.repeat(first, sizes) + inside])
+        left, right = np.divmod(pairs, size)
+        return left, right
+
+    def _ranges(self, places: np.ndarray, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """(places of the keys that a document has, place of the first such key in the order, how many there are)."""
+        first = np.searchsorted(self.keys, keys, side="left")
+        has_key = (
+            np.flatnonzero(self.keys[np.minimum(first, len(self.keys) - 1)] == keys) if len(self.keys) else first[:0]
+        )
+        first = first[has_key]
+        return places[has_key], first, np.searchsorted(self.keys, keys[has_key], side="right") - first
+
+
+def joined_bands(keys: np.ndarray) -> np.ndarray:
+    """uint64[bands * N] of keys uint64[bands, N], band after band: those of two bands differ."""
+    return (keys + BAND_STEP * np.arange(len(keys), dtype=np.uint64)[:, None]).ravel()
+
+
+@cached_njit(nogil=True)
+def _keys_with_prefixes(signatures, bands, rows, salt, shift, prefixes, places, keys):
+    """How many keys of the documents begin with a known prefix; the first of them, as joined_bands makes them, and the
+    documents' places."""
+    count = 0
+    for document in range(len(signatures)):
+        step = np.uint64(0)
+        for band in range(bands):
+            key = band_key(signatures, document, band, rows, salt) + step
+            step += BAND_STEP
+            prefix = key >> shift
+            if (prefixes[prefix >> U3] >> np.uint8(prefix & U7)) & 1:
+                if count < len(places):
+                    places[count], keys[count] = document, key
+                count += 1
+    return count
 
 
 # Bands of 3 hashes: of 120 there are 40; of pairs of similarity 0.8 one in 10^12 shares none, (1 - 0.8**3)**40.
 ROWS = 3
 # Below the threshold by so much an estimate from 120 hashes falls once in 10^7 (5 standard errors of 0.037).
 MARGIN = 0.2
+NO_SALT = np.uint64(0)
 
 
 @dataclass(frozen=True)
@@ -105,13 +143,9 @@ class SignedTexts:
         with_words = np.flatnonzero(shingles > 0)
         all_sets = shingle_sets(data, offsets, scheme.ngram, scheme.unit)
         signatures = np.ascontiguousarray(signatures[with_words])
-        lookup = BandLookup.of(_band_keys(signatures))
+        rows = min(ROWS, scheme.hashes)
+        lookup = BandLookup.of(band_keys(signatures, scheme.hashes // rows, rows, NO_SALT), rows)
         return cls(scheme, signatures, [all_sets[place] for place in with_words.tolist()], lookup)
-
-
-def _band_keys(signatures: np.ndarray) -> np.ndarray:
-    rows = min(ROWS, signatures.shape[1])
-    return band_keys(signatures, signatures.shape[1] // rows, rows, np.uint64(0))
 
 
 @dataclass(frozen=True)
@@ -149,10 +183,8 @@ def _copies_in_file(task: tuple[SignedTexts, DocumentFile, SignatureCache, int, 
         return []
     row_of_place = cache.rows(document_file)
     rows = row_of_place[place]
-    wanted = np.zeros(len(document_file.kept_mask()), bool)
-    wanted[rows[rows >= 0]] = True
     copies = []
-    for batch_rows, doc_ids, batch_texts in document_file.batches(wanted):
+    for batch_rows, doc_ids, batch_texts in _documents(document_file, np.unique(rows[rows >= 0])):
         sets = shingle_sets(*utf8_of(batch_texts), texts.scheme.ngram, texts.scheme.unit)
         for row, doc_id, shingles in zip(batch_rows.tolist(), doc_ids.to_pylist(), sets, strict=True):
             of_row = ((shingles, texts.sets[other]) for other in np.unique(text[rows == row]).tolist())
@@ -162,9 +194,21 @@ def _copies_in_file(task: tuple[SignedTexts, DocumentFile, SignatureCache, int, 
     return copies
 
 
+def _documents(document_file: DocumentFile, rows: np.ndarray) -> Iterator[tuple[np.ndarray, pa.Array, pa.Array]]:
+    """(rows, doc_id, text) of these ascending rows, a bounded number at a time."""
+    if has_picked_texts(document_file.path):
+        ids = document_ids(document_file.path)
+        for some_rows, texts in picked_texts(document_file.path, rows):
+            yield some_rows, unpacked_ids(ids[some_rows]), texts
+        return
+    wanted = np.zeros(len(document_file.kept_mask()), bool)
+    wanted[rows] = True
+    yield from document_file.batches(wanted)
+
+
 def _candidates(texts: SignedTexts, signatures: np.ndarray, threshold: float) -> np.ndarray:
     """int64[2, pairs]: places of documents and texts that share a band and whose estimate is near the threshold."""
-    place, text = texts.lookup.pairs(_band_keys(np.ascontiguousarray(signatures)))
+    place, text = texts.lookup.pairs(*texts.lookup.keys_like(signatures, NO_SALT))
     estimate = (signatures[place] == texts.signatures[text]).mean(axis=1)
     return np.stack([place, text])[:, estimate >= threshold - MARGIN]
 

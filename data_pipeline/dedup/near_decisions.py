@@ -1,16 +1,18 @@
 """Decisions on near duplicates that an earlier run made, and what has to be decided anew.
 
-`cache/near_decisions/CONFIG/state.npz` holds the documents of the last run, file by file, and every candidate among
-them with its group and, if it was removed, the document that was kept instead.
+`cache/near_decisions/CONFIG/state.npz` holds the documents of the last run, file by file, and those of them that were
+removed, each with the document that was kept instead.
 
-A decision on a document depends on the kept documents before it that share a bucket with it. So the decisions on a
-group hold if no new document shares a bucket with one of its members, and each document that was kept instead of one of
-them is still there: what has gone since then had removed none of them. Whether new documents share a bucket is seen by
-comparing their band keys with those of all others, which need not be sorted for that."""
+A decision on a document depends on the kept documents before it that share a bucket with it. Undecided are new
+documents, and those whose kept document has gone: what has gone besides had removed none. They are compared with the
+kept documents before them, and the decided documents after them with those of them that are kept; decided documents are
+not compared with each other. Where a document that was kept is removed now, its duplicates are undecided too, and all
+is compared once more. Who shares a bucket is seen by comparing the band keys of the undecided documents with those of
+all others, which need not be sorted for that."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -18,48 +20,54 @@ import orjson
 import xxhash
 
 from gristmill.data_pipeline.dedup.candidates import (
-    CANDIDATE,
     Banding,
     StoredDocuments,
     keys_of,
     refuse_twins,
+    salt_of,
     sized,
     write_candidates,
 )
 from gristmill.data_pipeline.dedup.exact import DUPLICATE
-from gristmill.data_pipeline.dedup.minhash import find_roots, union_pairs
+from gristmill.data_pipeline.dedup.minhash import SETTLED_KEPT, SETTLED_REMOVED, UNDECIDED, find_roots, union_pairs
 from gristmill.data_pipeline.dedup.near_copies import BandLookup
 from gristmill.data_pipeline.dedup.signatures import StorePart, documents_file
-from gristmill.data_pipeline.ledger.document_file import DocumentFile, load_array, packed_ids, save_array, sortable_ids
+from gristmill.data_pipeline.ledger.document_file import (
+    DocumentFile,
+    keep_order,
+    load_array,
+    packed_ids,
+    save_array,
+    sortable_ids,
+)
 from gristmill.foundation.checksums import is_sealed, read_cached, seal_of, sealed_path
 from gristmill.foundation.files import file_digest, remove_tree
 from gristmill.foundation.runtime.tasks.engine import Engine
 from gristmill.foundation.runtime.tasks.task_files import Shuffle, fetch
 
 NEAR_DECISIONS = "near_decisions"  # in the cache of a work folder
-# file: its number among those of the run; place: of the document among its signed ones; row: of the file. value:
-# similarity to duplicate_of, the packed id of the document that was kept; KEPT if the member was kept.
+STATE_VERSION = 2
+# A removed document. file: its number among those of the run; place: of the document among its signed ones; row: of the
+# file. value: similarity to duplicate_of, the packed id of the document that was kept.
 DECISION = np.dtype(
     [
         ("file", "<i4"),
         ("place", "<i4"),
         ("row", "<i8"),
-        ("group", "<i8"),
         ("id", "<u8", 2),
         ("duplicate_of", "<u8", 2),
         ("value", "<f8"),
     ]
 )
-KEPT = -1.0
-MAX_DOCUMENTS = 100_000_000  # 16 bytes of memory each, and 72 for each candidate; of more nothing is kept
-MAX_NEW_DOCUMENTS, MAX_NEW_SHARE = 1_000_000, 0.25  # more of them are compared as in a first run
+MAX_DOCUMENTS = 100_000_000  # 16 bytes of memory each, and 64 for each that is removed; of more nothing is kept
+MAX_UNDECIDED, MAX_UNDECIDED_SHARE = 1_000_000, 0.25  # with more of them all are compared as in a first run
 Entry = tuple[str, str, str]  # of a file: name, digest of the table of its signed documents, identity of their texts
 
 
 @dataclass(frozen=True)
 class DecidedRun:
     """entries: of its files. starts int64[files + 1]: positions of their first documents. ids uint64[documents, 2].
-    decisions DECISION[candidates]."""
+    decisions DECISION[removed]."""
 
     entries: Sequence[Entry]
     starts: np.ndarray
@@ -141,11 +149,6 @@ class ChangedDocuments:
         moved[others[0][place[place >= 0]]] = read[0][place >= 0]
         return cls(entries, ids, moved, read[0][place < 0], frozenset(changed))
 
-    @property
-    def are_few(self) -> bool:
-        """Whether the new documents are so few that only their groups are decided."""
-        return len(self.new) <= min(MAX_NEW_DOCUMENTS, int(MAX_NEW_SHARE * len(self.ids)))
-
 
 def ids_of_part(part: StorePart) -> np.ndarray:
     """uint64[documents, 2]"""
@@ -179,100 +182,181 @@ def places(ids: np.ndarray, among: np.ndarray, is_sorted: bool = True) -> np.nda
     return np.where(others[place] == wanted, place, -1)
 
 
-# Documents that share a bucket with a new one.
+# Documents that share a bucket with an undecided one.
 
 
-def neighbours_of_new(
-    documents: StoredDocuments, new: np.ndarray, ids: np.ndarray, banding: Banding, engine: Engine, folder: Path
+def undecided_at_first(run: DecidedRun, changes: ChangedDocuments, known: np.ndarray, starts: np.ndarray) -> np.ndarray:
+    """int64[]: positions, ascending, of the new documents, and of the removed ones whose kept document has gone. known:
+    the decisions on documents that are still there."""
+    is_orphan = places(known["duplicate_of"], run.ids[changes.moved < 0], is_sorted=False) >= 0
+    return np.union1d(changes.new, positions_of(known[is_orphan], starts))
+
+
+def are_few(undecided: np.ndarray, documents: int) -> bool:
+    return len(undecided) <= min(MAX_UNDECIDED, int(MAX_UNDECIDED_SHARE * documents))
+
+
+def refuse_known(documents: StoredDocuments, changes: ChangedDocuments) -> None:
+    """Raises InputError if a new document is there already."""
+    if len(changes.new):
+        low, ids = np.sort(changes.ids[changes.new, 1]), changes.ids[:, 1]
+        is_alike = low[np.minimum(np.searchsorted(low, ids), len(low) - 1)] == ids
+        refuse_twins(documents, np.flatnonzero(is_alike))
+
+
+def bucket_neighbours(
+    documents: StoredDocuments, undecided: np.ndarray, ids: np.ndarray, banding: Banding, engine: Engine, folder: Path
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(positions, new documents that they share a bucket with), int64[] each, which connect all that do.
-
-    Raises InputError if a new document is there already."""
-    if not len(new):
-        return np.empty(0, np.int64), np.empty(0, np.int64)
-    low = np.sort(ids[new, 1])
-    is_alike = low[np.minimum(np.searchsorted(low, ids[:, 1]), len(low) - 1)] == ids[:, 1]
-    refuse_twins(documents, np.flatnonzero(is_alike))
-    owners = documents.parts_of(new)
-    of_parts, with_keys = [np.empty((0, banding.bands), np.uint64)], [np.empty(0, np.int64)]
-    for number in np.unique(owners).tolist():
-        part = documents.parts[number]
-        inside = new[owners == number] - documents.starts[number]
-        inside = inside[part.documents(["shingles"]).column("shingles").to_numpy()[inside] > 0]
-        of_parts.append(keys_of(part, banding, inside))
-        with_keys.append(inside + documents.starts[number])
-    lookup, known = folder / "new-keys.npy", np.concatenate(with_keys)
-    save_array(lookup, np.ascontiguousarray(np.concatenate(of_parts).T))
+    """(positions of documents, the first undecided document in keep-order that has one of their keys), int64[] each,
+    for each key of theirs that an undecided document has."""
+    sizes = _columns_of(documents, undecided, ("length", "shingles"))
+    with_keys = np.flatnonzero(sizes["shingles"] > 0)
+    priorities = _priorities(documents)[documents.parts_of(undecided)]
+    order = keep_order(priorities[with_keys], sizes["length"][with_keys], ids[undecided[with_keys]])
+    known = undecided[with_keys]
+    of_parts = [np.empty((0, banding.bands), np.uint64)]
+    for number, inside in _by_part(documents, known):
+        of_parts.append(keys_of(documents.parts[number], banding, inside))
+    folder.mkdir(parents=True, exist_ok=True)
+    lookup = folder / "keys.npy"
+    save_array(lookup, np.ascontiguousarray(np.concatenate(of_parts)[order].T))
     tasks = [(part, banding, lookup) for part in documents.parts]
     matches = sized(engine, len(documents)).map(
         _first_matches, tasks, "near duplicates: neighbours of new documents", unit="files"
     )
     positions = [start + place for start, (place, _) in zip(documents.starts[:-1], matches, strict=True)]
-    return np.concatenate(positions), known[np.concatenate([first for _, first in matches])]
+    return np.concatenate(positions), known[order][np.concatenate([first for _, first in matches])]
 
 
 def _first_matches(task: tuple[StorePart, Banding, Path]) -> tuple[np.ndarray, np.ndarray]:
     part, banding, path = task
-    keys = keys_of(part, banding, np.arange(part.stored.documents))
-    return _lookup(path, fetch(path).stat().st_mtime_ns).first_matches(keys.T)
+    lookup = _lookup(path, fetch(path).stat().st_mtime_ns, banding.rows)
+    return lookup.first_matches(
+        *lookup.keys_like(part.signatures()[:, : banding.bands * banding.rows], salt_of(part, banding))
+    )
 
 
 @lru_cache(maxsize=1)
-def _lookup(path: Path, _: int) -> BandLookup:
-    return BandLookup.of(load_array(path))
+def _lookup(path: Path, _: int, rows: int) -> BandLookup:
+    return BandLookup.of(load_array(path), rows)
 
 
-# The decisions that hold, and the candidates for new ones.
+def _by_part(documents: StoredDocuments, positions: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
+    """(number of a part, places in it) of ascending positions."""
+    owners = documents.parts_of(positions)
+    for number in np.unique(owners).tolist():
+        first, last = np.searchsorted(owners, [number, number + 1])
+        yield number, positions[first:last] - documents.starts[number]
+
+
+def _columns_of(documents: StoredDocuments, positions: np.ndarray, names: Sequence[str]) -> dict[str, np.ndarray]:
+    """int64[] of each column of the documents at these ascending positions."""
+    values: dict[str, list[np.ndarray]] = {name: [np.empty(0, np.int64)] for name in names}
+    for number, inside in _by_part(documents, positions):
+        table = documents.parts[number].documents(names)
+        for name in names:
+            values[name].append(table.column(name).to_numpy()[inside])
+    return {name: np.concatenate(columns) for name, columns in values.items()}
+
+
+def _priorities(documents: StoredDocuments) -> np.ndarray:
+    """int64[parts]"""
+    return np.array([part.stored.priority for part in documents.parts], np.int64)
+
+
+# What is compared again, and the decisions that hold.
 
 
 @dataclass(frozen=True)
 class Undecided:
-    """candidates: those of groups that must be decided. batches: how many these are in. duplicates: takes the
-    duplicates of all groups, a part a batch; those that are known are its last part. known: the decisions that hold."""
+    """positions: of the undecided documents, ascending. known: decisions of the run before on others."""
 
-    candidates: Shuffle
-    batches: int
-    duplicates: Shuffle
+    documents: StoredDocuments
+    ids: np.ndarray
+    positions: np.ndarray
     known: np.ndarray
 
+    @classmethod
+    def of(cls, documents: StoredDocuments, ids: np.ndarray, positions: np.ndarray, known: np.ndarray) -> "Undecided":
+        """known: decisions of the run before, of which those on undecided documents are dropped."""
+        return cls(documents, ids, positions, known[~np.isin(positions_of(known, documents.starts), positions)])
 
-def undecided(
-    run: DecidedRun,
-    changes: ChangedDocuments,
-    documents: StoredDocuments,
-    neighbours: tuple[np.ndarray, np.ndarray],
-    batch_shingles: int,
-    folder: Path,
-) -> Undecided:
-    """neighbours: as `neighbours_of_new` returns them. Writes the duplicates that are known."""
-    decisions = _present(run, changes, documents)
-    shared = neighbours[0] != neighbours[1]
-    left, right = (positions[shared] for positions in neighbours)
-    joined = np.unique(np.concatenate([left, right]))
-    position = documents.starts[decisions["file"]] + decisions["place"]
-    is_removed = decisions["value"] != KEPT
-    is_orphan = is_removed.copy()
-    is_orphan[is_removed] = places(decisions["duplicate_of"][is_removed], decisions["id"], is_sorted=False) < 0
-    touched = np.unique(decisions["group"][is_orphan | np.isin(position, joined)])
-    is_touched = np.isin(decisions["group"], touched)
-    chosen = np.union1d(position[is_touched], joined)
-    _, firsts, numbers = np.unique(decisions["group"][is_touched], return_index=True, return_inverse=True)
-    members = np.searchsorted(chosen, position[is_touched])
-    parents = np.arange(len(chosen))
-    union_pairs(parents, members, members[firsts][numbers])
-    union_pairs(parents, np.searchsorted(chosen, left), np.searchsorted(chosen, right))
-    candidates = Shuffle(folder / "candidates-left", CANDIDATE, 1, len(documents.parts))
-    write_candidates(documents, chosen, find_roots(parents), batch_shingles, candidates)
-    batches = int(candidates.part(0)[1]["batch"].max(initial=-1)) + 1
-    duplicates = Shuffle(folder / "verified", DUPLICATE, batches + 1, len(documents.parts))
-    known = decisions[~is_touched]
-    _write_duplicates(known[known["value"] != KEPT], duplicates, batches)
-    return Undecided(candidates, batches, duplicates, known)
+    @cached_property
+    def is_undecided(self) -> np.ndarray:
+        return _mask(len(self.documents), self.positions)
+
+    @cached_property
+    def was_removed(self) -> np.ndarray:
+        return _mask(len(self.documents), positions_of(self.known, self.documents.starts))
+
+    def write_candidates(
+        self, neighbours: tuple[np.ndarray, np.ndarray], batch_shingles: int, candidates: Shuffle
+    ) -> int:
+        """Writes the documents to compare, in groups that share no bucket. neighbours: of `bucket_neighbours`. Returns
+        the number of batches."""
+        positions, firsts = neighbours
+        matters = self.is_undecided[positions] | ~self.was_removed[positions]
+        others = np.flatnonzero(~matters)
+        matters[others] = self._comes_after(positions[others], firsts[others])
+        matters &= positions != firsts
+        positions, firsts = positions[matters], firsts[matters]
+        chosen = np.union1d(positions, firsts)
+        parents = np.arange(len(chosen))
+        union_pairs(parents, np.searchsorted(chosen, positions), np.searchsorted(chosen, firsts))
+        states = np.full(len(chosen), SETTLED_KEPT, np.int8)
+        states[self.was_removed[chosen]] = SETTLED_REMOVED
+        states[self.is_undecided[chosen]] = UNDECIDED
+        write_candidates(self.documents, chosen, find_roots(parents), batch_shingles, candidates, states)
+        return int(candidates.part(0)[1]["batch"].max(initial=-1)) + 1
+
+    def _comes_after(self, positions: np.ndarray, others: np.ndarray) -> np.ndarray:
+        """bool[]: whether each document comes after the other one in keep-order."""
+        priorities = _priorities(self.documents)
+        left, right = (priorities[self.documents.parts_of(side)] for side in (positions, others))
+        after = left > right
+        same = np.flatnonzero(left == right)
+        known = np.union1d(positions[same], others[same])
+        lengths = _columns_of(self.documents, known, ("length",))["length"]
+        left, right = (-lengths[np.searchsorted(known, side[same])] for side in (positions, others))
+        ids, other_ids = (sortable_ids(self.ids[side[same]]) for side in (positions, others))
+        after[same] = (left > right) | ((left == right) & (ids > other_ids))
+        return after
+
+    def with_decided(self, records: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """(DECISION[] of all removed documents, positions of documents to decide again). records: DUPLICATE[] of
+        the compared documents that were removed."""
+        decided = placed(self.documents, records)
+        position = positions_of(decided, self.documents.starts)
+        was_removed = self.was_removed[position]
+        known_positions = positions_of(self.known, self.documents.starts)
+        order = np.argsort(known_positions)
+        before = order[np.searchsorted(known_positions[order], position[was_removed])]
+        values = self.known["value"][before]
+        is_closer, is_equal = decided["value"][was_removed] > values, decided["value"][was_removed] == values
+        flipped = ~was_removed & ~self.is_undecided[position]
+        is_orphan = places(self.known["duplicate_of"], decided["id"][flipped], is_sorted=False) >= 0
+        reopened = np.union1d(position[was_removed][is_equal], known_positions[is_orphan])
+        is_new = ~was_removed
+        is_new[was_removed] = is_closer
+        holds = np.ones(len(self.known), bool)
+        holds[before[is_closer]] = False
+        return np.concatenate([self.known[holds], decided[is_new]]), reopened
 
 
-def _present(run: DecidedRun, changes: ChangedDocuments, documents: StoredDocuments) -> np.ndarray:
+def _mask(size: int, positions: np.ndarray) -> np.ndarray:
+    mask = np.zeros(size, bool)
+    mask[positions] = True
+    return mask
+
+
+def positions_of(decisions: np.ndarray, starts: np.ndarray) -> np.ndarray:
+    """int64[]: positions of the documents of these decisions. starts: of the files."""
+    return starts[decisions["file"]] + decisions["place"]
+
+
+def still_there(run: DecidedRun, changes: ChangedDocuments, documents: StoredDocuments) -> np.ndarray:
     """The decisions on documents that are still there, where they are now."""
-    moved = changes.moved[run.starts[run.decisions["file"]] + run.decisions["place"]]
+    moved = changes.moved[positions_of(run.decisions, run.starts)]
     decisions, moved = run.decisions[moved >= 0], moved[moved >= 0]
     decisions["file"] = documents.parts_of(moved)
     decisions["place"] = moved - documents.starts[decisions["file"]]
@@ -283,34 +367,23 @@ def _present(run: DecidedRun, changes: ChangedDocuments, documents: StoredDocume
     return decisions
 
 
-def _write_duplicates(removed: np.ndarray, duplicates: Shuffle, part: int) -> None:
-    records = np.empty(len(removed), DUPLICATE)
+def write_duplicates(decisions: np.ndarray, duplicates: Shuffle) -> None:
+    """Writes the only part of the duplicates."""
+    records = np.empty(len(decisions), DUPLICATE)
     for name in DUPLICATE.names or ():
-        records[name] = removed[name]
+        records[name] = decisions[name]
     records = records[np.lexsort((records["row"], records["file"]))]
-    duplicates.write_sorted(part, records, records["file"])
+    duplicates.write_sorted(0, records, records["file"])
 
 
-def decisions_of(documents: StoredDocuments, candidates: Shuffle, duplicates: Shuffle, parts: int) -> np.ndarray:
-    """DECISION[] of these candidates. duplicates: of which the first `parts` parts are theirs."""
-    bounds, records = candidates.part(0)
+def placed(documents: StoredDocuments, records: np.ndarray) -> np.ndarray:
+    """DECISION[] of DUPLICATE[], by file."""
+    records = records[np.argsort(records["file"], kind="stable")]
     decisions = np.zeros(len(records), DECISION)
-    decisions["value"], decisions["group"] = KEPT, records["group"]
-    for number in np.flatnonzero(np.diff(bounds)).tolist():
-        of_file, part = slice(bounds[number], bounds[number + 1]), documents.parts[number]
-        places_in_part = records["position"][of_file] - documents.starts[number]
-        table = part.documents(["doc_id", "row"])
-        decisions["file"][of_file], decisions["place"][of_file] = number, places_in_part
-        decisions["id"][of_file] = packed_ids(table.column("doc_id"), part.folder)[places_in_part]
-        decisions["row"][of_file] = table.column("row").to_numpy()[places_in_part]
-    removed = np.concatenate([np.empty(0, DUPLICATE), *(duplicates.part(part)[1] for part in range(parts))])
-    place = places(removed["id"], decisions["id"], is_sorted=False)
-    for name in ("duplicate_of", "value"):
-        decisions[name][place] = removed[name]
+    for name in DUPLICATE.names or ():
+        decisions[name] = records[name]
+    for number in np.unique(records["file"]).tolist():
+        of_file = slice(*np.searchsorted(records["file"], [number, number + 1]))
+        rows = documents.parts[number].documents(["row"]).column("row").to_numpy()
+        decisions["place"][of_file] = np.searchsorted(rows, records["row"][of_file])
     return decisions
-
-
-def joined_decisions(known: np.ndarray, decided: np.ndarray) -> np.ndarray:
-    """Both, with different groups."""
-    decided["group"] += int(known["group"].max(initial=-1)) + 1
-    return np.concatenate([known, decided])

@@ -98,6 +98,7 @@ def run(context: StageContext) -> dict[str, Any]:
             task_examples=examples,
             tombstones=read_tombstones(context.cache.parent),
             code_version=STAGE.code_version,
+            digests=context.digests,
         )
     )
     for line in removal_table(summary):

@@ -2,15 +2,21 @@
 
 import numpy as np
 
-from gristmill.data_pipeline.dedup.near_copies import BandLookup
+from gristmill.data_pipeline.dedup.minhash import band_keys
+from gristmill.data_pipeline.dedup.near_copies import BandLookup, joined_bands
+
+
+def of_all(keys):
+    """Places and keys of uint64[bands, N], as a lookup takes them."""
+    return np.tile(np.arange(keys.shape[1]), len(keys)), joined_bands(keys)
 
 
 def test_documents_that_share_a_band():
-    lookup = BandLookup.of(np.array([[7, 5, 7], [1, 2, 3]], np.uint64))  # 2 bands of 3 documents
+    lookup = BandLookup.of(np.array([[7, 5, 7], [1, 2, 3]], np.uint64), 1)  # 2 bands of 3 documents
     others = np.array([[7, 6], [9, 2]], np.uint64)
-    places, documents = lookup.pairs(others)
+    places, documents = lookup.pairs(*of_all(others))
     assert [*zip(places.tolist(), documents.tolist(), strict=True)] == [(0, 0), (0, 2), (1, 1)]
-    places, firsts = lookup.first_matches(others)
+    places, firsts = lookup.first_matches(*of_all(others))
     assert [*zip(places.tolist(), firsts.tolist(), strict=True)] == [(0, 0), (1, 1)]
 
 
@@ -24,13 +30,24 @@ def test_pairs_are_those_of_comparing_all():
         for document in range(50)
         if (others[:, place] == keys[:, document]).any()
     }
-    places, documents = BandLookup.of(keys).pairs(others)
+    places, documents = BandLookup.of(keys, 1).pairs(*of_all(others))
     assert [*zip(places.tolist(), documents.tolist(), strict=True)] == sorted(expected)
-    places, firsts = BandLookup.of(keys).first_matches(others)
+    places, firsts = BandLookup.of(keys, 1).first_matches(*of_all(others))
     assert set(zip(places.tolist(), firsts.tolist(), strict=True)) <= expected
     assert set(places.tolist()) == {place for place, _ in expected}
 
 
 def test_no_documents_match_nothing():
-    places, documents = BandLookup.of(np.empty((2, 0), np.uint64)).pairs(np.zeros((2, 4), np.uint64))
+    places, documents = BandLookup.of(np.empty((2, 0), np.uint64), 1).pairs(*of_all(np.zeros((2, 4), np.uint64)))
     assert len(places) == len(documents) == 0
+
+
+def test_keys_of_signatures_that_a_document_has_are_found():
+    generator = np.random.default_rng(4)
+    signatures = generator.integers(0, 12, (300, 12)).astype(np.uint32)
+    salt = np.uint64(5)
+    keys = band_keys(signatures, 4, 3, salt)
+    lookup = BandLookup.of(keys[:, :40].copy(), 3)
+    places, found = lookup.keys_like(signatures, salt)
+    assert set(zip(*lookup.pairs(places, found), strict=True)) == set(zip(*lookup.pairs(*of_all(keys)), strict=True))
+    assert len(places) < 300

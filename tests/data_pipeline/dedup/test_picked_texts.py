@@ -1,0 +1,58 @@
+"""Texts of single rows of annotated files: those that reading whole row groups gives, from the page or without it."""
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from gristmill.data_pipeline.annotate.annotate import open_annotated
+from gristmill.data_pipeline.dedup import picked_texts as module
+from gristmill.data_pipeline.dedup.folding import DOCUMENT_KEY, write_keys
+from gristmill.data_pipeline.dedup.picked_texts import has_picked_texts, picked_texts
+
+TEXTS = [f"text {number} é\n" * (number % 7) for number in range(100)]
+
+
+def written(path, readable=lambda number: True):
+    """An annotated file of TEXTS in two row groups, null where a record could not be read, with its keys."""
+    texts = [text if readable(number) else None for number, text in enumerate(TEXTS)]
+    with open_annotated(path, pa.schema([("text", pa.string()), ("num_bytes", pa.int64())])) as file:
+        sizes = [len((text or "").encode()) for text in texts]
+        file.write_table(pa.table({"text": texts, "num_bytes": sizes}), row_group_size=60)
+    keys = np.zeros(len(texts), DOCUMENT_KEY)
+    keys["bytes"], keys["readable"] = sizes, [text is not None for text in texts]
+    write_keys(path, keys)
+    return texts
+
+
+def picked(path, rows):
+    parts = list(picked_texts(path, rows))
+    assert [row for some, _ in parts for row in some.tolist()] == list(rows)
+    return [text for _, of_group in parts for text in of_group.to_pylist()]
+
+
+@pytest.mark.parametrize("unreadable", [(), (3, 59, 60, 99)])
+def test_single_texts_are_read_without_their_row_group(tmp_path, unreadable, monkeypatch):
+    path = tmp_path / "s-0.parquet"
+    assert not has_picked_texts(path)
+    texts = written(path, lambda number: number not in unreadable)
+    assert has_picked_texts(path)
+    rows = [0, 7, 8, 58, 61, 98]
+    monkeypatch.setattr(module.pq.ParquetFile, "read_row_group", None)
+    assert picked(path, rows) == [texts[row] for row in rows]
+
+
+def test_many_texts_and_unreadable_ones_are_read_with_their_row_group(tmp_path):
+    path = tmp_path / "s-0.parquet"
+    texts = written(path, lambda number: number != 70)
+    assert picked(path, range(100)) == texts
+    assert picked(path, [2, 70]) == [texts[2], None]
+    assert list(picked_texts(path, [])) == []
+
+
+def test_texts_elsewhere_than_their_lengths_say_are_read_with_their_row_group(tmp_path):
+    path = tmp_path / "s-0.parquet"
+    texts = written(path)
+    for options in ({"compression": "zstd"}, {"compression": "none", "data_page_size": 50, "use_dictionary": False}):
+        pq.write_table(pa.table({"text": texts}), path, row_group_size=60, **options)
+        assert picked(path, [1, 30, 99]) == [texts[row] for row in (1, 30, 99)]
