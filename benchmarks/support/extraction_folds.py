@@ -11,8 +11,8 @@ import numpy as np
 
 from gristmill.data_pipeline.extraction import fit
 from gristmill.data_pipeline.extraction.attributes import DEPTH, ELEMENT
-from gristmill.data_pipeline.extraction.block_features import SECOND_FEATURES
 from gristmill.data_pipeline.extraction.blocks import classified
+from gristmill.data_pipeline.extraction.context_features import SECOND_FEATURES
 from gristmill.data_pipeline.extraction.fit import Labelled, label_pages
 from gristmill.data_pipeline.extraction.html_extraction import utf8_html
 from gristmill.data_pipeline.extraction.labelled_pages import FOLDS, LabelledPage, fold_of, labelled_pages

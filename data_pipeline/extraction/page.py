@@ -23,14 +23,11 @@ from gristmill.data_pipeline.extraction.block_features import (
     GROUP_SLOTS,
     NUM_FIRST,
     NUM_GROUP_SUMS,
-    NUM_RUNS,
-    NUM_SECOND,
     candidate_ranges,
     first_features,
     group_by_path,
-    second_features,
-    sum_probabilities,
 )
+from gristmill.data_pipeline.extraction.context_features import NUM_RUNS, NUM_SECOND, second_features, sum_probabilities
 from gristmill.data_pipeline.extraction.page_stats import (
     ITEM_SLOTS,
     NUM_COUNTS,

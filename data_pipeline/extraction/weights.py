@@ -12,8 +12,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gristmill.data_pipeline.extraction.attributes import TABLE_SIZE
-from gristmill.data_pipeline.extraction.block_features import FIRST_FEATURES, KIND_FEATURES, SECOND_FEATURES
+from gristmill.data_pipeline.extraction.block_features import FIRST_FEATURES, KIND_FEATURES
 from gristmill.data_pipeline.extraction.blocks_config import BUNDLED_WEIGHTS, NUM_KINDS
+from gristmill.data_pipeline.extraction.context_features import SECOND_FEATURES
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.files import write_atomic
 from gristmill.foundation.runtime.kernels.cached_njit import cached_njit

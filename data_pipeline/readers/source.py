@@ -10,7 +10,7 @@ from gristmill.data_pipeline.filters.presets import FilterChoice, check_choices,
 from gristmill.data_pipeline.signals.language import require_language_code
 from gristmill.foundation.config import Config
 from gristmill.foundation.errors import did_you_mean
-from gristmill.foundation.runtime.store.store import without_credentials
+from gristmill.foundation.files import without_credentials
 from gristmill.foundation.user_code import UserCode
 
 # A document's text is rarely over 5 MB (a long book; Common Crawl truncates pages at 5 MiB); much longer ones are dumps

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ValidationError
 from gristmill.data_pipeline.filters.presets import PRESETS
 from gristmill.foundation.config import SURROGATE, YamlDocument, read_yaml
 from gristmill.foundation.errors import RecipeError, nearest_name
-from gristmill.foundation.runtime.store.store import without_credentials
+from gristmill.foundation.files import without_credentials
 from gristmill.foundation.user_code import UserCode, is_reference, read_user_code
 from gristmill.pipelines.recipes.config import Recipe
 

@@ -5,8 +5,7 @@ is longer than a step may read is read in parts, one in each step, while the oth
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
 
 import numpy as np
 import torch
@@ -15,20 +14,21 @@ from torch import Tensor
 from gristmill.evaluation.inference.causal_lm import CausalLM
 from gristmill.evaluation.inference.generate.drafts import Drafts, ModelDrafts, NgramDrafts, guess_counts
 from gristmill.evaluation.inference.generate.limits import BatchLimits
-from gristmill.evaluation.inference.generate.prompt_parts import MAX_PROMPTS, PromptParts
-from gristmill.evaluation.inference.generate.prompt_scores import logits_of, prompt_logprobs
+from gristmill.evaluation.inference.generate.prompt_parts import MAX_PROMPTS, PromptParts, logits_of, prompt_logprobs
 from gristmill.evaluation.inference.generate.request import (
-    Generation,
     GenerationRequest,
     PieceStream,
     RequestResult,
     TokenLogprob,
 )
-from gristmill.evaluation.inference.generate.sampler import choose_tokens
 from gristmill.evaluation.inference.generate.sequence import (
+    JoiningSequence,
+    RequestJob,
     RunningSequence,
-    SequenceStream,
     TokenDecoder,
+    candidate_stream,
+    choose_next,
+    first_columns,
 )
 from gristmill.evaluation.inference.generate.slots import (
     BLOCK_TOKENS,
@@ -51,43 +51,6 @@ from gristmill.training.model.decoding_cache import SlotRows
 MIN_FILL = {"cpu": 1.0}
 MIN_FILL_ELSEWHERE = 0.8
 SMALL_PASS_TOKENS = 256  # up to here padding costs less than another reading of the weights
-
-
-@dataclass
-class _Job:
-    number: int
-    request: GenerationRequest
-    sequences: list[RunningSequence]
-
-    def result(self) -> RequestResult:
-        error = next((sequence.error for sequence in self.sequences if sequence.error is not None), None)
-        if error is not None:
-            return RequestResult(self.number, error=error)
-        ranked, count = self.sequences, self.request.settings.count
-        if len(ranked) > count:
-            ranked = sorted(ranked, key=lambda sequence: -sequence.mean_logprob)[:count]
-        generations: tuple[Generation, ...] = tuple(sequence.generation() for sequence in ranked)
-        first = self.sequences[0]
-        return RequestResult(self.number, generations, first.prompt_logprobs, embedding=first.embedding)
-
-
-@dataclass(frozen=True)
-class _Joining:
-    """A sequence whose prompt is read next, with what it had generated when it lost its memory, and the slot that has
-    the first `shared` tokens."""
-
-    sequence: RunningSequence
-    prompt: np.ndarray
-    shared_with: int
-    shared: int
-
-    @property
-    def tokens(self) -> int:
-        return len(self.prompt) - self.shared
-
-    @property
-    def blocks(self) -> int:
-        return blocks_of(_first_columns(self.sequence))
 
 
 class ContinuousBatch:
@@ -118,8 +81,8 @@ class ContinuousBatch:
             self._parts = PromptParts(causal_lm)
         self._part_is_next = False
         self._waiting: deque[RunningSequence] = deque()
-        self._jobs: dict[int, _Job] = {}
-        self._job_of: dict[RunningSequence, _Job] = {}
+        self._jobs: dict[int, RequestJob] = {}
+        self._job_of: dict[RunningSequence, RequestJob] = {}
         self._added = 0
         self._grammars = GrammarTokenizer(decoder)
         self.read_tokens = 0.0  # that passes computed: less than was asked where prefixes are shared
@@ -176,12 +139,12 @@ class ContinuousBatch:
                 candidate,
                 self.decoder,
                 self.causal_lm.sequence_length,
-                _stream_of(stream, candidate),
+                candidate_stream(stream, candidate),
                 None if request.settings.grammar is None else self._grammars.matcher(request.settings.grammar),
             )
             for candidate in range(request.settings.candidates)
         ]
-        job = self._jobs[number] = _Job(number, request, sequences)
+        job = self._jobs[number] = RequestJob(number, request, sequences)
         self._job_of |= dict.fromkeys(sequences, job)
         self._waiting += sequences
         return number
@@ -243,9 +206,7 @@ class ContinuousBatch:
     @property
     def _joins(self) -> bool:
         """Whether the first that waits can be read now."""
-        return bool(
-            self._waiting and self._slots.free and self._slots.fits(blocks_of(_first_columns(self._waiting[0])))
-        )
+        return bool(self._waiting and self._slots.free and self._slots.fits(blocks_of(first_columns(self._waiting[0]))))
 
     def _make_room(self) -> None:
         """Blocks for the next token of every running sequence.
@@ -320,7 +281,7 @@ class ContinuousBatch:
         if hidden_BTD is not None:
             parts.remove([sequence])
             sequence.pool(hidden_BTD[0])
-            _choose([sequence], logits_of(self.causal_lm, hidden_BTD[:, -1])[:, : self.causal_lm.vocab_size])
+            choose_next([sequence], logits_of(self.causal_lm, hidden_BTD[:, -1])[:, : self.causal_lm.vocab_size])
 
     def _decode(self) -> None:
         """One token of every sequence, or more where they were guessed. The rows of prompts that are read in parts are
@@ -344,7 +305,7 @@ class ContinuousBatch:
         for slot in live:
             slots[slot].cached += 1
         logits_BV = logits_of(self.causal_lm, hidden_BTD[:, -1] if len(live) == count else hidden_BTD[live, -1])
-        _choose([self._running[slot] for slot in live], logits_BV[:, : self.causal_lm.vocab_size])
+        choose_next([self._running[slot] for slot in live], logits_BV[:, : self.causal_lm.vocab_size])
 
     def _guessed(self, live: list[int]) -> dict[int, list[int]]:
         if self._drafts is None:
@@ -363,7 +324,7 @@ class ContinuousBatch:
         while going:
             hidden_BD = hidden_BTD[list(going), [column + place for column in going.values()]]
             logits_BV = logits_of(self.causal_lm, hidden_BD)[:, : self.causal_lm.vocab_size]
-            _choose([self._running[slot] for slot in going], logits_BV)
+            choose_next([self._running[slot] for slot in going], logits_BV)
             for slot in list(going):
                 sequence, draft, kept = self._running[slot], drafts.get(slot, []), self._slots[slot]
                 kept.cached += 1
@@ -383,7 +344,7 @@ class ContinuousBatch:
         elif guessed and not accepted:
             slot.guesses = max(1, slot.guesses // 2)
 
-    def _next_to_join(self, prompt_tokens: int) -> list[_Joining]:
+    def _next_to_join(self, prompt_tokens: int) -> list[JoiningSequence]:
         """The first request that waits, and others whose prompts are read in the same pass at little cost: of about the
         same length, and not continuing a prompt of this pass. prompt_tokens: of the pass, with padding."""
         waiting = [self._waiting[index] for index in range(min(self._slots.free, len(self._waiting)))]
@@ -411,19 +372,19 @@ class ContinuousBatch:
         self._waiting = deque(sequence for sequence in self._waiting if id(sequence) not in taken)
         return chosen
 
-    def _joining(self, sequence: RunningSequence) -> _Joining:
+    def _joining(self, sequence: RunningSequence) -> JoiningSequence:
         prompt = sequence.text_tokens
         slot, shared = (0, 0) if sequence.reads_whole_prompt else self._slots.longest_prefix(prompt)
-        return _Joining(sequence, prompt, slot, shared)
+        return JoiningSequence(sequence, prompt, slot, shared)
 
-    def _shares(self, joining: _Joining, chosen: Iterable[_Joining]) -> bool:
+    def _shares(self, joining: JoiningSequence, chosen: Iterable[JoiningSequence]) -> bool:
         """Whether it is better to wait until the prompts of this pass are in the cache."""
         if not self._slots.keeps_prefixes or joining.sequence.reads_whole_prompt:
             return False
         longest = max(common_prefix(joining.prompt, other.prompt) for other in chosen)
         return longest >= max(MIN_SHARED_TOKENS, 2 * joining.shared)
 
-    def _read_prompts(self, chosen: list[_Joining]) -> None:
+    def _read_prompts(self, chosen: list[JoiningSequence]) -> None:
         """One pass over the prompts, each distinct one once; every sequence gets its first token."""
         places: dict[bytes, int] = {}
         row_of = [places.setdefault(joining.prompt.tobytes(), len(places)) for joining in chosen]
@@ -448,17 +409,17 @@ class ContinuousBatch:
         if all(joining.sequence.done for joining in chosen):
             return
         logits_BV = logits_of(self.causal_lm, hidden_BTD[:, -1])[row_of, : self.causal_lm.vocab_size]
-        _choose([joining.sequence for joining in chosen], logits_BV)
+        choose_next([joining.sequence for joining in chosen], logits_BV)
 
-    def _claim(self, joining: _Joining) -> int:
+    def _claim(self, joining: JoiningSequence) -> int:
         shared_with, shared = joining.shared_with, joining.shared
         if shared:  # the slots before may have moved it
             shared_with, shared = self._slots.longest_prefix(joining.prompt)
-        slot = self._slots.claim(joining.sequence.tokens, _first_columns(joining.sequence), shared_with, shared)
+        slot = self._slots.claim(joining.sequence.tokens, first_columns(joining.sequence), shared_with, shared)
         self._running.append(joining.sequence)
         return slot
 
-    def _pass(self, distinct: list[_Joining], slots: list[int], first: int, last_only: bool) -> Tensor:
+    def _pass(self, distinct: list[JoiningSequence], slots: list[int], first: int, last_only: bool) -> Tensor:
         """Hidden states [B, T, D] of the prompts without what they share, padded on the left; or at least the last."""
         device = self.causal_lm.device
         starts = [self._slots[slot].cached for slot in slots]
@@ -486,7 +447,7 @@ class ContinuousBatch:
         self.read_tokens += tokens_BT.numel()
         return self.causal_lm.read(tokens_BT, rows, self._slots.cache)
 
-    def _score_prompts(self, chosen: list[_Joining], row_of: list[int], hidden_BTD: Tensor) -> None:
+    def _score_prompts(self, chosen: list[JoiningSequence], row_of: list[int], hidden_BTD: Tensor) -> None:
         """Log-probabilities of the tokens of prompts, where asked for."""
         scores: dict[tuple[int, int], tuple[TokenLogprob, ...]] = {}
         for joining, row in zip(chosen, row_of, strict=True):
@@ -520,24 +481,3 @@ class ContinuousBatch:
             results.append(job.result())
             self.cancel(job.number)
         return results
-
-
-def _first_columns(sequence: RunningSequence) -> int:
-    """Columns that a sequence needs to be read and to get its next token."""
-    return min(sequence.length + 1, len(sequence.tokens))
-
-
-def _choose(sequences: Sequence[RunningSequence], logits_BV: Tensor) -> None:
-    """The next token of every sequence that is not done."""
-    live = [row for row, sequence in enumerate(sequences) if not sequence.done]
-    if not live:
-        return
-    if len(live) < len(sequences):
-        logits_BV = logits_BV[live]
-    rows = [sequences[row].next_choice() for row in live]
-    for row, token, logits_V in zip(live, choose_tokens(logits_BV, rows), logits_BV, strict=True):
-        sequences[row].accept(token, logits_V)
-
-
-def _stream_of(stream: PieceStream | None, candidate: int) -> SequenceStream | None:
-    return None if stream is None else lambda text, logprobs: stream(candidate, text, logprobs)

@@ -1,4 +1,5 @@
-"""Prompts that are read in parts beside running sequences: which one is next, and how much of it a step reads.
+"""Prompts that are read in parts beside running sequences: which one is next, and how much of it a step reads; and the
+log-probabilities of the tokens of a prompt.
 
 A part is a few tokens, for each of them costs a look at all tokens before; and it may pass through the model's layers
 in several steps, since fewer tokens through all layers would read the weights and the cache once for each."""
@@ -6,10 +7,13 @@ in several steps, since fewer tokens through all layers would read the weights a
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from gristmill.evaluation.inference.generate.sequence import RunningSequence
+from gristmill.evaluation.inference.causal_lm import CausalLM
+from gristmill.evaluation.inference.generate.request import TokenLogprob
+from gristmill.evaluation.inference.generate.sequence import RunningSequence, log_softmax, top_logprobs
 from gristmill.evaluation.inference.generate.slots import Slots
 from gristmill.evaluation.inference.local_causal_lm import DividedPass, LocalCausalLM
 from gristmill.training.model.decoding_cache import SlotRows
@@ -103,3 +107,29 @@ def _part_rows(slot: int, start: int, end: int, device: torch.device) -> SlotRow
         last_only=True,
         first=slot,
     )
+
+
+# Log-probabilities of the tokens of a prompt.
+
+# N positions, T tokens, D width, V rows of the table
+
+LOGIT_CELLS = 1 << 22  # logits of a prompt that are computed at a time
+
+
+def logits_of(causal_lm: CausalLM, hidden_ND: Tensor) -> Tensor:
+    """Logits [N, V] in float32 or better."""
+    logits_NV = causal_lm.head(hidden_ND)
+    return logits_NV if logits_NV.dtype == torch.float64 else logits_NV.float()
+
+
+def prompt_logprobs(causal_lm: CausalLM, hidden_TD: Tensor, prompt: np.ndarray, top: int) -> tuple[TokenLogprob, ...]:
+    """Those of every token, None for the first. hidden: of the whole prompt."""
+    scored = [TokenLogprob(int(prompt[0]), None)]
+    size = max(1, LOGIT_CELLS // causal_lm.vocab_size)
+    for first in range(0, len(prompt) - 1, size):
+        end = min(first + size, len(prompt) - 1)
+        logits_NV = logits_of(causal_lm, hidden_TD[first:end]).cpu().numpy()
+        for logits_V, token in zip(logits_NV, prompt[first + 1 : end + 1].tolist(), strict=True):
+            logprobs_V = log_softmax(logits_V)[: causal_lm.vocab_size]
+            scored.append(TokenLogprob(token, float(logprobs_V[token]), top_logprobs(logprobs_V, top)))
+    return tuple(scored)

@@ -1,13 +1,24 @@
 """One sequence of a running batch: its tokens, its random draws, its text and its end."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 from torch import Tensor
 
-from gristmill.evaluation.inference.generate.request import Ending, Generation, GenerationRequest, TokenLogprob
-from gristmill.evaluation.inference.generate.sampler import BROKEN, RowChoice, TokenCounts, likeliest
+from gristmill.evaluation.inference.generate.request import (
+    Ending,
+    Generation,
+    GenerationRequest,
+    PieceStream,
+    RequestResult,
+    TokenLogprob,
+)
+from gristmill.evaluation.inference.generate.sampler import BROKEN, RowChoice, TokenCounts, choose_tokens, likeliest
+from gristmill.evaluation.inference.generate.slots import (
+    blocks_of,
+)
 from gristmill.evaluation.inference.generate.structured import GrammarMatcher
 from gristmill.foundation.errors import InputError
 
@@ -240,3 +251,61 @@ def top_logprobs(logprobs_V: np.ndarray, count: int) -> tuple[tuple[int, float],
     """The likeliest (token, log-probability), best first."""
     ids: Sequence[int] = likeliest(logprobs_V, count).tolist() if count else []
     return tuple((token, float(logprobs_V[token])) for token in ids)
+
+
+@dataclass
+class RequestJob:
+    number: int
+    request: GenerationRequest
+    sequences: list[RunningSequence]
+
+    def result(self) -> RequestResult:
+        error = next((sequence.error for sequence in self.sequences if sequence.error is not None), None)
+        if error is not None:
+            return RequestResult(self.number, error=error)
+        ranked, count = self.sequences, self.request.settings.count
+        if len(ranked) > count:
+            ranked = sorted(ranked, key=lambda sequence: -sequence.mean_logprob)[:count]
+        generations: tuple[Generation, ...] = tuple(sequence.generation() for sequence in ranked)
+        first = self.sequences[0]
+        return RequestResult(self.number, generations, first.prompt_logprobs, embedding=first.embedding)
+
+
+@dataclass(frozen=True)
+class JoiningSequence:
+    """A sequence whose prompt is read next, with what it had generated when it lost its memory, and the slot that has
+    the first `shared` tokens."""
+
+    sequence: RunningSequence
+    prompt: np.ndarray
+    shared_with: int
+    shared: int
+
+    @property
+    def tokens(self) -> int:
+        return len(self.prompt) - self.shared
+
+    @property
+    def blocks(self) -> int:
+        return blocks_of(first_columns(self.sequence))
+
+
+def first_columns(sequence: RunningSequence) -> int:
+    """Columns that a sequence needs to be read and to get its next token."""
+    return min(sequence.length + 1, len(sequence.tokens))
+
+
+def choose_next(sequences: Sequence[RunningSequence], logits_BV: Tensor) -> None:
+    """The next token of every sequence that is not done."""
+    live = [row for row, sequence in enumerate(sequences) if not sequence.done]
+    if not live:
+        return
+    if len(live) < len(sequences):
+        logits_BV = logits_BV[live]
+    rows = [sequences[row].next_choice() for row in live]
+    for row, token, logits_V in zip(live, choose_tokens(logits_BV, rows), logits_BV, strict=True):
+        sequences[row].accept(token, logits_V)
+
+
+def candidate_stream(stream: PieceStream | None, candidate: int) -> SequenceStream | None:
+    return None if stream is None else lambda text, logprobs: stream(candidate, text, logprobs)

@@ -8,22 +8,19 @@ import glob
 import hashlib
 import io
 import os
-import re
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cached_property
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote
 
 import numpy as np
 import orjson
 
 from gristmill.foundation.deferred_module import DeferredModule
 from gristmill.foundation.errors import InputError, RecipeError
-from gristmill.foundation.files import atomic_path, is_address, write_atomic
+from gristmill.foundation.files import atomic_path, is_address, without_credentials, write_atomic
 
 # Files behind fsspec addresses (`s3://`, `gs://`, `hf://`, `https://`, `memory://`), read only.
 #
@@ -34,69 +31,6 @@ fsspec = DeferredModule("fsspec")  # 0.1 s, for addresses alone
 aiohttp = DeferredModule("aiohttp")
 
 CONNECT_SECONDS, READ_SECONDS, ATTEMPTS = 5, 30, 2
-# Words of a parameter's name that say its value is a secret, and words that do before `key`.
-_SECRET_WORDS = frozenset(
-    (
-        "token", "secret", "password", "passwd", "passphrase", "pwd", "pass", "signature", "sig", "credential",
-        "credentials", "auth", "authorization", "apikey", "accesskey", "session", "sessionid", "sas", "jwt",
-    )
-)  # fmt: skip
-_BEFORE_KEY = frozenset(["api", "access", "secret", "account", "private", "auth"])
-_PARAMETER = re.compile(r"[?&#;]([^=&#;?]+)=")
-_WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
-
-
-def without_credentials(address: str) -> str:
-    """The address itself. Raises ValueError, which does not repeat them, if a link of it holds credentials: before the
-    host (`https://user:SECRET@host`), or as a parameter of the query or the fragment (`?api_key=SECRET`).
-
-    A chained address (`simplecache::https://host/file`, `zip://member::s3://bucket/key`) is looked at link by link; an
-    address inside a parameter is looked at too."""
-    links = address.split("::")
-    for number, link in enumerate(links):
-        scheme, separator, rest = link.partition("://")
-        if not separator:
-            if not (number == 0 and link.startswith("//")):
-                continue
-            scheme, rest = "", link[2:]
-        if number + 1 < len(links) and "://" not in links[number + 1] and "@" in links[number + 1]:
-            raise _refusal(scheme, "", "a user before its host")  # https://user::SECRET@host
-        host = re.split("[/?#]", rest, maxsplit=1)[0]
-        user = host.rpartition("@")[0]
-        port = re.sub(r"^\[.*\]", "", host.rpartition("@")[2]).partition(":")[2]
-        if (user and (scheme != "hf" or ":" in user)) or (port and not port.isdigit() and "@" in rest):
-            bare_host = host.rpartition("@")[2].partition(":")[0] if user else ""
-            raise _refusal(scheme, bare_host, "a user before its host")
-        for name, value in _parameters(rest):
-            if _is_secret(name):
-                raise _refusal(scheme, host, f"the parameter {name!r}")
-            without_credentials(value)
-    return address
-
-
-def _refusal(scheme: str, host: str, what: str) -> ValueError:
-    return ValueError(
-        f"the address {scheme}://...{host} holds credentials ({what}), and recipes are published in manifests; remove "
-        "them and give access by the environment (AWS_ACCESS_KEY_ID, AWS_PROFILE, HF_TOKEN, "
-        "GOOGLE_APPLICATION_CREDENTIALS) or a role"
-    )
-
-
-def _parameters(rest: str) -> Iterator[tuple[str, str]]:
-    """(name, value) of the query and the fragment, with percent signs decoded until nothing changes."""
-    for match in _PARAMETER.finditer(rest):
-        name, value = match[1], re.split("[&#;]", rest[match.end() :], maxsplit=1)[0]
-        for _ in range(4):
-            name, value = unquote(name), unquote(value)
-        yield name, value
-
-
-def _is_secret(name: str) -> bool:
-    """Whether a word of the name says so: api_key, accessToken, X-Amz-Signature; not tokenizer, max_tokens, author."""
-    words = [word.lower() for word in _WORD.findall(name)]
-    if words == ["key"] or any(word in _SECRET_WORDS for word in words):
-        return True
-    return any(word == "key" and before in _BEFORE_KEY for before, word in pairwise(words))
 
 
 def open_address(location: str) -> io.RawIOBase:

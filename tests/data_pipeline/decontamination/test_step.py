@@ -17,7 +17,8 @@ from gristmill.data_pipeline.decontamination.config import (
 )
 from gristmill.data_pipeline.decontamination.index import build_index, search, words_of
 from gristmill.data_pipeline.decontamination.matches import piece_id
-from gristmill.data_pipeline.decontamination.step import decontaminate, report_markdown
+from gristmill.data_pipeline.decontamination.report import report_markdown
+from gristmill.data_pipeline.decontamination.step import decontaminate
 from gristmill.data_pipeline.dedup.folding import fold_text
 from gristmill.foundation.errors import InputError, RecipeError
 

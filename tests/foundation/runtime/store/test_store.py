@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gristmill.foundation.errors import RecipeError
-from gristmill.foundation.runtime.store.store import without_credentials
+from gristmill.foundation.files import without_credentials
 from gristmill.pipelines.recipes.recipe_file import load_recipe
 
 SECRET = "hunter2SECRET"
