@@ -80,8 +80,7 @@ from gristmill.data_pipeline.quality.scores import write_model_reports
 from gristmill.data_pipeline.quality.step import QualityFolders, score_quality
 from gristmill.data_pipeline.readers.source import SourceConfig
 from gristmill.data_pipeline.signals.language import model_digest
-from gristmill.data_pipeline.text_edits.reannotate import reannotate
-from gristmill.data_pipeline.text_edits.step import EditSettings, TextEdits, edit_texts
+from gristmill.data_pipeline.text_edits.edit_texts import EditSettings, TextEdits, edit_texts, reannotate
 from gristmill.foundation.checksums import Lock, drop_damaged, remove_seals, seal_of
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.files import KnownDigests, remove_tree

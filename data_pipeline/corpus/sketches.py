@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import xxhash
 
 from gristmill.data_pipeline.corpus.shards import PII_FIELD, replaced_texts
-from gristmill.data_pipeline.dedup.picked_texts import picked_texts
+from gristmill.data_pipeline.dedup.folding import picked_texts
 from gristmill.data_pipeline.filters.pii import PiiConfig
 from gristmill.data_pipeline.ledger.document_file import RowRange, read_rows
 from gristmill.data_pipeline.ledger.ledger import LedgerRows

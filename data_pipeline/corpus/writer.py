@@ -31,8 +31,7 @@ from gristmill.data_pipeline.corpus.sketches import SketchTask
 from gristmill.data_pipeline.corpus.splits import SPLITS
 from gristmill.data_pipeline.decontamination.report import report_markdown
 from gristmill.data_pipeline.decontamination.step import Decontamination
-from gristmill.data_pipeline.dedup.folding import document_ids
-from gristmill.data_pipeline.dedup.picked_texts import picked_texts
+from gristmill.data_pipeline.dedup.folding import document_ids, picked_texts
 from gristmill.data_pipeline.filters.apply import EXAMPLES_PER_SIDE, KEPT_SIDE, REMOVED_SIDE
 from gristmill.data_pipeline.filters.pii import PiiConfig
 from gristmill.data_pipeline.ledger.document_file import spans_of_runs, unpacked_ids

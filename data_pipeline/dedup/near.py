@@ -20,6 +20,7 @@ from gristmill.data_pipeline.dedup.candidates import (
     write_links,
 )
 from gristmill.data_pipeline.dedup.exact import DUPLICATE, table_of
+from gristmill.data_pipeline.dedup.folding import has_picked_texts, picked_texts
 from gristmill.data_pipeline.dedup.minhash import PROTECTED, Decisions, Unit, compare_blocks, joined_shingle_sets
 from gristmill.data_pipeline.dedup.near_decisions import (
     MAX_DOCUMENTS,
@@ -37,7 +38,6 @@ from gristmill.data_pipeline.dedup.near_decisions import (
     undecided_at_first,
     write_duplicates,
 )
-from gristmill.data_pipeline.dedup.picked_texts import has_picked_texts, picked_texts
 from gristmill.data_pipeline.dedup.signatures import (
     SIGNATURE_CACHE,
     STORE_FOLDER,

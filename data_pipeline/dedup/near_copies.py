@@ -10,9 +10,8 @@ from typing import Self
 import numpy as np
 import pyarrow as pa
 
-from gristmill.data_pipeline.dedup.folding import document_ids
+from gristmill.data_pipeline.dedup.folding import document_ids, has_picked_texts, picked_texts
 from gristmill.data_pipeline.dedup.minhash import band_key, band_keys, jaccard, shingle_sets, signatures_of
-from gristmill.data_pipeline.dedup.picked_texts import has_picked_texts, picked_texts
 from gristmill.data_pipeline.dedup.signatures import (
     BLOCK_DOCUMENTS,
     SignatureCache,

@@ -11,7 +11,7 @@ from planted import engine, padded, write_part
 from pydantic import ValidationError
 
 from gristmill.data_pipeline.dedup.spans import SpanDedupConfig, duplicate_spans, find_duplicate_spans, pieces_of
-from gristmill.data_pipeline.text_edits.step import SpanRemoval, edit_document_files
+from gristmill.data_pipeline.text_edits.span_removal import SpanRemoval, edit_document_files
 
 BANNER = "Click here to accept the cookies of this page and of its partners."
 ALL = SpanDedupConfig(unit="line", min_characters=1)

@@ -6,9 +6,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from gristmill.data_pipeline.annotate.annotate import open_annotated
-from gristmill.data_pipeline.dedup import picked_texts as module
-from gristmill.data_pipeline.dedup.folding import DOCUMENT_KEY, write_keys
-from gristmill.data_pipeline.dedup.picked_texts import has_picked_texts, picked_texts
+from gristmill.data_pipeline.dedup import folding as module
+from gristmill.data_pipeline.dedup.folding import DOCUMENT_KEY, has_picked_texts, picked_texts, write_keys
 
 TEXTS = [f"text {number} é\n" * (number % 7) for number in range(100)]
 

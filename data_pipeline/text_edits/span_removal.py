@@ -1,6 +1,4 @@
-"""The steps of curation that edit texts: duplicate paragraphs and lines, repeated substrings, benchmark texts.
-
-Each step reads the texts that the step before wrote, and records every span that it removes."""
+"""Removes spans from the texts of document files, and records every removed span."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -13,10 +11,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from gristmill.data_pipeline.decontamination.config import BenchmarkExample, DecontaminateConfig
-from gristmill.data_pipeline.decontamination.step import Decontamination, decontaminate
-from gristmill.data_pipeline.dedup.spans import SpanDedupConfig, find_duplicate_spans
-from gristmill.data_pipeline.dedup.substrings import SubstringDedupConfig, find_repeated_substrings
 from gristmill.data_pipeline.ledger.document_file import (
     DocumentFile,
     document_file_identity,
@@ -26,25 +20,17 @@ from gristmill.data_pipeline.ledger.document_file import (
 )
 from gristmill.data_pipeline.ledger.removal_step import (
     REMOVED_SPANS,
-    EvidenceFiles,
-    KeptAfter,
-    Removals,
-    SourceState,
     StoredRemovals,
     complement,
-    kept_document_files,
     removed_dtype,
     removed_span_row,
     sorted_spans,
-    work_folder,
     write_removed,
 )
 from gristmill.foundation.checksums import sealed_path
 from gristmill.foundation.files import file_digest
 from gristmill.foundation.runtime.tasks.engine import Engine
 from gristmill.foundation.runtime.tasks.task_files import Shuffle
-
-# Removes spans from the texts of document files and records every removed span.
 
 EDITED_ROWS = 1024  # documents in memory at a time as Python strings
 EDITED_TEXTS = pa.schema([("doc_id", pa.string()), ("text", pa.string())])
@@ -218,90 +204,3 @@ def _remove(doc_id: str, text: str, rows: list[dict[str, Any]], task: EditTask, 
     span_rows = [removed_span_row(doc_id, task.removal.rule, text, start, stop) for start, stop in spans]
     record.removed_spans.extend({**span, "kept_in": row["kept_in"]} for span, row in zip(span_rows, rows, strict=True))
     return remove_spans(text, spans), sum(span["bytes"] for span in span_rows) / len(text.encode())
-
-
-@dataclass(frozen=True)
-class TextEdits:
-    """document_files: all annotated files in their order, row for row, with the edited texts where there are any.
-    removals: the steps before and these. span_files: by document file, the files of its removed spans, one a step.
-    contamination: the benchmark texts that were found; None if the recipe names no benchmarks."""
-
-    document_files: list[DocumentFile]
-    removals: list[Removals]
-    span_files: list[tuple[Path, ...]]
-    contamination: Decontamination | None
-
-    def evidence(self) -> list[EvidenceFiles]:
-        """By document_file, what the ledger records of edited and contaminated documents."""
-        paths = []
-        for number, spans in enumerate(self.span_files):
-            of_benchmarks = EvidenceFiles() if self.contamination is None else self.contamination.evidence(number)
-            paths.append(replace(of_benchmarks, removed_spans=(*spans, *of_benchmarks.removed_spans)))
-        return paths
-
-    def with_edits(self, edited: EditedFile) -> "TextEdits":
-        span_files = [(*span_file, path) for span_file, path in zip(self.span_files, edited.span_files, strict=True)]
-        return replace(self, span_files=span_files)
-
-    def after_removal(self, removed: Removals, document_files: Sequence[DocumentFile]) -> "TextEdits":
-        """The edits after a step that removed documents."""
-        left = [
-            replace(document_file, kept=KeptAfter(document_file, number, removed))
-            for number, document_file in enumerate(document_files)
-        ]
-        return replace(self, document_files=left, removals=[*self.removals, removed])
-
-
-@dataclass(frozen=True)
-class EditSettings:
-    """spans, substrings, decontaminate: empty or None switches the step off. task_examples: the texts of the tasks
-    that `decontaminate` names."""
-
-    spans: Sequence[SpanDedupConfig]
-    substrings: SubstringDedupConfig | None
-    decontaminate: DecontaminateConfig | None
-    task_examples: Sequence[BenchmarkExample] = ()
-
-
-def edit_texts(
-    curated: Sequence[SourceState],
-    removals: Sequence[Removals],
-    settings: EditSettings,
-    folder: Path,
-    engine: Engine,
-) -> TextEdits:
-    """Removes duplicate spans, repeated substrings and benchmark texts from the documents that `removals` left.
-
-    `folder` takes intermediate files; called again with the same arguments after a kill, it resumes from them."""
-    document_files = kept_document_files(curated, removals)
-    state = TextEdits(document_files, list(removals), [()] * len(document_files), None)
-    for spans in settings.spans:
-        state = _spans(state, spans, folder, engine)
-    if settings.substrings is not None:
-        state = _substrings(state, settings.substrings, folder, engine)
-    if settings.decontaminate is not None:
-        config = settings.decontaminate
-        work = work_folder(folder, "decontaminate", state.document_files, config.model_dump(mode="json"))
-        overlaps = decontaminate(state.document_files, config, engine, work, settings.task_examples)
-        state = replace(state, contamination=overlaps).after_removal(overlaps.removals, state.document_files)
-    return state
-
-
-def _spans(state: TextEdits, config: SpanDedupConfig, folder: Path, engine: Engine) -> TextEdits:
-    step = f"{config.unit}_dedup"
-    work = work_folder(folder, step, state.document_files, config.model_dump(mode="json"))
-    spans = find_duplicate_spans(state.document_files, config, engine, work / "spans")
-    removal = SpanRemoval(step, "min_count")
-    edited = edit_document_files(state.document_files, spans, removal, engine, work / "texts")
-    return state.with_edits(edited).after_removal(edited.removals, edited.document_files)
-
-
-def _substrings(state: TextEdits, config: SubstringDedupConfig, folder: Path, engine: Engine) -> TextEdits:
-    step, policy = "substring_dedup", config.policy
-    work = work_folder(folder, step, state.document_files, config.model_dump(mode="json"))
-    spans = find_repeated_substrings(state.document_files, config, engine, work / "spans")
-    drop_share = config.drop_share if policy == "drop" else None
-    removal = SpanRemoval(step, policy, in_bytes=True, is_applied=policy == "remove", drop_share=drop_share)
-    edited = edit_document_files(state.document_files, spans, removal, engine, work / "texts")
-    state = state.with_edits(edited)
-    return state if policy == "annotate" else state.after_removal(edited.removals, edited.document_files)

@@ -17,7 +17,12 @@ from gristmill.data_pipeline.curate_config import CurateConfig
 from gristmill.data_pipeline.decontamination.config import BenchmarkExample
 from gristmill.data_pipeline.dedup.substrings import REPEAT, SubstringDedupConfig, find_repeated_substrings
 from gristmill.data_pipeline.readers.source import SourceConfig
-from gristmill.data_pipeline.text_edits.step import SpanRemoval, edit_document_files, in_characters, remove_spans
+from gristmill.data_pipeline.text_edits.span_removal import (
+    SpanRemoval,
+    edit_document_files,
+    in_characters,
+    remove_spans,
+)
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.runtime.tasks.task_files import Shuffle
 from tests.support.corpora import prose, run_curate, tree_digests, write_jsonl
