@@ -37,12 +37,14 @@ class CausalLM(Protocol):
 
     vocab_size: of the tokenizer; rows of the table behind it are padding, which counts in the sum of the softmax, as in
     training, and is never generated. sequence_length: the longest sequence it was built for. reads_trees: a row may be
-    a tree of continuations; else it is one chain of tokens."""
+    a tree of continuations; else it is one chain of tokens. skips_padding: tokens that pad rows of `read` cost
+    nothing."""
 
     vocab_size: int
     sequence_length: int
     device: torch.device
     reads_trees: bool
+    skips_padding: bool
 
     def hidden(
         self,

@@ -102,6 +102,7 @@ class LocalCausalLM:
         self.device = head_of(model).weight.device
         self.reads_trees = not model.config.stateful_mixers
         self._flat = FlatLayers.of(model)
+        self.skips_padding = self._flat is not None
 
     def hidden(
         self,

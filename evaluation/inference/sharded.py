@@ -37,7 +37,7 @@ class ShardedCausalLM(LocalCausalLM):
         self.sequence_length, self.mesh = self.model.config.sequence_length, mesh
         self.vocab_size, self.device = vocab_size, mesh.device
         self.reads_trees = not self.model.config.stateful_mixers
-        self._flat = None
+        self._flat, self.skips_padding = None, False
         self._last = layout.num_stages - 1
         self._rank_of = {stage: rank for rank in range(layout.pipeline) for stage in stages_of_rank(layout, rank)}
 

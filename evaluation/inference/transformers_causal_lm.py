@@ -41,7 +41,7 @@ class TransformersCausalLM:
 
     Ranks that share the model make the same calls in the same order and get the same results."""
 
-    reads_trees = False
+    reads_trees = skips_padding = False
 
     def __init__(self, folder: TransformersFolder, model: nn.Module, vocab_size: int, mesh: Mesh):
         self.model, self.mesh, self.device = model, mesh, mesh.device

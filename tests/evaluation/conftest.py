@@ -65,7 +65,7 @@ class SmallCausalLM:
         self.layers = [(draw(3 * width, width), draw(width, width), draw(width, width)) for _ in range(layers)]
         self.output = draw(vocab_size, width) * 4
 
-    reads_trees = True
+    reads_trees, skips_padding = True, False
 
     def hidden(
         self,

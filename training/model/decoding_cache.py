@@ -13,6 +13,14 @@ from gristmill.training.model.slot_memory import SlotMemory, slot_memory
 
 
 @dataclass(frozen=True)
+class SharedPrefix:
+    """Rows of a pass whose slots hold the same tokens in their first columns."""
+
+    rows: tuple[int, ...]
+    columns: int
+
+
+@dataclass(frozen=True)
 class SlotRows:
     """Which tokens a forward pass reads, and where their keys and values go.
 
@@ -20,7 +28,7 @@ class SlotRows:
     on the left; the token of position p is written to column p of its slot. span: columns read, 1 + the largest
     position. fresh: no row has tokens in the cache yet. padded: there is padding. in_order: slots_B is 0, 1, 2, ...
     last_only: of each row the last token's hidden state is wanted, of none other. first: slots_B is first, first + 1,
-    ...; None: it may be anything."""
+    ...; None: it may be anything. prefixes: that may be read once for all of their rows; a row is in one at most."""
 
     slots_B: Tensor
     positions_BT: Tensor
@@ -30,9 +38,10 @@ class SlotRows:
     in_order: bool
     last_only: bool = False
     first: int | None = None
+    prefixes: tuple[SharedPrefix, ...] = ()
 
     @staticmethod
-    def of_batch(positions_BT: Tensor, device: torch.device) -> "SlotRows":
+    def of_batch(positions_BT: Tensor, device: torch.device, prefixes: tuple[SharedPrefix, ...] = ()) -> "SlotRows":
         """Rows of the first slots. positions_BT: in host memory."""
         padding_BT = positions_BT < 0
         first_B = positions_BT.masked_fill(padding_BT, positions_BT.max()).amin(dim=1)
@@ -43,6 +52,7 @@ class SlotRows:
             fresh=not first_B.any(),
             padded=bool(padding_BT.any()),
             in_order=True,
+            prefixes=prefixes,
         )
 
     @property

@@ -15,7 +15,13 @@ from torch import Tensor, nn
 from gristmill.foundation.runtime.kernels.cached_njit import cached_njit
 from gristmill.training.model.attention.attention import GroupedQueryAttention
 from gristmill.training.model.attention.metadata import NO_HOOK, AttentionMetadata
-from gristmill.training.model.attention.slot_attention import FAST, attend_tokens, write_tokens
+from gristmill.training.model.attention.slot_attention import (
+    FAST,
+    AttendedBeginnings,
+    SlotPlaces,
+    attend_tokens,
+    write_tokens,
+)
 from gristmill.training.model.decoding_cache import KVSlots, SlotRows
 from gristmill.training.model.layer import Layer
 from gristmill.training.model.modules import Norm, SwiGLU
@@ -207,6 +213,7 @@ class _Attention:
 
     def __init__(self, tokens: FlatTokens, metadata: AttentionMetadata):
         self.tokens, self.metadata = tokens, metadata
+        self._angles_of: dict[int | None, tuple[np.ndarray, np.ndarray]] = {}
         self._masks: dict[tuple[int, int, int | None], Tensor] = {}
         self.blocks = [row for row, (_, count) in enumerate(tokens.spans) if count >= MIN_BLOCK_TOKENS]
         self.positions_N = tokens.positions_N  # of tokens that are attended to one by one, -1 for others
@@ -216,6 +223,14 @@ class _Attention:
                 first, count = tokens.spans[row]
                 self.positions_N[first : first + count] = -1
         self.has_single_tokens = bool((self.positions_N >= 0).any())
+        self.prefixes = [
+            (prefix.columns, [token for row in prefix.rows for token in self._single_tokens(row)])
+            for prefix in tokens.rows.prefixes
+        ]
+
+    def _single_tokens(self, row: int) -> Sequence[int]:
+        first, count = self.tokens.spans[row]
+        return range(first, first + count) if count < MIN_BLOCK_TOKENS else ()
 
     def mix(self, layer: _FlatLayer, normed_ND: Tensor, slots: KVSlots, wanted_N: Tensor | None) -> Tensor:
         """Mixed values [N, H x K] of the tokens, or of the wanted ones, whose keys and values are written."""
@@ -223,38 +238,45 @@ class _Attention:
         outputs = query_width + 2 * key_width
         if wanted_N is None:
             joint_NF = layer.project(normed_ND, 0, outputs)
-            self._rotate(layer, joint_NF, layer.heads + layer.groups, None)
-            memories = self._write(layer, slots, joint_NF, query_width)
+            memories = self._place(layer, joint_NF, slots, layer.heads)
             return self._mixed(layer, joint_NF, memories)
-        key_value_NF = layer.project(normed_ND, query_width, outputs)
-        self._rotate(layer, key_value_NF, layer.groups, None)
-        memories = self._write(layer, slots, key_value_NF, 0)
+        memories = self._place(layer, layer.project(normed_ND, query_width, outputs), slots, 0)
         query_NF = layer.project(normed_ND[wanted_N], 0, query_width)
-        self._rotate(layer, query_NF, layer.heads, wanted_N)
         wanted = wanted_N.numpy()
-        places = self.tokens.slots_N[wanted], self.tokens.positions_N[wanted]
+        _rotate(query_NF.numpy(), layer.heads, layer.width, *(part[wanted] for part in self._angles(layer)))
+        places = SlotPlaces(self.tokens.slots_N[wanted], self.tokens.positions_N[wanted])
         mixed_NF = torch.empty_like(query_NF)
         self._attend_tokens(layer, query_NF, memories, places, mixed_NF)
         return mixed_NF
 
-    def _rotate(self, layer: _FlatLayer, joint_NF: Tensor, heads: int, wanted_N: Tensor | None) -> None:
-        rotation = self.metadata.rotation_of(layer.window) if layer.rotates else None
-        if rotation is not None:
-            angles_NK = (part[0] if wanted_N is None else part[0, wanted_N] for part in rotation)
-            _rotate(joint_NF.numpy(), heads, layer.width, *(part.numpy() for part in angles_NK))
+    def _angles(self, layer: _FlatLayer) -> tuple[np.ndarray, np.ndarray]:
+        """Cosine and sine of each token; none where the layer does not turn heads."""
+        window = layer.window if layer.rotates else False
+        if window not in self._angles_of:
+            rotation = self.metadata.rotation_of(layer.window) if layer.rotates else None
+            if rotation is None:
+                rotation = 2 * (torch.empty(1, len(self.positions_N), 0),)
+            self._angles_of[window] = rotation[0][0].numpy(), rotation[1][0].numpy()
+        return self._angles_of[window]
 
-    def _write(self, layer: _FlatLayer, slots: KVSlots, joint_NF: Tensor, first: int) -> tuple[np.ndarray, np.ndarray]:
-        like_1NGK = joint_NF[:, : layer.groups * layer.width].view(1, len(joint_NF), layer.groups, layer.width)
+    def _place(
+        self, layer: _FlatLayer, joint_NF: Tensor, slots: KVSlots, query_heads: int
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Turns queries and keys, which come first in a row, and writes keys and values to the slots; returns these."""
+        width = layer.width
+        like_1NGK = joint_NF[:, : layer.groups * width].view(1, len(joint_NF), layer.groups, width)
         keys, values = (memory.numpy() for memory in slots.reserve(self.tokens.rows, like_1NGK, like_1NGK))
-        places = self.tokens.slots_N, self.tokens.positions_N
-        write_tokens(joint_NF.numpy(), first, keys, *places)
-        write_tokens(joint_NF.numpy(), first + layer.groups * layer.width, values, *places)
+        joint, places = joint_NF.numpy(), (self.tokens.slots_N, self.tokens.positions_N)
+        _rotate(joint, query_heads + layer.groups, width, *self._angles(layer))
+        write_tokens(joint, query_heads * width, keys, values, *places)
         return keys, values
 
     def _mixed(self, layer: _FlatLayer, joint_NF: Tensor, memories: tuple[np.ndarray, np.ndarray]) -> Tensor:
         mixed_NF = joint_NF.new_empty(len(joint_NF), layer.heads * layer.width)
         if self.has_single_tokens:
-            self._attend_tokens(layer, joint_NF, memories, (self.tokens.slots_N, self.positions_N), mixed_NF)
+            beginnings = self._beginnings(layer, joint_NF, memories)
+            places = SlotPlaces(self.tokens.slots_N, self.positions_N, beginnings)
+            self._attend_tokens(layer, joint_NF, memories, places, mixed_NF)
         for row in self.blocks:
             first, count = self.tokens.spans[row]
             begin, slot = int(self.tokens.positions_N[first]), int(self.tokens.slots_N[first])
@@ -263,12 +285,44 @@ class _Attention:
             self._attend_block(layer, query_TF, (keys, values), begin, mixed_NF[first : first + count])
         return mixed_NF
 
+    def _beginnings(
+        self, layer: _FlatLayer, joint_NF: Tensor, memories: tuple[np.ndarray, np.ndarray]
+    ) -> AttendedBeginnings | None:
+        """Attention of tokens to prefixes that their rows share, each as one product."""
+        if layer.window is not None or not self.prefixes:
+            return None
+        columns_N = np.zeros_like(self.positions_N)
+        mixed_NF = joint_NF.new_empty(len(joint_NF), layer.heads * layer.width)
+        logsumexp_NH = joint_NF.new_empty(len(joint_NF), layer.heads)
+        for columns, tokens in self.prefixes:
+            if not tokens:
+                continue
+            slot = self.tokens.slots_N[tokens[0]]
+            keys, values = (torch.from_numpy(memory[slot, :columns]) for memory in memories)
+            query_RGTK, key_RGCK, value_RGCK = self._by_copies(layer, joint_NF[tokens], keys, values)
+            mixed_RGTK, logsumexp_RGT = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+                query_RGTK, key_RGCK, value_RGCK, scale=layer.scale
+            )
+            columns_N[tokens] = columns
+            mixed_NF[tokens] = mixed_RGTK.permute(2, 1, 0, 3).flatten(1)
+            logsumexp_NH[tokens] = logsumexp_RGT.permute(2, 1, 0).flatten(1)
+        return AttendedBeginnings(columns_N, mixed_NF.numpy(), logsumexp_NH.numpy())
+
+    def _by_copies(
+        self, layer: _FlatLayer, query_TF: Tensor, key_CGK: Tensor, value_CGK: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The heads of a group as rows of a batch, all of which see the same keys, so that none is copied."""
+        copies = layer.heads // layer.groups
+        query_TGRK = query_TF[:, : layer.heads * layer.width].view(len(query_TF), layer.groups, copies, -1)
+        key_RGCK, value_RGCK = (part.transpose(0, 1).expand(copies, -1, -1, -1) for part in (key_CGK, value_CGK))
+        return query_TGRK.permute(2, 1, 0, 3), key_RGCK, value_RGCK
+
     def _attend_tokens(
         self,
         layer: _FlatLayer,
         query_NF: Tensor,
         memories: tuple[np.ndarray, np.ndarray],
-        places: tuple[np.ndarray, np.ndarray],
+        places: SlotPlaces,
         mixed_NF: Tensor,
     ) -> None:
         reach = self.tokens.rows.span if layer.window is None else min(layer.window, self.tokens.rows.span)
@@ -277,17 +331,14 @@ class _Attention:
     def _attend_block(
         self, layer: _FlatLayer, query_TF: Tensor, memories: tuple[Tensor, Tensor], begin: int, mixed_TF: Tensor
     ) -> None:
-        """Attention of a row's tokens, from column `begin` on, to the columns [C, G, K] of its slot.
-
-        The heads of a group are rows of a batch, all of which see the same keys, so that none is copied."""
-        count, copies = len(query_TF), layer.heads // layer.groups
-        query_RGTK = query_TF[:, : layer.heads * layer.width].view(count, layer.groups, copies, -1).permute(2, 1, 0, 3)
-        key_RGCK, value_RGCK = (part.transpose(0, 1).expand(copies, -1, -1, -1) for part in memories)
+        """Attention of a row's tokens, from column `begin` on, to the columns [C, G, K] of its slot."""
+        count = len(query_TF)
+        parts_RG = self._by_copies(layer, query_TF, *memories)
         mask_TC = self._mask(begin, count, layer.window)
         mixed_RGTK = F.scaled_dot_product_attention(
-            query_RGTK, key_RGCK, value_RGCK, attn_mask=mask_TC, is_causal=mask_TC is None, scale=layer.scale
+            *parts_RG, attn_mask=mask_TC, is_causal=mask_TC is None, scale=layer.scale
         )
-        mixed_TF.view(count, layer.groups, copies, -1).copy_(mixed_RGTK.permute(2, 1, 0, 3))
+        mixed_TF.view(count, layer.groups, len(mixed_RGTK), -1).copy_(mixed_RGTK.permute(2, 1, 0, 3))
 
     def _mask(self, begin: int, count: int, window: int | None) -> Tensor | None:
         """Numbers to add to the scores of tokens from column `begin` on; None: plainly causal."""

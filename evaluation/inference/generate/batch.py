@@ -297,7 +297,7 @@ class ContinuousBatch:
             first = width - 1 - len(draft)
             positions_BT[slot, first:] = np.arange(cached, cached + 1 + len(draft))
             tokens_BT[slot, first:] = [slots[slot].tokens[cached], *draft]
-        rows = SlotRows.of_batch(torch.from_numpy(positions_BT), device)
+        rows = SlotRows.of_batch(torch.from_numpy(positions_BT), device, slots.shared_prefixes(live))
         hidden_BTD = self._read(torch.from_numpy(tokens_BT).to(device), rows)
         if width > 1:
             self._verify(live, drafts, hidden_BTD)
@@ -346,11 +346,13 @@ class ContinuousBatch:
 
     def _next_to_join(self, prompt_tokens: int) -> list[JoiningSequence]:
         """The first request that waits, and others whose prompts are read in the same pass at little cost: of about the
-        same length, and not continuing a prompt of this pass. prompt_tokens: of the pass, with padding."""
+        same length where padding costs, and not continuing a prompt of this pass. prompt_tokens: of the pass, with
+        padding where it costs."""
         waiting = [self._waiting[index] for index in range(min(self._slots.free, len(self._waiting)))]
         first, *others = (self._joining(sequence) for sequence in waiting)
         chosen, different, tokens = [first], {first.prompt.tobytes()}, [first.tokens]
         blocks = first.blocks
+        skips_padding = self.causal_lm.skips_padding
         fill = MIN_FILL.get(self.causal_lm.device.type, MIN_FILL_ELSEWHERE)
         for joining in others:
             if not self._slots.fits(blocks + joining.blocks):
@@ -359,9 +361,10 @@ class ContinuousBatch:
                 chosen.append(joining)
                 blocks += joining.blocks
                 continue
+            needed = sum(tokens) + joining.tokens
             padded = max(*tokens, joining.tokens) * (len(tokens) + 1)
-            is_full = padded > prompt_tokens
-            wastes = padded > SMALL_PASS_TOKENS and sum(tokens) + joining.tokens < fill * padded
+            is_full = (needed if skips_padding else padded) > prompt_tokens
+            wastes = not skips_padding and padded > SMALL_PASS_TOKENS and needed < fill * padded
             if is_full or wastes or (joining.shared > 0) != (first.shared > 0) or self._shares(joining, chosen):
                 continue
             chosen.append(joining)
@@ -440,7 +443,7 @@ class ContinuousBatch:
             last_only=last_only,
             first=first if slots == list(range(first, first + len(slots))) else None,
         )
-        self.read_prompt_tokens += tokens_BT.size
+        self.read_prompt_tokens += int((positions_BT >= 0).sum()) if self.causal_lm.skips_padding else tokens_BT.size
         return self._read(torch.from_numpy(tokens_BT).to(device), rows)
 
     def _read(self, tokens_BT: Tensor, rows: SlotRows) -> Tensor:

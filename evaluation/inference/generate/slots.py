@@ -1,13 +1,18 @@
 """Slots of a decoding cache: which sequence is in which, which tokens are kept for later prompts, and the blocks of
 memory that they hold."""
 
+import operator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from gristmill.evaluation.inference.causal_lm import DecodingCache
+from gristmill.training.model.decoding_cache import SharedPrefix
 
 MIN_SHARED_TOKENS = 16  # a shorter common prefix is read again: copying it saves less than a pass of its own costs
+MIN_PREFIX_TOKENS = 64  # that sequences have in common whose attention to them is one product
+MIN_SAVED_COLUMNS = 1024  # that it does not read again; one product takes as long as reading about so many
 BLOCK_TOKENS = 16  # in which memory is taken and given back
 
 
@@ -71,6 +76,8 @@ class Slots:
         self.evicted_blocks = 0
         self._slots = [Slot(np.empty(0, dtype=np.int64)) for _ in range(count)]
         self._uses = 0
+        self._compared: dict[int, Slot] = {}  # those of which the prefixes are
+        self._prefixes: tuple[SharedPrefix, ...] = ()
 
     @property
     def free(self) -> int:
@@ -135,6 +142,13 @@ class Slots:
         lengths = [_shared_tokens(prompt, slot) for slot in self._slots]
         best = int(np.argmax(lengths))
         return (best, lengths[best]) if lengths[best] >= MIN_SHARED_TOKENS else (0, 0)
+
+    def shared_prefixes(self, live: Sequence[int]) -> tuple[SharedPrefix, ...]:
+        """Long beginnings that several of these running slots have in common."""
+        slots = {index: self._slots[index] for index in live}
+        if slots.keys() != self._compared.keys() or any(map(operator.is_not, slots.values(), self._compared.values())):
+            self._compared, self._prefixes = slots, tuple(_shared_prefixes(slots))
+        return self._prefixes
 
     def claim(self, tokens: np.ndarray, columns: int, shared_with: int, shared: int) -> int:
         """Takes the next slot of the running batch and blocks for so many columns, which `fits` allows, for a sequence,
@@ -209,6 +223,26 @@ def _shared_tokens(prompt: np.ndarray, slot: Slot) -> int:
     if min(slot.cached, len(prompt) - 1) <= last or slot.tokens[last] != prompt[last]:
         return 0
     return min(common_prefix(prompt, slot.tokens[: slot.cached]), len(prompt) - 1)
+
+
+def _shared_prefixes(slots: Mapping[int, Slot]) -> Iterator[SharedPrefix]:
+    """Among those that begin alike, as many as save the most columns, then the same of the others."""
+    alike: dict[bytes, list[int]] = {}
+    for index, slot in slots.items():
+        if slot.cached >= MIN_PREFIX_TOKENS:
+            alike.setdefault(slot.tokens[:MIN_PREFIX_TOKENS].tobytes(), []).append(index)
+    for indices in alike.values():
+        while len(indices) > 1:
+            first, *others = (slots[index].tokens[: slots[index].cached] for index in indices)
+            lengths = np.array([len(first), *(common_prefix(first, other) for other in others)])
+            order = np.argsort(-lengths, kind="stable")
+            saved = lengths[order] * np.arange(len(order))
+            count = int(saved.argmax()) + 1
+            if saved[count - 1] < MIN_SAVED_COLUMNS:
+                break
+            chosen = sorted(indices[number] for number in order[:count])
+            yield SharedPrefix(tuple(chosen), int(lengths[order[count - 1]]))
+            indices = [index for index in indices if index not in chosen]
 
 
 def common_prefix(first: np.ndarray, second: np.ndarray) -> int:

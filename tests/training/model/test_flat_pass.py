@@ -1,10 +1,12 @@
 """Flat passes beside the layers' modules: the same hidden states, and the same keys and values in the slots."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from gristmill.training.config.model import ModelConfig
-from gristmill.training.model.decoding_cache import KVSlots, SlotRows
+from gristmill.training.model.decoding_cache import KVSlots, SharedPrefix, SlotRows
 from gristmill.training.model.flat_pass import FlatLayers, FlatTokens, silu_product
 from gristmill.training.model.init import initialize, place_decoding_weights
 from gristmill.training.model.transformer import Transformer
@@ -75,6 +77,32 @@ def test_equals_the_modules(kind: str, last_only: bool, layers: int) -> None:
             read, wanted = made.read(rows), expected.read(rows)
             torch.testing.assert_close(read.key_BGSK, wanted.key_BGSK, atol=2e-5, rtol=1e-4)
             torch.testing.assert_close(read.value_BGSK, wanted.value_BGSK, atol=2e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["grouped", "window"])
+def test_rows_that_share_a_prefix_attend_to_it_together(kind: str) -> None:
+    """Slots 1, 3 and 4 begin alike, for 20 columns 1 and 3, for 11 all; a row of slot 0 shares nothing."""
+    model = _model(**KINDS[kind])
+    flat = FlatLayers.of(model)
+    assert flat is not None
+    generator = torch.Generator().manual_seed(3)
+    prompts_BT = torch.randint(0, VOCABULARY, (4, 30), generator=generator)
+    prompts_BT[2, :20], prompts_BT[3, :11] = prompts_BT[1, :20], prompts_BT[1, :11]
+    slots = [KVSlots(SLOTS, COLUMNS) for _ in range(3)]
+
+    def read(tokens_BT: torch.Tensor, rows: SlotRows) -> torch.Tensor:
+        tokens = FlatTokens.of(rows)
+        passing = flat.begin(tokens_BT, tokens)
+        flat.run(passing, tokens, slots, 3)
+        return tokens.by_row(passing.x_ND)
+
+    read(prompts_BT, _rows([(slot, 0, 30) for slot in (0, 1, 3, 4)], True))
+    rows = _rows([(slot, 30, 1 + slot // 3) for slot in (0, 1, 3, 4)], False)
+    tokens_BT = torch.randint(0, VOCABULARY, rows.positions_BT.shape, generator=generator)
+    alone_BTD = read(tokens_BT, rows)
+    for prefixes in ([SharedPrefix((1, 2), 20)], [SharedPrefix((1, 2, 3), 11)], [SharedPrefix((3,), 7)]):
+        together_BTD = read(tokens_BT, replace(rows, prefixes=tuple(prefixes)))
+        torch.testing.assert_close(together_BTD, alone_BTD, atol=2e-5, rtol=1e-4)
 
 
 OTHERS = {

@@ -5,6 +5,7 @@ column behind a row's token is read. 12 rows of 8 to 346 tokens, 8 heads of 32 o
 (one core of an EPYC with AVX2, 2026-11-27)."""
 
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
@@ -14,7 +15,7 @@ from torch import Tensor
 from gristmill.foundation.runtime.kernels.cached_njit import cached_njit
 from gristmill.training.model.decoding_cache import SlotView
 
-# B rows, N slots, C columns, H query heads, G key/value heads, R query heads of a group, K head width
+# B rows, N slots or tokens, C columns, H query heads, G key/value heads, R query heads of a group, K head width
 
 MIN_SHARED_PRODUCTS = 1 << 22  # from which on threads share them
 FAST = {"reassoc", "contract", "nsz"}  # sums in any order; NaN and infinity stay what they are
@@ -34,37 +35,59 @@ def attend_by_rows(
     slot up to its own, [B, 1, H, K]. Rows of padding are not written and give zeros. window: columns that a token sees
     at most."""
     memories = slots.memory.reserve(slots.rows, key_B1GK, value_B1GK)
-    query_BF, key_BF, value_BF = (part.flatten(1).contiguous() for part in (query_B1HK, key_B1GK, value_B1GK))
-    positions_B, mixed_BF = slots.rows.positions_BT.flatten(), torch.zeros_like(query_BF)
-    tensors = (query_BF, key_BF, value_BF, *memories, slots.rows.slots_B, positions_B, mixed_BF)
-    queries, new_keys, new_values, keys, values, slots_B, columns_B, mixed = (tensor.numpy() for tensor in tensors)
-    write_tokens(new_keys, 0, keys, slots_B, columns_B)
-    write_tokens(new_values, 0, values, slots_B, columns_B)
+    query_BF, new_BF = query_B1HK.flatten(1), torch.cat([key_B1GK.flatten(1), value_B1GK.flatten(1)], dim=1)
+    positions_B, mixed_BF = slots.rows.positions_BT.flatten(), query_BF.new_zeros(query_BF.shape)
+    tensors = (query_BF.contiguous(), new_BF, *memories, slots.rows.slots_B, positions_B, mixed_BF)
+    queries, new, keys, values, slots_B, columns_B, mixed = (tensor.numpy() for tensor in tensors)
+    write_tokens(new, 0, keys, values, slots_B, columns_B)
     reach = slots.rows.span if window is None else min(window, slots.rows.span)
-    attend_tokens(queries, (keys, values), (slots_B, columns_B), mixed, scale, reach)
+    attend_tokens(queries, (keys, values), SlotPlaces(slots_B, columns_B), mixed, scale, reach)
     return mixed_BF.view_as(query_B1HK)
+
+
+@dataclass(frozen=True)
+class SlotPlaces:
+    """Slot and column of each token, int64; column -1: the token is left out. beginnings: where the first columns of a
+    slot are not read, since other code has."""
+
+    slots_N: np.ndarray
+    positions_N: np.ndarray
+    beginnings: "AttendedBeginnings | None" = None
+
+
+@dataclass(frozen=True)
+class AttendedBeginnings:
+    """The attention of tokens to the first columns of their slots, so many of each (0: none). mixed_NF: [N, H x K];
+    logsumexp_NH: of the scores of these columns, natural. Both count where there are columns."""
+
+    columns_N: np.ndarray
+    mixed_NF: np.ndarray
+    logsumexp_NH: np.ndarray
 
 
 def attend_tokens(
     query_NF: np.ndarray,
     memories: tuple[np.ndarray, np.ndarray],
-    places: tuple[np.ndarray, np.ndarray],
+    places: SlotPlaces,
     mixed_NF: np.ndarray,
     scale: float,
     reach: int,
 ) -> None:
     """softmax(scale q k^T) v of each token over the columns of its slot up to its own, reach of them at most.
 
-    The heads of a query are the first numbers of its row. memories: keys and values [slots, C, G, K]; places: slot and
-    column of each token, -1 for one that is left out, whose row of mixed stays as it is."""
+    The heads of a query are the first numbers of its row. memories: keys and values [slots, C, G, K]. Rows of mixed
+    whose tokens are left out stay as they are."""
+    beginnings = places.beginnings
+    if beginnings is None:
+        nothing_NF = np.empty((0, 0), dtype=np.float32)
+        beginnings = AttendedBeginnings(np.zeros_like(places.positions_N), nothing_NF, nothing_NF)
+    known = (beginnings.columns_N, beginnings.mixed_NF, beginnings.logsumexp_NH)
+    arrays = (query_NF, *memories, places.slots_N, places.positions_N, *known, mixed_NF)
     threads = torch.get_num_threads()
-    if threads == 1 or int(places[1].sum()) * mixed_NF.shape[1] < MIN_SHARED_PRODUCTS:
-        _attend(query_NF, *memories, *places, mixed_NF, scale, reach, 0, 1)
+    if threads == 1 or int(places.positions_N.sum()) * mixed_NF.shape[1] < MIN_SHARED_PRODUCTS:
+        _attend(*arrays, scale, reach, 0, 1)
         return
-    for _ in _pool(threads).map(
-        lambda first: _attend(query_NF, *memories, *places, mixed_NF, scale, reach, first, threads), range(threads)
-    ):
-        pass
+    list(_pool(threads).map(lambda first: _attend(*arrays, scale, reach, first, threads), range(threads)))
 
 
 @cache
@@ -77,18 +100,28 @@ def _pool(threads: int) -> ThreadPoolExecutor:
 
 @cached_njit(nogil=True)
 def write_tokens(
-    new_NF: np.ndarray, first: int, numbers_NCGK: np.ndarray, slots_N: np.ndarray, positions_N: np.ndarray
+    new_NF: np.ndarray,
+    first: int,
+    key_NCGK: np.ndarray,
+    value_NCGK: np.ndarray,
+    slots_N: np.ndarray,
+    positions_N: np.ndarray,
 ) -> None:
-    """Writes G x K numbers of each row, from number `first` on, to its column of its slot; those of column -1 are left
-    out."""
-    capacity, groups, width = numbers_NCGK.shape[1:]
-    numbers = numbers_NCGK.ravel()
+    """Writes keys and values of each row, which lie behind each other from number `first` on, to its column of its
+    slot; those of column -1 are left out."""
+    capacity, groups, width = key_NCGK.shape[1:]
+    keys, values, new = key_NCGK.ravel(), value_NCGK.ravel(), new_NF.ravel()
+    numbers = np.uint64(groups * width)
     for row in range(len(new_NF)):
         if positions_N[row] < 0:
             continue
         start = np.uint64((slots_N[row] * capacity + positions_N[row]) * groups * width)
-        for k in range(np.uint64(groups * width)):
-            numbers[start + k] = new_NF[row, first + k]
+        key = np.uint64(row * new_NF.shape[1] + first)
+        value = key + numbers
+        for k in range(numbers):
+            keys[start + k] = new[key + k]
+        for k in range(numbers):
+            values[start + k] = new[value + k]
 
 
 @cached_njit(nogil=True, fastmath=FAST)
@@ -98,32 +131,44 @@ def _attend(
     value_NCGK: np.ndarray,
     slots_N: np.ndarray,
     positions_N: np.ndarray,
+    known_columns_N: np.ndarray,
+    known_NF: np.ndarray,
+    known_logsumexp_NH: np.ndarray,
     mixed_NF: np.ndarray,
     scale: float,
     reach: int,
     first: int,
     step: int,
 ) -> None:
-    """Every step-th pair of a row and a group, from the first on."""
+    """Every step-th pair of a row and a group, from the first on. What is known of a row's first columns counts as one
+    column, whose score is their logsumexp and whose value their mix (cascade attention; FlashInfer, arXiv 2501.01005,
+    section 2.2)."""
     capacity, groups, width = key_NCGK.shape[1:]
     rows, heads = len(mixed_NF), mixed_NF.shape[1] // width
     copies, stride = heads // groups, groups * width
     keys, values, queries, mixed = key_NCGK.ravel(), value_NCGK.ravel(), query_NF.ravel(), mixed_NF.ravel()
-    weights_C, powers_C = np.empty(reach, dtype=np.float32), np.empty(reach, dtype=np.int32)
+    weights_C, powers_C = np.empty(reach + 1, dtype=np.float32), np.empty(reach + 1, dtype=np.int32)
     for pair in range(first, rows * groups, step):
         row, group = pair // groups, pair % groups
         last = positions_N[row]
         if last < 0:
             continue
-        begin = max(0, last + 1 - reach)
+        known = known_columns_N[row]
+        begin = max(known, last + 1 - reach)
         start = (slots_N[row] * capacity + begin) * stride + group * width
         columns = last + 1 - begin
         for head in range(group * copies, (group + 1) * copies):
             query_start, mixed_start = row * query_NF.shape[1] + head * width, (row * heads + head) * width
             _score(weights_C, queries, query_start, keys, start, stride, columns, width, np.float32(scale))
-            total = _softmax_weights(weights_C, columns, powers_C)
-            for k in range(width):
-                mixed[mixed_start + k] = 0
+            if known > 0:
+                weights_C[columns] = known_logsumexp_NH[row, head]
+                total = _softmax_weights(weights_C, columns + 1, powers_C)
+                for k in range(width):
+                    mixed[mixed_start + k] = weights_C[columns] * known_NF[row, head * width + k]
+            else:
+                total = _softmax_weights(weights_C, columns, powers_C)
+                for k in range(width):
+                    mixed[mixed_start + k] = 0
             _add_values(mixed, mixed_start, weights_C, values, start, stride, columns, width)
             for k in range(width):
                 mixed[mixed_start + k] /= total

@@ -4,12 +4,14 @@ import numpy as np
 import pytest
 
 from gristmill.evaluation.inference.config import SamplingConfig
+from gristmill.evaluation.inference.generate import slots as slots_file
 from gristmill.evaluation.inference.generate.batch import ContinuousBatch
 from gristmill.evaluation.inference.generate.drafts import Drafting
 from gristmill.evaluation.inference.generate.limits import BatchLimits
 from gristmill.evaluation.inference.generate.request import GenerationRequest, GenerationSettings
-from gristmill.evaluation.inference.generate.slots import BLOCK_TOKENS
+from gristmill.evaluation.inference.generate.slots import BLOCK_TOKENS, Slots
 from gristmill.foundation.errors import InputError
+from gristmill.training.model.decoding_cache import SharedPrefix
 from tests.evaluation.inference.generate.test_batch import SHAPES, Words, model_of, run
 
 SAMPLED = SamplingConfig(temperature=1.0, top_k=60, top_p=0.95, repetition_penalty=1.1, seed=7)
@@ -152,3 +154,43 @@ def test_a_stream_that_has_begun_counts_as_running_while_it_waits():
         batch.step()
     third = batch.add(GenerationRequest((1, 2), GenerationSettings(1)))
     assert batch.decoding == 1 and batch.running_numbers() == {first, second} and third not in (first, second)
+
+
+class NoCache:
+    """A cache of which the numbers are not asked for."""
+
+    def _nothing(self, *_):
+        pass
+
+    copy = swap = release = select = _nothing
+
+
+def test_the_prefix_that_saves_the_most_columns_comes_first():
+    """Three begin with the same 600 tokens and two of them with the same 900: the three save 1200 columns, the two 900.
+    Two others share 1500."""
+    tokens, other = np.arange(2000), np.arange(2000)[::-1]
+    prompts = [tokens, np.r_[tokens[:600], other], other, np.r_[tokens[:900], other], np.r_[other[:1500], tokens]]
+    slots = Slots(NoCache(), 6, keeps_prefixes=True)
+    for number, prompt in enumerate([*prompts, np.arange(40)]):
+        slots.claim(prompt, len(prompt), 0, 0)
+        slots[number].cached = len(prompt)
+    assert slots.shared_prefixes(range(6)) == (SharedPrefix((0, 1, 3), 600), SharedPrefix((2, 4), 1500))
+    assert slots.shared_prefixes([1, 2, 3, 5]) == ()  # 600 columns are too few
+    assert slots.shared_prefixes([2, 4]) == (SharedPrefix((2, 4), 1500),)
+
+
+def test_sequences_that_share_a_prefix_get_the_tokens_they_get_alone(monkeypatch):
+    causal_lm, requests = model_of("flat"), shared_requests(8)
+    expected = tokens_of(alone(causal_lm, requests))
+    monkeypatch.setattr(slots_file, "MIN_PREFIX_TOKENS", 16)
+    monkeypatch.setattr(slots_file, "MIN_SAVED_COLUMNS", 1)
+    prefixes, read = [], causal_lm.read
+    monkeypatch.setattr(
+        causal_lm, "read", lambda tokens, rows, cache: prefixes.append(rows.prefixes) or read(tokens, rows, cache)
+    )
+    for drafting in (Drafting(0), Drafting(3)):
+        assert (
+            tokens_of(generations[0] for generations in run(causal_lm, requests, BatchLimits(8, drafting=drafting))[0])
+            == expected
+        )
+    assert max(len(prefix.rows) for step in prefixes for prefix in step) == 4
