@@ -310,7 +310,7 @@ def build_local_model(
     return local_model
 
 
-COMPILED_TOGETHER = 12  # layers, at most: compiling takes a time that grows with them
+COMPILED_TOGETHER = 4  # layers: a step of 12 took 12.3, 10.9 and 9.8 ms of a host with groups of 1, 4 and 12, compiling 4, 10 and 26 s
 
 
 def compile_layers(model: Transformer, mesh: Mesh) -> None:
