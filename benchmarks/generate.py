@@ -96,7 +96,8 @@ def main() -> None:
         return
     with tempfile.TemporaryDirectory() as name:
         write_huggingface(Path(name), model, end_of_document=0)
-        peer = AutoModelForCausalLM.from_pretrained(name, dtype=torch.float32, attn_implementation="sdpa").to(DEVICE)
+        peer: Any = AutoModelForCausalLM.from_pretrained(name, dtype=torch.float32, attn_implementation="sdpa")
+        peer.to(DEVICE)
         peer.generation_config.eos_token_id = None
         peer.generation_config.pad_token_id = 0
         by_transformers, _ = load_transformers_causal_lm(
