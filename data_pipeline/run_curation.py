@@ -15,11 +15,14 @@ from gristmill.data_pipeline.annotate.annotate import (
     AnnotateTask,
     annotate_all,
     annotation_tasks,
+    batch_task,
     dropped_file,
     text_identity,
 )
 from gristmill.data_pipeline.annotate.optional_signals import origin_fields
+from gristmill.data_pipeline.annotate.source_groups import SourceGroup, group_sources
 from gristmill.data_pipeline.annotate.tombstones import Tombstones, drop_documents, write_tombstones
+from gristmill.data_pipeline.corpus.batch_files import BatchToWrite, write_batch_ledgers
 from gristmill.data_pipeline.corpus.counts import (
     check_training_documents,
     count_files,
@@ -27,7 +30,7 @@ from gristmill.data_pipeline.corpus.counts import (
     rule_table,
     write_summary,
 )
-from gristmill.data_pipeline.corpus.merged_sketches import write_sketches
+from gristmill.data_pipeline.corpus.merged_sketches import sketch_tasks, write_sketches
 from gristmill.data_pipeline.corpus.splits import one_split, split_indices
 from gristmill.data_pipeline.corpus.writer import (
     HELD_OUT_FOLDER,
@@ -73,6 +76,7 @@ from gristmill.data_pipeline.ledger.removal_step import (
     SourceState,
     StoredRemovals,
     kept_document_files,
+    source_states,
     work_folder,
 )
 from gristmill.data_pipeline.quality.config import QUALITY_FOLDER
@@ -116,13 +120,13 @@ class CurationInputs:
 class CurationState:
     """Results of the steps so far.
 
-    annotated: by source, its annotated files; annotate_configs: by source, how they were annotated. sources: the
+    groups: the sources, of which small ones are in batches. annotated: by group, its annotated files. sources: the
     same with the results of the filters. removals: the removals steps that removed documents. scores: annotated file ->
-    its quality scores. edits: the edited texts. final: the sources to write, with a new file in the place of each
+    its quality scores. edits: the edited texts. final: the groups to write, with a new file in the place of each
     annotated one whose texts were edited."""
 
+    groups: Sequence[SourceGroup]
     annotated: Sequence[list[AnnotateTask]]
-    annotate_configs: Sequence[AnnotateConfig]
     sources: Sequence[SourceState] = ()
     removals: Sequence[Removals] = ()
     scores: Mapping[Path, Path] = field(default_factory=dict)
@@ -159,25 +163,31 @@ def _check_inputs(inputs: CurationInputs) -> list[Protected]:
 
 
 def _annotate(inputs: CurationInputs) -> CurationState:
-    configs = [annotate_config(source, inputs.config) for source in inputs.sources]
-    tasks = _annotated_files(inputs.sources, configs, inputs.lock, inputs.cache, inputs.engine, inputs.tombstones)
-    return CurationState(tasks, configs)
+    groups = _groups(inputs.sources, inputs.config, inputs.lock)
+    return CurationState(groups, _annotated_files(groups, inputs.cache, inputs.engine, inputs.tombstones))
 
 
 def _filter(state: CurationState, inputs: CurationInputs) -> CurationState:
-    rules = rules_by_source(inputs.sources, inputs.config)
+    rules = rules_by_source([group.source for group in state.groups], inputs.config)
     paths = [tuple(task.path for task in tasks) for tasks in state.annotated]
     filter_tasks = [
-        FilterTask(path, rule, _split_of(source, inputs))
-        for source, rule, group in zip(inputs.sources, rules, paths, strict=True)
-        for path in group
+        FilterTask(path, rule, _split_of(group.source, inputs))
+        for group, rule, of_group in zip(state.groups, rules, paths, strict=True)
+        for path in of_group
     ]
     folder = inputs.cache / FILTER_RESULTS
     results = iter(apply_filters_to_files(filter_tasks, inputs.engine, folder, inputs.code_version))
     first_files = [0, *accumulate(map(len, paths))][:-1]
     sources = [
-        SourceState(source, rule, group, tuple(next(results) for _ in group), first)
-        for source, rule, group, first in zip(inputs.sources, rules, paths, first_files, strict=True)
+        SourceState(
+            group.source,
+            rule,
+            of_group,
+            tuple(next(results) for _ in of_group),
+            first,
+            group.sources if group.is_batch else (),
+        )
+        for group, rule, of_group, first in zip(state.groups, rules, paths, first_files, strict=True)
     ]
     return replace(state, sources=sources)
 
@@ -257,9 +267,8 @@ def _edit_texts(state: CurationState, inputs: CurationInputs) -> CurationState:
 
 def _reannotate(state: CurationState, inputs: CurationInputs) -> CurationState:
     assert state.edits is not None
-    final, scores = reannotate(
-        state.sources, state.edits, state.scores, state.annotate_configs, inputs.work, inputs.engine
-    )
+    configs = [group.config for group in state.groups]
+    final, scores = reannotate(state.sources, state.edits, state.scores, configs, inputs.work, inputs.engine)
     return replace(state, final=final, scores=scores)
 
 
@@ -268,25 +277,31 @@ def _write(state: CurationState, inputs: CurationInputs) -> dict[str, Any]:
     the counts."""
     config, folder, engine = inputs.config, inputs.folder, inputs.engine
     assert state.edits is not None
-    ledgers = ledger_tasks(state.sources, state.removals, state.edits.evidence(), folder)
-    summary = {"sources": _counts(state, inputs), "rules": rule_table(state.sources)}
+    alone = [of_group for of_group in state.sources if not of_group.batch]
+    ledgers = ledger_tasks(alone, state.removals, state.edits.evidence(), folder)
+    batches = _batches_to_write(state, inputs)
+    read = source_states(state.sources, [source.name for source in inputs.sources])
+    summary = {"sources": _counts(state, read, inputs), "rules": rule_table(read)}
     try:
-        check_training_documents(state.sources, summary, folder, engine.reporter.say)
+        check_training_documents(read, summary, folder, engine.reporter.say)
     except InputError:
         engine.map(write_ledger, ledgers, "write ledger", unit="files")
+        engine.map(write_batch_ledgers, batches, "write ledger", unit="batches")
         raise
     reused = ReusedFiles(inputs.cache / OUTPUT_CACHE, inputs.code_version, folder, inputs.digests)
     sources = _sources_to_write(state, inputs)
-    keys = write_corpus(SourcesToWrite(sources, config.shard_bytes, config.pii), ledgers, folder, engine, reused)
+    corpus = SourcesToWrite(sources, config.shard_bytes, config.pii, batches)
+    keys, of_batches = write_corpus(corpus, ledgers, folder, engine, reused)
     remove_tree(folder / HELD_OUT_FOLDER)
-    write_quarantine(state.sources, folder)
-    write_examples(state.sources, state.removals, folder, engine)
+    write_quarantine(read, folder)
+    write_examples(read, state.removals, folder, engine)
     if state.edits.contamination is not None:
         write_contamination(state.edits.contamination, folder)
     write_model_reports(config.quality_scores, folder / QUALITY_FOLDER)
     if config.near_dedup is not None and config.near_dedup.keep_signatures:
         keep_signatures(folder, config.near_dedup.scheme, engine)
-    keys += write_sketches(folder, ledgers, config.pii, inputs.work / "sketches", engine, reused)
+    tables = sketch_tasks(folder, ledgers, config.pii, of_batches)
+    keys += write_sketches(tables, folder, inputs.work / "sketches", engine, reused)
     if inputs.tombstones is not None:
         write_tombstones(folder, inputs.tombstones)
     write_summary(summary, folder)
@@ -302,19 +317,40 @@ def _sources_to_write(state: CurationState, inputs: CurationInputs) -> list[Sour
     quality = inputs.config.quality
     scored = () if quality is None else quality.scored
     return [
-        SourceToWrite(state_of_source, config, state.scores if state_of_source.source.name in scored else None)
-        for state_of_source, config in zip(state.final, state.annotate_configs, strict=True)
+        SourceToWrite(of_source, group.config, state.scores if of_source.source.name in scored else None)
+        for of_source, group in zip(state.final, state.groups, strict=True)
+        if not of_source.batch
     ]
 
 
-def _counts(state: CurationState, inputs: CurationInputs) -> dict[str, Any]:
+def _batches_to_write(state: CurationState, inputs: CurationInputs) -> list[BatchToWrite]:
+    assert state.edits is not None
+    evidence, config = state.edits.evidence(), inputs.config
+    return [
+        BatchToWrite(
+            read,
+            written,
+            group.config,
+            tuple(state.removals),
+            evidence[read.first_file],
+            config.shard_bytes,
+            config.pii,
+            inputs.folder,
+            inputs.work / "batches" / read.source.name,
+        )
+        for read, written, group in zip(state.sources, state.final, state.groups, strict=True)
+        if read.batch
+    ]
+
+
+def _counts(state: CurationState, sources: Sequence[SourceState], inputs: CurationInputs) -> dict[str, Any]:
     """By source, its entry in counts.json."""
     assert state.edits is not None
     files = count_files(state.sources, state.final, state.removals, state.edits.evidence(), inputs.engine)
     counts = {}
-    for read in state.sources:
+    for read in sources:
         reasons = quarantined_rows(read, ["unreadable"])
-        counts[read.source.name] = count_source(read, files[read.files.start : read.files.stop], reasons)
+        counts[read.source.name] = count_source(read, files[read.source.name], reasons)
     return counts
 
 
@@ -354,27 +390,49 @@ def annotated(
     tombstones: Tombstones | None = None,
 ) -> list[tuple[str, list[FilterTask]]]:
     """By source, its annotated files with its rules, for a threshold sweep. Annotates what the cache does not hold."""
-    configs = [annotate_config(source, config) for source in sources]
-    tasks = _annotated_files(sources, configs, lock, cache, engine, tombstones)
-    rules = rules_by_source(sources, config)
-    return [
-        (source.name, [FilterTask(task.path, of_source) for task in group])
-        for source, group, of_source in zip(sources, tasks, rules, strict=True)
+    groups = _groups(sources, config, lock)
+    tasks = _annotated_files(groups, cache, engine, tombstones)
+    rules = rules_by_source([group.source for group in groups], config)
+    by_name = {
+        name: [FilterTask(task.path, of_group, source=name if group.is_batch else "") for task in files]
+        for group, files, of_group in zip(groups, tasks, rules, strict=True)
+        for name in group.names
+    }
+    return [(source.name, by_name[source.name]) for source in sources]
+
+
+def _groups(sources: Sequence[SourceConfig], config: CurateConfig, lock: Lock) -> list[SourceGroup]:
+    """The sources in groups; of small ones that all steps treat alike, batches. There are none where a step looks at
+    each source by itself."""
+    scopes = [step.scope for step in (config.exact_dedup, config.near_dedup, *config.span_dedup) if step is not None]
+    by_settings: dict[str, AnnotateConfig] = {}
+    settings = [
+        repr((source.filters, source.languages, source.keep_page_kinds, origin_fields(source))) for source in sources
     ]
+    for source, of_source in zip(sources, settings, strict=True):
+        if of_source not in by_settings:
+            by_settings[of_source] = annotate_config(source, config)
+    configs = [by_settings[of_source] for of_source in settings]
+    may_batch = config.quality is None and "source" not in scopes and not any(each.optional.own for each in configs)
+    kinds = [
+        f"{source.priority} {source.held_out} {of_source}" for source, of_source in zip(sources, settings, strict=True)
+    ]
+    locked = [lock.source(source.name) for source in sources]
+    return group_sources(sources, locked, configs, kinds, may_batch)
 
 
 def _annotated_files(
-    sources: Sequence[SourceConfig],
-    configs: Sequence[AnnotateConfig],
-    lock: Lock,
-    cache: Path,
-    engine: Engine,
-    tombstones: Tombstones | None,
+    groups: Sequence[SourceGroup], cache: Path, engine: Engine, tombstones: Tombstones | None
 ) -> list[list[AnnotateTask]]:
-    """By source, the tasks of its annotated files, which are all in the cache afterwards, without documents that have a
+    """By group, the tasks of its annotated files, which are all in the cache afterwards, without documents that have a
     tombstone."""
-    locked = [lock.source(source.name) for source in sources]
-    tasks = annotation_tasks(list(zip(sources, locked, configs, strict=True)), cache / "annotated", engine)
+    folder = cache / "annotated"
+    alone = [(group.source, group.locked[0], group.config) for group in groups if not group.is_batch]
+    tasks_of_alone = iter(annotation_tasks(alone, folder, engine))
+    tasks = [
+        [batch_task(group.source, group.members, group.config, folder)] if group.is_batch else next(tasks_of_alone)
+        for group in groups
+    ]
     every_task = [task for group in tasks for task in group]
     annotate_all(every_task, engine)
     drop_documents(every_task, tombstones, engine)

@@ -54,6 +54,19 @@ def write_atomic(path: Path, *content: bytes | memoryview) -> None:
         temporary.replace(path)
 
 
+def write_unsynced(path: Path, content: bytes | memoryview) -> None:
+    """As `write_atomic`, but after a power cut the file may be empty: for many small files of which a list is written
+    last, with their digests."""
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:16]}.tmp")
+    try:
+        with open(_created(temporary), "wb") as file:
+            file.write(content)
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
 @contextmanager
 def atomic_path(path: Path) -> Iterator[Path]:
     """Yield a temporary path beside `path`; renamed to `path` if the block succeeds, removed if it raises.

@@ -28,11 +28,12 @@ from gristmill.data_pipeline.dedup.folding import (
     write_keys,
 )
 from gristmill.data_pipeline.extraction.blocks_config import load_repeated_blocks
+from gristmill.data_pipeline.filters.apply import SOURCE
 from gristmill.data_pipeline.filters.lines import EDIT_COUNTS, EDITS
 from gristmill.data_pipeline.filters.presets import FilterChoice
 from gristmill.data_pipeline.readers.compression import COMPRESSION_RATIO, SUFFIXES
 from gristmill.data_pipeline.readers.document import RecordColumns, doc_ids
-from gristmill.data_pipeline.readers.read import FileRange, FileToSplit, located_files, read_columns, split_files
+from gristmill.data_pipeline.readers.read import FileRange, FileToSplit, located_files, read_sources, split_files
 from gristmill.data_pipeline.readers.source import SourceConfig
 from gristmill.data_pipeline.signals.bits import TextBuffer
 from gristmill.data_pipeline.signals.kernel import measure_edited
@@ -79,12 +80,17 @@ RECORD_FIELDS = [
     pa.field("excerpt", pa.string()),
 ]
 # Columns whose values repeat: a dictionary would only cost time for the others, most of which are signals.
-REPEATED = ["language", "raw_digest", "changes.list.element", "unreadable", "detected_language", "script", "profile"]
+REPEATED = [
+    "language", "raw_digest", "changes.list.element", "unreadable", "detected_language", "script", "profile", "source",
+]  # fmt: skip
+SOURCE_FIELD = pa.field(SOURCE, pa.string())  # of the file of a batch of sources alone
 
 
-def annotated_schema(edits: Sequence[str], optional: OptionalSignals) -> pa.Schema:
+def annotated_schema(edits: Sequence[str], optional: OptionalSignals, is_batch: bool = False) -> pa.Schema:
+    """is_batch: of the file of a batch of sources."""
     added = [field for edit in edits for field in edit_fields(edit, EDIT_COUNTS[edit])]
-    return pa.schema([*RECORD_FIELDS, *LANGUAGE_FIELDS, *SIGNAL_FIELDS, *added, *optional.fields()])
+    last = [SOURCE_FIELD] if is_batch else []
+    return pa.schema([*RECORD_FIELDS, *LANGUAGE_FIELDS, *SIGNAL_FIELDS, *added, *optional.fields(), *last])
 
 
 class AnnotateConfig(Config):
@@ -100,17 +106,26 @@ class AnnotateConfig(Config):
 
 @dataclass(frozen=True)
 class AnnotateTask:
-    """boilerplate: the table of the source's boilerplate blocks; None: none is looked for."""
+    """boilerplate: the table of the source's boilerplate blocks; None: none is looked for. batch: of a batch of
+    sources, each with its ranges, which are all in `ranges`; empty for one source."""
 
     path: Path
     source: SourceConfig
     config: AnnotateConfig
     ranges: tuple[FileRange, ...]
     boilerplate: Path | None = None
+    batch: tuple[tuple[SourceConfig, tuple[FileRange, ...]], ...] = ()
+
+    @property
+    def sources(self) -> tuple[tuple[SourceConfig, tuple[FileRange, ...]], ...]:
+        """Each source with its ranges."""
+        return self.batch or ((self.source, self.ranges),)
 
     @property
     def label(self) -> str:
         """The raw files that the task reads, for messages."""
+        if self.batch:
+            return f"sources {self.batch[0][0].name} to {self.batch[-1][0].name}, {len(self.batch)} together"
         names = list(dict.fromkeys(file_range.file.name for file_range in self.ranges))
         return f"source {self.source.name}, {', '.join(names[:2])}{' ...' if len(names) > 2 else ''}"
 
@@ -160,7 +175,10 @@ def _groups(
         for file, location in located_files(source, locked)
         for file_range in split.get(file, [FileRange(file, location)])
     ]
-    sizes = [_text_bytes(file_range) if file_range.end is None else range_bytes for file_range in ranges]
+    sizes = [
+        text_bytes(file_range.location, file_range.file.bytes) if file_range.end is None else range_bytes
+        for file_range in ranges
+    ]
     return list(_grouped_by_digest(ranges, sizes, range_bytes))
 
 
@@ -200,31 +218,44 @@ def _annotation_tasks(
     return tasks
 
 
-def _text_bytes(file_range: FileRange) -> int:
-    """About how many bytes of text a complete file holds, to group small files into tasks."""
-    is_compressed = file_range.location.rpartition(".")[2] in SUFFIXES
-    return file_range.file.bytes * (COMPRESSION_RATIO if is_compressed else 1)
+def batch_task(
+    source: SourceConfig, members: Sequence[tuple[SourceConfig, LockedSource]], config: AnnotateConfig, folder: Path
+) -> AnnotateTask:
+    """The task of a batch of small sources: one file with the documents of all, source after source, each in its
+    canonical order. source: stands for the batch."""
+    batch = tuple(
+        (member, tuple(FileRange(file, location) for file, location in located_files(member, locked)))
+        for member, locked in members
+    )
+    name = fingerprint([_identity(member, config, ranges, None) for member, ranges in batch])
+    ranges = tuple(file_range for _, of_source in batch for file_range in of_source)
+    return AnnotateTask(folder / f"{source.name}-{name}.parquet", source, config, ranges, batch=batch)
+
+
+def text_bytes(name: str, num_bytes: int) -> int:
+    """About how many bytes of text a complete file of this name and size holds, to group small files into tasks."""
+    return num_bytes * (COMPRESSION_RATIO if name.rpartition(".")[2] in SUFFIXES else 1)
 
 
 def annotate_all(tasks: Sequence[AnnotateTask], engine: Engine) -> None:
     """Write every task's file, unless a complete one exists."""
     missing = [task for task in tasks if not is_sealed(task.path)]
     # of equally large ranges the later ones first: a compressed file is decompressed from its beginning
-    missing.sort(key=lambda task: task.ranges[0].start, reverse=True)
+    missing.sort(key=lambda task: task.ranges[0].start if task.ranges else 0, reverse=True)
     if missing:
         engine.map(annotate, missing, "annotate", [float(task.bytes) for task in missing], "B")
 
 
 def annotate(task: AnnotateTask) -> None:
     """Write the task's file: one row per record, readable or not, in the order of the ranges."""
-    schema = annotated_schema([edit.preset for edit in task.config.edits], task.config.optional)
+    schema = annotated_schema([edit.preset for edit in task.config.edits], task.config.optional, bool(task.batch))
     dropped_file(task.path).unlink(missing_ok=True)
     remove_keys(task.path)
     keys = [np.empty(0, DOCUMENT_KEY)]
     with sealed_path(task.path) as temporary, open_annotated(temporary, schema) as file:
         repeated = None if task.boilerplate is None else load_repeated_blocks(task.boilerplate)
-        records = read_columns(task.ranges, task.source, repeated)
-        for group in _row_groups(_annotated(batch, task.source, task.config) for batch in records):
+        records = read_sources(task.sources, repeated)
+        for group in _row_groups(_annotated(batch, task.config, bool(task.batch)) for batch in records):
             table = pa.Table.from_batches(group, schema)
             file.write_table(table, row_group_size=ROW_GROUP_ROWS)
             keys.append(keys_of(table, task.path))
@@ -264,27 +295,29 @@ def _row_groups(batches: Iterator[pa.RecordBatch]) -> Iterator[list[pa.RecordBat
         yield pending
 
 
-def _annotated(batch: RecordColumns, source: SourceConfig, config: AnnotateConfig) -> pa.RecordBatch:
+def _annotated(batch: RecordColumns, config: AnnotateConfig, has_source: bool) -> pa.RecordBatch:
     normalized, repairs = normalize_texts(batch.texts, config.normalize)
     languages = detect_buffer(normalized, config.language_id)
     final, measured = _edited(normalized, config)
     optional = config.optional.columns(final, languages, batch.urls, batch.metadata)
-    schema = annotated_schema([edit.preset for edit in config.edits], config.optional)
-    described = _description(batch, source, repairs, final)
+    schema = annotated_schema([edit.preset for edit in config.edits], config.optional, has_source)
+    described = _description(batch, repairs, final)
     columns = [*described, *languages.columns, *measured, *optional]
     if own := config.optional.own:
         columns += own_columns(own, pa.table(columns, schema=pa.schema(list(schema)[: len(columns)])))
+    if has_source:
+        columns.append(pa.concat_arrays([pa.repeat(pa.scalar(source), rows) for source, _, rows in batch.files]))
     return pa.record_batch(columns, schema=schema)
 
 
-def _description(batch: RecordColumns, source: SourceConfig, repairs: np.ndarray, final: TextBuffer) -> list[pa.Array]:
+def _description(batch: RecordColumns, repairs: np.ndarray, final: TextBuffer) -> list[pa.Array]:
     """The columns RECORD_FIELDS. repairs: the bits of normalize_texts; final: the texts after all edits."""
     numbers, count, failed = batch.numbers.tolist(), len(batch), batch.unreadable
-    starts = np.cumsum([0, *(rows for _, rows in batch.files)]).tolist()
+    starts = np.cumsum([0, *(rows for *_, rows in batch.files)]).tolist()
     ids = [
         doc_id
-        for (file, rows), start in zip(batch.files, starts, strict=False)
-        for doc_id in doc_ids(source.name, file, numbers[start : start + rows])
+        for (source, file, rows), start in zip(batch.files, starts, strict=False)
+        for doc_id in doc_ids(source, file, numbers[start : start + rows])
     ]
     columns: dict[str, Sequence | pa.Array] = {
         "doc_id": ids,
@@ -292,7 +325,7 @@ def _description(batch: RecordColumns, source: SourceConfig, repairs: np.ndarray
         "url": batch.urls,
         "language": batch.languages,
         "metadata": batch.metadata,
-        "raw_digest": pa.concat_arrays([pa.repeat(pa.scalar(file.sha256), rows) for file, rows in batch.files]),
+        "raw_digest": pa.concat_arrays([pa.repeat(pa.scalar(file.sha256), rows) for _, file, rows in batch.files]),
         "record": batch.numbers,
         "text_hash": text_hashes(final),
         TEXT_KEY: text_keys(final),
@@ -358,7 +391,7 @@ def _edited(buffer: TextBuffer, config: AnnotateConfig) -> tuple[TextBuffer, lis
 
 def text_identity(task: AnnotateTask) -> str:
     """Fingerprint of all that decides the texts of a source, besides its raw files."""
-    return fingerprint(_identity(task.source, task.config, (), task.boilerplate))
+    return fingerprint([_identity(source, task.config, (), task.boilerplate) for source, _ in task.sources])
 
 
 def _identity(

@@ -14,8 +14,9 @@ import pyarrow.parquet as pq
 
 from gristmill.data_pipeline.corpus.splits import SPLITS
 from gristmill.data_pipeline.corpus.writer import quarantined_rows, write_quarantine
-from gristmill.data_pipeline.filters.apply import KEPT, QUARANTINED, FilterResults, Results
+from gristmill.data_pipeline.filters.apply import KEPT, QUARANTINED, FilterResults, Results, SourceRows
 from gristmill.data_pipeline.ledger.removal_step import (
+    Evidence,
     EvidenceFiles,
     Removals,
     SourceState,
@@ -77,7 +78,8 @@ class FileCounts:
 @dataclass(frozen=True)
 class CountTask:
     """path: of the annotated file with the number `file` among those of all sources. read: its results. written: those
-    of the file in its place, whose KEPT rows are written. rules: the labels of the filters' rules."""
+    of the file in its place, whose KEPT rows are written. rules: the labels of the filters' rules. sources: of a
+    batch, whose documents are counted by source; empty for one source."""
 
     path: Path
     file: int
@@ -86,6 +88,7 @@ class CountTask:
     rules: tuple[str, ...]
     removals: tuple[Removals, ...]
     evidence: EvidenceFiles
+    sources: tuple[str, ...] = ()
 
 
 def count_files(
@@ -94,47 +97,79 @@ def count_files(
     removals: Sequence[Removals],
     evidence: Sequence[EvidenceFiles],
     engine: Engine,
-) -> list[FileCounts]:
-    """The counts of every annotated file of all sources. written: the sources with the files that are written."""
-    tasks = []
+) -> dict[str, list[FileCounts]]:
+    """By source, the counts of every annotated file. written: the sources with the files that are written."""
+    tasks, owners = [], []
     for state, final in zip(curated, written, strict=True):
         labels = tuple(rule.label for rule in state.rules.rules)
         for path, file, read, results in zip(
             state.paths, state.files, state.filter_results, final.filter_results, strict=True
         ):
-            tasks.append(CountTask(path, file, read, results, labels, tuple(removals), evidence[file]))
-    return engine.map(_count_file, tasks, "count outcomes", unit="files")
+            names = tuple(source.name for source in state.batch)
+            owners.append(names or (state.source.name,))
+            tasks.append(CountTask(path, file, read, results, labels, tuple(removals), evidence[file], names))
+    by_source: dict[str, list[FileCounts]] = {state.source.name: [] for state in curated if not state.batch}
+    for names, counts in zip(owners, engine.map(_count_file, tasks, "count outcomes", unit="files"), strict=True):
+        for name, of_source in zip(names, counts, strict=True):
+            by_source.setdefault(name, []).append(of_source)
+    return by_source
 
 
-def _count_file(task: CountTask) -> FileCounts:
+def _count_file(task: CountTask) -> list[FileCounts]:
+    """Of each source."""
     read, written = task.read.load(), task.written.load()
+    masks = [step.removed_mask(task.file, read.num_documents) for step in task.removals]
+    with pq.ParquetFile(task.path) as file:  # pq.read_table imports pyarrow.dataset
+        edits = file.read(["changes", "doc_id"] if task.evidence else ["changes"], use_threads=False)
+    evidence = read_evidence(task.evidence) if task.evidence else None
+    if not task.sources:
+        return [_count_rows(task, (read, written), masks, edits, evidence)]
+    counts = []
+    rows, rows_written = ({of.source: of for of in results.sources} for results in (read, written))
+    for name in task.sources:
+        none = SourceRows(name, 0, 0)
+        of_source = rows.get(name, none)
+        chosen = slice(of_source.start, of_source.stop)
+        results = read.of_source(of_source), written.of_source(rows_written.get(name, none))
+        rest = edits.slice(of_source.start, of_source.stop - of_source.start)
+        counts.append(_count_rows(task, results, [mask[chosen] for mask in masks], rest, evidence))
+    return counts
+
+
+def _count_rows(
+    task: CountTask,
+    results: tuple[FilterResults, FilterResults],
+    masks: Sequence[np.ndarray],
+    edits: pa.Table,
+    evidence: Evidence | None,
+) -> FileCounts:
+    """results: of the rows as read, and as written. masks: which of them each step removed. edits: their columns."""
+    read, written = results
     kept, removed = Tally(), Tally()
     for split, name in enumerate(SPLITS):
         kept.add_rows(name, (written.failed_rule == KEPT) & (written.splits == split), written.bytes)
-    for index, label in enumerate(task.rules):
-        removed.add_rows(label, read.failed_rule == index, read.bytes)
+    for index in np.unique(read.failed_rule[read.failed_rule >= 0]).tolist():
+        removed.add_rows(task.rules[index], read.failed_rule == index, read.bytes)
     passed = read.failed_rule == KEPT
     left = passed.copy()
-    for step in task.removals:
-        mask = step.removed_mask(task.file, len(passed))
+    for step, mask in zip(task.removals, masks, strict=True):
         removed.add_rows(step.step, mask & passed, read.bytes)
         left &= ~mask
     num_bytes = int(read.bytes.sum(dtype=np.int64))
     languages = _language_counts(read, len(task.rules))
-    return FileCounts(num_bytes, kept, removed, languages, *_edit_counts(task, left))
+    return FileCounts(num_bytes, kept, removed, languages, *_edit_counts(edits, evidence, left))
 
 
-def _edit_counts(task: CountTask, kept: np.ndarray) -> tuple[Counter[str], dict[str, Counter[str]], int]:
+def _edit_counts(
+    edits: pa.Table, evidence: Evidence | None, kept: np.ndarray
+) -> tuple[Counter[str], dict[str, Counter[str]], int]:
     """(changes, removed_spans, pieces) of FileCounts."""
     changes: Counter[str] = Counter()
-    with pq.ParquetFile(task.path) as file:  # pq.read_table imports pyarrow.dataset
-        edits = file.read(["changes", "doc_id"] if task.evidence else ["changes"], use_threads=False)
     for entry in pc.value_counts(pc.list_flatten(edits["changes"])).to_pylist():
         changes[entry["values"]] += entry["counts"]
-    if not task.evidence:
+    if evidence is None:
         return changes, {}, 0
     doc_ids = edits.column("doc_id").combine_chunks().filter(pa.array(kept))
-    evidence = read_evidence(task.evidence)
     spans, _ = rows_by_document(evidence.removed_spans, "doc_id", doc_ids)
     pieces, _ = rows_by_document(evidence.pieces, "parent_id", doc_ids)
     return changes, removed_span_counts(spans), len(pieces) - len(pieces.column("parent_id").unique())

@@ -60,11 +60,13 @@ def read_ids(path: Path) -> np.ndarray:
     return ids[is_new]
 
 
-def table_records(path: Path, table: int, is_ledger: bool) -> np.ndarray:
-    """ID_RECORD[], unsorted, of one table of documents or ledger rows."""
-    names = ["doc_id", "duplicate_of", "pieces"] if is_ledger else ["doc_id"]
-    with pq.ParquetFile(path) as file:
-        columns = file.read(names, use_threads=False).combine_chunks()
+DOCUMENT_COLUMNS, LEDGER_COLUMNS = ("doc_id",), ("doc_id", "duplicate_of", "pieces")  # that have ids
+
+
+def table_records(columns: pa.Table, path: Path, table: int, is_ledger: bool) -> np.ndarray:
+    """ID_RECORD[], unsorted, of one table: DOCUMENT_COLUMNS of documents or LEDGER_COLUMNS of ledger rows. path: for
+    messages."""
+    columns = columns.combine_chunks()
     ids = packed_ids(columns.column("doc_id"), path)
     parts = [_records(ids, np.arange(len(ids)), table)]
     if is_ledger:

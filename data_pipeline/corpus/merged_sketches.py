@@ -10,9 +10,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from gristmill.data_pipeline.corpus.batch_files import BatchTable
 from gristmill.data_pipeline.corpus.id_index import (
+    DOCUMENT_COLUMNS,
     ID_RECORD,
     LARGEST_CLUSTERS,
+    LEDGER_COLUMNS,
     IndexTask,
     shuffle_records,
     table_records,
@@ -80,16 +83,15 @@ def _sketch_files(prefix: Path) -> dict[str, Path]:
 
 
 def write_sketches(
+    tables: Sequence[SketchTask],
     folder: Path,
-    ledgers: Sequence[LedgerTask],
-    pii: PiiConfig | None,
     work: Path,
     engine: Engine,
     reused: ReusedFiles,
 ) -> list[str]:
-    """Writes the sketches of a corpus and the index of ids. work: for intermediate files, from which a run that was
-    stopped goes on. Sketches and records of tables of the run before are taken from there. Returns their keys."""
-    tables = sketch_tasks(folder, ledgers, pii)
+    """Writes the sketches of a corpus and the index of ids. tables: those of `sketch_tasks`. work: for intermediate
+    files, from which a run that was stopped goes on. Sketches and records of tables of the run before are taken from
+    there. Returns their keys."""
     rows = _rows_of_tables(tables)
     groups = _groups(tables, rows)
     keys = [sketch_key([tables[number] for number in group]) for group in groups]
@@ -142,6 +144,9 @@ def _rows_of_tables(tasks: Sequence[SketchTask]) -> list[int]:
     known: dict[tuple[int, int], int] = {}
     rows = []
     for task in tasks:
+        if task.stored is not None:
+            rows.append(task.stored.num_rows)
+            continue
         status = task.table.stat()
         file = status.st_dev, status.st_ino
         if file not in known:
@@ -172,30 +177,46 @@ def _groups(tasks: Sequence[SketchTask], rows: Sequence[int]) -> list[list[int]]
     return groups
 
 
-def sketch_tasks(folder: Path, ledgers: Sequence[LedgerTask] = (), pii: PiiConfig | None = None) -> list[SketchTask]:
+def sketch_tasks(
+    folder: Path,
+    ledgers: Sequence[LedgerTask] = (),
+    pii: PiiConfig | None = None,
+    of_batches: Sequence[BatchTable] = (),
+) -> list[SketchTask]:
     """The shards of a corpus in a folder, sorted by path. ledgers: how those of the ledger were written, where that is
-    known; without, samples of removed documents have no excerpts."""
+    known; without, samples of removed documents have no excerpts. of_batches: shards of small sources."""
     rows = {task.path.stem: task.rows for task in ledgers}
+    known = {table.name: table for table in of_batches}
     paths = sorted([*folder.glob("documents/*/*.parquet"), *folder.glob("ledger/*.parquet")])
     tasks = []
     for path in paths:
         name = path.relative_to(folder).with_suffix("").as_posix()
-        annotated = rows.get(path.stem, ()) if name.startswith("ledger/") else ()
-        tasks.append(SketchTask(folder, name, path.stem.rpartition("-")[0], annotated, pii))
+        source = path.stem.rpartition("-")[0]
+        if (table := known.get(name)) is not None:
+            spans = () if table.annotated is None else (table.annotated,)
+            tasks.append(SketchTask(folder, name, source, spans, pii, table.rows, table.digests))
+        else:
+            annotated = rows.get(path.stem, ()) if name.startswith("ledger/") else ()
+            tasks.append(SketchTask(folder, name, source, annotated, pii))
     return tasks
 
 
 def _sketch_unit(task: tuple[SketchUnit, Shuffle, int]) -> None:
     unit, records, part = task
-    for table in unit.tables:
+    for table in (table for table in unit.tables if table.stored is None):
         for path in (table.table,) if table.is_ledger else (table.table, table.signals):
             fetch(path)
     if not unit.is_complete:
         write_sketch(unit.tables, unit.files[COUNTS_FILE], unit.files[SAMPLES_FILE])
     if not records.has(part):
         numbered = zip(unit.tables, unit.numbers, strict=True)
-        of_tables = [table_records(table.table, number, table.is_ledger) for table, number in numbered]
+        of_tables = [_records_of(table, number) for table, number in numbered]
         shuffle_records(np.concatenate(of_tables), records, part)
+
+
+def _records_of(table: SketchTask, number: int) -> np.ndarray:
+    columns = table.read(LEDGER_COLUMNS if table.is_ledger else DOCUMENT_COLUMNS)
+    return table_records(columns, table.table, number, table.is_ledger)
 
 
 def _merge_groups(units: Sequence[SketchUnit]) -> list[tuple[SketchUnit, ...]]:

@@ -1,10 +1,11 @@
 """Shards of the curated corpus: documents and, row for row, their signals."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -22,6 +23,7 @@ from gristmill.data_pipeline.ledger.document_file import (
     WeightRuns,
     row_groups,
     row_groups_of_range,
+    tiny_or_not,
     utf8_of,
 )
 from gristmill.data_pipeline.ledger.removal_step import SourceState
@@ -41,6 +43,7 @@ REPEATING_COLUMNS = ("source", "language", "detected_language", "script", "profi
 PII_FIELD = pa.field("pii_replaced", pa.int64())
 QUALITY_FIELD = pa.field("quality_score", pa.float64())
 NO_OPTIONAL_SIGNALS = OptionalSignals()
+DOCUMENT_NAMES = DOCUMENT_SCHEMA.names
 NOT_KEPT = -1  # in the place of a split
 LATE_FIELDS = (PII_FIELD.name, QUALITY_FIELD.name)  # columns that annotated files have not
 
@@ -162,16 +165,27 @@ def link_empty_shards(tasks: Sequence[ShardTask]) -> None:
 
 
 def _write_shard(task: ShardTask, reader: RowGroups) -> None:
-    schema = task.format.signals_schema
     with (
         sealed_path(task.documents) as documents,
         sealed_path(task.signals) as signals,
-        _writer(documents, DOCUMENT_SCHEMA) as documents_file,
-        _writer(signals, schema) as signals_file,
         ExitStack() as stack,
     ):
-        tables = row_groups(_tables(task, reader, stack), ROW_GROUP_ROWS, ROW_GROUP_BYTES)
-        written = (_write_documents(table, task.format, documents_file) for table in tables)
+        with_columns = (_with_columns(table, task.format) for table in _tables(task, reader, stack))
+        write_rows(with_columns, task.format.signals_schema, documents, signals)
+
+
+Target: TypeAlias = Path | pa.NativeFile  # of a Parquet file
+
+
+def write_rows(tables: Iterable[pa.Table], schema: pa.Schema, documents: Target, signals: Target) -> None:
+    """Both files of a shard with these rows, whose columns are those of DOCUMENT_SCHEMA and of the signals' schema."""
+    groups = row_groups(tables, ROW_GROUP_ROWS, ROW_GROUP_BYTES)
+    uncompressed, groups = tiny_or_not(groups, "num_bytes")
+    with (
+        _writer(documents, DOCUMENT_SCHEMA, uncompressed) as documents_file,
+        _writer(signals, schema, uncompressed) as signals_file,
+    ):
+        written = (_write_documents(table, documents_file) for table in groups)
         for table in row_groups((table.select(schema.names) for table in written), ROW_GROUP_ROWS):
             signals_file.write_table(table, row_group_size=ROW_GROUP_ROWS)
 
@@ -189,11 +203,11 @@ def replaced_texts(texts: pa.Array, config: PiiConfig) -> tuple[pa.Array, pa.Arr
     return pc.replace_with_mask(texts, pa.array(counts > 0), pa.array(cleaned, texts.type)), pa.array(counts)
 
 
-def _writer(path: Path, schema: pa.Schema) -> pq.ParquetWriter:
+def _writer(to: Target, schema: pa.Schema, uncompressed: bool) -> pq.ParquetWriter:
     return pq.ParquetWriter(
-        path,
+        to,
         schema,
-        compression="zstd",
+        compression="none" if uncompressed else "zstd",
         use_dictionary=[name for name in schema.names if name in REPEATING_COLUMNS],
         write_statistics=[name for name in schema.names if name not in LONG_COLUMNS],
         data_page_size=PAGE_BYTES,
@@ -257,20 +271,36 @@ class HeldOutFile:
         self._waiting, self._num_bytes = [], 0
 
 
-def _write_documents(table: pa.Table, shard: ShardFormat, documents: pq.ParquetWriter) -> pa.Table:
-    """Writes one row group; returns the table, with the replaced personal data counted in a column.
+def _write_documents(table: pa.Table, documents: pq.ParquetWriter) -> pa.Table:
+    """Writes one row group; returns the table."""
+    batch = pa.table([table.column(name) for name in DOCUMENT_NAMES], schema=DOCUMENT_SCHEMA)
+    documents.write_table(batch, row_group_size=ROW_GROUP_ROWS)
+    return table
+
+
+def _with_columns(table: pa.Table, shard: ShardFormat) -> pa.Table:
+    return with_document_columns(table, pa.repeat(pa.scalar(shard.source), len(table)), shard.pii)
+
+
+def with_document_columns(table: pa.Table, sources: pa.Array | pa.ChunkedArray, pii: PiiConfig | None) -> pa.Table:
+    """Rows of annotated files as a shard has them: DOCUMENT_NAMES beside the signals, with the replaced personal data
+    counted in a column. sources: of each row.
 
     The language that the reader gave goes before the one that was detected."""
-    columns = {name: table.column(name) for name in ("doc_id", "text", "url", "metadata")}
-    columns["source"] = pa.repeat(pa.scalar(shard.source), len(table))
-    if shard.pii is not None:
-        columns["text"], counts = replaced_texts(table.column("text").combine_chunks(), shard.pii)
+    texts = table.column("text")
+    if pii is not None:
+        texts, counts = replaced_texts(texts.combine_chunks(), pii)
         table = table.append_column(PII_FIELD, counts)
     given = table.column("language")
     is_given = pc.fill_null(pc.not_equal(given, ""), False)
-    columns["language"] = pc.if_else(is_given, given, table.column("detected_language"))
-    batch = pa.table([columns[name] for name in DOCUMENT_SCHEMA.names], schema=DOCUMENT_SCHEMA)
-    documents.write_table(batch, row_group_size=ROW_GROUP_ROWS)
+    columns = {
+        "text": texts,
+        "source": sources,
+        "language": pc.if_else(is_given, given, table.column("detected_language")),
+    }
+    for name, column in columns.items():
+        place = table.schema.get_field_index(name)
+        table = table.append_column(name, column) if place < 0 else table.set_column(place, name, column)
     return table
 
 

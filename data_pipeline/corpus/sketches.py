@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import xxhash
 
+from gristmill.data_pipeline.corpus.batch_files import RowSpan, TableSlice, signals_name
 from gristmill.data_pipeline.corpus.shards import PII_FIELD, replaced_texts
 from gristmill.data_pipeline.dedup.folding import picked_texts
 from gristmill.data_pipeline.filters.pii import PiiConfig
@@ -84,13 +85,17 @@ Constants = Mapping[str, str | None]  # columns with one value for all rows
 class SketchTask:
     """A shard of documents (with its signals), or of the ledger, or an annotated file in the cache of a run that has no
     shards yet. name: its path in the folder, without the suffix. rows: of the
-    annotated files behind a shard of the ledger, whose excerpts are read there. pii: what is replaced."""
+    annotated files behind a shard of the ledger, whose excerpts are read there. pii: what is replaced. stored: its rows
+    where they stand with those of other tables, which are read at once. digests: XXH3-128 of its files; empty if they
+    have seals."""
 
     folder: Path
     name: str
     source: str
-    rows: tuple[LedgerRows, ...] = ()
+    rows: tuple[LedgerRows | RowSpan, ...] = ()
     pii: PiiConfig | None = None
+    stored: TableSlice | None = None
+    digests: tuple[str, ...] = ()
 
     @property
     def is_ledger(self) -> bool:
@@ -113,11 +118,21 @@ class SketchTask:
 
     @property
     def signals(self) -> Path:
-        return (
-            self.table
-            if self.is_annotated
-            else self.folder / "signals" / f"{self.name.removeprefix('documents/')}.parquet"
-        )
+        return self.table if self.is_annotated else self.folder / f"{signals_name(self.name)}.parquet"
+
+    @property
+    def signal_columns(self) -> list[str]:
+        schema = pq.read_schema(self.signals) if self.stored is None else self.stored.schema
+        return [name for name in schema.names if name not in ("url", "text")]
+
+    def read(self, columns: Sequence[str]) -> pa.Table:
+        """Columns of the table."""
+        return _read(self.table, columns) if self.stored is None else self.stored.read(columns)
+
+
+def _read(path: Path, columns: Sequence[str]) -> pa.Table:
+    with pq.ParquetFile(path) as file:
+        return file.read(list(columns), use_threads=False)
 
 
 def write_sketch(tasks: Sequence[SketchTask], counts: Path, samples: Path) -> None:
@@ -125,7 +140,7 @@ def write_sketch(tasks: Sequence[SketchTask], counts: Path, samples: Path) -> No
     documents: dict[tuple[str, ...], list[SketchTask]] = {}
     for task in tasks:
         if not task.is_ledger:
-            documents.setdefault(tuple(pq.read_schema(task.signals).names), []).append(task)
+            documents.setdefault(tuple(task.signal_columns), []).append(task)
     parts = [sketch_documents(group) for group in documents.values()]
     if ledgers := [task for task in tasks if task.is_ledger]:
         parts.append(sketch_ledgers(ledgers))
@@ -165,16 +180,14 @@ def sketch_documents(tasks: Sequence[SketchTask]) -> tuple[pa.Table, pa.Table]:
     """(counts, samples) of tables of kept documents, or of annotated files, whose signals have the same columns."""
     parts, signals, urls, texts = [], [], [], []
     for task in tasks:
-        with pq.ParquetFile(task.signals) as file:
-            names = [*signal_names(file.schema_arrow), "doc_id", "detected_language"]
-            table = file.read([*names, "unreadable"] if task.is_annotated else names, use_threads=False)
+        table = _signals_of(task)
         places = np.arange(len(table))
         if task.is_annotated:
             places = np.flatnonzero(table.column("unreadable").is_null().to_numpy())
             parts += _read_counts(task, table)
             table = table.take(pa.array(places))
-        with pq.ParquetFile(task.table) as file:
-            read = file.read(["url", "text"] if len(table) <= SMALL_TABLE_ROWS else ["url"], use_threads=False)
+        has_texts = task.stored is not None or len(table) <= SMALL_TABLE_ROWS
+        read = task.read(["url", "text"] if has_texts else ["url"])
         signals.append(table)
         urls.append(read.column("url").take(pa.array(places)))
         texts.append(TableTexts(task.table, places, read.column("text") if "text" in read.schema.names else None))
@@ -192,6 +205,14 @@ def sketch_documents(tasks: Sequence[SketchTask]) -> tuple[pa.Table, pa.Table]:
     parts.append(_signal_counts(joined, codes, columns))
     parts += _host_counts(tasks, urls)
     return pa.concat_tables(parts), _kept_samples(tasks, joined, table_of, codes, texts)
+
+
+def _signals_of(task: SketchTask) -> pa.Table:
+    last = ["doc_id", "detected_language", *(["unreadable"] if task.is_annotated else [])]
+    if task.stored is not None:
+        return task.stored.read([*signal_names(task.stored.schema), *last])
+    with pq.ParquetFile(task.signals) as file:
+        return file.read([*signal_names(file.schema_arrow), *last], use_threads=False)
 
 
 def _table_of(tables: Sequence[pa.Table]) -> np.ndarray:
@@ -404,10 +425,7 @@ def _sample_table(size: int, columns: Mapping[str, pa.Array]) -> pa.Table:
 def sketch_ledgers(tasks: Sequence[SketchTask]) -> tuple[pa.Table, pa.Table]:
     """(counts, samples) of shards of the ledger; the samples are of documents that were not kept."""
     names = ["doc_id", "outcome", "split", "step", "rule", "value", "threshold", "duplicate_of", "failed", "bytes"]
-    tables = []
-    for task in tasks:
-        with pq.ParquetFile(task.table) as file:
-            tables.append(file.read(names, use_threads=False))
+    tables = [task.read(names) for task in tasks]
     rows, table_of = pa.concat_tables(tables).combine_chunks(), _table_of(tables)
     is_alone = pc.and_(
         pc.equal(pc.list_value_length(rows.column("failed")), 1), pc.equal(rows.column("step"), "filters")

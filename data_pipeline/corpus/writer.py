@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 import xxhash
 
 from gristmill.data_pipeline.annotate.annotate import AnnotateConfig
+from gristmill.data_pipeline.corpus.batch_files import BatchTable, BatchToWrite, write_batch
 from gristmill.data_pipeline.corpus.shards import (
     ShardFormat,
     ShardPlan,
@@ -32,7 +33,7 @@ from gristmill.data_pipeline.corpus.splits import SPLITS
 from gristmill.data_pipeline.decontamination.report import report_markdown
 from gristmill.data_pipeline.decontamination.step import Decontamination
 from gristmill.data_pipeline.dedup.folding import document_ids, picked_texts
-from gristmill.data_pipeline.filters.apply import EXAMPLES_PER_SIDE, KEPT_SIDE, REMOVED_SIDE
+from gristmill.data_pipeline.filters.apply import EXAMPLES_PER_SIDE, KEPT_SIDE, REMOVED_SIDE, SOURCE
 from gristmill.data_pipeline.filters.pii import PiiConfig
 from gristmill.data_pipeline.ledger.document_file import spans_of_runs, unpacked_ids
 from gristmill.data_pipeline.ledger.ledger import MAX_LEDGER_ROWS, MIN_LEDGER_ROWS, LedgerRows, LedgerTask, write_ledger
@@ -131,7 +132,8 @@ def ledger_key(task: LedgerTask) -> str:
 
 def records_key(tasks: Sequence[SketchTask], numbers: Sequence[int], ranges: int) -> str:
     """Key of the records of these tables, which have these numbers, for the index of ids."""
-    return fingerprint([[[task.is_ledger, _content_of(task.table)] for task in tasks], list(numbers), ranges])
+    contents = [[task.is_ledger, task.digests[0] if task.digests else _content_of(task.table)] for task in tasks]
+    return fingerprint([contents, list(numbers), ranges])
 
 
 def sketch_key(tasks: Sequence[SketchTask]) -> str:
@@ -140,7 +142,8 @@ def sketch_key(tasks: Sequence[SketchTask]) -> str:
 
 
 def _sketched(task: SketchTask) -> list[Any]:
-    tables = [_content_of(task.table)] + ([] if task.is_ledger else [_content_of(task.signals)])
+    files = [task.table] + ([] if task.is_ledger else [task.signals])
+    tables = list(task.digests) or [_content_of(path) for path in files]
     quoted = [_identity_of(rows.path) for rows in task.rows]
     return [task.name.split("/")[:-1], task.source, tables, quoted, _described(task.pii)]
 
@@ -235,11 +238,13 @@ class SourceToWrite:
 
 @dataclass(frozen=True)
 class SourcesToWrite:
-    """shard_bytes: text of a shard, about. pii: what is replaced in all of them."""
+    """shard_bytes: text of a shard, about. pii: what is replaced in all of them. batches: of small sources, which are
+    not in `sources`."""
 
     sources: Sequence[SourceToWrite]
     shard_bytes: int
     pii: PiiConfig | None
+    batches: Sequence[BatchToWrite] = ()
 
 
 def write_corpus(
@@ -248,13 +253,13 @@ def write_corpus(
     folder: Path,
     engine: Engine,
     reused: ReusedFiles,
-) -> list[str]:
+) -> tuple[list[str], list[BatchTable]]:
     """Writes the ledgers, and the documents and signals of every source and split in shards of about `shard_bytes` of
     text, or fewer so that a source of some size has TARGET_SHARDS.
 
     The training shards are written first; their tasks put the held-out documents that they meet into files below
     HELD_OUT_FOLDER (which the caller removes), from which the other shards are written. Files that the run before made
-    of the same documents are taken from there. Returns the keys of all files."""
+    of the same documents are taken from there. Returns the keys of all files, and the tables of the batches."""
     training: list[ShardTask] = []
     held_out: list[ShardTask] = []
     for source in corpus.sources:
@@ -267,14 +272,15 @@ def write_corpus(
     taken = _take(sorted([*training, *ledgers], key=_first_file), reused, engine)
     runs = _runs(training, engine.workers)
     # together, so that no worker waits for the last shard or ledger
-    files: list[LedgerTask | tuple[ShardTask, ...]] = [*runs, *ledgers]
-    engine.map(_write, files, "write corpus", [*map(len, runs), *([1] * len(ledgers))], "files")
+    files: list[BatchToWrite | LedgerTask | tuple[ShardTask, ...]] = [*corpus.batches, *runs, *ledgers]
+    sizes = [*(float(batch.num_files) for batch in corpus.batches), *map(len, runs), *([1] * len(ledgers))]
+    tables = engine.map(_write, files, "write corpus", sizes, "files")
     taken |= _take(held_out, reused, engine)
     runs = _runs(held_out, engine.workers)
     engine.map(_write, runs, "write held-out documents", [len(run) for run in runs], "files")
     for key, kept in taken.items():
         reused.keep(key, kept)
-    return list(taken)
+    return list(taken), [table for of_task in tables for table in of_task]
 
 
 def _take(
@@ -298,11 +304,14 @@ def _key_of(task: ShardTask | LedgerTask) -> str:
     return ledger_key(task) if isinstance(task, LedgerTask) else shard_key(task)
 
 
-def _write(task: LedgerTask | tuple[ShardTask, ...]) -> None:
+def _write(task: BatchToWrite | LedgerTask | tuple[ShardTask, ...]) -> list[BatchTable]:
+    if isinstance(task, BatchToWrite):
+        return write_batch(task)
     if isinstance(task, LedgerTask):
         write_ledger(task)
     else:
         write_shard_run(task)
+    return []
 
 
 def _runs(tasks: Sequence[ShardTask], workers: int) -> list[tuple[ShardTask, ...]]:
@@ -392,9 +401,12 @@ def write_quarantine(curated: Sequence[SourceState], folder: Path) -> None:
 
 def quarantined_rows(state: SourceState, columns: Sequence[str]) -> Iterator[dict[str, Any]]:
     """The source's records that could not be read."""
+    unreadable = pc.field("unreadable").is_valid()
+    if state.rows is not None:
+        unreadable &= pc.field(SOURCE) == state.source.name
     for path, results in zip(state.paths, state.filter_results, strict=True):
         if results.num_quarantined:
-            yield from pq.read_table(path, columns=list(columns), filters=pc.field("unreadable").is_valid()).to_pylist()
+            yield from pq.read_table(path, columns=list(columns), filters=unreadable).to_pylist()
 
 
 def write_examples(curated: Sequence[SourceState], removals: Sequence[Removals], folder: Path, engine: Engine) -> None:
@@ -421,7 +433,8 @@ SIDES = {REMOVED_SIDE: "removed", KEPT_SIDE: "kept"}
 
 @dataclass(frozen=True)
 class ThresholdExample:
-    """A document near a threshold, or a duplicate. file: number in its source; row: of the annotated file."""
+    """A document near a threshold, or a duplicate. file: number in its source; row: of the annotated file, or of its
+    source in the file of a batch."""
 
     file: int
     row: int
@@ -445,7 +458,7 @@ def borderline_examples(
     documents = _read_documents(list(zip(curated, chosen, strict=True)), engine)
     for state, examples in zip(curated, chosen, strict=True):
         for example in examples:
-            doc_id, excerpt = documents[state.paths[example.file], example.row]
+            doc_id, excerpt = documents[state.paths[example.file], state.first_row + example.row]
             yield {
                 "rule": example.rule,
                 "source": state.source.name,
@@ -485,6 +498,8 @@ def _step_examples(state: SourceState, step: Removals) -> list[ThresholdExample]
     lowest: list[ThresholdExample] = []
     for file, number in enumerate(state.files):
         removed = step.in_file(number)
+        if state.rows is not None:
+            removed = removed.in_rows(state.rows.start, state.rows.stop)
         order = np.argsort(removed.values, kind="stable")[:EXAMPLES_PER_SIDE]
         ids = (
             [None] * len(order)
@@ -505,7 +520,7 @@ def _read_documents(
     rows: dict[Path, set[int]] = {}
     for state, examples in chosen:
         for example in examples:
-            rows.setdefault(state.paths[example.file], set()).add(example.row)
+            rows.setdefault(state.paths[example.file], set()).add(state.first_row + example.row)
     tasks = [(path, sorted(wanted)) for path, wanted in rows.items()]
     documents_by_row: dict[tuple[Path, int], tuple[str, str]] = {}
     read = engine.map(_read_rows, tasks, "examples", unit="files")

@@ -26,10 +26,13 @@ from gristmill.foundation.runtime.tasks.task_files import Shuffle, fetch
 
 FILTER_RESULTS = "filters"  # in the cache of a work folder
 NAME_END = len("-00000.rec")  # of the files of results
+RESULTS_VERSION = 2  # of their format
 KEPT, QUARANTINED = -1, -2
 REMOVED_LATER = -3  # by a step after the filters
 EXAMPLES_PER_SIDE = 5
 REMOVED_SIDE, KEPT_SIDE = 0, 1
+NEAREST = ("rows", "values", "thresholds")  # arrays of NearestDocuments
+SOURCE = "source"  # column of the file of a batch of sources
 EMPTY_RULE = Rule("text", "min_chars", "num_chars", ">=", 1, "empty documents are dropped")
 PROFILE = "profile"  # the column of a document's language profile
 WANTED_LANGUAGE = "wanted_language_score"  # the language score if the language is one of the recipe's, else 0
@@ -87,11 +90,13 @@ class Rules:
 
 @dataclass(frozen=True)
 class FilterTask:
-    """split_of: the split's code (int8) of each document from the hash of its text (uint64)."""
+    """split_of: the split's code (int8) of each document from the hash of its text (uint64). source: the source of a
+    batch whose rows of the file are meant; "" for all rows."""
 
     path: Path
     rules: Rules
     split_of: "partial[np.ndarray] | None" = None
+    source: str = ""
 
 
 @dataclass(frozen=True)
@@ -107,13 +112,26 @@ class NearestDocuments:
 
 
 @dataclass(frozen=True)
+class SourceRows:
+    """The rows start..stop - 1 of an annotated file, which are those of one source of a batch. languages: as
+    present_languages of results. nearest: with rows counted from the start; None if no rule removed any."""
+
+    source: str
+    start: int
+    stop: int
+    num_quarantined: int = 0
+    languages: tuple[str, ...] = ()
+    nearest: NearestDocuments | None = None
+
+
+@dataclass(frozen=True)
 class FilterResults:
     """Filter results of every row of one annotated file, in order: 10 bytes a row.
 
     failed_rule: int16[rows], the index of the first failed rule, KEPT or QUARANTINED. bytes: uint32[rows], of the
     repaired text. splits: int8[rows], as FilterTask.split_of gives them (0 without it). languages: int16[rows], the
     place in language_names of the language profile, or of the detected language if no profiles are used. marks:
-    uint8[rows], as marks_of gives them."""
+    uint8[rows], as marks_of gives them. sources: of the file of a batch of sources, the rows of each that has any."""
 
     failed_rule: np.ndarray
     bytes: np.ndarray
@@ -122,6 +140,7 @@ class FilterResults:
     marks: np.ndarray
     language_names: tuple[str, ...]
     nearest: NearestDocuments | None = None
+    sources: tuple[SourceRows, ...] = ()
 
     @property
     def num_documents(self) -> int:
@@ -139,6 +158,12 @@ class FilterResults:
     def load(self) -> "FilterResults":
         return self
 
+    def of_source(self, rows: SourceRows) -> "FilterResults":
+        """The results of the rows of one source of a batch."""
+        chosen = slice(rows.start, rows.stop)
+        columns = {name: getattr(self, name)[chosen] for name in STORED.names or ()}
+        return FilterResults(**columns, language_names=self.language_names, nearest=rows.nearest)
+
 
 class Results(Protocol):
     """The results of one annotated file, in memory (`FilterResults`) or to be loaded."""
@@ -151,6 +176,8 @@ class Results(Protocol):
     def present_languages(self) -> tuple[str, ...]: ...
     @property
     def nearest(self) -> NearestDocuments | None: ...
+    @property
+    def sources(self) -> tuple[SourceRows, ...]: ...
     def load(self) -> FilterResults: ...
 
 
@@ -174,6 +201,7 @@ class StoredResults:
     num_quarantined: int
     language_names: tuple[str, ...]
     nearest: NearestDocuments | None
+    sources: tuple[SourceRows, ...] = ()
 
     @property
     def present_languages(self) -> tuple[str, ...]:
@@ -185,7 +213,7 @@ class StoredResults:
             columns = _columns(stored)
         else:
             columns = _remembered(stored, tuple(file_state(fetch(stored.path(0))).values()))
-        return FilterResults(**columns, language_names=self.language_names, nearest=self.nearest)
+        return FilterResults(**columns, language_names=self.language_names, nearest=self.nearest, sources=self.sources)
 
 
 def _columns(stored: Shuffle) -> dict[str, np.ndarray]:
@@ -273,7 +301,7 @@ def _key(task: FilterTask, code_version: int) -> str:
     seal = read_cached(seal_of(task.path))
     documents = seal["xxh3"] if isinstance(seal, dict) and "xxh3" in seal else file_digest(task.path)
     split = None if task.split_of is None else [task.split_of.func.__name__, repr(task.split_of.keywords)]
-    return fingerprint([documents, task.rules.description, split, code_version])[:16]
+    return fingerprint([documents, task.rules.description, split, code_version, RESULTS_VERSION])[:16]
 
 
 def _remove_others(folder: Path, names: Collection[str]) -> None:
@@ -293,14 +321,34 @@ def _store_results(task: tuple[FilterTask, Path]) -> StoredResults:
         for name in STORED.names or ():
             rows[name] = getattr(results, name)
         records.write(0, rows, np.array([0, len(rows)]))
-        assert results.nearest is not None
         described = [results.num_documents, results.num_quarantined, list(results.language_names)]
+        sources = [[s.source, s.start, s.stop, s.num_quarantined, list(s.languages)] for s in results.sources]
+        with_nearest = [place for place, source in enumerate(results.sources) if source.nearest is not None]
+        all_nearest = [results.nearest, *(source.nearest for source in results.sources)]
+        arrays = {
+            name: np.stack([getattr(nearest, name) for nearest in all_nearest if nearest is not None])
+            for name in NEAREST
+            if any(nearest is not None for nearest in all_nearest)
+        }
+        arrays["described"] = np.frombuffer(orjson.dumps([*described, sources, with_nearest]), np.uint8)
         with sealed_path(summary) as temporary, temporary.open("wb") as file:
-            np.savez(file, described=np.frombuffer(orjson.dumps(described), np.uint8), **vars(results.nearest))
+            np.savez(file, **arrays)  # type: ignore[arg-type]  # as its other option, allow_pickle
+    return _read_summary(prefix, summary)
+
+
+def _read_summary(prefix: Path, summary: Path) -> StoredResults:
     with np.load(summary, allow_pickle=False) as stored:
-        num_documents, num_quarantined, languages = orjson.loads(stored["described"].tobytes())
-        nearest = NearestDocuments(stored["rows"], stored["values"], stored["thresholds"])
-    return StoredResults(prefix, num_documents, num_quarantined, tuple(languages), nearest)
+        num_documents, num_quarantined, languages, sources, places = orjson.loads(stored["described"].tobytes())
+        arrays = [stored[name] for name in NEAREST if name in stored]
+    nearest = [NearestDocuments(*of_one) for of_one in zip(*arrays, strict=True)]
+    if not sources:
+        return StoredResults(prefix, num_documents, num_quarantined, tuple(languages), nearest[0])
+    of_place = dict(zip(places, nearest, strict=True))
+    rows = tuple(
+        SourceRows(name, start, stop, quarantined, tuple(of_source), of_place.get(place))
+        for place, (name, start, stop, quarantined, of_source) in enumerate(sources)
+    )
+    return StoredResults(prefix, num_documents, num_quarantined, tuple(languages), None, rows)
 
 
 def apply_filters(task: FilterTask) -> FilterResults:
@@ -310,6 +358,8 @@ def apply_filters(task: FilterTask) -> FilterResults:
     codes: dict[str, int] = {}  # of the languages, in the order in which they occur
     results: list[FilterResults] = []
     with pq.ParquetFile(task.path) as file:  # half the time of pq.read_table, which opens a dataset and threads
+        if SOURCE in file.schema_arrow.names:
+            return _apply_to_batch(file.read([*columns, SOURCE], use_threads=False), task, language)
         for group in range(file.num_row_groups):
             table = file.read_row_group(group, columns=columns, use_threads=False)
             results.append(_apply_to_table(table, task, language, codes))
@@ -325,8 +375,44 @@ def apply_filters(task: FilterTask) -> FilterResults:
     )
 
 
+def _apply_to_batch(table: pa.Table, task: FilterTask, language: str) -> FilterResults:
+    """Of the file of a batch of sources, which is small."""
+    codes: dict[str, int] = {}
+    results, values_RN, thresholds_RN = _judged(table, task, language, codes)
+    sources = []
+    for name, start, stop in source_runs(table.column(SOURCE)):
+        of_source = results.of_source(SourceRows(name, start, stop))
+        present = np.unique(of_source.languages).tolist()
+        nearest = None
+        if (of_source.failed_rule >= 0).any():
+            nearest = _nearest_documents(values_RN[:, start:stop], thresholds_RN[:, start:stop], of_source.failed_rule)
+        languages = tuple(list(codes)[code] for code in present)
+        sources.append(SourceRows(name, start, stop, of_source.num_quarantined, languages, nearest))
+    return replace(results, language_names=tuple(codes), sources=tuple(sources))
+
+
+def source_runs(names: pa.ChunkedArray) -> list[tuple[str, int, int]]:
+    """(source, first row, last + 1) of the sources of a batch, whose rows stand together, from the column of their
+    names."""
+    if not len(names):
+        return []
+    codes = names.combine_chunks().dictionary_encode()
+    indices = codes.indices.to_numpy()
+    starts = np.flatnonzero(np.diff(indices, prepend=-1)).tolist()
+    of_runs = codes.dictionary.take(pa.array(indices[starts])).to_pylist()
+    return list(zip(of_runs, starts, [*starts[1:], len(indices)], strict=True))
+
+
 def _apply_to_table(table: pa.Table, task: FilterTask, language: str, codes: dict[str, int]) -> FilterResults:
     """codes: of the languages so far; new ones are added."""
+    results, values_RN, thresholds_RN = _judged(table, task, language, codes)
+    return replace(results, nearest=_nearest_documents(values_RN, thresholds_RN, results.failed_rule))
+
+
+def _judged(
+    table: pa.Table, task: FilterTask, language: str, codes: dict[str, int]
+) -> tuple[FilterResults, np.ndarray, np.ndarray]:
+    """(results without the nearest documents, values float64[rules, rows], thresholds float64[rules, rows])."""
     values_RN, thresholds_RN, failed_RN = apply_rules(table, task.rules)
     first = np.where(failed_RN.any(axis=0), failed_RN.argmax(axis=0), KEPT)
     readable = pc.is_null(table.column("unreadable")).to_numpy(zero_copy_only=False)
@@ -334,15 +420,15 @@ def _apply_to_table(table: pa.Table, task: FilterTask, language: str, codes: dic
     languages = pc.fill_null(table.column(language).combine_chunks(), "").dictionary_encode()
     numbers = [codes.setdefault(name, len(codes)) for name in languages.dictionary.to_pylist()]
     hashes = table.column("text_hash").to_numpy()
-    return FilterResults(
+    results = FilterResults(
         failed_rule=failed_rule,
         bytes=table.column("num_bytes").to_numpy().astype(np.uint32),
         splits=np.zeros(len(table), np.int8) if task.split_of is None else task.split_of(hashes),
         languages=np.array(numbers, np.int16)[languages.indices.to_numpy()],
         marks=marks_of(hashes),
         language_names=(),
-        nearest=_nearest_documents(values_RN, thresholds_RN, failed_rule),
     )
+    return results, values_RN, thresholds_RN
 
 
 def _nearest_of_all(results: Sequence[FilterResults]) -> NearestDocuments:

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from gristmill.data_pipeline.filters.apply import PROFILE, FilterTask, failures, signal_values
+from gristmill.data_pipeline.filters.apply import PROFILE, SOURCE, FilterTask, failures, signal_values
 from gristmill.foundation.errors import RecipeError, did_you_mean
 from gristmill.foundation.runtime.tasks.engine import Engine
 
@@ -90,7 +90,8 @@ def _count(task: tuple[FilterTask, Sweep]) -> dict[str, np.ndarray]:
     filter_task, wanted = task
     language = PROFILE if filter_task.rules.by_profile else "detected_language"
     columns = ["unreadable", "num_bytes", language, *filter_task.rules.columns]
-    table = pq.read_table(filter_task.path, columns=list(dict.fromkeys(columns)))
+    only = pc.field(SOURCE) == filter_task.source if filter_task.source else None
+    table = pq.read_table(filter_task.path, columns=list(dict.fromkeys(columns)), filters=only)
     readable = pc.is_null(table.column("unreadable")).to_numpy(zero_copy_only=False)
     num_bytes = table.column("num_bytes").to_numpy()
     [place] = [place for place, rule in enumerate(filter_task.rules.rules) if rule.label == wanted.rule]

@@ -1,6 +1,6 @@
 """The ledger: one row for every document that was read, with its outcome and the rule that decided it."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,8 +9,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from gristmill.data_pipeline.filters.apply import QUARANTINED, Results, Rules, apply_rules
-from gristmill.data_pipeline.ledger.document_file import RowRange, row_groups, row_range_groups, unpacked_ids
+from gristmill.data_pipeline.filters.apply import QUARANTINED, SOURCE, Results, Rules, apply_rules
+from gristmill.data_pipeline.ledger.document_file import (
+    RowRange,
+    row_groups,
+    row_range_groups,
+    tiny_or_not,
+    unpacked_ids,
+)
 from gristmill.data_pipeline.ledger.removal_step import (
     MATCH,
     REMOVED_SPAN,
@@ -88,26 +94,34 @@ def write_ledger(task: LedgerTask) -> None:
     """Writes the shard, unless it is complete already."""
     if is_sealed(task.path):
         return
-    tables = (table for rows in task.rows for table in _tables(rows, task))
-    with (
-        sealed_path(task.path) as temporary,
-        pq.ParquetWriter(temporary, LEDGER_SCHEMA, compression="zstd", use_dictionary=REPEATING_COLUMNS) as file,
-    ):
-        for table in row_groups(tables, ROW_GROUP_ROWS):
+    tables = (table for rows in task.rows for table in ledger_tables(rows, task.rules, task.split_names, task.source))
+    with sealed_path(task.path) as temporary:
+        write_rows(tables, temporary)
+
+
+def write_rows(tables: Iterable[pa.Table], to: Path | pa.NativeFile) -> None:
+    """A shard with these rows."""
+    uncompressed, groups = tiny_or_not(row_groups(tables, ROW_GROUP_ROWS))
+    compression = "none" if uncompressed else "zstd"
+    with pq.ParquetWriter(to, LEDGER_SCHEMA, compression=compression, use_dictionary=REPEATING_COLUMNS) as file:
+        for table in groups:
             file.write_table(table, row_group_size=ROW_GROUP_ROWS)
 
 
-def _tables(rows: LedgerRows, task: LedgerTask) -> Iterator[pa.Table]:
-    """The ledger's rows, one row group of the annotated file at a time."""
-    columns = list(dict.fromkeys([*RECORD_COLUMNS, *task.rules.columns]))
+def ledger_tables(rows: LedgerRows, rules: Rules, split_names: tuple[str, ...], source: str) -> Iterator[pa.Table]:
+    """The ledger's rows, one row group of the annotated file at a time. split_names: by code. source: "" for those
+    that the file has."""
+    columns = list(dict.fromkeys([*RECORD_COLUMNS, *rules.columns, *([] if source else [SOURCE])]))
     evidence, results = read_evidence(rows.evidence), rows.results.load()
     removals = [step.in_file(rows.file) for step in rows.removals]
     start = rows.start
     for read in row_range_groups(RowRange.span(rows.path, rows.start, rows.stop), columns):
         table, stop = read.combine_chunks(), start + len(read)
         removed = [step.in_rows(start, stop) for step in removals]
-        outcome = Outcome.of(results.failed_rule[start:stop], removed, task.rules)
-        yield _ledger_table(table, outcome, results.splits[start:stop], evidence, task)
+        outcome = Outcome.of(results.failed_rule[start:stop], removed, rules)
+        splits = _named(np.where(outcome.codes == KEPT_OUTCOME, results.splits[start:stop], NONE), split_names)
+        names = pa.repeat(pa.scalar(source), len(table)) if source else table.column(SOURCE)
+        yield _ledger_table(table, outcome, evidence, rules, {"source": names, "split": splits})
         start = stop
 
 
@@ -163,11 +177,11 @@ class Outcome:
 
 
 def _ledger_table(
-    table: pa.Table, outcome: Outcome, splits_N: np.ndarray, evidence: Evidence, task: LedgerTask
+    table: pa.Table, outcome: Outcome, evidence: Evidence, rules: Rules, given: Mapping[str, pa.Array]
 ) -> pa.Table:
-    """The ledger's rows of these rows of an annotated file."""
+    """The ledger's rows of these rows of an annotated file. given: columns."""
     doc_ids = table.column("doc_id").combine_chunks()
-    failed, first = _failed_column(table, outcome.failed_rule, task.rules)
+    failed, first = _failed_column(table, outcome.failed_rule, rules)
     by_filter = outcome.failed_rule >= 0
     values, thresholds = outcome.values.copy(), outcome.thresholds.copy()
     values[by_filter], thresholds[by_filter] = first
@@ -175,9 +189,8 @@ def _ledger_table(
     unique_ids = unpacked_ids(outcome.duplicate_of[outcome.is_duplicate])
     columns = {
         "doc_id": doc_ids,
-        "source": pa.repeat(pa.scalar(task.source), len(table)),
+        **given,
         "outcome": pa.array(OUTCOMES).take(pa.array(outcome.codes)),
-        "split": _named(np.where(outcome.codes == KEPT_OUTCOME, splits_N, NONE), task.split_names),
         "step": _named(outcome.steps, outcome.step_names),
         "rule": pc.coalesce(_named(outcome.rules, outcome.rule_names), table.column("unreadable").combine_chunks()),
         "value": pa.array(values, mask=~has_value),

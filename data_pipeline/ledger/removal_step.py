@@ -1,7 +1,7 @@
 """The documents and spans of text that one step after the filters removed, by annotated file and row."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -10,7 +10,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from gristmill.data_pipeline.filters.apply import KEPT, Results, Rules
+from gristmill.data_pipeline.filters.apply import (
+    KEPT,
+    FilterResults,
+    NearestDocuments,
+    Results,
+    Rules,
+    SourceRows,
+)
 from gristmill.data_pipeline.ledger.document_file import DocumentFile
 from gristmill.data_pipeline.readers.source import SourceConfig
 from gristmill.foundation.fingerprint import fingerprint
@@ -149,13 +156,36 @@ class StoredRemovals:
 class SourceState:
     """A source's annotated files in canonical order, and the results on each of their rows.
 
-    first_file: the number of its first file among the files of all sources, which removal steps count by."""
+    first_file: the number of its first file among the files of all sources, which removal steps count by. batch: the
+    sources of a batch, for which `source` stands; empty for one source. rows: of a source taken out of a batch, its
+    rows in the batch's file."""
 
     source: SourceConfig
     rules: Rules
     paths: tuple[Path, ...]
     filter_results: tuple[Results, ...]
     first_file: int
+    batch: tuple[SourceConfig, ...] = ()
+    rows: SourceRows | None = None
+
+    @property
+    def first_row(self) -> int:
+        """Number of the source's first row in its file: 0 but in a batch."""
+        return 0 if self.rows is None else self.rows.start
+
+    def of_batch(self) -> "list[SourceState]":
+        """The state of each source of the batch; of one source this."""
+        if not self.batch:
+            return [self]
+        [whole] = self.filter_results
+        loaded = whole.load()
+        rows = {of_source.source: of_source for of_source in loaded.sources}
+        states = []
+        for source in self.batch:
+            of_source = rows.get(source.name, SourceRows(source.name, 0, 0))
+            results = (SourceResults(loaded, of_source),)
+            states.append(replace(self, source=source, filter_results=results, batch=(), rows=of_source))
+        return states
 
     @property
     def num_documents(self) -> int:
@@ -185,6 +215,43 @@ class SourceState:
                 ranges.append((index, first, last))
             before += size
         return ranges
+
+
+@dataclass(frozen=True)
+class SourceResults:
+    """The results of one source of a batch. whole: of the batch's file."""
+
+    whole: FilterResults
+    rows: SourceRows
+
+    @property
+    def num_documents(self) -> int:
+        return self.rows.stop - self.rows.start
+
+    @property
+    def num_quarantined(self) -> int:
+        return self.rows.num_quarantined
+
+    @property
+    def present_languages(self) -> tuple[str, ...]:
+        return self.rows.languages
+
+    @property
+    def nearest(self) -> NearestDocuments | None:
+        return self.rows.nearest
+
+    @property
+    def sources(self) -> tuple[SourceRows, ...]:
+        return ()
+
+    def load(self) -> FilterResults:
+        return self.whole.of_source(self.rows)
+
+
+def source_states(states: Sequence[SourceState], names: Sequence[str]) -> list[SourceState]:
+    """The state of every source, in the order of these names, where some are in batches."""
+    by_name = {state.source.name: state for group in states for state in group.of_batch()}
+    return [by_name[name] for name in names]
 
 
 @dataclass(frozen=True)

@@ -301,13 +301,13 @@ MIN_CAPACITY = 1 << 16
 
 
 class RecordColumns(NamedTuple):
-    """N records, readable or not. files: each raw file with how many of the records are from it, in order. numbers:
-    int64[N], of the records in their files. texts: empty where a record is unreadable. urls, languages, metadata:
-    strings, null where a record is unreadable; metadata is canonical JSON.
+    """N records, readable or not. files: (name of its source, raw file, how many of the records are from it), in order.
+    numbers: int64[N], of the records in their files. texts: empty where a record is unreadable. urls, languages,
+    metadata: strings, null where a record is unreadable; metadata is canonical JSON.
 
     repairs: row -> names of the repairs that were needed to read it. unreadable: row -> why it could not be read."""
 
-    files: Sequence[tuple[RawFile, int]]
+    files: Sequence[tuple[str, RawFile, int]]
     numbers: np.ndarray
     texts: TextBuffer
     urls: pa.Array
@@ -378,7 +378,7 @@ class RecordBuilder:
         self._capacity = MIN_CAPACITY
         self._begin([])
 
-    def _begin(self, files: list[RawFile]) -> None:
+    def _begin(self, files: list[tuple[str, RawFile]]) -> None:
         self.texts = StringColumn(self._capacity)
         self.urls, self.languages, self.metadata = StringColumn(), StringColumn(), StringColumn()
         self.numbers = np.zeros(BATCH_RECORDS, np.int64)
@@ -392,9 +392,9 @@ class RecordBuilder:
     def columns(self) -> tuple[StringColumn, StringColumn, StringColumn, StringColumn]:
         return self.texts, self.urls, self.languages, self.metadata
 
-    def start_file(self, file: RawFile) -> None:
-        """The records that follow are from this file."""
-        self._files.append(file)
+    def start_file(self, source: str, file: RawFile) -> None:
+        """The records that follow are from this file of the source with this name."""
+        self._files.append((source, file))
         self._file_starts.append(self.rows)
 
     @property
@@ -446,7 +446,7 @@ class RecordBuilder:
         """The records so far; the builder is empty afterwards."""
         rows = self.rows
         ends = [*self._file_starts[1:], rows]
-        files = [(f, end - start) for f, start, end in zip(self._files, self._file_starts, ends, strict=True)]
+        counts = [end - start for start, end in zip(self._file_starts, ends, strict=True)]
         valid = None
         if self._unreadable:
             is_valid = np.ones(rows, np.bool_)
@@ -455,7 +455,7 @@ class RecordBuilder:
         if self._changed:
             self.metadata = self._with_changes()
         taken = RecordColumns(
-            files=[file_rows for file_rows in files if file_rows[1]],
+            files=[(*named, count) for named, count in zip(self._files, counts, strict=True) if count],
             numbers=self.numbers[:rows],
             texts=TextBuffer(
                 self.texts.data[: int(self.texts.offsets[rows]) + PADDING], self.texts.offsets[: rows + 1]

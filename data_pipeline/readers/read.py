@@ -360,19 +360,34 @@ def read_columns(
     ranges: Iterable[FileRange], source: SourceConfig, repeated: RepeatedBlocks | None = None
 ) -> Iterator[RecordColumns]:
     """The records of the ranges in order, as columns: what read_range gives one by one, and the same errors."""
+    return read_sources([(source, ranges)], repeated)
+
+
+def read_sources(
+    sources: Iterable[tuple[SourceConfig, Iterable[FileRange]]], repeated: RepeatedBlocks | None = None
+) -> Iterator[RecordColumns]:
+    """As `read_columns`, source after source: records of several sources may be in one value."""
     builder = RecordBuilder()
-    for file_range in ranges:
-        builder.start_file(file_range.file)
-        if not source.has_html and source.format in ("jsonl", "parquet"):
-            yield from _columns(file_range, source, builder)
-            continue
-        for record in read_range(file_range, source, repeated):
-            builder.add(record)
-            del record  # so that the objects of two records are never in memory at once
-            if builder.is_full:
-                yield builder.take()
+    for source, ranges in sources:
+        for file_range in ranges:
+            builder.start_file(source.name, file_range.file)
+            yield from _read_into(builder, file_range, source, repeated)
     if builder.rows:
         yield builder.take()
+
+
+def _read_into(
+    builder: RecordBuilder, file_range: FileRange, source: SourceConfig, repeated: RepeatedBlocks | None
+) -> Iterator[RecordColumns]:
+    """Adds the records of the range to the builder; yields them whenever it is full."""
+    if not source.has_html and source.format in ("jsonl", "parquet"):
+        yield from _columns(file_range, source, builder)
+        return
+    for record in read_range(file_range, source, repeated):
+        builder.add(record)
+        del record  # so that the objects of two records are never in memory at once
+        if builder.is_full:
+            yield builder.take()
 
 
 def _columns(file_range: FileRange, source: SourceConfig, builder: RecordBuilder) -> Iterator[RecordColumns]:

@@ -22,7 +22,16 @@ from gristmill.data_pipeline.decontamination.config import BenchmarkExample, Dec
 from gristmill.data_pipeline.decontamination.step import Decontamination, decontaminate
 from gristmill.data_pipeline.dedup.spans import SpanDedupConfig, find_duplicate_spans
 from gristmill.data_pipeline.dedup.substrings import SubstringDedupConfig, find_repeated_substrings
-from gristmill.data_pipeline.filters.apply import KEPT, REMOVED_LATER, FilterResults, Results, marks_of
+from gristmill.data_pipeline.filters.apply import (
+    KEPT,
+    REMOVED_LATER,
+    SOURCE,
+    FilterResults,
+    Results,
+    SourceRows,
+    marks_of,
+    source_runs,
+)
 from gristmill.data_pipeline.ledger.document_file import DocumentFile
 from gristmill.data_pipeline.ledger.removal_step import (
     EvidenceFiles,
@@ -205,6 +214,10 @@ class WrittenResults:
         return None
 
     @property
+    def sources(self) -> tuple[SourceRows, ...]:
+        return self.load().sources
+
+    @property
     def num_quarantined(self) -> int:
         return 0
 
@@ -239,7 +252,9 @@ class RewrittenResults(WrittenResults):
 
     def load(self) -> FilterResults:
         with pq.ParquetFile(self.path) as file:
-            table = file.read(["num_bytes", "text_hash", PARENT_ROW.name])
+            names = ["num_bytes", "text_hash", PARENT_ROW.name]
+            table = file.read([*names, SOURCE] if SOURCE in file.schema_arrow.names else names)
+        runs = source_runs(table.column(SOURCE)) if SOURCE in table.column_names else []
         return FilterResults(
             failed_rule=np.full(len(table), KEPT, np.int16),
             bytes=table.column("num_bytes").to_numpy().astype(np.uint32),
@@ -247,6 +262,7 @@ class RewrittenResults(WrittenResults):
             languages=np.zeros(len(table), np.int16),
             marks=marks_of(table.column("text_hash").to_numpy()),
             language_names=("",),
+            sources=tuple(SourceRows(*run) for run in runs),
         )
 
 

@@ -5,6 +5,7 @@ import time
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from gristmill.data_pipeline.annotate.source_groups import is_batch_file, rows_by_source, source_in_name
 from gristmill.data_pipeline.corpus.corpus_files import CorpusFiles, picked_rows
 from gristmill.data_pipeline.corpus.sketches import ANNOTATED_FOLDER, hosts_of
 from gristmill.foundation.errors import InputError
@@ -84,7 +86,7 @@ class DocumentRows:
 
     def __init__(self, files: CorpusFiles, annotated: Sequence[Path]):
         self.files, self._annotated = files, annotated
-        self._starts: dict[str, list[tuple[LedgerPlace, Path]]] = {}
+        self._starts: dict[str, list[tuple[LedgerPlace, Path, int]]] = {}
         self._starting = threading.Lock()
 
     def texts(self, doc_ids: Sequence[str]) -> dict[str, str]:
@@ -104,11 +106,13 @@ class DocumentRows:
             return None
         source, _, number = Path(place.table).stem.rpartition("-")
         starts = self._annotated_starts(source)
-        at = bisect_right([start for start, _ in starts], (int(number), place.row)) - 1
+        at = bisect_right([start for start, *_ in starts], (int(number), place.row)) - 1
         if at < 0:
             return None
-        (first_number, first_row), path = starts[at]
-        row = place.row - first_row + sum(self._ledger_rows(source, n) for n in range(first_number, int(number)))
+        (first_number, first_row), path, first = starts[at]
+        row = (
+            first + place.row - first_row + sum(self._ledger_rows(source, n) for n in range(first_number, int(number)))
+        )
         with pq.ParquetFile(path) as file:
             rows = picked_rows(file, [(row, doc_id)], ["doc_id", "text"])
         return rows[doc_id]["text"] if doc_id in rows and rows[doc_id]["doc_id"] == doc_id else None
@@ -117,21 +121,32 @@ class DocumentRows:
         with self.files.parquet(f"ledger/{source}-{number:05}.parquet") as file:
             return int(file.metadata.num_rows)
 
-    def _annotated_starts(self, source: str) -> list[tuple[LedgerPlace, Path]]:
-        """The source's annotated files, each with the place of its first row in the ledger, in their order there."""
+    def _annotated_starts(self, source: str) -> list[tuple[LedgerPlace, Path, int]]:
+        """(place in the ledger, annotated file, row in it) of the source's first document in each of its files, in
+        their order there."""
         with self._starting:
             return self._starts_of(source)
 
-    def _starts_of(self, source: str) -> list[tuple[LedgerPlace, Path]]:
+    @cached_property
+    def _rows_of_files(self) -> dict[str, list[tuple[Path, int, int]]]:
+        """By source, (annotated file, first row, last + 1)."""
+        rows: dict[str, list[tuple[Path, int, int]]] = {}
+        for path in self._annotated:
+            for source, start, stop in rows_by_source(path):
+                rows.setdefault(source, []).append((path, start, stop))
+        return rows
+
+    def _starts_of(self, source: str) -> list[tuple[LedgerPlace, Path, int]]:
         if source not in self._starts:
             starts = []
-            for path in (path for path in self._annotated if path.stem.rpartition("-")[0] == source):
+            for path, first, stop in self._rows_of_files.get(source, ()):
+                if first == stop:
+                    continue
                 with pq.ParquetFile(path) as file:
-                    first = next(file.iter_batches(1, columns=["doc_id"]), None)
-                place = self.files.row_place(first.column(0)[0].as_py(), "ledger") if first is not None else None
-                if place is not None:
+                    doc_id = picked_rows(file, [(first, "")], ["doc_id"])[""]["doc_id"]
+                if (place := self.files.row_place(doc_id, "ledger")) is not None:
                     number = int(Path(place.table).stem.rpartition("-")[2])
-                    starts.append(((number, place.row), path))
+                    starts.append(((number, place.row), path, first))
             self._starts[source] = sorted(starts)
         return self._starts[source]
 
@@ -167,12 +182,16 @@ class DocumentRows:
                 table = table.filter(pc.equal(table.column(column), value)) if value else table
             return table
         columns = ["doc_id", "text", *(["url"] if filters.host else [])]
-        columns += ["detected_language", "unreadable"] if is_annotated else ["source"]
+        of_batch = is_annotated and is_batch_file(Path(name))
+        columns += ["detected_language", "unreadable"] if is_annotated else []
+        columns += [] if is_annotated and not of_batch else ["source"]
         table = file.read_row_group(group, columns=columns, use_threads=False)
         if is_annotated:
             table = table.filter(pc.is_null(table.column("unreadable")))
-            source = Path(name).stem.rpartition("-")[0]
-            table = table.append_column("source", pa.repeat(pa.scalar(source), len(table)))
+        if is_annotated and not of_batch:
+            table = table.append_column("source", pa.repeat(pa.scalar(source_in_name(Path(name))), len(table)))
+        if of_batch and filters.source:
+            table = table.filter(pc.equal(table.column("source"), filters.source))
         if filters.language and is_annotated:
             table = table.filter(pc.equal(table.column("detected_language"), filters.language))
         elif filters.language:
@@ -198,8 +217,8 @@ class DocumentRows:
 
 def _may_match(name: str, filters: Filters) -> bool:
     """Whether the shard of this name can have a document that passes."""
-    source = name.rpartition("/")[2].rpartition("-")[0]
-    if filters.source and source != filters.source:
+    source = source_in_name(Path(name))
+    if filters.source and source != filters.source and not is_batch_file(Path(name)):
         return False
     if name.startswith(f"{ANNOTATED_FOLDER}/"):
         return filters.outcome in ("", "annotated") and not filters.rule and not filters.split

@@ -15,6 +15,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from gristmill.data_pipeline.annotate.source_groups import is_batch_file, rows_by_source, source_in_name
+from gristmill.data_pipeline.corpus.batch_files import TableSlice
 from gristmill.data_pipeline.corpus.corpus_files import CorpusFiles
 from gristmill.data_pipeline.corpus.merged_sketches import merge_counts, merge_samples, sketch_tasks
 from gristmill.data_pipeline.corpus.sketches import (
@@ -33,6 +35,17 @@ from gristmill.data_pipeline.filters.apply import WANTED_LANGUAGE
 from gristmill.foundation.errors import InputError
 
 MAX_ROWS = 50
+
+
+def _annotated_tasks(cache: Path, path: Path) -> list[SketchTask]:
+    """The task of an annotated file; of the file of a batch one for each source."""
+    name = f"{ANNOTATED_FOLDER}/{path.stem}"
+    if not is_batch_file(path):
+        return [SketchTask(cache, name, source_in_name(path))]
+    return [
+        SketchTask(cache, name, source, stored=TableSlice(path, start, stop))
+        for source, start, stop in rows_by_source(path)
+    ]
 
 
 @dataclass(frozen=True)
@@ -83,8 +96,7 @@ class Sketches:
     @classmethod
     def of_annotated(cls, cache: Path, paths: Sequence[Path]) -> "Sketches":
         """The sketches of annotated files in the cache of a run that has no shards yet."""
-        names = [(f"{ANNOTATED_FOLDER}/{path.stem}", path.stem.rpartition("-")[0]) for path in paths]
-        return cls._of_tasks([SketchTask(cache, name, source) for name, source in names])
+        return cls._of_tasks([task for path in paths for task in _annotated_tasks(cache, path)])
 
     @classmethod
     def _of_tasks(cls, tasks: Sequence[SketchTask]) -> "Sketches":

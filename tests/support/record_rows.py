@@ -23,7 +23,7 @@ def rows_one_by_one(ranges: Sequence[FileRange], source: SourceConfig) -> list[t
 def rows_of_columns(ranges: Sequence[FileRange], source: SourceConfig) -> list[tuple]:
     rows: list[tuple] = []
     for batch in read_columns(ranges, source):
-        names = [file.name for file, count in batch.files for _ in range(count)]
+        names = [file.name for _, file, count in batch.files for _ in range(count)]
         others = [column.to_pylist() for column in (batch.urls, batch.languages, batch.metadata)]
         for column in (batch.urls, batch.languages, batch.metadata):
             column.validate(full=True)

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from gristmill.data_pipeline.annotate.source_groups import is_batch_file, rows_by_source, source_in_name
 from gristmill.data_pipeline.annotate.tombstones import read_tombstones
 from gristmill.data_pipeline.corpus.document_history import open_corpus
 from gristmill.data_pipeline.corpus.sketches import HOST
@@ -62,7 +63,8 @@ class Selected:
 
 @dataclass(frozen=True)
 class ReadDocuments:
-    """All documents that were read, as annotated files. tasks: of the files, source after source."""
+    """All documents that were read, as annotated files. tasks: of the files. sources: of each file the source, or the
+    batch of sources, that it is of."""
 
     recipe: Recipe
     workdir: Path
@@ -75,8 +77,15 @@ class ReadDocuments:
         """Files that the cache does not hold are annotated."""
         tombstones = read_tombstones(workdir)
         groups = annotated(recipe.sources, recipe.curate, lock, workdir / "cache", engine, tombstones)
-        tasks = [task for _, group in groups for task in group]
-        return cls(recipe, workdir, tasks, [name for name, group in groups for _ in group], engine)
+        tasks = {task.path: replace(task, source="") for _, group in groups for task in group}
+        return cls(recipe, workdir, list(tasks.values()), [source_in_name(path) for path in tasks], engine)
+
+    def source_of(self, file: int, row: int) -> str:
+        """The source of the document in this row of a file."""
+        path = self.tasks[file].path
+        if not is_batch_file(path):
+            return self.sources[file]
+        return next(source for source, start, stop in rows_by_source(path) if start <= row < stop)
 
     def scan(self, wanted: "Wanted", label: str) -> list[ScannedRow]:
         """Rows of every document that is wanted."""
@@ -135,8 +144,9 @@ def select(selector: Selector, documents: ReadDocuments, threshold: float | None
     selected: dict[str, Selected] = {}
 
     def add(rows: Sequence[ScannedRow], reason: str, similarities: Mapping[str, float] = MappingProxyType({})) -> None:
-        for file, _, doc_id, key in rows:
-            document = Selected(doc_id, documents.sources[file], key, reason, similarities.get(doc_id, 1.0))
+        for file, row, doc_id, key in rows:
+            source = documents.source_of(file, row)
+            document = Selected(doc_id, source, key, reason, similarities.get(doc_id, 1.0))
             selected.setdefault(doc_id, document)
 
     add(asked, ASKED)

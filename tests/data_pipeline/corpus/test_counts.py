@@ -62,7 +62,7 @@ def near(row: int) -> RemovalStep:
 
 def counted(read: SourceState, written: SourceState, removals: list[RemovalStep], files: EvidenceFiles, *quarantined):
     of_files = count_files([read], [written], removals, [files], LocalEngine(1, Reporter.silent()))
-    return count_source(read, of_files, quarantined)
+    return count_source(read, of_files[read.source.name], quarantined)
 
 
 def tally(**counts: tuple[int, int]) -> Tally:

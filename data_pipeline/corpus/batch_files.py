@@ -1,0 +1,292 @@
+"""Writes the files of a batch of small sources in one task: the shards and the ledger of each source, from rows that
+are read once. The files have the bytes that the tasks of shards and ledgers write (`shards.py`, `ledger.py`)."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache, partial
+from pathlib import Path
+
+import numpy as np
+import orjson
+import pyarrow as pa
+import pyarrow.parquet as pq
+import xxhash
+
+from gristmill.data_pipeline.annotate.annotate import AnnotateConfig
+from gristmill.data_pipeline.corpus.shards import (
+    MIN_SHARD_BYTES,
+    ShardFormat,
+    runs_of_size,
+    with_document_columns,
+    write_rows,
+)
+from gristmill.data_pipeline.corpus.splits import SPLITS
+from gristmill.data_pipeline.filters.apply import KEPT, SOURCE, SourceRows
+from gristmill.data_pipeline.filters.pii import PiiConfig
+from gristmill.data_pipeline.ledger import ledger
+from gristmill.data_pipeline.ledger.ledger import MAX_LEDGER_ROWS, MIN_LEDGER_ROWS, LedgerRows, ledger_tables
+from gristmill.data_pipeline.ledger.removal_step import EvidenceFiles, Removals, SourceState
+from gristmill.foundation.checksums import is_sealed, link_file, sealed_path, write_sealed
+from gristmill.foundation.files import write_unsynced
+from gristmill.foundation.runtime.tasks.task_files import fetch
+
+KEPT_NAME, LEDGER_NAME, DONE_NAME = "kept.arrow", "ledger.arrow", "done.json"
+MAPPED_FILES = 256  # that a process keeps mapped: the tables of neighbours by name are of many batches
+
+
+@dataclass(frozen=True)
+class TableSlice:
+    """Rows start..stop - 1 of a file in Arrow's format, which has the rows of all tables of a batch, or of an annotated
+    file."""
+
+    path: Path
+    start: int
+    stop: int
+
+    @property
+    def num_rows(self) -> int:
+        return self.stop - self.start
+
+    def of(self, table: pa.Table) -> pa.Table | None:
+        """These rows of the table, which is the file's; None if there are none."""
+        return table.slice(self.start, self.num_rows) if self.num_rows else None
+
+    @property
+    def schema(self) -> pa.Schema:
+        return self._table.schema
+
+    def read(self, columns: Iterable[str]) -> pa.Table:
+        return self._table.select(list(columns)).slice(self.start, self.num_rows)
+
+    @property
+    def _table(self) -> pa.Table:
+        path = fetch(self.path)
+        return (_mapped if path.suffix == ".arrow" else _read)(path, path.stat().st_mtime_ns)
+
+
+@lru_cache(maxsize=MAPPED_FILES)
+def _mapped(path: Path, _: int) -> pa.Table:
+    """The file's table, mapped from disk."""
+    with pa.memory_map(str(path)) as file:
+        return pa.ipc.open_file(file).read_all()
+
+
+@lru_cache(maxsize=1)
+def _read(path: Path, _: int) -> pa.Table:
+    """The table of an annotated file."""
+    with pq.ParquetFile(path) as file:
+        return file.read(use_threads=False)
+
+
+@dataclass(frozen=True)
+class RowSpan:
+    """Rows start..stop - 1 of an annotated file."""
+
+    path: Path
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True)
+class BatchTable:
+    """A shard of documents with its signals, or of the ledger. name: its path in the corpus without the suffix.
+    digests: XXH3-128 of its files. rows: as they stand in the batch's file of such tables. annotated: of a shard of the
+    ledger, its rows in the annotated file."""
+
+    name: str
+    digests: tuple[str, ...]
+    rows: TableSlice
+    annotated: RowSpan | None = None
+
+    def files(self, folder: Path) -> list[Path]:
+        names = [self.name]
+        if self.annotated is None:
+            names.append(signals_name(self.name))
+        return [folder / f"{name}.parquet" for name in names]
+
+
+def signals_name(name: str) -> str:
+    """The path of the signals of a shard of documents."""
+    return f"signals/{name.removeprefix('documents/')}"
+
+
+@dataclass(frozen=True)
+class BatchToWrite:
+    """read: the batch as the filters left it. written: with the file whose KEPT rows are written. removals, evidence:
+    of the batch's file. folder: of the corpus. work: takes intermediate files, from which a run that was stopped goes
+    on."""
+
+    read: SourceState
+    written: SourceState
+    annotation: AnnotateConfig
+    removals: tuple[Removals, ...]
+    evidence: EvidenceFiles
+    shard_bytes: int
+    pii: PiiConfig | None
+    folder: Path
+    work: Path
+
+    @property
+    def label(self) -> str:
+        return f"sources {self.read.batch[0].name} to {self.read.batch[-1].name}, {len(self.read.batch)} together"
+
+    @property
+    def num_files(self) -> int:
+        """About how many files it writes."""
+        return 3 * len(self.read.batch)
+
+    @property
+    def format(self) -> ShardFormat:
+        edits = tuple(edit.preset for edit in self.annotation.edits)
+        return ShardFormat("", edits, self.pii, False, self.annotation.optional)
+
+
+def write_batch(task: BatchToWrite) -> list[BatchTable]:
+    """The files of all sources are there. They are not synced one by one: after a power cut the list, which is written
+    last, names files with other bytes, and all are written again."""
+    done = task.work / DONE_NAME
+    if (tables := _done(task, done)) is None:
+        writer = _Writer(task.folder)
+        tables = [*_write_shards(task, writer), *_write_ledgers(task, writer)]
+        write_sealed(done, orjson.dumps([task.folder.name, [_to_json(table) for table in tables]]))
+    return tables
+
+
+def write_batch_ledgers(task: BatchToWrite) -> None:
+    """The ledgers alone, of a corpus that is not written."""
+    list(_write_ledgers(task, _Writer(task.folder)))
+
+
+def _done(task: BatchToWrite, done: Path) -> list[BatchTable] | None:
+    """The tables, if all of them were written to this folder and are as they were."""
+    if not is_sealed(done):
+        return None
+    folder, entries = orjson.loads(done.read_bytes())
+    tables = [_from_json(task, entry) for entry in entries]
+    files = {table.rows.path for table in tables}
+    if folder != task.folder.name or not all(map(is_sealed, files)):
+        return None
+    for table in tables:
+        for path, digest in zip(table.files(task.folder), table.digests, strict=True):
+            if not path.is_file() or _digest(path.read_bytes()) != digest:
+                return None
+    return tables
+
+
+def _to_json(table: BatchTable) -> list:
+    annotated = None if table.annotated is None else [table.annotated.start, table.annotated.stop]
+    return [table.name, table.digests, table.rows.path.name, table.rows.start, table.rows.stop, annotated]
+
+
+def _from_json(task: BatchToWrite, entry: list) -> BatchTable:
+    name, digests, file, start, stop, annotated = entry
+    span = None if annotated is None else RowSpan(task.read.paths[0], *annotated)
+    return BatchTable(name, tuple(digests), TableSlice(task.work / file, start, stop), span)
+
+
+def _digest(content: bytes | memoryview) -> str:
+    return xxhash.xxh3_128_hexdigest(content)
+
+
+Contents = Callable[[Sequence[pa.Table]], list[pa.Buffer]]  # tables -> contents of the files with their rows
+
+
+@dataclass
+class _Writer:
+    """Files of tables without rows are made once, and are links to the first one."""
+
+    folder: Path
+    _empty: dict[tuple[str, ...], list[tuple[Path, str]]] = field(default_factory=dict)
+
+    def write(self, names: tuple[str, ...], rows: pa.Table | None, contents: Contents) -> tuple[str, ...]:
+        """The digests of the files. rows: None for a table without. contents: makes their contents."""
+        paths = [self.folder / f"{name}.parquet" for name in names]
+        kinds = tuple(name.partition("/")[0] for name in names)
+        if rows is None and kinds in self._empty:
+            for path, (first, _) in zip(paths, self._empty[kinds], strict=True):
+                link_file(first, path)
+            return tuple(digest for _, digest in self._empty[kinds])
+        views = [memoryview(content) for content in contents([] if rows is None else [rows])]
+        digests = tuple(_digest(view) for view in views)
+        for path, view in zip(paths, views, strict=True):
+            write_unsynced(path, view)
+        if rows is None:
+            self._empty[kinds] = list(zip(paths, digests, strict=True))
+        return digests
+
+
+def _write_shards(task: BatchToWrite, writer: _Writer) -> Iterator[BatchTable]:
+    schema = task.format.signals_schema
+    results, [path] = task.written.filter_results[0].load(), task.written.paths
+    with pq.ParquetFile(fetch(path)) as file:
+        table = file.read([*task.format.annotated_columns, SOURCE], use_threads=False)
+    kept = np.flatnonzero(results.failed_rule == KEPT)
+    number_of = np.repeat(np.arange(len(results.sources)), [rows.stop - rows.start for rows in results.sources])
+    places = number_of[kept] * len(SPLITS) + results.splits[kept]
+    order = np.argsort(places, kind="stable")
+    rows = table.take(pa.array(kept[order]))
+    rows = with_document_columns(rows, rows.column(SOURCE), task.pii).combine_chunks()
+    bounds = np.searchsorted(places[order], np.arange(len(results.sources) * len(SPLITS) + 1)).tolist()
+    sizes, marks = results.bytes[kept[order]], results.marks[kept[order]]
+    stored = task.work / KEPT_NAME
+    _write_arrow(stored, rows.select([*schema.names, "url", "text"]))
+    contents = partial(_shard_contents, schema)
+    numbers = {of_source.source: number for number, of_source in enumerate(results.sources)}
+    for source in task.written.batch:
+        for split, split_name in enumerate(SPLITS):
+            first = last = 0
+            if source.name in numbers:
+                first, last = bounds[(place := numbers[source.name] * len(SPLITS) + split)], bounds[place + 1]
+            runs = _runs(sizes[first:last], marks[first:last], MIN_SHARD_BYTES, task.shard_bytes)
+            for number, (start, stop) in enumerate(runs):
+                name = f"{split_name}/{source.name}-{number:05}"
+                chosen = TableSlice(stored, first + start, first + stop)
+                names = f"documents/{name}", f"signals/{name}"
+                yield BatchTable(names[0], writer.write(names, chosen.of(rows), contents), chosen)
+
+
+def _runs(sizes: np.ndarray, marks: np.ndarray, min_size: int, max_size: int) -> list[tuple[int, int]]:
+    """(start, stop) of each shard among these documents."""
+    total = int(sizes.sum(dtype=np.int64))
+    if total < min(min_size, max_size) // 2:  # in one, as always but for sources at the limit of what is small
+        return [(0, len(sizes))]
+    runs = runs_of_size(len(sizes), total, min_size, max_size)
+    runs.add(sizes, marks)
+    return runs.bounds()
+
+
+def _write_ledgers(task: BatchToWrite, writer: _Writer) -> Iterator[BatchTable]:
+    state, [path] = task.read, task.read.paths
+    results = state.filter_results[0].load()
+    all_rows = LedgerRows(path, 0, results.num_documents, results, task.removals, state.first_file, task.evidence)
+    tables = list(ledger_tables(all_rows, state.rules, SPLITS, ""))
+    rows = pa.concat_tables([ledger.LEDGER_SCHEMA.empty_table(), *tables]).combine_chunks()
+    stored = task.work / LEDGER_NAME
+    _write_arrow(stored, rows)
+    rows_of = {of_source.source: of_source for of_source in results.sources}
+    for source in state.batch:
+        of_source = rows_of.get(source.name, SourceRows(source.name, 0, 0))
+        marks = results.marks[of_source.start : of_source.stop]
+        runs = _runs(np.ones(len(marks), np.int64), marks, MIN_LEDGER_ROWS, MAX_LEDGER_ROWS)
+        for number, (start, stop) in enumerate(runs):
+            name = f"ledger/{source.name}-{number:05}"
+            chosen = TableSlice(stored, of_source.start + start, of_source.start + stop)
+            digests = writer.write((name,), chosen.of(rows), _ledger_contents)
+            yield BatchTable(name, digests, chosen, RowSpan(path, chosen.start, chosen.stop))
+
+
+def _ledger_contents(tables: Sequence[pa.Table]) -> list[pa.Buffer]:
+    content = pa.BufferOutputStream()
+    ledger.write_rows(tables, content)
+    return [content.getvalue()]
+
+
+def _shard_contents(schema: pa.Schema, tables: Sequence[pa.Table]) -> list[pa.Buffer]:
+    documents, signals = pa.BufferOutputStream(), pa.BufferOutputStream()
+    write_rows(tables, schema, documents, signals)
+    return [documents.getvalue(), signals.getvalue()]
+
+
+def _write_arrow(path: Path, table: pa.Table) -> None:
+    with sealed_path(path) as temporary, pa.ipc.new_file(temporary, table.schema) as file:
+        file.write_table(table)
