@@ -31,7 +31,7 @@ from gristmill.foundation.user_code import UserCode, is_reference, parameter_nam
 from gristmill.pipelines.cli.console import print_block
 from gristmill.pipelines.cli.options import RecipeArgument, StageOptions, read_text, with_option_groups, workdir_of
 from gristmill.pipelines.recipes.recipe_file import load_recipe
-from gristmill.pipelines.stages.mix_table import mix_events
+from gristmill.pipelines.stages.index import mix_events
 from gristmill.pipelines.stages.preflight import check_workdir
 from gristmill.pipelines.workdir.raw_files import pin
 from gristmill.pipelines.workdir.remote import RemoteWork, fetched, local_folder

@@ -36,7 +36,7 @@ from gristmill.pipelines.provenance.verify import verify as verify_folder
 from gristmill.pipelines.recipes.config import Recipe
 from gristmill.pipelines.recipes.recipe_file import load_recipe, validate
 from gristmill.pipelines.recipes.schema import recipe_schema
-from gristmill.pipelines.stages.mix_table import estimated_mix, indexed_mix
+from gristmill.pipelines.stages.index import estimated_mix, indexed_mix
 from gristmill.pipelines.stages.preflight import check_workdir, estimated_tokens, is_complete, preflight, raise_all
 from gristmill.pipelines.stages.runner import Runner
 from gristmill.pipelines.stages.stage_list import STAGES, stages_of, with_report

@@ -27,8 +27,7 @@ from gristmill.data_pipeline.corpus.writer import DECONTAMINATION_FOLDER, QUESTI
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.files import is_temporary
 from gristmill.foundation.manifest import CACHE_FOLDER
-from gristmill.pipelines.explorer.rows import Cursor, DocumentRows, Filters, Search
-from gristmill.pipelines.explorer.similar import StoredSignatures
+from gristmill.pipelines.explorer.rows import Cursor, DocumentRows, Filters, Search, StoredSignatures
 from gristmill.pipelines.explorer.sketched import Sketches, Threshold, ThresholdEffect, Thresholds, threshold_of
 
 OUTCOMES = ("kept", "removed", "quarantined", "annotated")  # annotated: of a run that has not decided on it yet

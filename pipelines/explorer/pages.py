@@ -8,8 +8,7 @@ from urllib.parse import urlencode
 
 from gristmill.data_pipeline.corpus.document_history import Event
 from gristmill.pipelines.explorer.corpus import OUTCOMES, PAGE_ROWS
-from gristmill.pipelines.explorer.rows import Filters, Search
-from gristmill.pipelines.explorer.similar import NearestPage
+from gristmill.pipelines.explorer.rows import Filters, NearestPage, Search
 from gristmill.pipelines.explorer.sketched import HISTOGRAM_BINS, EffectCounts, Threshold, ThresholdEffect
 from gristmill.pipelines.report.render import STYLE, visible
 

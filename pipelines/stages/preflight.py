@@ -24,7 +24,7 @@ from gristmill.foundation.manifest import MANIFEST_NAME, read_manifest
 from gristmill.foundation.progress import Reporter
 from gristmill.foundation.runtime.startup import host_bytes
 from gristmill.pipelines.recipes.config import Recipe
-from gristmill.pipelines.stages import mix_table
+from gristmill.pipelines.stages import index
 from gristmill.pipelines.stages.stage import Stage
 from gristmill.pipelines.stages.training_data import needs_sources
 from gristmill.pipelines.workdir import raw_files
@@ -370,14 +370,14 @@ def _mix(recipe: Recipe, world_size: int) -> Iterator[Finding]:
             f"{', '.join(curate.labels) or 'none'}"
         )
     try:
-        mix_table.check_sources(mix, recipe)
+        index.check_sources(mix, recipe)
     except RecipeError as error:
         yield Finding(str(error))
         return
     tokens = estimated_tokens(recipe)
     if all(tokens.values()) and mix.topic is None and not mix.repeats:
         try:
-            mix_table.estimated_mix(recipe, tokens)
+            index.estimated_mix(recipe, tokens)
         except RecipeError as error:
             yield Finding(f"{error} (estimated from the raw files, before curation)", None)
 

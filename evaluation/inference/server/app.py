@@ -41,9 +41,8 @@ from gristmill.evaluation.inference.server.openai_api import (
     ChatRequest,
     CompletionRequest,
 )
-from gristmill.evaluation.inference.server.replies import Replies, error_body
+from gristmill.evaluation.inference.server.replies import Replies, error_body, read_calls
 from gristmill.evaluation.inference.server.responses import respond
-from gristmill.evaluation.inference.server.tool_calls import read_calls
 from gristmill.foundation.config import Config
 from gristmill.foundation.errors import InputError
 

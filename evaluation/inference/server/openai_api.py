@@ -20,7 +20,7 @@ from gristmill.evaluation.inference.generate.structured import (
     regex_grammar,
     schema_grammar,
 )
-from gristmill.evaluation.inference.server.tool_calls import ANY_OBJECT, Choice, Tool, ToolChoice, call_grammar
+from gristmill.evaluation.inference.server.replies import ANY_OBJECT, Choice, Tool, ToolChoice, call_grammar
 from gristmill.foundation.config import Config
 from gristmill.foundation.errors import InputError, nearest_name
 

@@ -28,7 +28,7 @@ from gristmill.evaluation.inference.server.model_calls import (
     submitted,
 )
 from gristmill.evaluation.inference.server.openai_api import ApiRequest
-from gristmill.evaluation.inference.server.tool_calls import ANY_OBJECT
+from gristmill.evaluation.inference.server.replies import ANY_OBJECT
 from gristmill.foundation.config import Config
 
 

@@ -17,7 +17,13 @@ from gristmill.pipelines.provenance.summary.bills_of_materials import (
     check_spdx,
     spdx_document,
 )
-from gristmill.pipelines.provenance.summary.cards import check_croissant, croissant, dataset_card, model_card
+from gristmill.pipelines.provenance.summary.cards import (
+    check_croissant,
+    croissant,
+    dataset_card,
+    model_card,
+    public_summary,
+)
 from gristmill.pipelines.provenance.summary.content import (
     ANSWERS_NAME,
     Content,
@@ -31,7 +37,6 @@ from gristmill.pipelines.provenance.summary.content import (
     open_questions,
     read_answers,
 )
-from gristmill.pipelines.provenance.summary.public_summary import public_summary
 from gristmill.pipelines.provenance.summary.queries import queries
 from gristmill.pipelines.provenance.verify import CROISSANT_NAME, verify
 from gristmill.pipelines.recipes.config import Recipe

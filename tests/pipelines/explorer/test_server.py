@@ -10,7 +10,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from gristmill.foundation.errors import InputError, RecipeError
-from gristmill.pipelines.explorer import similar
+from gristmill.pipelines.explorer import rows
 from gristmill.pipelines.explorer.corpus import ExploredCorpus
 from gristmill.pipelines.explorer.pages import compared, contamination, marked_spans
 from gristmill.pipelines.explorer.rows import Cursor, Filters
@@ -149,7 +149,7 @@ def test_the_schema_is_duckdbs(corpus):
 
 def test_a_similar_document_is_compared_block_by_block(corpus, monkeypatch):
     """A page of one document each: all pages together compare every signature once, and one has the document."""
-    monkeypatch.setattr(similar, "BLOCK_DOCUMENTS", 1)
+    monkeypatch.setattr(rows, "BLOCK_DOCUMENTS", 1)
     (kept, *_) = ids(corpus, "outcome = 'kept'")
     text, after, pages = corpus.texts([kept])[kept], 0, []
     while after is not None:

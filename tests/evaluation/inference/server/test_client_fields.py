@@ -10,8 +10,8 @@ from functools import partial
 import pytest
 
 from gristmill.evaluation.inference.generate.limits import BatchLimits
+from gristmill.evaluation.inference.server.replies import Tool, read_calls
 from gristmill.evaluation.inference.server.server import new_batch
-from gristmill.evaluation.inference.server.tool_calls import Tool, read_calls
 from tests.evaluation.inference.server.test_server import TOKEN, asked, client, loaded, running, server
 
 jsonschema = pytest.importorskip("jsonschema")

@@ -13,7 +13,7 @@ from gristmill.foundation.errors import InputError, RecipeError
 from gristmill.pipelines.cli.commands import app
 from gristmill.pipelines.python_api import run as run_recipe
 from gristmill.pipelines.recipes.config import Recipe
-from gristmill.pipelines.stages.mix_table import indexed_mix, mix_events
+from gristmill.pipelines.stages.index import indexed_mix, mix_events
 from gristmill.pipelines.stages.preflight import preflight
 from gristmill.pipelines.stages.stage_list import STAGES
 from gristmill.pipelines.workdir.data_forms import open_form, sampling
