@@ -12,19 +12,31 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import xxhash
 
+from gristmill.data_pipeline.dedup.folding import has_picked_texts, picked_texts
 from gristmill.data_pipeline.dedup.minhash import (
+    PROTECTED,
     UNDECIDED,
     Unit,
     band_keys,
     buckets,
     find_roots,
+    joined_shingle_sets,
     key_order,
     union_pairs,
 )
-from gristmill.data_pipeline.dedup.signatures import SignatureStore, StorePart
-from gristmill.data_pipeline.ledger.document_file import packed_ids, unpacked_ids
+from gristmill.data_pipeline.dedup.signatures import (
+    SignatureStore,
+    StorePart,
+)
+from gristmill.data_pipeline.ledger.document_file import (
+    DocumentFile,
+    packed_ids,
+    unpacked_ids,
+    utf8_of,
+)
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.runtime.tasks.engine import Engine
 from gristmill.foundation.runtime.tasks.local import LocalEngine
@@ -305,3 +317,134 @@ def _batches(group: np.ndarray, weights: np.ndarray, batch_weight: int) -> np.nd
     ends = np.cumsum(np.bincount(place, weights).astype(np.int64))
     before = np.concatenate([[0], ends[:-1]]) // batch_weight
     return np.cumsum(np.diff(before, prepend=before[0]) != 0).astype(np.int32)[place]
+
+
+# The candidates' shingle sets, written part by part and read batch by batch.
+
+SHINGLE = np.dtype("<u8")
+
+
+def member_dtype(bands: int) -> np.dtype:
+    """A candidate with all that decides its place in keep-order and whom it is compared with.
+
+    group: candidates of another are never compared. priority: of its source, or below all others if it is protected.
+    length: bytes of its text. file, row: where it stands, counted without the protected files. size: of its set. state:
+    before it is decided. keys: of its bands."""
+    return np.dtype(
+        [
+            ("group", "<i8"),
+            ("priority", "<i8"),
+            ("length", "<i8"),
+            ("id", "<u8", 2),
+            ("row", "<i8"),
+            ("size", "<i8"),
+            ("file", "<i4"),
+            ("state", "i1"),
+            ("keys", "<u8", bands),
+        ]
+    )
+
+
+@dataclass(frozen=True)
+class CandidateSets:
+    """members: by batch. sets: the members' sets of 64-bit hashes, one after the other in the order of the members of a
+    part."""
+
+    members: Shuffle
+    sets: Shuffle
+
+
+@dataclass(frozen=True)
+class SetsTask:
+    """document_file: of the part `number`, of which the first `num_protected` ones are protected. place: of what is
+    written, among the parts that have candidates."""
+
+    document_file: DocumentFile
+    part: StorePart
+    number: int
+    place: int
+    start: int
+    num_protected: int
+    candidates: Shuffle
+    banding: Banding
+    written: CandidateSets
+
+
+def write_candidate_sets(
+    document_files: Sequence[DocumentFile],
+    documents: StoredDocuments,
+    candidates: tuple[Shuffle, int],
+    banding: Banding,
+    engine: Engine,
+    folder: Path,
+) -> CandidateSets:
+    """document_files: of the documents' parts. candidates: as `write_groups` returns them."""
+    candidate_records, batches = candidates
+    numbers = np.flatnonzero(np.diff(candidate_records.part(0)[0])).tolist()
+    written = CandidateSets(
+        Shuffle(folder / "members", member_dtype(banding.bands), len(numbers), batches),
+        Shuffle(folder / "sets", SHINGLE, len(numbers), batches),
+    )
+    num_protected = int(documents.is_protected.sum())
+    tasks = [
+        SetsTask(
+            document_files[number],
+            documents.parts[number],
+            number,
+            place,
+            int(documents.starts[number]),
+            num_protected,
+            candidate_records,
+            banding,
+            written,
+        )
+        for place, number in enumerate(numbers)
+        if not written.members.has(place)
+    ]
+    engine.map(
+        _write_sets, tasks, "near duplicates: read candidates", [task.document_file.bytes for task in tasks], "B"
+    )
+    return written
+
+
+def _write_sets(task: SetsTask) -> None:
+    candidates = task.candidates.read(task.number)
+    table = task.part.documents(["doc_id", "row", "length"])
+    places = candidates["position"] - task.start
+    members = np.zeros(len(candidates), task.written.members.dtype)
+    rows = table.column("row").to_numpy()[places]
+    members["group"], members["row"] = candidates["group"], rows
+    members["length"] = table.column("length").to_numpy()[places]
+    members["id"] = packed_ids(table.column("doc_id"), task.part.folder)[places]
+    members["file"] = task.number - task.num_protected
+    members["state"] = PROTECTED if task.number < task.num_protected else candidates["state"]
+    members["priority"] = np.iinfo(np.int64).min if task.number < task.num_protected else task.part.stored.priority
+    members["keys"] = keys_of(task.part, task.banding, places)
+    values, bounds = _sets(task, rows)
+    members["size"] = np.diff(bounds)
+    order = np.argsort(candidates["batch"], kind="stable")
+    batch, sizes = candidates["batch"][order].astype(np.int64), members["size"][order]
+    picked = np.concatenate([np.empty(0, SHINGLE), *(values[bounds[i] : bounds[i + 1]] for i in order.tolist())])
+    firsts = np.searchsorted(batch, np.arange(task.written.sets.ranges + 1))
+    task.written.sets.write(task.place, picked, np.concatenate([[0], np.cumsum(sizes)])[firsts])
+    task.written.members.write(task.place, members[order], firsts)  # last: its file says that both are whole
+
+
+def _sets(task: SetsTask, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The sets of these rows, which ascend, one after the other, and int64[rows + 1] bounds."""
+    sets, sizes = [], [np.zeros(1, np.int64)]
+    for texts in _texts(task.document_file, rows):
+        values, bounds = joined_shingle_sets(*utf8_of(texts), task.banding.ngram, task.banding.unit)
+        sets.append(values)
+        sizes.append(np.diff(bounds))
+    return np.concatenate(sets), np.cumsum(np.concatenate(sizes))
+
+
+def _texts(document_file: DocumentFile, rows: np.ndarray) -> Iterator[pa.Array]:
+    """The texts of these ascending rows, a bounded number at a time."""
+    if has_picked_texts(document_file.path):
+        yield from (texts for _, texts in picked_texts(document_file.path, rows))
+        return
+    wanted = np.zeros(len(document_file.kept_mask()), bool)
+    wanted[rows] = True
+    yield from (texts for _, _, texts in document_file.batches(wanted))

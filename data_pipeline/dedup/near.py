@@ -1,6 +1,6 @@
 """Near duplicates: LSH proposes, exact Jaccard decides, and only a document that is kept removes another."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -13,15 +13,15 @@ from pydantic import Field, model_validator
 from gristmill.data_pipeline.dedup.candidates import (
     CANDIDATE,
     Banding,
+    CandidateSets,
     StoredDocuments,
-    keys_of,
+    write_candidate_sets,
     write_groups,
     write_keys,
     write_links,
 )
 from gristmill.data_pipeline.dedup.exact import DUPLICATE, table_of
-from gristmill.data_pipeline.dedup.folding import has_picked_texts, picked_texts
-from gristmill.data_pipeline.dedup.minhash import PROTECTED, Decisions, Unit, compare_blocks, joined_shingle_sets
+from gristmill.data_pipeline.dedup.minhash import Decisions, Unit, compare_blocks
 from gristmill.data_pipeline.dedup.near_decisions import (
     MAX_DOCUMENTS,
     NEAR_DECISIONS,
@@ -44,7 +44,6 @@ from gristmill.data_pipeline.dedup.signatures import (
     SignatureCache,
     SignatureScheme,
     SignatureStore,
-    StorePart,
     find_store,
     open_store,
     same_scheme,
@@ -54,145 +53,12 @@ from gristmill.data_pipeline.ledger.document_file import (
     DocumentFile,
     document_file_identity,
     open_workspace,
-    packed_ids,
-    utf8_of,
 )
 from gristmill.foundation.config import Config
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.fingerprint import fingerprint
 from gristmill.foundation.runtime.tasks.engine import Engine
 from gristmill.foundation.runtime.tasks.task_files import Shuffle
-
-# The candidates' shingle sets, written part by part and read batch by batch.
-
-SHINGLE = np.dtype("<u8")
-
-
-def member_dtype(bands: int) -> np.dtype:
-    """A candidate with all that decides its place in keep-order and whom it is compared with.
-
-    group: candidates of another are never compared. priority: of its source, or below all others if it is protected.
-    length: bytes of its text. file, row: where it stands, counted without the protected files. size: of its set. state:
-    before it is decided. keys: of its bands."""
-    return np.dtype(
-        [
-            ("group", "<i8"),
-            ("priority", "<i8"),
-            ("length", "<i8"),
-            ("id", "<u8", 2),
-            ("row", "<i8"),
-            ("size", "<i8"),
-            ("file", "<i4"),
-            ("state", "i1"),
-            ("keys", "<u8", bands),
-        ]
-    )
-
-
-@dataclass(frozen=True)
-class CandidateSets:
-    """members: by batch. sets: the members' sets of 64-bit hashes, one after the other in the order of the members of a
-    part."""
-
-    members: Shuffle
-    sets: Shuffle
-
-
-@dataclass(frozen=True)
-class SetsTask:
-    """document_file: of the part `number`, of which the first `num_protected` ones are protected. place: of what is
-    written, among the parts that have candidates."""
-
-    document_file: DocumentFile
-    part: StorePart
-    number: int
-    place: int
-    start: int
-    num_protected: int
-    candidates: Shuffle
-    banding: Banding
-    written: CandidateSets
-
-
-def write_candidate_sets(
-    document_files: Sequence[DocumentFile],
-    documents: StoredDocuments,
-    candidates: tuple[Shuffle, int],
-    banding: Banding,
-    engine: Engine,
-    folder: Path,
-) -> CandidateSets:
-    """document_files: of the documents' parts. candidates: as `write_groups` returns them."""
-    candidate_records, batches = candidates
-    numbers = np.flatnonzero(np.diff(candidate_records.part(0)[0])).tolist()
-    written = CandidateSets(
-        Shuffle(folder / "members", member_dtype(banding.bands), len(numbers), batches),
-        Shuffle(folder / "sets", SHINGLE, len(numbers), batches),
-    )
-    num_protected = int(documents.is_protected.sum())
-    tasks = [
-        SetsTask(
-            document_files[number],
-            documents.parts[number],
-            number,
-            place,
-            int(documents.starts[number]),
-            num_protected,
-            candidate_records,
-            banding,
-            written,
-        )
-        for place, number in enumerate(numbers)
-        if not written.members.has(place)
-    ]
-    engine.map(
-        _write_sets, tasks, "near duplicates: read candidates", [task.document_file.bytes for task in tasks], "B"
-    )
-    return written
-
-
-def _write_sets(task: SetsTask) -> None:
-    candidates = task.candidates.read(task.number)
-    table = task.part.documents(["doc_id", "row", "length"])
-    places = candidates["position"] - task.start
-    members = np.zeros(len(candidates), task.written.members.dtype)
-    rows = table.column("row").to_numpy()[places]
-    members["group"], members["row"] = candidates["group"], rows
-    members["length"] = table.column("length").to_numpy()[places]
-    members["id"] = packed_ids(table.column("doc_id"), task.part.folder)[places]
-    members["file"] = task.number - task.num_protected
-    members["state"] = PROTECTED if task.number < task.num_protected else candidates["state"]
-    members["priority"] = np.iinfo(np.int64).min if task.number < task.num_protected else task.part.stored.priority
-    members["keys"] = keys_of(task.part, task.banding, places)
-    values, bounds = _sets(task, rows)
-    members["size"] = np.diff(bounds)
-    order = np.argsort(candidates["batch"], kind="stable")
-    batch, sizes = candidates["batch"][order].astype(np.int64), members["size"][order]
-    picked = np.concatenate([np.empty(0, SHINGLE), *(values[bounds[i] : bounds[i + 1]] for i in order.tolist())])
-    firsts = np.searchsorted(batch, np.arange(task.written.sets.ranges + 1))
-    task.written.sets.write(task.place, picked, np.concatenate([[0], np.cumsum(sizes)])[firsts])
-    task.written.members.write(task.place, members[order], firsts)  # last: its file says that both are whole
-
-
-def _sets(task: SetsTask, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The sets of these rows, which ascend, one after the other, and int64[rows + 1] bounds."""
-    sets, sizes = [], [np.zeros(1, np.int64)]
-    for texts in _texts(task.document_file, rows):
-        values, bounds = joined_shingle_sets(*utf8_of(texts), task.banding.ngram, task.banding.unit)
-        sets.append(values)
-        sizes.append(np.diff(bounds))
-    return np.concatenate(sets), np.cumsum(np.concatenate(sizes))
-
-
-def _texts(document_file: DocumentFile, rows: np.ndarray) -> Iterator[pa.Array]:
-    """The texts of these ascending rows, a bounded number at a time."""
-    if has_picked_texts(document_file.path):
-        yield from (texts for _, texts in picked_texts(document_file.path, rows))
-        return
-    wanted = np.zeros(len(document_file.kept_mask()), bool)
-    wanted[rows] = True
-    yield from (texts for _, _, texts in document_file.batches(wanted))
-
 
 # Verification: a batch of whole groups of candidates is read, put into keep-order and decided.
 #

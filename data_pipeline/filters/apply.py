@@ -1,12 +1,11 @@
 """Filters applied to annotated files: thresholds on stored signals, so a new threshold needs no new measurement."""
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache, partial
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import orjson
@@ -500,65 +499,3 @@ def signal_values(table: pa.Table, signal: str, languages: Sequence[str]) -> np.
         wanted = pc.is_in(table.column("detected_language"), pa.array(languages, pa.string()))
         return np.where(wanted.to_numpy(zero_copy_only=False), table.column("language_score").to_numpy(), 0.0)
     return table.column(signal).to_numpy().astype(np.float64)
-
-
-# Warnings for rules that removed more than half of a source or of one of its languages, each with a fix.
-
-MIN_DOCUMENTS = 10  # with fewer, the share says little
-MAX_CASES = 4  # sources and languages that one line names
-HALF = 0.5
-
-
-def heavy_removals(sources: Mapping[str, Any], wanted: Mapping[str, Sequence[str]] = MappingProxyType({})) -> list[str]:
-    """One line for every rule that removed over half of a source or of one of its languages.
-
-    sources: of counts.json. wanted: source -> languages that the recipe names. The rule on languages removes the
-    others by intent, so of its victims only these are told apart."""
-    cases: dict[str, list[tuple[str, str, int, int]]] = {}
-    for source, entry in sources.items():
-        for language, rule, taken, read in _heavy(entry, wanted.get(source, ())):
-            cases.setdefault(rule, []).append((source, language, taken, read))
-    return [_line(rule, rows) for rule, rows in cases.items()]
-
-
-def _heavy(entry: Mapping[str, Any], wanted: Sequence[str]) -> Iterator[tuple[str, str, int, int]]:
-    """Yield (language or "", rule, documents removed, documents read) of one source."""
-    languages: Mapping[str, Any] = entry["languages"]
-    read = sum(counts["documents"] for counts in languages.values())
-    for rule in sorted({rule for counts in languages.values() for rule in counts["removed"]}):
-        taken = {language: counts["removed"].get(rule, 0) for language, counts in languages.items()}
-        if read >= MIN_DOCUMENTS and sum(taken.values()) > HALF * read:
-            yield "", rule, sum(taken.values()), read
-        for language, count in taken.items():
-            documents = languages[language]["documents"]
-            if rule.startswith("language.") and language.partition("_")[0] not in wanted:
-                continue
-            if documents >= MIN_DOCUMENTS and count > HALF * documents and len(languages) > 1:
-                yield language, rule, count, documents
-
-
-def _line(rule: str, cases: Sequence[tuple[str, str, int, int]]) -> str:
-    """cases: (source, language or "", documents removed, documents read), of which the largest are named."""
-    largest = sorted(cases, key=lambda case: -case[2])[:MAX_CASES]
-    parts = [
-        f"{taken:,} of {read:,} documents of {source}" + (f" in {language}" if language else "")
-        for source, language, taken, read in largest
-    ]
-    rest = f" and {len(cases) - len(largest)} more" if len(cases) > len(largest) else ""
-    preset, _, name = rule.partition(".")
-    return (
-        f"MORE THAN HALF REMOVED BY ONE RULE: {rule} took {', '.join(parts)}{rest}. If they are good text, "
-        f"{_remedy(preset, name, largest[0][1])}"
-    )
-
-
-def _remedy(preset: str, name: str, language: str) -> str:
-    if preset == "language":
-        return "lower curate.language_id.threshold, add their language to curate.languages, or name a larger model"
-    if preset == "text":
-        return "look at quarantine.jsonl and at the source's text_field: these documents hold no text"
-    fit = f"give {language or 'their language'} a profile (`gristmill profiles fit`, curate.profiles), "
-    return (
-        f"{fit}set {{{preset}: {{{name}: null}}}} in curate.filters or the source's filters, or another number: "
-        f"`gristmill decide RECIPE --sweep {preset}.{name}=LOW:HIGH:N --by-language` shows what each would keep"
-    )

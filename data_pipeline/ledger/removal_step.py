@@ -10,14 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from gristmill.data_pipeline.filters.apply import (
-    KEPT,
-    FilterResults,
-    NearestDocuments,
-    Results,
-    Rules,
-    SourceRows,
-)
+from gristmill.data_pipeline.filters.apply import KEPT, FilterResults, NearestDocuments, Results, Rules, SourceRows
 from gristmill.data_pipeline.ledger.document_file import DocumentFile
 from gristmill.data_pipeline.readers.source import SourceConfig
 from gristmill.foundation.fingerprint import fingerprint

@@ -23,12 +23,11 @@ from gristmill.data_pipeline.filters.apply import (
     apply_filters,
     apply_filters_to_files,
     failures,
-    heavy_removals,
     rules_of,
     signal_values,
 )
 from gristmill.data_pipeline.filters.presets import FilterChoice, Rule
-from gristmill.data_pipeline.filters.threshold_sweep import parse_sweep, sweep
+from gristmill.data_pipeline.filters.threshold_sweep import heavy_removals, parse_sweep, sweep
 from gristmill.data_pipeline.readers.read import resolve
 from gristmill.data_pipeline.readers.source import SourceConfig
 from gristmill.data_pipeline.run_curation import annotated
