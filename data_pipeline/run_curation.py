@@ -413,7 +413,11 @@ def _groups(sources: Sequence[SourceConfig], config: CurateConfig, lock: Lock) -
         if of_source not in by_settings:
             by_settings[of_source] = annotate_config(source, config)
     configs = [by_settings[of_source] for of_source in settings]
-    may_batch = config.quality is None and "source" not in scopes and not any(each.optional.own for each in configs)
+    may_batch = (
+        config.quality is None
+        and "source" not in scopes
+        and not any(source_config.optional.own for source_config in configs)
+    )
     kinds = [
         f"{source.priority} {source.held_out} {of_source}" for source, of_source in zip(sources, settings, strict=True)
     ]

@@ -116,7 +116,7 @@ def count_files(
 
 
 def _count_file(task: CountTask) -> list[FileCounts]:
-    """Of each source."""
+    """Counts of each source of the file."""
     read, written = task.read.load(), task.written.load()
     masks = [step.removed_mask(task.file, read.num_documents) for step in task.removals]
     with pq.ParquetFile(task.path) as file:  # pq.read_table imports pyarrow.dataset

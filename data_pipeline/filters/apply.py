@@ -375,7 +375,7 @@ def apply_filters(task: FilterTask) -> FilterResults:
 
 
 def _apply_to_batch(table: pa.Table, task: FilterTask, language: str) -> FilterResults:
-    """Of the file of a batch of sources, which is small."""
+    """Results of the file of a batch of sources, which is small."""
     codes: dict[str, int] = {}
     results, values_RN, thresholds_RN = _judged(table, task, language, codes)
     sources = []
