@@ -58,8 +58,8 @@ from gristmill.tokenizers.tokenizer import Tokenizer, load_bulk_tokenizer, load_
 
 # Text given to the encoder in one call, about; a longer document is one call.
 BATCH_BYTES = 1_000_000
-# Text of a task, about: putting its three files in place takes as long as encoding half a MB.
-TASK_BYTES = 4 * SLICE_BYTES
+# Text of a task, about: putting its three files in place takes as long as encoding 1.5 MB.
+TASK_BYTES = 8 * SLICE_BYTES
 DESCRIBED = ["doc_id", "language"]  # columns of documents
 
 

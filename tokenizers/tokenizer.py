@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
-import orjson
 import sentencepiece
 from sentencepiece import sentencepiece_model_pb2
 
@@ -24,6 +23,7 @@ from gristmill.tokenizers.byte_level import (
     fastest_byte_level,
     gigatoken_encoder,
     mask_of,
+    raw_without_added_tokens,
 )
 from gristmill.tokenizers.config import FIM_SYMBOLS, SPACE
 from gristmill.tokenizers.encoders import (
@@ -260,7 +260,8 @@ def load_encoder(folder: Path, name: str, differing: tuple[tuple[int, int], ...]
     in a third of the time of the tokenizer, whose decoder, pieces and fingerprint a worker does not need."""
     if name == GigatokenEncoder.name and differing:
         path = folder / JSON_NAME
-        return GigatokenEncoder(orjson.loads(path.read_bytes()), HuggingFaceEncoder(path), mask_of(differing))
+        json = raw_without_added_tokens(path.read_bytes())
+        return GigatokenEncoder(json, HuggingFaceEncoder(path), mask_of(differing))
     return load_bulk_tokenizer(folder, name, differing)._encoder
 
 

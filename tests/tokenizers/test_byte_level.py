@@ -7,6 +7,7 @@ import sys
 import unicodedata
 
 import numpy as np
+import orjson
 import pytest
 import tiktoken
 
@@ -20,9 +21,11 @@ from gristmill.tokenizers.byte_level import (
     gigatoken_encoder,
     mask_of,
     ranges_of,
+    raw_without_added_tokens,
     same_ids,
     tiktoken_encoder,
     visible,
+    without_added_tokens,
 )
 from gristmill.tokenizers.config import TokenizerConfig
 from gristmill.tokenizers.encoders import HuggingFaceEncoder, adversarial_strings
@@ -155,7 +158,7 @@ def test_texts_with_characters_of_a_newer_unicode_are_encoded_by_the_reference(g
     fast = gigatoken_encoder(content, reference)
     assert fast._differing[0xA7CE]  # assigned in Unicode 17
     assert not fast._differing[:0x880].any()
-    same = GigatokenEncoder(content, reference, np.zeros(NUM_CODE_POINTS, np.bool_))
+    same = GigatokenEncoder(without_added_tokens(content), reference, np.zeros(NUM_CODE_POINTS, np.bool_))
     characters = [chr(code) for code in np.flatnonzero(fast._differing)]
     texts = [f"it {before}{character}" for character in characters for before in ("", " ", "a", "1", "é", "€a", "😀")]
     assert fast.encode_batch(texts) == reference.encode_batch(texts)
@@ -163,6 +166,22 @@ def test_texts_with_characters_of_a_newer_unicode_are_encoded_by_the_reference(g
     ids, lengths = fast.encode_utf8(*packed(["", "ab", "", "x \ua7ce", "é"]), end_of_document=7)
     assert ids.tolist() == [7, *fast.encode("ab"), 7, 7, *reference.encode("x \ua7ce"), 7, *fast.encode("é"), 7]
     assert lengths.sum() == len(ids)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        {"added_tokens": [{"id": 3}], "model": {"vocab": {"model": 1, '"model":': 2}}, "normalizer": None},
+        {"added_tokens": [], "decoder": {"model": {}}, "model": {"vocab": {"a": 0}}},
+        {"model": {"vocab": {"added_tokens": 1}}, "added_tokens": [{"id": 3}]},
+        {"added_tokens": [{"content": '"model":'}], "model": {"vocab": {"added_tokens": 1}}},
+        {"decoder": {"added_tokens": [1]}, "model": {"vocab": {}}},
+    ],
+)
+def test_added_tokens_are_taken_out_of_the_bytes_of_a_file(content):
+    expected = content | {"added_tokens": []}
+    for raw in (orjson.dumps(content), json.dumps(content, indent=2).encode()):
+        assert json.loads(raw_without_added_tokens(raw)) == expected
 
 
 def packed(texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
