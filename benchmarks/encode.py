@@ -76,7 +76,8 @@ def main() -> None:
     parser = arguments(__doc__ or "")
     parser.add_argument("--vocabulary", type=int, default=32_000)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--part", choices=["all", "index"], default="all", help="index: documents_to_index_bpe_* alone")
+    parts = "index: documents_to_index_bpe_* alone; bpe: encode_bpe_* alone"
+    parser.add_argument("--part", choices=["all", "index", "bpe"], default="all", help=parts)
     options = parser.parse_args()
     megabytes = 4 if options.quick else 40
     texts = documents(options.data, megabytes * 1_000_000)
@@ -85,8 +86,10 @@ def main() -> None:
         if options.part == "index":
             return print_figures(indexing_bpe(folder, texts, [8000] if options.quick else INDEX_VOCABULARIES))
         vocabulary = min(options.vocabulary, 8000) if options.quick else options.vocabulary
-        (folder / MODEL_NAME).write_bytes(train(texts[::2], TokenizerConfig(vocab_size=vocabulary)))
         held_out = texts[1::2]
+        if options.part == "bpe":
+            return print_figures(adopted(folder / "ranks", texts[::2], held_out, vocabulary, options.rounds))
+        (folder / MODEL_NAME).write_bytes(train(texts[::2], TokenizerConfig(vocab_size=vocabulary)))
         print(
             f"{len(held_out)} held-out documents, {size(held_out) / 1e6:.1f} MB; {vocabulary} pieces", file=sys.stderr
         )
