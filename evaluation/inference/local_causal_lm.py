@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -20,9 +21,11 @@ from gristmill.training.model.transformer import Transformer
 
 
 class SlotCache:
-    """mixers: of this rank's layers, None for a layer without one. columns: of the longest sequence."""
+    """mixers: of this rank's layers, None for a layer without one. columns: of the longest sequence. renames: slots are
+    exchanged by their numbers in `places`, not by their numbers in memory; who reads them looks there."""
 
-    def __init__(self, mixers: Sequence[nn.Module | None], slots: int, columns: int):
+    def __init__(self, mixers: Sequence[nn.Module | None], slots: int, columns: int, renames: bool = False):
+        self.places, self._renames = np.arange(slots), renames  # of slots in memory
         self._layers = [KVSlots(slots, columns) if isinstance(mixer, CoreAttention) else None for mixer in mixers]
         self._stateful = [mixer is not None and not isinstance(mixer, CoreAttention) for mixer in mixers]
         self._states: list[Any] = [None] * len(mixers)
@@ -35,14 +38,17 @@ class SlotCache:
     def copy(self, source: int, target: int, tokens: int) -> None:
         for layer in self._layers:
             if layer is not None:
-                layer.copy(source, target, tokens)
+                layer.copy(int(self.places[source]), int(self.places[target]), tokens)
 
     def release(self, slot: int, tokens: int) -> None:
         for layer in self._layers:
             if layer is not None:
-                layer.release(slot, tokens)
+                layer.release(int(self.places[slot]), tokens)
 
     def swap(self, first: int, second: int, first_tokens: int, second_tokens: int) -> None:
+        if self._renames:
+            self.places[[first, second]] = self.places[[second, first]]
+            return
         for layer in self._layers:
             if layer is not None:
                 layer.swap(first, second, first_tokens, second_tokens)
@@ -124,7 +130,8 @@ class LocalCausalLM:
         return head_of(self.model)(hidden_ND.unsqueeze(0))[0]
 
     def new_cache(self, slots: int) -> SlotCache:
-        return SlotCache([layer.mixer for layer in self._layers()], slots, self.sequence_length)
+        mixers = [layer.mixer for layer in self._layers()]
+        return SlotCache(mixers, slots, self.sequence_length, renames=self._flat is not None)
 
     @property
     def paged_cache(self) -> bool:
@@ -137,7 +144,7 @@ class LocalCausalLM:
 
     def read(self, tokens_BT: Tensor, rows: SlotRows, cache: SlotCache) -> Tensor:
         if self._flat is not None:
-            tokens = FlatTokens.of(rows)
+            tokens = FlatTokens.of(rows, cache.places)
             passing = self._flat.begin(tokens_BT, tokens)
             self._flat.run(passing, tokens, cache.kv_slots, self.layer_count)
             return tokens.by_row(passing.x_ND)
@@ -160,7 +167,7 @@ class LocalCausalLM:
         if self.layer_count == 1:
             return self.read(part.x, rows, cache)
         if self._flat is not None:
-            tokens = FlatTokens.of(rows)
+            tokens = FlatTokens.of(rows, cache.places)
             part.flat = part.flat or self._flat.begin(part.x, tokens)
             self._flat.run(part.flat, tokens, cache.kv_slots, layers)
             part.layers_done = part.flat.layers_done

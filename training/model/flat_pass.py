@@ -48,9 +48,11 @@ class FlatTokens:
     wanted_N: Tensor | None
 
     @staticmethod
-    def of(rows: SlotRows) -> "FlatTokens":
+    def of(rows: SlotRows, places: np.ndarray | None = None) -> "FlatTokens":
+        """places: int64, where each slot is in memory; None: by its number."""
         positions_BT = rows.positions_BT.numpy()
-        slots_BT = np.broadcast_to(rows.slots_B.numpy()[:, None], positions_BT.shape)
+        slots_B = rows.slots_B.numpy() if places is None else places[rows.slots_B.numpy()]
+        slots_BT = np.broadcast_to(slots_B[:, None], positions_BT.shape)
         kept_BT = positions_BT >= 0
         positions_N = positions_BT[kept_BT]
         lengths = kept_BT.sum(axis=1)

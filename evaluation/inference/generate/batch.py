@@ -5,7 +5,8 @@ is longer than a step may read is read in parts, one in each step, while the oth
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -14,7 +15,14 @@ from torch import Tensor
 from gristmill.evaluation.inference.causal_lm import CausalLM
 from gristmill.evaluation.inference.generate.drafts import Drafts, ModelDrafts, NgramDrafts, guess_counts
 from gristmill.evaluation.inference.generate.limits import BatchLimits
-from gristmill.evaluation.inference.generate.prompt_parts import MAX_PROMPTS, PromptParts, logits_of, prompt_logprobs
+from gristmill.evaluation.inference.generate.prompt_parts import (
+    MAX_PROMPTS,
+    PART_TOKENS,
+    PromptInParts,
+    PromptParts,
+    logits_of,
+    prompt_logprobs,
+)
 from gristmill.evaluation.inference.generate.request import (
     GenerationRequest,
     PieceStream,
@@ -80,6 +88,8 @@ class ContinuousBatch:
         if isinstance(causal_lm, LocalCausalLM) and causal_lm.reads_trees:
             self._parts = PromptParts(causal_lm)
         self._part_is_next = False
+        self._together = False
+        self._joined: PromptInParts | None = None  # whose next part is read with the next tokens
         self._waiting: deque[RunningSequence] = deque()
         self._jobs: dict[int, RequestJob] = {}
         self._job_of: dict[RunningSequence, RequestJob] = {}
@@ -164,13 +174,15 @@ class ContinuousBatch:
         self._release([slot for slot, sequence in enumerate(self._running) if sequence in job.sequences])
 
     @torch.inference_mode()
-    def step(self, prompt_tokens: float | None = None) -> list[RequestResult]:
+    def step(self, prompt_tokens: float | None = None, together: bool = False) -> list[RequestResult]:
         """Reads prompts that join and one token of every running sequence; returns the requests that ended.
 
         prompt_tokens: about so many tokens of prompts are read, of a longer one a part; tokens that pass through some
-        of the layers count in proportion. None: all that have a slot. All ranks of a sharded model give the same
-        number."""
+        of the layers count in proportion. None: all that have a slot. together: a part of a prompt is read in the pass
+        that decodes where this costs no padding; `reads_together` says whether it was. All ranks of a sharded model
+        give the same."""
         ended: list[RunningSequence] = []
+        self._together, self._joined = False, None
         begun = self._clock()
         if prompt_tokens is None:
             while self._parts or self._joins:
@@ -180,18 +192,25 @@ class ContinuousBatch:
                     self._read_prompts(self._next_to_join(max(self.limits.prompt_tokens, SMALL_PASS_TOKENS)))
                 ended += self._end_done()
         elif prompt_tokens > 0:
+            may_join = together and self.decoding > 0 and prompt_tokens >= PART_TOKENS
+            self._together = may_join and self.causal_lm.skips_padding and self._drafts is None
             self._read_within(prompt_tokens)
             ended += self._end_done()
             if self.causal_lm.device.type == "cuda":
                 torch.cuda.synchronize(self.causal_lm.device)
         prompts_read = self._clock()
         self._make_room()
-        if self.decoding:
+        if self.decoding or self._joined is not None:
             self._decode()
             ended += self._end_done()
         self.prompt_seconds += prompts_read - begun
         self.decode_seconds += self._clock() - prompts_read
         return self._results(ended)
+
+    @property
+    def reads_together(self) -> bool:
+        """Whether the last step read a part of a prompt in the pass that decoded."""
+        return self._joined is not None
 
     @property
     def decoding(self) -> int:
@@ -275,6 +294,12 @@ class ContinuousBatch:
         """Reads the next tokens of a prompt; behind the last the sequence gets its first token."""
         prompt = parts.next_prompt({sequence: slot for slot, sequence in enumerate(self._running)}, self._slots)
         sequence = prompt.sequence
+        if self._together and prompt.part is None:
+            slot = self._slots[self._running.index(sequence)]
+            parts.begin(prompt, slot, prompt_tokens)
+            self._joined = prompt
+            self.read_prompt_tokens += prompt.end - slot.cached
+            return
         tokens, hidden_BTD = parts.read(prompt, self._running.index(sequence), self._slots, prompt_tokens)
         self.read_prompt_tokens += tokens
         self.read_tokens += tokens
@@ -284,26 +309,38 @@ class ContinuousBatch:
             choose_next([sequence], logits_of(self.causal_lm, hidden_BTD[:, -1])[:, : self.causal_lm.vocab_size])
 
     def _decode(self) -> None:
-        """One token of every sequence, or more where they were guessed. The rows of prompts that are read in parts are
-        padding, as are places on the left of a row with fewer guesses than another."""
+        """One token of every sequence, or more where they were guessed, and a part of a prompt that joins. The rows of
+        other prompts that are read in parts are padding, as are places on the left of rows with fewer tokens."""
         count, device, slots = len(self._running), self.causal_lm.device, self._slots
         parts = self._parts or ()
         live = [slot for slot in range(count) if self._running[slot] not in parts]
         drafts = self._guessed(live)
-        width = 1 + max(map(len, drafts.values()), default=0)
+        joined = self._joined if self._joined is not None and self._joined.sequence in parts else None
+        rows: dict[int, Sequence[int] | np.ndarray] = {
+            slot: [slots[slot].tokens[slots[slot].cached], *drafts.get(slot, ())] for slot in live
+        }
+        if joined is not None:
+            place = self._running.index(joined.sequence)
+            rows[place] = slots[place].tokens[slots[place].cached : joined.end]
+        width = max(map(len, rows.values()))
         positions_BT, tokens_BT = np.full((count, width), -1), np.zeros((count, width), dtype=np.int64)
-        for slot in live:
-            cached, draft = slots[slot].cached, drafts.get(slot, [])
-            first = width - 1 - len(draft)
-            positions_BT[slot, first:] = np.arange(cached, cached + 1 + len(draft))
-            tokens_BT[slot, first:] = [slots[slot].tokens[cached], *draft]
-        rows = SlotRows.of_batch(torch.from_numpy(positions_BT), device, slots.shared_prefixes(live))
-        hidden_BTD = self._read(torch.from_numpy(tokens_BT).to(device), rows)
-        if width > 1:
+        for slot, tokens in rows.items():
+            cached = slots[slot].cached
+            positions_BT[slot, width - len(tokens) :] = np.arange(cached, cached + len(tokens))
+            tokens_BT[slot, width - len(tokens) :] = tokens
+        slot_rows = SlotRows.of_batch(torch.from_numpy(positions_BT), device, slots.shared_prefixes(live))
+        if joined is not None:
+            slot_rows = replace(slot_rows, last_only=True)
+        hidden_BTD = self._read(torch.from_numpy(tokens_BT).to(device), slot_rows)
+        if drafts:
             self._verify(live, drafts, hidden_BTD)
             return
-        for slot in live:
-            slots[slot].cached += 1
+        for slot, tokens in rows.items():
+            slots[slot].cached += len(tokens)
+        if joined is not None and self._parts is not None and joined.end == joined.sequence.length:
+            self._parts.remove([joined.sequence])
+            joined.sequence.pool(hidden_BTD[place])
+            live = sorted([*live, place])
         logits_BV = logits_of(self.causal_lm, hidden_BTD[:, -1] if len(live) == count else hidden_BTD[live, -1])
         choose_next([self._running[slot] for slot in live], logits_BV[:, : self.causal_lm.vocab_size])
 

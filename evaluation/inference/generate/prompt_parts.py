@@ -14,7 +14,7 @@ from torch import Tensor
 from gristmill.evaluation.inference.causal_lm import CausalLM
 from gristmill.evaluation.inference.generate.request import TokenLogprob
 from gristmill.evaluation.inference.generate.sequence import RunningSequence, log_softmax, top_logprobs
-from gristmill.evaluation.inference.generate.slots import Slots
+from gristmill.evaluation.inference.generate.slots import Slot, Slots
 from gristmill.evaluation.inference.local_causal_lm import DividedPass, LocalCausalLM
 from gristmill.training.model.decoding_cache import SlotRows
 
@@ -74,17 +74,20 @@ class PromptParts:
 
         return min(self.prompts, key=missing)
 
+    def begin(self, prompt: PromptInParts, slot: Slot, prompt_tokens: float) -> None:
+        """Chooses the next part, up to token `end` of the prompt."""
+        size, _ = part_size(prompt_tokens, self.causal_lm.layer_count)
+        prompt.end = slot.written = min(slot.cached + size, prompt.sequence.length)
+
     def read(self, prompt: PromptInParts, slot: int, slots: Slots, prompt_tokens: float) -> tuple[float, Tensor | None]:
         """Reads about so many tokens. Returns how many, where those through some of the layers count in proportion,
         and the hidden state [1, 1, D] of the prompt's last token once it has passed all layers."""
         sequence, layers = prompt.sequence, self.causal_lm.layer_count
         start = slots[slot].cached
         if prompt.part is None:
-            size, _ = part_size(prompt_tokens, layers)
-            prompt.end = min(start + size, sequence.length)
+            self.begin(prompt, slots[slot], prompt_tokens)
             tokens_1T = torch.from_numpy(sequence.tokens[None, start : prompt.end])
             prompt.part = DividedPass(tokens_1T.to(self.causal_lm.device))
-            slots[slot].written = prompt.end
         size = prompt.end - start
         done = prompt.part.layers_done
         count = min(max(1, int(prompt_tokens * layers / size)), layers - done)

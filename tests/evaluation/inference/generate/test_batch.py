@@ -251,6 +251,21 @@ def test_prompts_that_are_read_in_parts_equal_whole_passes(shape):
         assert largest <= prompt_tokens or not causal_lm.reads_trees
 
 
+def test_prompts_that_are_read_with_the_next_tokens_of_others_equal_whole_passes(monkeypatch):
+    """Also where some wait for memory."""
+    monkeypatch.setattr("gristmill.evaluation.inference.generate.batch.PART_TOKENS", 1)
+    causal_lm, made = model_of("flat"), requests(6)
+    expected = [by_whole_passes(causal_lm, request) for request in made]
+    for blocks in (None, 8):
+        batch, found, together = ContinuousBatch(causal_lm, Words(), BatchLimits(4, cache_blocks=blocks)), {}, 0
+        numbers = [batch.add(request) for request in made]
+        while not batch.is_idle:
+            found |= {result.number: result.generations[0].tokens for result in batch.step(5.0, together=True)}
+            together += batch.reads_together
+        assert [found[number] for number in numbers] == expected
+        assert together > 5
+
+
 def test_a_request_cancelled_while_its_prompt_is_read_leaves_the_others():
     causal_lm = model_of("attention")
     other = GenerationRequest((1, 2, 3), GenerationSettings(12))

@@ -30,3 +30,19 @@ def test_prompts_share_the_time_by_the_number_of_requests():
         pace.record(tokens, 0.01 * tokens, 1.0)
         shares.append(0.01 * tokens)
     assert 2.1 < max(shares[100:]) < 2.7 * 1.125
+
+
+def test_steps_behind_one_that_took_too_long_are_measured():
+    """Three steps behind a good one need not be; the fourth is, and so are all until one is good again."""
+    pace = PromptPace()
+    assert not pace.together
+    pace.record(16, 0.4, 1.0)
+    measured = []
+    for _ in range(4):
+        measured.append(not pace.together)
+        pace.unmeasured += 1
+    assert measured == [False, False, False, True]
+    pace.record(16, 0.6, 1.0)
+    assert not pace.together
+    pace.record(12, 0.45, 1.0)
+    assert pace.together
