@@ -178,6 +178,9 @@ def kept_sha256(path: Path) -> str:
 
 def link_file(path: Path, target: Path, may_copy: bool = True) -> None:
     """As `link_sealed`, without a seal: for a file that is linked again rather than trusted."""
+    with suppress(OSError):  # as in nearly all cases: nothing is there
+        os.link(path, target)
+        return
     target.parent.mkdir(parents=True, exist_ok=True)
     if not target.exists() or not target.samefile(path):  # a rename over a link to the same file would do nothing
         temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex[:16]}.tmp")

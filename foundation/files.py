@@ -57,14 +57,21 @@ def write_atomic(path: Path, *content: bytes | memoryview) -> None:
 def write_unsynced(path: Path, content: bytes | memoryview) -> None:
     """As `write_atomic`, but after a power cut the file may be empty: for many small files of which a list is written
     last, with their digests."""
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:16]}.tmp")
+    temporary = temporary_name(path)
     try:
         with open(_created(temporary), "wb") as file:
             file.write(content)
-        temporary.replace(path)
+        os.replace(temporary, path)
     except BaseException:
-        temporary.unlink(missing_ok=True)
+        with suppress(FileNotFoundError):
+            os.unlink(temporary)
         raise
+
+
+def temporary_name(path: Path) -> str:
+    """A new path beside `path`, which `sweep` removes."""
+    folder, name = os.path.split(path)
+    return os.path.join(folder, f".{name}.{uuid.uuid4().hex[:16]}.tmp")
 
 
 @contextmanager
@@ -107,12 +114,12 @@ def _locked(temporary: Path) -> Iterator[int]:
             os.close(descriptor)
 
 
-def _created(temporary: Path) -> int:
+def _created(temporary: str | Path) -> int:
     flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC
     try:
         return os.open(temporary, flags, 0o666)
     except FileNotFoundError:
-        temporary.parent.mkdir(parents=True, exist_ok=True)
+        Path(temporary).parent.mkdir(parents=True, exist_ok=True)
         return os.open(temporary, flags, 0o666)
 
 
@@ -196,7 +203,7 @@ def _removed_if_abandoned(path: Path) -> bool:
         os.close(descriptor)
 
 
-def sync(path: Path) -> None:
+def sync(path: str | Path) -> None:
     """fsync a file or folder, so that a rename is not persisted before the data."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
@@ -208,14 +215,24 @@ def sync(path: Path) -> None:
 def sync_tree(folder: Path) -> None:
     """fsync every file and folder below the folder, and itself: files that were synced before cost nothing again."""
     synced: set[int] = set()
-    for path in sorted(folder.rglob("*")):
-        if (path.is_file() or path.is_dir()) and (inode := path.stat().st_ino) not in synced:
-            sync(path)
+    for entry in entries_below(folder):
+        if (entry.is_file() or entry.is_dir()) and (inode := entry.stat().st_ino) not in synced:
+            sync(entry.path)
             synced.add(inode)  # of a file with several names one is enough
     sync(folder)
 
 
-def is_temporary(path: Path) -> bool:
+def entries_below(folder: str | Path) -> Iterator[os.DirEntry[str]]:
+    """Everything below the folder, by name, a folder before what is in it. In a third of the time of `rglob`."""
+    with os.scandir(folder) as entries:
+        ordered = sorted(entries, key=lambda entry: entry.name)
+    for entry in ordered:
+        yield entry
+        if entry.is_dir(follow_symlinks=False):
+            yield from entries_below(entry.path)
+
+
+def is_temporary(path: Path | os.DirEntry[str]) -> bool:
     """True for temporary files of `atomic_path`."""
     return path.name.startswith(".") and path.name.endswith(".tmp")
 

@@ -27,7 +27,9 @@ def fingerprint(value: Any) -> str:
 
 def digested_json(value: dict[str, Any]) -> bytes:
     """Canonical JSON and a line end, with a field `digest` added: the SHA-256 of the canonical JSON of the others."""
-    return canonical_json(value | {DIGEST_FIELD: _digest(value)}) + b"\n"
+    members = {name: canonical_json(name) + b":" + canonical_json(inner) for name, inner in value.items()}
+    digest = hashlib.sha256(_object(members)).hexdigest()
+    return _object(members | {DIGEST_FIELD: canonical_json(DIGEST_FIELD) + b":" + canonical_json(digest)}) + b"\n"
 
 
 def read_digested_json(content: bytes) -> dict[str, Any]:
@@ -48,8 +50,9 @@ def read_digested_json(content: bytes) -> dict[str, Any]:
     return value
 
 
-def _digest(value: dict[str, Any]) -> str:
-    return hashlib.sha256(canonical_json(value)).hexdigest()
+def _object(members: dict[str, bytes]) -> bytes:
+    """Canonical JSON of an object. members: by name, the JSON of the name and the value."""
+    return b"{" + b",".join(members[name] for name in sorted(members)) + b"}"
 
 
 def differing_fields(old: Any, new: Any, path: str = "") -> list[str]:

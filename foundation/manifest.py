@@ -2,15 +2,17 @@
 incomplete."""
 
 import importlib.metadata
+import os
 import platform
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 from gristmill.foundation.config import Config
 from gristmill.foundation.errors import InputError
-from gristmill.foundation.files import file_digest, is_temporary, write_atomic
+from gristmill.foundation.files import entries_below, file_digest, is_temporary, write_atomic
 from gristmill.foundation.fingerprint import digested_json, fingerprint, read_digested_json
 
 MANIFEST_NAME = "manifest.json"
@@ -102,16 +104,17 @@ def read_manifest(folder: Path) -> Manifest:
 
 def output_files(folder: Path) -> list[Path]:
     """The files that the manifest lists, sorted by name."""
-    skipped = {folder / MANIFEST_NAME}
-    return sorted(
-        path
-        for path in folder.rglob("*")
-        if path.is_file()
-        and path not in skipped
-        and not is_temporary(path)
-        and LOG_FOLDER not in path.relative_to(folder).parts[:-1]
-        and path.relative_to(folder).parts[0] != CACHE_FOLDER
-    )
+    start = len(str(folder)) + 1
+    parts_of = {
+        entry.path: tuple(entry.path[start:].split(os.sep))
+        for entry in entries_below(folder)
+        if entry.is_file() and not is_temporary(entry)
+    }
+    return [
+        Path(path)
+        for path, parts in sorted(parts_of.items(), key=itemgetter(1))
+        if parts != (MANIFEST_NAME,) and LOG_FOLDER not in parts[:-1] and parts[0] != CACHE_FOLDER
+    ]
 
 
 def describe(folder: Path, path: Path, digest: Callable[[Path], str] = file_digest) -> Output:

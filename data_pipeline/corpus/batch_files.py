@@ -15,15 +15,20 @@ import xxhash
 from gristmill.data_pipeline.annotate.annotate import AnnotateConfig
 from gristmill.data_pipeline.corpus.shards import (
     MIN_SHARD_BYTES,
+    ROW_GROUP_BYTES,
+    ROW_GROUP_ROWS,
     ShardFormat,
+    document_columns,
     runs_of_size,
     with_document_columns,
+    write_row_group,
     write_rows,
 )
 from gristmill.data_pipeline.corpus.splits import SPLITS
 from gristmill.data_pipeline.filters.apply import KEPT, SOURCE, SourceRows
 from gristmill.data_pipeline.filters.pii import PiiConfig
 from gristmill.data_pipeline.ledger import ledger
+from gristmill.data_pipeline.ledger.document_file import is_tiny
 from gristmill.data_pipeline.ledger.ledger import MAX_LEDGER_ROWS, MIN_LEDGER_ROWS, LedgerRows, ledger_tables
 from gristmill.data_pipeline.ledger.removal_step import EvidenceFiles, Removals, SourceState
 from gristmill.foundation.checksums import is_sealed, link_file, sealed_path, write_sealed
@@ -47,9 +52,9 @@ class TableSlice:
     def num_rows(self) -> int:
         return self.stop - self.start
 
-    def of(self, table: pa.Table) -> pa.Table | None:
-        """These rows of the table, which is the file's; None if there are none."""
-        return table.slice(self.start, self.num_rows) if self.num_rows else None
+    def of(self, table: pa.Table) -> pa.Table:
+        """These rows of the file's table, or of some of its columns."""
+        return table.slice(self.start, self.num_rows)
 
     @property
     def schema(self) -> pa.Schema:
@@ -188,9 +193,6 @@ def _digest(content: bytes | memoryview) -> str:
     return xxhash.xxh3_128_hexdigest(content)
 
 
-Contents = Callable[[Sequence[pa.Table]], list[pa.Buffer]]  # tables -> contents of the files with their rows
-
-
 @dataclass
 class _Writer:
     """Files of tables without rows are made once, and are links to the first one."""
@@ -198,19 +200,21 @@ class _Writer:
     folder: Path
     _empty: dict[tuple[str, ...], list[tuple[Path, str]]] = field(default_factory=dict)
 
-    def write(self, names: tuple[str, ...], rows: pa.Table | None, contents: Contents) -> tuple[str, ...]:
-        """The digests of the files. rows: None for a table without. contents: makes their contents."""
+    def write(
+        self, names: tuple[str, ...], num_rows: int, contents: Callable[[], Sequence[pa.Buffer]]
+    ) -> tuple[str, ...]:
+        """The digests of the files. contents: makes their contents."""
         paths = [self.folder / f"{name}.parquet" for name in names]
         kinds = tuple(name.partition("/")[0] for name in names)
-        if rows is None and kinds in self._empty:
+        if not num_rows and kinds in self._empty:
             for path, (first, _) in zip(paths, self._empty[kinds], strict=True):
                 link_file(first, path)
             return tuple(digest for _, digest in self._empty[kinds])
-        views = [memoryview(content) for content in contents([] if rows is None else [rows])]
+        views = [memoryview(content) for content in contents()]
         digests = tuple(_digest(view) for view in views)
         for path, view in zip(paths, views, strict=True):
             write_unsynced(path, view)
-        if rows is None:
+        if not num_rows:
             self._empty[kinds] = list(zip(paths, digests, strict=True))
         return digests
 
@@ -228,9 +232,8 @@ def _write_shards(task: BatchToWrite, writer: _Writer) -> Iterator[BatchTable]:
     rows = with_document_columns(rows, rows.column(SOURCE), task.pii).combine_chunks()
     bounds = np.searchsorted(places[order], np.arange(len(results.sources) * len(SPLITS) + 1)).tolist()
     sizes, marks = results.bytes[kept[order]], results.marks[kept[order]]
-    stored = task.work / KEPT_NAME
+    stored, of_shards = task.work / KEPT_NAME, _ShardRows.of(rows, schema)
     _write_arrow(stored, rows.select([*schema.names, "url", "text"]))
-    contents = partial(_shard_contents, schema)
     numbers = {of_source.source: number for number, of_source in enumerate(results.sources)}
     for source in task.written.batch:
         for split, split_name in enumerate(SPLITS):
@@ -242,7 +245,31 @@ def _write_shards(task: BatchToWrite, writer: _Writer) -> Iterator[BatchTable]:
                 name = f"{split_name}/{source.name}-{number:05}"
                 chosen = TableSlice(stored, first + start, first + stop)
                 names = f"documents/{name}", f"signals/{name}"
-                yield BatchTable(names[0], writer.write(names, chosen.of(rows), contents), chosen)
+                contents = partial(of_shards.contents, chosen)
+                yield BatchTable(names[0], writer.write(names, chosen.num_rows, contents), chosen)
+
+
+@dataclass(frozen=True)
+class _ShardRows:
+    """Rows of the shards of a batch, of which the others are columns."""
+
+    rows: pa.Table
+    documents: pa.Table
+    signals: pa.Table
+    sizes: np.ndarray
+
+    @classmethod
+    def of(cls, rows: pa.Table, schema: pa.Schema) -> "_ShardRows":
+        return cls(rows, document_columns(rows), rows.select(schema.names), rows.column("num_bytes").to_numpy())
+
+    def contents(self, chosen: TableSlice) -> tuple[pa.Buffer, pa.Buffer]:
+        """Of the documents and the signals."""
+        num_bytes = int(self.sizes[chosen.start : chosen.stop].sum())
+        if 0 < chosen.num_rows <= ROW_GROUP_ROWS and num_bytes <= ROW_GROUP_BYTES:
+            return write_row_group(chosen.of(self.documents), chosen.of(self.signals), num_bytes)
+        documents, signals = pa.BufferOutputStream(), pa.BufferOutputStream()
+        write_rows([chosen.of(self.rows)] if chosen.num_rows else [], self.signals.schema, documents, signals)
+        return documents.getvalue(), signals.getvalue()
 
 
 def _runs(sizes: np.ndarray, marks: np.ndarray, min_size: int, max_size: int) -> list[tuple[int, int]]:
@@ -271,20 +298,17 @@ def _write_ledgers(task: BatchToWrite, writer: _Writer) -> Iterator[BatchTable]:
         for number, (start, stop) in enumerate(runs):
             name = f"ledger/{source.name}-{number:05}"
             chosen = TableSlice(stored, of_source.start + start, of_source.start + stop)
-            digests = writer.write((name,), chosen.of(rows), _ledger_contents)
+            digests = writer.write((name,), chosen.num_rows, partial(_ledger_contents, chosen, rows))
             yield BatchTable(name, digests, chosen, RowSpan(path, chosen.start, chosen.stop))
 
 
-def _ledger_contents(tables: Sequence[pa.Table]) -> list[pa.Buffer]:
-    content = pa.BufferOutputStream()
-    ledger.write_rows(tables, content)
+def _ledger_contents(chosen: TableSlice, rows: pa.Table) -> list[pa.Buffer]:
+    content, table = pa.BufferOutputStream(), chosen.of(rows)
+    if 0 < len(table) <= ledger.ROW_GROUP_ROWS:
+        ledger.write_groups([table], content, is_tiny(table))
+    else:
+        ledger.write_rows([table] if len(table) else [], content)
     return [content.getvalue()]
-
-
-def _shard_contents(schema: pa.Schema, tables: Sequence[pa.Table]) -> list[pa.Buffer]:
-    documents, signals = pa.BufferOutputStream(), pa.BufferOutputStream()
-    write_rows(tables, schema, documents, signals)
-    return [documents.getvalue(), signals.getvalue()]
 
 
 def _write_arrow(path: Path, table: pa.Table) -> None:

@@ -63,25 +63,28 @@ def read_ids(path: Path) -> np.ndarray:
 DOCUMENT_COLUMNS, LEDGER_COLUMNS = ("doc_id",), ("doc_id", "duplicate_of", "pieces")  # that have ids
 
 
-def table_records(columns: pa.Table, path: Path, table: int, is_ledger: bool) -> np.ndarray:
-    """ID_RECORD[], unsorted, of one table: DOCUMENT_COLUMNS of documents or LEDGER_COLUMNS of ledger rows. path: for
-    messages."""
-    columns = columns.combine_chunks()
+def records_of_tables(tables: Sequence[pa.Table], numbers: Sequence[int], path: Path, is_ledger: bool) -> np.ndarray:
+    """ID_RECORD[], unsorted, of tables with these numbers: DOCUMENT_COLUMNS of documents or LEDGER_COLUMNS of ledger
+    rows. path: of the first, for messages."""
+    sizes = [len(table) for table in tables]
+    table_of = np.repeat(np.array(numbers, np.uint32), sizes)
+    row_of = np.concatenate([np.arange(size) for size in sizes])
+    columns = pa.concat_tables(tables).combine_chunks()
     ids = packed_ids(columns.column("doc_id"), path)
-    parts = [_records(ids, np.arange(len(ids)), table)]
+    parts = [_records(ids, row_of, table_of)]
     if is_ledger:
         kept = columns.column("duplicate_of").combine_chunks()
         rows = np.flatnonzero(kept.is_valid().to_numpy(zero_copy_only=False))
-        parts.append(_records(packed_ids(kept.drop_null(), path), rows, table | int(DUPLICATE)))
+        parts.append(_records(packed_ids(kept.drop_null(), path), row_of[rows], table_of[rows] | DUPLICATE))
         pieces = columns.column("pieces").combine_chunks()
-        lengths = pieces.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
-        parts.append(_records(packed_ids(pieces.flatten(), path), np.repeat(np.arange(len(ids)), lengths), table))
+        rows = np.repeat(np.arange(len(ids)), pieces.value_lengths().fill_null(0).to_numpy(zero_copy_only=False))
+        parts.append(_records(packed_ids(pieces.flatten(), path), row_of[rows], table_of[rows]))
     return np.concatenate(parts)
 
 
-def _records(ids: np.ndarray, rows: np.ndarray, table: int) -> np.ndarray:
+def _records(ids: np.ndarray, rows: np.ndarray, tables: np.ndarray) -> np.ndarray:
     records = np.empty(len(ids), ID_RECORD)
-    records["id"], records["table"], records["row"] = ids, table, rows
+    records["id"], records["table"], records["row"] = ids, tables, rows
     return records
 
 

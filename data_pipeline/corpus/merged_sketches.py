@@ -17,8 +17,8 @@ from gristmill.data_pipeline.corpus.id_index import (
     LARGEST_CLUSTERS,
     LEDGER_COLUMNS,
     IndexTask,
+    records_of_tables,
     shuffle_records,
-    table_records,
     write_ids,
     write_index_file,
 )
@@ -209,14 +209,16 @@ def _sketch_unit(task: tuple[SketchUnit, Shuffle, int]) -> None:
     if not unit.is_complete:
         write_sketch(unit.tables, unit.files[COUNTS_FILE], unit.files[SAMPLES_FILE])
     if not records.has(part):
-        numbered = zip(unit.tables, unit.numbers, strict=True)
-        of_tables = [_records_of(table, number) for table, number in numbered]
-        shuffle_records(np.concatenate(of_tables), records, part)
+        numbered = list(zip(unit.tables, unit.numbers, strict=True))
+        kinds = [[(t, n) for t, n in numbered if t.is_ledger == is_ledger] for is_ledger in (False, True)]
+        shuffle_records(np.concatenate([_records_of(of_kind) for of_kind in kinds if of_kind]), records, part)
 
 
-def _records_of(table: SketchTask, number: int) -> np.ndarray:
-    columns = table.read(LEDGER_COLUMNS if table.is_ledger else DOCUMENT_COLUMNS)
-    return table_records(columns, table.table, number, table.is_ledger)
+def _records_of(tables: Sequence[tuple[SketchTask, int]]) -> np.ndarray:
+    """Records of tables of one kind, which have these numbers."""
+    first = tables[0][0]
+    read = [table.read(LEDGER_COLUMNS if first.is_ledger else DOCUMENT_COLUMNS) for table, _ in tables]
+    return records_of_tables(read, [number for _, number in tables], first.table, first.is_ledger)
 
 
 def _merge_groups(units: Sequence[SketchUnit]) -> list[tuple[SketchUnit, ...]]:

@@ -18,6 +18,8 @@ from gristmill.data_pipeline.filters.apply import KEPT, Results
 from gristmill.data_pipeline.filters.lines import EDIT_COUNTS
 from gristmill.data_pipeline.filters.pii import PiiConfig, may_hold_pii, replace_pii
 from gristmill.data_pipeline.ledger.document_file import (
+    TINY_BYTES,
+    TINY_ROWS,
     RowGroups,
     RowRange,
     WeightRuns,
@@ -43,7 +45,6 @@ REPEATING_COLUMNS = ("source", "language", "detected_language", "script", "profi
 PII_FIELD = pa.field("pii_replaced", pa.int64())
 QUALITY_FIELD = pa.field("quality_score", pa.float64())
 NO_OPTIONAL_SIGNALS = OptionalSignals()
-DOCUMENT_NAMES = DOCUMENT_SCHEMA.names
 NOT_KEPT = -1  # in the place of a split
 LATE_FIELDS = (PII_FIELD.name, QUALITY_FIELD.name)  # columns that annotated files have not
 
@@ -179,8 +180,7 @@ Target: TypeAlias = Path | pa.NativeFile  # of a Parquet file
 
 def write_rows(tables: Iterable[pa.Table], schema: pa.Schema, documents: Target, signals: Target) -> None:
     """Both files of a shard with these rows, whose columns are those of DOCUMENT_SCHEMA and of the signals' schema."""
-    groups = row_groups(tables, ROW_GROUP_ROWS, ROW_GROUP_BYTES)
-    uncompressed, groups = tiny_or_not(groups, "num_bytes")
+    uncompressed, groups = tiny_or_not(row_groups(tables, ROW_GROUP_ROWS, ROW_GROUP_BYTES), "num_bytes")
     with (
         _writer(documents, DOCUMENT_SCHEMA, uncompressed) as documents_file,
         _writer(signals, schema, uncompressed) as signals_file,
@@ -188,6 +188,18 @@ def write_rows(tables: Iterable[pa.Table], schema: pa.Schema, documents: Target,
         written = (_write_documents(table, documents_file) for table in groups)
         for table in row_groups((table.select(schema.names) for table in written), ROW_GROUP_ROWS):
             signals_file.write_table(table, row_group_size=ROW_GROUP_ROWS)
+
+
+def write_row_group(documents: pa.Table, signals: pa.Table, num_bytes: int) -> tuple[pa.Buffer, pa.Buffer]:
+    """Contents of both files of a shard with these rows, which fit into a row group. num_bytes: of their texts."""
+    uncompressed = len(documents) <= TINY_ROWS and num_bytes <= TINY_BYTES
+    contents = []
+    for table in (documents, signals):
+        content = pa.BufferOutputStream()
+        with _writer(content, table.schema, uncompressed) as file:
+            file.write_table(table, row_group_size=ROW_GROUP_ROWS)
+        contents.append(content.getvalue())
+    return contents[0], contents[1]
 
 
 def replaced_texts(texts: pa.Array, config: PiiConfig) -> tuple[pa.Array, pa.Array]:
@@ -208,8 +220,10 @@ def _writer(to: Target, schema: pa.Schema, uncompressed: bool) -> pq.ParquetWrit
         to,
         schema,
         compression="none" if uncompressed else "zstd",
-        use_dictionary=[name for name in schema.names if name in REPEATING_COLUMNS],
-        write_statistics=[name for name in schema.names if name not in LONG_COLUMNS],
+        use_dictionary=not uncompressed and [name for name in schema.names if name in REPEATING_COLUMNS],
+        # a list of names takes longer than all of them
+        write_statistics=LONG_COLUMNS[0] not in schema.names
+        or [name for name in schema.names if name not in LONG_COLUMNS],
         data_page_size=PAGE_BYTES,
     )
 
@@ -273,9 +287,12 @@ class HeldOutFile:
 
 def _write_documents(table: pa.Table, documents: pq.ParquetWriter) -> pa.Table:
     """Writes one row group; returns the table."""
-    batch = pa.table([table.column(name) for name in DOCUMENT_NAMES], schema=DOCUMENT_SCHEMA)
-    documents.write_table(batch, row_group_size=ROW_GROUP_ROWS)
+    documents.write_table(document_columns(table), row_group_size=ROW_GROUP_ROWS)
     return table
+
+
+def document_columns(table: pa.Table) -> pa.Table:
+    return pa.table([table.column(name) for name in DOCUMENT_SCHEMA.names], schema=DOCUMENT_SCHEMA)
 
 
 def _with_columns(table: pa.Table, shard: ShardFormat) -> pa.Table:
@@ -283,7 +300,7 @@ def _with_columns(table: pa.Table, shard: ShardFormat) -> pa.Table:
 
 
 def with_document_columns(table: pa.Table, sources: pa.Array | pa.ChunkedArray, pii: PiiConfig | None) -> pa.Table:
-    """Rows of annotated files as a shard has them: DOCUMENT_NAMES beside the signals, with the replaced personal data
+    """Rows of annotated files as a shard has them: DOCUMENT_SCHEMA beside the signals, with the replaced personal data
     counted in a column. sources: of each row.
 
     The language that the reader gave goes before the one that was detected."""

@@ -451,8 +451,24 @@ def borderline_examples(
     """Source after source: for each rule that removed a document of the source, the EXAMPLES_PER_SIDE documents nearest
     its threshold on either side; for each later step, the removed documents with the lowest values. Of equals the first
     in the source."""
+    removed_of: dict[tuple[str, int], RemovalStep] = {}  # of the files of batches, which many sources have
+
+    def removed(state: SourceState, step: Removals, number: int) -> RemovalStep:
+        if state.rows is None:
+            return step.in_file(number)
+        if (step.step, number) not in removed_of:
+            removed_of[step.step, number] = step.in_file(number)
+        return removed_of[step.step, number].in_rows(state.rows.start, state.rows.stop)
+
     chosen = [
-        [*_rule_examples(state), *(example for step in removals for example in _step_examples(state, step))]
+        [
+            *_rule_examples(state),
+            *(
+                example
+                for step in removals
+                for example in _step_examples(step, [removed(state, step, number) for number in state.files])
+            ),
+        ]
         for state in curated
     ]
     documents = _read_documents(list(zip(curated, chosen, strict=True)), engine)
@@ -494,12 +510,12 @@ def _rule_examples(state: SourceState) -> Iterator[ThresholdExample]:
             )
 
 
-def _step_examples(state: SourceState, step: Removals) -> list[ThresholdExample]:
+def _step_examples(step: Removals, of_files: Sequence[RemovalStep]) -> list[ThresholdExample]:
+    """of_files: the documents that the step removed of each file of a source."""
     lowest: list[ThresholdExample] = []
-    for file, number in enumerate(state.files):
-        removed = step.in_file(number)
-        if state.rows is not None:
-            removed = removed.in_rows(state.rows.start, state.rows.stop)
+    for file, removed in enumerate(of_files):
+        if not len(removed.rows):
+            continue
         order = np.argsort(removed.values, kind="stable")[:EXAMPLES_PER_SIDE]
         ids = (
             [None] * len(order)

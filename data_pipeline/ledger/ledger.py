@@ -102,8 +102,13 @@ def write_ledger(task: LedgerTask) -> None:
 def write_rows(tables: Iterable[pa.Table], to: Path | pa.NativeFile) -> None:
     """A shard with these rows."""
     uncompressed, groups = tiny_or_not(row_groups(tables, ROW_GROUP_ROWS))
-    compression = "none" if uncompressed else "zstd"
-    with pq.ParquetWriter(to, LEDGER_SCHEMA, compression=compression, use_dictionary=REPEATING_COLUMNS) as file:
+    write_groups(groups, to, uncompressed)
+
+
+def write_groups(groups: Iterable[pa.Table], to: Path | pa.NativeFile, uncompressed: bool) -> None:
+    """A shard with these row groups. uncompressed: it is tiny, and has no dictionaries either."""
+    compression, dictionaries = ("none", False) if uncompressed else ("zstd", REPEATING_COLUMNS)
+    with pq.ParquetWriter(to, LEDGER_SCHEMA, compression=compression, use_dictionary=dictionaries) as file:
         for table in groups:
             file.write_table(table, row_group_size=ROW_GROUP_ROWS)
 

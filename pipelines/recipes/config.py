@@ -1,5 +1,6 @@
 """The recipe: the frozen config of a run, composed of the config classes of the components."""
 
+from collections import Counter
 from typing import Any, NamedTuple, Self
 
 from pydantic import BaseModel, Field, model_validator
@@ -41,8 +42,8 @@ class Recipe(Config):
 
     @model_validator(mode="after")
     def source_names_are_unique(self) -> Self:
-        names = [source.name for source in self.sources]
-        doubled = sorted({name for name in names if names.count(name) > 1})
+        times = Counter(source.name for source in self.sources)
+        doubled = sorted(name for name, count in times.items() if count > 1)
         if doubled:
             raise ValueError(f"two sources are named {doubled[0]!r}; a source's name is its identity, rename one")
         return self

@@ -33,8 +33,9 @@ def pin(recipe: Recipe, workdir: Path, engine: Engine, update: LockUpdate = Fals
     A source whose request changed in the recipe is locked again without an error."""
     path = workdir / LOCK_NAME
     before = read_lock(path)
+    work, real_path = os.path.realpath(workdir), RealPaths()
     for source in recipe.sources:
-        _check_outside(source, workdir)
+        _check_outside(source, workdir, work, real_path)
     sources = [
         LockedSource(name=locked.name, request=locked.request | {"paths": list(source.paths)}, files=locked.files)
         for source, locked in zip(recipe.sources, resolve(recipe.sources, engine, workdir / CACHE_FOLDER), strict=True)
@@ -58,14 +59,13 @@ def local_bytes(recipe: Recipe) -> int:
     return sum(os.path.getsize(location) for location in locations if os.path.exists(location))
 
 
-def _check_outside(source: SourceConfig, workdir: Path) -> None:
-    """Raises InputError if the source reads what stages write: it would find other files in every run."""
+def _check_outside(source: SourceConfig, workdir: Path, work: str, real_path: RealPaths) -> None:
+    """Raises InputError if the source reads what stages write: it would find other files in every run. work: the real
+    path of the work folder."""
     if source.format in ("python_docs", "datasets"):
         return
-    work = os.path.realpath(workdir)
     folders = [os.path.realpath(local_path(path)) for path in source.paths if not is_address(path)]
     is_below = any(f"{work}/".startswith(f"{folder}/") for folder in folders if os.path.isdir(folder))
-    real_path = RealPaths()
     files = (real_path(location) for location in locate(source).values() if not is_address(location))
     tops = {file.removeprefix(f"{work}/").partition("/")[0] for file in files if file.startswith(f"{work}/")}
     if is_below or any(top in (CACHE_FOLDER, LOG_FOLDER) or (workdir / top / MANIFEST_NAME).exists() for top in tops):
