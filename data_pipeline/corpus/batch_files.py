@@ -263,7 +263,7 @@ class _ShardRows:
         return cls(rows, document_columns(rows), rows.select(schema.names), rows.column("num_bytes").to_numpy())
 
     def contents(self, chosen: TableSlice) -> tuple[pa.Buffer, pa.Buffer]:
-        """Of the documents and the signals."""
+        """Contents of the files of documents and signals."""
         num_bytes = int(self.sizes[chosen.start : chosen.stop].sum())
         if 0 < chosen.num_rows <= ROW_GROUP_ROWS and num_bytes <= ROW_GROUP_BYTES:
             return write_row_group(chosen.of(self.documents), chosen.of(self.signals), num_bytes)
