@@ -1,19 +1,22 @@
 """CPU seconds of `gristmill forget` and `gristmill curate --add` in % of those of a whole run of curation.
 
 A made corpus (documents of 2 kB, some of them copies) in 100 raw files is curated as a whole. Then
-- `forget_work`: 0.1 % of the documents, neighbours in one raw file without copies elsewhere, are forgotten;
+- `forget_work`: 0.1 % of the documents, neighbours in one raw file that no other is a duplicate of, are forgotten;
 - `forget_work_scattered`: 0.1 % drawn at random from all files are forgotten, so every shard is written again;
 - `add_work`: a source of lower priority with 1 % more documents is added.
-CPU seconds are of all processes, without those of a run on a few documents (start-up). `*_identical` is 1 if the bytes
-of all files are those of one whole build: of both inputs, or with the tombstones from the beginning. There is no peer:
-datatrove, dolma and NeMo Curator curate everything again."""
+CPU seconds are of all processes, without those of a run on a few documents (start-up, the median of 3).
+`*_identical` is 1 if the bytes of all files are those of one whole build: of both inputs, or with the tombstones from
+the beginning. There is no peer: datatrove, dolma and NeMo Curator curate everything again."""
 
+import itertools
 import json
 import random
 import shutil
+import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -29,6 +32,7 @@ from gristmill.foundation.files import file_digest
 PROGRAM = str(Path(sys.executable).with_name("gristmill"))
 MEAN_BYTES, NUM_FILES, START_DOCUMENTS = 2000, 100, 60
 FORGET_GOAL, ADD_GOAL = 5.0, 5.0
+PARTS = ["forget", "scattered", "add"]
 RECIPE = {
     "name": "grown",
     "seed": 1,
@@ -43,46 +47,60 @@ RECIPE = {
 def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument("--documents", type=int, default=1_000_000)
+    parser.add_argument("--only", choices=PARTS, default=PARTS, nargs="+", help="what is measured")
     parser.add_argument("--work", type=Path, default=None, help="a folder for the input and the corpora, which stay")
     options = parser.parse_args()
     documents = 20_000 if options.quick else options.documents
     with tempfile.TemporaryDirectory() as temporary:
         folder = options.work or Path(temporary)
-        print_figures(measure(folder, options.data, documents))
+        print_figures(measure(folder, options.data, documents, options.only))
 
 
-def measure(folder: Path, data: Path | None, documents: int) -> list[Figure]:
+def measure(folder: Path, data: Path | None, documents: int, parts: Sequence[str]) -> list[Figure]:
     raw, new = folder / "raw", folder / "new"
     write_raw(raw, new, data, documents)
-    start_up = curate(folder / "start_work", recipe_for(folder / "start", "s"))
+    start_up = statistics.median(start_ups(folder))
     whole = curate(folder / "work", recipe_for(raw, "whole")) - start_up
-    figures = [Figure("curate_whole_cpu", whole, "s")]
+    figures = [Figure("start_up_cpu", start_up, "s"), Figure("curate_whole_cpu", whole, "s")]
     before = snapshot(folder / "work", folder / "before")
-    for name, ids in (
-        ("forget_work", neighbours(before, documents)),
-        ("forget_work_scattered", some_ids(before, documents)),
-    ):
-        work = snapshot(before, folder / name)
-        (folder / "ids.txt").write_text("\n".join(ids))
-        seconds = run(folder, "forget", work, "--ids", folder / "ids.txt", "--workers", 1) - start_up
-        figures.append(Figure(name, 100 * seconds / whole, "% of a whole run", goal=FORGET_GOAL))
-        other = folder / "other"
-        shutil.rmtree(other, ignore_errors=True)
-        other.mkdir()
-        shutil.copy(work / TOMBSTONES_NAME, other / TOMBSTONES_NAME)
-        curate(other, recipe_for(raw, "whole"))
-        figures.append(Figure(f"{name}_identical", float(outputs(work) == outputs(other)), "of 1"))
-    both = recipe_for(raw, "both", new)
-    seconds = curate(before, both, "--add") - start_up
-    figures.append(Figure("add_work", 100 * seconds / whole, "% of a whole run", goal=ADD_GOAL))
-    curate(folder / "both", both)
-    return [*figures, Figure("add_identical", float(outputs(before) == outputs(folder / "both")), "of 1")]
+    if "forget" in parts:
+        figures += removal(folder, "forget_work", neighbours(before, documents), (whole, start_up))
+    if "scattered" in parts:
+        figures += removal(folder, "forget_work_scattered", some_ids(before, documents), (whole, start_up))
+    if "add" in parts:
+        both = recipe_for(raw, "both", new)
+        seconds = curate(before, both, "--add") - start_up
+        figures.append(Figure("add_work", 100 * seconds / whole, "% of a whole run", goal=ADD_GOAL))
+        curate(folder / "both", both)
+        figures.append(Figure("add_identical", float(outputs(before) == outputs(folder / "both")), "of 1"))
+    return figures
+
+
+def start_ups(folder: Path) -> Iterator[float]:
+    """CPU seconds of whole runs on few documents; the first one may compile kernels."""
+    for number in range(3):
+        yield curate(folder / f"start_work-{number}", recipe_for(folder / "start", "s"))
+
+
+def removal(folder: Path, name: str, ids: Sequence[str], seconds: tuple[float, float]) -> Iterator[Figure]:
+    """seconds: of a whole run, and of the start-up."""
+    whole, start_up = seconds
+    work = snapshot(folder / "before", folder / name)
+    (folder / "ids.txt").write_text("\n".join(ids))
+    taken = run(folder, "forget", work, "--ids", folder / "ids.txt", "--workers", 1) - start_up
+    yield Figure(name, 100 * taken / whole, "% of a whole run", goal=FORGET_GOAL)
+    other = folder / "other"
+    shutil.rmtree(other, ignore_errors=True)
+    other.mkdir()
+    shutil.copy(work / TOMBSTONES_NAME, other / TOMBSTONES_NAME)
+    curate(other, recipe_for(folder / "raw", "whole"))
+    yield Figure(f"{name}_identical", float(outputs(work) == outputs(other)), "of 1")
 
 
 def write_raw(raw: Path, new: Path, data: Path | None, documents: int) -> None:
     """NUM_FILES raw files, one with 1 % more documents, and a small one for the start-up."""
     pool = paragraphs(data)
-    texts = list(made_texts(pool, documents * MEAN_BYTES * 101 // 100, MEAN_BYTES))
+    texts = list(itertools.islice(made_texts(pool, sys.maxsize, MEAN_BYTES), documents * 101 // 100))
     added = len(texts) // 101
     for folder, part in ((raw, texts[added:]), (new, texts[:added]), (raw.parent / "start", texts[:START_DOCUMENTS])):
         shutil.rmtree(folder, ignore_errors=True)

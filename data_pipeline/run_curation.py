@@ -55,7 +55,13 @@ from gristmill.data_pipeline.curate_config import (
 )
 from gristmill.data_pipeline.decontamination.config import BenchmarkExample, missing_fields
 from gristmill.data_pipeline.decontamination.step import all_examples
-from gristmill.data_pipeline.dedup.exact import ExactDedupConfig, find_exact_duplicates, reassign_copies
+from gristmill.data_pipeline.dedup.exact import (
+    EXACT_KEYS,
+    ExactDedupConfig,
+    KeptHashes,
+    find_exact_duplicates,
+    reassign_copies,
+)
 from gristmill.data_pipeline.dedup.folding import keys_path
 from gristmill.data_pipeline.dedup.near import (
     EarlierRuns,
@@ -237,15 +243,19 @@ def deduplicate(
 
     `duplicate_of` always names a document that is kept. `folder` takes intermediate files."""
     exact = near = None
+    earlier = settings.earlier
+    kept = None if earlier is None else KeptHashes(earlier.cache / EXACT_KEYS, earlier.code_version)
+    if settings.exact is None and kept is not None:
+        kept.prune(())
     if settings.exact is not None:
         document_files = kept_document_files(curated, removals)
         work = work_folder(folder, "exact", document_files, settings.exact.model_dump(mode="json"))
-        exact = find_exact_duplicates(document_files, settings.exact, engine, work)
+        exact = find_exact_duplicates(document_files, settings.exact, engine, work, kept)
     if settings.near is not None:
         before = [*removals, *_steps(exact, None, settings)]
         document_files = kept_document_files(curated, before)
         work = work_folder(folder, "near", document_files, settings.near.identity)
-        near = find_near_duplicates(document_files, settings.near, engine, work, settings.protected, settings.earlier)
+        near = find_near_duplicates(document_files, settings.near, engine, work, settings.protected, earlier)
         if exact is not None:
             exact, near = reassign_copies(exact, near, work / "reassigned", engine)
     return [*removals, *_steps(exact, near, settings)]

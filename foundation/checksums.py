@@ -10,10 +10,11 @@ import os
 import shutil
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import orjson
@@ -112,6 +113,7 @@ def lock_differences(pinned: LockedSource, current: LockedSource) -> list[str]:
 
 READ_BYTES = 1 << 20
 SMALL_BYTES = 1 << 15
+NO_NOTE: Mapping[str, Any] = MappingProxyType({})
 
 
 @contextmanager
@@ -153,15 +155,13 @@ def _write_state(path: Path, digest: str) -> None:
         _write_seal(path, {"xxh3": digest, "state": state})
 
 
-def link_sealed(path: Path, target: Path, may_copy: bool = True) -> None:
+def link_sealed(path: Path, target: Path, may_copy: bool = True, note: Mapping[str, Any] = NO_NOTE) -> None:
     """Make target a hard link of a sealed file, and seal it with the same digests; may_copy: a copy where the file
-    system has no links, else OSError."""
+    system has no links, else OSError. note: further fields of the seal, which say what the file was made from."""
     known = read_cached(seal_of(path))
     link_file(path, target, may_copy)
-    if isinstance(known, dict) and "xxh3" in known:
-        _write_seal(target, known | {"state": file_state(target)})
-    else:
-        seal(target)
+    digests = known if isinstance(known, dict) and "xxh3" in known else {"xxh3": _digest(target)}
+    _write_seal(target, digests | dict(note) | {"state": file_state(target)})
 
 
 def kept_sha256(path: Path) -> str:
@@ -174,6 +174,14 @@ def kept_sha256(path: Path) -> str:
         known |= {"sha256": file_digest(path)}
         _write_seal(path, known)
     return str(known["sha256"])
+
+
+def content_digest(path: Path) -> str:
+    """XXH3-128 of a sealed file, from its seal; of another file, of its bytes."""
+    state = read_cached(seal_of(path))
+    if isinstance(state, dict) and isinstance(state.get("xxh3"), str):
+        return str(state["xxh3"])
+    return _digest(path)
 
 
 def link_file(path: Path, target: Path, may_copy: bool = True) -> None:

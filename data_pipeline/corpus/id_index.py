@@ -18,11 +18,18 @@ import pyarrow.parquet as pq
 
 from gristmill.data_pipeline.dedup.minhash import key_order
 from gristmill.data_pipeline.ledger.document_file import packed_ids
-from gristmill.foundation.checksums import is_sealed, sealed_path
+from gristmill.foundation.checksums import (
+    content_digest,
+    is_sealed,
+    link_sealed,
+    read_cached,
+    sealed_path,
+    write_sealed,
+)
 from gristmill.foundation.errors import InputError
-from gristmill.foundation.files import write_atomic
+from gristmill.foundation.files import remove_tree, write_atomic
 from gristmill.foundation.fingerprint import canonical_json
-from gristmill.foundation.runtime.tasks.task_files import Shuffle, range_of_keys
+from gristmill.foundation.runtime.tasks.task_files import Shuffle, fetch, range_of_keys
 
 IDS_FOLDER, IDS_FILE, IDS_SUFFIX = "ids", "index.json", ".ids"
 INDEX_VERSION = 1
@@ -37,11 +44,14 @@ LARGEST_CLUSTERS = 1_000
 
 @dataclass(frozen=True)
 class IndexTask:
-    """records: of all tables by ranges of ids. Writes file `number` of the index."""
+    """records: of the tables that are read, by ranges of ids. known: the file of an earlier index with this number, of
+    whose table n the number is renumbered[n] now, -1 if it is gone. Writes file `number` of the index."""
 
     records: Shuffle
     number: int
     folder: Path
+    known: Path | None = None
+    renumbered: np.ndarray | None = None
 
     @property
     def path(self) -> Path:
@@ -97,6 +107,8 @@ def write_ids(task: IndexTask) -> tuple[int, list[tuple[str, int]], list[int]]:
     """Writes one file of the index. Returns (its records, the kept documents with the most duplicates and how many,
     int[k]: kept documents with 2**k to 2**(k + 1) - 1 duplicates)."""
     records = sorted_records(task.records.read(task.number))
+    if task.known is not None and task.renumbered is not None:
+        records = merged_records(_renumbered(np.fromfile(fetch(task.known), ID_RECORD), task.renumbered), records)
     if not is_sealed(task.path):
         with sealed_path(task.path) as temporary:
             records.tofile(temporary)
@@ -117,6 +129,75 @@ def sorted_records(records: np.ndarray) -> np.ndarray:
     if (ids[1:, 1][is_alike] != ids[:-1, 1][is_alike]).any():
         order = np.lexsort((records["row"], records["table"], records["id"][:, 1], records["id"][:, 0]))
     return records[order]
+
+
+def _renumbered(records: np.ndarray, numbers: np.ndarray) -> np.ndarray:
+    """The records of tables that are still there, with their numbers now."""
+    numbers_now = numbers[records["table"] & ~DUPLICATE]
+    is_there = numbers_now >= 0
+    records, numbers_now = records[is_there], numbers_now[is_there]
+    records["table"] = (records["table"] & DUPLICATE) | numbers_now.astype(np.uint32)
+    return records
+
+
+def merged_records(known: np.ndarray, new: np.ndarray) -> np.ndarray:
+    """Both, sorted, as they are. The known ones with an id of the new ones are taken out and sorted with them."""
+    first_halves, wanted = np.ascontiguousarray(known["id"][:, 0]), np.ascontiguousarray(new["id"][:, 0])
+    is_alike = np.zeros(len(known), bool)
+    firsts, lasts = (np.searchsorted(first_halves, wanted, side=side) for side in ("left", "right"))
+    sizes = lasts - firsts
+    is_alike[np.repeat(firsts, sizes) + np.arange(sizes.sum()) - np.repeat(np.cumsum(sizes) - sizes, sizes)] = True
+    together, others = sorted_records(np.concatenate([known[is_alike], new])), known[~is_alike]
+    places = np.searchsorted(first_halves[~is_alike], together["id"][:, 0])
+    merged = np.empty(len(known) + len(new), ID_RECORD)
+    is_new = np.zeros(len(merged), bool)
+    is_new[places + np.arange(len(together))] = True
+    merged[is_new], merged[~is_new] = together, others
+    return merged
+
+
+# The index of the run before, kept with what its tables were made from.
+
+
+@dataclass(frozen=True)
+class KeptIndex:
+    """folder: in a cache; holds links to the files of the index, and their description."""
+
+    folder: Path
+
+    def keep(self, corpus: Path, tables: Sequence[str], ranges: int) -> None:
+        """tables: digest of each table's content. The description is written last and names the files' digests."""
+        paths = [corpus / IDS_FOLDER / ids_name(number) for number in range(ranges)]
+        try:
+            for number, path in enumerate(paths):
+                link_sealed(path, self.path(number), may_copy=False)
+        except OSError:  # no hard links here
+            remove_tree(self.folder)
+            return
+        content = {"version": INDEX_VERSION, "tables": list(tables), "files": [content_digest(path) for path in paths]}
+        write_sealed(self.folder / IDS_FILE, canonical_json(content))
+
+    def path(self, number: int) -> Path:
+        return self.folder / ids_name(number)
+
+    def renumbered(self, tables: Sequence[str], ranges: int) -> np.ndarray | None:
+        """int64[tables of the kept index]: their numbers among these tables, -1 for those that are gone. None if there
+        is no index of so many files, or tables are in another order now."""
+        described = read_cached(self.folder / IDS_FILE) if is_sealed(self.folder / IDS_FILE) else None
+        if not isinstance(described, dict) or described["version"] != INDEX_VERSION:
+            return None
+        paths = [self.path(number) for number in range(ranges)]
+        if len(described["files"]) != ranges or not all(map(is_sealed, paths)):
+            return None
+        if [content_digest(path) for path in paths] != described["files"]:
+            return None
+        numbers_of: dict[str, list[int]] = {}
+        for number in reversed(range(len(tables))):
+            numbers_of.setdefault(tables[number], []).append(number)
+        numbers = np.array(
+            [numbers_of[digest].pop() if numbers_of.get(digest) else -1 for digest in described["tables"]]
+        )
+        return numbers if (np.diff(numbers[numbers >= 0]) > 0).all() else None
 
 
 def write_index_file(folder: Path, tables: Sequence[str], records: Sequence[int]) -> None:

@@ -17,6 +17,7 @@ from gristmill.data_pipeline.corpus.id_index import (
     LARGEST_CLUSTERS,
     LEDGER_COLUMNS,
     IndexTask,
+    KeptIndex,
     records_of_tables,
     shuffle_records,
     write_ids,
@@ -39,16 +40,17 @@ from gristmill.data_pipeline.corpus.sketches import (
     write_sketch,
     write_table,
 )
-from gristmill.data_pipeline.corpus.writer import ReusedFiles, records_key, sketch_key
+from gristmill.data_pipeline.corpus.writer import ReusedFiles, sketch_key
 from gristmill.data_pipeline.filters.pii import PiiConfig
 from gristmill.data_pipeline.ledger.ledger import LedgerTask
-from gristmill.foundation.checksums import is_sealed
+from gristmill.foundation.checksums import content_digest, is_sealed
 from gristmill.foundation.fingerprint import fingerprint
 from gristmill.foundation.runtime.tasks.engine import Engine
 from gristmill.foundation.runtime.tasks.task_files import Shuffle, fetch, ranges_for
 
 MERGED_HOSTS = 20_000  # the others are host_rest
 MERGED_FILES = 32  # in memory at a time
+INDEX_CACHE = "id_index"  # in the cache of a work folder
 RUN_UNITS = 8  # sketches that are merged first, about
 # Tables of sources that have no more rows are sketched together, up to so many rows and tables.
 UNIT_ROWS, UNIT_TABLES = 4_096, 256
@@ -100,26 +102,21 @@ def write_sketches(
         SketchUnit(tuple(tables[number] for number in group), tuple(group), work / "units" / f"{place:05d}")
         for place, group in enumerate(groups)
     ]
-    for unit, key in zip(units, keys, strict=True):
-        if not unit.is_complete:
-            reused.take(key, unit.files)
-    records = Shuffle(work / "ids", ID_RECORD, len(units), ranges_for(sum(rows)))
-    record_keys = [records_key(unit.tables, unit.numbers, records.ranges) for unit in units]
-    record_files = [{"records.rec": records.path(part)} for part in range(len(units))]
-    for part, key in enumerate(record_keys):
-        if not records.has(part):
-            reused.take(key, record_files[part])
-    engine.map(_sketch_unit, [(unit, records, part) for part, unit in enumerate(units)], "sketches")
-    ranges = [IndexTask(records, number, folder) for number in range(records.ranges)]
-    sizes = engine.map(write_ids, ranges, "index of ids", unit="files")
-    write_index_file(folder, [f"{task.name}.parquet" for task in tables], [size for size, _, _ in sizes])
     key_of = {unit.prefix: key for unit, key in zip(units, keys, strict=True)}
     groups_of_runs = [_merge_runs(group, key_of, work / "runs") for group in _merge_groups(units)]
     runs = [run for group in groups_of_runs for run in group]
     for run in runs:
         if not run.is_complete:
             reused.take(run.key, run.files)
-    engine.map(_merge, [run for run in runs if not run.is_complete], "merge sketches")
+    left = [run for run in runs if not run.is_complete]
+    parts_of_left = {prefix for run in left for prefix in run.parts}
+    to_merge = [unit for unit in units if unit.prefix in parts_of_left]
+    for unit in to_merge:
+        if not unit.is_complete:
+            reused.take(key_of[unit.prefix], unit.files)
+    with_marks = [(unit, unit.prefix in parts_of_left) for unit in units]
+    sizes = _write_index(with_marks, tables, sum(rows), work, engine, reused)
+    engine.map(_merge, left, "merge sketches")
     merges = [
         SketchMerge(tuple(run.prefix for run in group), group[0].is_one_source, work / "merged" / f"{number:05d}")
         for number, group in enumerate(groups_of_runs)
@@ -131,12 +128,47 @@ def write_sketches(
     write_table(folder / SKETCHES_FOLDER / COUNTS_FILE, counts)
     samples = merge_files([files[SAMPLES_FILE] for files in merged], merge_samples, SAMPLE_SCHEMA)
     write_table(folder / SKETCHES_FOLDER / SAMPLES_FILE, samples)
-    for unit, key, record_key, files in zip(units, keys, record_keys, record_files, strict=True):
-        reused.keep(key, unit.files)
-        reused.keep(record_key, files)
+    for unit in to_merge:
+        reused.keep(key_of[unit.prefix], unit.files)
     for run in runs:
         reused.keep(run.key, run.files)
-    return [*keys, *record_keys, *(run.key for run in runs)]
+    return [*keys, *(run.key for run in runs)]
+
+
+def _write_index(
+    units: Sequence[tuple[SketchUnit, bool]],
+    tables: Sequence[SketchTask],
+    num_rows: int,
+    work: Path,
+    engine: Engine,
+    reused: ReusedFiles,
+) -> list[tuple[int, list[tuple[str, int]], list[int]]]:
+    """Writes the index of ids and, while their tables are read, the sketches of the units that are marked True. work:
+    for intermediate files. Records of tables of the run before are taken from its index. Returns what write_ids
+    does."""
+    folder = reused.corpus
+    kept, ranges = KeptIndex(reused.folder.with_name(INDEX_CACHE)), ranges_for(num_rows)
+    digests = [task.digests[0] if task.digests else content_digest(task.table) for task in tables]
+    renumbered = kept.renumbered(digests, ranges)
+    known = set() if renumbered is None else set(renumbered.tolist())
+    new = [tuple(number for number in unit.numbers if number not in known) for unit, _ in units]
+    prefix, parts = work / f"ids-{fingerprint(new)[:16]}", sum(map(bool, new))
+    records = Shuffle(prefix, ID_RECORD, parts, ranges)
+    places = iter(range(parts))
+    tasks = [
+        UnitTask(unit, is_sketched, numbers, records, next(places) if numbers else -1)
+        for (unit, is_sketched), numbers in zip(units, new, strict=True)
+        if numbers or is_sketched
+    ]
+    engine.map(_sketch_unit, tasks, "sketches")
+    index_tasks = [
+        IndexTask(records, number, folder, None if renumbered is None else kept.path(number), renumbered)
+        for number in range(ranges)
+    ]
+    sizes = engine.map(write_ids, index_tasks, "index of ids", unit="files")
+    write_index_file(folder, [f"{task.name}.parquet" for task in tables], [size for size, _, _ in sizes])
+    kept.keep(folder, digests, ranges)
+    return sizes
 
 
 def _rows_of_tables(tasks: Sequence[SketchTask]) -> list[int]:
@@ -201,17 +233,30 @@ def sketch_tasks(
     return tasks
 
 
-def _sketch_unit(task: tuple[SketchUnit, Shuffle, int]) -> None:
-    unit, records, part = task
+@dataclass(frozen=True)
+class UnitTask:
+    """is_sketched: whether the unit's sketch is wanted. numbers: of its tables whose records are wanted, as this part
+    of the records."""
+
+    unit: SketchUnit
+    is_sketched: bool
+    numbers: tuple[int, ...]
+    records: Shuffle
+    part: int
+
+
+def _sketch_unit(task: UnitTask) -> None:
+    unit, records = task.unit, task.records
     for table in (table for table in unit.tables if table.stored is None):
         for path in (table.table,) if table.is_ledger else (table.table, table.signals):
             fetch(path)
-    if not unit.is_complete:
+    if task.is_sketched and not unit.is_complete:
         write_sketch(unit.tables, unit.files[COUNTS_FILE], unit.files[SAMPLES_FILE])
-    if not records.has(part):
-        numbered = list(zip(unit.tables, unit.numbers, strict=True))
+    if task.numbers and not records.has(task.part):
+        numbered = [(t, n) for t, n in zip(unit.tables, unit.numbers, strict=True) if n in task.numbers]
         kinds = [[(t, n) for t, n in numbered if t.is_ledger == is_ledger] for is_ledger in (False, True)]
-        shuffle_records(np.concatenate([_records_of(of_kind) for of_kind in kinds if of_kind]), records, part)
+        new = [_records_of(of_kind) for of_kind in kinds if of_kind]
+        shuffle_records(np.concatenate(new), records, task.part)
 
 
 def _records_of(tables: Sequence[tuple[SketchTask, int]]) -> np.ndarray:

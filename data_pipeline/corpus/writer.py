@@ -38,7 +38,7 @@ from gristmill.data_pipeline.filters.pii import PiiConfig
 from gristmill.data_pipeline.ledger.document_file import spans_of_runs, unpacked_ids
 from gristmill.data_pipeline.ledger.ledger import MAX_LEDGER_ROWS, MIN_LEDGER_ROWS, LedgerRows, LedgerTask, write_ledger
 from gristmill.data_pipeline.ledger.removal_step import EvidenceFiles, Removals, RemovalStep, SourceState
-from gristmill.foundation.checksums import is_sealed, kept_sha256, link_sealed, read_cached, seal_of
+from gristmill.foundation.checksums import content_digest, is_sealed, kept_sha256, link_sealed
 from gristmill.foundation.files import KnownDigests, atomic_path, remove_tree, write_atomic
 from gristmill.foundation.fingerprint import canonical_json, fingerprint
 from gristmill.foundation.runtime.tasks.engine import Engine
@@ -107,7 +107,7 @@ class ReusedFiles:
 
 
 def shard_key(task: ShardTask) -> str:
-    scores = None if task.scores is None else [_content_of(path) for path in task.scores]
+    scores = None if task.scores is None else [content_digest(path) for path in task.scores]
     return fingerprint(
         [
             task.split,
@@ -130,12 +130,6 @@ def ledger_key(task: LedgerTask) -> str:
     return fingerprint([task.source, task.rules.description, task.split_names, rows])
 
 
-def records_key(tasks: Sequence[SketchTask], numbers: Sequence[int], ranges: int) -> str:
-    """Key of the records of these tables, which have these numbers, for the index of ids."""
-    contents = [[task.is_ledger, task.digests[0] if task.digests else _content_of(task.table)] for task in tasks]
-    return fingerprint([contents, list(numbers), ranges])
-
-
 def sketch_key(tasks: Sequence[SketchTask]) -> str:
     """Key of a sketch by the content of the tables that it is made from, and the texts that it quotes."""
     return fingerprint([_sketched(task) for task in tasks])
@@ -143,7 +137,7 @@ def sketch_key(tasks: Sequence[SketchTask]) -> str:
 
 def _sketched(task: SketchTask) -> list[Any]:
     files = [task.table] + ([] if task.is_ledger else [task.signals])
-    tables = list(task.digests) or [_content_of(path) for path in files]
+    tables = list(task.digests) or [content_digest(path) for path in files]
     quoted = [_identity_of(rows.path) for rows in task.rows]
     return [task.name.split("/")[:-1], task.source, tables, quoted, _described(task.pii)]
 
@@ -155,11 +149,11 @@ def _described(value: Any) -> str:
 
 def _rows_digest(rows: ShardRows) -> list[str]:
     if rows.results is None:
-        return [_content_of(rows.path), f"{rows.start}-{rows.stop}"]
+        return [content_digest(rows.path), f"{rows.start}-{rows.stop}"]
     row_range, splits = rows.load()
     if _is_annotated(rows.path):
         return [rows.path.stem, _digest(_ids(rows.path)[row_range.rows], splits)]
-    return [_content_of(rows.path), _digest(row_range.rows, splits)]
+    return [content_digest(rows.path), _digest(row_range.rows, splits)]
 
 
 def _ledger_rows_digest(rows: LedgerRows) -> list[str]:
@@ -180,7 +174,7 @@ def _columns(removed: RemovalStep) -> list[np.ndarray]:
 
 def _evidence(files: EvidenceFiles) -> list[str]:
     others = [path for path in (files.matches, files.pieces) if path is not None]
-    return [_content_of(path) for path in (*files.removed_spans, *others)]
+    return [content_digest(path) for path in (*files.removed_spans, *others)]
 
 
 def _is_annotated(path: Path) -> bool:
@@ -189,15 +183,7 @@ def _is_annotated(path: Path) -> bool:
 
 def _identity_of(path: Path) -> str:
     """Name of an annotated file, which says what its documents are; content of any other file."""
-    return path.stem if _is_annotated(path) else _content_of(path)
-
-
-def _content_of(path: Path) -> str:
-    """XXH3-128 of a sealed file, from its seal; of another file, of its bytes."""
-    state = read_cached(seal_of(path))
-    if isinstance(state, dict) and isinstance(state.get("xxh3"), str):
-        return str(state["xxh3"])
-    return xxhash.xxh3_128_hexdigest(path.read_bytes())
+    return path.stem if _is_annotated(path) else content_digest(path)
 
 
 def _ids(path: Path) -> np.ndarray:

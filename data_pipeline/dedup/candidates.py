@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import xxhash
 
-from gristmill.data_pipeline.dedup.folding import has_picked_texts, picked_texts
+from gristmill.data_pipeline.dedup.folding import document_keys, has_picked_texts, picked_texts
 from gristmill.data_pipeline.dedup.minhash import (
     PROTECTED,
     UNDECIDED,
@@ -322,6 +322,7 @@ def _batches(group: np.ndarray, weights: np.ndarray, batch_weight: int) -> np.nd
 # The candidates' shingle sets, written part by part and read batch by batch.
 
 SHINGLE = np.dtype("<u8")
+MIN_TASK_CANDIDATES = 2_000  # whose sets a task writes, unless there are fewer: 6 MB, at 2 kB of text each
 
 
 def member_dtype(bands: int) -> np.dtype:
@@ -355,15 +356,22 @@ class CandidateSets:
 
 
 @dataclass(frozen=True)
-class SetsTask:
-    """document_file: of the part `number`, of which the first `num_protected` ones are protected. place: of what is
-    written, among the parts that have candidates."""
+class PartOfSets:
+    """document_file: of the part `number`, whose first document is at the position `start`."""
 
     document_file: DocumentFile
     part: StorePart
     number: int
-    place: int
     start: int
+
+
+@dataclass(frozen=True)
+class SetsTask:
+    """parts: which are written together. place: of what is written. num_protected: of the documents' parts the first
+    ones are protected."""
+
+    parts: tuple[PartOfSets, ...]
+    place: int
     num_protected: int
     candidates: Shuffle
     banding: Banding
@@ -380,64 +388,90 @@ def write_candidate_sets(
 ) -> CandidateSets:
     """document_files: of the documents' parts. candidates: as `write_groups` returns them."""
     candidate_records, batches = candidates
-    numbers = np.flatnonzero(np.diff(candidate_records.part(0)[0])).tolist()
+    runs = _runs_of_candidates(np.diff(candidate_records.part(0)[0]))
     written = CandidateSets(
-        Shuffle(folder / "members", member_dtype(banding.bands), len(numbers), batches),
-        Shuffle(folder / "sets", SHINGLE, len(numbers), batches),
+        Shuffle(folder / "members", member_dtype(banding.bands), len(runs), batches),
+        Shuffle(folder / "sets", SHINGLE, len(runs), batches),
     )
     num_protected = int(documents.is_protected.sum())
-    tasks = [
-        SetsTask(
-            document_files[number],
-            documents.parts[number],
-            number,
-            place,
-            int(documents.starts[number]),
-            num_protected,
-            candidate_records,
-            banding,
-            written,
+    tasks = []
+    for place, numbers in enumerate(runs):
+        parts = tuple(
+            PartOfSets(document_files[number], documents.parts[number], number, int(documents.starts[number]))
+            for number in numbers
         )
-        for place, number in enumerate(numbers)
-        if not written.members.has(place)
-    ]
-    engine.map(
-        _write_sets, tasks, "near duplicates: read candidates", [task.document_file.bytes for task in tasks], "B"
-    )
+        if not written.members.has(place):
+            tasks.append(SetsTask(parts, place, num_protected, candidate_records, banding, written))
+    sizes = [sum(part.document_file.bytes for part in task.parts) for task in tasks]
+    engine.map(_write_sets, tasks, "near duplicates: read candidates", sizes, "B")
     return written
 
 
+def _runs_of_candidates(candidates: np.ndarray) -> list[list[int]]:
+    """Numbers of the parts that have candidates, in runs of MIN_TASK_CANDIDATES or a little more. candidates: of each
+    part."""
+    runs: list[list[int]] = []
+    size = MIN_TASK_CANDIDATES
+    for number in np.flatnonzero(candidates).tolist():
+        if size >= MIN_TASK_CANDIDATES:
+            runs.append([])
+            size = 0
+        runs[-1].append(number)
+        size += int(candidates[number])
+    return runs
+
+
 def _write_sets(task: SetsTask) -> None:
-    candidates = task.candidates.read(task.number)
-    table = task.part.documents(["doc_id", "row", "length"])
-    places = candidates["position"] - task.start
-    members = np.zeros(len(candidates), task.written.members.dtype)
-    rows = table.column("row").to_numpy()[places]
-    members["group"], members["row"] = candidates["group"], rows
-    members["length"] = table.column("length").to_numpy()[places]
-    members["id"] = packed_ids(table.column("doc_id"), task.part.folder)[places]
-    members["file"] = task.number - task.num_protected
-    members["state"] = PROTECTED if task.number < task.num_protected else candidates["state"]
-    members["priority"] = np.iinfo(np.int64).min if task.number < task.num_protected else task.part.stored.priority
-    members["keys"] = keys_of(task.part, task.banding, places)
-    values, bounds = _sets(task, rows)
-    members["size"] = np.diff(bounds)
-    order = np.argsort(candidates["batch"], kind="stable")
-    batch, sizes = candidates["batch"][order].astype(np.int64), members["size"][order]
+    written = [_sets_of_part(part, task) for part in task.parts]
+    members = np.concatenate([of_part for of_part, _, _ in written])
+    values = np.concatenate([of_part for _, of_part, _ in written])
+    batch = np.concatenate([of_part for _, _, of_part in written])
+    bounds = np.concatenate([[0], np.cumsum(members["size"])])
+    order = np.argsort(batch, kind="stable")
+    sizes = members["size"][order]
     picked = np.concatenate([np.empty(0, SHINGLE), *(values[bounds[i] : bounds[i + 1]] for i in order.tolist())])
-    firsts = np.searchsorted(batch, np.arange(task.written.sets.ranges + 1))
+    firsts = np.searchsorted(batch[order], np.arange(task.written.sets.ranges + 1))
     task.written.sets.write(task.place, picked, np.concatenate([[0], np.cumsum(sizes)])[firsts])
     task.written.members.write(task.place, members[order], firsts)  # last: its file says that both are whole
 
 
-def _sets(task: SetsTask, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The sets of these rows, which ascend, one after the other, and int64[rows + 1] bounds."""
-    sets, sizes = [], [np.zeros(1, np.int64)]
-    for texts in _texts(task.document_file, rows):
-        values, bounds = joined_shingle_sets(*utf8_of(texts), task.banding.ngram, task.banding.unit)
+def _sets_of_part(part: PartOfSets, task: SetsTask) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(members, their sets one after the other, their batches int64[]) of the candidates of one part."""
+    candidates, is_protected = task.candidates.read(part.number), part.number < task.num_protected
+    places = candidates["position"] - part.start
+    members = np.zeros(len(candidates), task.written.members.dtype)
+    rows, members["length"], members["id"] = _stored_columns(part, places)
+    members["group"], members["row"] = candidates["group"], rows
+    members["file"] = part.number - task.num_protected
+    members["state"] = PROTECTED if is_protected else candidates["state"]
+    members["priority"] = np.iinfo(np.int64).min if is_protected else part.part.stored.priority
+    members["keys"] = keys_of(part.part, task.banding, places)
+    values, sizes = _sets(part.document_file, rows, task.banding)
+    members["size"] = sizes
+    return members, values, candidates["batch"].astype(np.int64)
+
+
+def _stored_columns(part: PartOfSets, places: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(rows, lengths, packed ids) of the documents at these places of the part. An annotated file has them in its array
+    of document keys, which is opened sooner than the store's table."""
+    if has_picked_texts(part.document_file.path):
+        kept = np.flatnonzero(part.document_file.kept_mask())
+        if len(kept) == part.part.stored.documents:
+            keys = document_keys(part.document_file.path)[kept[places]]
+            return kept[places], keys["bytes"].astype(np.int64), keys["id"]
+    table = part.part.documents(["doc_id", "row", "length"]).take(pa.array(places))
+    ids = packed_ids(table.column("doc_id"), part.part.folder)
+    return table.column("row").to_numpy(), table.column("length").to_numpy(), ids
+
+
+def _sets(document_file: DocumentFile, rows: np.ndarray, banding: Banding) -> tuple[np.ndarray, np.ndarray]:
+    """The sets of these rows, which ascend, one after the other, and int64[rows]: the size of each."""
+    sets, sizes = [np.empty(0, SHINGLE)], [np.empty(0, np.int64)]
+    for texts in _texts(document_file, rows):
+        values, bounds = joined_shingle_sets(*utf8_of(texts), banding.ngram, banding.unit)
         sets.append(values)
         sizes.append(np.diff(bounds))
-    return np.concatenate(sets), np.cumsum(np.concatenate(sizes))
+    return np.concatenate(sets), np.concatenate(sizes)
 
 
 def _texts(document_file: DocumentFile, rows: np.ndarray) -> Iterator[pa.Array]:

@@ -1,6 +1,7 @@
 """Exact duplicates: documents whose normalized texts are the same."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,7 +23,9 @@ from gristmill.data_pipeline.ledger.document_file import (
     unpacked_ids,
     utf8_of,
 )
+from gristmill.foundation.checksums import is_sealed, link_sealed, seal_of
 from gristmill.foundation.config import Config
+from gristmill.foundation.fingerprint import fingerprint
 from gristmill.foundation.runtime.tasks.engine import Engine
 from gristmill.foundation.runtime.tasks.local import LocalEngine
 from gristmill.foundation.runtime.tasks.task_files import Shuffle, range_of_keys, ranges_for
@@ -64,8 +67,39 @@ def exact_duplicates(
     return table_of(find_exact_duplicates(document_files, config, engine, folder))
 
 
+EXACT_KEYS = "exact_keys"  # in the cache of a work folder
+MIN_KEPT_RECORDS = 1024  # of a file: fewer are made as fast as their links
+
+
+@dataclass(frozen=True)
+class KeptHashes:
+    """Sorted hashes of the kept documents of each file, by the file's content. folder: takes links to them.
+    code_version: of the stage."""
+
+    folder: Path
+    code_version: int
+
+    def path(self, document_file: DocumentFile, config: ExactDedupConfig, ranges: int) -> Path | None:
+        """None if the file's content is not known."""
+        if document_file.kept_rows is None:
+            return None
+        made_from = [document_file.kept_rows, document_file.source, config.model_dump(), ranges, self.code_version]
+        return self.folder / f"{document_file.path.stem}-{fingerprint(made_from)[:16]}.rec"
+
+    def prune(self, paths: Collection[Path | None]) -> None:
+        """Removes all others."""
+        for path in self.folder.glob("*.rec"):
+            if path not in paths:
+                path.unlink()
+                seal_of(path).unlink(missing_ok=True)
+
+
 def find_exact_duplicates(
-    document_files: Sequence[DocumentFile], config: ExactDedupConfig, engine: Engine, folder: Path
+    document_files: Sequence[DocumentFile],
+    config: ExactDedupConfig,
+    engine: Engine,
+    folder: Path,
+    kept: KeptHashes | None = None,
 ) -> Shuffle:
     """Every kept document that is not the first of its equals, with that first one: records of DUPLICATE, a range a
     document file.
@@ -74,17 +108,23 @@ def find_exact_duplicates(
     First means (source priority, longer first, doc_id), so the result does not depend on files, order or workers.
     Texts are compared by 128 or 64 bits of XXH3. Each task holds 12 bytes a document of its range of the hashes, and
     100 for each that has an equal; this process holds nothing of a document.
-    `folder` takes intermediate files; called again with the same arguments after a kill, it goes on from them."""
+    `folder` takes intermediate files; called again with the same arguments after a kill, it goes on from them. kept:
+    hashes of earlier runs, which are not made again."""
     identities = [document_file_identity(document_file) for document_file in document_files]
     open_workspace(folder, {"config": config.model_dump(), "document_files": identities})
     num_rows = sum(num_rows_of(document_file) for document_file in document_files)
     hashes = Shuffle(folder / "hashes", HASHED, len(document_files), ranges_for(num_rows))
+    kept_paths = [
+        None if kept is None else kept.path(document_file, config, hashes.ranges) for document_file in document_files
+    ]
     tasks = [
-        (document_file, config, hashes, number)
+        (document_file, config, hashes, number, kept_paths[number])
         for number, document_file in enumerate(document_files)
         if not hashes.has(number)
     ]
     engine.map(_hash_file, tasks, "exact duplicates: hash texts", [task[0].bytes for task in tasks], "B")
+    if kept is not None:
+        kept.prune(set(kept_paths))
     duplicates = Shuffle(folder / "equals", DUPLICATE, hashes.ranges, len(document_files))
     priorities = np.array([document_file.priority for document_file in document_files], np.int64)
     ranges = [(hashes, priorities, duplicates, number) for number in range(hashes.ranges) if not duplicates.has(number)]
@@ -94,13 +134,18 @@ def find_exact_duplicates(
     return duplicates
 
 
-def _hash_file(task: tuple[DocumentFile, ExactDedupConfig, Shuffle, int]) -> None:
-    document_file, config, hashes, number = task
+def _hash_file(task: tuple[DocumentFile, ExactDedupConfig, Shuffle, int, Path | None]) -> None:
+    document_file, config, hashes, number, kept_path = task
+    if kept_path is not None and is_sealed(kept_path):
+        link_sealed(kept_path, hashes.path(number))
+        return
     records = np.concatenate([np.empty(0, HASHED), *_hashed(document_file, config)])
     if config.hash_bits == 64:
         records["key"][:, 1] = 0
     records = records[key_order(np.ascontiguousarray(records["key"][:, 0]))]
     hashes.write_sorted(number, records, range_of_keys(records["key"][:, 0], hashes.ranges))
+    if kept_path is not None and len(records) >= MIN_KEPT_RECORDS:
+        link_sealed(hashes.path(number), kept_path)
 
 
 def _hashed(document_file: DocumentFile, config: ExactDedupConfig) -> Iterator[np.ndarray]:

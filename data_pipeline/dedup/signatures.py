@@ -21,7 +21,7 @@ from pydantic import Field, ValidationError
 from gristmill.data_pipeline.dedup.folding import document_ids
 from gristmill.data_pipeline.dedup.minhash import ShingleHash, Unit, signatures_of
 from gristmill.data_pipeline.ledger.document_file import DocumentFile, load_array, packed_ids, sortable_ids, utf8_of
-from gristmill.foundation.checksums import check_outputs, is_sealed, link_sealed, seal_of, sealed_path
+from gristmill.foundation.checksums import check_outputs, is_sealed, link_sealed, read_cached, seal_of, sealed_path
 from gristmill.foundation.config import Config
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.files import atomic_path, file_digest, remove_tree, write_atomic
@@ -159,6 +159,7 @@ def minhash_of(values: np.ndarray, scheme: SignatureScheme, permutations: Any = 
 # are found by id, so a file that lost rows, or other rows of which are kept, still has signatures of the rest.
 SIGNATURE_CACHE = "signatures"  # in the cache of a work folder
 SCHEME_CHARACTERS = 16
+KEPT_ROWS = "kept_rows"  # in the seals of kept signatures
 
 
 @dataclass(frozen=True)
@@ -225,7 +226,7 @@ class SignatureCache:
     def part(self, document_file: DocumentFile) -> CachedSignatures | None:
         """Signatures of the file's documents; None if there are none."""
         table_path, signatures_path = self.paths(document_file.path.stem)
-        if not self.has(document_file):
+        if not self.has(document_file) or len(self._notes(document_file)) != 1:
             return None
         with pq.ParquetFile(table_path) as file:
             table = file.read().combine_chunks()
@@ -236,8 +237,20 @@ class SignatureCache:
 
     def keep(self, document_file: DocumentFile, table_path: Path, signatures_path: Path) -> None:
         """Links the files of a store's part to the cache."""
-        for path, kept in zip((table_path, signatures_path), self.paths(document_file.path.stem), strict=True):
-            link_sealed(path, kept)
+        made_from = document_file.kept_rows
+        for path, kept in zip((signatures_path, table_path), self.paths(document_file.path.stem)[::-1], strict=True):
+            link_sealed(path, kept, note={KEPT_ROWS: made_from})
+
+    def is_of(self, document_file: DocumentFile) -> bool:
+        """Whether the signatures are those of the file's kept documents, row for row: they were kept for the same rows
+        of the same file. Nothing of them is read."""
+        made_from = document_file.kept_rows
+        return made_from is not None and self.has(document_file) and self._notes(document_file) == {made_from}
+
+    def _notes(self, document_file: DocumentFile) -> set[str | None]:
+        """Notes of the two files, which may be of two runs after a kill."""
+        seals = (read_cached(seal_of(path)) for path in self.paths(document_file.path.stem))
+        return {seal.get(KEPT_ROWS) for seal in seals if isinstance(seal, dict)}
 
     def prune(self, stems: Collection[str]) -> None:
         """Removes the signatures of other annotated files, and of other schemes."""
@@ -278,10 +291,12 @@ def sign_corpus(
     cache: signatures of earlier runs, which are not computed again."""
     tasks = [(document_file, scheme, folder, number, cache) for number, document_file in enumerate(document_files)]
     missing = [task for task in tasks if not documents_file(folder, task[3]).exists()]
-    engine.map(_sign_file, missing, "near duplicates: MinHash signatures", [task[0].bytes for task in missing], "B")
+    sizes = [task[0].bytes for task in missing]
+    signed = engine.map(_sign_file, missing, "near duplicates: MinHash signatures", sizes, "B")
+    rows_of = {task[3]: rows for task, rows in zip(missing, signed, strict=True)}
     stored = []
     for number, document_file in enumerate(document_files):
-        rows = pq.read_metadata(documents_file(folder, number)).num_rows
+        rows = rows_of[number] if number in rows_of else pq.read_metadata(documents_file(folder, number)).num_rows
         file = _seen_from(folder, document_file.path) if is_kept else ""
         stored.append(
             StoredFile(source=document_file.source, priority=document_file.priority, documents=rows, file=file)
@@ -380,27 +395,22 @@ def _write_store(folder: Path, scheme: SignatureScheme, files: tuple[StoredFile,
     return SignatureStore(folder, scheme, files)
 
 
-def _sign_file(task: tuple[DocumentFile, SignatureScheme, Path, int, SignatureCache | None]) -> None:
+def _sign_file(task: tuple[DocumentFile, SignatureScheme, Path, int, SignatureCache | None]) -> int:
+    """The number of documents."""
     document_file, scheme, folder, number, cache = task
     names = documents_file(folder, number), signatures_file(folder, number)
-    stored = None if cache is None else cache.part(document_file)
-    if stored is not None and cache is not None and _is_whole(stored, document_file):
+    documents = int(document_file.kept_mask().sum())
+    if cache is not None and cache.is_of(document_file):
         table_path, signatures_path = cache.paths(document_file.path.stem)
         link_sealed(signatures_path, names[1])
         link_sealed(table_path, names[0])  # last: it says that both are whole
-        return
+        return documents
+    stored = None if cache is None else cache.part(document_file)
     if stored is None or not write_from_cache(document_file, scheme, stored, *names):
-        write_signatures(signed_batches(document_file, scheme), int(document_file.kept_mask().sum()), scheme, *names)
+        write_signatures(signed_batches(document_file, scheme), documents, scheme, *names)
     if cache is not None:
         cache.keep(document_file, *names)
-
-
-def _is_whole(stored: CachedSignatures, document_file: DocumentFile) -> bool:
-    """Whether the known signatures are those of the kept documents, row for row."""
-    rows = np.flatnonzero(document_file.kept_mask())
-    if not np.array_equal(rows, stored.table.column("row").to_numpy()):
-        return False
-    return np.array_equal(document_ids(document_file.path)[rows], stored.ids)
+    return documents
 
 
 SignedBatch = tuple[pa.RecordBatch, np.ndarray]  # STORED_COLUMNS and the signatures of some documents

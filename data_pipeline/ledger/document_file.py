@@ -5,7 +5,7 @@ import hashlib
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any, Protocol
@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from gristmill.foundation.checksums import sealed_path
+from gristmill.foundation.checksums import read_cached, seal_of, sealed_path
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.files import is_temporary, remove_tree, sweep, write_atomic
 from gristmill.foundation.fingerprint import canonical_json
@@ -76,12 +76,21 @@ class DocumentFile:
             raise InputError(f"{self.path}: {rows} rows, but {len(kept)} values in the mask of kept rows")
         return np.asarray(kept, bool)
 
+    @cached_property
     def kept_digest(self) -> str:
         """SHA-256 of the mask of kept rows, or "" if all rows are kept."""
         if self.kept is None:
             return ""
         kept = self.kept if isinstance(self.kept, np.ndarray) else self.kept.mask()
         return hashlib.sha256(np.packbits(kept).tobytes()).hexdigest()
+
+    @cached_property
+    def kept_rows(self) -> str | None:
+        """Digest of the file's content and of which rows are kept; None if the file has no seal."""
+        known = read_cached(seal_of(self.path))
+        if not isinstance(known, dict) or "xxh3" not in known:
+            return None
+        return f"{known['xxh3']} {self.kept_digest}"
 
     def batches(self, wanted: np.ndarray | None = None) -> Iterator[tuple[np.ndarray, pa.Array, pa.Array]]:
         """(row numbers int64, doc_id, text) of the kept rows, in file order, a bounded number at a time.
@@ -265,7 +274,7 @@ def document_file_identity(document_file: DocumentFile) -> dict[str, Any]:
         "priority": document_file.priority,
         "bytes": size,
         "footer": digest,
-        "kept": document_file.kept_digest() or "all",
+        "kept": document_file.kept_digest or "all",
     }
 
 

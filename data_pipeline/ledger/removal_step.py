@@ -424,7 +424,7 @@ def work_folder(folder: Path, step: str, document_files: Sequence[DocumentFile],
         [
             document_file.path.parent.parent.name,
             document_file.path.name,
-            document_file.kept_digest(),
+            document_file.kept_digest,
         ]
         for document_file in document_files
     ]
