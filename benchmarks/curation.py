@@ -9,7 +9,8 @@ Rules of both: language, Gopher repetition and quality, C4, FineWeb quality, Min
 Of each: `NAME`, MB of raw text (of the WARC: of HTML) per CPU second, start-up included, us on the whole input and
 datatrove on a few MB like it in turn, one core each (datatrove needs 15 s a MB); `_rate`, ours alone against its goal;
 `_start_up`, the share of a run over 100 kB, whose seconds are `_start_up_seconds`; `_seconds_STEP`, ours by step;
-`_workers`, two workers on two cores over one; `_peak`, peak memory and that at a quarter of the input; `_peak_slope`,
+`_workers`, two workers on two cores over one, `_workers_outside_tasks` and `_in_tasks` their seconds, `_workers_bound`
+the most that Amdahl's law allows; `_peak`, peak memory and that at a quarter of the input; `_peak_slope`,
 bytes a record in between; `_kept_by_...`, records of datatrove's input kept by both or by one, with a table of the
 reasons.
 
@@ -214,7 +215,8 @@ def agreement(name: str, ours: Run, theirs: Run) -> list[Figure]:
 
 
 def two_workers(whole: Input, folder: Path, ours: Sequence[Run], shared: Input, python: Path | None) -> list[Figure]:
-    """Seconds of one worker on one core over those of two on two; with datatrove, its rate with two tasks."""
+    """Seconds of one worker on one core over those of two on two; what Amdahl's law allows for the driver's seconds
+    outside of tasks; with datatrove, its rate with two tasks."""
     if len(os.sched_getaffinity(0)) < 2:
         print(f"{whole.name}_workers: this process may use one core only, so it is left out", file=sys.stderr)
         return []
@@ -225,7 +227,8 @@ def two_workers(whole: Input, folder: Path, ours: Sequence[Run], shared: Input, 
     figures = [
         Figure(
             f"{whole.name}_workers", whole.megabytes / two, "MB/s", whole.megabytes / one, "one worker", one / two, 1.85
-        )
+        ),
+        *workers_bound(whole.name, ours, runs),
     ]
     if python is not None:
         pair = run_datatrove(python, shared.source, shared.settings, folder / "theirs", 2, whole.case.stop_words)
@@ -233,6 +236,24 @@ def two_workers(whole: Input, folder: Path, ours: Sequence[Run], shared: Input, 
         peer = f"{peer_name(shared)}, two tasks"
         figures.append(Figure(f"{whole.name}_two_workers", rate, "MB/s", other, peer, rate / other))
     return figures
+
+
+def workers_bound(name: str, one: Sequence[Run], two: Sequence[Run]) -> list[Figure]:
+    """Seconds outside of tasks, in which two workers wait for the driver, and those of all tasks; the ratio that two
+    workers could reach at most (Amdahl 1967)."""
+
+    def parts(runs: Sequence[Run]) -> tuple[float, float]:
+        in_tasks = [sum(run.steps.values()) for run in runs]
+        outside = [run.seconds - seconds for run, seconds in zip(runs, in_tasks, strict=True)]
+        return statistics.median(outside), statistics.median(in_tasks)
+
+    (serial, tasks), (serial_of_two, tasks_of_two) = parts(one), parts(two)
+    bound = (serial + tasks) / (serial + tasks / 2)
+    return [
+        Figure(f"{name}_workers_outside_tasks", serial_of_two, "s", serial, "one worker"),
+        Figure(f"{name}_workers_in_tasks", tasks_of_two, "s", tasks, "one worker", tasks / tasks_of_two),
+        Figure(f"{name}_workers_bound", bound, "times one worker, by Amdahl's law"),
+    ]
 
 
 if __name__ == "__main__":
