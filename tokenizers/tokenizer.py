@@ -260,8 +260,8 @@ def load_encoder(folder: Path, name: str, differing: tuple[tuple[int, int], ...]
     in a third of the time of the tokenizer, whose decoder, pieces and fingerprint a worker does not need."""
     if name == GigatokenEncoder.name and differing:
         path = folder / JSON_NAME
-        json = raw_without_added_tokens(path.read_bytes())
-        return GigatokenEncoder(json, HuggingFaceEncoder(path), mask_of(differing))
+        content = raw_without_added_tokens(path.read_bytes())
+        return GigatokenEncoder(content, HuggingFaceEncoder(path), mask_of(differing))
     return load_bulk_tokenizer(folder, name, differing)._encoder
 
 

@@ -244,20 +244,24 @@ def similar(
     Raises InputError if the text has no word, or the files are not the store's."""
     if len(document_files) != len(store.files):
         raise InputError(f"{store.folder}: signatures of {len(store.files)} files, but {len(document_files)} are given")
-    raw = np.frombuffer(text.encode(), np.uint8)
-    offsets = np.array([0, len(raw)], np.int64)
-    scheme = store.scheme
-    signature, shingles = signatures_of(raw, offsets, scheme.ngram, scheme.unit, scheme.hashes, scheme.seed)
-    if not shingles[0]:
-        raise InputError("the text holds no word, so nothing can be similar to it")
-    shingles_of_text = shingle_sets(raw, offsets, scheme.ngram, scheme.unit)[0]
-    proposed = _estimated(signature[0], store) if exhaustive else _proposed(signature[0], store)
+    signature, shingles_of_text = signed_text(text, store)
+    proposed = _estimated(signature, store) if exhaustive else _proposed(signature, store)
     best = sorted(proposed, key=lambda f: (-f[0], f[1], f[2]))[: limit * MEASURED]
     neighbours = [
         _measured(shingles_of_text, estimate, document_files[number], row, store) for estimate, number, row in best
     ]
     neighbours = [neighbour for neighbour in neighbours if neighbour.similarity > 0]
     return sorted(neighbours, key=lambda n: (-n.similarity, n.doc_id))[:limit]
+
+
+def signed_text(text: str, store: SignatureStore) -> tuple[np.ndarray, np.ndarray]:
+    """(signature, shingles) of one text by the store's scheme. Raises InputError if the text has no word."""
+    raw, scheme = np.frombuffer(text.encode("utf-8", "replace"), np.uint8), store.scheme
+    offsets = np.array([0, len(raw)], np.int64)
+    signatures, shingles = signatures_of(raw, offsets, scheme.ngram, scheme.unit, scheme.hashes, scheme.seed)
+    if not shingles[0]:
+        raise InputError("the text holds no word, so nothing can be similar to it")
+    return signatures[0], shingle_sets(raw, offsets, scheme.ngram, scheme.unit)[0]
 
 
 def _proposed(signature: np.ndarray, store: SignatureStore) -> Iterator[tuple[float, int, int]]:

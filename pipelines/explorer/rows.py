@@ -22,8 +22,8 @@ from gristmill.data_pipeline.annotate.source_groups import is_batch_file, rows_b
 from gristmill.data_pipeline.corpus.corpus_files import CorpusFiles, picked_rows
 from gristmill.data_pipeline.corpus.id_index import RowPlace
 from gristmill.data_pipeline.corpus.sketches import ANNOTATED_FOLDER, hosts_of
-from gristmill.data_pipeline.dedup.minhash import jaccard, shingle_sets, signatures_of
-from gristmill.data_pipeline.dedup.near_copies import EXCERPT, Neighbour, count_agreeing
+from gristmill.data_pipeline.dedup.minhash import jaccard, shingle_sets
+from gristmill.data_pipeline.dedup.near_copies import EXCERPT, Neighbour, count_agreeing, signed_text
 from gristmill.data_pipeline.dedup.signatures import (
     STORE_FILE,
     STORE_FOLDER,
@@ -294,13 +294,7 @@ class StoredSignatures:
         signatures is compared at least. Raises InputError where the corpus has no store and for a text without a
         word."""
         store = self._store
-        raw = np.frombuffer(text.encode("utf-8", "replace"), np.uint8)
-        offsets = np.array([0, len(raw)], np.int64)
-        scheme = store.scheme
-        signature, shingles = signatures_of(raw, offsets, scheme.ngram, scheme.unit, scheme.hashes, scheme.seed)
-        if not shingles[0]:
-            raise InputError("the text holds no word, so nothing can be similar to it")
-        of_text = shingle_sets(raw, offsets, scheme.ngram, scheme.unit)[0]
+        signature, of_text = signed_text(text, store)
         blocks = [
             (number, first)
             for number, stored in enumerate(store.files)
@@ -310,7 +304,7 @@ class StoredSignatures:
         compared, deadline, at = 0, time.monotonic() + seconds, after
         while at < len(blocks) and (at == after or time.monotonic() < deadline):
             number, first = blocks[at]
-            counts = count_agreeing(self._signatures(number, first), signature[0])
+            counts = count_agreeing(self._signatures(number, first), signature)
             places = np.argsort(-counts, kind="stable")[:NEAREST]
             best += [(int(counts[place]), number, first + int(place)) for place in places if counts[place]]
             compared, at = compared + len(counts), at + 1
