@@ -184,6 +184,11 @@ def test_added_tokens_are_taken_out_of_the_bytes_of_a_file(content):
         assert json.loads(raw_without_added_tokens(raw)) == expected
 
 
+def test_added_tokens_that_stand_twice_in_a_file_are_taken_out():
+    raw = b'{"added_tokens":[],"model":{},"added_tokens":[{"id":1}]}'
+    assert json.loads(raw_without_added_tokens(raw))["added_tokens"] == []
+
+
 def packed(texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
     raw = [text.encode() for text in texts]
     return np.frombuffer(b"".join(raw), np.uint8), np.cumsum([len(text) for text in raw])
