@@ -20,9 +20,7 @@ from gristmill.data_pipeline.annotate.annotate import (
     text_identity,
 )
 from gristmill.data_pipeline.annotate.optional_signals import origin_fields
-from gristmill.data_pipeline.annotate.source_groups import SourceGroup, group_sources
 from gristmill.data_pipeline.annotate.tombstones import Tombstones, drop_documents, write_tombstones
-from gristmill.data_pipeline.corpus.batch_files import BatchToWrite, write_batch_ledgers
 from gristmill.data_pipeline.corpus.counts import (
     check_training_documents,
     count_files,
@@ -31,6 +29,7 @@ from gristmill.data_pipeline.corpus.counts import (
     write_summary,
 )
 from gristmill.data_pipeline.corpus.merged_sketches import sketch_tasks, write_sketches
+from gristmill.data_pipeline.corpus.small_sources import BatchToWrite, SourceGroup, group_sources, write_batch_ledgers
 from gristmill.data_pipeline.corpus.splits import one_split, split_indices
 from gristmill.data_pipeline.corpus.writer import (
     HELD_OUT_FOLDER,

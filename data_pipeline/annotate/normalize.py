@@ -5,6 +5,8 @@ compiled too."""
 
 import unicodedata
 from functools import lru_cache
+from importlib.metadata import version
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -17,7 +19,8 @@ from gristmill.data_pipeline.annotate.scan_tables import (
     LINE_END,
     START,
     UNCOMPOSED,
-    scan_tables,
+    ScanTables,
+    build_tables,
 )
 from gristmill.data_pipeline.signals.bits import (
     BLOCK,
@@ -192,6 +195,22 @@ def _character_tables() -> CharacterTables:
     tables = scan_tables()
     ascii_classes = tables.classes[tables.pages[tables.page_of[0], :128]]
     return CharacterTables._make([*tables[:-1], ascii_classes, tables.memory, len(tables.next_state) - 1])
+
+
+TABLES_PATH = Path(__file__).with_name("scan_tables.npz")
+
+
+@lru_cache(maxsize=1)
+def scan_tables() -> ScanTables:
+    """The shipped tables if they were made from the installed versions, else new ones."""
+    with np.load(TABLES_PATH, allow_pickle=False) as file:
+        if str(file["versions"]) == installed_versions():
+            return ScanTables._make([*(file[name] for name in ScanTables._fields[:-1]), int(file["memory"])])
+    return build_tables()
+
+
+def installed_versions() -> str:
+    return f"ftfy {version('ftfy')}, Unicode {unicodedata.unidata_version}"
 
 
 @cached_njit(nogil=True)

@@ -1,8 +1,8 @@
 """Tables for the scan of UTF-8 text: ftfy's regular expression for mojibake as an automaton, and Unicode's NFC data.
 
-They are shipped as scan_tables.npz, made by `python -m gristmill.data_pipeline.annotate.scan_tables` from the installed
-ftfy and Python's unicodedata. The file names both versions; where others are installed, the tables are built anew when
-they are first used, which takes about a second."""
+They are shipped as scan_tables.npz, made by `python tests/support/scan_tables_file.py` from the installed ftfy and
+Python's unicodedata. The file names both versions; where others are installed, the tables are built anew when they are
+first used (`normalize.py`), which takes about a second."""
 
 import re
 import re._parser as regex_parser  # type: ignore[import-not-found]
@@ -10,13 +10,10 @@ import sys
 import unicodedata
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
-from importlib.metadata import version
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-TABLES_PATH = Path(__file__).with_name("scan_tables.npz")
 # What a character, or a text, holds. BAD: ftfy's badness (of a character: C1 controls). UNCOMPOSED: the text is not
 # certainly in NFC (of a character: NFC_Quick_Check is No or Maybe, UAX 15).
 LINE_END, CONTROL, BAD, UNCOMPOSED = 1, 2, 4, 8
@@ -42,15 +39,6 @@ class ScanTables(NamedTuple):
     flags: np.ndarray
     next_state: np.ndarray
     memory: int
-
-
-@lru_cache(maxsize=1)
-def scan_tables() -> ScanTables:
-    """The shipped tables if they were made from the installed versions, else new ones."""
-    with np.load(TABLES_PATH, allow_pickle=False) as file:
-        if str(file["versions"]) == _versions():
-            return ScanTables._make([*(file[name] for name in ScanTables._fields[:-1]), int(file["memory"])])
-    return build_tables()
 
 
 def build_tables() -> ScanTables:
@@ -87,10 +75,6 @@ def _classes(sets_SC: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
         _, class_C = np.unique(class_C << 32 | found_C.reshape(-1), return_inverse=True)
     _, example_K = np.unique(class_C, return_index=True)
     return class_C.reshape(-1), np.stack([members[example_K] for members in sets_SC], axis=1)
-
-
-def _versions() -> str:
-    return f"ftfy {version('ftfy')}, Unicode {unicodedata.unidata_version}"
 
 
 Sequences = tuple[list[tuple[bytes, ...]], list[tuple[bytes, ...]]]
@@ -205,13 +189,3 @@ def _uncomposed(every: str) -> set[int]:
         elif " " in decomposition:
             characters.add(int(decomposition.split()[1], 16))
     return characters
-
-
-def write_tables(path: Path = TABLES_PATH) -> None:
-    tables = build_tables()
-    np.savez_compressed(path, **tables._asdict(), versions=np.array(_versions()))
-
-
-if __name__ == "__main__":
-    write_tables()
-    print(f"{TABLES_PATH.name}: {TABLES_PATH.stat().st_size} bytes, {_versions()}")

@@ -10,7 +10,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from gristmill.data_pipeline.corpus.batch_files import BatchTable
 from gristmill.data_pipeline.corpus.id_index import (
     DOCUMENT_COLUMNS,
     ID_RECORD,
@@ -40,6 +39,7 @@ from gristmill.data_pipeline.corpus.sketches import (
     write_sketch,
     write_table,
 )
+from gristmill.data_pipeline.corpus.small_sources import BatchTable
 from gristmill.data_pipeline.corpus.writer import ReusedFiles, sketch_key
 from gristmill.data_pipeline.filters.pii import PiiConfig
 from gristmill.data_pipeline.ledger.ledger import LedgerTask

@@ -14,8 +14,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import xxhash
 
-from gristmill.data_pipeline.corpus.batch_files import RowSpan, TableSlice, signals_name
 from gristmill.data_pipeline.corpus.shards import PII_FIELD, replaced_texts
+from gristmill.data_pipeline.corpus.small_sources import RowSpan, TableSlice, signals_name
 from gristmill.data_pipeline.dedup.folding import picked_texts
 from gristmill.data_pipeline.filters.pii import PiiConfig
 from gristmill.data_pipeline.ledger.document_file import RowRange, read_rows

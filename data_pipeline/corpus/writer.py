@@ -17,7 +17,6 @@ import pyarrow.parquet as pq
 import xxhash
 
 from gristmill.data_pipeline.annotate.annotate import AnnotateConfig
-from gristmill.data_pipeline.corpus.batch_files import BatchTable, BatchToWrite, write_batch
 from gristmill.data_pipeline.corpus.shards import (
     ShardFormat,
     ShardPlan,
@@ -29,6 +28,7 @@ from gristmill.data_pipeline.corpus.shards import (
     write_shard_run,
 )
 from gristmill.data_pipeline.corpus.sketches import SketchTask
+from gristmill.data_pipeline.corpus.small_sources import BatchTable, BatchToWrite, write_batch
 from gristmill.data_pipeline.corpus.splits import SPLITS
 from gristmill.data_pipeline.decontamination.report import report_markdown
 from gristmill.data_pipeline.decontamination.step import Decontamination

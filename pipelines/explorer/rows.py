@@ -18,10 +18,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from gristmill.data_pipeline.annotate.source_groups import is_batch_file, rows_by_source, source_in_name
 from gristmill.data_pipeline.corpus.corpus_files import CorpusFiles, picked_rows
 from gristmill.data_pipeline.corpus.id_index import RowPlace
 from gristmill.data_pipeline.corpus.sketches import ANNOTATED_FOLDER, hosts_of
+from gristmill.data_pipeline.corpus.small_sources import is_batch_file, rows_by_source, source_in_name
 from gristmill.data_pipeline.dedup.minhash import jaccard, shingle_sets
 from gristmill.data_pipeline.dedup.near_copies import EXCERPT, Neighbour, count_agreeing, signed_text
 from gristmill.data_pipeline.dedup.signatures import (

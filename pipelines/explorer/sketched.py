@@ -15,8 +15,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from gristmill.data_pipeline.annotate.source_groups import is_batch_file, rows_by_source, source_in_name
-from gristmill.data_pipeline.corpus.batch_files import TableSlice
 from gristmill.data_pipeline.corpus.corpus_files import CorpusFiles
 from gristmill.data_pipeline.corpus.merged_sketches import merge_counts, merge_samples, sketch_tasks
 from gristmill.data_pipeline.corpus.sketches import (
@@ -31,6 +29,7 @@ from gristmill.data_pipeline.corpus.sketches import (
     sketch_documents,
     sketch_ledgers,
 )
+from gristmill.data_pipeline.corpus.small_sources import TableSlice, is_batch_file, rows_by_source, source_in_name
 from gristmill.data_pipeline.filters.apply import WANTED_LANGUAGE
 from gristmill.foundation.errors import InputError
 

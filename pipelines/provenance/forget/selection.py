@@ -12,10 +12,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from gristmill.data_pipeline.annotate.source_groups import is_batch_file, rows_by_source, source_in_name
 from gristmill.data_pipeline.annotate.tombstones import read_tombstones
 from gristmill.data_pipeline.corpus.document_history import open_corpus
 from gristmill.data_pipeline.corpus.sketches import HOST
+from gristmill.data_pipeline.corpus.small_sources import is_batch_file, rows_by_source, source_in_name
 from gristmill.data_pipeline.dedup.folding import bytes_of_words, document_keys, fold_texts, folded_keys
 from gristmill.data_pipeline.dedup.near import NearDedupConfig
 from gristmill.data_pipeline.dedup.near_copies import SignedTexts, near_copies

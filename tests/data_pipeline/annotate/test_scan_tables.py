@@ -1,18 +1,19 @@
 import unicodedata
 
 import numpy as np
+from scan_tables_file import write_tables
 
-from gristmill.data_pipeline.annotate import scan_tables
-from gristmill.data_pipeline.annotate.scan_tables import UNCOMPOSED, write_tables
+from gristmill.data_pipeline.annotate import normalize
+from gristmill.data_pipeline.annotate.scan_tables import INSIDE, START, UNCOMPOSED
 
 
 def test_the_shipped_tables_are_those_of_the_installed_ftfy_and_unicode(tmp_path):
     write_tables(tmp_path / "made.npz")
-    with np.load(scan_tables.TABLES_PATH) as shipped, np.load(tmp_path / "made.npz") as made:
+    with np.load(normalize.TABLES_PATH) as shipped, np.load(tmp_path / "made.npz") as made:
         assert sorted(shipped) == sorted(made)
         for name in made:
-            assert np.array_equal(shipped[name], made[name]), f"{name}: run python -m {scan_tables.__name__}"
-    tables = scan_tables.scan_tables()
+            assert np.array_equal(shipped[name], made[name]), f"{name}: run python tests/support/scan_tables_file.py"
+    tables = normalize.scan_tables()
     for code in [*range(0x3100), *range(0xAC00, 0xAC80), 0x1D15E, 0x1F600, 0x10FFFF]:
         kind = tables.pages[tables.page_of[code >> 8], code & 255]
         assert tables.combining[kind] == unicodedata.combining(chr(code))
@@ -21,23 +22,23 @@ def test_the_shipped_tables_are_those_of_the_installed_ftfy_and_unicode(tmp_path
 
 
 def test_tables_of_other_versions_are_built_anew(monkeypatch):
-    shipped = scan_tables.scan_tables()
-    scan_tables.scan_tables.cache_clear()
-    monkeypatch.setattr(scan_tables, "version", lambda _: "0.0")
+    shipped = normalize.scan_tables()
+    normalize.scan_tables.cache_clear()
+    monkeypatch.setattr(normalize, "version", lambda _: "0.0")
     built: list[bool] = []
-    monkeypatch.setattr(scan_tables, "build_tables", lambda: built.append(True) or shipped)
-    assert scan_tables.scan_tables() is shipped
+    monkeypatch.setattr(normalize, "build_tables", lambda: built.append(True) or shipped)
+    assert normalize.scan_tables() is shipped
     assert built == [True]
-    scan_tables.scan_tables.cache_clear()
+    normalize.scan_tables.cache_clear()
 
 
 def test_ascii_is_never_bad_and_forgotten():
     """The kernel skips over long runs of ASCII: the automaton must not match in one, and its state behind one must be
     that of the last characters alone."""
-    tables = scan_tables.scan_tables()
+    tables = normalize.scan_tables()
     matched = len(tables.next_state) - 1
     ascii_classes = np.unique(tables.classes[tables.pages[tables.page_of[0], :128]])
-    reached, waiting = set(), [scan_tables.START, scan_tables.INSIDE]
+    reached, waiting = set(), [START, INSIDE]
     while waiting:
         state = waiting.pop()
         for after in tables.next_state[state, ascii_classes].tolist():
@@ -46,7 +47,7 @@ def test_ascii_is_never_bad_and_forgotten():
                 reached.add(after)
                 waiting.append(after)
     # from any state but the final one, `memory` characters of ASCII lead where they lead from INSIDE, or to the end
-    states = {(first, scan_tables.INSIDE) for first in range(matched)}
+    states = {(first, INSIDE) for first in range(matched)}
     for _ in range(tables.memory):
         states = {
             (int(tables.next_state[first, one]), int(tables.next_state[second, one]))

@@ -6,9 +6,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from gristmill.data_pipeline import run_curation
-from gristmill.data_pipeline.annotate import source_groups
-from gristmill.data_pipeline.annotate.source_groups import group_sources
 from gristmill.data_pipeline.annotate.tombstones import Tombstones
+from gristmill.data_pipeline.corpus import small_sources
+from gristmill.data_pipeline.corpus.small_sources import group_sources
 from gristmill.data_pipeline.curate_config import CurateConfig
 from gristmill.data_pipeline.readers.read import resolve
 from gristmill.data_pipeline.readers.source import SourceConfig
@@ -88,10 +88,10 @@ def test_batches_change_no_byte(name, tmp_path, monkeypatch):
     assert sorted(name[0] for name in annotated(tmp_path / "batched")) == ["+", "f", "s"]  # s11 has another priority
     if name == "default":
         with monkeypatch.context() as patch:
-            patch.setattr(source_groups, "MAX_BATCH_SOURCES", 5)
+            patch.setattr(small_sources, "MAX_BATCH_SOURCES", 5)
             assert curated(sources, tmp_path / "small", workers=2, **settings) == batched
         assert len(annotated(tmp_path / "small")) > 6
-    monkeypatch.setattr(source_groups, "MIN_BATCHED_SOURCES", 1_000)
+    monkeypatch.setattr(small_sources, "MIN_BATCHED_SOURCES", 1_000)
     assert curated(sources, tmp_path / "alone", **settings) == batched
     assert len(annotated(tmp_path / "alone")) == NUMBER + 1
 
@@ -110,7 +110,7 @@ def test_documents_taken_out_of_a_batch(tmp_path, monkeypatch):
     assert pq.read_table(ledger / "s4-00000.parquet").num_rows == 0
     ids = {doc_id for path in ledger.glob("*.parquet") for doc_id in pq.read_table(path).column("doc_id").to_pylist()}
     assert ids.isdisjoint(forgotten) and len(ids) > 3 * NUMBER
-    monkeypatch.setattr(source_groups, "MIN_BATCHED_SOURCES", 1_000)
+    monkeypatch.setattr(small_sources, "MIN_BATCHED_SOURCES", 1_000)
     assert curated(sources, tmp_path / "alone", tombstones=tombstones) == after
 
 
@@ -164,5 +164,5 @@ def test_what_is_batched():
     assert all(len(batch) <= 80 for batch in batches)  # of 8 MB
     more = [set(group) for group in groups_of({"first": 10, **sizes}, s3="other")]
     assert len([batch for batch in batches if batch not in more]) == 1
-    few = {f"s{number}": 100 for number in range(source_groups.MIN_BATCHED_SOURCES - 1)}
+    few = {f"s{number}": 100 for number in range(small_sources.MIN_BATCHED_SOURCES - 1)}
     assert groups_of(few) == [(name,) for name in few]
