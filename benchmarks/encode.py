@@ -45,8 +45,8 @@ from text import documents, installed_texts
 import tokenizers
 from gristmill.data_pipeline.corpus.splits import document_ranges
 from gristmill.data_pipeline.indexed.dataset import merge
+from gristmill.data_pipeline.indexed.draws import key_of
 from gristmill.data_pipeline.indexed.format import IndexedReader
-from gristmill.data_pipeline.indexed.permutation import key_of
 from gristmill.tokenizers.byte_level import BYTE_OF, GPT2_PATTERN, resident_bytes
 from gristmill.tokenizers.config import TokenizerConfig
 from gristmill.tokenizers.encoders import Encoder, adversarial_strings

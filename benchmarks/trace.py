@@ -24,8 +24,8 @@ from measure import Figure, arguments, print_figures
 from gristmill.data_pipeline.corpus.id_index import ID_RECORD, INDEX_VERSION, IdIndex
 from gristmill.data_pipeline.indexed.config import IndexConfig
 from gristmill.data_pipeline.indexed.dataset import Dataset, IndexedSource
+from gristmill.data_pipeline.indexed.draws import Permutation, key_of
 from gristmill.data_pipeline.indexed.packing import Concat
-from gristmill.data_pipeline.indexed.permutation import Permutation, key_of
 from gristmill.data_pipeline.indexed.samples import Samples
 from gristmill.pipelines.provenance.step_log import StepLog, samples_of_steps, step_of
 from gristmill.pipelines.provenance.trace import DocumentOrder, Tracer

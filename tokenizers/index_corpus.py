@@ -23,7 +23,7 @@ from gristmill.data_pipeline.corpus.splits import (
     read,
     read_repeats,
 )
-from gristmill.data_pipeline.indexed.config import MixConfig, blend_weights
+from gristmill.data_pipeline.indexed.config import MixConfig
 from gristmill.data_pipeline.indexed.dataset import (
     Dataset,
     FimIds,
@@ -33,6 +33,7 @@ from gristmill.data_pipeline.indexed.dataset import (
     source_prefix,
     write_dataset,
 )
+from gristmill.data_pipeline.indexed.draws import blend_weights, key_of
 from gristmill.data_pipeline.indexed.format import (
     IndexedReader,
     IndexedWriter,
@@ -43,7 +44,6 @@ from gristmill.data_pipeline.indexed.format import (
 )
 from gristmill.data_pipeline.indexed.language_shares import cell_name, language_tag, pooled
 from gristmill.data_pipeline.indexed.mix import cell_names, source_cells, write_cells
-from gristmill.data_pipeline.indexed.permutation import key_of
 from gristmill.data_pipeline.ledger.document_file import utf8_of
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.files import atomic_path, file_digest, remove_tree, write_atomic

@@ -17,8 +17,8 @@ import sentencepiece
 from sentencepiece import sentencepiece_model_pb2
 
 from gristmill.data_pipeline.corpus.splits import SPLITS, document_ranges, read
+from gristmill.data_pipeline.indexed.draws import Permutation, key_of
 from gristmill.data_pipeline.indexed.language_shares import language_tag
-from gristmill.data_pipeline.indexed.permutation import Permutation, key_of
 from gristmill.data_pipeline.signals.bits import TextBuffer
 from gristmill.data_pipeline.signals.language import text_scripts
 from gristmill.foundation.config import Config

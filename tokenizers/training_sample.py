@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from gristmill.data_pipeline.corpus.splits import DocumentRange, document_ranges, read
-from gristmill.data_pipeline.indexed.permutation import Permutation, key_of
+from gristmill.data_pipeline.indexed.draws import Permutation, key_of
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.runtime.tasks.engine import Engine
 from gristmill.foundation.runtime.tasks.local import LocalEngine

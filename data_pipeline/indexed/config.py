@@ -1,14 +1,11 @@
-"""Settings of the indexed data in a recipe: how documents become samples, and samples a stream; how a
-mix of cells is read."""
+"""Settings of the indexed data in a recipe: how documents become samples, and samples a stream; how a mix is read."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
 from gristmill.foundation.config import Config
-from gristmill.foundation.errors import InputError
 
 # Settings of a mix in a recipe: cells of documents by quality, topic and copies, and how often each cell is read.
 
@@ -162,134 +159,3 @@ def check_weights(weights: dict[str, float]) -> None:
                 f"weight of source {name!r} is {weight}; a weight is a finite number above 0: "
                 "leave out a source that is not to be drawn"
             )
-
-
-# How often a run sees each source: from token counts, weights and the tokens of the run, before anything is drawn.
-
-# Up to 4 epochs of repeated data change the loss little against as much new data; from there on its value falls
-# (Muennighoff et al. 2023, "Scaling Data-Constrained Language Models", arXiv:2305.16264, abstract).
-MAX_EPOCHS_UNWARNED = 4.0
-
-
-def blend_weights(weights: Mapping[str, float | None], tokens: Mapping[str, int]) -> dict[str, float]:
-    """The weights as they are given, or, where none is, each source's share of the tokens.
-
-    ({"a": None, "b": None}, {"a": 300, "b": 100}) -> {"a": 0.75, "b": 0.25}. Raises ValueError if only some are
-    given: whether a missing one means 1, a share of the tokens or what the others leave cannot be told."""
-    check_all_or_none(weights)
-    total = max(1, sum(tokens.values()))
-    return {name: tokens[name] / total if weight is None else weight for name, weight in weights.items()}
-
-
-def check_all_or_none(weights: Mapping[str, float | None]) -> None:
-    given = [name for name, weight in weights.items() if weight is not None]
-    missing = [name for name, weight in weights.items() if weight is None]
-    if given and missing:
-        raise ValueError(
-            f"source {given[0]!r} has a weight and source {missing[0]!r} has none; give every source a weight, or "
-            "none: then each is drawn in proportion to its tokens"
-        )
-
-
-def tokens_drawn(
-    weights: Mapping[str, float], train_tokens: int, phases: Sequence[PhaseConfig] = ()
-) -> dict[str, float]:
-    """Tokens that a run of `train_tokens` takes from each source; phases replace the weights, as in a run.
-
-    ({"a": 3.0, "b": 1.0}, 400) -> {"a": 300.0, "b": 100.0}."""
-    drawn = dict.fromkeys(weights, 0.0)
-    stretches: list[tuple[int, Mapping[str, float]]] = [(phase.from_tokens, phase.weights) for phase in phases]
-    stretches = stretches or [(0, weights)]
-    ends = [start for start, _ in stretches[1:]] + [train_tokens]
-    for (start, shares), end in zip(stretches, ends, strict=True):
-        present = {name: share for name, share in shares.items() if name in drawn}
-        for name, share in present.items():
-            drawn[name] += max(0, min(end, train_tokens) - start) * share / sum(present.values())
-    return drawn
-
-
-def epochs_by_source(
-    tokens: Mapping[str, int],
-    weights: Mapping[str, float | None],
-    train_tokens: int,
-    phases: Sequence[PhaseConfig] = (),
-) -> dict[str, float]:
-    """How often a run of `train_tokens` sees the tokens of each source; sources without tokens are left out.
-
-    tokens {"a": 100, "b": 10}, weights 3 and 1, 400 tokens -> {"a": 3.0, "b": 10.0}."""
-    drawn = tokens_drawn(blend_weights(weights, tokens), train_tokens, phases)
-    return {name: drawn[name] / tokens[name] for name in tokens if tokens[name]}
-
-
-def repeat_warnings(epochs: Mapping[str, float], tokens: Mapping[str, int], train_tokens: int) -> list[str]:
-    """A line for each source that is seen more than 4 times, with the numbers and what to change."""
-    return [
-        f"warning: source {name!r} has {tokens[name]:,} tokens and is seen {times:.1f} times in a run of "
-        f"{train_tokens:,}; text repeated more than {MAX_EPOCHS_UNWARNED:g} times teaches little: give it a share of "
-        f"{MAX_EPOCHS_UNWARNED * tokens[name] / train_tokens:.2%} or less, train on fewer tokens, or add text"
-        for name, times in epochs.items()
-        if times > MAX_EPOCHS_UNWARNED
-    ]
-
-
-# What a run draws from each source, computed without drawing: shares, epochs, caps.
-
-
-@dataclass(frozen=True)
-class Draw:
-    """Samples that a run takes from one source. epoch_samples: samples in one pass over it. cap: of the passes."""
-
-    source: str
-    samples: int
-    epoch_samples: int
-    sample_tokens: int
-    cap: float | None
-
-    @property
-    def tokens(self) -> int:
-        return self.samples * self.sample_tokens
-
-    @property
-    def epochs(self) -> float:
-        """How often the run sees the source."""
-        return self.samples / self.epoch_samples
-
-
-class DrawForecast:
-    """Forecasts for a run of `num_samples`, from what a subclass gives as `drawn`."""
-
-    def drawn(self, num_samples: int) -> list[Draw]:
-        raise NotImplementedError
-
-    def budget(self, num_samples: int) -> str:
-        """The draws of a run in a line: "books 75.0% (12,288 tokens, 0.41 epochs), notes 25.0% (...)"."""
-        draws = self.drawn(num_samples)
-        whole = max(1, sum(draw.tokens for draw in draws))
-        return ", ".join(
-            f"{draw.source} {draw.tokens / whole:.1%} ({draw.tokens:,} tokens, {draw.epochs:.2f} epochs)"
-            for draw in draws
-        )
-
-    def repeat_warnings(self, num_samples: int) -> list[str]:
-        """A line for each source that a run of `num_samples` sees more than 4 times."""
-        draws = self.drawn(num_samples)
-        epochs = {draw.source: draw.epochs for draw in draws}
-        tokens = {draw.source: draw.epoch_samples * draw.sample_tokens for draw in draws}
-        return repeat_warnings(epochs, tokens, sum(draw.tokens for draw in draws))
-
-    def check_budget(self, num_samples: int) -> None:
-        """Raises InputError, before training starts, if a run of `num_samples` would overdraw a capped source."""
-        for draw in self.drawn(num_samples):
-            if draw.cap is not None and draw.epochs > draw.cap:
-                raise InputError(overdrawn(draw.source, draw.epochs, draw.cap))
-
-
-def cap_of(config: IndexConfig, source: str) -> float | None:
-    return config.max_epochs.get(source) if isinstance(config.max_epochs, dict) else config.max_epochs
-
-
-def overdrawn(source: str, epochs: float, cap: float) -> str:
-    return (
-        f"source {source!r} would be seen {epochs:.2f} times, its cap is {cap}; train on fewer tokens, lower the "
-        "source's weight, give it more text, or raise index.max_epochs"
-    )

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from pydantic import Field
 
+from gristmill.data_pipeline.indexed.draws import Permutation
 from gristmill.data_pipeline.indexed.format import (
     IndexedReader,
     IndexedWriter,
@@ -19,7 +20,6 @@ from gristmill.data_pipeline.indexed.format import (
     idx_path,
     indexed_writer,
 )
-from gristmill.data_pipeline.indexed.permutation import Permutation
 from gristmill.foundation.checksums import file_state, is_settled, one_at_a_time, read_cached, write_cached
 from gristmill.foundation.config import Config
 from gristmill.foundation.errors import InputError

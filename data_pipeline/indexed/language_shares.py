@@ -8,8 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from gristmill.data_pipeline.corpus.splits import SPLITS
-from gristmill.data_pipeline.indexed.config import LanguageSampling, blend_weights
+from gristmill.data_pipeline.indexed.config import LanguageSampling
 from gristmill.data_pipeline.indexed.dataset import Dataset
+from gristmill.data_pipeline.indexed.draws import blend_weights
 from gristmill.foundation.errors import RecipeError
 
 OTHER = "other"  # languages of a source that are too small to be sampled by themselves

@@ -15,8 +15,9 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from gristmill.data_pipeline.corpus.splits import read_repeats
-from gristmill.data_pipeline.indexed.config import MixConfig, blend_weights
+from gristmill.data_pipeline.indexed.config import MixConfig
 from gristmill.data_pipeline.indexed.dataset import Dataset
+from gristmill.data_pipeline.indexed.draws import blend_weights
 from gristmill.data_pipeline.indexed.language_shares import RunLength
 from gristmill.foundation.errors import InputError, RecipeError
 from gristmill.foundation.files import atomic_path

@@ -9,9 +9,8 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from gristmill.data_pipeline.indexed.blend import places_of_values
+from gristmill.data_pipeline.indexed.draws import Permutation, key_of, places_of_values
 from gristmill.data_pipeline.indexed.format import IndexedReader
-from gristmill.data_pipeline.indexed.permutation import Permutation, key_of
 from gristmill.foundation.checksums import one_at_a_time, write_cached_bytes
 from gristmill.foundation.fingerprint import fingerprint
 from gristmill.foundation.manifest import CACHE_FOLDER

@@ -12,8 +12,7 @@ from typing import Self
 
 import numpy as np
 
-from gristmill.data_pipeline.indexed.blend import Schedule, places_of_values
-from gristmill.data_pipeline.indexed.config import Draw, DrawForecast, IndexConfig, cap_of, overdrawn
+from gristmill.data_pipeline.indexed.config import IndexConfig
 from gristmill.data_pipeline.indexed.dataset import (
     DATASET_NAME,
     CheckedSource,
@@ -24,6 +23,15 @@ from gristmill.data_pipeline.indexed.dataset import (
     open_checked,
     read_dataset,
     source_prefix,
+)
+from gristmill.data_pipeline.indexed.draws import (
+    Draw,
+    DrawForecast,
+    Schedule,
+    cap_of,
+    key_of,
+    overdrawn,
+    places_of_values,
 )
 from gristmill.data_pipeline.indexed.language_shares import language_of
 from gristmill.data_pipeline.indexed.packing import (
@@ -36,7 +44,6 @@ from gristmill.data_pipeline.indexed.packing import (
     WindowBatch,
     kept_first_windows,
 )
-from gristmill.data_pipeline.indexed.permutation import key_of
 from gristmill.foundation.errors import InputError, RecipeError
 from gristmill.foundation.fingerprint import fingerprint
 

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import numpy as np
 
-from gristmill.data_pipeline.indexed.config import Draw, DrawForecast, IndexConfig, cap_of
+from gristmill.data_pipeline.indexed.config import IndexConfig
 from gristmill.data_pipeline.indexed.dataset import Dataset, manifest_digests, open_checked, read_dataset
+from gristmill.data_pipeline.indexed.draws import Draw, DrawForecast, Permutation, cap_of, key_of
 from gristmill.data_pipeline.indexed.format import IndexedReader
 from gristmill.data_pipeline.indexed.language_shares import language_of
 from gristmill.data_pipeline.indexed.packing import DocumentPiece
-from gristmill.data_pipeline.indexed.permutation import Permutation, key_of
 from gristmill.data_pipeline.indexed.samples import Say, TooFewTokens, blend_schedule
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.fingerprint import fingerprint

@@ -15,8 +15,8 @@ import pyarrow.parquet as pq
 from gristmill.data_pipeline.corpus.splits import document_ranges, read
 from gristmill.data_pipeline.decontamination.index import NgramIndex, build_index, search, words_of
 from gristmill.data_pipeline.indexed.config import MixConfig
+from gristmill.data_pipeline.indexed.draws import Permutation, key_of
 from gristmill.data_pipeline.indexed.mix import CELLS_FOLDER, cell_names, source_cells, write_cells
-from gristmill.data_pipeline.indexed.permutation import Permutation, key_of
 from gristmill.evaluation.results.ablation import votes
 from gristmill.foundation.config import read_yaml
 from gristmill.foundation.errors import InputError, RecipeError

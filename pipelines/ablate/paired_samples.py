@@ -14,11 +14,10 @@ from pathlib import Path
 
 import numpy as np
 
-from gristmill.data_pipeline.indexed.blend import Schedule
 from gristmill.data_pipeline.indexed.config import IndexConfig
 from gristmill.data_pipeline.indexed.dataset import read_dataset, source_prefix
+from gristmill.data_pipeline.indexed.draws import Permutation, Schedule, key_of
 from gristmill.data_pipeline.indexed.format import IndexedReader
-from gristmill.data_pipeline.indexed.permutation import Permutation, key_of
 from gristmill.data_pipeline.indexed.samples import TooFewTokens, blend_schedule
 from gristmill.foundation.fingerprint import fingerprint
 from gristmill.training.objectives.objective import stack_samples

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from torch.nn import functional
 
-from gristmill.data_pipeline.indexed.permutation import Permutation, key_of
+from gristmill.data_pipeline.indexed.draws import Permutation, key_of
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.files import write_atomic
 from gristmill.foundation.fingerprint import canonical_json, fingerprint

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from gristmill.data_pipeline.corpus.splits import document_ranges, read
-from gristmill.data_pipeline.indexed.permutation import key_of
+from gristmill.data_pipeline.indexed.draws import key_of
 from gristmill.data_pipeline.readers.document import Record
 from gristmill.data_pipeline.readers.read import FileRange, read_range
 from gristmill.data_pipeline.readers.source import SourceConfig

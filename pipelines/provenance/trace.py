@@ -23,9 +23,9 @@ import pyarrow.parquet as pq
 from gristmill.data_pipeline.corpus.id_index import IdIndex, read_row
 from gristmill.data_pipeline.corpus.splits import document_ranges, document_shards, read, read_repeats
 from gristmill.data_pipeline.indexed.dataset import read_dataset
+from gristmill.data_pipeline.indexed.draws import Permutation, key_of
 from gristmill.data_pipeline.indexed.language_shares import OTHER, cell_name, language_tag
 from gristmill.data_pipeline.indexed.mix import CELLS_FOLDER
-from gristmill.data_pipeline.indexed.permutation import Permutation, key_of
 from gristmill.foundation.errors import InputError, RecipeError
 from gristmill.foundation.files import write_atomic
 from gristmill.foundation.manifest import CACHE_FOLDER, MANIFEST_NAME, read_manifest

@@ -6,7 +6,8 @@ from typing import Any, NamedTuple, Self
 from pydantic import BaseModel, Field, model_validator
 
 from gristmill.data_pipeline.curate_config import CurateConfig
-from gristmill.data_pipeline.indexed.config import IndexConfig, check_all_or_none
+from gristmill.data_pipeline.indexed.config import IndexConfig
+from gristmill.data_pipeline.indexed.draws import check_all_or_none
 from gristmill.data_pipeline.readers.source import SourceConfig
 from gristmill.evaluation.inference.config import EvaluateConfig
 from gristmill.foundation.config import Config

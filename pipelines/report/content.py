@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from gristmill.data_pipeline.corpus.counts import COUNTS_NAME, document_totals
-from gristmill.data_pipeline.indexed.config import tokens_drawn
 from gristmill.data_pipeline.indexed.dataset import read_dataset
+from gristmill.data_pipeline.indexed.draws import tokens_drawn
 from gristmill.data_pipeline.indexed.language_shares import held_out_notes, tokens_by_language
 from gristmill.evaluation.tasks.corpus_tasks import english_name
 from gristmill.foundation.manifest import LOG_FOLDER, read_manifest

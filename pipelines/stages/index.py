@@ -12,8 +12,9 @@ import pyarrow.parquet as pq
 from gristmill.data_pipeline.corpus.counts import sources_without_documents
 from gristmill.data_pipeline.corpus.document_history import Event
 from gristmill.data_pipeline.corpus.splits import SPLITS
-from gristmill.data_pipeline.indexed.config import MixConfig, epochs_by_source, repeat_warnings
+from gristmill.data_pipeline.indexed.config import MixConfig
 from gristmill.data_pipeline.indexed.dataset import Dataset, read_dataset
+from gristmill.data_pipeline.indexed.draws import epochs_by_source, repeat_warnings
 from gristmill.data_pipeline.indexed.language_shares import RunLength, held_out_notes, tokens_by_language
 from gristmill.data_pipeline.indexed.mix import CELLS_FOLDER, Cell, CellRepeats, cells_of, mix_repeats
 from gristmill.foundation.deferred_module import DeferredModule

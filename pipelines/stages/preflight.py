@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from gristmill.data_pipeline.curate_config import check_filters
-from gristmill.data_pipeline.indexed.config import epochs_by_source, repeat_warnings
+from gristmill.data_pipeline.indexed.draws import epochs_by_source, repeat_warnings
 from gristmill.data_pipeline.quality.scores import LABELS_PREFIX, PREFIX, pinned_labels, pinned_scores
 from gristmill.data_pipeline.readers.files import check_kinds
 from gristmill.data_pipeline.readers.own import reader_of

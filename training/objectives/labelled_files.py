@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from pydantic import Field
 
-from gristmill.data_pipeline.indexed.permutation import Permutation, key_of
+from gristmill.data_pipeline.indexed.draws import Permutation, key_of
 from gristmill.foundation.config import Config
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.fingerprint import fingerprint

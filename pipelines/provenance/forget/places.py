@@ -12,8 +12,8 @@ import pyarrow.parquet as pq
 
 from gristmill.data_pipeline.corpus.counts import sources_without_documents
 from gristmill.data_pipeline.indexed.dataset import source_prefix
+from gristmill.data_pipeline.indexed.draws import Permutation, key_of
 from gristmill.data_pipeline.indexed.format import IndexedReader
-from gristmill.data_pipeline.indexed.permutation import Permutation, key_of
 from gristmill.foundation.errors import InputError, RecipeError
 from gristmill.foundation.manifest import MANIFEST_NAME
 from gristmill.foundation.runtime.tasks.engine import Engine

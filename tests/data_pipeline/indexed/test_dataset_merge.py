@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from gristmill.data_pipeline.indexed.dataset import append, cut_out, merge
+from gristmill.data_pipeline.indexed.draws import Permutation, key_of
 from gristmill.data_pipeline.indexed.format import IndexedReader
-from gristmill.data_pipeline.indexed.permutation import Permutation, key_of
 from gristmill.foundation.errors import InputError
 from tests.support.indexed_files import write_documents
 

@@ -8,10 +8,9 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from gristmill.data_pipeline.indexed.blend import Blend
 from gristmill.data_pipeline.indexed.config import IndexConfig, PhaseConfig
 from gristmill.data_pipeline.indexed.dataset import DATASET_NAME
-from gristmill.data_pipeline.indexed.permutation import Permutation, key_of
+from gristmill.data_pipeline.indexed.draws import Blend, Permutation, key_of
 from gristmill.data_pipeline.indexed.samples import open_samples
 from gristmill.foundation.errors import InputError, RecipeError
 

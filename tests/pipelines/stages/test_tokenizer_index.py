@@ -17,8 +17,8 @@ from pydantic import ValidationError
 
 from gristmill.data_pipeline.corpus import splits
 from gristmill.data_pipeline.indexed.dataset import read_dataset
+from gristmill.data_pipeline.indexed.draws import Permutation, key_of
 from gristmill.data_pipeline.indexed.format import IndexedReader
-from gristmill.data_pipeline.indexed.permutation import Permutation, key_of
 from gristmill.foundation.checksums import Lock
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.manifest import StageIdentity, output_files, write_manifest

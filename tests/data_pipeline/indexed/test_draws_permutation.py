@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gristmill.data_pipeline.indexed.permutation import Permutation, key_of
+from gristmill.data_pipeline.indexed.draws import Permutation, key_of
 
 
 @pytest.mark.parametrize("size", [*range(1, 130), 1000, 4095, 4096, 4097, 65537])

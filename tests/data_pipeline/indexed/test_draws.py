@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gristmill.data_pipeline.indexed.blend import Blend, Schedule, largest_remainder, round_counts
+from gristmill.data_pipeline.indexed.draws import Blend, Schedule, largest_remainder, round_counts
 
 WEIGHTS = st.lists(st.floats(0.001, 1.0), min_size=1, max_size=12)
 

@@ -2,14 +2,8 @@
 
 import pytest
 
-from gristmill.data_pipeline.indexed.config import (
-    IndexConfig,
-    PhaseConfig,
-    blend_weights,
-    epochs_by_source,
-    repeat_warnings,
-    tokens_drawn,
-)
+from gristmill.data_pipeline.indexed.config import IndexConfig, PhaseConfig
+from gristmill.data_pipeline.indexed.draws import blend_weights, epochs_by_source, repeat_warnings, tokens_drawn
 from gristmill.data_pipeline.indexed.samples import open_samples
 
 TOKENS = {"a": 300, "b": 100}
