@@ -21,9 +21,16 @@ from gristmill.data_pipeline.dedup.near import NearDedupConfig
 from gristmill.data_pipeline.dedup.spans import SpanDedupConfig
 from gristmill.data_pipeline.dedup.substrings import SubstringDedupConfig
 from gristmill.data_pipeline.extraction.blocks_config import PageKind
+from gristmill.data_pipeline.filters.apply import Rules, rules_of
 from gristmill.data_pipeline.filters.pii import PiiConfig
-from gristmill.data_pipeline.filters.presets import FilterChoice, check_choices, parse_choices
-from gristmill.data_pipeline.filters.profiles import ProfilesConfig, pinned_profiles
+from gristmill.data_pipeline.filters.presets import (
+    FilterChoice,
+    check_choices,
+    page_kind_rules,
+    parse_choices,
+    pii_rules,
+)
+from gristmill.data_pipeline.filters.profiles import ProfilesConfig, load_profiles, pinned_profiles
 from gristmill.data_pipeline.quality.config import QualityConfig
 from gristmill.data_pipeline.quality.scores import (
     LABELS_PREFIX,
@@ -34,6 +41,7 @@ from gristmill.data_pipeline.quality.scores import (
     pinned_labels,
     pinned_scores,
 )
+from gristmill.data_pipeline.readers.source import SourceConfig
 from gristmill.data_pipeline.signals.language import (
     BUNDLED,
     LanguageConfig,
@@ -248,3 +256,28 @@ def check_filters(filters: Sequence[FilterChoice], config: CurateConfig) -> None
         rules = choice.rules()
         if choice.preset in _HOW_TO_MEASURE and rules and all(rule.signal in missing for rule in rules):
             raise RecipeError(f"filter {choice.preset}: nothing is measured for it; {_HOW_TO_MEASURE[choice.preset]}")
+
+
+def source_filters(source: SourceConfig, config: CurateConfig) -> tuple[FilterChoice, ...]:
+    """The source's own filters if it has any, else the recipe's."""
+    return config.filters if source.filters is None else source.filters
+
+
+def rules_by_source(sources: Sequence[SourceConfig], config: CurateConfig) -> list[Rules]:
+    """The rules of each source; sources of equal settings share one value."""
+    by_settings: dict[str, Rules] = {}
+    rules = []
+    for source in sources:
+        settings = repr((source.filters, source.languages, source.keep_page_kinds))
+        if settings not in by_settings:
+            by_settings[settings] = source_rules(source, config)
+        rules.append(by_settings[settings])
+    return rules
+
+
+def source_rules(source: SourceConfig, config: CurateConfig) -> Rules:
+    used = used_profiles(config)
+    profiles = None if used is None else load_profiles(used)
+    unmeasured, last = unmeasured_signals(config), (*page_kind_rules(source.keep_page_kinds), *pii_rules(config.pii))
+    languages = config.languages if source.languages is None else source.languages
+    return rules_of(source_filters(source, config), languages, config.language_id, unmeasured, last, profiles)

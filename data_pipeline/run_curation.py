@@ -10,13 +10,12 @@ from typing import Any
 import numpy as np
 
 from gristmill.data_pipeline.annotate.annotate import (
-    SITE_BOILERPLATE_FOLDER,
     AnnotateConfig,
     AnnotateTask,
     annotate_all,
     annotation_tasks,
     batch_task,
-    dropped_file,
+    delete_other_annotations,
     text_identity,
 )
 from gristmill.data_pipeline.annotate.optional_signals import origin_fields
@@ -29,31 +28,26 @@ from gristmill.data_pipeline.corpus.counts import (
     write_summary,
 )
 from gristmill.data_pipeline.corpus.merged_sketches import sketch_tasks, write_sketches
+from gristmill.data_pipeline.corpus.shards import HELD_OUT_FOLDER, SourceToWrite
 from gristmill.data_pipeline.corpus.small_sources import BatchToWrite, SourceGroup, group_sources, write_batch_ledgers
-from gristmill.data_pipeline.corpus.splits import one_split, split_indices
+from gristmill.data_pipeline.corpus.splits import SPLITS, one_split, split_indices
 from gristmill.data_pipeline.corpus.writer import (
-    HELD_OUT_FOLDER,
     OUTPUT_CACHE,
     ReusedFiles,
     SourcesToWrite,
-    SourceToWrite,
-    ledger_tasks,
-    quarantined_rows,
-    write_contamination,
     write_corpus,
     write_examples,
-    write_quarantine,
 )
 from gristmill.data_pipeline.curate_config import (
     CurateConfig,
     check_filters,
     check_languages,
     optional_signals,
-    unmeasured_signals,
-    used_profiles,
+    rules_by_source,
+    source_filters,
 )
 from gristmill.data_pipeline.decontamination.config import BenchmarkExample, missing_fields
-from gristmill.data_pipeline.decontamination.step import all_examples
+from gristmill.data_pipeline.decontamination.step import all_examples, write_contamination
 from gristmill.data_pipeline.dedup.exact import (
     EXACT_KEYS,
     ExactDedupConfig,
@@ -61,7 +55,6 @@ from gristmill.data_pipeline.dedup.exact import (
     find_exact_duplicates,
     reassign_copies,
 )
-from gristmill.data_pipeline.dedup.folding import keys_path
 from gristmill.data_pipeline.dedup.near import (
     EarlierRuns,
     NearDedupConfig,
@@ -71,11 +64,10 @@ from gristmill.data_pipeline.dedup.near import (
     protected_corpora,
 )
 from gristmill.data_pipeline.dedup.signatures import SIGNATURE_CACHE, STORE_FILE, SignatureCache
-from gristmill.data_pipeline.filters.apply import FILTER_RESULTS, FilterTask, Rules, apply_filters_to_files, rules_of
-from gristmill.data_pipeline.filters.presets import FilterChoice, page_kind_rules, pii_rules
-from gristmill.data_pipeline.filters.profiles import load_profiles
+from gristmill.data_pipeline.filters.apply import FILTER_RESULTS, FilterTask, apply_filters_to_files
+from gristmill.data_pipeline.filters.presets import FilterChoice
 from gristmill.data_pipeline.ledger.document_file import IDENTITY_FILE
-from gristmill.data_pipeline.ledger.ledger import write_ledger
+from gristmill.data_pipeline.ledger.ledger import ledger_tasks, quarantined_rows, write_ledger, write_quarantine
 from gristmill.data_pipeline.ledger.removal_step import (
     Removals,
     SourceState,
@@ -90,7 +82,7 @@ from gristmill.data_pipeline.quality.step import QualityFolders, score_quality
 from gristmill.data_pipeline.readers.source import SourceConfig
 from gristmill.data_pipeline.signals.language import model_digest
 from gristmill.data_pipeline.text_edits.edit_texts import EditSettings, TextEdits, edit_texts, reannotate
-from gristmill.foundation.checksums import Lock, drop_damaged, remove_seals, seal_of
+from gristmill.foundation.checksums import Lock, drop_damaged, remove_seals
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.files import KnownDigests, remove_tree
 from gristmill.foundation.runtime.tasks.engine import Engine
@@ -287,7 +279,7 @@ def _write(state: CurationState, inputs: CurationInputs) -> dict[str, Any]:
     config, folder, engine = inputs.config, inputs.folder, inputs.engine
     assert state.edits is not None
     alone = [of_group for of_group in state.sources if not of_group.batch]
-    ledgers = ledger_tasks(alone, state.removals, state.edits.evidence(), folder)
+    ledgers = ledger_tasks(alone, state.removals, state.edits.evidence(), folder, SPLITS)
     batches = _batches_to_write(state, inputs)
     read = source_states(state.sources, [source.name for source in inputs.sources])
     summary = {"sources": _counts(state, read, inputs), "rules": rule_table(read)}
@@ -314,7 +306,7 @@ def _write(state: CurationState, inputs: CurationInputs) -> dict[str, Any]:
     if inputs.tombstones is not None:
         write_tombstones(folder, inputs.tombstones)
     write_summary(summary, folder)
-    _delete_other_annotations(inputs.cache, state.annotated)
+    delete_other_annotations(inputs.cache, state.annotated)
     _delete_other_signatures(inputs, state.annotated)
     reused.prune(keys)
     remove_tree(inputs.work)
@@ -361,25 +353,6 @@ def _counts(state: CurationState, sources: Sequence[SourceState], inputs: Curati
         reasons = quarantined_rows(read, ["unreadable"])
         counts[read.source.name] = count_source(read, files[read.source.name], reasons)
     return counts
-
-
-def _delete_other_annotations(cache: Path, tasks: Sequence[Sequence[AnnotateTask]]) -> None:
-    """Deletes annotated files of earlier settings or raw files, and tables of boilerplate that no source uses; the next
-    run of this recipe needs only these."""
-    current = {
-        path
-        for group in tasks
-        for task in group
-        for file in (task.path, keys_path(task.path))
-        for path in (file, seal_of(file), dropped_file(task.path))
-    }
-    for path in (cache / "annotated").iterdir():
-        if path not in current:
-            path.unlink()
-    tables = {task.boilerplate.parent for group in tasks for task in group if task.boilerplate is not None}
-    for folder in (cache / SITE_BOILERPLATE_FOLDER).glob("*"):
-        if folder not in tables:
-            remove_tree(folder)
 
 
 def _delete_other_signatures(inputs: CurationInputs, tasks: Sequence[Sequence[AnnotateTask]]) -> None:
@@ -475,28 +448,3 @@ def annotate_config(source: SourceConfig, config: CurateConfig) -> AnnotateConfi
             config, source_filters(source, config), source.keep_page_kinds, origin_fields(source)
         ),
     )
-
-
-def source_filters(source: SourceConfig, config: CurateConfig) -> tuple[FilterChoice, ...]:
-    """The source's own filters if it has any, else the recipe's."""
-    return config.filters if source.filters is None else source.filters
-
-
-def rules_by_source(sources: Sequence[SourceConfig], config: CurateConfig) -> list[Rules]:
-    """The rules of each source; sources of equal settings share one value."""
-    by_settings: dict[str, Rules] = {}
-    rules = []
-    for source in sources:
-        settings = repr((source.filters, source.languages, source.keep_page_kinds))
-        if settings not in by_settings:
-            by_settings[settings] = source_rules(source, config)
-        rules.append(by_settings[settings])
-    return rules
-
-
-def source_rules(source: SourceConfig, config: CurateConfig) -> Rules:
-    used = used_profiles(config)
-    profiles = None if used is None else load_profiles(used)
-    unmeasured, last = unmeasured_signals(config), (*page_kind_rules(source.keep_page_kinds), *pii_rules(config.pii))
-    languages = config.languages if source.languages is None else source.languages
-    return rules_of(source_filters(source, config), languages, config.language_id, unmeasured, last, profiles)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from gristmill.data_pipeline.corpus.writer import DECONTAMINATION_FOLDER, QUESTIONS_NAME, REPORT_JSON
+from gristmill.data_pipeline.decontamination.step import DECONTAMINATION_FOLDER, QUESTIONS_NAME, REPORT_JSON
 from gristmill.data_pipeline.indexed.format import IndexedReader
 from gristmill.evaluation.convert.model_tokenizer import ModelTokenizer
 from gristmill.evaluation.inference.causal_lm import CausalLM

@@ -24,6 +24,7 @@ from gristmill.data_pipeline.dedup.folding import (
     fold_texts,
     folded_keys,
     keys_of,
+    keys_path,
     remove_keys,
     write_keys,
 )
@@ -40,10 +41,10 @@ from gristmill.data_pipeline.signals.kernel import measure_edited
 from gristmill.data_pipeline.signals.language import LANGUAGE_FIELDS, LanguageConfig, detect_buffer
 from gristmill.data_pipeline.signals.names import SIGNAL_FIELDS, edit_fields
 from gristmill.data_pipeline.signals.reference import WordRule
-from gristmill.foundation.checksums import LockedSource, RawFile, is_sealed, sealed_path
+from gristmill.foundation.checksums import LockedSource, RawFile, is_sealed, seal_of, sealed_path
 from gristmill.foundation.config import Config
 from gristmill.foundation.deferred_module import DeferredModule
-from gristmill.foundation.files import file_digest
+from gristmill.foundation.files import file_digest, remove_tree
 from gristmill.foundation.fingerprint import fingerprint
 from gristmill.foundation.runtime.tasks.engine import Engine
 
@@ -425,3 +426,22 @@ def _identity(
         ),
         "ranges": [[r.file.name, r.file.sha256, r.file.copy_index, r.first_record, r.start, r.end] for r in ranges],
     }
+
+
+def delete_other_annotations(cache: Path, tasks: Sequence[Sequence[AnnotateTask]]) -> None:
+    """Deletes annotated files of earlier settings or raw files, and tables of boilerplate that no source uses; the next
+    run of this recipe needs only these."""
+    current = {
+        path
+        for group in tasks
+        for task in group
+        for file in (task.path, keys_path(task.path))
+        for path in (file, seal_of(file), dropped_file(task.path))
+    }
+    for path in (cache / "annotated").iterdir():
+        if path not in current:
+            path.unlink()
+    tables = {task.boilerplate.parent for group in tasks for task in group if task.boilerplate is not None}
+    for folder in (cache / SITE_BOILERPLATE_FOLDER).glob("*"):
+        if folder not in tables:
+            remove_tree(folder)

@@ -13,8 +13,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from gristmill.data_pipeline.corpus.splits import SPLITS
-from gristmill.data_pipeline.corpus.writer import quarantined_rows, write_quarantine
 from gristmill.data_pipeline.filters.apply import KEPT, QUARANTINED, FilterResults, Results, SourceRows
+from gristmill.data_pipeline.ledger.ledger import quarantined_rows, write_quarantine
 from gristmill.data_pipeline.ledger.removal_step import (
     Evidence,
     EvidenceFiles,

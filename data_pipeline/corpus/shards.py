@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import TypeAlias
 
@@ -12,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from gristmill.data_pipeline.annotate.annotate import AnnotateConfig
 from gristmill.data_pipeline.annotate.optional_signals import OptionalSignals
 from gristmill.data_pipeline.corpus.splits import SPLITS
 from gristmill.data_pipeline.filters.apply import KEPT, Results
@@ -22,12 +24,13 @@ from gristmill.data_pipeline.ledger.document_file import (
     TINY_ROWS,
     RowGroups,
     RowRange,
-    WeightRuns,
     row_groups,
     row_groups_of_range,
+    spans_of_runs,
     tiny_or_not,
     utf8_of,
 )
+from gristmill.data_pipeline.ledger.ledger import runs_of_size
 from gristmill.data_pipeline.ledger.removal_step import SourceState
 from gristmill.data_pipeline.readers.document import DOCUMENT_SCHEMA
 from gristmill.data_pipeline.signals.language import LANGUAGE_FIELDS
@@ -323,9 +326,7 @@ def with_document_columns(table: pa.Table, sources: pa.Array | pa.ChunkedArray, 
 
 # Which kept documents of a source stand in which shard, found file by file: nothing is held of a document.
 
-# Many small shards rather than few large ones: several workers write them, and a document that comes or goes has one of
-# them written again. Each takes 20 ms by itself.
-TARGET_SHARDS, MIN_SHARD_BYTES = 32, 8_000_000
+MIN_SHARD_BYTES = 8_000_000
 
 
 @dataclass(frozen=True)
@@ -366,6 +367,53 @@ def plan_shards(state: SourceState, shard_bytes: int) -> ShardPlan:
     return ShardPlan([*starts, kept], kept_by_file, held_out, bounds)
 
 
+HELD_OUT_FOLDER = "held_out"  # of intermediate files
+
+
+@dataclass(frozen=True)
+class SourceToWrite:
+    """state: the annotated files, of whose rows the KEPT ones are written. annotation: how the files were annotated.
+    scores: annotated file -> its quality scores; None if the source was not scored."""
+
+    state: SourceState
+    annotation: AnnotateConfig
+    scores: Mapping[Path, Path] | None
+
+
+def training_shards(
+    source: SourceToWrite, shard_bytes: int, pii: PiiConfig | None, folder: Path
+) -> tuple[list[ShardTask], ShardPlan]:
+    state, name = source.state, source.state.source.name
+    plan = plan_shards(state, shard_bytes)
+    edits = tuple(edit.preset for edit in source.annotation.edits)
+    shard_format = ShardFormat(name, edits, pii, source.scores is not None, source.annotation.optional)
+    spans = spans_of_runs(plan.kept, list(pairwise(plan.starts)))
+    tasks = []
+    for number in plan.shards:
+        rows = tuple(
+            ShardRows(state.paths[file], first, last, state.filter_results[file]) for file, first, last in spans[number]
+        )
+        held_out = {
+            split: folder / HELD_OUT_FOLDER / SPLITS[split] / f"{name}-{number:05}.arrow"
+            for split in range(1, len(SPLITS))
+            if plan.held_out[number, split]
+        }
+        scores = None if source.scores is None else tuple(source.scores[row_range.path] for row_range in rows)
+        tasks.append(ShardTask(folder, SPLITS[0], f"{name}-{number:05}.parquet", shard_format, rows, scores, held_out))
+    return tasks, plan
+
+
+def held_out_shards(training: Sequence[ShardTask], plan: ShardPlan, split: int) -> Iterator[ShardTask]:
+    """The shards of a held-out split, from the files that the training shards' tasks write."""
+    shards = [number for number, task in enumerate(training) if split in task.held_out]
+    files = [(training[number].held_out[split], plan.held_out[number, split]) for number in shards]
+    first = training[0]
+    for number, spans in enumerate(spans_of_runs([rows for _, rows in files], plan.held_out_runs[split])):
+        rows = tuple(ShardRows(files[file][0], start, stop) for file, start, stop in spans)
+        name = f"{first.format.source}-{number:05}.parquet"
+        yield ShardTask(first.folder, SPLITS[split], name, first.format, rows)
+
+
 def _totals(state: SourceState) -> list[tuple[int, int]]:
     """By split, (documents, bytes of text)."""
     documents, totals = [0] * len(SPLITS), [0] * len(SPLITS)
@@ -374,20 +422,6 @@ def _totals(state: SourceState) -> list[tuple[int, int]]:
             documents[split] += int((splits == split).sum())
             totals[split] += int(sizes[splits == split].sum(dtype=np.int64))
     return list(zip(documents, totals, strict=True))
-
-
-def runs_of_size(documents: int, total: int, min_size: int, max_size: int) -> WeightRuns:
-    """Runs for the shards of a split or ledger: between a half and the whole of a size that follows the total weight in
-    powers of two, from min_size up to max_size. So a corpus that grows or shrinks a little has the same shards but
-    where documents came or went.
-
-    After a half, a run ends at the next of the documents whose mark one in 2**k has, about a quarter of the size on."""
-    limit = min_size
-    while limit * TARGET_SHARDS < total and limit < max_size:
-        limit *= 2
-    limit = min(limit, max_size)
-    gap = limit * max(documents, 1) // (4 * max(total, 1))  # documents in a quarter of the size
-    return WeightRuns(limit, max(limit // 2, 1), max(gap.bit_length() - 1, 0))
 
 
 def kept_documents(state: SourceState) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:

@@ -24,7 +24,6 @@ from gristmill.data_pipeline.corpus.shards import (
     ROW_GROUP_ROWS,
     ShardFormat,
     document_columns,
-    runs_of_size,
     with_document_columns,
     write_row_group,
     write_rows,
@@ -34,7 +33,13 @@ from gristmill.data_pipeline.filters.apply import KEPT, SOURCE, SourceRows, sour
 from gristmill.data_pipeline.filters.pii import PiiConfig
 from gristmill.data_pipeline.ledger import ledger
 from gristmill.data_pipeline.ledger.document_file import is_tiny
-from gristmill.data_pipeline.ledger.ledger import MAX_LEDGER_ROWS, MIN_LEDGER_ROWS, LedgerRows, ledger_tables
+from gristmill.data_pipeline.ledger.ledger import (
+    MAX_LEDGER_ROWS,
+    MIN_LEDGER_ROWS,
+    LedgerRows,
+    ledger_tables,
+    runs_of_size,
+)
 from gristmill.data_pipeline.ledger.removal_step import EvidenceFiles, Removals, SourceState
 from gristmill.data_pipeline.readers.source import SourceConfig
 from gristmill.foundation.checksums import LockedSource, is_sealed, link_file, sealed_path, write_sealed

@@ -1,46 +1,39 @@
 """Writes the output folder of curation: shards, ledger, quarantine, examples, decontamination report. Takes what the
 run before made of the same documents."""
 
-import shutil
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from itertools import groupby, pairwise
+from itertools import groupby
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import orjson
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
 import xxhash
 
-from gristmill.data_pipeline.annotate.annotate import AnnotateConfig
 from gristmill.data_pipeline.corpus.shards import (
-    ShardFormat,
-    ShardPlan,
     ShardRows,
     ShardTask,
+    SourceToWrite,
+    held_out_shards,
     link_empty_shards,
-    plan_shards,
-    runs_of_size,
+    training_shards,
     write_shard_run,
 )
 from gristmill.data_pipeline.corpus.sketches import SketchTask
 from gristmill.data_pipeline.corpus.small_sources import BatchTable, BatchToWrite, write_batch
 from gristmill.data_pipeline.corpus.splits import SPLITS
-from gristmill.data_pipeline.decontamination.report import report_markdown
-from gristmill.data_pipeline.decontamination.step import Decontamination
 from gristmill.data_pipeline.dedup.folding import document_ids, picked_texts
-from gristmill.data_pipeline.filters.apply import EXAMPLES_PER_SIDE, KEPT_SIDE, REMOVED_SIDE, SOURCE
+from gristmill.data_pipeline.filters.apply import EXAMPLES_PER_SIDE, KEPT_SIDE, REMOVED_SIDE
 from gristmill.data_pipeline.filters.pii import PiiConfig
-from gristmill.data_pipeline.ledger.document_file import spans_of_runs, unpacked_ids
-from gristmill.data_pipeline.ledger.ledger import MAX_LEDGER_ROWS, MIN_LEDGER_ROWS, LedgerRows, LedgerTask, write_ledger
+from gristmill.data_pipeline.ledger.document_file import unpacked_ids
+from gristmill.data_pipeline.ledger.ledger import LedgerRows, LedgerTask, write_ledger
 from gristmill.data_pipeline.ledger.removal_step import EvidenceFiles, Removals, RemovalStep, SourceState
 from gristmill.foundation.checksums import content_digest, is_sealed, kept_sha256, link_sealed
-from gristmill.foundation.files import KnownDigests, atomic_path, remove_tree, write_atomic
-from gristmill.foundation.fingerprint import canonical_json, fingerprint
+from gristmill.foundation.files import KnownDigests, remove_tree, write_atomic
+from gristmill.foundation.fingerprint import fingerprint
 from gristmill.foundation.runtime.tasks.engine import Engine
 
 # Files of a corpus that are taken from the run before: shards, ledgers and sketches made from the same documents.
@@ -205,21 +198,7 @@ def _digest(*arrays: np.ndarray) -> str:
 
 MAX_RUN = 4  # consecutive shards that one task writes
 RUNS_PER_WORKER = 4  # at least, where there are so many shards, so that none waits long for the last
-HELD_OUT_FOLDER = "held_out"  # of intermediate files
-QUARANTINE_NAME = "quarantine.jsonl"
 EXAMPLES_NAME = "examples.jsonl"
-DECONTAMINATION_FOLDER = "decontamination"
-REPORT_JSON, REPORT_MARKDOWN, QUESTIONS_NAME = "report.json", "report.md", "questions.jsonl"
-
-
-@dataclass(frozen=True)
-class SourceToWrite:
-    """state: the annotated files, of whose rows the KEPT ones are written. annotation: how the files were annotated.
-    scores: annotated file -> its quality scores; None if the source was not scored."""
-
-    state: SourceState
-    annotation: AnnotateConfig
-    scores: Mapping[Path, Path] | None
 
 
 @dataclass(frozen=True)
@@ -249,10 +228,10 @@ def write_corpus(
     training: list[ShardTask] = []
     held_out: list[ShardTask] = []
     for source in corpus.sources:
-        tasks, plan = _training_shards(source, corpus.shard_bytes, corpus.pii, folder)
+        tasks, plan = training_shards(source, corpus.shard_bytes, corpus.pii, folder)
         training += tasks
         for split in range(1, len(SPLITS)):
-            held_out += _held_out_shards(tasks, plan, split)
+            held_out += held_out_shards(tasks, plan, split)
     link_empty_shards([task for task in (*training, *held_out) if task.is_empty])
     training, held_out = ([task for task in tasks if not task.is_empty] for tasks in (training, held_out))
     taken = _take(sorted([*training, *ledgers], key=_first_file), reused, engine)
@@ -311,104 +290,9 @@ def _runs(tasks: Sequence[ShardTask], workers: int) -> list[tuple[ShardTask, ...
     return runs
 
 
-def _training_shards(
-    source: SourceToWrite, shard_bytes: int, pii: PiiConfig | None, folder: Path
-) -> tuple[list[ShardTask], ShardPlan]:
-    state, name = source.state, source.state.source.name
-    plan = plan_shards(state, shard_bytes)
-    edits = tuple(edit.preset for edit in source.annotation.edits)
-    shard_format = ShardFormat(name, edits, pii, source.scores is not None, source.annotation.optional)
-    spans = spans_of_runs(plan.kept, list(pairwise(plan.starts)))
-    tasks = []
-    for number in plan.shards:
-        rows = tuple(
-            ShardRows(state.paths[file], first, last, state.filter_results[file]) for file, first, last in spans[number]
-        )
-        held_out = {
-            split: folder / HELD_OUT_FOLDER / SPLITS[split] / f"{name}-{number:05}.arrow"
-            for split in range(1, len(SPLITS))
-            if plan.held_out[number, split]
-        }
-        scores = None if source.scores is None else tuple(source.scores[row_range.path] for row_range in rows)
-        tasks.append(ShardTask(folder, SPLITS[0], f"{name}-{number:05}.parquet", shard_format, rows, scores, held_out))
-    return tasks, plan
-
-
-def _held_out_shards(training: Sequence[ShardTask], plan: ShardPlan, split: int) -> Iterator[ShardTask]:
-    """The shards of a held-out split, from the files that the training shards' tasks write."""
-    shards = [number for number, task in enumerate(training) if split in task.held_out]
-    files = [(training[number].held_out[split], plan.held_out[number, split]) for number in shards]
-    first = training[0]
-    for number, spans in enumerate(spans_of_runs([rows for _, rows in files], plan.held_out_runs[split])):
-        rows = tuple(ShardRows(files[file][0], start, stop) for file, start, stop in spans)
-        name = f"{first.format.source}-{number:05}.parquet"
-        yield ShardTask(first.folder, SPLITS[split], name, first.format, rows)
-
-
-def ledger_tasks(
-    curated: Sequence[SourceState],
-    removals: Sequence[Removals],
-    evidence: Sequence[EvidenceFiles],
-    folder: Path,
-) -> list[LedgerTask]:
-    """evidence: of each annotated file of all sources. Ledgers are cut where their documents say, as shards are."""
-    tasks = []
-    for state in curated:
-        runs = runs_of_size(state.num_documents, state.num_documents, MIN_LEDGER_ROWS, MAX_LEDGER_ROWS)
-        for results in state.filter_results:
-            marks = results.load().marks
-            runs.add(np.ones(len(marks), np.int64), marks)
-        for number, (start, stop) in enumerate(runs.bounds()):
-            rows = tuple(
-                LedgerRows(
-                    state.paths[file],
-                    first,
-                    last,
-                    state.filter_results[file],
-                    tuple(removals),
-                    state.first_file + file,
-                    evidence[state.first_file + file],
-                )
-                for file, first, last in state.row_ranges(start, stop)
-            )
-            path = folder / "ledger" / f"{state.source.name}-{number:05}.parquet"
-            tasks.append(LedgerTask(path, state.source.name, state.rules, rows, SPLITS))
-    return tasks
-
-
-def write_quarantine(curated: Sequence[SourceState], folder: Path) -> None:
-    """One JSON line a record that could not be read. Files are named by digest; the lock has their names."""
-    columns = ["doc_id", "raw_digest", "record", "offset", "unreadable", "reason", "excerpt"]
-    with atomic_path(folder / QUARANTINE_NAME) as temporary, temporary.open("wb") as file:
-        for state in curated:
-            for row in quarantined_rows(state, columns):
-                file.write(orjson.dumps({"source": state.source.name, **row}) + b"\n")
-
-
-def quarantined_rows(state: SourceState, columns: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """The source's records that could not be read."""
-    unreadable = pc.field("unreadable").is_valid()
-    if state.rows is not None:
-        unreadable &= pc.field(SOURCE) == state.source.name
-    for path, results in zip(state.paths, state.filter_results, strict=True):
-        if results.num_quarantined:
-            yield from pq.read_table(path, columns=list(columns), filters=unreadable).to_pylist()
-
-
 def write_examples(curated: Sequence[SourceState], removals: Sequence[Removals], folder: Path, engine: Engine) -> None:
     lines = [orjson.dumps(example) + b"\n" for example in borderline_examples(curated, removals, engine)]
     write_atomic(folder / EXAMPLES_NAME, b"".join(lines))
-
-
-def write_contamination(decontamination: Decontamination, folder: Path) -> None:
-    """Writes the report on benchmark texts in the corpus, as JSON and Markdown."""
-    where = folder / DECONTAMINATION_FOLDER
-    write_atomic(where / REPORT_JSON, canonical_json(decontamination.report) + b"\n")
-    write_atomic(where / REPORT_MARKDOWN, report_markdown(decontamination.report).encode())
-    with atomic_path(where / QUESTIONS_NAME) as temporary, temporary.open("wb") as file:
-        for path in decontamination.question_files:
-            with path.open("rb") as lines:
-                shutil.copyfileobj(lines, file)
 
 
 # The documents nearest to each threshold, kept and removed, for people to inspect.

@@ -1,6 +1,7 @@
 """Decontamination: finds benchmark texts in documents, verbatim or edited, and removes, drops or annotates them."""
 
 import hashlib
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,17 +13,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from gristmill.data_pipeline.decontamination.config import (
-    BenchmarkExample,
-    DecontaminateConfig,
-    read_benchmark,
-)
-from gristmill.data_pipeline.decontamination.edits import (
-    build_indexes,
-    load_indexes,
-    save_indexes,
-    search_edits,
-)
+from gristmill.data_pipeline.decontamination.config import BenchmarkExample, DecontaminateConfig, read_benchmark
+from gristmill.data_pipeline.decontamination.edits import build_indexes, load_indexes, save_indexes, search_edits
 from gristmill.data_pipeline.decontamination.index import (
     PHRASE,
     Found,
@@ -48,7 +40,7 @@ from gristmill.data_pipeline.decontamination.matches import (
     match_row,
     question_order,
 )
-from gristmill.data_pipeline.decontamination.report import ContaminationReport
+from gristmill.data_pipeline.decontamination.report import ContaminationReport, report_markdown
 from gristmill.data_pipeline.dedup.folding import word_spans
 from gristmill.data_pipeline.ledger.document_file import (
     DocumentFile,
@@ -67,6 +59,7 @@ from gristmill.data_pipeline.ledger.removal_step import (
 )
 from gristmill.foundation.checksums import sealed_path
 from gristmill.foundation.errors import RecipeError
+from gristmill.foundation.files import atomic_path, write_atomic
 from gristmill.foundation.fingerprint import canonical_json
 from gristmill.foundation.runtime.tasks.engine import Engine
 from gristmill.foundation.runtime.tasks.local import LocalEngine
@@ -381,3 +374,18 @@ def joined_tables(prefixes: Sequence[Path | None], name: str, schema: pa.Schema)
     """The tables of all document files, ordered."""
     joined = pa.concat_tables([schema.empty_table(), *(_read(prefix, name, schema) for prefix in prefixes if prefix)])
     return joined.sort_by([(key, "ascending") for key in SORT_KEYS[name]]).combine_chunks()
+
+
+DECONTAMINATION_FOLDER = "decontamination"
+REPORT_JSON, REPORT_MARKDOWN, QUESTIONS_NAME = "report.json", "report.md", "questions.jsonl"
+
+
+def write_contamination(decontamination: Decontamination, folder: Path) -> None:
+    """Writes the report on benchmark texts in the corpus, as JSON and Markdown."""
+    where = folder / DECONTAMINATION_FOLDER
+    write_atomic(where / REPORT_JSON, canonical_json(decontamination.report) + b"\n")
+    write_atomic(where / REPORT_MARKDOWN, report_markdown(decontamination.report).encode())
+    with atomic_path(where / QUESTIONS_NAME) as temporary, temporary.open("wb") as file:
+        for path in decontamination.question_files:
+            with path.open("rb") as lines:
+                shutil.copyfileobj(lines, file)

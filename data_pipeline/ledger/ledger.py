@@ -1,10 +1,12 @@
 """The ledger: one row for every document that was read, with its outcome and the rule that decided it."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -24,11 +26,13 @@ from gristmill.data_pipeline.ledger.removal_step import (
     EvidenceFiles,
     Removals,
     RemovalStep,
+    SourceState,
     columns_of_evidence,
     list_column,
     read_evidence,
 )
 from gristmill.foundation.checksums import is_sealed, sealed_path
+from gristmill.foundation.files import atomic_path
 
 FAILURE = pa.struct([("rule", pa.string()), ("value", pa.float64()), ("threshold", pa.float64())])
 LEDGER_SCHEMA = pa.schema(
@@ -240,3 +244,114 @@ def _failed_column(
         pa.StructArray.from_arrays(columns, fields=list(FAILURE)), np.concatenate([[0], np.cumsum(counts)])
     )
     return column, (values_RN[first], thresholds_RN[first])
+
+
+class WeightRuns:
+    """Cuts items that come in pieces into runs whose weights reach `max_weight`: [3, 3], [9, 1] and 5 -> (0, 2), (2,
+    3), (3, 4). Only the weights and marks in their order count, not the pieces. starts: the first item of each run that
+    is known so far; the last one's may not have come yet.
+
+    A run of at least min_weight (None: max_weight) ends before an item of mark min_mark or more. So runs begin at the
+    same items again soon after items were put in or taken out (content-defined chunking: Muthitacharoen et al. 2001,
+    "A Low-bandwidth Network File System")."""
+
+    def __init__(self, max_weight: int, min_weight: int | None = None, min_mark: int = 0):
+        self.max_weight, self.min_mark = max_weight, min_mark
+        self.min_weight = max_weight if min_weight is None else min_weight
+        self.starts = [0]
+        self.size = self._filled = 0
+
+    def add(self, weights_N: np.ndarray, marks_N: np.ndarray | None = None) -> None:
+        """marks_N: None has no item that a run may begin with early."""
+        before = np.concatenate([[0], np.cumsum(weights_N, dtype=np.int64)])
+        marked = np.empty(0, np.int64) if marks_N is None else np.flatnonzero(marks_N >= self.min_mark)
+        start = -self._filled  # the total at the run's start
+        while True:
+            first, last = np.searchsorted(before[:-1], [start + self.min_weight, start + self.max_weight])
+            place = np.searchsorted(marked, first)
+            end = int(min(last, marked[place])) if place < len(marked) else int(last)
+            if end >= len(weights_N):
+                self._filled = int(before[-1]) - start
+                break
+            start = int(before[end])
+            self.starts.append(self.size + end)
+        self.size += len(weights_N)
+
+    def bounds(self) -> list[tuple[int, int]]:
+        """(start, end) of every run, once all pieces were added. No items: one empty run, so that there is always a
+        first shard."""
+        starts = [start for start in self.starts if start < self.size] or [0]
+        return list(zip(starts, [*starts[1:], self.size], strict=True))
+
+
+# Many small shards rather than few large ones: several workers write them, and a document that comes or goes has one of
+# them written again. Each takes 20 ms by itself.
+TARGET_SHARDS = 32
+
+
+def runs_of_size(documents: int, total: int, min_size: int, max_size: int) -> WeightRuns:
+    """Runs for the shards of a split or ledger: between a half and the whole of a size that follows the total weight in
+    powers of two, from min_size up to max_size. So a corpus that grows or shrinks a little has the same shards but
+    where documents came or went.
+
+    After a half, a run ends at the next of the documents whose mark one in 2**k has, about a quarter of the size on."""
+    limit = min_size
+    while limit * TARGET_SHARDS < total and limit < max_size:
+        limit *= 2
+    limit = min(limit, max_size)
+    gap = limit * max(documents, 1) // (4 * max(total, 1))  # documents in a quarter of the size
+    return WeightRuns(limit, max(limit // 2, 1), max(gap.bit_length() - 1, 0))
+
+
+QUARANTINE_NAME = "quarantine.jsonl"
+
+
+def ledger_tasks(
+    curated: Sequence[SourceState],
+    removals: Sequence[Removals],
+    evidence: Sequence[EvidenceFiles],
+    folder: Path,
+    split_names: tuple[str, ...],
+) -> list[LedgerTask]:
+    """evidence: of each annotated file of all sources. Ledgers are cut where their documents say, as shards are."""
+    tasks = []
+    for state in curated:
+        runs = runs_of_size(state.num_documents, state.num_documents, MIN_LEDGER_ROWS, MAX_LEDGER_ROWS)
+        for results in state.filter_results:
+            marks = results.load().marks
+            runs.add(np.ones(len(marks), np.int64), marks)
+        for number, (start, stop) in enumerate(runs.bounds()):
+            rows = tuple(
+                LedgerRows(
+                    state.paths[file],
+                    first,
+                    last,
+                    state.filter_results[file],
+                    tuple(removals),
+                    state.first_file + file,
+                    evidence[state.first_file + file],
+                )
+                for file, first, last in state.row_ranges(start, stop)
+            )
+            path = folder / "ledger" / f"{state.source.name}-{number:05}.parquet"
+            tasks.append(LedgerTask(path, state.source.name, state.rules, rows, split_names))
+    return tasks
+
+
+def write_quarantine(curated: Sequence[SourceState], folder: Path) -> None:
+    """One JSON line a record that could not be read. Files are named by digest; the lock has their names."""
+    columns = ["doc_id", "raw_digest", "record", "offset", "unreadable", "reason", "excerpt"]
+    with atomic_path(folder / QUARANTINE_NAME) as temporary, temporary.open("wb") as file:
+        for state in curated:
+            for row in quarantined_rows(state, columns):
+                file.write(orjson.dumps({"source": state.source.name, **row}) + b"\n")
+
+
+def quarantined_rows(state: SourceState, columns: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """The source's records that could not be read."""
+    unreadable = pc.field("unreadable").is_valid()
+    if state.rows is not None:
+        unreadable &= pc.field(SOURCE) == state.source.name
+    for path, results in zip(state.paths, state.filter_results, strict=True):
+        if results.num_quarantined:
+            yield from pq.read_table(path, columns=list(columns), filters=unreadable).to_pylist()

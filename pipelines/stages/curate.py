@@ -7,12 +7,12 @@ from typing import Any
 
 from gristmill.data_pipeline.annotate.tombstones import read_tombstones
 from gristmill.data_pipeline.corpus.counts import document_totals, removal_table
-from gristmill.data_pipeline.corpus.writer import QUARANTINE_NAME
 from gristmill.data_pipeline.curate_config import used_profiles
 from gristmill.data_pipeline.decontamination.config import BenchmarkExample, benchmark_digests, numbered_examples
 from gristmill.data_pipeline.dedup.signatures import find_store, store_digest
 from gristmill.data_pipeline.filters.profiles import load_profiles
 from gristmill.data_pipeline.filters.threshold_sweep import heavy_removals
+from gristmill.data_pipeline.ledger.ledger import QUARANTINE_NAME
 from gristmill.data_pipeline.quality.scores import pinned_labels, pinned_scores
 from gristmill.data_pipeline.run_curation import CurationInputs, curate
 from gristmill.data_pipeline.signals.language import model_digest

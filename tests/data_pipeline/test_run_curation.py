@@ -13,7 +13,7 @@ import pytest
 from gristmill.data_pipeline.annotate.annotate import AnnotateTask
 from gristmill.data_pipeline.corpus.counts import COUNTS_NAME
 from gristmill.data_pipeline.corpus.document_history import why
-from gristmill.data_pipeline.corpus.writer import QUARANTINE_NAME
+from gristmill.data_pipeline.ledger.ledger import QUARANTINE_NAME
 from gristmill.data_pipeline.readers.source import SourceConfig
 from gristmill.foundation.errors import InputError
 from tests.support.corpora import prose, run_curate, tree_digests, write_jsonl

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from gristmill.data_pipeline.curate_config import CurateConfig
+from gristmill.data_pipeline.curate_config import CurateConfig, source_rules
 from gristmill.data_pipeline.extraction.attributes import NUM_TOKENS, TAG, TOKEN_BITS
 from gristmill.data_pipeline.extraction.blocks import hint_tokens, page_kind, set_kinds
 from gristmill.data_pipeline.extraction.blocks_config import PAGE_KINDS
@@ -27,7 +27,6 @@ from gristmill.data_pipeline.extraction.page_stats import (
 from gristmill.data_pipeline.extraction.tags import TAG_IDS
 from gristmill.data_pipeline.extraction.weights import load_weights
 from gristmill.data_pipeline.readers.source import SourceConfig
-from gristmill.data_pipeline.run_curation import source_rules
 
 CARDS = "<main>" + "<div class=card><h3>Mill</h3><p>A mill.</p><p>5 $</p></div>" * 6 + "</main>"
 

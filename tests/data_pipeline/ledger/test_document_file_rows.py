@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gristmill.data_pipeline.ledger.document_file import RowRange, WeightRuns, read_rows, row_groups, spans_of_runs
+from gristmill.data_pipeline.ledger.document_file import RowRange, read_rows, row_groups, spans_of_runs
+from gristmill.data_pipeline.ledger.ledger import WeightRuns
 
 
 @pytest.fixture
