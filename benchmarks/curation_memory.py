@@ -25,7 +25,7 @@ from measure import Figure, arguments, print_figures
 from gristmill.data_pipeline.curate_config import CurateConfig
 from gristmill.data_pipeline.decontamination import step as decontamination
 from gristmill.data_pipeline.dedup import spans, substrings
-from gristmill.data_pipeline.readers.read import resolve
+from gristmill.data_pipeline.readers.resolve import resolve
 from gristmill.data_pipeline.readers.source import SourceConfig
 from gristmill.data_pipeline.run_curation import CurationInputs, curate
 from gristmill.foundation.checksums import Lock

@@ -16,7 +16,7 @@ from text import documents
 
 from gristmill.data_pipeline.curate_config import CurateConfig
 from gristmill.data_pipeline.filters.apply import apply_filters, apply_filters_to_files
-from gristmill.data_pipeline.readers.read import resolve
+from gristmill.data_pipeline.readers.resolve import resolve
 from gristmill.data_pipeline.readers.source import SourceConfig
 from gristmill.data_pipeline.run_curation import CurationInputs, annotated, curate
 from gristmill.foundation.checksums import Lock

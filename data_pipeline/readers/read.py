@@ -1,7 +1,6 @@
-"""Reading of raw files of any format: finds the files of a source and their digests, splits them into ranges and reads
-each as records, verified against the lock."""
+"""Reading of raw files of any format: finds the files of a source, splits them into ranges and reads each as records,
+verified against the lock."""
 
-import hashlib
 import io
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -12,7 +11,6 @@ import numpy as np
 
 from gristmill.data_pipeline.extraction.blocks_config import HostBlocks, RepeatedBlocks
 from gristmill.data_pipeline.readers.compression import FRAME_HEADER_BYTES, SUFFIXES, Damaged, blocks, content_bytes
-from gristmill.data_pipeline.readers.delimited import read_delimited
 from gristmill.data_pipeline.readers.document import (
     Record,
     RecordBuilder,
@@ -27,46 +25,31 @@ from gristmill.data_pipeline.readers.files import (
     HashedFile,
     RealPaths,
     VerifiedFile,
-    check_kinds,
     digest_blocks,
     matching,
     open_raw,
     raw_size,
     shown_path,
-    unreadable,
 )
-from gristmill.data_pipeline.readers.hub import dataset_digest, read_dataset
 from gristmill.data_pipeline.readers.jsonl import line_starts, read_json_columns, read_jsonl
-from gristmill.data_pipeline.readers.mailbox import read_mailbox
-from gristmill.data_pipeline.readers.own import read_own
 from gristmill.data_pipeline.readers.parquet import read_parquet, read_parquet_columns, row_groups
-from gristmill.data_pipeline.readers.plain import read_plain
 from gristmill.data_pipeline.readers.python_docs import python_files, read_python_docs
+from gristmill.data_pipeline.readers.python_records import read_dataset, read_own
 from gristmill.data_pipeline.readers.source import SourceConfig
+from gristmill.data_pipeline.readers.text_files import read_delimited, read_mailbox, read_plain
 from gristmill.data_pipeline.readers.warc import read_arc, read_warc
-from gristmill.foundation.checksums import (
-    LockedSource,
-    RawFile,
-    file_state,
-    in_canonical_order,
-    is_settled,
-    read_kept,
-    write_kept,
-)
+from gristmill.foundation.checksums import LockedSource, RawFile, read_kept, write_kept
 from gristmill.foundation.deferred_module import DeferredModule
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.files import is_address
 from gristmill.foundation.fingerprint import fingerprint
 from gristmill.foundation.runtime.tasks.engine import Engine
 
-# Resolves the sources of a recipe to their raw files and digests, which the lock pins.
-
-# Files are digested in groups of about this many bytes; workers are started for more than one group only.
-GROUP_BYTES = 64_000_000
-BLOCK_BYTES = 1 << 20
-# Digests of larger files are kept from run to run; of a million tiny files the list would be as large as they are.
-MIN_KEPT_BYTES = 1 << 18
-KEPT_DIGESTS = ".raw_digests.json"  # in the cache of a work folder
+html_extraction = DeferredModule("gristmill.data_pipeline.extraction.html_extraction")  # for HTML alone
+# For documents alone: they import lxml, and compile the layout of pages.
+markup = DeferredModule("gristmill.data_pipeline.readers.markup")
+pdf = DeferredModule("gristmill.data_pipeline.readers.pdf")
+whole_files = DeferredModule("gristmill.data_pipeline.readers.whole_files")
 
 
 def locate(source: SourceConfig) -> dict[str, str]:
@@ -93,89 +76,6 @@ def locate(source: SourceConfig) -> dict[str, str]:
     return locations
 
 
-class KeptDigests:
-    """SHA-256 of large raw files by location, from the last run; each is valid while the file's size, times and inode
-    are the same, and is not kept if the file changed in the last two seconds (as git treats files of its index)."""
-
-    def __init__(self, cache: Path | None):
-        self._path = None if cache is None else cache / KEPT_DIGESTS
-        self._known = {} if self._path is None else read_kept(self._path)
-
-    def of(self, location: str, size: int) -> str | None:
-        """The digest of the file as it is now; None if it is not known."""
-        entry = self._known.get(location) if self._keeps(location, size) else None
-        return entry["sha256"] if entry is not None and entry["state"] == file_state(Path(location)) else None
-
-    def write(self, digests: Sequence[tuple[str, int, str]]) -> None:
-        """Keeps (location, size, digest) of all files in the place of what was kept before."""
-        if self._path is None:
-            return
-        known = {}
-        for location, size, digest in digests:
-            if self._keeps(location, size) and is_settled(state := file_state(Path(location))):
-                known[location] = {"state": state, "sha256": digest}
-        if known != self._known:
-            write_kept(self._path, known)
-
-    def _keeps(self, location: str, size: int) -> bool:
-        return self._path is not None and size >= MIN_KEPT_BYTES and not is_address(location)
-
-
-def resolve(sources: Sequence[SourceConfig], engine: Engine, cache: Path | None = None) -> list[LockedSource]:
-    """The raw files of each source in canonical order, with sizes and SHA-256 digests, ready for the lock.
-
-    Small files are digested together, also those of different sources. cache: keeps digests of large files while they
-    stay as they are. Raises InputError naming the glob that matches nothing or the file that cannot be read."""
-    places: list[tuple[int, str, str]] = []  # source, name, location
-    for number, source in enumerate(sources):
-        if source.format != "datasets":
-            located = locate(source)
-            if source.format != "python_docs":
-                check_kinds(source.name, source.format, list(located.values()))
-            places += [(number, name, located[name]) for name in sorted(located)]
-    locations = [location for *_, location in places]
-    sizes = [raw_size(location) for location in locations]
-    kept = KeptDigests(cache)
-    known = {number: digest for number in range(len(places)) if (digest := kept.of(locations[number], sizes[number]))}
-    known |= _digests_of([number for number in range(len(places)) if number not in known], locations, sizes, engine)
-    digests = [known[number] for number in range(len(places))]
-    kept.write(list(zip(locations, sizes, digests, strict=True)))
-    files: list[list[RawFile]] = [[] for _ in sources]
-    for (number, name, _), size, digest in zip(places, sizes, digests, strict=True):
-        files[number].append(RawFile(name=name, bytes=size, sha256=digest))
-    return [
-        LockedSource(name=source.name, request=request(source), files=_raw_files(source, files[number]))
-        for number, source in enumerate(sources)
-    ]
-
-
-def _digests_of(
-    chosen: Sequence[int], locations: Sequence[str], sizes: Sequence[int], engine: Engine
-) -> dict[int, str]:
-    """Number of each chosen file -> its digest."""
-    groups = grouped(chosen, [sizes[number] for number in chosen], GROUP_BYTES)
-    weights = [float(sum(sizes[number] for number in group)) for group in groups]
-    tasks = [[locations[number] for number in group] for group in groups]
-    digested = engine.map(_digests, tasks, "digests of raw files", weights, "B")
-    return {
-        number: digest
-        for group, digests in zip(groups, digested, strict=True)
-        for number, digest in zip(group, digests, strict=True)
-    }
-
-
-def _raw_files(source: SourceConfig, digested: Sequence[RawFile]) -> tuple[RawFile, ...]:
-    if source.format == "datasets":
-        size, digest = dataset_digest(source)
-        return (RawFile(name=source.paths[0], bytes=size, sha256=digest),)
-    return in_canonical_order(digested)
-
-
-def request(source: SourceConfig) -> dict:
-    """The part of the source's config that decides which files are read."""
-    return source.model_dump(mode="json", include={"format", "part", "packages", "revision", "split"})
-
-
 def located_files(source: SourceConfig, locked: LockedSource) -> list[tuple[RawFile, str]]:
     """The locked files with their locations, in the lock's order. Raises InputError for a missing file."""
     located = locate(source)
@@ -188,43 +88,6 @@ def located_files(source: SourceConfig, locked: LockedSource) -> list[tuple[RawF
     return [(file, located[file.name]) for file in locked.files]
 
 
-def grouped(items: Sequence, sizes: Sequence[int], group_bytes: int) -> list[list]:
-    """Split items into consecutive groups of about `group_bytes`: sizes [3, 3, 9, 1], group_bytes 5 -> [[a, b], [c],
-    [d]]."""
-    groups: list[list] = []
-    open_bytes = group_bytes
-    for item, size in zip(items, sizes, strict=True):
-        if open_bytes >= group_bytes:
-            groups.append([])
-            open_bytes = 0
-        groups[-1].append(item)
-        open_bytes += size
-    return groups
-
-
-def _digests(locations: Sequence[str]) -> list[str]:
-    return [_digest(location) for location in locations]
-
-
-def _digest(location: str) -> str:
-    with open_raw(location) as file:
-        try:
-            hasher = hashlib.sha256()
-            while block := file.read(BLOCK_BYTES):
-                hasher.update(block)
-                if len(block) < BLOCK_BYTES and not is_address(location):
-                    break  # at the end: a second read of a million files is felt
-        except OSError as error:
-            raise unreadable(location, error) from error
-    return hasher.hexdigest()
-
-
-html_extraction = DeferredModule("gristmill.data_pipeline.extraction.html_extraction")  # for HTML alone
-# For documents alone: they import lxml, and compile the layout of pages.
-markup = DeferredModule("gristmill.data_pipeline.readers.markup")
-packages = DeferredModule("gristmill.data_pipeline.readers.packages")
-pdf = DeferredModule("gristmill.data_pipeline.readers.pdf")
-whole_files = DeferredModule("gristmill.data_pipeline.readers.whole_files")
 KEPT_RANGES = ".ranges.json"  # in the cache of a work folder
 MAX_KEPT_BLOCKS = 1_000_000  # digests in that file: a terabyte of raw files
 CONVERTERS = ("pdf", "epub", "docx", "ipynb", "latex")  # formats of files that are one document
@@ -483,8 +346,8 @@ def _opened_records(file: Any, file_range: FileRange, source: SourceConfig) -> I
 def _converter(format_: str) -> Any:
     return {
         "pdf": lambda: pdf.convert_pdf,
-        "epub": lambda: packages.convert_epub,
-        "docx": lambda: packages.convert_docx,
+        "epub": lambda: whole_files.convert_epub,
+        "docx": lambda: whole_files.convert_docx,
         "ipynb": lambda: markup.convert_notebook,
         "latex": lambda: markup.convert_latex,
     }[format_]()

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from gristmill.data_pipeline.curate_config import CurateConfig
-from gristmill.data_pipeline.readers.read import resolve
+from gristmill.data_pipeline.readers.resolve import resolve
 from gristmill.data_pipeline.readers.source import SourceConfig
 from gristmill.data_pipeline.run_curation import CurationInputs, curate
 from gristmill.data_pipeline.signals.bits import TextBuffer

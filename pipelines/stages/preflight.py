@@ -13,7 +13,7 @@ from gristmill.data_pipeline.curate_config import check_filters
 from gristmill.data_pipeline.indexed.draws import epochs_by_source, repeat_warnings
 from gristmill.data_pipeline.quality.scores import LABELS_PREFIX, PREFIX, pinned_labels, pinned_scores
 from gristmill.data_pipeline.readers.files import check_kinds
-from gristmill.data_pipeline.readers.own import reader_of
+from gristmill.data_pipeline.readers.python_records import reader_of
 from gristmill.data_pipeline.readers.read import locate
 from gristmill.data_pipeline.readers.source import SourceConfig
 from gristmill.evaluation.inference.config import RECALL_TASKS, EvaluateConfig

@@ -11,7 +11,8 @@ from gristmill.data_pipeline.annotate.list_file import lock_lists
 from gristmill.data_pipeline.annotate.tombstones import lock_tombstones
 from gristmill.data_pipeline.readers.document import Record, Unreadable
 from gristmill.data_pipeline.readers.files import RealPaths, local_path
-from gristmill.data_pipeline.readers.read import locate, resolve
+from gristmill.data_pipeline.readers.read import locate
+from gristmill.data_pipeline.readers.resolve import resolve
 from gristmill.data_pipeline.readers.source import SourceConfig
 from gristmill.foundation.checksums import LOCK_NAME, Lock, LockedSource, lock_differences, read_lock, write_lock
 from gristmill.foundation.deferred_module import DeferredModule

@@ -6,7 +6,7 @@ import numpy as np
 import orjson
 
 from gristmill.data_pipeline.curate_config import CurateConfig
-from gristmill.data_pipeline.readers.read import resolve
+from gristmill.data_pipeline.readers.resolve import resolve
 from gristmill.data_pipeline.readers.source import SourceConfig
 from gristmill.data_pipeline.run_curation import CurationInputs, curate
 from gristmill.foundation.checksums import Lock

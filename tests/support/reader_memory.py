@@ -23,7 +23,7 @@ import zstandard
 from gristmill.data_pipeline.annotate.annotate import AnnotateConfig, annotate_all, annotation_tasks
 from gristmill.data_pipeline.annotate.normalize import NormalizeConfig
 from gristmill.data_pipeline.readers.document import BATCH_BYTES
-from gristmill.data_pipeline.readers.read import resolve
+from gristmill.data_pipeline.readers.resolve import resolve
 from gristmill.data_pipeline.readers.source import SourceConfig
 from gristmill.foundation.progress import Reporter
 from gristmill.foundation.runtime.tasks.local import LocalEngine

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from gristmill.data_pipeline.annotate.list_file import lock_lists
 from gristmill.data_pipeline.annotate.optional_signals import BadWords, BlockedUrls
 from gristmill.data_pipeline.curate_config import CurateConfig
-from gristmill.data_pipeline.readers.read import resolve
+from gristmill.data_pipeline.readers.resolve import resolve
 from gristmill.data_pipeline.readers.source import SourceConfig
 from gristmill.data_pipeline.run_curation import CurationInputs, curate
 from gristmill.foundation.checksums import Lock

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from gristmill.data_pipeline.annotate.optional_signals import OriginFields, day_of, origin_fields
 from gristmill.data_pipeline.curate_config import CurateConfig
-from gristmill.data_pipeline.readers.read import resolve
+from gristmill.data_pipeline.readers.resolve import resolve
 from gristmill.data_pipeline.readers.source import SourceConfig
 from gristmill.data_pipeline.run_curation import CurationInputs, curate
 from gristmill.foundation.checksums import Lock

@@ -10,7 +10,7 @@ from gristmill.data_pipeline.annotate.tombstones import Tombstones
 from gristmill.data_pipeline.corpus import small_sources
 from gristmill.data_pipeline.corpus.small_sources import group_sources
 from gristmill.data_pipeline.curate_config import CurateConfig
-from gristmill.data_pipeline.readers.read import resolve
+from gristmill.data_pipeline.readers.resolve import resolve
 from gristmill.data_pipeline.readers.source import SourceConfig
 from gristmill.data_pipeline.run_curation import CurationInputs, curate
 from gristmill.foundation.checksums import Lock, LockedSource, RawFile

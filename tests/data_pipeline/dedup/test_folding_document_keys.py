@@ -10,7 +10,7 @@ from gristmill.data_pipeline.annotate import annotate as annotate_module
 from gristmill.data_pipeline.annotate.annotate import AnnotateConfig, AnnotateTask, annotate, annotation_tasks
 from gristmill.data_pipeline.annotate.normalize import NormalizeConfig
 from gristmill.data_pipeline.dedup.folding import COLUMNS, document_ids, document_keys, keys_of, keys_path
-from gristmill.data_pipeline.readers.read import resolve
+from gristmill.data_pipeline.readers.resolve import resolve
 from gristmill.data_pipeline.readers.source import SourceConfig
 from gristmill.foundation.progress import Reporter
 from gristmill.foundation.runtime.tasks.local import LocalEngine

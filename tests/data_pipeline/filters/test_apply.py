@@ -28,7 +28,7 @@ from gristmill.data_pipeline.filters.apply import (
 )
 from gristmill.data_pipeline.filters.presets import FilterChoice, Rule
 from gristmill.data_pipeline.filters.threshold_sweep import heavy_removals, parse_sweep, sweep
-from gristmill.data_pipeline.readers.read import resolve
+from gristmill.data_pipeline.readers.resolve import resolve
 from gristmill.data_pipeline.readers.source import SourceConfig
 from gristmill.data_pipeline.run_curation import annotated
 from gristmill.data_pipeline.signals.language import LanguageConfig

@@ -3,7 +3,7 @@ import pytest
 from gristmill.data_pipeline.corpus.document_history import open_corpus
 from gristmill.data_pipeline.curate_config import CurateConfig
 from gristmill.data_pipeline.filters.threshold_sweep import parse_sweep, sweep
-from gristmill.data_pipeline.readers.read import resolve
+from gristmill.data_pipeline.readers.resolve import resolve
 from gristmill.data_pipeline.readers.source import SourceConfig
 from gristmill.data_pipeline.run_curation import annotated
 from gristmill.foundation.checksums import Lock

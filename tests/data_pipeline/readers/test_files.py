@@ -16,6 +16,7 @@ import pytest
 from gristmill.data_pipeline.annotate.annotate import AnnotateConfig, annotate_all, annotation_tasks
 from gristmill.data_pipeline.annotate.normalize import NormalizeConfig
 from gristmill.data_pipeline.readers import read as read_module
+from gristmill.data_pipeline.readers import resolve as resolve_module
 from gristmill.data_pipeline.readers.files import RealPaths, foreign_kind, local_files, matching
 from gristmill.data_pipeline.readers.read import (
     FileToSplit,
@@ -23,9 +24,9 @@ from gristmill.data_pipeline.readers.read import (
     locate,
     located_files,
     read_range,
-    resolve,
     split_files,
 )
+from gristmill.data_pipeline.readers.resolve import resolve
 from gristmill.data_pipeline.readers.source import SourceConfig
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.progress import Reporter, plain_console
@@ -224,12 +225,12 @@ def test_nothing_of_a_changed_file_is_kept(kind, name, tmp_path):
 
 def test_digests_are_kept_while_a_file_stays_as_it_is(tmp_path, monkeypatch):
     """Also one that is written again with as many bytes and its old times."""
-    monkeypatch.setattr(read_module, "is_settled", lambda state: True)  # else only after two seconds
+    monkeypatch.setattr(resolve_module, "is_settled", lambda state: True)  # else only after two seconds
     digested = []
-    digest = read_module._digest
-    monkeypatch.setattr(read_module, "_digest", lambda location: digested.append(location) or digest(location))
+    digest = resolve_module._digest
+    monkeypatch.setattr(resolve_module, "_digest", lambda location: digested.append(location) or digest(location))
     path, source, first = locked(tmp_path, "jsonl", "a.jsonl", LINES * 4)
-    assert path.stat().st_size > read_module.MIN_KEPT_BYTES
+    assert path.stat().st_size > resolve_module.MIN_KEPT_BYTES
     resolve([source], ENGINE, tmp_path)
     digested.clear()
     assert resolve([source], ENGINE, tmp_path) == [first] and digested == []

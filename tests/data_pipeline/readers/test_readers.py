@@ -15,7 +15,8 @@ from pydantic import ValidationError
 from gristmill.data_pipeline.readers.compression import Damaged, blocks
 from gristmill.data_pipeline.readers.document import Record, Unreadable
 from gristmill.data_pipeline.readers.python_docs import prose
-from gristmill.data_pipeline.readers.read import file_ranges, located_files, read_range, resolve
+from gristmill.data_pipeline.readers.read import file_ranges, located_files, read_range
+from gristmill.data_pipeline.readers.resolve import resolve
 from gristmill.data_pipeline.readers.source import SourceConfig
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.progress import Reporter

@@ -9,10 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gristmill.data_pipeline.readers.delimited import read_delimited
 from gristmill.data_pipeline.readers.document import Record, Unreadable
-from gristmill.data_pipeline.readers.mailbox import read_mailbox
 from gristmill.data_pipeline.readers.source import SourceConfig
+from gristmill.data_pipeline.readers.text_files import read_delimited, read_mailbox
 
 TABLE = SourceConfig(name="t", format="csv", paths=("x",), text_field="body")
 MAIL = SourceConfig(name="m", format="mbox", paths=("x",))
