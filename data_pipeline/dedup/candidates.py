@@ -98,19 +98,45 @@ def sized(engine: Engine, documents: int) -> Engine:
     return engine if documents >= POOL_DOCUMENTS else LocalEngine(1, engine.reporter)
 
 
+def find_links(documents: StoredDocuments, banding: Banding, engine: Engine, folder: Path) -> Shuffle:
+    """Pairs of positions that connect the documents of each bucket. The keys, five times as large as all that is made
+    from them, are removed when the links are whole."""
+    links = _links(documents, banding.bands, folder)
+    if not links.is_whole():
+        keys = write_keys(documents, banding, engine, folder)
+        write_links(documents, keys, banding.bands, engine, folder)
+    keys_shuffle(documents, banding.bands, folder).remove()
+    return links
+
+
+def keys_shuffle(documents: StoredDocuments, bands: int, folder: Path) -> Shuffle:
+    return Shuffle(folder / "keys", KEY, len(documents.parts), (bands + 1) * ranges_for(len(documents)))
+
+
+def _links(documents: StoredDocuments, bands: int, folder: Path) -> Shuffle:
+    return Shuffle(folder / "links", LINK, len(_first_ranges(documents, bands)), 1)
+
+
+def _first_ranges(documents: StoredDocuments, bands: int) -> list[int]:
+    """The first range of the keys of each task that finds links: of few documents a task reads all ranges."""
+    ranges = ranges_for(len(documents))
+    steps = bands + 1 if ranges == 1 and len(documents) < POOL_DOCUMENTS else 1
+    return list(range(0, (bands + 1) * ranges, steps))
+
+
 def write_keys(documents: StoredDocuments, banding: Banding, engine: Engine, folder: Path) -> Shuffle:
     """The keys of all bands, and the ids as a last band; documents without a shingle have no keys.
 
     Range b * R + r holds range r of R of band b."""
-    ranges = ranges_for(len(documents))
-    keys = Shuffle(folder / "keys", KEY, len(documents.parts), (banding.bands + 1) * ranges)
+    keys = keys_shuffle(documents, banding.bands, folder)
     tasks = [(part, banding, keys, number) for number, part in enumerate(documents.parts) if not keys.has(number)]
     sizes = [task[0].stored.documents for task in tasks]
-    sized(engine, sum(sizes)).map(_write_keys, tasks, "near duplicates: keys of bands", sizes, "documents")
+    sized(engine, sum(sizes)).map(write_part_keys, tasks, "near duplicates: keys of bands", sizes, "documents")
     return keys
 
 
-def _write_keys(task: tuple[StorePart, Banding, Shuffle, int]) -> None:
+def write_part_keys(task: tuple[StorePart, Banding, Shuffle, int]) -> None:
+    """One part of `write_keys`."""
     part, banding, keys, number = task
     table = part.documents(["doc_id", "shingles"])
     members = np.flatnonzero(table.column("shingles").to_numpy() > 0)
@@ -158,21 +184,12 @@ def write_links(documents: StoredDocuments, keys: Shuffle, bands: int, engine: E
 
     Memory of a task: its range of a band, about 12 bytes a document of it, and 40 for each that shares its bucket.
     Raises InputError if a document occurs twice."""
-    ranges = keys.ranges // (bands + 1)
-    steps = bands + 1 if ranges == 1 and len(documents) < POOL_DOCUMENTS else 1  # bands of a task
-    firsts = [(band, part) for band in range(0, bands + 1, steps) for part in range(ranges)]
-    links = Shuffle(folder / "links", LINK, len(firsts), 1)
+    links, firsts = _links(documents, bands, folder), _first_ranges(documents, bands)
+    ends = [*firsts[1:], keys.ranges]
     tasks = [
-        (
-            documents,
-            keys,
-            bands,
-            [band_number * ranges + part for band_number in range(band, min(band + steps, bands + 1))],
-            links,
-            n,
-        )
-        for n, (band, part) in enumerate(firsts)
-        if not links.has(n)
+        (documents, keys, bands, list(range(first, end)), links, number)
+        for number, (first, end) in enumerate(zip(firsts, ends, strict=True))
+        if not links.has(number)
     ]
     engine.map(_write_links, tasks, "near duplicates: candidate pairs", unit="tasks")
     return links
@@ -254,11 +271,12 @@ def _write_groups(task: tuple[StoredDocuments, Shuffle, int, Shuffle] | None) ->
     documents, links, batch_shingles, candidates = task
     if not candidates.has(0):
         positions, group = _groups(len(documents), links)
-        owners = documents.parts_of(positions)
-        undecided = np.zeros(len(positions), bool)
-        undecided[group[~documents.is_protected[owners]]] = True
-        chosen = np.flatnonzero(undecided[group])
-        write_candidates(documents, positions[chosen], group[chosen], batch_shingles, candidates)
+        if documents.is_protected.any():
+            undecided = np.zeros(len(positions), bool)
+            undecided[group[~documents.is_protected[documents.parts_of(positions)]]] = True
+            chosen = undecided[group]
+            positions, group = positions[chosen], group[chosen]
+        write_candidates(documents, positions, group, batch_shingles, candidates)
     return int(candidates.part(0)[1]["batch"].max(initial=-1)) + 1
 
 
@@ -270,14 +288,15 @@ def write_candidates(
     candidates: Shuffle,
     states: np.ndarray | int = UNDECIDED,
 ) -> None:
-    """Writes part 0 of the candidates. positions: ascending; group: of each."""
-    owners = documents.parts_of(positions)
-    records = np.empty(len(positions), CANDIDATE)
-    records["position"], records["group"], records["state"] = positions, group, states
-    weights = _shingles(documents, positions, owners)
+    """Writes part 0 of the candidates. positions: ascending; group: of each, below len(documents)."""
+    bounds = np.searchsorted(positions, documents.starts)
+    weights = _shingles(documents, positions, bounds)
     share = max(int(weights.sum()) // NUM_BATCHES, MIN_BATCH_SHINGLES)
-    records["batch"] = _batches(group, weights, min(share, batch_shingles))
-    candidates.write_sorted(0, records, owners)
+    batch = _batches(group, weights, min(share, batch_shingles))
+    del weights  # of 10^9 documents, a fifth of them linked, 2 GB
+    records = np.empty(len(positions), CANDIDATE)
+    records["position"], records["group"], records["batch"], records["state"] = positions, group, batch, states
+    candidates.write(0, records, bounds)
 
 
 def _groups(num_documents: int, links: Shuffle) -> tuple[np.ndarray, np.ndarray]:
@@ -300,23 +319,28 @@ def _linked(num_documents: int, links: Shuffle) -> np.ndarray:
     return np.flatnonzero(is_linked)
 
 
-def _shingles(documents: StoredDocuments, positions: np.ndarray, owners: np.ndarray) -> np.ndarray:
-    """int64[positions]: shingles with repetition of these documents; positions ascend."""
-    counts = [np.empty(0, np.int64)]
-    for number in np.unique(owners).tolist():
+def _shingles(documents: StoredDocuments, positions: np.ndarray, bounds: np.ndarray) -> np.ndarray:
+    """int64[positions]: shingles with repetition of these documents. Those of part p are bounds[p]..bounds[p + 1]."""
+    counts = np.empty(len(positions), np.int64)
+    for number in np.flatnonzero(np.diff(bounds)).tolist():
         shingles = documents.parts[number].documents(["shingles"]).column("shingles").to_numpy()
-        counts.append(shingles[positions[owners == number] - documents.starts[number]])
-    return np.concatenate(counts)
+        chosen = slice(bounds[number], bounds[number + 1])
+        counts[chosen] = shingles[positions[chosen] - documents.starts[number]]
+    return counts
 
 
 def _batches(group: np.ndarray, weights: np.ndarray, batch_weight: int) -> np.ndarray:
     """int32[]: the batch of each document. Groups [0, 1, 0, 3], weights [2, 1, 2, 4], 5 -> [0, 0, 0, 1]."""
-    groups, place = np.unique(group, return_inverse=True)
-    if not len(groups):
-        return np.empty(0, np.int32)
-    ends = np.cumsum(np.bincount(place, weights).astype(np.int64))
-    before = np.concatenate([[0], ends[:-1]]) // batch_weight
-    return np.cumsum(np.diff(before, prepend=before[0]) != 0).astype(np.int32)[place]
+    before = np.bincount(group, weights)
+    is_group = np.zeros(len(before), bool)
+    is_group[group] = True
+    np.cumsum(before, out=before)
+    before[1:] = before[:-1].copy()  # what the groups before it weigh
+    before[:1] = 0
+    before //= batch_weight
+    begins = np.zeros(len(before), np.int32)
+    begins[is_group] = np.diff(before[is_group], prepend=0) != 0
+    return np.cumsum(begins, out=begins)[group]
 
 
 # The candidates' shingle sets, written part by part and read batch by batch.

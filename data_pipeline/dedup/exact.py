@@ -117,20 +117,22 @@ def find_exact_duplicates(
     kept_paths = [
         None if kept is None else kept.path(document_file, config, hashes.ranges) for document_file in document_files
     ]
-    tasks = [
-        (document_file, config, hashes, number, kept_paths[number])
-        for number, document_file in enumerate(document_files)
-        if not hashes.has(number)
-    ]
-    engine.map(_hash_file, tasks, "exact duplicates: hash texts", [task[0].bytes for task in tasks], "B")
     if kept is not None:
         kept.prune(set(kept_paths))
     duplicates = Shuffle(folder / "equals", DUPLICATE, hashes.ranges, len(document_files))
-    priorities = np.array([document_file.priority for document_file in document_files], np.int64)
-    ranges = [(hashes, priorities, duplicates, number) for number in range(hashes.ranges) if not duplicates.has(number)]
-    (engine if hashes.ranges > 1 else LocalEngine(1, engine.reporter)).map(
-        _find_equals, ranges, "exact duplicates: compare hashes"
-    )
+    if not duplicates.is_whole():
+        tasks = [
+            (document_file, config, hashes, number, kept_paths[number])
+            for number, document_file in enumerate(document_files)
+            if not hashes.has(number)
+        ]
+        engine.map(_hash_file, tasks, "exact duplicates: hash texts", [task[0].bytes for task in tasks], "B")
+        priorities = np.array([document_file.priority for document_file in document_files], np.int64)
+        ranges = [(hashes, priorities, duplicates, part) for part in range(hashes.ranges) if not duplicates.has(part)]
+        (engine if hashes.ranges > 1 else LocalEngine(1, engine.reporter)).map(
+            _find_equals, ranges, "exact duplicates: compare hashes"
+        )
+    hashes.remove()
     return duplicates
 
 
@@ -223,6 +225,10 @@ DUPLICATES = pa.schema([("doc_id", pa.string()), ("duplicate_of", pa.string()), 
 DUPLICATE = np.dtype([("file", "<i4"), ("row", "<i8"), ("id", "<u8", 2), ("duplicate_of", "<u8", 2), ("value", "<f8")])
 
 
+# Removed documents that a task of `reassign_copies` reads: 100 MB. So many or fewer are read by the driver.
+REMOVED_OF_RANGE = 1 << 19
+
+
 def table_of(duplicates: Shuffle) -> pa.Table:
     """Records of DUPLICATE in memory: doc_id, duplicate_of, similarity; sorted by doc_id."""
     records = duplicates.read_all()
@@ -238,8 +244,8 @@ def reassign_copies(exact: Shuffle, near: Shuffle, folder: Path, engine: Engine)
     A copy has its document's words, hence its shingles, hence its similarity to the document that is kept. So every
     `duplicate_of` names a document that is itself kept:
     exact [(c, b)], near [(b, a, 0.9)] -> exact [], near [(b, a, 0.9), (c, a, 0.9)].
-    Memory of a task: 60 bytes for each removed document of its range of the ids."""
-    ranges = ranges_for(exact.num_records() + near.num_records())
+    Memory of a task: 200 bytes for each removed document of its range of the ids."""
+    ranges = ranges_for(exact.num_records() + near.num_records(), REMOVED_OF_RANGE)
     sized = engine if ranges > 1 else LocalEngine(1, engine.reporter)
     sides = [(exact, "duplicate_of", folder / "exact"), (near, "id", folder / "near")]
     by_id = []

@@ -15,10 +15,9 @@ from gristmill.data_pipeline.dedup.candidates import (
     Banding,
     CandidateSets,
     StoredDocuments,
+    find_links,
     write_candidate_sets,
     write_groups,
-    write_keys,
-    write_links,
 )
 from gristmill.data_pipeline.dedup.exact import DUPLICATE, table_of
 from gristmill.data_pipeline.dedup.minhash import Decisions, Unit, compare_blocks
@@ -305,8 +304,7 @@ def _compare_all(
     folder: Path,
 ) -> Shuffle:
     """The duplicates. document_files: of the documents' parts."""
-    keys = write_keys(documents, config.banding, engine, folder)
-    links = write_links(documents, keys, config.bands, engine, folder)
+    links = find_links(documents, config.banding, engine, folder)
     candidates = write_groups(documents, links, BATCH_SHINGLES, engine, folder)
     sets = write_candidate_sets(document_files, documents, candidates, config.banding, engine, folder)
     own_files = len(document_files) - int(documents.is_protected.sum())

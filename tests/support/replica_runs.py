@@ -4,7 +4,7 @@ import multiprocessing
 import os
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,10 +15,12 @@ from torch import Tensor
 
 from gristmill.foundation.progress import Reporter
 from gristmill.training.config.layout import LayoutConfig
-from gristmill.training.config.train import LEFT_OUT
+from gristmill.training.config.train import LEFT_OUT, OptimizerConfig
 from gristmill.training.engine.local_model import build_local_model
 from gristmill.training.launch.processes import RankInfo, init_distributed
 from gristmill.training.launch.replica_driver import ReplicaDriver
+from gristmill.training.model.init import role_of
+from gristmill.training.optim.muon import orthogonal
 from gristmill.training.parallel.mesh import single_process
 from gristmill.training.parallel.replicas import ReplicaProcess, Replicas
 from gristmill.training.planner.layout_checks import config_of_replica
@@ -34,6 +36,9 @@ SETTINGS: dict[str, Any] = {
     "checkpoint": {"every": 4},
     "validation": {"every": 0},
     "monitoring": {"timeout_seconds": 60, "trackers": []},
+}
+MUON: dict[str, Any] = SETTINGS | {
+    "optimizer": {"name": "muon", "learning_rate": 1e-3, "muon_learning_rate": 2e-3, "clip_norm": None}
 }
 
 
@@ -59,19 +64,27 @@ def start_server() -> Any:
     return context
 
 
-def driver_of(folder: Path, layout: dict[str, Any], faults: Sequence[Fault], context: Any) -> ReplicaDriver:
+def driver_of(
+    folder: Path,
+    layout: dict[str, Any],
+    faults: Sequence[Fault],
+    context: Any,
+    settings: dict[str, Any] = SETTINGS,
+) -> ReplicaDriver:
     """The driver of a run on a layout with replicas, of which the faults kill some."""
     config = LayoutConfig(lost_replicas="continue", **layout)
-    return ReplicaDriver(config, train_replica, (folder, config, faults), Reporter.silent(), context)
+    return ReplicaDriver(config, train_replica, (folder, config, faults, settings), Reporter.silent(), context)
 
 
-def train_replica(place: ReplicaProcess, folder: Path, layout: LayoutConfig, faults: Sequence[Fault]) -> dict[str, Any]:
+def train_replica(
+    place: ReplicaProcess, folder: Path, layout: LayoutConfig, faults: Sequence[Fault], settings: dict[str, Any]
+) -> dict[str, Any]:
     folder.mkdir(exist_ok=True)
-    own = config_of_replica(MODEL, train_config(**SETTINGS, layout=layout))
+    own = config_of_replica(MODEL, train_config(**settings, layout=layout))
     timeout = own.monitoring.timeout_seconds
     with init_distributed(RankInfo.from_environment(), own.layout, MODEL, "", timeout) as mesh:
         replicas = Replicas(place, timeout)
-        run = new_run(folder, mesh, replicas=replicas, layout=own.layout, **SETTINGS)
+        run = new_run(folder, mesh, replicas=replicas, layout=own.layout, **settings)
         is_first_start = place.incarnation <= place.replicas
         for fault in faults if is_first_start else []:
             if (fault.replica, fault.rank) == (place.replica, place.rank):
@@ -130,19 +143,14 @@ def wait_until(happened: Callable[[], bool]) -> None:
         time.sleep(0.02)
 
 
-def plain_training(left_out: Sequence[Sequence[range]]) -> tuple[list[float], list[float], dict[str, Tensor]]:
+def plain_training(
+    left_out: Sequence[Sequence[range]], settings: dict[str, Any] = SETTINGS
+) -> tuple[list[float], list[float], dict[str, Tensor]]:
     """(losses, gradient norms, weights) of a loop in one process over the samples that were not left out, by step."""
-    config = train_config(**SETTINGS)
+    config = train_config(**settings)
     model = build_local_model(MODEL, Counting.vocab_size, config, single_process(), 7).stages[0]
     named = dict(model.named_parameters())
-    matrices, vectors = ([value for value in named.values() if (value.dim() > 1) == many] for many in (True, False))
-    settings = config.optimizer
-    optimizer = torch.optim.AdamW(
-        [{"params": matrices, "weight_decay": settings.weight_decay}, {"params": vectors, "weight_decay": 0.0}],
-        lr=settings.learning_rate,
-        betas=settings.betas,
-        eps=settings.epsilon,
-    )
+    update = plain_optimizer(named, config.optimizer)
     losses, norms, data = [], [], Counting()
     for step in range(STEPS):
         absent = {k for samples in left_out[step] for k in samples}
@@ -152,14 +160,43 @@ def plain_training(left_out: Sequence[Sequence[range]]) -> tuple[list[float], li
         )
         nll = F.cross_entropy(model(tokens).flatten(0, 1), targets.flatten(), reduction="none")
         loss = (nll * weights.flatten().double()).sum() / weights.sum()
-        optimizer.zero_grad()
+        model.zero_grad()
         loss.backward()
         norms.append(
             float(torch.cat([value.grad.flatten() for value in named.values() if value.grad is not None]).norm())
         )
-        optimizer.step()
+        update()
         losses.append(float(loss.detach()))
     return losses, norms, {name: value.detach() for name, value in named.items()}
+
+
+def plain_optimizer(named: Mapping[str, Tensor], settings: OptimizerConfig) -> Callable[[], None]:
+    """torch's AdamW; with Muon for all but the matrices of layers, which are updated as Keller Jordan's code does."""
+    of_muon = {name: value for name, value in named.items() if role_of(name, MODEL).is_matrix_of_layer}
+    if settings.name != "muon":
+        of_muon = {}
+    rest = [value for name, value in named.items() if name not in of_muon]
+    matrices, vectors = ([value for value in rest if (value.dim() > 1) == many] for many in (True, False))
+    adamw = torch.optim.AdamW(
+        [{"params": matrices, "weight_decay": settings.weight_decay}, {"params": vectors, "weight_decay": 0.0}],
+        lr=settings.learning_rate,
+        betas=settings.betas,
+        eps=settings.epsilon,
+    )
+    momentum = {name: torch.zeros_like(value) for name, value in of_muon.items()}
+
+    @torch.no_grad()
+    def update() -> None:
+        adamw.step()
+        for name, value in of_muon.items():
+            assert value.grad is not None
+            momentum[name] = settings.muon_momentum * momentum[name] + value.grad
+            direction = orthogonal(value.grad + settings.muon_momentum * momentum[name])
+            direction *= max(1.0, value.shape[0] / value.shape[1]) ** 0.5
+            value.mul_(1 - settings.muon_learning_rate * settings.weight_decay)
+            value.sub_(settings.muon_learning_rate * direction)
+
+    return update
 
 
 def left_out_of(lines: Sequence[dict[str, Any]]) -> list[list[range]]:

@@ -297,6 +297,16 @@ class Shuffle:
     def has(self, part: int) -> bool:
         return fetch(self.path(part)).exists()
 
+    def is_whole(self) -> bool:
+        """Whether all parts are there."""
+        return all(self.has(part) for part in range(self.parts))
+
+    def remove(self) -> None:
+        """Frees the disk when nothing reads the records any more."""
+        for path in self.paths():
+            path.unlink(missing_ok=True)
+            seal_of(path).unlink(missing_ok=True)
+
     def write(self, part: int, records: np.ndarray, bounds: np.ndarray) -> None:
         """One part, whole or not at all. records: ordered by range; bounds int64[ranges + 1]: where each begins."""
         if records.dtype != self.dtype or len(bounds) != self.ranges + 1 or bounds[-1] != len(records):

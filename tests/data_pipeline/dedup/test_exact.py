@@ -63,7 +63,7 @@ def test_ranges_of_the_hashes_change_nothing(tmp_path: Path, monkeypatch):
     texts = {f"{number + 1:x}": f"text {number % 7}" for number in range(30)}
     part = write_part(tmp_path / "p.parquet", texts)
     whole = exact_duplicates([part], ExactDedupConfig(), engine(), tmp_path / "one")
-    monkeypatch.setattr(module, "ranges_for", lambda _: 4)
+    monkeypatch.setattr(module, "ranges_for", lambda *_: 4)
     assert len(whole) == 23
     assert exact_duplicates([part], ExactDedupConfig(), engine(), tmp_path / "four").equals(whole)
 
@@ -117,7 +117,7 @@ def rows_of(found: Shuffle) -> list[tuple[int, int, float]]:
 
 @pytest.mark.parametrize("ranges", [1, 3])
 def test_a_copy_falls_with_its_document_and_names_the_one_that_is_kept(tmp_path, monkeypatch, ranges):
-    monkeypatch.setattr(module, "ranges_for", lambda _: ranges)
+    monkeypatch.setattr(module, "ranges_for", lambda *_: ranges)
     copies = duplicates(tmp_path / "e", (3, 2, 1.0), (5, 4, 1.0))
     exact, near = reassign_copies(copies, duplicates(tmp_path / "n", (2, 1, 0.9)), tmp_path / "work", engine())
     assert rows_of(exact) == [(5, 4, 1.0)]
@@ -126,7 +126,7 @@ def test_a_copy_falls_with_its_document_and_names_the_one_that_is_kept(tmp_path,
 
 def test_the_ranges_hold_the_documents_of_both_sides(tmp_path, monkeypatch):
     counts = []
-    monkeypatch.setattr(module, "ranges_for", lambda count: counts.append(count) or 1)
+    monkeypatch.setattr(module, "ranges_for", lambda count, *_: counts.append(count) or 1)
     copies = duplicates(tmp_path / "e", (3, 2, 1.0), (5, 4, 1.0))
     reassign_copies(copies, duplicates(tmp_path / "n", (2, 1, 0.9)), tmp_path / "work", engine())
     assert counts == [3]

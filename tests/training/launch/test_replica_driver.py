@@ -22,7 +22,16 @@ from gristmill.training.metrics import METRICS_NAME, read_metrics
 from gristmill.training.parallel.mesh import single_process
 from gristmill.training.parallel.replicas import ReplicaProcess
 from tests.support.kills import number_of_kills, seed_of
-from tests.support.replica_runs import RETURN_STEP, Fault, driver_of, left_out_of, plain_training, start_server
+from tests.support.replica_runs import (
+    MUON,
+    RETURN_STEP,
+    SETTINGS,
+    Fault,
+    driver_of,
+    left_out_of,
+    plain_training,
+    start_server,
+)
 from tests.support.training_runs import BATCH, STEPS
 
 ONE = {"data": 2, "replicate": 2}
@@ -35,9 +44,9 @@ def context() -> Any:
     return start_server()
 
 
-def largest_gap(folder: Path, left_out: Any) -> float:
+def largest_gap(folder: Path, left_out: Any, settings: dict[str, Any] = SETTINGS) -> float:
     """The largest difference of losses, gradient norms and final weights from the plain loop's."""
-    losses, norms, weights = plain_training(left_out)
+    losses, norms, weights = plain_training(left_out, settings)
     lines = read_metrics(folder / METRICS_NAME)
     assert [line["step"] for line in lines] == list(range(1, STEPS + 1))
     saved = {f"model.{name}": torch.empty_like(value) for name, value in weights.items()}
@@ -84,6 +93,30 @@ def test_a_lost_replica_is_left_out_and_comes_back(
     assert set(multiprocessing.active_children()) == others
 
 
+@pytest.mark.parametrize(
+    ("layout", "fault"),
+    [
+        (SHARDED, Fault(replica=0, rank=1, step=3, moment="gradients")),
+        pytest.param(ONE, Fault(replica=0, rank=0, step=3, moment="files"), marks=pytest.mark.slow),
+        pytest.param(SHARDED, Fault(replica=1, rank=0, step=3, moment="summed"), marks=pytest.mark.slow),
+        pytest.param(TENSOR, Fault(replica=1, rank=1, step=3, moment="gradients"), marks=pytest.mark.slow),
+    ],
+    ids=lambda value: f"{value.moment}-of-{value.replica}" if isinstance(value, Fault) else None,
+)
+def test_muon_loses_a_replica_and_gets_its_momentum_back(
+    tmp_path: Path, context: Any, layout: dict[str, Any], fault: Fault
+) -> None:
+    """What comes back has the momentum that the others kept: without it the steps after its return would differ."""
+    folder = tmp_path / "run"
+    summary = driver_of(folder, layout, [fault], context, MUON).run()
+    left_out = left_out_of(read_metrics(folder / METRICS_NAME))
+    without = [step for step, samples in enumerate(left_out, 1) if samples]
+    assert without and summary["steps_without_replicas"] == len(without) and without[-1] < STEPS - 3
+    assert largest_gap(folder, left_out, MUON) < 1e-12
+    assert largest_gap(folder, [[] for _ in left_out], MUON) > 1e-4  # of another history
+    assert largest_gap(folder, left_out) > 1e-4  # of AdamW alone
+
+
 def test_of_four_replicas_two_are_lost(tmp_path: Path, context: Any) -> None:
     faults = [Fault(0, 0, step=3, moment="summed"), Fault(2, 0, step=5, moment="gradients")]
     driver_of(tmp_path / "run", {"data": 4, "replicate": 4}, faults, context).run()
@@ -123,13 +156,19 @@ def test_an_error_ends_the_run_and_a_replica_that_never_starts_is_given_up(conte
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("layout", [ONE, SHARDED, {"data": 4, "replicate": 4}])
-def test_killed_at_random_moments(tmp_path: Path, context: Any, layout: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("layout", "settings"),
+    [(ONE, SETTINGS), (SHARDED, SETTINGS), ({"data": 4, "replicate": 4}, SETTINGS), (SHARDED, MUON)],
+    ids=["one", "sharded", "four", "muon"],
+)
+def test_killed_at_random_moments(
+    tmp_path: Path, context: Any, layout: dict[str, Any], settings: dict[str, Any]
+) -> None:
     rng, lost_steps = random.Random(seed_of(39)), 0
     for number in range(number_of_kills(10)):
         folder = tmp_path / str(number)
         for kills in (3, 2, 1, 0):  # again where all replicas were lost
-            driver = driver_of(folder, layout, [], context)
+            driver = driver_of(folder, layout, [], context, settings)
             killer = threading.Thread(target=kill_now_and_then, args=(driver, kills, rng))
             killer.start()
             try:
@@ -141,7 +180,7 @@ def test_killed_at_random_moments(tmp_path: Path, context: Any, layout: dict[str
                 killer.join()
         left_out = left_out_of(read_metrics(folder / METRICS_NAME))
         lost_steps += sum(bool(samples) for samples in left_out)
-        assert largest_gap(folder, left_out) < 1e-12
+        assert largest_gap(folder, left_out, settings) < 1e-12
     print(f"{lost_steps} steps without a replica")
     assert lost_steps > 0
 

@@ -1,0 +1,203 @@
+"""Annotated files of made documents, so small that 10^8 of them fit on one disk, and a signature store that need not
+keep its signatures.
+
+A document is 14 words of three letters: 10 shingles, 55 bytes. By its row in its file: one in five is the one before it
+with another last word (similarity 9 / 11), one in fifty has a text of a pool in which each is drawn four times, one in
+a thousand is of one family that differs in the last word, one in a hundred fails the rule, and in one file of fifty one
+in fifty quotes a benchmark."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from gristmill.data_pipeline.dedup.candidates import Banding, write_part_keys
+from gristmill.data_pipeline.dedup.folding import DOCUMENT_KEY, fold_texts, folded_keys, write_keys
+from gristmill.data_pipeline.dedup.signatures import (
+    SignatureScheme,
+    StoredFile,
+    StorePart,
+    documents_file,
+    signatures_file,
+    signed_batches,
+    write_signatures,
+)
+from gristmill.data_pipeline.ledger.document_file import DocumentFile, unpacked_ids
+from gristmill.foundation.checksums import seal_of, sealed_path
+from gristmill.foundation.runtime.tasks.task_files import Shuffle
+
+WORDS, LETTERS = 14, 3
+TEXT_BYTES = WORDS * (LETTERS + 1) - 1
+ROW_GROUP_ROWS, PAGE_BYTES = 16_384, 8_000_000  # those of annotated files
+COPIED, POOLED, FAMILY, SHORT = 5, 50, 1000, 100  # one document of so many
+POOL_SHARE = 200  # documents for each text of the pool
+QUOTING_FILES, QUOTES, QUESTIONS = 50, 50, 5_000
+LETTER_CODES = np.arange(ord("a"), ord("z") + 1, dtype=np.uint8)
+NULLS = ("url", "language", "metadata", "unreadable")
+SCHEMA = pa.schema(
+    [
+        ("doc_id", pa.string()),
+        ("text", pa.string()),
+        *((name, pa.string()) for name in NULLS),
+        ("raw_digest", pa.string()),
+        ("record", pa.int64()),
+        ("text_hash", pa.uint64()),
+        ("changes", pa.list_(pa.string())),
+        ("num_bytes", pa.int64()),
+        ("num_words", pa.int64()),
+        ("detected_language", pa.string()),
+    ]
+)
+
+
+@dataclass(frozen=True)
+class SparseFile:
+    """documents: of all files, which decides the size of the pool."""
+
+    path: Path
+    number: int
+    rows: int
+    documents: int
+
+
+def write_sparse_file(file: SparseFile) -> None:
+    """The annotated file and its array of document keys."""
+    generator = np.random.default_rng([1, file.number])
+    words = _words(file, generator)
+    texts, data, offsets = _texts(words)
+    keys = np.empty(file.rows, DOCUMENT_KEY)
+    keys["id"] = generator.integers(1 << 64, size=(file.rows, 2), dtype=np.uint64)
+    folded = folded_keys(*fold_texts(data, offsets, "space"), 0)
+    keys["key"] = np.frombuffer(folded, ">u8").reshape(-1, 2)
+    keys["bytes"], keys["readable"] = TEXT_BYTES, True
+    is_short = np.arange(file.rows) % SHORT == SHORT - 2
+    empty = pa.nulls(file.rows, pa.string())
+    columns = {name: empty for name in NULLS} | {
+        "doc_id": unpacked_ids(keys["id"]),
+        "text": texts,
+        "raw_digest": pa.repeat(pa.scalar("0" * 64), file.rows),
+        "record": np.arange(file.rows),
+        "text_hash": keys["key"][:, 1],
+        "changes": pa.nulls(file.rows, pa.list_(pa.string())),
+        "num_bytes": np.full(file.rows, TEXT_BYTES),
+        "num_words": np.where(is_short, 3, WORDS),
+        "detected_language": pa.repeat(pa.scalar("en"), file.rows),
+    }
+    table = pa.table([columns[name] for name in SCHEMA.names], schema=SCHEMA)
+    repeated = ["language", "raw_digest", "unreadable", "detected_language"]
+    compression = {name: "zstd" for name in SCHEMA.names if name not in ("text", "changes")}
+    with sealed_path(file.path) as temporary:
+        pq.write_table(
+            table,
+            temporary,
+            row_group_size=ROW_GROUP_ROWS,
+            compression=compression,
+            use_dictionary=repeated,
+            write_statistics=False,
+            data_page_size=PAGE_BYTES,
+        )
+    write_keys(file.path, keys)
+
+
+def _words(file: SparseFile, generator: np.random.Generator) -> np.ndarray:
+    """uint32[rows, WORDS]: three letters and a space."""
+    table = _table()
+    numbers = generator.integers(len(table), size=(file.rows, WORDS), dtype=np.uint16)
+    rows = np.arange(file.rows)
+    pooled = rows[rows % POOLED == POOLED - 2]
+    drawn = generator.integers(max(file.documents // POOL_SHARE, 1), size=len(pooled), dtype=np.uint64)
+    numbers[pooled] = _numbers_of(drawn + np.uint64(1))
+    if file.number % QUOTING_FILES == 0:
+        quoting = rows[rows % QUOTES == 2]
+        numbers[quoting] = _numbers_of(
+            QUESTION_SEED + generator.integers(QUESTIONS, size=len(quoting), dtype=np.uint64)
+        )
+    family = rows[rows % FAMILY == 1]
+    numbers[family, : WORDS - 1] = _numbers_of(np.zeros(1, np.uint64))[:, : WORDS - 1]
+    copies = rows[rows % COPIED == COPIED - 1]
+    numbers[copies, : WORDS - 1] = numbers[copies - 1, : WORDS - 1]
+    return table[numbers]
+
+
+QUESTION_SEED = np.uint64(1 << 40)
+
+
+def _table() -> np.ndarray:
+    """uint32[26**3 words]"""
+    first, second, third = np.meshgrid(LETTER_CODES, LETTER_CODES, LETTER_CODES, indexing="ij")
+    letters = np.stack([first, second, third, np.full_like(first, ord(" "))], axis=-1)
+    return np.ascontiguousarray(letters).view(np.uint32).reshape(-1)
+
+
+def _numbers_of(seeds: np.ndarray) -> np.ndarray:
+    """uint16[seeds, WORDS]: the words of the text with this number, by SplitMix64."""
+    with np.errstate(over="ignore"):
+        state = (seeds[:, None] * np.uint64(WORDS) + np.arange(WORDS, dtype=np.uint64)) * np.uint64(0x9E3779B97F4A7C15)
+        state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return ((state ^ (state >> np.uint64(31))) % np.uint64(26**3)).astype(np.uint16)
+
+
+def _texts(words: np.ndarray) -> tuple[pa.Array, np.ndarray, np.ndarray]:
+    """(the texts, their bytes, int64 offsets)"""
+    data = np.ascontiguousarray(words.view(np.uint8).reshape(len(words), -1)[:, :TEXT_BYTES]).reshape(-1)
+    offsets = np.arange(len(words) + 1, dtype=np.int64) * TEXT_BYTES
+    texts = pa.StringArray.from_buffers(len(words), pa.py_buffer(offsets.astype(np.int32)), pa.py_buffer(data))
+    return texts, data, offsets
+
+
+def questions() -> list[str]:
+    """The texts of the benchmark."""
+    words = _table()[_numbers_of(QUESTION_SEED + np.arange(QUESTIONS, dtype=np.uint64))]
+    return _texts(words)[0].to_pylist()
+
+
+@dataclass(frozen=True)
+class SignedAgain(StorePart):
+    """A part whose signatures are computed when the file that held them is gone."""
+
+    document_file: DocumentFile | None = None
+    scheme: SignatureScheme | None = None
+
+    def signatures(self) -> np.ndarray:
+        if signatures_file(self.folder, self.number).exists():
+            return super().signatures()
+        assert self.document_file is not None and self.scheme is not None
+        return np.concatenate([signatures for _, signatures in signed_batches(self.document_file, self.scheme)])
+
+
+def signed_again(
+    document_files: Sequence[DocumentFile], counts: Sequence[int], scheme: SignatureScheme, folder: Path
+) -> tuple[SignedAgain, ...]:
+    return tuple(
+        SignedAgain(
+            folder,
+            scheme.hashes,
+            number,
+            StoredFile(source=document_file.source, priority=document_file.priority, documents=count),
+            document_file,
+            scheme,
+        )
+        for number, (document_file, count) in enumerate(zip(document_files, counts, strict=True))
+    )
+
+
+def count_kept(document_file: DocumentFile) -> int:
+    return int(document_file.kept_mask().sum())
+
+
+def sign_and_key(task: tuple[SignedAgain, Banding, Shuffle, int]) -> float:
+    """The part's table and band keys; its signatures only until these are made. The CPU seconds of signing."""
+    part, started = task[0], time.process_time()
+    assert part.document_file is not None and part.scheme is not None
+    paths = documents_file(part.folder, part.number), signatures_file(part.folder, part.number)
+    write_signatures(signed_batches(part.document_file, part.scheme), part.stored.documents, part.scheme, *paths)
+    signed = time.process_time() - started
+    write_part_keys(task)
+    paths[1].unlink()
+    seal_of(paths[1]).unlink()
+    return signed
