@@ -10,6 +10,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -157,17 +158,32 @@ def questions() -> list[str]:
 
 
 @dataclass(frozen=True)
+class SignedRows:
+    """The signatures of a document file, computed when some of them are asked for."""
+
+    document_file: DocumentFile
+    scheme: SignatureScheme
+
+    def __getitem__(self, places: np.ndarray) -> np.ndarray:
+        """uint32[places, hashes], of ascending places among the kept documents."""
+        kept = self.document_file.kept_mask()
+        wanted = np.zeros(len(kept), bool)
+        wanted[np.flatnonzero(kept)[places]] = True
+        return np.concatenate([each for _, each in signed_batches(self.document_file, self.scheme, wanted)])
+
+
+@dataclass(frozen=True)
 class SignedAgain(StorePart):
     """A part whose signatures are computed when the file that held them is gone."""
 
     document_file: DocumentFile | None = None
     scheme: SignatureScheme | None = None
 
-    def signatures(self) -> np.ndarray:
+    def signatures(self) -> Any:
         if signatures_file(self.folder, self.number).exists():
             return super().signatures()
         assert self.document_file is not None and self.scheme is not None
-        return np.concatenate([signatures for _, signatures in signed_batches(self.document_file, self.scheme)])
+        return SignedRows(self.document_file, self.scheme)
 
 
 def signed_again(

@@ -15,9 +15,10 @@ from kills import (
     number_of_kills,
     seed_of,
     write_corpus,
+    write_small_sources,
 )
 
-GROUP_KILLS, WORKER_KILLS = 4, 2  # in every run of the suite
+GROUP_KILLS, WORKER_KILLS, SMALL_KILLS = 4, 2, 2  # in every run of the suite
 SLOW_KILLS = 500
 
 
@@ -80,6 +81,46 @@ def test_killed_groups_leave_the_bytes_of_a_clean_run(launcher, clean, tmp_path)
 def test_killed_workers_leave_the_bytes_of_a_clean_run(launcher, clean, tmp_path):
     kills = number_of_kills(WORKER_KILLS)
     assert kill_workers(launcher, clean, tmp_path / "work", kills, seed_of(2)) >= kills
+
+
+@pytest.fixture(scope="module")
+def small(launcher, tmp_path_factory) -> tuple[Path, Path, dict[str, str], float]:
+    """As `clean`, of the curation of twenty small sources, which are one batch."""
+    folder = tmp_path_factory.mktemp("small")
+    recipe = write_small_sources(folder / "raw")
+    _, seconds = launcher.run("curate", recipe, "--workdir", folder / "work", "--workers", 2, cwd=folder)
+    assert list((folder / "work/cache/annotated").glob("+*.parquet"))
+    return recipe, folder / "work", files_of(folder / "work"), seconds
+
+
+def kill_curation(launcher, small, folder: Path, kills: int, seed: int) -> int:
+    """Kills of the group and of single workers in turn."""
+    recipe, _, expected, seconds = small
+    rng = random.Random(seed)
+    command = ("curate", recipe, "--workdir", folder, "--workers")
+    killed = 0
+    while killed < kills:
+        moment = rng.uniform(0.0, seconds * rng.choice([0.2, 0.5, 1.0]))
+        run = launcher.start(*command, 2, cwd=folder.parent)
+        if kill_worker_at(run, moment, rng) if rng.random() < 0.3 else kill_group_at(run, moment):
+            killed += 1
+            if killed < kills and rng.random() < 0.5:  # the next run is killed too
+                continue
+        launcher.run(*command, rng.choice([1, 2]), cwd=folder.parent)
+        assert files_of(folder) == expected, f"seed {seed}, after {killed} kills"
+        shutil.rmtree(folder)
+    return killed
+
+
+def test_killed_curation_of_small_sources_leaves_the_bytes_of_a_clean_run(launcher, small, tmp_path):
+    kills = number_of_kills(SMALL_KILLS)
+    assert kill_curation(launcher, small, tmp_path / "work", kills, seed_of(8)) >= kills
+
+
+@pytest.mark.slow
+def test_many_kills_of_curation_of_small_sources(launcher, small, tmp_path):
+    kills = number_of_kills(SLOW_KILLS // 5)
+    assert kill_curation(launcher, small, tmp_path / "work", kills, seed_of(9)) >= kills
 
 
 STAGES = ("curate", "tokenizer", "index", "train", "evaluate", "report")

@@ -1,5 +1,6 @@
 """Runs a stage in which one file-system call fails, and the stage once more. As a program: FOLDER STAGE COUNT SEED
-tries COUNT calls of the stage (0: all) and prints one JSON line for each fault and one with the numbers."""
+[small] tries COUNT calls of the stage (0: all), with twenty small sources instead of two if it says so, and prints one
+JSON line for each fault and one with the numbers."""
 
 import json
 import random
@@ -8,13 +9,13 @@ import struct
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tests.support import kills
-from tests.support.kills import Launcher, files_of, orphans_of, write_corpus
+from tests.support.kills import Launcher, files_of, orphans_of, write_corpus, write_small_sources
 
 SOURCE = Path(__file__).with_name("failing_calls.c")
 STAGES = ("curate", "tokenizer", "index", "train", "evaluate", "report")
@@ -44,10 +45,10 @@ class Failure:
 class FailingStages:
     """A recipe whose stages up to one are complete in `whole`, and runs of that stage from the stages before it."""
 
-    def __init__(self, folder: Path, library: Path, last: str):
+    def __init__(self, folder: Path, library: Path, last: str, corpus: Callable[[Path], Path] = write_corpus):
         modules = ("gristmill.pipelines.cli.stages",) if last == "curate" else ()
         self.folder, self.launcher = folder, Launcher(folder / "logs", library, modules)
-        self.recipe, self.whole, self.work = write_corpus(folder / "raw"), folder / "whole", folder / "work"
+        self.recipe, self.whole, self.work = corpus(folder / "raw"), folder / "whole", folder / "work"
         if last != STAGES[0]:
             self.launcher.run("run", self.recipe, "--to", last, "--workdir", self.whole, "--workers", 2, cwd=folder)
         kills.STUCK_SECONDS = STUCK_SECONDS  # kernels are compiled by now
@@ -135,7 +136,7 @@ def report(kind: type[FailingStages]) -> None:
     folder.mkdir(parents=True)
     library = compile_library(folder)
     assert library is not None, "no gcc"
-    stages = kind(folder, library, stage)
+    stages = kind(folder, library, stage, write_small_sources if sys.argv[5:] == ["small"] else write_corpus)
     kinds: Counter[str] = Counter()
     numbers: dict[str, Any] = {"stage": stage, "calls": stages.number_of_calls(stage), "tried": 0, "faults": 0}
     try:

@@ -9,6 +9,7 @@ import pytest
 
 from tests.simulation.failing_calls import STAGES, FailingStages, compile_library, tried
 from tests.simulation.power_cuts import Journal, PowerCuts, drop_data, drop_names, states_of
+from tests.support.kills import write_corpus, write_small_sources
 
 SAMPLED, MANY = 1, 40  # calls of a stage that fail
 
@@ -21,8 +22,8 @@ def library(tmp_path_factory):
     return library
 
 
-def check(folder, library, stage: str, count: int, kind: type[FailingStages] = FailingStages) -> None:
-    stages = kind(folder, library, stage)
+def check(folder, library, stage: str, count: int, kind=FailingStages, corpus=write_corpus) -> None:
+    stages = kind(folder, library, stage, corpus)
     try:
         failures = list(tried(stages, stage, count, seed=1))
     finally:
@@ -33,6 +34,21 @@ def check(folder, library, stage: str, count: int, kind: type[FailingStages] = F
 
 def test_a_few_failed_calls_of_curation(tmp_path, library):
     check(tmp_path, library, "curate", SAMPLED)
+
+
+def test_a_failed_call_of_curation_of_small_sources(tmp_path, library):
+    """Which stand in one annotated file and are written by one task."""
+    check(tmp_path, library, "curate", SAMPLED, corpus=write_small_sources)
+
+
+@pytest.mark.slow
+def test_failed_calls_of_curation_of_small_sources(tmp_path, library):
+    check(tmp_path, library, "curate", MANY, corpus=write_small_sources)
+
+
+@pytest.mark.slow
+def test_power_cuts_in_curation_of_small_sources(tmp_path, library):
+    check(tmp_path, library, "curate", MANY, PowerCuts, write_small_sources)
 
 
 @pytest.mark.slow

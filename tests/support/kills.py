@@ -261,6 +261,37 @@ def write_corpus(folder: Path) -> Path:
     return folder / "tiny.yaml"
 
 
+SMALL_SOURCES = 20  # which are one batch (data_pipeline/annotate/source_groups.py)
+
+
+def write_small_sources(folder: Path) -> Path:
+    """Twenty sources of four documents, with copies and near copies across sources, a paragraph that all have, and a
+    quoted benchmark; beside it the recipe of `write_corpus` with these sources and without the quality model, which
+    looks at each source by itself."""
+    rng = random.Random(6)
+    folder.mkdir(parents=True, exist_ok=True)
+    held = [sentence(rng, "good", 20) for _ in range(5)]
+    (folder / "held.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in held))
+    common, before, entries = sentence(rng, "plain", 25), "", []
+    for number in range(SMALL_SOURCES):
+        texts = ["\n\n".join(sentence(rng, "good", 30) for _ in range(3)) for _ in range(4)]
+        texts[0] += f"\n\n{common}"
+        if number % 3 == 1:
+            texts[1] = before if number % 2 else f"{before} again"
+        if number % 5 == 2:
+            texts[2] += f"\n\n{held[number % 5]}"
+        before = texts[3]
+        path = folder / f"small{number:02d}.jsonl"
+        path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+        entries.append(f'  - {{name: {path.stem}, format: jsonl, paths: ["{path}"]}}')
+    recipe = RECIPE.format(folder=folder).splitlines()
+    first = recipe.index("sources:") + 1
+    recipe[first : first + len(VOCABULARY)] = entries
+    lines = [line for line in recipe if not line.startswith("  quality:")]
+    (folder / "small.yaml").write_text("\n".join(lines) + "\n")
+    return folder / "small.yaml"
+
+
 def sentence(rng: random.Random, source: str, words: int) -> str:
     vocabulary = VOCABULARY[source].split()
     return " ".join(f"{rng.choice(vocabulary)}{rng.choice(['', '', rng.randrange(30)])}" for _ in range(words)) + "."
