@@ -8,7 +8,18 @@ from pathlib import Path
 import pytest
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-PROGRAMS = ("curation_memory", "encode", "layouts", "mixers", "moe", "moe_quality", "read", "scale", "train_step")
+PROGRAMS = (
+    "curation_memory",
+    "encode",
+    "layouts",
+    "mixers",
+    "moe",
+    "moe_quality",
+    "read",
+    "rehearsal",
+    "scale",
+    "train_step",
+)
 
 
 @pytest.mark.slow

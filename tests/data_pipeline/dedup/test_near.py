@@ -223,6 +223,15 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 
+def test_keys_are_removed_when_the_links_are_whole_and_not_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    parts, config = parts_of(tmp_path, family_corpus(tmp_path, 7, 12), 2, 0), NearDedupConfig(ngram=3)
+    whole = near_duplicates(parts, config, engine(), tmp_path / "work")
+    left = {name.rpartition("-")[0].lstrip(".") for name in contents(tmp_path / "work") if name.endswith(".rec")}
+    assert left == {"links", "candidates", "members", "sets", "verified"}
+    monkeypatch.setattr(Shuffle, "write", lambda *_: pytest.fail("written again"))
+    assert near_duplicates(parts, config, engine(), tmp_path / "work").equals(whole)
+
+
 def test_stopped_at_every_write_and_run_again_gives_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     parts = parts_of(tmp_path, family_corpus(tmp_path, 7, 12), 2, 0)
     config = NearDedupConfig(ngram=3, bands=6, rows=4, threshold=0.6)
