@@ -40,7 +40,7 @@ from support.sparse_corpus import (
 
 from gristmill.data_pipeline.corpus.counts import count_files
 from gristmill.data_pipeline.corpus.shards import SourceToWrite, training_shards
-from gristmill.data_pipeline.corpus.splits import split_indices
+from gristmill.data_pipeline.corpus.splits import SPLITS, split_indices
 from gristmill.data_pipeline.corpus.writer import ledger_key, shard_key
 from gristmill.data_pipeline.curate_config import CurateConfig
 from gristmill.data_pipeline.decontamination.config import DecontaminateConfig
@@ -88,9 +88,11 @@ def main() -> None:
         engine = LocalEngine(options.workers, Reporter.silent())
         engine.start(())
         steps = Steps(folder, options.results, options.min_free * 1e9)
-        Rehearsal(documents, folder, engine, steps).run()
-        engine.close()
-        steps.is_over.set()
+        try:
+            Rehearsal(documents, folder, engine, steps).run()
+        finally:
+            engine.close()
+            steps.is_over.set()
     print_figures(figures(documents, steps.lines))
 
 
@@ -306,7 +308,7 @@ class Rehearsal:
             for state, annotation in zip(final, annotations, strict=True):
                 source = SourceToWrite(state, annotation, None)
                 shards += training_shards(source, config.shard_bytes, None, corpus)[0]
-            ledgers = ledger_tasks(states, edits.removals, evidence, corpus)
+            ledgers = ledger_tasks(states, edits.removals, evidence, corpus, SPLITS)
         with self.steps.step("shards: keys of files"):
             self.engine.map(shard_key, shards, "keys")
             self.engine.map(ledger_key, ledgers, "keys")
