@@ -31,7 +31,7 @@ from gristmill.training.engine import fsdp
 from gristmill.training.engine.gradients import clip, global_norm
 from gristmill.training.engine.local_model import build_local_model
 from gristmill.training.model.attention import ring
-from gristmill.training.model.attention.ring import VisibleTokens, ring_plan, ring_shares, visible_tokens
+from gristmill.training.model.attention.ring_plan import VisibleTokens, ring_plan, ring_shares, visible_tokens
 from gristmill.training.optim.optimizer import AdamW
 from gristmill.training.parallel import context
 from gristmill.training.parallel.mesh import Axis, Mesh, build_mesh

@@ -20,7 +20,7 @@ from gristmill.training.config.model import ModelConfig
 from gristmill.training.config.train import TrainConfig
 from gristmill.training.engine.local_model import build_local_model
 from gristmill.training.engine.passes import side_losses_scaled_by
-from gristmill.training.model.attention.ring import visible_tokens
+from gristmill.training.model.attention.ring_plan import visible_tokens
 from gristmill.training.objectives.objective import Batches, LossFunction, SampleSource, stack_samples
 from gristmill.training.optim.offload import build_optimizer
 from gristmill.training.parallel.collectives import gather_tokens, sum_over_ranks
@@ -471,7 +471,7 @@ MUTATIONS: dict[str | None, Any] = {
     "gradients of keys and values left where they are": patched(
         ("model.attention.ring.pass_on", lambda sent, axis, tag: Passing(sent, sent, []))
     ),
-    "documents seen by each other": patched(("model.attention.ring.visible_tokens", without_documents)),
+    "documents seen by each other": patched(("model.attention.ring_plan.visible_tokens", without_documents)),
     "sums of this rank's tokens only": patched(("parallel.context.TokenShares.sum", lambda shares, x: x)),
     "heads come back in another order": patched(
         ("model.attention.attention.exchange_tokens", lambda x, axis: exchange_tokens(x, axis).roll(x.shape[2], dims=2))

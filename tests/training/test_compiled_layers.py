@@ -5,6 +5,8 @@ from typing import Any
 
 import pytest
 import torch
+from functorch.compile import make_boxed_func, min_cut_rematerialization_partition
+from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.utils import counters
 
 from gristmill.training.calibrate.layers import causal_loss
@@ -12,12 +14,14 @@ from gristmill.training.config.model import ModelConfig
 from gristmill.training.config.train import TrainConfig
 from gristmill.training.engine import local_model
 from gristmill.training.engine.local_model import build_local_model
+from gristmill.training.model import layer_hook
 from gristmill.training.parallel.linear import HAS_ONEDNN, linear
 from gristmill.training.parallel.mesh import single_process
 from gristmill.training.run import RunConfig, build_forward_backward
 from tests.support.parity import MODELS, Case, outcome, relative, worst
 
 TOKENS = 16
+MM, ADDMM = torch.ops.aten.mm.default, torch.ops.aten.addmm.default
 slow = partial(pytest.param, marks=pytest.mark.slow)
 KINDS = {"llama": 1, "gpt2": 1, "bloom": 1, "latent": 1, "gemma2": 2, "three_mixers": 4}  # of layers
 
@@ -43,6 +47,28 @@ def test_each_kind_of_recomputed_layer_is_one_graph(name: str, monkeypatch: pyte
     assert graphs_of_a_pass(name, {"recompute": "full"}, monkeypatch) == KINDS[name]
 
 
+def test_recomputed_operators_are_kept_inside_a_compiled_layer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No matrix product is computed again."""
+    monkeypatch.setattr(local_model, "COMPILED_TOGETHER", 1)  # as with recomputation
+    kept = products_of_a_pass({"recompute": "operators"}, monkeypatch)
+    assert kept == products_of_a_pass({}, monkeypatch)
+    monkeypatch.setattr(layer_hook, "_KEPT_OPERATORS", ())
+    assert kept < products_of_a_pass({"recompute": "operators"}, monkeypatch)
+
+
+def products_of_a_pass(layout: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> int:
+    """Matrix products in the graphs of both passes, each kind of layer once."""
+    counted = []
+
+    def count(graph: torch.fx.GraphModule, inputs: Any) -> Any:
+        counted.extend(node for node in graph.graph.nodes if node.target in (MM, ADDMM))
+        return make_boxed_func(graph.forward)
+
+    backend = aot_autograd(fw_compiler=count, bw_compiler=count, partition_fn=min_cut_rematerialization_partition)
+    graphs_of_a_pass("llama", layout, monkeypatch, backend=backend)
+    return len(counted)
+
+
 @pytest.mark.parametrize("model", [slow("gemma2"), slow("experts"), "hybrid_experts"])
 def test_a_group_of_layers_trains_the_model_of_single_ones(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two steps in float64 with dropout, side losses and counts of experts, through the compiler's autograd."""
@@ -56,13 +82,13 @@ def test_a_group_of_layers_trains_the_model_of_single_ones(model: str, monkeypat
 
 
 def graphs_of_a_pass(
-    name: str, layout: dict[str, Any], monkeypatch: pytest.MonkeyPatch, precision: str = "bf16"
+    name: str, layout: dict[str, Any], monkeypatch: pytest.MonkeyPatch, precision: str = "bf16", backend: Any = "eager"
 ) -> int:
     compiler = torch.compile
     model = ModelConfig(**{"layers": 4, "width": 32, "heads": 4, "sequence_length": TOKENS} | MODELS[name])
     train = TrainConfig(tokens=1, batch_tokens=1, precision=precision, compile=True, layout={"micro_batch": 2} | layout)
     with monkeypatch.context() as patch:
-        patch.setattr(torch, "compile", lambda function: compiler(function, backend="eager"))
+        patch.setattr(torch, "compile", lambda function: compiler(function, backend=backend))
         mesh = single_process(torch.device("cpu"))
         parts = build_local_model(model, 64, train, mesh, seed=1)
         passes = build_forward_backward(parts, RunConfig(model, train, 1), mesh, causal_loss())

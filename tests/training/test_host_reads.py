@@ -3,6 +3,7 @@ when the results are read, none in a layer. What waits cannot be captured in a C
 
 from collections import Counter
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 from unittest import mock
 
@@ -14,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from gristmill.training.engine.local_model import build_local_model
 from gristmill.training.engine.passes import GradientAccumulation
+from gristmill.training.model.attention import ring, ring_plan
 from gristmill.training.model.moe import mixture as mixtures
 from gristmill.training.model.transformer import Transformer
 from gristmill.training.objectives.objective import Batches
@@ -100,14 +102,20 @@ def on_a_context_rank(method: str) -> Counter[str]:
     case = Case({"context": 2, "context_method": method}, "llama", "fp32", documents=True)
     trainer = trainer_of(case, mesh_of_group(*case.configs))
     trainer.step()
-    layers = Transformer.hidden_states
     waits: Counter[str] = Counter()
 
-    def counted(*arguments: Any, **named: Any) -> Any:
-        with _Operators(waits), _Calls(waits):
-            return layers(*arguments, **named)
+    def counted(function: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*arguments: Any, **named: Any) -> Any:
+            with _Operators(waits), _Calls(waits):
+                return function(*arguments, **named)
 
-    with mock.patch.object(Transformer, "hidden_states", counted):
+        return run
+
+    # The ring is an operator, inside which no mode sees what is called.
+    parts = [(Transformer, "hidden_states"), *((ring, name) for name in ("attend_tile", "merge", "tile_gradients"))]
+    with ExitStack() as stack:
+        for place, name in [*parts, (ring_plan.RingPlan, "bias")]:
+            stack.enter_context(mock.patch.object(place, name, counted(getattr(place, name))))
         trainer.step()
     return waits
 

@@ -48,6 +48,14 @@ def _shard_fp32_parts(layer: Layer, mixer: Mixer, width: int, mesh: Mesh, policy
         fully_shard(layer.mixer.get_submodule(path), mesh=mesh.data_grid, mp_policy=exact, reshard_after_forward=False)
 
 
+def gathers_inside(model: Transformer, layer: Layer) -> bool:
+    """Whether modules inside the layer are FSDP units of their own."""
+    name = model.config.mixer_of(layer.index)
+    if layer.has_experts or name == NO_MIXER:
+        return layer.has_experts
+    return any(parameter.fp32 for parameter in model.config.mixer_named(name).parameters(model.config.width))
+
+
 def shard_over_data(
     model: Transformer, layout: LayoutConfig, mesh: Mesh, compute: torch.dtype, reduce: torch.dtype
 ) -> None:

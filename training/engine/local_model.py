@@ -15,9 +15,10 @@ from torch.distributed.fsdp import FSDPModule
 from gristmill.training.config.layout import LayoutConfig
 from gristmill.training.config.model import ModelConfig
 from gristmill.training.config.train import TrainConfig
-from gristmill.training.engine.fsdp import parameter_groups, shard_over_data
+from gristmill.training.engine.fsdp import gathers_inside, parameter_groups, shard_over_data
 from gristmill.training.model.attention.metadata import NO_HOOK
 from gristmill.training.model.init import empty_values, fill, first_values, initialize, place_joint_weights, stored_name
+from gristmill.training.model.layer_hook import CompiledOperators, RecomputedOperators
 from gristmill.training.model.moe.router import saved_buffers
 from gristmill.training.model.transformer import ComputeOptions, Transformer, run_layers
 from gristmill.training.optim.optimizer import local_gradient
@@ -317,13 +318,17 @@ COMPILED_TOGETHER = 4
 def compile_layers(model: Transformer, mesh: Mesh) -> None:
     """Compiles the layers, several as one function where nothing stands between them: a process alone starts fewer
     functions, each of which costs its host 0.3 ms a pass (an H200's, 2026-11-28). FSDP and recomputation take each
-    layer for itself.
+    layer for itself; a layer inside which FSDP gathers (experts, scans) is several functions, of which recompute:
+    operators keeps nothing.
 
     One function serves all groups; those that differ (by windows, or by number for dropout) need a graph each."""
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 2 * model.config.layers)
     if mesh.distributed or any(layer.hook is not NO_HOOK for layer in model.layers.values()):
         for layer in model.layers.values():
-            layer.compute = torch.compile(layer.compute)  # type: ignore[method-assign]
+            if isinstance(layer.hook, RecomputedOperators) and not (mesh.distributed and gathers_inside(model, layer)):
+                layer.hook = CompiledOperators()
+            else:
+                layer.compute = torch.compile(layer.compute)  # type: ignore[method-assign]
         return
     groups = -(-len(model.layers) // COMPILED_TOGETHER)
     model.layers_at_once = -(-len(model.layers) // groups)  # of one size, where that is possible

@@ -3,6 +3,7 @@
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,9 +13,11 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from gristmill.training.model.attention.metadata import LayerHook
+from gristmill.training.model.attention.ring import RING_OPERATOR
+from gristmill.training.parallel.linear import ONEDNN_OPERATOR
 from gristmill.training.parallel.offload.swap import InHostMemory, SwapStreams
 
 # Saved under recompute: operators: results of matmuls and attention; all other operators are cheap to recompute.
@@ -26,9 +29,16 @@ _KEPT_OPERATORS: tuple[Any, ...] = (
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
     torch.ops.aten._scaled_dot_product_efficient_attention.default,
     torch.ops.aten._scaled_dot_product_cudnn_attention.default,
+    torch.ops.aten._scaled_mm.default,
+    torch.ops.aten._grouped_mm.default,
+    RING_OPERATOR,
 )
 if torch.backends.mkldnn.is_available():  # a torch built without oneDNN does not have the operator
     _KEPT_OPERATORS += (torch.ops.mkldnn._linear_pointwise.default,)
+_KEPT_WHEN_COMPILED: tuple[Any, ...] = (
+    ONEDNN_OPERATOR,
+    torch.ops.higher_order.flex_attention,
+)
 
 
 class RecomputedLayer(LayerHook):
@@ -43,6 +53,33 @@ class RecomputedOperators(LayerHook):
 
     def around_layer(self, compute: Callable[..., Any], *inputs: Any) -> Any:
         return _recomputed(compute, inputs, context_fn=_kept_and_reused)
+
+
+class CompiledOperators(LayerHook):
+    """recompute: operators, of a layer that is compiled with the hook around it: the compiler keeps the results.
+    Operators inside a compiled function cannot be seen from outside."""
+
+    def __init__(self) -> None:
+        self.train, self.evaluate = torch.compile(_with_kept_results), torch.compile(_called)
+
+    def around_layer(self, compute: Callable[..., Any], *inputs: Any) -> Any:
+        return self.train(compute, inputs) if torch.is_grad_enabled() else self.evaluate(compute, inputs)
+
+
+def _with_kept_results(compute: Callable[..., Any], inputs: tuple[Tensor, Any, Any]) -> tuple[Tensor, None]:
+    """In training no mixer returns a state."""
+    x_BTD, *others = inputs
+    keeps = partial(create_selective_checkpoint_contexts, _policy)
+    return checkpoint(lambda x: compute(x, *others)[0], x_BTD, use_reentrant=False, context_fn=keeps), None
+
+
+def _called(compute: Callable[..., Any], inputs: tuple[Tensor, Any, Any]) -> Any:
+    return compute(*inputs)
+
+
+def _policy(_: Any, operator: Any, *arguments: Any, **named: Any) -> CheckpointPolicy:
+    kept = operator in _KEPT_OPERATORS or operator in _KEPT_WHEN_COMPILED
+    return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE
 
 
 class RecomputedMixer(LayerHook):

@@ -13,6 +13,7 @@ from gristmill.training.model.attention.metadata import (
     AttentionMetadata,
     Mask,
     RoutingMetadata,
+    Segments,
     alibi_masks,
     alibi_slopes,
     block_masks,
@@ -21,7 +22,7 @@ from gristmill.training.model.attention.metadata import (
     documents_of_chains,
     explicit_masks,
 )
-from gristmill.training.model.attention.ring import context_metadata, ring_plans
+from gristmill.training.model.attention.ring_plan import context_metadata, ring_plans
 from gristmill.training.model.decoding_cache import SlotRows
 from gristmill.training.model.heads import Head, ModelOutput, NamedOutputs, TeacherStage
 from gristmill.training.model.layer import Layer, build_hook
@@ -75,6 +76,7 @@ class Transformer(nn.Module):
         self.context, self.context_method = layout.context, layout.context_method
         # Properties of the configuration that the forward pass reads, computed once.
         self.windows, self.has_experts = frozenset(config.attention_windows), config.has_experts
+        self.carries_state = bool(config.stateful_mixers)
         self.rope_width = (config.rope_width or config.head_dim) if config.has_attention else None
         # A number of the stream's precision, as Gemma has it.
         self.embedding_scale = torch.tensor(config.scales.embedding, dtype=options.dtype, device="cpu").item()
@@ -182,12 +184,13 @@ class Transformer(nn.Module):
         tokens = x.shape[1] if self.stage.embeds else x.shape[1] * self.context * self._tensor_parts
         token_index_T = torch.arange(tokens, device=x.device)
         positions_BT = token_index_T.unsqueeze(0) if positions is None else positions
-        shares, ring = None, None
+        shares, ring, segments = None, None, None
         if self.context > 1:
             axis = self.tensor.mesh.context
             shares, visible = context_metadata(self.config, axis, self.context_method, documents, x, tokens)
             ring = ring_plans(visible, shares, self.slopes(x.device) if self.config.positions == "alibi" else None)
             token_index_T, positions_BT = shares.own_T, shares.own(positions_BT)
+            segments = Segments(shares, documents) if self.carries_state else None
         masks = {} if ring is not None else self._masks(tokens, documents, x.device, flex)
         dropout = None
         if samples is not None and self.config.dropout:
@@ -203,6 +206,7 @@ class Transformer(nn.Module):
             documents_BT=documents,
             window_rotation_BTK=self._window_rotation(positions_BT),
             shares=shares,
+            segments=segments,
             ring=ring,
         )
 

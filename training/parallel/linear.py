@@ -182,6 +182,7 @@ def _linear_pointwise(x_ND: Tensor, weight_FD: Tensor, bias_F: Tensor | None) ->
 
 # The same, as the compiler takes it: its own rewriting of oneDNN's operators knows constant weights only.
 _opaque_linear = torch.library.custom_op("gristmill::onednn_linear", _linear_pointwise, mutates_args=())
+ONEDNN_OPERATOR = torch.ops.gristmill.onednn_linear.default
 
 
 @_opaque_linear.register_fake

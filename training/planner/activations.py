@@ -317,15 +317,20 @@ def _router_input(block: BlockShape, layout: Layout, sequence_length: int, sizes
 
 
 def _products(block: BlockShape, layout: Layout, sequence_length: int, sizes: ElementSizes) -> float:
-    """Bytes that `recompute: operators` keeps: results of matmuls and of attention, but for the ring's."""
+    """Bytes that `recompute: operators` keeps: results of matmuls and of attention; of experts those of the grouped
+    products of GPUs, not of the loop."""
     w = widths(block, layout, sequence_length)
     inner = (2 if block.gated else 1) * w.ffn_hidden_size
     outputs = block.has_mixer + bool(block.ffn_hidden_size)
     declared = sum(columns for _, columns in declared_linears(block, layout))
     mixer = w.query + 2 * w.key_value if block.heads else declared - block.width * block.has_mixer
-    count = w.tokens * (mixer + outputs * block.width + inner) * sizes.compute
+    count: float = w.tokens * (mixer + outputs * block.width + inner) * sizes.compute
+    if block.experts and sizes.cuda and sizes.compute == 2:
+        rows = w.routed_tokens * block.top_k
+        hidden = (2 if block.gated else 1) * block.expert_ffn_hidden_size
+        count += rows * (hidden + layout.expert_tensor * block.width) * sizes.compute
     share = _share(layout, sequence_length, sizes)
-    if not isinstance(block.mixer, AttentionMixer) or share.ring or block.mixer.block_weights(share):
+    if not isinstance(block.mixer, AttentionMixer) or block.mixer.block_weights(share):
         return count
     return count + w.tokens * w.query * sizes.compute + w.tokens * w.heads * sizes.statistics
 

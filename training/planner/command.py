@@ -67,7 +67,7 @@ def make_request(
 
 
 def default_framework(shape: ModelShape) -> str:
-    """gristmill, or gristmill-eager where the engine does not compile the model's layers (experts, Mamba-2)."""
+    """gristmill, or gristmill-eager where the engine does not compile the model's layers (TCNCA)."""
     train = TrainConfig(tokens=shape.sequence_length, batch_tokens=shape.sequence_length, compile=True)
     model = shape.model.model_copy(update={"sequence_length": shape.sequence_length})
     return "gristmill-eager" if any(objections(model, train, shape.vocab, 1)) else "gristmill"
@@ -80,7 +80,7 @@ def plan_model(
     fixed: FixedChoices = FixedChoices(),  # noqa: B008 (frozen)
 ) -> SearchResult:
     """Rank the layouts of a model. Where no framework is named and nothing fits with compiled layers, which allow no
-    context axis, the layouts of eager layers; where nothing fits either, with state in host memory."""
+    recomputation of some tokens, the layouts of eager layers; where nothing fits either, with state in host memory."""
     plan = search(make_request(shape, gpus, options, fixed))
     if options.framework is None and plan.request.framework.compiles and not plan.ranked:
         eager = search(make_request(shape, gpus, replace(options, framework="gristmill-eager"), fixed))

@@ -61,7 +61,7 @@ class CheckedModel:
         model, layout = self.config, train.layout
         yield from _world(layout, world_size)
         yield from _tensor(self, layout)
-        yield from _context(model, train)
+        yield from _context(model, layout)
         yield from _pipeline(model, layout)
         yield from _experts(self, train)
         yield from _mixers(self, train)
@@ -157,13 +157,10 @@ def _uneven(checked: CheckedModel, size: int, layout: LayoutConfig) -> Iterator[
         yield f"{name} {tokens} does not split evenly; set sequence_parallel: false"
 
 
-def _context(model: ModelConfig, train: TrainConfig) -> Iterator[str]:
-    layout = train.layout
+def _context(model: ModelConfig, layout: LayoutConfig) -> Iterator[str]:
     size = layout.context
     if size == 1:
         return
-    if train.compile:
-        yield f"compile is not built for context {size} yet; set compile: false"
     if model.sequence_length % (unit := context_unit(layout)):
         nearest = max(1, round(model.sequence_length / unit)) * unit
         legal = [number for number in divisors(model.sequence_length) if context_splits(model, layout, number)]

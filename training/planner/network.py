@@ -87,11 +87,13 @@ def context_volume(shape: ModelShape, layout: Layout, samples: int, layers: int,
     """Bytes of the mixer of the model's average layer. The ring: a rank's keys and values go to all others forward and
     again backward, and their gradients in the dtype of statistics all around. all_to_all: queries, keys, values and
     results each way. Other mixers pass states and the last tokens of their runs. A recomputed mixer sends its forward
-    pass again."""
+    pass again, but recompute: operators keeps what came around the ring."""
     if layout.context == 1:
         return 0.0
-    passes, statistics_bytes, total = 1 if layout.recompute in ("none", *SWAPS) else 2, max(4, compute_bytes), 0.0
+    statistics_bytes, total = max(4, compute_bytes), 0.0
     for kind, block in enumerate(shape.distinct):
+        kept = layout.recompute == "operators" and bool(block.heads) and layout.context_method == "ring"
+        passes = 1 if kept or layout.recompute in ("none", *SWAPS) else 2
         forward, backward = context_numbers(block, layout, _tokens(shape, layout, samples), samples // layout.data)
         numbers = passes * forward.compute + backward.compute
         statistics = passes * forward.statistics + backward.statistics

@@ -8,7 +8,7 @@ from math import ceil
 from gristmill.foundation.errors import RecipeError
 from gristmill.training.config.layout import ON_DEVICE, SWAPS, OffloadConfig, Recompute
 from gristmill.training.planner.activations import ElementSizes, SwapPlan, solve_share
-from gristmill.training.planner.candidates import MIN_CONTEXT_TOKENS, Placement, naive_links, open_layouts, place
+from gristmill.training.planner.candidates import Placement, naive_links, open_layouts, place
 from gristmill.training.planner.costs.model_shape import ModelShape, step_flops
 from gristmill.training.planner.costs.parameters import parameter_count
 from gristmill.training.planner.costs.stage_splitting import balance_by_speed, rank_of_stage
@@ -376,8 +376,6 @@ def nothing_fits(plan: SearchResult) -> str:
     fixes = ["a shorter --sequence-length", "a smaller --batch-tokens where the micro-batch cannot be smaller"]
     if not request.offload.active and request.framework.data_parallel == "fsdp":
         fixes.insert(0, "--offload (the optimizer's state on the host)")
-    if request.framework.compiles and request.shape.sequence_length >= 2 * MIN_CONTEXT_TOKENS:
-        fixes.insert(0, "compile: false (--framework gristmill-eager), with which a context axis divides each sample")
     count = min_gpus(request)
     enough = f"{count} GPUs are enough" if count else "not even 131,072 GPUs are enough"
     return (

@@ -220,10 +220,11 @@ class StepModel:
                 )
             elif layout.recompute == "operators":
                 products = self.framework.products_again * times.full.matmul
-                fused = block.heads and (layout.context == 1 or layout.context_method == "all_to_all")
-                scan = 0.0 if fused else times.full.attention
+                scan = 0.0 if block.heads else times.full.attention
+                in_ring = block.heads and layout.context_method == "ring"  # what came around it is kept
+                context = 0.0 if in_ring else times.full.context
                 recomputed = recomputed.plus(
-                    TimeParts(products, scan, times.full.memory, times.full.tensor, times.full.context), count
+                    TimeParts(products, scan, times.full.memory, times.full.tensor, context), count
                 )
         for present, end in ((rank_layers.embeds, first), (rank_layers.scores, last)):
             if present:

@@ -15,12 +15,9 @@ from gristmill.training.model.attention.ring import (
     fused_tile,
     fused_tile_gradients,
     merge,
-    ring_plan,
-    ring_shares,
     tile_gradients,
-    visible_tokens,
-    work_imbalance,
 )
+from gristmill.training.model.attention.ring_plan import ring_plan, ring_shares, visible_tokens, work_imbalance
 from gristmill.training.parallel.context import (
     around_the_ring,
     balanced_shares,

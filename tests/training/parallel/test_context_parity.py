@@ -1,11 +1,19 @@
 """Tokens of a sample over ranks are the model of one process: losses, every gradient, the norm and parameters after
 steps, in float64 to 1e-12."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
+from unittest import mock
 
 import pytest
+import torch
+from torch._dynamo.utils import counters
 
-from tests.support.parity import Case, by_size, differences
+from gristmill.training.model.attention import ring
+from gristmill.training.parallel.context import Passing
+from gristmill.training.parallel.mesh import Axis
+from tests.support.parity import MUTATIONS, Case, by_size, differences, mesh_of_group, outcome
 
 RING2, RING4 = {"context": 2}, {"context": 4}
 HEADS2, HEADS4 = RING2 | {"context_method": "all_to_all"}, RING4 | {"context_method": "all_to_all"}
@@ -69,6 +77,78 @@ RARE = [
 def test_every_layout_of_tokens_is_one_process(case: Case, pool: Any) -> None:
     found = differences(case, pool)
     assert max(found.values()) < 1e-12, found
+
+
+COMPILED = [
+    Case(RING2, "banded", documents=True, compiled=True),
+    Case(HEADS2 | {"tensor": 2}, "one_kv_head", compiled=True),
+    Case(RING2 | {"tensor": 2, "recompute": "operators"}, "gemma2", documents=True, compiled=True),
+    Case(RING2 | {"recompute": "full"}, "bloom", compiled=True),
+    Case(RING2 | {"expert": 2}, "experts", compiled=True),
+    Case(RING2, "bert", masked=True, compiled=True),
+    Case(RING2, "latent", documents=True, compiled=True),
+    Case(HEADS2, "hybrid", documents=True, compiled=True),
+    Case(RING2, "mamba2", documents=True, compiled=True),
+]
+
+
+@contextmanager
+def without_code_generation() -> Iterator[None]:
+    """Layers are traced and differentiated by the compiler; the graphs run as they are."""
+    compiler = torch.compile
+    torch._dynamo.reset()
+    with mock.patch.object(torch, "compile", lambda function: compiler(function, backend="aot_eager")):
+        yield
+
+
+MUTATIONS["compiled without code"] = without_code_generation
+
+
+def key_and_value_gradients_stay(sent: torch.Tensor, axis: Axis, tag: int) -> Passing:
+    return Passing(sent, sent, [])
+
+
+@contextmanager
+def compiled_with_a_broken_ring() -> Iterator[None]:
+    with without_code_generation(), mock.patch.object(ring, "pass_on", key_and_value_gradients_stay):
+        yield
+
+
+MUTATIONS["compiled, gradients of keys and values left where they are"] = compiled_with_a_broken_ring
+
+
+@pytest.mark.parametrize(
+    "case", [COMPILED[0], *(pytest.param(case, marks=pytest.mark.slow) for case in COMPILED[1:])], ids=str
+)
+def test_compiled_layers_on_a_context_axis_are_one_process(case: Case, pool: Any) -> None:
+    found = differences(case, pool, "compiled without code")
+    assert max(found.values()) < 1e-12, found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", [COMPILED[0], COMPILED[1], COMPILED[-1]], ids=str)
+def test_generated_code_on_a_context_axis_is_one_process(case: Case, pool: Any) -> None:
+    found = differences(case, pool)
+    assert max(found.values()) < 1e-12, found
+
+
+def test_a_broken_ring_is_caught_in_compiled_layers(pool: Any) -> None:
+    broken = "compiled, gradients of keys and values left where they are"
+    assert differences(Case(RING2, compiled=True), pool, broken)["gradients"] > 1e-4
+
+
+def graphs_on_this_rank(case: Case) -> tuple[int, int]:
+    """(graphs, graph breaks) of two steps, whose batches have other documents."""
+    with without_code_generation():
+        counters.clear()
+        outcome(case, mesh_of_group(*case.configs))
+        return counters["stats"]["unique_graphs"], len(counters["graph_break"])
+
+
+def test_the_ring_is_an_operator_of_one_graph(pool: Any) -> None:
+    """Without dropout one graph serves all layers and all batches."""
+    case = Case(RING2, "latent", documents=True, compiled=True)
+    assert pool.run(2, graphs_on_this_rank, case) == [(2, 0)] * 2  # dropout knows the layer's number
 
 
 CONTROLS = [

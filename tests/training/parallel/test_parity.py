@@ -214,6 +214,7 @@ def test_bf16_on_a_layout_is_bf16_alone_to_its_rounding(pool: Any) -> None:
         Case({"data": 2} | SWAP, precision="fp32", compiled=True),
         Case({"data": 2, "expert": 2}, "experts", compiled=True),
         Case({"tensor": 2}, "hybrid_experts", compiled=True),
+        Case({"data": 2, "tensor": 2, "recompute": "operators"}, "gemma2", documents=True, compiled=True),
     ],
     ids=str,
 )

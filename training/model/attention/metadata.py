@@ -5,7 +5,7 @@ Built once for all layers."""
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask
 
-from gristmill.training.model.attention.ring import RingPlan
+from gristmill.training.model.attention.ring_plan import RingPlan
 from gristmill.training.model.modules import Dropout
 from gristmill.training.parallel.collectives import gather_tokens
 from gristmill.training.parallel.context import TokenShares
@@ -48,7 +48,8 @@ class RoutingMetadata:
 
 
 class Segments:
-    """documents_BT: of whole samples; None: one document a row. A sample's runs are equally long."""
+    """documents_BT: of whole samples; None: one document a row. A sample's runs are equally long. Which
+    of them are this rank's is a tensor: a layer compiled for one batch computes the next, whose shares are others."""
 
     def __init__(self, shares: TokenShares, documents_BT: Tensor | None):
         self.shares, self.documents_BT = shares, documents_BT
@@ -57,8 +58,8 @@ class Segments:
         self.number = next(number for number in range(1, share + 1) if _are_runs(index_CT, number))
         self.length = share // self.number
         place_Cn = index_CT.unflatten(1, (self.number, -1))[:, :, 0] // self.length
-        self.own_places = place_Cn[shares.axis.rank].tolist()
-        self.order_S = place_Cn.flatten().argsort().to(shares.own_T.device)
+        device = shares.own_T.device
+        self.own_n, self.order_S = place_Cn[shares.axis.rank].to(device), place_Cn.flatten().argsort().to(device)
 
     def split(self, x_BTcX: Tensor) -> Tensor:
         """[B, Tc, ...] -> [R, L, ...]."""
@@ -80,8 +81,8 @@ class Segments:
         """[R, count]: of what every rank knows of all tokens, that of the tokens before each run; `fill` before the
         first token of all."""
         padded_BT = F.pad(per_token_BT, (count, 0), value=fill)
-        windows = [padded_BT[:, place * self.length : place * self.length + count] for place in self.own_places]
-        return torch.stack(windows, dim=1).flatten(0, 1)
+        first_n1 = (self.own_n * self.length).unsqueeze(1)
+        return padded_BT[:, first_n1 + torch.arange(count, device=first_n1.device)].flatten(0, 1)
 
     def before(self, x_RLX: Tensor, count: int) -> Tensor:
         """[R, count, X]: the tokens before each run, from the ranks that have them; zero where they are of another
@@ -91,8 +92,8 @@ class Segments:
         runs = -(-count // self.length)
         tails_BSKX = self.gather(x_RLX[:, self.length - min(count, self.length) :])
         padded_BSKX = F.pad(tails_BSKX, (0, 0, 0, 0, runs, 0))
-        windows = [padded_BSKX[:, place : place + runs].flatten(1, 2) for place in self.own_places]
-        before_RKX = torch.stack(windows, dim=1).flatten(0, 1)
+        place_nr = self.own_n.unsqueeze(1) + torch.arange(runs, device=self.own_n.device)
+        before_RKX = padded_BSKX[:, place_nr].flatten(0, 1).flatten(1, 2)
         before_RKX = before_RKX[:, before_RKX.shape[1] - count :]
         if self.documents_BT is None:
             return before_RKX
@@ -113,7 +114,7 @@ class Segments:
             if continues_BS is not None:
                 state_BX = state_BX * continues_BS[:, run].view(-1, *[1] * (state_BX.dim() - 1))
             states.append(state_BX)
-        return torch.stack([states[place] for place in self.own_places], dim=1).flatten(0, 1)
+        return torch.stack(states, dim=1).index_select(1, self.own_n).flatten(0, 1)
 
     def gather(self, x_RX: Tensor) -> Tensor:
         """[B, S, ...]: of every run of the sample in its order; backward, each rank gets the sum of the gradients of
@@ -175,7 +176,8 @@ class AttentionMetadata:
     carry a state; None: one document a row.
 
     shares: the tokens of each context rank, of which positions_BT and rotation_BTK hold this rank's; None without a
-    context axis. Attention then has masks_BTS of all tokens, for its share of the heads, or a ring for each window.
+    context axis. Attention then has masks_BTS of all tokens, for its share of the heads, or a ring for each window, and
+    mixers that carry a state have segments, the runs of this rank's tokens.
     hook: of the pass, around all in a layer that is not computed token by token.
     wanted_N: int64, of the tokens [B x T] those whose hidden states are wanted in inference; None: all."""
 
@@ -189,6 +191,7 @@ class AttentionMetadata:
     documents_BT: Tensor | None = None
     window_rotation_BTK: tuple[Tensor, Tensor] | None = None
     shares: TokenShares | None = None
+    segments: Segments | None = None
     ring: Mapping[int | None, RingPlan] | None = None
     hook: LayerHook = NO_HOOK
     wanted_N: Tensor | None = None
@@ -227,16 +230,6 @@ class AttentionMetadata:
         shared = [self.positions_BT, *(self.rotation_BTK or ()), *(self.window_rotation_BTK or ())]
         shared += [mask for mask in self.masks_BTS.values() if isinstance(mask, Tensor)]
         return shared if self.documents_BT is None else [*shared, self.documents_BT]
-
-    @property
-    def segments(self) -> Segments | None:
-        """The runs of this context rank's tokens, for mixers that carry a state; None without a context axis."""
-        return None if self.shares is None else self._segments  # a cached property would split a compiled layer
-
-    @cached_property
-    def _segments(self) -> Segments:
-        assert self.shares is not None
-        return Segments(self.shares, self.documents_BT)
 
     def drop(self, x_BTD: Tensor, layer: int, site: int) -> Tensor:
         return x_BTD if self.dropout is None else self.dropout(x_BTD, layer, site)
