@@ -13,6 +13,7 @@ from pathlib import Path
 from measure import Figure, arguments, print_figures
 from support import extraction_folds
 from support.annotated_chunks import Annotated
+from support.extraction_embedded import print_embedded
 from support.extraction_kinds import kind_figures, peer_figures
 from support.extraction_languages import Pair, crawl_pairs, print_languages
 from support.extraction_metadata import labelled_figures, print_metadata
@@ -30,6 +31,7 @@ def main() -> None:
     parser.add_argument("--blocks", action="store_true", help="only the F1, with the tables")
     parser.add_argument("--wcxb", action="store_true", help="only the F1 of words by kind of page, with the tables")
     parser.add_argument("--peers", action="store_true", help="F1 of words: trafilatura, resiliparse, newspaper4k")
+    parser.add_argument("--embedded", action="store_true", help="text in JSON of pages against their annotations")
     parser.add_argument("--transfer", action="store_true", help="only the F1 with each set held out, with the table")
     parser.add_argument("--options", action="store_true", help="compare settings of trafilatura, some ten minutes")
     parser.add_argument("--languages", action="store_true", help="blocks against trafilatura by language, in folds")
@@ -55,6 +57,8 @@ def main() -> None:
         return print_repeats(folder)
     if options.peers:
         return print_figures(peer_figures(folder, 12 if options.quick else 4))
+    if options.embedded:
+        return print_figures(print_embedded(folder))
     if options.wcxb:
         return print_figures(kind_figures(folder))
     if options.transfer:

@@ -11,7 +11,8 @@ import numpy as np
 
 from gristmill.data_pipeline.extraction import fit
 from gristmill.data_pipeline.extraction.attributes import DEPTH, ELEMENT
-from gristmill.data_pipeline.extraction.blocks import classified
+from gristmill.data_pipeline.extraction.block_features import KIND_FEATURES
+from gristmill.data_pipeline.extraction.blocks import classified, hint_tokens
 from gristmill.data_pipeline.extraction.context_features import SECOND_FEATURES
 from gristmill.data_pipeline.extraction.fit import Labelled, label_pages
 from gristmill.data_pipeline.extraction.html_extraction import utf8_html
@@ -75,18 +76,19 @@ def _labels(name: str, pages: list[LabelledPage]) -> tuple[list[np.ndarray], ...
 def code_of_fit() -> bytes:
     """Digest of the code that labels blocks and fits."""
     digest = hashlib.sha256()
-    for name in ("fit", "labelled_pages", "page_kinds"):
+    for name in ("fit", "labelled_pages"):
         digest.update(Path(fit.__file__).with_name(f"{name}.py").read_bytes())
     return digest.hexdigest().encode()
 
 
 def features_sample(pages: Sequence[LabelledPage]) -> bytes:
     """Digest of the text, tokens and features of every tenth page: another tokenizer or feature makes fits anew."""
-    digest = hashlib.sha256(" ".join(SECOND_FEATURES).encode())
+    digest = hashlib.sha256(" ".join(SECOND_FEATURES + KIND_FEATURES).encode())
     for one in pages[::10]:
         page = read_page(one.html, NO_TOKENS, with_pairs=True)
         rows = first_rows(page)
-        for array in (page.text, page.pairs, rows, second_rows(page, rows, np.float32(0.5) * rows[:, 0] % 1)):
+        second, hints = second_rows(page, rows, np.float32(0.5) * rows[:, 0] % 1), np.array(hint_tokens(one.html))
+        for array in (page.text, page.pairs, rows, second, hints):
             digest.update(np.ascontiguousarray(array).tobytes())
     return digest.digest()
 

@@ -23,6 +23,7 @@ from gristmill.data_pipeline.extraction.attributes import (
 )
 from gristmill.data_pipeline.extraction.block_features import KIND_FEATURES, NUM_PAGE_FEATURES, page_features
 from gristmill.data_pipeline.extraction.blocks_config import NUM_KINDS, PAGE_KINDS, BlocksConfig, HostBlocks
+from gristmill.data_pipeline.extraction.embedded_text import MIN_CHARACTERS, embedded_text
 from gristmill.data_pipeline.extraction.layout import LayoutOptions, layout, layout_with_spans
 from gristmill.data_pipeline.extraction.metadata import page_metadata
 from gristmill.data_pipeline.extraction.page import NO_TOKENS, Page, PageBuffers, classify, page_threshold, read_page
@@ -146,7 +147,8 @@ class NotAPage(Exception):
 
 class MainBlocks(NamedTuple):
     """text: the page's main text. metadata: the page's kind, and what config asks for; `spans` as lists of
-    layout.PageSpan. num_repeated: blocks that were left out as boilerplate of the host."""
+    layout.PageSpan; `text_source` if the text is of the page's data. num_repeated: blocks that were left out as
+    boilerplate of the host."""
 
     text: str
     metadata: dict[str, Any]
@@ -165,10 +167,15 @@ def extract_blocks(html: bytes, weights: Weights, config: BlocksConfig, of_host:
     metadata = {"page_kind": kind, "page_kind_score": round(confidence, KIND_DIGITS)}
     if config.metadata:
         metadata |= page_metadata(html, page, kept, config.metadata)
-    if "spans" not in config.metadata:
-        return MainBlocks(_joined(page, kept, config), metadata, len(repeated))
-    text, spans = layout_with_spans(page.elements, page.blocks, page.text.tobytes(), kept, _layout_options(config))
-    return MainBlocks(text, metadata | {"spans": [list(span) for span in spans]}, len(repeated))
+    options, has_spans = _layout_options(config), "spans" in config.metadata
+    if has_spans:
+        text, spans = layout_with_spans(page.elements, page.blocks, page.text.tobytes(), kept, options)
+    else:
+        text, spans = _joined(page, kept, config), []
+    if config.embedded_text and len(text) < MIN_CHARACTERS and (embedded := embedded_text(html, options)):
+        text, spans = embedded
+        metadata["text_source"] = "page_data"
+    return MainBlocks(text, metadata | ({"spans": [list(span) for span in spans]} if has_spans else {}), len(repeated))
 
 
 def kept_blocks(html: bytes, weights: Weights, config: BlocksConfig) -> list[bytes]:

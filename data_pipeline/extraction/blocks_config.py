@@ -44,6 +44,10 @@ class BlocksConfig(Config):
     code: bool = Field(default=True, description="keep the white space of <pre>")
     line_breaks: bool = Field(default=True, description="<br> ends a line")
     comments: bool = Field(default=False, description="keep comment sections")
+    embedded_text: bool = Field(
+        default=True,
+        description="text of JSON-LD or Discourse's data where the page shows fewer than 250 characters of main text",
+    )
     metadata: tuple[MetadataField, ...] = Field(default=(), description="fields of the page added to the metadata")
     site_boilerplate: SiteBoilerplateConfig | None = Field(
         default=None,
