@@ -5,7 +5,7 @@ line is stripped. A compressed file is read by its suffix (.gz .zst .bz2 .xz).""
 
 import hashlib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from io import BytesIO
 from typing import NamedTuple
@@ -18,6 +18,7 @@ from gristmill.data_pipeline.readers.compression import Damaged, Malformed, bloc
 from gristmill.data_pipeline.readers.document import excerpt, split_url
 from gristmill.data_pipeline.readers.files import matching, open_raw
 from gristmill.data_pipeline.readers.warc import read_responses
+from gristmill.data_pipeline.signals.characters import IDEOGRAPH, character_table
 from gristmill.foundation.checksums import LockedSource, RawFile, in_canonical_order
 from gristmill.foundation.config import Config
 from gristmill.foundation.errors import InputError
@@ -301,3 +302,88 @@ def _raw(path: str) -> bytes:
 
 def _digest(raw: bytes) -> str:
     return hashlib.sha256(raw).hexdigest()
+
+
+# Counts of listed words and phrases in a text; C4 drops a page with one of them.
+#
+# A phrase matches case-insensitively, any white space for white space, if no letter, digit or `_` directly precedes
+# or follows it: `ass` does not match in `class`. There is no such condition on a side where the phrase has a
+# character of a script written without spaces (Han, kana, Thai ...) or a character that is not part of a word.
+
+_WORD = re.compile(r"\w+")
+
+
+class BadWords:
+    """A compiled list of phrases. A text is split into words once, whatever the length of the list."""
+
+    def __init__(self, phrases: Iterable[str]):
+        lowered = sorted({" ".join(phrase.lower().split()) for phrase in phrases})
+        self._single: set[str] = set()
+        self._by_first: dict[str, list[re.Pattern[str]]] = {}
+        self._anywhere: list[re.Pattern[str]] = []
+        for phrase in lowered:
+            first = _WORD.match(phrase)
+            if first is None or _is_free(phrase[0]) or _is_free(phrase[first.end() - 1]):
+                self._anywhere.append(_pattern(phrase))
+            elif first.end() == len(phrase):
+                self._single.add(phrase)
+            else:
+                self._by_first.setdefault(first[0], []).append(_pattern(phrase))
+
+    def count(self, text: str) -> int:
+        """Number of matches; two phrases that start at the same position count twice.
+
+        ["red", "red mill"]: "Red mill, red door" -> 3."""
+        lowered = text.lower()
+        num_hits = sum(1 for pattern in self._anywhere for _ in pattern.finditer(lowered))
+        single, by_first = self._single, self._by_first
+        if not by_first:
+            return num_hits + sum(word in single for word in _WORD.findall(lowered))
+        for match in _WORD.finditer(lowered):
+            word = match[0]
+            num_hits += word in single
+            for pattern in by_first.get(word, ()):
+                num_hits += pattern.match(lowered, match.start()) is not None
+        return num_hits
+
+
+def _pattern(phrase: str) -> re.Pattern[str]:
+    body = r"\s+".join(map(re.escape, phrase.split(" ")))
+    before = "" if _is_free(phrase[0]) else r"(?<!\w)"
+    after = "" if _is_free(phrase[-1]) else r"(?!\w)"
+    return re.compile(before + body + after)
+
+
+def _is_free(character: str) -> bool:
+    """Whether no word boundary is needed at this character: it is not a word character, or its script has no spaces."""
+    return not re.match(r"\w", character) or bool(character_table()[ord(character)] & IDEOGRAPH)
+
+
+# Matching of URLs against a list of blocked hosts and URL prefixes.
+#
+# An entry without a slash is a host: it blocks the host and every host below it (`example.com` blocks
+# `www.example.com`, not `badexample.com`). An entry with a slash is a URL prefix (`example.com/forum/` blocks
+# everything below that folder, on that host only). The scheme, `user@`, the port and the case of the host are
+# ignored.
+
+
+class BlockedUrls:
+    def __init__(self, entries: Iterable[str]):
+        self._hosts: set[str] = set()
+        self._prefixes: dict[str, list[str]] = {}
+        for entry in entries:
+            host, path = split_url(entry)
+            if path:
+                self._prefixes.setdefault(host, []).append(path)
+            else:
+                self._hosts.add(host)
+
+    def blocks(self, url: str) -> bool:
+        """Whether the URL is on the list; False for an empty URL."""
+        host, path = split_url(url)
+        if not host:
+            return False
+        if any(path.startswith(prefix) for prefix in self._prefixes.get(host, ())):
+            return True
+        labels = host.split(".")
+        return any(".".join(labels[first:]) in self._hosts for first in range(len(labels)))

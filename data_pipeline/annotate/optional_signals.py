@@ -3,7 +3,7 @@ of the user's own and the origin of documents are such signals too."""
 
 import re
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -13,7 +13,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pydantic import Field
 
-from gristmill.data_pipeline.annotate.list_file import PinnedList, PinnedRobots, RobotsRules, entries, rules_of_robots
+from gristmill.data_pipeline.annotate.list_file import (
+    BadWords,
+    BlockedUrls,
+    PinnedList,
+    PinnedRobots,
+    RobotsRules,
+    entries,
+    rules_of_robots,
+)
 from gristmill.data_pipeline.extraction.blocks_config import PageKind
 from gristmill.data_pipeline.filters.pii import PiiKind, count_pii, pii_signal
 from gristmill.data_pipeline.filters.profiles import ENGLISH, PinnedProfiles, Profiles, ProfilesConfig, load_profiles
@@ -21,7 +29,6 @@ from gristmill.data_pipeline.quality.scores import DocumentLabel, QualityScore, 
 from gristmill.data_pipeline.readers.document import split_url
 from gristmill.data_pipeline.readers.source import SourceConfig
 from gristmill.data_pipeline.signals.bits import TextBuffer
-from gristmill.data_pipeline.signals.characters import IDEOGRAPH, character_table
 from gristmill.data_pipeline.signals.language import (
     PARAGRAPH_LANGUAGE_FIELDS,
     SCRIPT_FIELD,
@@ -205,91 +212,6 @@ def day_of(value: Any) -> str | None:
     if match is None or not (1 <= int(match[2]) <= 12 and 1 <= int(match[3]) <= 31):
         return None
     return "-".join(match.groups())
-
-
-# Counts of listed words and phrases in a text; C4 drops a page with one of them.
-#
-# A phrase matches case-insensitively, any white space for white space, if no letter, digit or `_` directly precedes
-# or follows it: `ass` does not match in `class`. There is no such condition on a side where the phrase has a
-# character of a script written without spaces (Han, kana, Thai ...) or a character that is not part of a word.
-
-_WORD = re.compile(r"\w+")
-
-
-class BadWords:
-    """A compiled list of phrases. A text is split into words once, whatever the length of the list."""
-
-    def __init__(self, phrases: Iterable[str]):
-        lowered = sorted({" ".join(phrase.lower().split()) for phrase in phrases})
-        self._single: set[str] = set()
-        self._by_first: dict[str, list[re.Pattern[str]]] = {}
-        self._anywhere: list[re.Pattern[str]] = []
-        for phrase in lowered:
-            first = _WORD.match(phrase)
-            if first is None or _is_free(phrase[0]) or _is_free(phrase[first.end() - 1]):
-                self._anywhere.append(_pattern(phrase))
-            elif first.end() == len(phrase):
-                self._single.add(phrase)
-            else:
-                self._by_first.setdefault(first[0], []).append(_pattern(phrase))
-
-    def count(self, text: str) -> int:
-        """Number of matches; two phrases that start at the same position count twice.
-
-        ["red", "red mill"]: "Red mill, red door" -> 3."""
-        lowered = text.lower()
-        num_hits = sum(1 for pattern in self._anywhere for _ in pattern.finditer(lowered))
-        single, by_first = self._single, self._by_first
-        if not by_first:
-            return num_hits + sum(word in single for word in _WORD.findall(lowered))
-        for match in _WORD.finditer(lowered):
-            word = match[0]
-            num_hits += word in single
-            for pattern in by_first.get(word, ()):
-                num_hits += pattern.match(lowered, match.start()) is not None
-        return num_hits
-
-
-def _pattern(phrase: str) -> re.Pattern[str]:
-    body = r"\s+".join(map(re.escape, phrase.split(" ")))
-    before = "" if _is_free(phrase[0]) else r"(?<!\w)"
-    after = "" if _is_free(phrase[-1]) else r"(?!\w)"
-    return re.compile(before + body + after)
-
-
-def _is_free(character: str) -> bool:
-    """Whether no word boundary is needed at this character: it is not a word character, or its script has no spaces."""
-    return not re.match(r"\w", character) or bool(character_table()[ord(character)] & IDEOGRAPH)
-
-
-# Matching of URLs against a list of blocked hosts and URL prefixes.
-#
-# An entry without a slash is a host: it blocks the host and every host below it (`example.com` blocks
-# `www.example.com`, not `badexample.com`). An entry with a slash is a URL prefix (`example.com/forum/` blocks
-# everything below that folder, on that host only). The scheme, `user@`, the port and the case of the host are
-# ignored.
-
-
-class BlockedUrls:
-    def __init__(self, entries: Iterable[str]):
-        self._hosts: set[str] = set()
-        self._prefixes: dict[str, list[str]] = {}
-        for entry in entries:
-            host, path = split_url(entry)
-            if path:
-                self._prefixes.setdefault(host, []).append(path)
-            else:
-                self._hosts.add(host)
-
-    def blocks(self, url: str) -> bool:
-        """Whether the URL is on the list; False for an empty URL."""
-        host, path = split_url(url)
-        if not host:
-            return False
-        if any(path.startswith(prefix) for prefix in self._prefixes.get(host, ())):
-            return True
-        labels = host.split(".")
-        return any(".".join(labels[first:]) in self._hosts for first in range(len(labels)))
 
 
 BAD_WORDS = pa.field("num_bad_words", pa.int64())  # matches of entries of lists.badwords

@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 
+from gristmill.data_pipeline.annotate.list_file import BadWords
 from gristmill.data_pipeline.annotate.normalize import NormalizeConfig, normalize_texts
-from gristmill.data_pipeline.annotate.optional_signals import BadWords
 from gristmill.data_pipeline.extraction.html_extraction import NotExtracted, extract
 from gristmill.data_pipeline.filters.lines import edit_c4, edit_refinedweb
 from gristmill.data_pipeline.filters.pii import PII_KINDS, PiiConfig, count_pii, pii_domain, pii_pattern, replace_pii

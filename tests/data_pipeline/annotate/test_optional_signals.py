@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gristmill.data_pipeline.annotate.list_file import lock_lists
-from gristmill.data_pipeline.annotate.optional_signals import BadWords, BlockedUrls
+from gristmill.data_pipeline.annotate.list_file import BadWords, BlockedUrls, lock_lists
 from gristmill.data_pipeline.curate_config import CurateConfig
 from gristmill.data_pipeline.readers.resolve import resolve
 from gristmill.data_pipeline.readers.source import SourceConfig

@@ -5,8 +5,8 @@ Each entry is a rule, then the texts just below, at and just above its number, w
 import numpy as np
 import pytest
 
-from gristmill.data_pipeline.annotate.list_file import RobotsRecord, RobotsRules
-from gristmill.data_pipeline.annotate.optional_signals import BadWords, BlockedUrls, zlib_ratio
+from gristmill.data_pipeline.annotate.list_file import BadWords, BlockedUrls, RobotsRecord, RobotsRules
+from gristmill.data_pipeline.annotate.optional_signals import zlib_ratio
 from gristmill.data_pipeline.filters.lines import edit_c4, edit_refinedweb
 from gristmill.data_pipeline.filters.presets import PRESETS, FilterChoice, Rule
 from gristmill.data_pipeline.readers.source import SourceConfig

@@ -5,10 +5,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from gristmill.data_pipeline.signals.bits import TextBuffer
+from gristmill.data_pipeline.signals.bits import TextBuffer, lowered
 from gristmill.data_pipeline.signals.characters import IDEOGRAPH, WORD, character_table
 from gristmill.data_pipeline.signals.reference import split_words
-from gristmill.data_pipeline.signals.stop_words import lowered, stop_word_columns, stop_words
+from gristmill.data_pipeline.signals.stop_words import stop_word_columns, stop_words
 
 JUSTEXT_NAMES = {
     "ar": "Arabic", "bg": "Bulgarian", "ca": "Catalan", "cs": "Czech", "da": "Danish", "de": "German", "el": "Greek",
