@@ -3,7 +3,6 @@
 Tasks encode ranges of documents; others merge their small files, shuffled."""
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -11,7 +10,6 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from gristmill.data_pipeline.corpus.splits import (
@@ -42,8 +40,17 @@ from gristmill.data_pipeline.indexed.format import (
     idx_path,
     indexed_writer,
 )
-from gristmill.data_pipeline.indexed.language_shares import cell_name, language_tag, pooled
-from gristmill.data_pipeline.indexed.mix import cell_names, source_cells, write_cells
+from gristmill.data_pipeline.indexed.language_shares import cell_name, pooled
+from gristmill.data_pipeline.indexed.mix import (
+    cell_names,
+    documents_of,
+    documents_path,
+    language_tokens,
+    source_cells,
+    token_ranges_of,
+    write_cells,
+)
+from gristmill.data_pipeline.indexed.sentence_pairs import split_sentences
 from gristmill.data_pipeline.ledger.document_file import utf8_of
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.files import atomic_path, file_digest, remove_tree, write_atomic
@@ -141,10 +148,6 @@ def note_path(prefix: Path) -> Path:
     return prefix.with_name(prefix.name + ".json")
 
 
-def documents_path(prefix: Path) -> Path:
-    return prefix.with_name(prefix.name + ".parquet")
-
-
 def _encode_texts(
     encoder: Encoder, end_of_document: int, buffer: np.ndarray, offsets: np.ndarray, writer: IndexedWriter
 ) -> None:
@@ -189,49 +192,6 @@ def _loaded(
 ) -> Encoder:
     """files: the state of the folder's files, so that a tokenizer trained again under its old path is loaded again."""
     return load_encoder(folder, encoder, differing)
-
-
-# Splits a text into sentences, by rules for any language: for indexed data in which a sequence is a sentence.
-#
-# A sentence ends at . ! ? or an ellipsis (with closing quotes and brackets) before white space, unless a lower-case
-# letter follows or the dot ends an abbreviation or an initial; at 。！？ and their like anywhere; and at a blank line.
-
-_ABBREVIATIONS = (
-    "Mr Mrs Ms Dr Prof Sr Jr St Mt vs cf e.g i.e etc al Fig Figs No Nos Vol Inc Ltd Co Corp Jan Feb Mar Apr "
-)
-_ABBREVIATIONS += "Jun Jul Aug Sep Sept Oct Nov Dec approx resp ca"
-_ENDS_IN_ABBREVIATION = re.compile(
-    r"(?:^|[\s(\[\"'“‘])(?:" + "|".join(map(re.escape, _ABBREVIATIONS.split())) + r"|[^\W\d_])\.$"
-)
-# Linear in the text: a run of dots or of white space is entered at its first character only, and never twice.
-_BREAK = re.compile(
-    r"""(?<![.!?…؟।])(?P<dot>[.!?…؟।]++["'”’»)\]]*+)\s++(?=(?P<next>["'“‘«(\[]*\S))"""  # an end, space, what follows
-    r"|(?P<wide>[。！？｡]+[」』”’）]*)\s*"
-    r"|\n\s*\n\s*"
-)
-
-
-def split_sentences(text: str) -> list[str]:
-    """The sentences without the white space around them, in order; [text] where there is none to split.
-
-    "Dr. No came. He left!" -> ["Dr. No came.", "He left!"]."""
-    sentences, start = [], 0
-    for match in _BREAK.finditer(text):
-        if match["dot"] is not None and not _ends_here(text, start, match):
-            continue
-        end = match.end("dot") if match["dot"] else match.end("wide") if match["wide"] else match.start()
-        sentences.append(text[start:end].strip())
-        start = match.end()
-    sentences.append(text[start:].strip())
-    return [sentence for sentence in sentences if sentence] or [text]
-
-
-def _ends_here(text: str, start: int, match: re.Match[str]) -> bool:
-    if match["next"][-1].islower():
-        return False
-    return not (
-        match["dot"] == "." and _ENDS_IN_ABBREVIATION.search(text, max(start, match.end("dot") - 12), match.end("dot"))
-    )
 
 
 CHUNKS = "chunks"  # temporary folder: small indexed files in the corpus's order, removed when all are merged
@@ -398,7 +358,7 @@ def _by_cell(request: IndexRequest, merges: list[MergeTask]) -> tuple[list[Merge
             tasks.append(task)
             continue
         tables = [pq.read_table(fetch(documents_path(chunk)), columns=["doc_id", "language"]) for chunk in task.chunks]
-        ranges = [_token_ranges(chunk) for chunk in task.chunks]
+        ranges = [token_ranges_of(chunk) for chunk in task.chunks]
         tokens = np.concatenate([ends - starts for starts, ends in ranges])
         table = source_cells(request.corpus, source, pa.concat_tables(tables), tokens, request.mix)
         path = write_cells(request.folder, source, table)
@@ -455,62 +415,3 @@ def _counts(folder: Path, split: str, source: str) -> SplitCounts:
     if not note.is_file():
         return SplitCounts(documents=0, tokens=0, bytes=0, sha256="")
     return SplitCounts.model_validate_json(note.read_bytes())
-
-
-# Which encoded documents go into a file, and how often: by language, and by the number of their duplicates.
-#
-# Read from the tables that the encoding tasks write beside their chunks.
-
-
-def language_tokens(chunks: Sequence[Path]) -> dict[str, int]:
-    """Language -> tokens of its documents, sorted by language."""
-    totals: dict[str, int] = {}
-    for chunk in chunks:
-        languages = _languages(chunk)
-        starts, ends = _token_ranges(chunk)
-        for language, tokens in zip(languages.to_pylist(), (ends - starts).tolist(), strict=True):
-            totals[language] = totals.get(language, 0) + tokens
-    return dict(sorted(totals.items()))
-
-
-def documents_of(
-    chunks: Sequence[Path],
-    languages: frozenset[str] | None,
-    repeats: Repeats | None,
-    cell: tuple[Path, str] | None = None,
-) -> tuple[np.ndarray, int]:
-    """(int64: numbers of the documents in these languages, counted over all chunks, each as often as it is repeated;
-    the bytes of their texts). languages, cell: None takes all; repeats: None takes each document once."""
-    in_cell = None if cell is None else _in_cell(*cell)
-    wanted = None if languages is None else pa.array(sorted(languages), pa.string())
-    numbers, first, text_bytes = [np.empty(0, np.int64)], 0, 0
-    for chunk in chunks:
-        table = pq.read_table(fetch(documents_path(chunk)), columns=["doc_id", "bytes"])
-        times = np.ones(len(table), np.int64) if repeats is None else repeats.of(table["doc_id"])
-        if wanted is not None:
-            times *= np.asarray(pc.is_in(_languages(chunk), value_set=wanted))
-        if in_cell is not None:
-            times *= in_cell[first : first + len(table)]
-        numbers.append(first + np.repeat(np.arange(len(table)), times))
-        text_bytes += int((table["bytes"].to_numpy() * times).sum())
-        first += len(table)
-    return np.concatenate(numbers), text_bytes
-
-
-def _in_cell(path: Path, name: str) -> np.ndarray:
-    """bool[documents]: of all chunks of the source."""
-    cells = pq.read_table(fetch(path), columns=["cell"])["cell"].cast(pa.string())
-    return np.asarray(pc.equal(cells, name))
-
-
-def _languages(chunk: Path) -> pa.Array:
-    """The tag of each document; each distinct value is checked once."""
-    column = pq.read_table(fetch(documents_path(chunk)), columns=["language"])["language"].combine_chunks()
-    encoded = column.cast(pa.string()).dictionary_encode(null_encoding="encode")
-    tags = pa.array([language_tag(value) for value in encoded.dictionary.to_pylist()], pa.string())
-    return tags.take(encoded.indices)
-
-
-def _token_ranges(chunk: Path) -> tuple[np.ndarray, np.ndarray]:
-    reader = IndexedReader(chunk)
-    return reader.token_ranges(np.arange(len(reader)))

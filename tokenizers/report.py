@@ -34,9 +34,10 @@ from gristmill.tokenizers.encoders import (
     SentencePieceEncoder,
     fastest_on,
     first_difference,
+    merge_table,
     strings_for,
 )
-from gristmill.tokenizers.segments import SEGMENTS, SegmentEncoder, adjacent_bytes, is_local, merge_table
+from gristmill.tokenizers.segments import SEGMENTS, SegmentEncoder, adjacent_bytes, is_local
 from gristmill.tokenizers.tokenizer import JSON_NAME, MODEL_NAME, Tokenizer, load_tokenizer
 from gristmill.tokenizers.words import comparison_strings, word_encoder
 from tokenizers import Tokenizer as HuggingFaceTokenizer

@@ -34,9 +34,10 @@ from gristmill.tokenizers.encoders import (
     fastest_equal,
     fastest_on,
     first_difference,
+    merge_table,
     strings_for,
 )
-from gristmill.tokenizers.segments import MERGES, SEGMENTS, SegmentEncoder, adjacent_bytes, is_local, merge_table
+from gristmill.tokenizers.segments import MERGES, SEGMENTS, SegmentEncoder, adjacent_bytes, is_local
 from gristmill.tokenizers.words import fastest_by_words, word_encoder
 from tokenizers import Tokenizer as HuggingFaceTokenizer
 

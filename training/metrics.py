@@ -34,7 +34,7 @@ from gristmill.training.config.train import (
     MonitoringConfig,
     TrainConfig,
 )
-from gristmill.training.parallel.collectives import reduce_scatter
+from gristmill.training.parallel.collectives import probe_link
 from gristmill.training.parallel.mesh import Mesh
 from gristmill.training.planner.noise_scale import METRIC
 from gristmill.training.trainer import StepReport
@@ -351,9 +351,6 @@ def _finite(value: float) -> float | None:
 
 
 FIRST_MEASURED = 10  # a step by which a run has settled
-PROBE_REPEATS = 3
-SMALL, LARGE = 2**12, 2**22  # bytes of the messages that tell latency and bandwidth
-LARGE_ON_GPU = 2**26
 PROBED = ("tensor", "context", "data", "pipeline", "expert")
 
 
@@ -401,36 +398,6 @@ class RankTimes:
         rows = [torch.empty_like(row) for _ in range(self.mesh.world.size)]
         dist.all_gather(rows, row, group=self.mesh.world.group)
         return [gathered.tolist() for gathered in rows]
-
-
-def probe_link(group: Any, device: torch.device) -> dict[str, float]:
-    """Seconds of one all-gather or reduce-scatter of few and of many bytes while nothing else runs: the fastest of
-    three on the rank where it took longest, as calibration measures them. All ranks of the group call it."""
-    large = LARGE_ON_GPU if device.type == "cuda" else LARGE
-    return {str(size): _collective_seconds(size, group, device) for size in (SMALL, large)}
-
-
-def _collective_seconds(size: int, group: Any, device: torch.device) -> float:
-    ranks = dist.get_world_size(group)
-    share = torch.zeros(max(1, size // 4 // ranks), device=device)
-    whole = torch.zeros(len(share) * ranks, device=device)
-    seconds = []
-    for _ in range(PROBE_REPEATS + 1):  # the first warms up
-        dist.barrier(group=group)
-        _wait(device)
-        started = time.perf_counter()
-        dist.all_gather_into_tensor(whole, share, group=group)
-        reduce_scatter(share, whole, group)
-        _wait(device)
-        seconds.append(time.perf_counter() - started)
-    slowest = torch.tensor(min(seconds[1:]) / 2, dtype=torch.float64, device=device)
-    dist.all_reduce(slowest, dist.ReduceOp.MAX, group=group)
-    return float(slowest)
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 # Trackers of experiments: TensorBoard, Weights & Biases and MLflow, each by its own library.

@@ -14,13 +14,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from gristmill.data_pipeline.corpus.splits import read_repeats
+from gristmill.data_pipeline.corpus.splits import Repeats, read_repeats
 from gristmill.data_pipeline.indexed.config import MixConfig
 from gristmill.data_pipeline.indexed.dataset import Dataset
 from gristmill.data_pipeline.indexed.draws import blend_weights
-from gristmill.data_pipeline.indexed.language_shares import RunLength
+from gristmill.data_pipeline.indexed.format import IndexedReader
+from gristmill.data_pipeline.indexed.language_shares import RunLength, language_tag
 from gristmill.foundation.errors import InputError, RecipeError
 from gristmill.foundation.files import atomic_path
+from gristmill.foundation.runtime.tasks.task_files import fetch
 
 CELLS_FOLDER = "cells"  # of an index folder: the cell of every training document, a file a source
 CELL = re.compile(r"q(?P<bucket>\d+)(\.t-(?P<topic>[a-z0-9_-]+))?(\.c(?P<copies>\d+))?")
@@ -286,3 +288,66 @@ def mix_weights(
     indexed = {source.name for source in dataset.sources}
     held_out = blend_weights(sources, whole)
     return {name: weight for name, weight in held_out.items() if name in indexed} | cells
+
+
+# Which encoded documents go into a file, and how often: by language, and by the number of their duplicates.
+#
+# Read from the tables that the encoding tasks write beside their chunks.
+
+
+def documents_path(prefix: Path) -> Path:
+    return prefix.with_name(prefix.name + ".parquet")
+
+
+def language_tokens(chunks: Sequence[Path]) -> dict[str, int]:
+    """Language -> tokens of its documents, sorted by language."""
+    totals: dict[str, int] = {}
+    for chunk in chunks:
+        languages = _languages(chunk)
+        starts, ends = token_ranges_of(chunk)
+        for language, tokens in zip(languages.to_pylist(), (ends - starts).tolist(), strict=True):
+            totals[language] = totals.get(language, 0) + tokens
+    return dict(sorted(totals.items()))
+
+
+def documents_of(
+    chunks: Sequence[Path],
+    languages: frozenset[str] | None,
+    repeats: Repeats | None,
+    cell: tuple[Path, str] | None = None,
+) -> tuple[np.ndarray, int]:
+    """(int64: numbers of the documents in these languages, counted over all chunks, each as often as it is repeated;
+    the bytes of their texts). languages, cell: None takes all; repeats: None takes each document once."""
+    in_cell = None if cell is None else _in_cell(*cell)
+    wanted = None if languages is None else pa.array(sorted(languages), pa.string())
+    numbers, first, text_bytes = [np.empty(0, np.int64)], 0, 0
+    for chunk in chunks:
+        table = pq.read_table(fetch(documents_path(chunk)), columns=["doc_id", "bytes"])
+        times = np.ones(len(table), np.int64) if repeats is None else repeats.of(table["doc_id"])
+        if wanted is not None:
+            times *= np.asarray(pc.is_in(_languages(chunk), value_set=wanted))
+        if in_cell is not None:
+            times *= in_cell[first : first + len(table)]
+        numbers.append(first + np.repeat(np.arange(len(table)), times))
+        text_bytes += int((table["bytes"].to_numpy() * times).sum())
+        first += len(table)
+    return np.concatenate(numbers), text_bytes
+
+
+def _in_cell(path: Path, name: str) -> np.ndarray:
+    """bool[documents]: of all chunks of the source."""
+    cells = pq.read_table(fetch(path), columns=["cell"])["cell"].cast(pa.string())
+    return np.asarray(pc.equal(cells, name))
+
+
+def _languages(chunk: Path) -> pa.Array:
+    """The tag of each document; each distinct value is checked once."""
+    column = pq.read_table(fetch(documents_path(chunk)), columns=["language"])["language"].combine_chunks()
+    encoded = column.cast(pa.string()).dictionary_encode(null_encoding="encode")
+    tags = pa.array([language_tag(value) for value in encoded.dictionary.to_pylist()], pa.string())
+    return tags.take(encoded.indices)
+
+
+def token_ranges_of(chunk: Path) -> tuple[np.ndarray, np.ndarray]:
+    reader = IndexedReader(chunk)
+    return reader.token_ranges(np.arange(len(reader)))

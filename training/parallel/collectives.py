@@ -4,6 +4,7 @@ Megatron's f and g (arXiv 1909.08053, section 3) and their sequence-parallel for
 All are synchronous and give contiguous tensors: torch.compile loses the gradient of an asynchronous tensor that crosses
 from eager code, and gloo sends contiguous tensors only. On an axis of size 1 each is the identity."""
 
+import time
 from typing import Any
 
 import torch
@@ -192,3 +193,40 @@ def split_rows(x_ND: Tensor, rank: int, size: int, group: dist.ProcessGroup | No
 def join_rows(x_nD: Tensor, rows: int, rank: int, size: int, group: dist.ProcessGroup | None) -> Tensor:
     """All rows from each rank's run; backward each rank takes the gradient of its run."""
     return _JoinShares.apply(x_nD, rows, rank, size, group)
+
+
+# Seconds of a collective on a link, measured beside a run.
+
+PROBE_REPEATS = 3
+SMALL, LARGE = 2**12, 2**22  # bytes of the messages that tell latency and bandwidth
+LARGE_ON_GPU = 2**26
+
+
+def probe_link(group: Any, device: torch.device) -> dict[str, float]:
+    """Seconds of one all-gather or reduce-scatter of few and of many bytes while nothing else runs: the fastest of
+    three on the rank where it took longest, as calibration measures them. All ranks of the group call it."""
+    large = LARGE_ON_GPU if device.type == "cuda" else LARGE
+    return {str(size): _collective_seconds(size, group, device) for size in (SMALL, large)}
+
+
+def _collective_seconds(size: int, group: Any, device: torch.device) -> float:
+    ranks = dist.get_world_size(group)
+    share = torch.zeros(max(1, size // 4 // ranks), device=device)
+    whole = torch.zeros(len(share) * ranks, device=device)
+    seconds = []
+    for _ in range(PROBE_REPEATS + 1):  # the first warms up
+        dist.barrier(group=group)
+        _wait(device)
+        started = time.perf_counter()
+        dist.all_gather_into_tensor(whole, share, group=group)
+        reduce_scatter(share, whole, group)
+        _wait(device)
+        seconds.append(time.perf_counter() - started)
+    slowest = torch.tensor(min(seconds[1:]) / 2, dtype=torch.float64, device=device)
+    dist.all_reduce(slowest, dist.ReduceOp.MAX, group=group)
+    return float(slowest)
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

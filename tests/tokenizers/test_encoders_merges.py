@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sentencepiece import sentencepiece_model_pb2 as schema
 
-from gristmill.tokenizers.segments import BYTE, MAX_MERGED_BYTES, NORMAL, UNKNOWN, merge_table
+from gristmill.tokenizers.encoders import BYTE, MAX_MERGED_BYTES, NORMAL, UNKNOWN, merge_table
 from gristmill.tokenizers.tokenizer import load_bulk_tokenizer
 
 USER_DEFINED = 4
