@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from gristmill.training.model.attention.attention import CoreAttention
 from gristmill.training.model.attention.metadata import AttentionMetadata
 from gristmill.training.model.decoding_cache import KVSlots, SlotRows, join_rows, take_rows
-from gristmill.training.model.flat_pass import FlatLayers, FlatPass, FlatTokens
+from gristmill.training.model.flat_pass import FlatLayers, FlatTokens
 from gristmill.training.model.heads import Head
 from gristmill.training.model.layer import Layer
 from gristmill.training.model.slot_memory import pages_slots
@@ -94,7 +94,6 @@ class DividedPass:
     x: Tensor
     layers_done: int = 0
     metadata: AttentionMetadata | None = None
-    flat: FlatPass | None = None
 
 
 class LocalCausalLM:
@@ -144,10 +143,7 @@ class LocalCausalLM:
 
     def read(self, tokens_BT: Tensor, rows: SlotRows, cache: SlotCache) -> Tensor:
         if self._flat is not None:
-            tokens = FlatTokens.of(rows, cache.places)
-            passing = self._flat.begin(tokens_BT, tokens)
-            self._flat.run(passing, tokens, cache.kv_slots, self.layer_count)
-            return tokens.by_row(passing.x_ND)
+            return self._flat.hidden(tokens_BT, FlatTokens.of(rows, cache.places), cache.kv_slots)
         metadata = self.model.slot_attention_metadata(rows)
         if rows.last_only:
             every_N = torch.arange(tokens_BT.numel(), device=self.device)
@@ -159,19 +155,13 @@ class LocalCausalLM:
     @property
     def layer_count(self) -> int:
         """Layers that `read_some` counts; 1 where a pass is not divided."""
-        return 1 if self.model.config.stateful_mixers else len(self.model.layers)
+        return 1 if self._flat is not None or self.model.config.stateful_mixers else len(self.model.layers)
 
     def read_some(self, part: DividedPass, rows: SlotRows, cache: Any, layers: int) -> Tensor | None:
         """Runs the next layers of a pass that wants the last token of each row; its hidden states once all have run,
         as `read` gives them. rows: the same in each call but for the slots, whose columns may have moved."""
         if self.layer_count == 1:
             return self.read(part.x, rows, cache)
-        if self._flat is not None:
-            tokens = FlatTokens.of(rows, cache.places)
-            part.flat = part.flat or self._flat.begin(part.x, tokens)
-            self._flat.run(part.flat, tokens, cache.kv_slots, layers)
-            part.layers_done = part.flat.layers_done
-            return tokens.by_row(part.flat.x_ND) if part.layers_done == self.layer_count else None
         if part.metadata is None:
             every_N = torch.arange(part.x.numel(), device=self.device)
             wanted_N = every_N.view_as(part.x)[:, -1]

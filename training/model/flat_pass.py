@@ -81,15 +81,6 @@ class FlatTokens:
         return hidden_BTD
 
 
-@dataclass
-class FlatPass:
-    """A pass that runs some layers at a time. x_ND: behind `layers_done`; of the wanted tokens behind the last."""
-
-    x_ND: Tensor
-    metadata: AttentionMetadata
-    layers_done: int = 0
-
-
 class FlatLayers:
     """The layers of a model, if all are of the common form: RMSNorm and grouped-query attention, RMSNorm and SwiGLU on
     the residual stream. `of` gives None for others.
@@ -109,20 +100,14 @@ class FlatLayers:
             return None
         return FlatLayers(model)
 
-    def begin(self, tokens_BT: Tensor, tokens: FlatTokens) -> FlatPass:
+    def hidden(self, tokens_BT: Tensor, tokens: FlatTokens, slots: Sequence[KVSlots]) -> Tensor:
+        """Hidden states [B, T, D] behind the final norm, or those of the wanted tokens, [B, 1, D]."""
         metadata = self.model.unmasked_metadata(tokens.positions_1N)
-        return FlatPass(self.model.embed(tokens.flat(tokens_BT), metadata)[0], metadata)
-
-    def run(self, passing: FlatPass, tokens: FlatTokens, slots: Sequence[KVSlots], layers: int) -> None:
-        """Runs the next layers, and behind the last one the final norm."""
-        end = min(passing.layers_done + layers, len(self.layers))
-        attention = _Attention(tokens, passing.metadata)
-        for number in range(passing.layers_done, end):
-            wanted_N = tokens.wanted_N if number == len(self.layers) - 1 else None
-            passing.x_ND = self.layers[number].forward(passing.x_ND, attention, slots[number], wanted_N)
-        if end == len(self.layers) and self.final_norm is not None:
-            passing.x_ND = self.final_norm.normed(passing.x_ND)
-        passing.layers_done = end
+        x_ND = self.model.embed(tokens.flat(tokens_BT), metadata)[0]
+        attention = _Attention(tokens, metadata)
+        for number, (layer, layer_slots) in enumerate(zip(self.layers, slots, strict=True), start=1):
+            x_ND = layer.forward(x_ND, attention, layer_slots, tokens.wanted_N if number == len(self.layers) else None)
+        return tokens.by_row(x_ND if self.final_norm is None else self.final_norm.normed(x_ND))
 
 
 def _is_common(layer: Layer) -> bool:

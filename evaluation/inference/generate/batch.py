@@ -17,7 +17,6 @@ from gristmill.evaluation.inference.generate.drafts import Drafts, ModelDrafts, 
 from gristmill.evaluation.inference.generate.limits import BatchLimits
 from gristmill.evaluation.inference.generate.prompt_parts import (
     MAX_PROMPTS,
-    PART_TOKENS,
     PromptInParts,
     PromptParts,
     logits_of,
@@ -88,8 +87,7 @@ class ContinuousBatch:
         if isinstance(causal_lm, LocalCausalLM) and causal_lm.reads_trees:
             self._parts = PromptParts(causal_lm)
         self._part_is_next = False
-        self._together = False
-        self._joined: PromptInParts | None = None  # whose next part is read with the next tokens
+        self._joined: list[PromptInParts] = []  # whose next parts are read with the next tokens
         self._waiting: deque[RunningSequence] = deque()
         self._jobs: dict[int, RequestJob] = {}
         self._job_of: dict[RunningSequence, RequestJob] = {}
@@ -174,15 +172,13 @@ class ContinuousBatch:
         self._release([slot for slot, sequence in enumerate(self._running) if sequence in job.sequences])
 
     @torch.inference_mode()
-    def step(self, prompt_tokens: float | None = None, together: bool = False) -> list[RequestResult]:
+    def step(self, prompt_tokens: float | None = None) -> list[RequestResult]:
         """Reads prompts that join and one token of every running sequence; returns the requests that ended.
 
         prompt_tokens: about so many tokens of prompts are read, of a longer one a part; tokens that pass through some
-        of the layers count in proportion. None: all that have a slot. together: a part of a prompt is read in the pass
-        that decodes where this costs no padding; `reads_together` says whether it was. All ranks of a sharded model
-        give the same."""
+        of the layers count in proportion. None: all that have a slot. All ranks of a sharded model give the same."""
         ended: list[RunningSequence] = []
-        self._together, self._joined = False, None
+        self._joined = []
         begun = self._clock()
         if prompt_tokens is None:
             while self._parts or self._joins:
@@ -192,15 +188,16 @@ class ContinuousBatch:
                     self._read_prompts(self._next_to_join(max(self.limits.prompt_tokens, SMALL_PASS_TOKENS)))
                 ended += self._end_done()
         elif prompt_tokens > 0:
-            may_join = together and self.decoding > 0 and prompt_tokens >= PART_TOKENS
-            self._together = may_join and self.causal_lm.skips_padding and self._drafts is None
-            self._read_within(prompt_tokens)
+            if self._parts is not None and self.reads_together:
+                self._join_pass(self._parts, max(1, int(prompt_tokens)))
+            else:
+                self._read_within(prompt_tokens)
             ended += self._end_done()
             if self.causal_lm.device.type == "cuda":
                 torch.cuda.synchronize(self.causal_lm.device)
         prompts_read = self._clock()
         self._make_room()
-        if self.decoding or self._joined is not None:
+        if self.decoding or self._joined:
             self._decode()
             ended += self._end_done()
         self.prompt_seconds += prompts_read - begun
@@ -209,8 +206,8 @@ class ContinuousBatch:
 
     @property
     def reads_together(self) -> bool:
-        """Whether the last step read a part of a prompt in the pass that decoded."""
-        return self._joined is not None
+        """Whether a step that may read some tokens of prompts reads them in the pass that decodes."""
+        return self._parts is not None and self.causal_lm.skips_padding and self._drafts is None
 
     @property
     def decoding(self) -> int:
@@ -258,12 +255,12 @@ class ContinuousBatch:
 
     def _read_within(self, prompt_tokens: float) -> None:
         """Reads prompts that fit so many tokens, or a part of a longer one; each in turn where there are both."""
-        if self._parts and (self._part_is_next or not self._may_join(self._parts)):
+        if self._parts and (self._part_is_next or len(self._parts) == MAX_PROMPTS or not self._may_join(self._parts)):
             self._read_part(self._parts, prompt_tokens)
             self._part_is_next = False
             return
         self._part_is_next, is_first = True, True
-        while prompt_tokens > 0 and (self._may_join(self._parts) if self._parts else self._joins):
+        while prompt_tokens > 0 and self._may_join(self._parts):
             first, *others = self._next_to_join(int(prompt_tokens))
             reads_parts = self._parts is not None and not first.sequence.reads_whole_prompt
             if first.tokens <= prompt_tokens or (is_first and not reads_parts):
@@ -281,25 +278,63 @@ class ContinuousBatch:
             self._read_part(self._parts, prompt_tokens)
             return
 
-    def _may_join(self, parts: PromptParts) -> bool:
+    def _join_pass(self, parts: PromptParts, prompt_tokens: int) -> None:
+        """Chooses the prompts of which the pass that decodes reads a part, so many tokens in all. Those that have begun
+        and those that wait come first in turn."""
+        self._part_is_next = not self._part_is_next
+        if self._part_is_next:
+            prompt_tokens = self._join_begun(parts, prompt_tokens)
+        unfinished = len(parts)
+        while prompt_tokens > 0 and self._may_join(parts):
+            joining = self._joining(self._waiting[0])
+            if joining.sequence.reads_whole_prompt:
+                if self._joined and joining.tokens > prompt_tokens:
+                    break
+                self._waiting.popleft()
+                self._read_prompts([joining])
+                prompt_tokens -= joining.tokens
+                continue
+            unfinished += joining.tokens > prompt_tokens
+            if unfinished > MAX_PROMPTS:
+                break
+            self._waiting.popleft()
+            self._claim(joining)
+            parts.add(joining.sequence)
+            prompt_tokens -= self._join(parts.prompts[-1], prompt_tokens)
+        if not self._part_is_next:
+            self._join_begun(parts, prompt_tokens)
+
+    def _join_begun(self, parts: PromptParts, prompt_tokens: int) -> int:
+        """Adds prompts that have begun to the pass; returns the tokens that are left."""
+        slot_of = {sequence: slot for slot, sequence in enumerate(self._running)}
+        for prompt in parts.in_turn(slot_of, self._slots):
+            if prompt_tokens > 0 and prompt not in self._joined:
+                prompt_tokens -= self._join(prompt, prompt_tokens)
+        return prompt_tokens
+
+    def _join(self, prompt: PromptInParts, prompt_tokens: int) -> int:
+        """Adds the next tokens of a prompt to the pass; returns how many."""
+        slot = self._slots[self._running.index(prompt.sequence)]
+        prompt.end = slot.written = min(slot.cached + prompt_tokens, prompt.sequence.length)
+        self._joined.append(prompt)
+        self.read_prompt_tokens += prompt.end - slot.cached
+        return prompt.end - slot.cached
+
+    def _may_join(self, parts: PromptParts | None) -> bool:
         """Whether the first that waits can be read beside prompts that are read in parts: it does not begin as one of
         those does."""
-        if not self._joins or len(parts) == MAX_PROMPTS:
+        if not self._joins:
             return False
+        if not parts:
+            return True
         joining, running = self._joining(self._waiting[0]), [prompt.sequence for prompt in parts.prompts]
         shared = max(common_prefix(joining.prompt, other.text_tokens) for other in running)
         return shared < max(MIN_SHARED_TOKENS, joining.shared + 1)
 
     def _read_part(self, parts: PromptParts, prompt_tokens: float) -> None:
         """Reads the next tokens of a prompt; behind the last the sequence gets its first token."""
-        prompt = parts.next_prompt({sequence: slot for slot, sequence in enumerate(self._running)}, self._slots)
+        prompt, *_ = parts.in_turn({sequence: slot for slot, sequence in enumerate(self._running)}, self._slots)
         sequence = prompt.sequence
-        if self._together and prompt.part is None:
-            slot = self._slots[self._running.index(sequence)]
-            parts.begin(prompt, slot, prompt_tokens)
-            self._joined = prompt
-            self.read_prompt_tokens += prompt.end - slot.cached
-            return
         tokens, hidden_BTD = parts.read(prompt, self._running.index(sequence), self._slots, prompt_tokens)
         self.read_prompt_tokens += tokens
         self.read_tokens += tokens
@@ -309,19 +344,19 @@ class ContinuousBatch:
             choose_next([sequence], logits_of(self.causal_lm, hidden_BTD[:, -1])[:, : self.causal_lm.vocab_size])
 
     def _decode(self) -> None:
-        """One token of every sequence, or more where they were guessed, and a part of a prompt that joins. The rows of
+        """One token of every sequence, or more where they were guessed, and parts of prompts that join. The rows of
         other prompts that are read in parts are padding, as are places on the left of rows with fewer tokens."""
         count, device, slots = len(self._running), self.causal_lm.device, self._slots
         parts = self._parts or ()
         live = [slot for slot in range(count) if self._running[slot] not in parts]
         drafts = self._guessed(live)
-        joined = self._joined if self._joined is not None and self._joined.sequence in parts else None
+        joined = {
+            self._running.index(prompt.sequence): prompt for prompt in self._joined if prompt.sequence in parts
+        }  # by slot
         rows: dict[int, Sequence[int] | np.ndarray] = {
             slot: [slots[slot].tokens[slots[slot].cached], *drafts.get(slot, ())] for slot in live
         }
-        if joined is not None:
-            place = self._running.index(joined.sequence)
-            rows[place] = slots[place].tokens[slots[place].cached : joined.end]
+        rows |= {slot: slots[slot].tokens[slots[slot].cached : prompt.end] for slot, prompt in joined.items()}
         width = max(map(len, rows.values()))
         positions_BT, tokens_BT = np.full((count, width), -1), np.zeros((count, width), dtype=np.int64)
         for slot, tokens in rows.items():
@@ -329,7 +364,7 @@ class ContinuousBatch:
             positions_BT[slot, width - len(tokens) :] = np.arange(cached, cached + len(tokens))
             tokens_BT[slot, width - len(tokens) :] = tokens
         slot_rows = SlotRows.of_batch(torch.from_numpy(positions_BT), device, slots.shared_prefixes(live))
-        if joined is not None:
+        if joined:
             slot_rows = replace(slot_rows, last_only=True)
         hidden_BTD = self._read(torch.from_numpy(tokens_BT).to(device), slot_rows)
         if drafts:
@@ -337,10 +372,14 @@ class ContinuousBatch:
             return
         for slot, tokens in rows.items():
             slots[slot].cached += len(tokens)
-        if joined is not None and self._parts is not None and joined.end == joined.sequence.length:
-            self._parts.remove([joined.sequence])
-            joined.sequence.pool(hidden_BTD[place])
-            live = sorted([*live, place])
+        read = [slot for slot, prompt in joined.items() if prompt.end == prompt.sequence.length]
+        if self._parts is not None:
+            self._parts.remove([joined[slot].sequence for slot in read])
+        for slot in read:
+            self._running[slot].pool(hidden_BTD[slot])
+        live = sorted([*live, *read])
+        if not live:
+            return
         logits_BV = logits_of(self.causal_lm, hidden_BTD[:, -1] if len(live) == count else hidden_BTD[live, -1])
         choose_next([self._running[slot] for slot in live], logits_BV[:, : self.causal_lm.vocab_size])
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from gristmill.evaluation.inference.causal_lm import CausalLM
 from gristmill.evaluation.inference.generate.request import TokenLogprob
 from gristmill.evaluation.inference.generate.sequence import RunningSequence, log_softmax, top_logprobs
-from gristmill.evaluation.inference.generate.slots import Slot, Slots
+from gristmill.evaluation.inference.generate.slots import Slots
 from gristmill.evaluation.inference.local_causal_lm import DividedPass, LocalCausalLM
 from gristmill.training.model.decoding_cache import SlotRows
 
@@ -64,20 +64,16 @@ class PromptParts:
         gone = set(sequences)
         self.prompts = [prompt for prompt in self.prompts if prompt.sequence not in gone]
 
-    def next_prompt(self, slot_of: dict[RunningSequence, int], slots: Slots) -> PromptInParts:
+    def in_turn(self, slot_of: dict[RunningSequence, int], slots: Slots) -> list[PromptInParts]:
+        """The prompts, the oldest first or the shortest."""
         self._oldest_is_next = not self._oldest_is_next
         if self._oldest_is_next:
-            return self.prompts[0]
+            return list(self.prompts)
 
         def missing(prompt: PromptInParts) -> int:
             return prompt.sequence.length - slots[slot_of[prompt.sequence]].cached
 
-        return min(self.prompts, key=missing)
-
-    def begin(self, prompt: PromptInParts, slot: Slot, prompt_tokens: float) -> None:
-        """Chooses the next part, up to token `end` of the prompt."""
-        size, _ = part_size(prompt_tokens, self.causal_lm.layer_count)
-        prompt.end = slot.written = min(slot.cached + size, prompt.sequence.length)
+        return sorted(self.prompts, key=missing)
 
     def read(self, prompt: PromptInParts, slot: int, slots: Slots, prompt_tokens: float) -> tuple[float, Tensor | None]:
         """Reads about so many tokens. Returns how many, where those through some of the layers count in proportion,
@@ -85,7 +81,8 @@ class PromptParts:
         sequence, layers = prompt.sequence, self.causal_lm.layer_count
         start = slots[slot].cached
         if prompt.part is None:
-            self.begin(prompt, slots[slot], prompt_tokens)
+            size, _ = part_size(prompt_tokens, layers)
+            prompt.end = slots[slot].written = min(start + size, sequence.length)
             tokens_1T = torch.from_numpy(sequence.tokens[None, start : prompt.end])
             prompt.part = DividedPass(tokens_1T.to(self.causal_lm.device))
         size = prompt.end - start

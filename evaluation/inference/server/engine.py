@@ -24,12 +24,11 @@ from gristmill.training.parallel.mesh import Axis
 @dataclass(frozen=True)
 class Turn:
     """Work of one pass of the engine's loop before its step. added: new requests, in order. cancelled: numbers of
-    requests in the batch. prompt_tokens, together: as in the batch's step. idle: no step follows. stops: it is last."""
+    requests in the batch. prompt_tokens: as in the batch's step. idle: no step follows. stops: it is last."""
 
     added: tuple[GenerationRequest, ...] = ()
     cancelled: tuple[int, ...] = ()
     prompt_tokens: float = 0
-    together: bool = False
     idle: bool = False
     stops: bool = False
 
@@ -54,7 +53,7 @@ def follow(make_batch: Callable[[], ContinuousBatch], ranks: Axis) -> None:
             for number in turn.cancelled:
                 batch.cancel(number)
             if not turn.idle:
-                batch.step(turn.prompt_tokens, turn.together)
+                batch.step(turn.prompt_tokens)
 
 
 def _heard(ranks: Axis) -> Turn:
@@ -93,7 +92,8 @@ MIN_PROMPT_TOKENS = 0.5  # so that every prompt is read at last; a part of a few
 # percentile of a step was 2.07 times one without prompts (prefill_stall of benchmarks/serve.py).
 MOST, LEAST = 0.45, 0.35
 MAX_SHARE = 8.0
-MAX_UNMEASURED = 3  # steps behind one in which both were measured
+MAX_UNMEASURED = 7  # steps with prompts behind one without
+MAX_GROWTH = 1.25  # of the sequences that decode, since one without
 
 
 @dataclass
@@ -103,33 +103,41 @@ class PromptPace:
     time, by the number of requests. The number follows the measured times of each step, since a token behind a long
     beginning costs more than the first.
 
-    Prompts and decoding have passes of their own in a step that measures both. Behind one that was as it should be a
-    few steps may read them together, which takes less time than the two passes.
+    Where prompts are read in the pass that decodes, a step without any measures decoding: every eighth, and where the
+    number of sequences has changed.
 
     tokens: that take about as long as decoding does."""
 
     tokens: float = FIRST_PROMPT_TOKENS
     share: float = 1.0  # of prompts in the time of the last step, beside 1 for decoding
-    unmeasured: int = MAX_UNMEASURED  # steps since both were measured
+    decode_seconds: float = 0.0  # of the last step without prompts, of so many sequences, so many steps before
+    measured: int = 0
+    unmeasured: int = 0
 
-    @property
-    def together(self) -> bool:
-        """Whether the next step need not measure."""
-        return self.unmeasured < MAX_UNMEASURED
-
-    def prompt_tokens(self, decoding: int, reading: int) -> float:
-        """decoding: sequences that wait for their next token; reading: those whose prompts are to be read."""
+    def prompt_tokens(self, decoding: int, reading: int, together: bool) -> float:
+        """decoding: sequences that wait for their next token; reading: those whose prompts are to be read; together:
+        in one pass."""
         if not decoding:
             return IDLE_PROMPT_TOKENS
         self.share = min(max(1.0, 2 * reading / decoding), MAX_SHARE)
+        is_measured = self.unmeasured < MAX_UNMEASURED and 1 / MAX_GROWTH <= self.measured / decoding <= MAX_GROWTH
+        if together and not is_measured:
+            return 0.0
         return min(self.share * self.tokens, IDLE_PROMPT_TOKENS)
+
+    def record_pass(self, decoding: int, prompt_tokens: float, seconds: float) -> None:
+        """The tokens of prompts that a pass read beside decoding, and its time."""
+        if not prompt_tokens:
+            self.decode_seconds, self.measured, self.unmeasured = seconds, decoding, 0
+            return
+        self.unmeasured += 1
+        self.record(prompt_tokens, max(0.0, seconds - self.decode_seconds), self.decode_seconds)
 
     def record(self, prompt_tokens: float, prompt_seconds: float, decode_seconds: float) -> None:
         """The tokens of prompts that a step read beside decoding, and the times of both."""
         if not prompt_tokens:
             return
         ratio = prompt_seconds / max(decode_seconds, 1e-9) / self.share
-        self.unmeasured = 0 if ratio <= MOST else MAX_UNMEASURED
         if ratio > MOST:
             self.tokens = max(MIN_PROMPT_TOKENS, 0.8 * self.tokens)
         elif ratio < LEAST and prompt_tokens >= 0.7 * min(self.share * self.tokens, IDLE_PROMPT_TOKENS):
@@ -265,14 +273,14 @@ class GenerationEngine:
             self._tell(Turn(stops=True))
             return False
         self._add(new)
-        prompt_tokens = self._pace.prompt_tokens(self._batch.decoding, self._batch.reading)
-        together = self._pace.together
-        self._tell(Turn(tuple(ticket.request for ticket in new), tuple(ended), prompt_tokens, together, idle))
+        batch = self._batch
+        prompt_tokens = self._pace.prompt_tokens(batch.decoding, batch.reading, batch.reads_together)
+        self._tell(Turn(tuple(ticket.request for ticket in new), tuple(ended), prompt_tokens, idle))
         for number in ended:
             del self._open[number]
-            self._batch.cancel(number)
+            batch.cancel(number)
         if not idle:
-            self._step(prompt_tokens, together)
+            self._step(prompt_tokens)
         return True
 
     def _tell(self, turn: Turn) -> None:
@@ -289,23 +297,23 @@ class GenerationEngine:
             ticket.number = self._batch.add(ticket.request, ticket.stream)
             self._open[ticket.number] = ticket
 
-    def _step(self, prompt_tokens: float, together: bool) -> None:
+    def _step(self, prompt_tokens: float) -> None:
         batch = self._batch
         decoding, read = batch.decoding, batch.read_prompt_tokens
         prompt_seconds, decode_seconds = batch.prompt_seconds, batch.decode_seconds
         try:
-            results = batch.step(prompt_tokens, together)
+            results = batch.step(prompt_tokens)
         except Exception as error:  # of the model or the device: requests that wait are not lost
             if self._announce is not None:  # the others stand at another place of the step
                 raise _lost(error) from error
             logger.exception("a step of generation failed")
             self._recover(error)
             return
-        if batch.reads_together:
-            self._pace.unmeasured += 1
+        read_tokens = batch.read_prompt_tokens - read
+        times = batch.prompt_seconds - prompt_seconds, batch.decode_seconds - decode_seconds
+        if decoding and batch.reads_together:
+            self._pace.record_pass(decoding, read_tokens, sum(times))
         elif decoding:
-            read_tokens = batch.read_prompt_tokens - read
-            times = batch.prompt_seconds - prompt_seconds, batch.decode_seconds - decode_seconds
             self._pace.record(read_tokens, *times)
         for result in results:
             self._open.pop(result.number).done(result)

@@ -1,6 +1,7 @@
 """Continuous batching: requests of mixed lengths that join at different times equal each request alone."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -251,19 +252,38 @@ def test_prompts_that_are_read_in_parts_equal_whole_passes(shape):
         assert largest <= prompt_tokens or not causal_lm.reads_trees
 
 
-def test_prompts_that_are_read_with_the_next_tokens_of_others_equal_whole_passes(monkeypatch):
-    """Also where some wait for memory."""
-    monkeypatch.setattr("gristmill.evaluation.inference.generate.batch.PART_TOKENS", 1)
+@pytest.mark.parametrize("prompt_tokens", [1, 5, 70])
+@pytest.mark.parametrize("blocks", [None, 8])
+def test_prompts_that_are_read_with_the_next_tokens_of_others_equal_whole_passes(blocks, prompt_tokens):
+    """Also where some wait for memory, and beside one whose own log-probabilities are asked for. A step is one pass."""
     causal_lm, made = model_of("flat"), requests(6)
     expected = [by_whole_passes(causal_lm, request) for request in made]
-    for blocks in (None, 8):
-        batch, found, together = ContinuousBatch(causal_lm, Words(), BatchLimits(4, cache_blocks=blocks)), {}, 0
-        numbers = [batch.add(request) for request in made]
-        while not batch.is_idle:
-            found |= {result.number: result.generations[0].tokens for result in batch.step(5.0, together=True)}
-            together += batch.reads_together
-        assert [found[number] for number in numbers] == expected
-        assert together > 5
+    made[2] = replace(made[2], settings=replace(made[2].settings, logprobs=0, prompt_logprobs=True))
+    passes, read = [], causal_lm.read
+    causal_lm.read = lambda tokens_BT, rows, cache: (passes.append(rows), read(tokens_BT, rows, cache))[1]
+    batch, found, steps = ContinuousBatch(causal_lm, Words(), BatchLimits(4, cache_blocks=blocks)), {}, 0
+    assert batch.reads_together
+    numbers = [batch.add(request) for request in made]
+    while not batch.is_idle:
+        found |= {result.number: result for result in batch.step(prompt_tokens)}
+        steps += 1
+    assert [found[number].generations[0].tokens for number in numbers] == expected
+    assert len(found[numbers[2]].prompt_logprobs) == len(made[2].prompt)
+    assert len(passes) <= steps + 1 + batch.preemptions
+
+
+def test_a_step_reads_prompts_up_to_its_tokens():
+    """Two whole ones and a part of the next one, whose rest comes first in one of the next two steps."""
+    causal_lm = model_of("flat")
+    batch = ContinuousBatch(causal_lm, Words(), BatchLimits(6))
+    for length in (3, 7, 30, 2):
+        batch.add(GenerationRequest(tuple(range(length, 2 * length)), GenerationSettings(20)))
+    read = []
+    for _ in range(5):
+        before = batch.read_prompt_tokens
+        batch.step(12.0)
+        read.append((int(batch.read_prompt_tokens - before), batch.decoding))
+    assert read == [(12, 2), (12, 3), (12, 3), (6, 4), (0, 4)]
 
 
 def test_a_request_cancelled_while_its_prompt_is_read_leaves_the_others():

@@ -335,9 +335,9 @@ def test_a_client_that_goes_away_leaves_the_batch(loaded):
         batch = new_batch(loaded, BatchLimits(2))
         step = batch.step
 
-        def waits(prompt_tokens, together):
+        def waits(prompt_tokens):
             steps.acquire(timeout=30)
-            return step(prompt_tokens, together)
+            return step(prompt_tokens)
 
         batch.step = waits
         return batch
@@ -375,11 +375,11 @@ def test_a_step_that_fails_ends_the_requests_of_its_batch_alone(loaded):
         batch = new_batch(loaded, BatchLimits(1))
         step = batch.step
 
-        def broken(prompt_tokens, together):
+        def broken(prompt_tokens):
             while batch._waiting and not batch._running and next(breaks, False):
                 batch._waiting.popleft()
                 raise RuntimeError("the device is lost")
-            return step(prompt_tokens, together)
+            return step(prompt_tokens)
 
         batch.step = broken
         return batch
