@@ -91,19 +91,19 @@ MIN_PROMPT_TOKENS = 0.5  # so that every prompt is read at last; a part of a few
 # Of the time of decoding, that reading prompts takes: above, a step reads less; below, more. At .6 and .45 the 99th
 # percentile of a step was 2.07 times one without prompts (prefill_stall of benchmarks/serve.py).
 MOST, LEAST = 0.45, 0.35
-MAX_SHARE = 8.0
-MAX_UNMEASURED = 7  # steps with prompts behind one without
-MAX_GROWTH = 1.25  # of the sequences that decode, since one without
+MAX_SHARE = 16.0
+MAX_UNMEASURED = 15  # steps with prompts behind one without
+MAX_GROWTH = 1.5  # of the sequences that decode, since one without
 
 
 @dataclass
 class PromptPace:
     """How many tokens of prompts a step may read, so that with them it takes at most about twice as long as without:
-    what the streams of others wait for. Where more than half as many requests wait as run, prompts have more of the
-    time, by the number of requests. The number follows the measured times of each step, since a token behind a long
+    what the streams of others wait for. Where more than a quarter as many requests wait as run, prompts have more of
+    the time, by the number of requests. The number follows the measured times of each step, since a token behind a long
     beginning costs more than the first.
 
-    Where prompts are read in the pass that decodes, a step without any measures decoding: every eighth, and where the
+    Where prompts are read in the pass that decodes, a step without any measures decoding: every 16th, and where the
     number of sequences has changed.
 
     tokens: that take about as long as decoding does."""
@@ -119,7 +119,7 @@ class PromptPace:
         in one pass."""
         if not decoding:
             return IDLE_PROMPT_TOKENS
-        self.share = min(max(1.0, 2 * reading / decoding), MAX_SHARE)
+        self.share = min(max(1.0, 4 * reading / decoding), MAX_SHARE)
         is_measured = self.unmeasured < MAX_UNMEASURED and 1 / MAX_GROWTH <= self.measured / decoding <= MAX_GROWTH
         if together and not is_measured:
             return 0.0
@@ -141,7 +141,8 @@ class PromptPace:
         if ratio > MOST:
             self.tokens = max(MIN_PROMPT_TOKENS, 0.8 * self.tokens)
         elif ratio < LEAST and prompt_tokens >= 0.7 * min(self.share * self.tokens, IDLE_PROMPT_TOKENS):
-            self.tokens = min((1.25 if ratio < LEAST / 2 else 1.125) * self.tokens, IDLE_PROMPT_TOKENS)
+            factor = min((MOST + LEAST) / 2 / max(ratio, 1e-9), 2.0)
+            self.tokens = min(factor * self.tokens, IDLE_PROMPT_TOKENS)
 
 
 @dataclass(eq=False)

@@ -22,14 +22,14 @@ def test_nobody_waits_for_a_prompt_that_is_alone() -> None:
 
 
 def test_prompts_share_the_time_by_the_number_of_requests():
-    """Decoding takes 1, each token of prompts .01; twelve requests wait beside four that run: prompts take 6 x .35 to
-    6 x .45, and what one step's growth adds."""
+    """Decoding takes 1, each token of prompts .01; six requests wait beside four that run: prompts take 6 x .35 to
+    6 x .45."""
     pace, shares = PromptPace(), []
     for _ in range(200):
-        tokens = pace.prompt_tokens(4, 12, together=False)
+        tokens = pace.prompt_tokens(4, 6, together=False)
         pace.record(tokens, 0.01 * tokens, 1.0)
         shares.append(0.01 * tokens)
-    assert 2.1 < max(shares[100:]) < 2.7 * 1.125
+    assert min(shares[5:]) >= 2.1 and max(shares[5:]) <= 2.7
 
 
 @pytest.mark.parametrize("token", [0.001, 0.05])
@@ -44,10 +44,10 @@ def test_the_part_of_a_pass_that_decodes_too_follows_its_time(token: float) -> N
     assert max(slowdowns[100:]) < 2.0 and sum(slowdowns[100:]) / len(slowdowns[100:]) > 1.3
 
 
-def test_decoding_is_measured_alone_every_eighth_step_and_where_the_batch_has_changed() -> None:
+def test_decoding_is_measured_alone_every_sixteenth_step_and_where_the_batch_has_changed() -> None:
     pace, measured = PromptPace(), []
-    for decoding in [16] * 10 + [20, 21, 17, 16]:
+    for decoding in [16] * 18 + [24, 25, 17, 16]:
         tokens = pace.prompt_tokens(decoding, 1, together=True)
         measured.append(not tokens)
         pace.record_pass(decoding, tokens, 1.4 if tokens else 1.0)
-    assert [step for step, alone in enumerate(measured) if alone] == [0, 8, 11, 13]
+    assert [step for step, alone in enumerate(measured) if alone] == [0, 16, 19, 21]
