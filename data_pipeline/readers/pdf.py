@@ -22,8 +22,14 @@ MIN_COLUMN_LINES = 3
 PARAGRAPH_GAP = 1.45  # of the distance of lines in the page
 MAX_CUTS = 200  # levels of regions in a page
 _DIGITS = re.compile(r"\d+|\b[ivxlc]+\b")
-_HYPHENATED = re.compile(r"(?<!\w)(\w+)[-\u00ad\u2010\x02]$")
+PDFIUM_HYPHEN = "\x02"  # at the end of a line
+_HYPHENATED = re.compile(rf"(?<!\w)(\w+)[-\u00ad\u2010{PDFIUM_HYPHEN}]$")
 _WORD = re.compile(r"[^\W\d_]+")
+# Boxes are those of the printed letters: "name" is half as high as "(if)" in one font. Heights of letters in parts of
+# the size of the font, as in Times and Helvetica.
+_ASCENDERS, _DESCENDERS = re.compile(r"[^acegmnopqrsuvwxyz\s.,:;_~-]"), re.compile(r"[gjpqyQ()\[\]{}|/_]")
+SMALL, ASCENDER, DESCENDER = 0.46, 0.23, 0.21
+MAX_BASELINE_SHIFT = 0.4  # of a line's height, as of superscripts
 
 
 class Line(NamedTuple):
@@ -34,6 +40,20 @@ class Line(NamedTuple):
     right: float
     top: float
     text: str
+
+    @property
+    def height(self) -> float:
+        """Height of a line of all letters in this line's font, from the letters that it has."""
+        printed = SMALL + ASCENDER * bool(_ASCENDERS.search(self.text)) + DESCENDER * self._has_descenders
+        return (self.top - self.bottom) * (SMALL + ASCENDER + DESCENDER) / printed
+
+    @property
+    def baseline(self) -> float:
+        return self.bottom + self.height * DESCENDER / (SMALL + ASCENDER + DESCENDER) * self._has_descenders
+
+    @property
+    def _has_descenders(self) -> bool:
+        return _DESCENDERS.search(self.text) is not None
 
 
 def convert_pdf(content: bytes, source: SourceConfig) -> Iterator[Record]:
@@ -85,18 +105,27 @@ def _page_lines(page: Any) -> list[Line]:
 
 def joined_lines(pieces: Sequence[Line]) -> list[Line]:
     """Pieces of text that follow each other on a line become one."""
+    rows: list[list[Line]] = []
+    for piece in sorted(pieces, key=lambda line: -line.baseline):
+        shift = MAX_BASELINE_SHIFT * max(piece.height, rows[-1][0].height) if rows else 0.0
+        if rows and rows[-1][0].baseline - piece.baseline < shift:
+            rows[-1].append(piece)
+        else:
+            rows.append([piece])
+    return [line for row in rows for line in _joined_row(sorted(row, key=lambda line: line.left))]
+
+
+def _joined_row(row: Sequence[Line]) -> list[Line]:
     lines: list[Line] = []
-    for piece in sorted(pieces, key=lambda line: (-round(line.bottom + line.top), line.left)):
-        height = piece.top - piece.bottom
-        for number in range(len(lines) - 1, max(len(lines) - 9, -1), -1):
-            line = lines[number]
-            overlap = min(line.top, piece.top) - max(line.bottom, piece.bottom)
-            gap = piece.left - line.right
-            if overlap > 0.5 * min(height, line.top - line.bottom) and -height < gap < 0.9 * height:
-                space = " " if gap > 0.12 * height else ""
-                box = (min(line.bottom, piece.bottom), piece.right, max(line.top, piece.top))
-                lines[number] = Line(line.left, *box, line.text + space + piece.text)
-                break
+    for piece in row:
+        last = lines[-1] if lines else piece
+        gap, height = piece.left - last.right, max(piece.height, last.height)
+        if lines and piece.right <= last.right and piece.text in last.text:
+            continue  # printed twice, as for bold letters
+        if lines and -height < gap < 0.9 * height:
+            space = " " if gap > 0.12 * height else ""
+            box = (min(last.bottom, piece.bottom), max(last.right, piece.right), max(last.top, piece.top))
+            lines[-1] = Line(last.left, *box, last.text + space + piece.text)
         else:
             lines.append(piece)
     return lines
@@ -122,18 +151,18 @@ def document_text(pages: Sequence[Sequence[Line]]) -> str:
                 paragraphs.append(line.text)
             else:
                 paragraphs[-1] = join_line(paragraphs[-1], line.text, words)
-    return "\n\n".join(paragraphs)
+    return "\n\n".join(paragraphs).replace(PDFIUM_HYPHEN, "-")
 
 
 def _line_distance(lines: Sequence[Line]) -> float:
-    gaps = [above.bottom - line.bottom for above, line in pairwise(lines) if above.bottom > line.bottom]
+    gaps = [above.baseline - line.baseline for above, line in pairwise(lines) if above.bottom > line.bottom]
     return median(gaps) if gaps else 0.0
 
 
 def _begins_paragraph(above: Line, line: Line, distance: float) -> bool:
     """By the space above, an indent, another size of letters, or the next column."""
-    height, above_height = line.top - line.bottom, above.top - above.bottom
-    if line.bottom >= above.bottom or above.bottom - line.bottom > PARAGRAPH_GAP * distance:
+    height, above_height = line.height, above.height
+    if line.bottom >= above.bottom or above.baseline - line.baseline > PARAGRAPH_GAP * distance:
         return True
     if max(height, above_height) > 1.35 * min(height, above_height):
         return True
@@ -178,7 +207,7 @@ def reading_order(lines: Sequence[Line], depth: int = 0) -> list[Line]:
     largest gap between lines (the recursive XY-cut of Nagy and Seth, 1984)."""
     if len(lines) < 2 * MIN_COLUMN_LINES or depth > MAX_CUTS:
         return sorted(lines, key=lambda line: (-line.top, line.left))
-    height = median(line.top - line.bottom for line in lines)
+    height = median(line.height for line in lines)
     gutter = _widest_gap([(line.left, line.right) for line in lines], 0.8 * height)
     if gutter is not None:
         left = [line for line in lines if line.left < gutter]

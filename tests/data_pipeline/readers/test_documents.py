@@ -4,12 +4,14 @@ import gzip
 import io
 import json
 import zipfile
+from collections.abc import Mapping
 from html import escape
 
 import numpy as np
 import pytest
 
 from gristmill.data_pipeline.readers.document import Record, Unreadable
+from gristmill.data_pipeline.readers.pdf import Line, joined_lines
 from gristmill.data_pipeline.readers.read import FileRange, read_range
 from gristmill.data_pipeline.readers.source import SourceConfig
 from gristmill.foundation.checksums import RawFile
@@ -92,6 +94,18 @@ def test_columns_hyphens_and_headers_of_a_pdf(tmp_path):
     assert metadata == {"title": "The mill", "author": "Ann", "pages": 4}
 
 
+def test_lines_of_low_letters_and_of_several_fonts_stay_in_their_paragraph(tmp_path):
+    """Boxes are those of the printed letters: "so" is half as high as "(by the river)"."""
+    pytest.importorskip("pypdfium2", reason="PDF needs the extra `documents`")
+    page = column(50, 700, "The old mill (by the river) grinds", "so", "quickly that all of the flour is sold.")
+    assert read_text(tmp_path, pdf([page]), "pdf")[0] == " ".join(text for _, _, text in page)
+    code = Line(92, 101, 112, 106, "cave")  # in a small font of low letters, and with a mark that is printed twice
+    pieces = [Line(50, 98, 90, 108, "A (mill)"), code, Line(114, 100, 140, 108, "is"), Line(116, 102, 139, 107, "is")]
+    assert [line.text for line in joined_lines(pieces[::-1])] == ["A (mill) cave is"]
+    columns = [Line(50, 98, 90, 108, "(left)"), Line(300, 100, 320, 108, "right"), Line(50, 86, 90, 96, "(below)")]
+    assert [line.text for line in joined_lines(columns)] == ["(left)", "right", "(below)"]
+
+
 def test_scanned_and_damaged_pdfs_are_refused(tmp_path):
     pytest.importorskip("pypdfium2", reason="PDF needs the extra `documents`")
     assert refusal(tmp_path, pdf([[], [(10, 10, "stamp")]]), "pdf") == "scanned_pdf"
@@ -102,7 +116,7 @@ def test_scanned_and_damaged_pdfs_are_refused(tmp_path):
 # EPUB and Word.
 
 
-def package(members: dict[str, str]) -> bytes:
+def package(members: Mapping[str, str | bytes]) -> bytes:
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as file:
         for name, content in members.items():
@@ -238,15 +252,69 @@ def test_posts_of_stack_exchange(tmp_path):
     assert answer.metadata == {"post_type": "answer", "id": "2", "parent_id": "1"}
 
 
-def test_damaged_documents_never_raise(tmp_path):
-    """Bytes changed, cut and repeated at random places."""
-    pytest.importorskip("pypdfium2", reason="PDF needs the extra `documents`")
-    rng = np.random.default_rng(41)
-    whole = {"pdf": pdf([numbered_page(0)]), "epub": package(BOOK), "mediawiki": DUMP.encode()}
-    for format_, content in whole.items():
-        for _ in range(15):
-            damaged = bytearray(content[: int(rng.integers(1, len(content)))] if rng.random() < 0.3 else content)
-            for place in rng.integers(len(damaged), size=int(rng.integers(1, 20))).tolist():
-                damaged[place] = int(rng.integers(256))
-            for record in read(tmp_path, bytes(damaged), format_):
-                assert isinstance(record, Record) or (record.kind and record.reason)
+def word_document() -> bytes:
+    docx = pytest.importorskip("docx", reason="docx needs the extra `documents`")
+    document = docx.Document()
+    document.add_heading("The mill", 1)
+    document.add_paragraph("wheel", style="List Bullet")
+    document.add_table(2, 2).rows[0].cells[0].text = "flour"
+    out = io.BytesIO()
+    document.save(out)
+    return out.getvalue()
+
+
+LATEX = r"""\documentclass{article}\title{On mills}\begin{document}\section{The wheel} % a comment
+Its speed is $v = \frac{d}{t}$, as \emph{everybody} \\[2pt] knows~\cite{a}.
+\begin{itemize}\item one\item[b] two\end{itemize}\end{document}"""
+NOTEBOOK = {
+    "cells": [{"cell_type": "markdown", "source": ["# Mills"]}, {"cell_type": "code", "source": "x", "outputs": []}],
+    "metadata": {"kernelspec": {"language": "python"}, "language_info": {"name": "python"}},
+    "worksheets": [{"cells": [{"cell_type": "heading", "level": 2, "source": "Old"}]}],
+}
+POSTS = """<?xml version="1.0"?><posts><row Id="1" PostTypeId="1" Title="How?" Body="&lt;p&gt;Why" Tags="&lt;a&gt;"/>
+<row Id="2" PostTypeId="2" ParentId="1" Body="&lt;p&gt;So.&lt;/p&gt;"/></posts>"""
+WHOLE = {
+    "pdf": lambda: pdf([numbered_page(0)]), "epub": lambda: package(BOOK), "docx": word_document,
+    "ipynb": lambda: json.dumps(NOTEBOOK).encode(), "latex": LATEX.encode, "mediawiki": DUMP.encode,
+    "stack_exchange": POSTS.encode,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("format_", WHOLE)
+def test_a_damaged_document_never_raises(format_, tmp_path):
+    """Bytes changed, cut and repeated at random places, of packages also inside their members."""
+    pytest.importorskip("pypdfium2", reason="documents need the extra `documents`")
+    rng, content = np.random.default_rng(41), WHOLE[format_]()
+    for number in range(20 if format_ == "docx" else 40):
+        if content[:2] == b"PK" and number % 2:
+            with zipfile.ZipFile(io.BytesIO(content)) as file:
+                members = {name: file.read(name) for name in file.namelist()}
+            for name in rng.permutation(sorted(members))[:2].tolist():
+                members[name] = damage(members[name], rng)
+            damaged = package(members)
+        else:
+            damaged = damage(content, rng)
+        for record in read(tmp_path, damaged, format_):
+            assert isinstance(record, Record) or (record.kind and record.reason)
+
+
+def test_a_notebook_whose_values_have_other_types_is_refused_or_read(tmp_path):
+    rng, values = np.random.default_rng(7), [None, 3, "a", [], {}, [{}], [None], True, {"language": 4}]
+    for _ in range(60):
+        notebook = json.loads(json.dumps(NOTEBOOK))
+        holder = [notebook, notebook["metadata"], *notebook["cells"], *notebook["worksheets"]][int(rng.integers(5))]
+        holder[str(rng.choice(sorted(holder)))] = values[int(rng.integers(len(values)))]
+        for record in read(tmp_path, json.dumps(notebook).encode(), "ipynb"):
+            assert isinstance(record, Record) or (record.kind and record.reason)
+
+
+def damage(content: bytes, rng: np.random.Generator) -> bytes:
+    if not content:
+        return content
+    damaged = bytearray(content[: int(rng.integers(1, len(content) + 1))] if rng.random() < 0.3 else content)
+    for place in rng.integers(len(damaged), size=int(rng.integers(1, 20))).tolist():
+        damaged[place] = int(rng.integers(256))
+    start, size = int(rng.integers(len(damaged))), int(rng.integers(1, 60))
+    if rng.random() < 0.3:
+        damaged[start:start] = damaged[start : start + size] * int(rng.integers(1, 40))
+    return bytes(damaged)
