@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# What to run in the first hour on one GPU: each step is one command of at most 10 minutes. A step that fails or runs out
-# of time is written down and the next one runs. Results: FOLDER/first_gpu_hour.json, a table, and a log of each step.
+# What to run in the first hour on one GPU: each step is one command of at most 10 minutes that prints its first figure
+# within two. A step that fails or runs out of time is written down with the figures that it printed, and the next one
+# runs. Results: FOLDER/first_gpu_hour.json, a table, and a log of each step.
 #
 # usage: benchmarks/first_gpu_hour.sh [--dry] [--limit SECONDS] [--output FOLDER] [STEP...]
 #   --dry     tiny sizes, also without a GPU: shows that every command starts and what it prints
@@ -9,10 +10,14 @@
 # Exit code: 0 all steps ran, 1 some did not, 2 a wrong call, or no GPU without --dry.
 set -u
 cd "$(dirname "$0")/.."
+export PYTHONUNBUFFERED=1  # a step that runs out of time keeps what it has printed
 export PYTHONPATH=".${PYTHONPATH:+:$PYTHONPATH}"  # benchmarks use what tests/support has
 PYTHON=${PYTHON:-.venv/bin/python}
 dry=false limit=600 output=work/first_gpu_hour chosen=()
-STEPS=(device parity calibrate step_124m graphs_124m step_350m step_1.5b moe hybrid memory generation forecast)
+STEPS=(
+  device parity calibrate forecast step_124m graphs_124m float8_124m step_350m float8_350m offload lengths generation moe
+  hybrid step_1.5b
+)
 while [ $# -gt 0 ]; do
   case "$1" in
     --dry) dry=true ;;
@@ -35,35 +40,40 @@ fi
 
 # command_of STEP: what the step runs, at full or tiny size.
 command_of() {
+  local python="$PYTHON benchmarks"
   if $dry; then
     case "$1" in
       device) echo "$PYTHON -m gristmill.pipelines.cli.main doctor" ;;
       calibrate) echo "$PYTHON -m gristmill.pipelines.cli.main calibrate --help" ;;  # minutes on a CPU
       parity) echo "$PYTHON -m pytest -q -n 0 tests/training/test_on_a_gpu.py" ;;  # skipped without a GPU
-      step_124m) echo "$PYTHON benchmarks/train_step.py --quick --sizes 10M --vocabularies small --precisions bf16" ;;
-      graphs_124m | step_350m | step_1.5b) echo "$PYTHON benchmarks/train_step.py --help" ;;
-      moe) echo "$PYTHON benchmarks/moe.py --quick" ;;
-      hybrid) echo "$PYTHON benchmarks/mixers.py --quick --parts decoding" ;;
-      memory) echo "$PYTHON benchmarks/memory.py --quick" ;;
-      generation) echo "$PYTHON benchmarks/generate.py --quick" ;;
-      forecast) echo "$PYTHON benchmarks/planner.py --quick" ;;
+      step_124m) echo "$python/train_step.py --quick --sizes 10M --vocabularies small --precisions bf16" ;;
+      graphs_124m | step_* | float8_*) echo "$python/train_step.py --help" ;;
+      moe) echo "$python/moe.py --quick" ;;
+      hybrid) echo "$python/mixers.py --quick --parts decoding" ;;
+      lengths | offload) echo "$python/memory.py --quick --parts $1" ;;
+      generation) echo "$python/generate.py --quick --longest 16" ;;
+      forecast) echo "$python/planner.py --quick --gpu" ;;
     esac
     return
   fi
-  local step="$PYTHON benchmarks/train_step.py --vocabularies large --precisions bf16 float8 --sequences 1024 --compiled"
+  # The sizes are those whose first figure is there within two minutes; each program without them takes longer.
+  local step="$python/train_step.py --vocabularies large --sequences 1024 --only-compiled --quick"
+  local memory="$python/memory.py --short --profile $output/hardware.yaml"
   case "$1" in
     device) echo "$PYTHON -m gristmill.pipelines.cli.main doctor" ;;
     calibrate) echo "$PYTHON -m gristmill.pipelines.cli.main calibrate $output/hardware.yaml" ;;
+    forecast) echo "$python/planner.py --gpu --profile $output/hardware.yaml" ;;
     parity) echo "$PYTHON -m pytest -q -n 8 tests/training/test_on_a_gpu.py" ;;
-    step_124m) echo "$step --sizes 124M --samples 16" ;;
-    graphs_124m) echo "${step/ float8/} --sizes 124M --samples 16 --cuda-graphs" ;;
-    step_350m) echo "$step --sizes 350M --samples 8" ;;
-    step_1.5b) echo "$step --sizes 1.5B --samples 2" ;;
-    moe) echo "$PYTHON benchmarks/moe.py" ;;
-    hybrid) echo "$PYTHON benchmarks/mixers.py --parts gpu" ;;
-    memory) echo "$PYTHON benchmarks/memory.py" ;;
-    generation) echo "$PYTHON benchmarks/generate.py" ;;
-    forecast) echo "$PYTHON benchmarks/planner.py" ;;
+    step_124m) echo "$step --precisions bf16 --sizes 124M --samples 16" ;;
+    graphs_124m) echo "$step --precisions bf16 --sizes 124M --samples 16 --cuda-graphs" ;;
+    float8_124m) echo "$step --precisions float8 --sizes 124M --samples 16" ;;
+    step_350m) echo "$step --precisions bf16 --sizes 350M --samples 8" ;;
+    float8_350m) echo "$step --precisions float8 --sizes 350M --samples 8" ;;
+    step_1.5b) echo "$step --precisions bf16 --sizes 1.5B --samples 2" ;;
+    offload | lengths) echo "$memory --parts $1" ;;
+    generation) echo "$python/generate.py --longest 128 --rounds 1" ;;
+    moe) echo "$python/moe.py --quick" ;;
+    hybrid) echo "$python/mixers.py --quick --parts gpu" ;;
   esac
 }
 

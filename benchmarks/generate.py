@@ -3,7 +3,8 @@
 `generation_mixed`: prompts and continuations of 8 to 512 tokens; `generation_equal`: all of one length. transformers
 has the best of its caches and batch sizes, with prompts of similar length side by side; a batch goes on to its longest
 continuation. Both are greedy and must give the same tokens before anything is printed. Processor seconds on a CPU; on a
-GPU, where there is one, a larger model, and seconds on the clock.
+GPU, where there is one, a larger model, and seconds on the clock. There the host starts each kernel of each token, of
+both sides: about 10 ms a token with 64 rows, so that all figures take five minutes; --longest 128 --rounds 1 takes one.
 
 `generation_by_transformers`: the same for a model that transformers' own code runs, in our continuous batch.
 
@@ -15,7 +16,7 @@ deliver the weights once, its limit."""
 import statistics
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -86,13 +87,20 @@ class NoText:
 def main() -> None:
     parser = arguments(__doc__ or "")
     parser.add_argument("--speculation", action="store_true", help="the figures of guessed tokens alone")
+    parser.add_argument("--longest", type=int, help="tokens of the longest prompt and continuation")
+    parser.add_argument("--rounds", type=int, help="of which the medians are")
     options = parser.parse_args()
-    longest = 96 if options.quick else LONGEST
+    longest = options.longest or (96 if options.quick else LONGEST)
+    rounds = options.rounds or (1 if options.quick else 3)
+    print_figures(measured_figures(longest, rounds, REQUESTS[options.quick], options.speculation))
+
+
+def measured_figures(longest: int, rounds: int, requests: int, guessed_alone: bool) -> Iterator[Figure]:
     model = Transformer(MODEL, VOCABULARY)
     initialize(model, seed=0, device=DEVICE, dtype=torch.float32)
-    if options.speculation:
+    if guessed_alone:
         place_decoding_weights(model)
-        print_figures(speculation(LocalCausalLM(model, MODEL.sequence_length), longest, 1 if options.quick else 3))
+        yield from speculation(LocalCausalLM(model, MODEL.sequence_length), longest, rounds)
         return
     with tempfile.TemporaryDirectory() as name:
         write_huggingface(Path(name), model, end_of_document=0)
@@ -105,13 +113,12 @@ def main() -> None:
         )
     place_decoding_weights(model)  # as in a model that is loaded
     ours = LocalCausalLM(model, MODEL.sequence_length)
-    rounds = 1 if options.quick else 3
-    compared = [measured(work, ours, peer, rounds) for work in works(REQUESTS[options.quick], longest)]
-    [mixed, _] = works(REQUESTS[options.quick] // 2, longest // 2)
-    compared.append(
-        measured(replace(mixed, figure="generation_by_transformers", goal=1.0), by_transformers, peer, rounds)
-    )
-    print_figures([*compared, *latency(ours, longest // 4), *speculation(ours, longest, rounds)])
+    yield from latency(ours, longest // 4)
+    for work in reversed(works(requests, longest)):
+        yield measured(work, ours, peer, rounds)
+    [mixed, _] = works(requests // 2, longest // 2)
+    yield measured(replace(mixed, figure="generation_by_transformers", goal=1.0), by_transformers, peer, rounds)
+    yield from speculation(ours, longest, rounds)
 
 
 def works(count: int, longest: int) -> list[Work]:
@@ -171,7 +178,7 @@ def latency(model: LocalCausalLM, length: int) -> list[Figure]:
     ]
 
 
-def speculation(ours: LocalCausalLM, length: int, rounds: int) -> list[Figure]:
+def speculation(ours: LocalCausalLM, length: int, rounds: int) -> Iterator[Figure]:
     """One request at a time, with guesses and without. How many are right depends on the text: this model has random
     weights, and its text repeats."""
     draft = Transformer(ModelConfig(**{**MODEL.model_dump(exclude_defaults=True), "layers": 1}), VOCABULARY)
@@ -179,24 +186,15 @@ def speculation(ours: LocalCausalLM, length: int, rounds: int) -> list[Figure]:
     place_decoding_weights(draft)
     kinds = {"ngram": Drafting(8), "model": Drafting(4, LocalCausalLM(draft, MODEL.sequence_length))}
     prompts = np.random.default_rng(5).integers(1, VOCABULARY, (3, 32)).tolist()
-    work, figures = Work("", prompts, [length] * 3, 1.0), []
+    work = Work("", prompts, [length] * 3, 1.0)
     for name, drafting in kinds.items():
         limits = BatchLimits(1, drafting=drafting)
         agree(our_tokens(ours, work, limits), our_tokens(ours, work, BatchLimits(1)))
         guessed, plain, ratio = in_turn(
             partial(our_tokens, ours, work, limits), partial(our_tokens, ours, work, BatchLimits(1)), rounds, CLOCK
         )
-        figures.append(
-            Figure(
-                f"speculation_{name}",
-                work.tokens / guessed,
-                "tokens/s",
-                work.tokens / plain,
-                f"one by one; {accepted_share(ours, work, limits):.0%} of the guesses right",
-                ratio,
-            )
-        )
-    return figures
+        right = f"one by one; {accepted_share(ours, work, limits):.0%} of the guesses right"
+        yield Figure(f"speculation_{name}", work.tokens / guessed, "tokens/s", work.tokens / plain, right, ratio)
 
 
 def accepted_share(model: CausalLM, work: Work, limits: BatchLimits) -> float:

@@ -8,7 +8,7 @@ import resource
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -127,18 +127,17 @@ def peak_megabytes() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6
 
 
-def print_figures(figures: Sequence[Figure]) -> None:
-    """A table for people, then one JSON line a figure for `run_all.py`."""
+def print_figures(figures: Iterable[Figure]) -> None:
+    """One JSON line a figure for `run_all.py`, as soon as it is measured, then a table for people."""
     table = Table("figure", "ours", "peer", "unit", "ratio", "goal")
     for each in figures:
+        print(json.dumps({key: value for key, value in vars(each).items() if value is not None}), flush=True)
         peer = "" if each.peer is None else f"{each.peer:.4g} ({each.peer_name})"
         ratio = "" if each.ratio is None else f"{each.ratio:.2f}"
         table.add_row(
             each.figure, f"{each.ours:.4g}", peer, each.unit, ratio, "" if each.goal is None else f"{each.goal:g}"
         )
     Console(width=120).print(table)
-    for each in figures:
-        print(json.dumps({key: value for key, value in vars(each).items() if value is not None}))
 
 
 def _cpu() -> float:

@@ -9,16 +9,23 @@ forward pass, of attention alone and of copies (memory_time_forecast_error). mem
 addresses of a layer's transient tensors against the segments of torch's caching allocator. The optimizer's strategies
 are simulated at the rates of the Deep Optimizer States paper.
 
-Where there is a GPU, it is calibrated first, and then measured: tokens a second at 32K to 256K tokens and the longest
-sequence, of full recomputation, full swap and token-wise with the planner's share; the step by who updates the
-parameters, against its forecast (offload_forecast_error), the chosen stride against the fastest one, and the chosen
-strategy against torch's FSDP2 with CPUOffloadPolicy (offload_against_fsdp2)."""
+Where there is a GPU, it is calibrated first (or --profile was written by `gristmill calibrate`), and then measured:
+tokens a second at 32K to 256K tokens and the longest sequence, of full recomputation, full swap and token-wise with the
+planner's share; the step by who updates the parameters, against its forecast (offload_forecast_error), the chosen
+stride against the fastest one, and the chosen strategy against torch's FSDP2 with CPUOffloadPolicy
+(offload_against_fsdp2).
 
+A step of 256K tokens of the 0.6 billion parameters that an H200 gets is 8e15 FLOPs, 20 seconds, and updates of 2.8
+billion parameters on the host 4 seconds each, after pinning 34 GB; --short stays under two minutes: 32K and 64K tokens,
+no search, 0.4 billion parameters. --quick runs both on any device at tiny size, with a built-in profile."""
+
+import argparse
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -47,11 +54,12 @@ from gristmill.training.planner.activations import ElementSizes
 from gristmill.training.planner.costs.host_update import HostRates, best_stride, equal_stride, on_device, update_seconds
 from gristmill.training.planner.costs.model_shape import shape_of
 from gristmill.training.planner.framework import GRISTMILL
-from gristmill.training.planner.hardware import profile_names
+from gristmill.training.planner.hardware import load_hardware, profile_names
 from gristmill.training.planner.layout import RankLayers, from_config
 from gristmill.training.planner.memory import MemoryModel
 
 VOCAB = 512
+PARTS = ("policies", "lengths", "offload")
 POLICIES: dict[str, dict[str, Any]] = {
     "keep": {},
     "recompute": {"recompute": "full"},
@@ -62,11 +70,34 @@ POLICIES: dict[str, dict[str, Any]] = {
 
 
 def main() -> None:
-    options = arguments(__doc__ or "").parse_args()
+    parser = arguments(__doc__ or "")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
+    parser.add_argument("--profile", type=Path, help="of this machine, as `gristmill calibrate` wrote it")
+    parser.add_argument("--short", action="store_true", help="two minutes on a GPU")
+    print_figures(measured(parser.parse_args()))
+
+
+def measured(options: argparse.Namespace) -> Iterator[Figure]:
+    if "policies" in options.parts:
+        yield from policy_figures(options.quick)
+    if not {"lengths", "offload"} & set(options.parts):
+        return
+    if torch.cuda.is_available():
+        device = torch.device("cuda", torch.cuda.current_device())
+        bounds = GpuBounds.of(torch.cuda.get_device_properties(device).total_memory, options.short)
+    elif options.quick:
+        device, bounds = torch.device("cpu"), TINY
+    else:
+        print("No GPU: sequence lengths, optimizer strategies and FSDP2's CPUOffloadPolicy are unmeasured.")
+        return
+    yield from gpu_figures(device, TINY if options.quick else bounds, options.profile, options.parts)
+
+
+def policy_figures(quick: bool) -> Iterator[Figure]:
     model = ModelConfig(
-        layers=6, width=128 if options.quick else 256, heads=8, sequence_length=512, mlp="gelu", norm="layernorm"
+        layers=6, width=128 if quick else 256, heads=8, sequence_length=512, mlp="gelu", norm="layernorm"
     )
-    figures, table = [], Table(title="one pass by policy")
+    table = Table(title="one pass by policy")
     for name in ("policy", "held MB", "forecast", "peak MB", "forecast", "host MB", "forecast", "seconds", "forecast"):
         table.add_column(name, justify="left" if name == "policy" else "right")
     errors, seconds, rows = [], {}, {}
@@ -74,25 +105,20 @@ def main() -> None:
         train = config(model, policy)
         rows[name] = list(zip(measured_bytes(model, train), forecast_bytes(model, train), strict=True))
         errors += [abs(forecast / found - 1) for found, forecast in rows[name] if found]
-        seconds[name] = pass_seconds(model, train, 3 if options.quick else 9)
+        seconds[name] = pass_seconds(model, train, 3 if quick else 9)
     expected = forecast_seconds(model, seconds["keep"])
     for name, pairs in rows.items():
         sizes = [f"{number / 1e6:.2f}" for pair in pairs for number in pair]
         table.add_row(name, *sizes, f"{seconds[name]:.3f}", f"{expected[name]:.3f}")
     Console(width=120).print(table)
-    figures.append(Figure("memory_forecast_error", 100 * max(errors), "% largest (at most 5)"))
+    yield Figure("memory_forecast_error", 100 * max(errors), "% largest (at most 5)")
     wrong = max(abs(expected[name] / seconds[name] - 1) for name in POLICIES)
-    figures.append(Figure("memory_time_forecast_error", 100 * wrong, "% largest"))
+    yield Figure("memory_time_forecast_error", 100 * wrong, "% largest")
     for name in list(POLICIES)[1:]:
         label = f"memory_time_{name.replace(' ', '_')}"
-        figures.append(Figure(label, seconds[name], "s", seconds["keep"], "keep", seconds["keep"] / seconds[name]))
-    figures += [memory_plan(model), *strides()]
-    if torch.cuda.is_available():
-        device = torch.device("cuda", torch.cuda.current_device())
-        figures += gpu_figures(device, torch.cuda.get_device_properties(device).total_memory, options.quick)
-    else:
-        print("No GPU: sequence lengths, optimizer strategies and FSDP2's CPUOffloadPolicy are unmeasured.")
-    print_figures(figures)
+        yield Figure(label, seconds[name], "s", seconds["keep"], "keep", seconds["keep"] / seconds[name])
+    yield memory_plan(model)
+    yield from strides()
 
 
 def config(model: ModelConfig, policy: dict[str, Any]) -> TrainConfig:
@@ -233,21 +259,69 @@ def strides() -> list[Figure]:
     ]
 
 
-def gpu_figures(device: torch.device, memory_bytes: float, quick: bool) -> list[Figure]:
-    """device, with so much memory: a GPU; a CPU where this program itself is tested."""
-    rounds = 1 if quick else 3
+@dataclass(frozen=True)
+class GpuBounds:
+    """What is measured on a GPU. lengths: of one sample; limit: of the search for the longest, 0: none; strategies:
+    the model whose optimizer's state goes to host memory, and how many parameters are updated together."""
+
+    layers: ModelConfig
+    lengths: tuple[int, ...]
+    limit: int
+    unit: int
+    updated: ModelConfig
+    subgroup_parameters: int
+    vocab: int
+    rounds: int
+    precision: str = "bf16"
+
+    @classmethod
+    def of(cls, memory_bytes: float, short: bool) -> "GpuBounds":
+        lengths = longest_sequence.LENGTHS[: 2 if short else None]
+        return cls(
+            longest_sequence.model_for(memory_bytes),
+            lengths,
+            0 if short else longest_sequence.LIMIT,
+            longest_sequence.UNIT,
+            offload_strategies.model_for(0.0 if short else memory_bytes),
+            offload_strategies.SUBGROUP_PARAMETERS,
+            VOCABULARY,
+            1 if short else 3,
+        )
+
+
+SMALLEST = ModelConfig(layers=3, width=32, heads=2, sequence_length=32)
+TINY = GpuBounds(SMALLEST, (64,), 128, 32, SMALLEST, 4096, 64, 1, "fp32")
+
+
+def gpu_figures(
+    device: torch.device, bounds: GpuBounds, profile: Path | None, parts: Collection[str]
+) -> Iterator[Figure]:
+    """device: a GPU; a CPU where this program itself is tested."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        write_profile(profile := folder / "machine.yaml", base_profile(device), Reporter.silent())
-        swaps = longest_sequence.profile_for_swaps(profile, folder, device)
-        layers = longest_sequence.model_for(memory_bytes)
-        bench = longest_sequence.PolicyBench(layers, VOCABULARY, device, swaps, rounds=rounds)
-        lengths = longest_sequence.LENGTHS[: 1 if quick else None]
-        limit = 2 * lengths[0] if quick else longest_sequence.LIMIT
-        figures = longest_sequence.length_figures(bench, lengths, limit, longest_sequence.UNIT)
-        large = offload_strategies.model_for(memory_bytes)
-        offload = offload_strategies.StrategyBench(large, VOCABULARY, device, profile, rounds=rounds)
-        return figures + offload_strategies.strategy_figures(offload)
+        if profile is None or not profile.exists():
+            profile = folder / "machine.yaml"
+            if bounds is TINY:
+                profile.write_text(load_hardware("h100").model_dump_json())  # JSON is YAML
+            else:
+                write_profile(profile, base_profile(device), Reporter.silent())
+        if "offload" in parts:
+            offload = offload_strategies.StrategyBench(
+                bounds.updated,
+                bounds.vocab,
+                device,
+                profile,
+                bounds.precision,
+                subgroup_parameters=bounds.subgroup_parameters,
+                rounds=bounds.rounds,
+            )
+            yield from offload_strategies.strategy_figures(offload)
+        if "lengths" in parts:
+            swaps = longest_sequence.profile_for_swaps(profile, folder, device)
+            bench = longest_sequence.PolicyBench(
+                bounds.layers, bounds.vocab, device, swaps, bounds.precision, rounds=bounds.rounds
+            )
+            yield from longest_sequence.length_figures(bench, bounds.lengths, bounds.limit, bounds.unit)
 
 
 def base_profile(device: torch.device) -> str | None:

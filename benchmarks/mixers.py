@@ -15,7 +15,7 @@ Each run's result is kept, so a comparison that was stopped goes on where it was
 --parts gpu repeats times and decoding on a GPU where there is one, at 4K to 128K tokens in bfloat16."""
 
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import torch
@@ -34,12 +34,14 @@ def scaling(quick: bool, device: torch.device = CPU) -> list[Figure]:
     last; where attention becomes the slower one."""
     lengths = [1024, 4096] if quick else [1024, 4096, 16_384, 65_536]
     dtype = torch.float32
-    if device.type == "cuda":
-        lengths, dtype = [4096, 16_384, 32_768, 65_536, 131_072], torch.bfloat16
-    found = {
-        mixer: [mixer_timings.forward_seconds(mixer, length, device, dtype) for length in lengths]
-        for mixer in mixer_timings.MIXERS
-    }
+    if device.type == "cuda":  # each length compiles Mamba-2's scan anew, for half a minute
+        lengths, dtype = [4096, 32_768] if quick else [4096, 16_384, 32_768, 65_536, 131_072], torch.bfloat16
+    found: dict[str, list[float]] = {}
+    for mixer in mixer_timings.MIXERS:
+        found[mixer] = []
+        for length in lengths:
+            found[mixer].append(mixer_timings.forward_seconds(mixer, length, device, dtype))
+            print(f"{mixer}: {length:,} tokens in {1000 * found[mixer][-1]:.2f} ms", flush=True)
     table = Table("forward ms by tokens", *(f"{length:,}" for length in lengths))
     for mixer, times in found.items():
         table.add_row(mixer, *(f"{1000 * time:.1f}" for time in times))
@@ -91,13 +93,12 @@ def convolution(quick: bool) -> list[Figure]:
     return figures
 
 
-def decoding(quick: bool, device: torch.device = CPU) -> list[Figure]:
+def decoding(quick: bool, device: torch.device = CPU) -> Iterator[Figure]:
     """Tokens a second of one row and bytes of its state, of a hybrid and a transformer of as many parameters."""
     contexts, steps, width = ([1024], 4, 128) if quick else ([4096, 32_768], 24, 256)
     dtype = torch.float32
     if device.type == "cuda":
-        contexts, steps, width, dtype = [4096, 32_768, 131_072], 64, 1024, torch.bfloat16
-    figures = []
+        contexts, steps, width, dtype = [4096, 32_768] if quick else [4096, 32_768, 131_072], 64, 1024, torch.bfloat16
     for context in contexts:
         both = mixer_timings.decoders(width, context).items()
         sides = {name: mixer_timings.Decoding(config, context, device, dtype) for name, config in both}
@@ -111,13 +112,10 @@ def decoding(quick: bool, device: torch.device = CPU) -> list[Figure]:
         own, other = (statistics.median(each) for each in zip(*pairs, strict=True))
         ratio = statistics.median(theirs / mine for mine, theirs in pairs)
         label = f"{context // 1024}k{_suffix(device)}"
-        figures.append(Figure(f"decoding_{label}", 1 / own, "tokens/s", 1 / other, "transformer", ratio))
+        yield Figure(f"decoding_{label}", 1 / own, "tokens/s", 1 / other, "transformer", ratio)
         kilobytes = {name: size / 1000 for name, size in states.items()}
         hybrid, transformer = kilobytes["hybrid"], kilobytes["transformer"]
-        figures.append(
-            Figure(f"decoding_state_{label}", hybrid, "kB", transformer, "transformer", transformer / hybrid)
-        )
-    return figures
+        yield Figure(f"decoding_state_{label}", hybrid, "kB", transformer, "transformer", transformer / hybrid)
 
 
 def recall(quick: bool) -> list[Figure]:
@@ -154,13 +152,14 @@ def corpus(kept: Path, index: Path, seeds: int, tokens: int | None) -> list[Figu
     ]
 
 
-def gpu(quick: bool) -> list[Figure]:
+def gpu(quick: bool) -> Iterator[Figure]:
     """The same on a GPU; nothing where there is none."""
     if not torch.cuda.is_available():
         print("no GPU: times and decoding on one are unmeasured")
-        return []
+        return
     device = torch.device("cuda")
-    return scaling(quick, device) + decoding(quick, device)
+    yield from decoding(quick, device)
+    yield from scaling(quick, device)
 
 
 def _suffix(device: torch.device) -> str:
@@ -168,7 +167,7 @@ def _suffix(device: torch.device) -> str:
 
 
 def main() -> None:
-    parts: dict[str, Callable[[bool], list[Figure]]] = {
+    parts: dict[str, Callable[[bool], Iterable[Figure]]] = {
         "scaling": scaling,
         "convolution": convolution,
         "decoding": decoding,
@@ -185,12 +184,17 @@ def main() -> None:
         parser.error("--parts corpus needs --data, a work folder of tcnca_tiny with its index")
     torch.set_num_threads(1)
     keep_freed_memory()  # as the train stage does
-    figures = [figure for name in options.parts if name in parts for figure in parts[name](options.quick)]
-    if "corpus" in options.parts:
-        tokens = 20 * 2048 if options.quick else options.tokens
-        kept = options.kept or options.data / "mixers"
-        figures += corpus(kept, options.data / "index", 1 if options.quick else options.seeds, tokens)
-    print_figures(figures)
+
+    def measured() -> Iterator[Figure]:
+        for name in options.parts:
+            if name in parts:
+                yield from parts[name](options.quick)
+        if "corpus" in options.parts:
+            tokens = 20 * 2048 if options.quick else options.tokens
+            kept = options.kept or options.data / "mixers"
+            yield from corpus(kept, options.data / "index", 1 if options.quick else options.seeds, tokens)
+
+    print_figures(measured())
 
 
 if __name__ == "__main__":

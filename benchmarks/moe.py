@@ -6,7 +6,7 @@ a token with DeepSpeed-MoE's 1.3B + MoE-128 against the dense 6.7B that it equal
 2), both an eighth as wide."""
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -41,8 +41,8 @@ def model_of(shape: dict[str, int], experts: int) -> ModelConfig:
 
 def mixture_of(shape: dict[str, int], experts: int, device: torch.device, dtype: torch.dtype) -> MixtureOfExperts:
     mixture = MixtureOfExperts(model_of(shape, experts), 0, TensorAxis(single_process(device), False), 1)
-    generator = torch.Generator().manual_seed(0)
-    fill(mixture, lambda _, value: (0.02 * torch.randn(value.shape, generator=generator)).to(device, dtype))
+    generator = torch.Generator(device).manual_seed(0)
+    fill(mixture, lambda _, value: (0.02 * torch.randn(value.shape, generator=generator, device=device)).to(dtype))
     return mixture
 
 
@@ -212,13 +212,14 @@ def main() -> None:
     device, shape = (torch.device("cuda"), ON_GPU) if torch.cuda.is_available() else (torch.device("cpu"), ON_CPU)
     if options.quick:
         shape = shape | {"tokens": shape["tokens"] // 2}
-    rounds = 3 if options.quick else 9
-    measured = [
-        compare(shape, device, rounds),
-        flatness(shape, device, rounds),
-        latency(device, rounds, options.quick),
-    ]
-    print_figures(measured)
+    print_figures(measured(shape, device, options.quick))
+
+
+def measured(shape: dict[str, int], device: torch.device, quick: bool) -> Iterator[Figure]:
+    rounds = 3 if quick else 9
+    yield latency(device, rounds, quick)
+    yield flatness(shape, device, rounds)
+    yield compare(shape, device, rounds)
 
 
 if __name__ == "__main__":

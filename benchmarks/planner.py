@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.table import Table
 from support.measured_forecasts import cuda_figures, forecast_figures
 
-from gristmill.training.planner.hardware import FITTED, load_hardware
+from gristmill.training.planner.hardware import FITTED, Hardware, load_hardware
 from gristmill.training.planner.request import PlanRequest, named_shape
 from gristmill.training.planner.search import THROUGHPUT_ERROR, search
 
@@ -31,6 +31,7 @@ def main() -> None:
     parser = arguments(__doc__ or "")
     parser.add_argument("--fit", action="store_true", help="only fit the planner's three constants and print them")
     parser.add_argument("--measured", action="store_true", help="only forecasts beside measurements on this machine")
+    parser.add_argument("--gpu", action="store_true", help="only forecasts beside measurements on the GPU")
     parser.add_argument("--others", action="store_true", help="measure other models besides")
     parser.add_argument(
         "--profile",
@@ -43,15 +44,26 @@ def main() -> None:
     if options.fit:
         print_fit()
         return
+    if options.gpu:
+        print_figures(device_figures(options.quick, load_hardware(options.profile[0]) if options.profile else None))
+        return
     profiles = {processes: load_hardware(path) for processes, path in enumerate(options.profile[:2], start=1)}
     rounds = 3 if options.quick else 7
     figures = forecast_figures(rounds, profiles, options.others)
     if torch.cuda.is_available():
-        on_gpu = {each.figure: each for each in cuda_figures(rounds)}
-        figures = [on_gpu.get(each.figure, each) for each in figures]
+        figures += cuda_figures(rounds, None, torch.device("cuda"))
     if not options.measured:
         figures = published_figures() + figures + [search_figure()]
     print_figures(figures)
+
+
+def device_figures(quick: bool, profile: Hardware | None) -> list[Figure]:
+    """quick: on any device, and beside the forecast of an H100."""
+    if quick:
+        return cuda_figures(1, load_hardware("h100"), torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+    if not torch.cuda.is_available():
+        raise SystemExit("planner: torch sees no GPU; --quick runs without one")
+    return cuda_figures(5, profile, torch.device("cuda"))
 
 
 def published_figures() -> list[Figure]:

@@ -2,7 +2,7 @@
 recomputation, full swap, and the token-wise mixture of both with the planner's share."""
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -97,32 +97,35 @@ def fits(bench: PolicyBench, policy: Policy, length: int) -> bool:
     return step_seconds(bench, policy, length, 0)[0] is not None
 
 
-def length_figures(bench: PolicyBench, lengths: Sequence[int], limit: int, unit: int) -> list[Figure]:
-    """Tokens a second by policy and length, and the longest length of each policy, beside full recomputation."""
+def length_figures(bench: PolicyBench, lengths: Sequence[int], limit: int, unit: int) -> Iterator[Figure]:
+    """Tokens a second by policy and length, and the longest length of each policy, beside full recomputation. limit: of
+    the search for that; 0: there is none."""
     free(bench.device)
     print(
         f"activations: {bench.model.layers} layers of width {bench.model.width}, {bench.parameters / 1e6:.0f} M "
-        f"parameters, {bench.precision} on {bench.device}, one sample a step"
+        f"parameters, {bench.precision} on {bench.device}, one sample a step",
+        flush=True,
     )
-    figures, rates = [], dict[tuple[Policy, int], float]()
+    rates = dict[tuple[Policy, int], float]()
     for length in lengths:
         for policy, name in POLICIES.items():
             seconds, reason = step_seconds(bench, policy, length, bench.rounds)
             if seconds is None:
-                print(f"{name}: {length:,} tokens are left out: they do not fit ({reason})")
+                print(f"{name}: {length:,} tokens are left out: they do not fit ({reason})", flush=True)
                 continue
             rates[policy, length] = length / seconds
             peer = rates.get(("full", length))
             share = bench.train(policy, length).layout.offloaded_token_fraction
             stated = "" if share is None else f", {share:.0%} of the tokens swapped"
             print(f"{name}: {length:,} tokens in {seconds:.3g} s{stated}")
-            figures.append(_against_full(f"memory_{policy}_{length}_tokens", length / seconds, "tokens/s", peer))
+            yield _against_full(f"memory_{policy}_{length}_tokens", length / seconds, "tokens/s", peer)
+    if not limit:
+        return
     most = dict[Policy, int]()
     for policy, name in POLICIES.items():
         most[policy] = longest(partial(fits, bench, policy), max(unit, lengths[0] // 2), limit, unit)
         print(f"{name}: {most[policy]:,} tokens fit{' (the search ends there)' * (most[policy] >= limit)}")
-        figures.append(_against_full(f"memory_{policy}_longest", most[policy], "tokens", most["full"]))
-    return figures
+        yield _against_full(f"memory_{policy}_longest", most[policy], "tokens", most["full"])
 
 
 def _against_full(name: str, ours: float, unit: str, peer: float | None) -> Figure:

@@ -28,12 +28,13 @@ STRIDES = (1, 2, 3, 4)
 STATE_SHARE = 1 / 2  # of the device's memory, at most, so that `none` fits
 LAYERS_AND_WIDTHS = ((32, 2560), (24, 2048), (24, 1536), (24, 1024))  # 2.8, 1.4, 0.8 and 0.4 billion parameters
 GRADIENT_BYTES = 4
+SUBGROUP_PARAMETERS = 100_000_000  # updated together
 
 
 @dataclass(frozen=True)
 class StrategyBench(Bench):
     samples: int = 4
-    subgroup_parameters: int = 100_000_000
+    subgroup_parameters: int = SUBGROUP_PARAMETERS
     rounds: int = 3
 
     def train(self, offload: dict[str, Any]) -> TrainConfig:
@@ -107,6 +108,7 @@ def measured_steps(bench: StrategyBench) -> tuple[dict[str, StepTimes], str]:
         forecast = passes + forecast_update(bench, step, passes)
         seconds, losses = timed(partial(step, bench.batch()), bench.rounds)
         times[name] = StepTimes(seconds, forecast, losses)
+        print(f"{name}: {seconds:.4f} s a step, forecast {forecast:.4f}", flush=True)
         del step
         free(bench.device)
     return times, chosen
@@ -157,7 +159,8 @@ def strategy_figures(bench: StrategyBench) -> list[Figure]:
     print(
         f"optimizer: {bench.model.layers} layers of width {bench.model.width}, {bench.parameters / 1e9:.2f} billion "
         f"parameters, {bench.precision} on {bench.device}, {bench.samples} samples of {bench.model.sequence_length} "
-        "tokens a step"
+        "tokens a step",
+        flush=True,
     )
     times, chosen = measured_steps(bench)
     return compared(times, chosen, peer_seconds(bench)[0], bench.samples * bench.model.sequence_length)

@@ -8,7 +8,6 @@ from support.longest_sequence import longest
 from support.offload_strategies import StepTimes, compared
 from support.training_step import if_it_fits
 
-from gristmill.training.calibrate import hardware
 from gristmill.training.config.model import ModelConfig
 from gristmill.training.planner.hardware import load_hardware
 
@@ -100,17 +99,9 @@ def test_figures_of_strategies_by_hand():
     assert (against.ours, against.peer, against.ratio) == (3200, 800, 4)
 
 
-@pytest.mark.slow
-def test_the_whole_program_gives_every_figure(monkeypatch):
-    monkeypatch.setattr(hardware, "CPU_SHAPES", ((64, 64, 64), (128, 128, 128), (256, 64, 256)))
-    for module in (longest_sequence, offload_strategies):
-        monkeypatch.setattr(module, "VOCABULARY", 64)
-    monkeypatch.setattr(longest_sequence, "WIDTHS", (256, 128))
-    monkeypatch.setattr(longest_sequence, "LENGTHS", (32, 64))
-    monkeypatch.setattr(longest_sequence, "UNIT", 16)
-    monkeypatch.setattr(offload_strategies, "LAYERS_AND_WIDTHS", ((2, 256), (2, 128)))
-    found = memory.gpu_figures(CPU, 0.2e9, quick=True)
-    policies = [f"memory_{policy}_{what}" for policy in ("full", "swap", "tokens") for what in ("32_tokens", "longest")]
+def test_the_half_for_gpus_gives_every_figure():
+    found = list(memory.gpu_figures(CPU, memory.TINY, None, ("lengths", "offload")))
+    policies = [f"memory_{policy}_{what}" for policy in ("full", "swap", "tokens") for what in ("64_tokens", "longest")]
     steps = [f"offload_step_{name}" for name in ("none", "cpu", "static_half", "stride_1", "stride_2")]
     rest = ["offload_forecast_error", "offload_chosen_stride", "offload_against_fsdp2"]
     assert {*policies, *steps, *rest} <= {each.figure for each in found}
