@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 from pydantic import Field
 
 from gristmill.data_pipeline.annotate.annotate import AnnotateTask, annotate_all, dropped_file, open_annotated
-from gristmill.data_pipeline.dedup.folding import bytes_of_words, document_keys, remove_keys, write_keys
+from gristmill.data_pipeline.dedup.folding import KnownValues, bytes_of_words, document_keys, remove_keys, write_keys
 from gristmill.data_pipeline.ledger.document_file import packed_ids
 from gristmill.foundation.checksums import LockedSource, RawFile, read_cached, sealed_path
 from gristmill.foundation.config import Config
@@ -117,30 +117,29 @@ class Tombstones(Config):
         """(rows int64[] that have a tombstone, digests that they match). ids, text_keys: uint8[N, 16]; a key of zeros
         stands for no text."""
         of_ids = self.id_digests(ids)
-        is_match = self._are_known(of_ids)
-        matched = _hex_digits(of_ids[is_match])
+        rows = self._known.among(_words(of_ids))
+        matched = _hex_digits(of_ids[rows])
         if text_keys is not None:
             of_texts = self.text_digests(text_keys)
-            by_text = self._are_known(of_texts) & text_keys.any(axis=1) & ~is_match
+            by_text = self._known.among(_words(of_texts))
+            by_text = np.setdiff1d(by_text[text_keys[by_text].any(axis=1)], rows)
             matched |= _hex_digits(of_texts[by_text])
-            is_match |= by_text
-        return np.flatnonzero(is_match), sorted(matched)
-
-    def _are_known(self, digests: np.ndarray) -> np.ndarray:
-        known = self._sorted_digests
-        if not len(known) or not len(digests):
-            return np.zeros(len(digests), bool)
-        values = np.ascontiguousarray(digests).view(f"S{DIGEST_BYTES}").ravel()
-        return known[np.minimum(np.searchsorted(known, values), len(known) - 1)] == values
+            rows = np.union1d(rows, by_text)
+        return rows, sorted(matched)
 
     @cached_property
-    def _sorted_digests(self) -> np.ndarray:
-        return np.array(sorted(self.digests), f"S{DIGEST_BYTES}")
+    def _known(self) -> KnownValues:
+        return KnownValues.of(_words(bytes_of(sorted(self.digests))))
 
 
 def bytes_of(values: Sequence[bytes]) -> np.ndarray:
     """uint8[N, 16] of values of 16 bytes."""
     return np.frombuffer(b"".join(values), np.uint8).reshape(-1, DIGEST_BYTES)
+
+
+def _words(digests: np.ndarray) -> np.ndarray:
+    """uint64[N, 2] of digests uint8[N, 16]."""
+    return np.ascontiguousarray(digests).view("<u8").astype(np.uint64, copy=False).reshape(-1, 2)
 
 
 def id_bytes(doc_ids: pa.Array | pa.ChunkedArray, path: Path) -> np.ndarray:

@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from gristmill.data_pipeline.corpus.splits import SPLITS
+from gristmill.data_pipeline.dedup.folding import document_ids
 from gristmill.data_pipeline.filters.apply import KEPT, QUARANTINED, FilterResults, Results, SourceRows
+from gristmill.data_pipeline.ledger.document_file import unpacked_ids
 from gristmill.data_pipeline.ledger.ledger import quarantined_rows, write_quarantine
 from gristmill.data_pipeline.ledger.removal_step import (
     Evidence,
@@ -119,11 +120,10 @@ def _count_file(task: CountTask) -> list[FileCounts]:
     """Counts of each source of the file."""
     read, written = task.read.load(), task.written.load()
     masks = [step.removed_mask(task.file, read.num_documents) for step in task.removals]
-    with pq.ParquetFile(task.path) as file:  # pq.read_table imports pyarrow.dataset
-        edits = file.read(["changes", "doc_id"] if task.evidence else ["changes"], use_threads=False)
     evidence = read_evidence(task.evidence) if task.evidence else None
+    ids = document_ids(task.path) if task.evidence else None
     if not task.sources:
-        return [_count_rows(task, (read, written), masks, edits, evidence)]
+        return [_count_rows(task, (read, written), masks, (ids, evidence))]
     counts = []
     rows, rows_written = ({of.source: of for of in results.sources} for results in (read, written))
     for name in task.sources:
@@ -131,8 +131,8 @@ def _count_file(task: CountTask) -> list[FileCounts]:
         of_source = rows.get(name, none)
         chosen = slice(of_source.start, of_source.stop)
         results = read.of_source(of_source), written.of_source(rows_written.get(name, none))
-        rest = edits.slice(of_source.start, of_source.stop - of_source.start)
-        counts.append(_count_rows(task, results, [mask[chosen] for mask in masks], rest, evidence))
+        of_rows = None if ids is None else ids[chosen]
+        counts.append(_count_rows(task, results, [mask[chosen] for mask in masks], (of_rows, evidence)))
     return counts
 
 
@@ -140,10 +140,10 @@ def _count_rows(
     task: CountTask,
     results: tuple[FilterResults, FilterResults],
     masks: Sequence[np.ndarray],
-    edits: pa.Table,
-    evidence: Evidence | None,
+    edits: tuple[np.ndarray | None, Evidence | None],
 ) -> FileCounts:
-    """results: of the rows as read, and as written. masks: which of them each step removed. edits: their columns."""
+    """results: of the rows as read, and as written. masks: which of them each step removed. edits: their ids and what
+    the edits recorded of the file's documents; None if nothing was."""
     read, written = results
     kept, removed = Tally(), Tally()
     for split, name in enumerate(SPLITS):
@@ -157,22 +157,19 @@ def _count_rows(
         left &= ~mask
     num_bytes = int(read.bytes.sum(dtype=np.int64))
     languages = _language_counts(read, len(task.rules))
-    return FileCounts(num_bytes, kept, removed, languages, *_edit_counts(edits, evidence, left))
+    return FileCounts(num_bytes, kept, removed, languages, Counter(read.changes), *_edit_counts(*edits, left))
 
 
 def _edit_counts(
-    edits: pa.Table, evidence: Evidence | None, kept: np.ndarray
-) -> tuple[Counter[str], dict[str, Counter[str]], int]:
-    """(changes, removed_spans, pieces) of FileCounts."""
-    changes: Counter[str] = Counter()
-    for entry in pc.value_counts(pc.list_flatten(edits["changes"])).to_pylist():
-        changes[entry["values"]] += entry["counts"]
-    if evidence is None:
-        return changes, {}, 0
-    doc_ids = edits.column("doc_id").combine_chunks().filter(pa.array(kept))
+    ids: np.ndarray | None, evidence: Evidence | None, kept: np.ndarray
+) -> tuple[dict[str, Counter[str]], int]:
+    """(removed_spans, pieces) of FileCounts."""
+    if ids is None or evidence is None:
+        return {}, 0
+    doc_ids = unpacked_ids(ids[kept])
     spans, _ = rows_by_document(evidence.removed_spans, "doc_id", doc_ids)
     pieces, _ = rows_by_document(evidence.pieces, "parent_id", doc_ids)
-    return changes, removed_span_counts(spans), len(pieces) - len(pieces.column("parent_id").unique())
+    return removed_span_counts(spans), len(pieces) - len(pieces.column("parent_id").unique())
 
 
 def _language_counts(read: FilterResults, num_rules: int) -> dict[str, np.ndarray]:

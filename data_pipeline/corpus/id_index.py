@@ -266,6 +266,26 @@ class IdIndex:
             row += BLOCK_RECORDS
         return matches[:limit]
 
+    def records_of(self, ids: np.ndarray) -> np.ndarray:
+        """ID_RECORD[]: all rows of many documents, uint64[N, 2] packed ids. A file that may have one is read whole."""
+        found = [np.empty(0, ID_RECORD)]
+        number_of = range_of_keys(np.ascontiguousarray(ids[:, 0]), len(self.records))
+        for number in np.unique(number_of).tolist():
+            records = self._block(number, 0, self.records[number])
+            wanted = np.unique(ids[number_of == number], axis=0)
+            firsts = np.ascontiguousarray(records["id"][:, 0])
+            starts, stops = (np.searchsorted(firsts, wanted[:, 0], side=side) for side in ("left", "right"))
+            sizes = stops - starts
+            rows = np.repeat(starts, sizes) + np.arange(sizes.sum()) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+            is_same = records["id"][rows, 1] == np.repeat(wanted[:, 1], sizes)
+            found.append(records[rows[is_same]])
+        return np.concatenate(found)
+
+    def rows_by_table(self, records: np.ndarray) -> dict[str, np.ndarray]:
+        """Table, by its path in the corpus -> rows int64[], ascending, of these records."""
+        table_of, rows = records["table"] & ~DUPLICATE, records["row"].astype(np.int64)
+        return {self.tables[number]: np.unique(rows[table_of == number]) for number in np.unique(table_of).tolist()}
+
     def _place(self, record: np.void) -> RowPlace:
         is_duplicate = bool(record["table"] & DUPLICATE)
         return RowPlace(self.tables[int(record["table"] & ~DUPLICATE)], int(record["row"]), is_duplicate)

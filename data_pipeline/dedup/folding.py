@@ -8,13 +8,14 @@ The rules, by Unicode code point (the tables are those of the running Python's `
 - in scripts written without spaces (`STANDS_ALONE`) every letter and mark is a word of its own, so that a word
   5-gram is five characters there."""
 
-import mmap
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Self
 
 import numpy as np
 import pyarrow as pa
@@ -22,7 +23,13 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from xxhash import xxh3_128_digest
 
-from gristmill.data_pipeline.ledger.document_file import load_array, open_document_file, packed_ids, save_array
+from gristmill.data_pipeline.ledger.document_file import (
+    load_array,
+    open_document_file,
+    packed_ids,
+    save_array,
+    sortable_ids,
+)
 from gristmill.data_pipeline.signals.characters import NUM_CODE_POINTS, category_letters, first_code_points
 from gristmill.foundation.checksums import file_state, is_sealed, seal_of
 from gristmill.foundation.runtime.kernels.cached_njit import cached_njit
@@ -224,8 +231,9 @@ def _word_spans(points, table, spans):
 # more of a document. The array is deleted before its file is written again, so it is never that of another file.
 
 
-# key: the 16 bytes of TEXT_KEY as two numbers, big end first. readable: the record could be read.
-DOCUMENT_KEY = np.dtype([("id", "<u8", 2), ("key", "<u8", 2), ("bytes", "<u4"), ("readable", "?")])
+# key: the 16 bytes of TEXT_KEY as two numbers, big end first. readable: the record could be read. start: place of the
+# text in the file, with its length before it; 0 where it is not known.
+DOCUMENT_KEY = np.dtype([("id", "<u8", 2), ("key", "<u8", 2), ("bytes", "<u4"), ("readable", "?"), ("start", "<u8")])
 COLUMNS = ["doc_id", TEXT_KEY, "num_bytes", "unreadable"]
 MAPPED_ARRAYS = 1024  # that a process keeps mapped
 
@@ -248,14 +256,17 @@ def document_keys(path: Path) -> np.ndarray:
         if keys is not None:
             return keys
     with pq.ParquetFile(fetch(path)) as file:
-        return keys_of(file.read(COLUMNS), path)
+        keys = keys_of(file.read(COLUMNS), path)
+        keys["start"] = _text_starts(file.metadata, keys)
+        return keys
 
 
 @lru_cache(maxsize=MAPPED_ARRAYS)
 def _mapped_keys(array_path: Path, _: tuple[int, ...]) -> np.ndarray | None:
-    """The array in this state, mapped from disk; None if it is not whole. Several steps read it, one after the other,
-    and to check and map it takes as long as to read 100,000 keys."""
-    return load_array(array_path, mapped=True) if is_sealed(array_path) else None
+    """The array in this state, mapped from disk; None if it is not whole, or has other fields. Several steps read it,
+    one after the other, and to check and map it takes as long as to read 100,000 keys."""
+    keys = load_array(array_path, mapped=True) if is_sealed(array_path) else None
+    return keys if keys is not None and keys.dtype == DOCUMENT_KEY else None
 
 
 def document_ids(path: Path) -> np.ndarray:
@@ -267,8 +278,8 @@ def document_ids(path: Path) -> np.ndarray:
 
 
 def keys_of(table: pa.Table, path: Path) -> np.ndarray:
-    """DOCUMENT_KEY[rows] of a table with COLUMNS."""
-    keys = np.empty(len(table), DOCUMENT_KEY)
+    """DOCUMENT_KEY[rows] of a table with COLUMNS, without the places of the texts."""
+    keys = np.zeros(len(table), DOCUMENT_KEY)
     if len(table):
         column = table.column(TEXT_KEY).combine_chunks()
         stored = np.frombuffer(column.buffers()[1], ">u8")[KEY_BYTES // 8 * column.offset :][
@@ -282,14 +293,46 @@ def keys_of(table: pa.Table, path: Path) -> np.ndarray:
 
 
 def write_keys(path: Path, keys: np.ndarray) -> None:
-    """Writes the array of the annotated file at this path."""
-    save_array(keys_path(path), keys)
+    """Writes the array of the annotated file at this path, with the places of its texts."""
+    with_starts = keys.copy()
+    with_starts["start"] = _text_starts(pq.read_metadata(path), keys)
+    save_array(keys_path(path), with_starts)
 
 
 def remove_keys(path: Path) -> None:
     """Removes the array of an annotated file that is about to change."""
     keys_path(path).unlink(missing_ok=True)
     seal_of(keys_path(path)).unlink(missing_ok=True)
+
+
+PREFIX_BITS = 20
+
+
+@dataclass(frozen=True)
+class KnownValues:
+    """Values of 16 bytes, looked up among many others. words: uint64[N, 2], in ascending order of their first halves.
+    has_prefix: bool[2**PREFIX_BITS], the first bits of one of them; most others are told from them by those alone."""
+
+    words: np.ndarray
+    has_prefix: np.ndarray
+
+    @classmethod
+    def of(cls, words: np.ndarray) -> Self:
+        """words: uint64[N, 2]."""
+        has_prefix = np.zeros(1 << PREFIX_BITS, bool)
+        has_prefix[words[:, 0] >> np.uint64(64 - PREFIX_BITS)] = True
+        return cls(words[np.argsort(words[:, 0], kind="stable")], has_prefix)
+
+    def among(self, words: np.ndarray) -> np.ndarray:
+        """int64[]: rows of words, uint64[N, 2], that are one of the values; ascending."""
+        if not len(self.words):
+            return np.empty(0, np.int64)
+        rows = np.flatnonzero(self.has_prefix[words[:, 0] >> np.uint64(64 - PREFIX_BITS)])
+        wanted = words[rows]
+        place = np.minimum(np.searchsorted(self.words[:, 0], wanted[:, 0]), len(self.words) - 1)
+        is_alike = self.words[place, 0] == wanted[:, 0]
+        rows, wanted = rows[is_alike], wanted[is_alike]
+        return rows[np.isin(sortable_ids(wanted), sortable_ids(self.words))]
 
 
 def bytes_of_words(words: np.ndarray) -> np.ndarray:
@@ -299,13 +342,30 @@ def bytes_of_words(words: np.ndarray) -> np.ndarray:
 
 # A few texts of an annotated file, read without the others.
 #
-# Annotated files keep their texts uncompressed in one page of each row group (`open_annotated`). Their lengths stand in
-# the array of document keys, so each text's place in the page is known. The length that stands before each text is
-# compared; where the file is written in another way, its row groups are read as a whole.
+# Annotated files keep their texts uncompressed in one page of each row group (`open_annotated`). A text's place is in
+# the array of document keys, so the file's footer, which describes 100 columns of each row group, is not parsed. The
+# length that stands before each text is compared; where the file is written in another way, its row groups are read.
 
 TEXT = "text"
 LENGTH_BYTES = 4  # before each text, little end first (Parquet, encoding PLAIN)
-FEW = 8  # of so many rows of a row group one is read alone
+PICKED_BYTES = 8_000_000  # of texts that are read at a time
+
+
+def _text_starts(metadata: pq.FileMetaData, keys: np.ndarray) -> np.ndarray:
+    """uint64[rows]: places of the lengths of the texts; 0 where texts are compressed. An unreadable record has an empty
+    text."""
+    starts, first = np.zeros(len(keys), np.uint64), 0
+    for number in range(metadata.num_row_groups):
+        group = metadata.row_group(number)
+        of_group = keys[first : first + group.num_rows]
+        columns = map(group.column, range(group.num_columns))
+        column = next((column for column in columns if column.path_in_schema == TEXT), None)
+        if column is not None and column.compression == "UNCOMPRESSED":
+            sizes = of_group["bytes"].astype(np.int64) + LENGTH_BYTES
+            before = column.data_page_offset + column.total_compressed_size - int(sizes.sum())
+            starts[first : first + len(of_group)] = max(before, 0) + np.cumsum(sizes) - sizes
+        first += group.num_rows
+    return starts
 
 
 def has_picked_texts(path: Path) -> bool:
@@ -314,53 +374,42 @@ def has_picked_texts(path: Path) -> bool:
 
 
 def picked_texts(path: Path, rows: Sequence[int] | np.ndarray) -> Iterator[tuple[np.ndarray, pa.Array]]:
-    """(rows, their texts) of these ascending rows of an annotated file, one row group after the other."""
+    """(rows, their texts) of these ascending rows of an annotated file, a bounded number at a time."""
     rows = np.asarray(rows, np.int64)
+    keys = document_keys(path)[rows]
+    run_of = (np.cumsum(keys["bytes"], dtype=np.int64) - keys["bytes"]) // PICKED_BYTES
+    bounds = [*np.flatnonzero(np.diff(run_of, prepend=-1)).tolist(), len(rows)]
+    for first, last in pairwise(bounds):
+        texts = _texts_at(fetch(path), keys[first:last]) if keys["start"][first:last].all() else None
+        if texts is None:
+            yield from _texts_of_groups(path, rows[first:last])
+        else:
+            yield rows[first:last], pa.array(texts, pa.string())
+
+
+def _texts_at(path: Path, keys: np.ndarray) -> list[bytes] | None:
+    """Texts by their places; None if one is not there."""
+    texts = []
+    with path.open("rb", buffering=0) as file:
+        for start, size in zip(keys["start"].tolist(), keys["bytes"].tolist(), strict=True):
+            content = os.pread(file.fileno(), LENGTH_BYTES + size, start)
+            if len(content) != LENGTH_BYTES + size or content[:LENGTH_BYTES] != size.to_bytes(LENGTH_BYTES, "little"):
+                return None
+            texts.append(content[LENGTH_BYTES:])
+    return texts if _are_texts(texts) else None
+
+
+def _texts_of_groups(path: Path, rows: np.ndarray) -> Iterator[tuple[np.ndarray, pa.Array]]:
+    """As picked_texts, one row group after the other."""
     with pq.ParquetFile(fetch(path)) as file:
         start = 0
         for group in range(file.num_row_groups):
             stop = start + file.metadata.row_group(group).num_rows
             inside = rows[np.searchsorted(rows, start) : np.searchsorted(rows, stop)] - start
             if len(inside):
-                texts = _texts_of_group(file, path, group, inside, slice(start, stop))
-                yield start + inside, pa.array(texts, pa.string())
+                table = file.read_row_group(group, columns=[TEXT], use_threads=False)
+                yield start + inside, table.column(TEXT).combine_chunks().take(pa.array(inside))
             start = stop
-
-
-def _texts_of_group(
-    file: pq.ParquetFile, path: Path, group: int, inside: np.ndarray, rows: slice
-) -> Sequence[bytes | str | None]:
-    """inside: rows of the row group, which has these rows of the file."""
-    if FEW * len(inside) <= rows.stop - rows.start:
-        texts = _texts_of_page(file, path, group, inside, document_keys(path)[rows])
-        if texts is not None:
-            return texts
-    table = file.read_row_group(group, columns=[TEXT], use_threads=False)
-    return list(table.column(TEXT).combine_chunks().take(pa.array(inside)).to_pylist())
-
-
-def _texts_of_page(
-    file: pq.ParquetFile, path: Path, group: int, inside: np.ndarray, keys: np.ndarray
-) -> list[bytes] | None:
-    """None if the texts are not where they are in a row group of one uncompressed page."""
-    metadata = file.metadata.row_group(group)
-    column = metadata.column(file.schema_arrow.get_field_index(TEXT))
-    if column.path_in_schema != TEXT or column.compression != "UNCOMPRESSED" or not keys["readable"][inside].all():
-        return None
-    sizes = np.where(keys["readable"], keys["bytes"].astype(np.int64) + LENGTH_BYTES, 0)
-    stop = column.data_page_offset + column.total_compressed_size
-    starts = stop - int(sizes.sum()) + np.cumsum(sizes) - sizes
-    with path.open("rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as content:
-        texts = list(_texts_at(content, starts[inside].tolist(), keys["bytes"][inside].tolist()))
-    return texts if len(texts) == len(inside) and _are_texts(texts) else None
-
-
-def _texts_at(content: mmap.mmap, starts: Sequence[int], lengths: Sequence[int]) -> Iterator[bytes]:
-    """The texts, up to the first one that is not there."""
-    for start, length in zip(starts, lengths, strict=True):
-        if start < 0 or content[start : start + LENGTH_BYTES] != length.to_bytes(LENGTH_BYTES, "little"):
-            return
-        yield content[start + LENGTH_BYTES : start + LENGTH_BYTES + length]
 
 
 def _are_texts(texts: Sequence[bytes]) -> bool:

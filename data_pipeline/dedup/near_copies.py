@@ -28,8 +28,10 @@ from gristmill.foundation.runtime.tasks.engine import Engine
 
 
 # Most keys are told from those of the documents by their first bits, without a search: so many more bits than it takes
-# to number the keys leave one other key in 64.
+# to number the keys leave one other key in 64. Before a key is made of a band's hashes, the last bits of the first hash
+# are compared, which leave one other band in 16.
 MORE_BITS, MAX_BITS = 6, 27
+MORE_HASH_BITS, MIN_HASH_BITS, MAX_HASH_BITS = 4, 10, 19
 BAND_STEP = np.uint64(0x9E3779B97F4A7C15)  # added to the keys of a band once more than to those of the band before
 U3, U7 = np.uint64(3), np.uint64(7)
 
@@ -37,24 +39,30 @@ U3, U7 = np.uint64(3), np.uint64(7)
 @dataclass(frozen=True)
 class BandLookup:
     """Band keys of D documents, those of all bands in one order. keys, sorted: uint64[bands * D]. documents: the owner
-    of each. prefixes uint8[2**bits / 8]: a bit for the first bits of a key that a document has. rows: hashes of a
+    of each. prefixes uint8[2**bits / 8]: a bit for the first bits of a key that a document has. endings uint8[bands,
+    2**hash_bits / 8]: a bit for the last bits of the first hash of a band that a document has. rows: hashes of a
     band."""
 
     keys: np.ndarray
     documents: np.ndarray
     prefixes: np.ndarray
+    endings: np.ndarray
     rows: int
 
     @classmethod
-    def of(cls, keys: np.ndarray, rows: int) -> Self:
-        """keys: uint64[bands, D]."""
+    def of(cls, keys: np.ndarray, hashes: np.ndarray, rows: int) -> Self:
+        """keys: uint64[bands, D]. hashes uint32[bands, D]: the first hash of each band."""
         joined = joined_bands(keys)
         order = np.argsort(joined, kind="stable")
         bits = min(len(joined).bit_length() + MORE_BITS, MAX_BITS)
         prefixes = np.zeros(1 << bits, np.uint8)
         prefixes[joined >> np.uint64(64 - bits)] = 1
         documents = np.tile(np.arange(keys.shape[1]), len(keys))[order]
-        return cls(joined[order], documents, np.packbits(prefixes, bitorder="little"), rows)
+        hash_bits = min(max(keys.shape[1].bit_length() + MORE_HASH_BITS, MIN_HASH_BITS), MAX_HASH_BITS)
+        endings = np.zeros((len(keys), 1 << hash_bits), np.uint8)
+        endings[np.arange(len(keys))[:, None], hashes & np.uint32((1 << hash_bits) - 1)] = 1
+        packed, packed_endings = (np.packbits(bits, axis=-1, bitorder="little") for bits in (prefixes, endings))
+        return cls(joined[order], documents, packed, packed_endings, rows)
 
     def keys_like(self, signatures: np.ndarray, salt: np.uint64) -> tuple[np.ndarray, np.ndarray]:
         """(places of documents in signatures uint32[N, hashes], keys): all keys of theirs that a document of the lookup
@@ -64,7 +72,8 @@ class BandLookup:
         size = max(len(signatures) * bands // 16, 1024)
         while True:
             places, keys = np.empty(size, np.int64), np.empty(size, np.uint64)
-            count = _keys_with_prefixes(signatures, bands, self.rows, salt, shift, self.prefixes, places, keys)
+            known = self.endings, self.prefixes
+            count = _keys_with_prefixes(signatures, bands, self.rows, salt, shift, known, places, keys)
             if count <= size:
                 return places[:count], keys[:count]
             size = count
@@ -99,15 +108,18 @@ def joined_bands(keys: np.ndarray) -> np.ndarray:
 
 
 @cached_njit(nogil=True)
-def _keys_with_prefixes(signatures, bands, rows, salt, shift, prefixes, places, keys):
+def _keys_with_prefixes(signatures, bands, rows, salt, shift, known, places, keys):
     """How many keys of the documents begin with a known prefix; the first of them, as joined_bands makes them, and the
     documents' places."""
+    endings, prefixes = known
+    ending_bits = np.uint32(8 * endings.shape[1] - 1)
     count = 0
     for document in range(len(signatures)):
-        step = np.uint64(0)
         for band in range(bands):
-            key = band_key(signatures, document, band, rows, salt) + step
-            step += BAND_STEP
+            ending = signatures[document, band * rows] & ending_bits
+            if not (endings[band, ending >> np.uint32(3)] >> np.uint8(ending & np.uint32(7))) & 1:
+                continue
+            key = band_key(signatures, document, band, rows, salt) + BAND_STEP * np.uint64(band)
             prefix = key >> shift
             if (prefixes[prefix >> U3] >> np.uint8(prefix & U7)) & 1:
                 if count < len(places):
@@ -143,7 +155,10 @@ class SignedTexts:
         all_sets = shingle_sets(data, offsets, scheme.ngram, scheme.unit)
         signatures = np.ascontiguousarray(signatures[with_words])
         rows = min(ROWS, scheme.hashes)
-        lookup = BandLookup.of(band_keys(signatures, scheme.hashes // rows, rows, NO_SALT), rows)
+        bands = scheme.hashes // rows
+        lookup = BandLookup.of(
+            band_keys(signatures, bands, rows, NO_SALT), signatures[:, : bands * rows : rows].T, rows
+        )
         return cls(scheme, signatures, [all_sets[place] for place in with_words.tolist()], lookup)
 
 
@@ -180,8 +195,8 @@ def _copies_in_file(task: tuple[SignedTexts, DocumentFile, SignatureCache, int, 
     place, text = np.concatenate([np.empty((2, 0), np.int64), *pairs], axis=1)
     if not len(place):
         return []
-    row_of_place = cache.rows(document_file)
-    rows = row_of_place[place]
+    places, place_of_pair = np.unique(place, return_inverse=True)
+    rows = cache.rows(document_file, places)[place_of_pair]
     copies = []
     for batch_rows, doc_ids, batch_texts in _documents(document_file, np.unique(rows[rows >= 0])):
         sets = shingle_sets(*utf8_of(batch_texts), texts.scheme.ngram, texts.scheme.unit)
@@ -208,8 +223,22 @@ def _documents(document_file: DocumentFile, rows: np.ndarray) -> Iterator[tuple[
 def _candidates(texts: SignedTexts, signatures: np.ndarray, threshold: float) -> np.ndarray:
     """int64[2, pairs]: places of documents and texts that share a band and whose estimate is near the threshold."""
     place, text = texts.lookup.pairs(*texts.lookup.keys_like(signatures, NO_SALT))
-    estimate = (signatures[place] == texts.signatures[text]).mean(axis=1)
+    estimate = _count_equal(signatures, place, texts.signatures, text) / texts.scheme.hashes
     return np.stack([place, text])[:, estimate >= threshold - MARGIN]
+
+
+@cached_njit(nogil=True)
+def _count_equal(signatures, places, others, other_places):
+    """int32[pairs]: how many values the signatures of each pair have in common. signatures, others: uint32[documents,
+    hashes]."""
+    counts = np.zeros(len(places), np.int32)
+    for pair in range(len(places)):
+        left, right = signatures[places[pair]], others[other_places[pair]]
+        count = 0
+        for place in range(len(left)):
+            count += left[place] == right[place]
+        counts[pair] = count
+    return counts
 
 
 # The nearest documents of a corpus to one text: proposed by its signatures, measured exactly.

@@ -214,12 +214,14 @@ def bucket_neighbours(
     priorities = _priorities(documents)[documents.parts_of(undecided)]
     order = keep_order(priorities[with_keys], sizes["length"][with_keys], ids[undecided[with_keys]])
     known = undecided[with_keys]
-    of_parts = [np.empty((0, banding.bands), np.uint64)]
+    of_parts = [np.empty((0, 2, banding.bands), np.uint64)]
     for number, inside in _by_part(documents, known):
-        of_parts.append(keys_of(documents.parts[number], banding, inside))
+        part = documents.parts[number]
+        hashes = part.signatures()[inside, : banding.bands * banding.rows : banding.rows]
+        of_parts.append(np.stack([keys_of(part, banding, inside), hashes], axis=1))
     folder.mkdir(parents=True, exist_ok=True)
     lookup = folder / "keys.npy"
-    save_array(lookup, np.ascontiguousarray(np.concatenate(of_parts)[order].T))
+    save_array(lookup, np.ascontiguousarray(np.moveaxis(np.concatenate(of_parts)[order], 0, 2)))
     tasks = [(part, banding, lookup) for part in documents.parts]
     matches = sized(engine, len(documents)).map(
         _first_matches, tasks, "near duplicates: neighbours of new documents", unit="files"
@@ -238,7 +240,8 @@ def _first_matches(task: tuple[StorePart, Banding, Path]) -> tuple[np.ndarray, n
 
 @lru_cache(maxsize=1)
 def _lookup(path: Path, _: int, rows: int) -> BandLookup:
-    return BandLookup.of(load_array(path), rows)
+    keys, hashes = load_array(path)
+    return BandLookup.of(keys, hashes.astype(np.uint32), rows)
 
 
 def _by_part(documents: StoredDocuments, positions: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:

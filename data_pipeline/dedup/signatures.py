@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pydantic import Field, ValidationError
 
-from gristmill.data_pipeline.dedup.folding import document_ids
+from gristmill.data_pipeline.dedup.folding import KnownValues, document_ids
 from gristmill.data_pipeline.dedup.minhash import ShingleHash, Unit, signatures_of
 from gristmill.data_pipeline.ledger.document_file import DocumentFile, load_array, packed_ids, sortable_ids, utf8_of
 from gristmill.foundation.checksums import check_outputs, is_sealed, link_sealed, read_cached, seal_of, sealed_path
@@ -213,15 +213,17 @@ class SignatureCache:
         signed."""
         return load_array(self.paths(document_file.path.stem)[1], mapped=True)
 
-    def rows(self, document_file: DocumentFile) -> np.ndarray:
-        """int64[documents]: the row in the file of the document of each signature, -1 if the file has lost it."""
-        stored = sortable_ids(_packed_column(self.paths(document_file.path.stem)[0]))
-        current = sortable_ids(document_ids(document_file.path))
-        if not len(current):
-            return np.full(len(stored), -1, np.int64)
-        order = np.argsort(current, kind="stable")
-        row = order[np.minimum(np.searchsorted(current[order], stored), len(current) - 1)]
-        return np.where(current[row] == stored, row, -1)
+    def rows(self, document_file: DocumentFile, places: np.ndarray) -> np.ndarray:
+        """int64[]: the row in the file of the document of each of these signatures, -1 if the file has lost it."""
+        wanted = _packed_column(self.paths(document_file.path.stem)[0])[places]
+        current = document_ids(document_file.path)
+        rows = KnownValues.of(wanted).among(current)
+        if not len(rows):
+            return np.full(len(wanted), -1, np.int64)
+        known, ids = sortable_ids(current[rows]), sortable_ids(wanted)
+        order = np.argsort(known, kind="stable")
+        place = order[np.minimum(np.searchsorted(known[order], ids), len(known) - 1)]
+        return np.where(known[place] == ids, rows[place], -1)
 
     def part(self, document_file: DocumentFile) -> CachedSignatures | None:
         """Signatures of the file's documents; None if there are none."""

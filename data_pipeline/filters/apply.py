@@ -1,6 +1,7 @@
 """Filters applied to annotated files: thresholds on stored signals, so a new threshold needs no new measurement."""
 
 import math
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache, partial
@@ -17,7 +18,7 @@ from gristmill.data_pipeline.filters.presets import PROFILE_RULES, FilterChoice,
 from gristmill.data_pipeline.filters.profiles import Profiles
 from gristmill.data_pipeline.signals.language import LanguageConfig
 from gristmill.data_pipeline.signals.names import SIGNALS, before
-from gristmill.foundation.checksums import file_state, is_sealed, read_cached, seal_of, sealed_path
+from gristmill.foundation.checksums import file_state, is_sealed, read_cached, seal_of, write_sealed
 from gristmill.foundation.files import file_digest
 from gristmill.foundation.fingerprint import fingerprint
 from gristmill.foundation.runtime.tasks.engine import Engine
@@ -25,7 +26,8 @@ from gristmill.foundation.runtime.tasks.task_files import Shuffle, fetch
 
 FILTER_RESULTS = "filters"  # in the cache of a work folder
 NAME_END = len("-00000.rec")  # of the files of results
-RESULTS_VERSION = 2  # of their format
+RESULTS_VERSION = 3  # of their format
+CHANGES = "changes"  # column of annotated files: the repairs that changed a document
 KEPT, QUARANTINED = -1, -2
 REMOVED_LATER = -3  # by a step after the filters
 EXAMPLES_PER_SIDE = 5
@@ -113,7 +115,8 @@ class NearestDocuments:
 @dataclass(frozen=True)
 class SourceRows:
     """The rows start..stop - 1 of an annotated file, which are those of one source of a batch. languages: as
-    present_languages of results. nearest: with rows counted from the start; None if no rule removed any."""
+    present_languages of results. nearest: with rows counted from the start; None if no rule removed any. changes: as in
+    FilterResults."""
 
     source: str
     start: int
@@ -121,6 +124,7 @@ class SourceRows:
     num_quarantined: int = 0
     languages: tuple[str, ...] = ()
     nearest: NearestDocuments | None = None
+    changes: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -130,7 +134,8 @@ class FilterResults:
     failed_rule: int16[rows], the index of the first failed rule, KEPT or QUARANTINED. bytes: uint32[rows], of the
     repaired text. splits: int8[rows], as FilterTask.split_of gives them (0 without it). languages: int16[rows], the
     place in language_names of the language profile, or of the detected language if no profiles are used. marks:
-    uint8[rows], as marks_of gives them. sources: of the file of a batch of sources, the rows of each that has any."""
+    uint8[rows], as marks_of gives them. sources: of the file of a batch of sources, the rows of each that has any.
+    changes: repair -> documents it changed."""
 
     failed_rule: np.ndarray
     bytes: np.ndarray
@@ -140,6 +145,7 @@ class FilterResults:
     language_names: tuple[str, ...]
     nearest: NearestDocuments | None = None
     sources: tuple[SourceRows, ...] = ()
+    changes: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def num_documents(self) -> int:
@@ -161,7 +167,7 @@ class FilterResults:
         """The results of the rows of one source of a batch."""
         chosen = slice(rows.start, rows.stop)
         columns = {name: getattr(self, name)[chosen] for name in STORED.names or ()}
-        return FilterResults(**columns, language_names=self.language_names, nearest=rows.nearest)
+        return FilterResults(**columns, language_names=self.language_names, nearest=rows.nearest, changes=rows.changes)
 
 
 class Results(Protocol):
@@ -201,6 +207,7 @@ class StoredResults:
     language_names: tuple[str, ...]
     nearest: NearestDocuments | None
     sources: tuple[SourceRows, ...] = ()
+    changes: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def present_languages(self) -> tuple[str, ...]:
@@ -212,7 +219,13 @@ class StoredResults:
             columns = _columns(stored)
         else:
             columns = _remembered(stored, tuple(file_state(fetch(stored.path(0))).values()))
-        return FilterResults(**columns, language_names=self.language_names, nearest=self.nearest, sources=self.sources)
+        return FilterResults(
+            **columns,
+            language_names=self.language_names,
+            nearest=self.nearest,
+            sources=self.sources,
+            changes=self.changes,
+        )
 
 
 def _columns(stored: Shuffle) -> dict[str, np.ndarray]:
@@ -313,41 +326,68 @@ def _remove_others(folder: Path, names: Collection[str]) -> None:
 
 def _store_results(task: tuple[FilterTask, Path]) -> StoredResults:
     filter_task, prefix = task
-    records, summary = Shuffle(prefix, STORED, 1, 1), prefix.with_name(f"{prefix.name}-00000.npz")
+    records, summary = Shuffle(prefix, STORED, 1, 1), prefix.with_name(f"{prefix.name}-00000.sum")
     if not (is_sealed(records.path(0)) and is_sealed(summary)):
         results = apply_filters(filter_task)
         rows = np.empty(results.num_documents, STORED)
         for name in STORED.names or ():
             rows[name] = getattr(results, name)
         records.write(0, rows, np.array([0, len(rows)]))
-        described = [results.num_documents, results.num_quarantined, list(results.language_names)]
-        sources = [[s.source, s.start, s.stop, s.num_quarantined, list(s.languages)] for s in results.sources]
-        with_nearest = [place for place, source in enumerate(results.sources) if source.nearest is not None]
-        all_nearest = [results.nearest, *(source.nearest for source in results.sources)]
-        arrays = {
-            name: np.stack([getattr(nearest, name) for nearest in all_nearest if nearest is not None])
-            for name in NEAREST
-            if any(nearest is not None for nearest in all_nearest)
-        }
-        arrays["described"] = np.frombuffer(orjson.dumps([*described, sources, with_nearest]), np.uint8)
-        with sealed_path(summary) as temporary, temporary.open("wb") as file:
-            np.savez(file, **arrays)  # type: ignore[arg-type]  # as its other option, allow_pickle
+        _write_summary(summary, results)
     return _read_summary(prefix, summary)
 
 
-def _read_summary(prefix: Path, summary: Path) -> StoredResults:
-    with np.load(summary, allow_pickle=False) as stored:
-        num_documents, num_quarantined, languages, sources, places = orjson.loads(stored["described"].tobytes())
-        arrays = [stored[name] for name in NEAREST if name in stored]
-    nearest = [NearestDocuments(*of_one) for of_one in zip(*arrays, strict=True)]
-    if not sources:
-        return StoredResults(prefix, num_documents, num_quarantined, tuple(languages), nearest[0])
-    of_place = dict(zip(places, nearest, strict=True))
-    rows = tuple(
-        SourceRows(name, start, stop, quarantined, tuple(of_source), of_place.get(place))
-        for place, (name, start, stop, quarantined, of_source) in enumerate(sources)
+def _write_summary(path: Path, results: FilterResults) -> None:
+    """What is known of the results without reading those of a row: a line of JSON, then the arrays of NEAREST of the
+    file and of the sources of a batch."""
+    all_nearest = [results.nearest, *(source.nearest for source in results.sources)]
+    arrays = [getattr(nearest, name) for nearest in all_nearest if nearest is not None for name in NEAREST]
+    described = {
+        "documents": results.num_documents,
+        "quarantined": results.num_quarantined,
+        "languages": list(results.language_names),
+        "changes": dict(results.changes),
+        "sources": [[s.source, s.start, s.stop, s.num_quarantined, s.languages, s.changes] for s in results.sources],
+        "rules": len(arrays[0]) if arrays else 0,
+        "with_nearest": [nearest is not None for nearest in all_nearest],
+    }
+    header = orjson.dumps(described) + b"\n"
+    write_sealed(
+        path, header, *(np.ascontiguousarray(array).astype("<" + array.dtype.str[1:]).tobytes() for array in arrays)
     )
-    return StoredResults(prefix, num_documents, num_quarantined, tuple(languages), None, rows)
+
+
+def _read_summary(prefix: Path, path: Path) -> StoredResults:
+    header, _, content = path.read_bytes().partition(b"\n")
+    described = orjson.loads(header)
+    nearest = _nearest_in(content, described["rules"], described["with_nearest"])
+    sources = tuple(
+        SourceRows(name, start, stop, quarantined, tuple(languages), of_source, changes)
+        for (name, start, stop, quarantined, languages, changes), of_source in zip(
+            described["sources"], nearest[1:], strict=True
+        )
+    )
+    return StoredResults(
+        prefix,
+        described["documents"],
+        described["quarantined"],
+        tuple(described["languages"]),
+        nearest[0],
+        sources,
+        described["changes"],
+    )
+
+
+def _nearest_in(content: bytes, rules: int, with_nearest: Sequence[bool]) -> list[NearestDocuments | None]:
+    """content: int64 rows, float64 values and thresholds of each of them that has any."""
+    shape = rules, len((REMOVED_SIDE, KEPT_SIDE)), EXAMPLES_PER_SIDE
+    arrays = np.frombuffer(content, "<i8").reshape(-1, len(NEAREST), *shape)
+    stored = iter(arrays)
+    return [NearestDocuments(*_typed(next(stored))) if has_nearest else None for has_nearest in with_nearest]
+
+
+def _typed(arrays: np.ndarray) -> tuple[np.ndarray, ...]:
+    return arrays[0], *(array.view("<f8") for array in arrays[1:])
 
 
 def apply_filters(task: FilterTask) -> FilterResults:
@@ -357,6 +397,7 @@ def apply_filters(task: FilterTask) -> FilterResults:
     codes: dict[str, int] = {}  # of the languages, in the order in which they occur
     results: list[FilterResults] = []
     with pq.ParquetFile(task.path) as file:  # half the time of pq.read_table, which opens a dataset and threads
+        columns += [CHANGES] if CHANGES in file.schema_arrow.names else []
         if SOURCE in file.schema_arrow.names:
             return _apply_to_batch(file.read([*columns, SOURCE], use_threads=False), task, language)
         for group in range(file.num_row_groups):
@@ -371,6 +412,7 @@ def apply_filters(task: FilterTask) -> FilterResults:
         marks=np.concatenate([batch_results.marks for batch_results in results]),
         language_names=tuple(codes),
         nearest=_nearest_of_all(results),
+        changes=dict(sum((Counter(batch_results.changes) for batch_results in results), Counter[str]())),
     )
 
 
@@ -386,7 +428,8 @@ def _apply_to_batch(table: pa.Table, task: FilterTask, language: str) -> FilterR
         if (of_source.failed_rule >= 0).any():
             nearest = _nearest_documents(values_RN[:, start:stop], thresholds_RN[:, start:stop], of_source.failed_rule)
         languages = tuple(list(codes)[code] for code in present)
-        sources.append(SourceRows(name, start, stop, of_source.num_quarantined, languages, nearest))
+        changes = _changes_in(table.slice(start, stop - start))
+        sources.append(SourceRows(name, start, stop, of_source.num_quarantined, languages, nearest, changes))
     return replace(results, language_names=tuple(codes), sources=tuple(sources))
 
 
@@ -426,8 +469,16 @@ def _judged(
         languages=np.array(numbers, np.int16)[languages.indices.to_numpy()],
         marks=marks_of(hashes),
         language_names=(),
+        changes=_changes_in(table),
     )
     return results, values_RN, thresholds_RN
+
+
+def _changes_in(table: pa.Table) -> dict[str, int]:
+    if CHANGES not in table.schema.names:
+        return {}
+    counts = pc.value_counts(pc.list_flatten(table.column(CHANGES)))
+    return dict(zip(counts.field("values").to_pylist(), counts.field("counts").to_pylist(), strict=True))
 
 
 def _nearest_of_all(results: Sequence[FilterResults]) -> NearestDocuments:

@@ -11,9 +11,11 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from gristmill.data_pipeline.corpus.counts import sources_without_documents
+from gristmill.data_pipeline.corpus.id_index import DUPLICATE, IDS_FOLDER, IdIndex
 from gristmill.data_pipeline.indexed.dataset import source_prefix
 from gristmill.data_pipeline.indexed.draws import Permutation, key_of
 from gristmill.data_pipeline.indexed.format import IndexedReader
+from gristmill.data_pipeline.ledger.document_file import RowRange, packed_ids, read_rows
 from gristmill.foundation.errors import InputError, RecipeError
 from gristmill.foundation.manifest import MANIFEST_NAME
 from gristmill.foundation.runtime.tasks.engine import Engine
@@ -23,7 +25,7 @@ from gristmill.pipelines.recipes.config import Recipe
 from gristmill.tokenizers.training_sample import training_documents
 
 CHECKPOINTS = "checkpoints"
-LEDGER_COLUMNS = ["doc_id", "outcome", "split", "step", "pieces", "removed_spans"]
+LEDGER_COLUMNS = ["doc_id", "outcome", "split", "step", "pieces"]
 TRAIN = "train"
 
 
@@ -63,58 +65,66 @@ class DocumentPlaces:
     training: Training = field(default_factory=Training)
 
 
-def find_places(doc_ids: Collection[str], recipe: Recipe, workdir: Path, engine: Engine) -> DocumentPlaces:
+def find_places(doc_ids: frozenset[str], recipe: Recipe, workdir: Path, engine: Engine) -> DocumentPlaces:
     """Places in what the stages of the work folder have written. Raises InputError without a corpus."""
     corpus = workdir / "curate"
-    if not (corpus / MANIFEST_NAME).is_file():
-        raise InputError(f"{corpus}: not complete; run `gristmill curate` first")
-    outcomes, written, sharing = _in_ledger(doc_ids, corpus)
-    rows = dict(_in_documents(written, corpus))
+    index = open_index(corpus)
+    outcomes, written = _in_ledger(doc_ids, corpus, index)
+    rows = {corpus / table: of_table for table, of_table in _rows_of(written, index, "documents/").items()}
     shards = {path.relative_to(corpus).as_posix(): len(of_shard) for path, of_shard in rows.items()}
     return DocumentPlaces(
         outcomes,
         shards,
-        sharing,
+        _num_sharing(doc_ids, corpus),
         tuple(_index_ranges(rows, recipe, workdir)),
         _in_sample(written, recipe, workdir, engine),
         _training(rows, recipe, workdir),
     )
 
 
-def _in_ledger(doc_ids: Collection[str], corpus: Path) -> tuple[dict[tuple[str, str], int], set[str], int]:
-    """(counts by outcome and split or step, ids under which kept ones stand in the corpus, documents that lost a span
-    to one of these)."""
+def open_index(corpus: Path) -> IdIndex:
+    """The index of ids. Raises InputError without a corpus."""
+    index = IdIndex.of_folder(corpus) if (corpus / MANIFEST_NAME).is_file() else None
+    if index is None:
+        raise InputError(f"{corpus}: not complete; run `gristmill curate` first")
+    return index
+
+
+def _rows_of(doc_ids: frozenset[str], index: IdIndex, folder: str) -> dict[str, np.ndarray]:
+    """Table below this folder of the corpus -> rows of these documents."""
+    records = index.records_of(packed_ids(pa.array(sorted(doc_ids), pa.string()), Path(IDS_FOLDER)))
+    by_table = index.rows_by_table(records[(records["table"] & DUPLICATE) == 0])
+    return {table: rows for table, rows in sorted(by_table.items()) if table.startswith(folder)}
+
+
+def _in_ledger(
+    doc_ids: frozenset[str], corpus: Path, index: IdIndex
+) -> tuple[dict[tuple[str, str], int], frozenset[str]]:
+    """(counts by outcome and split or step, ids under which kept ones stand in the corpus)."""
     outcomes: Counter[tuple[str, str]] = Counter()
     written: set[str] = set()
+    for name, rows in _rows_of(doc_ids, index, "ledger/").items():
+        for row in read_rows(RowRange.of_rows(corpus / name, rows), LEDGER_COLUMNS).to_pylist():
+            if row["doc_id"] in doc_ids:  # not the whole document of a piece
+                outcomes[row["outcome"], row["split"] or row["step"] or ""] += 1
+                if row["outcome"] == "kept":
+                    written.update(row["pieces"] or [row["doc_id"]])
+    return dict(outcomes), frozenset(written)
+
+
+def _num_sharing(doc_ids: frozenset[str], corpus: Path) -> int:
+    """Other documents of the ledger that had a span removed which one of these keeps."""
     sharing: set[str] = set()
     wanted = pa.array(sorted(doc_ids), pa.string())
     for path in sorted((corpus / "ledger").glob("*.parquet")):
         with pq.ParquetFile(path) as file:
-            table = file.read(LEDGER_COLUMNS)
-        for row in table.filter(pc.is_in(table.column("doc_id"), wanted)).select(LEDGER_COLUMNS[:5]).to_pylist():
-            outcomes[row["outcome"], row["split"] or row["step"] or ""] += 1
-            if row["outcome"] == "kept":
-                written.update(row["pieces"] or [row["doc_id"]])
-        sharing |= _span_losers(table, wanted)
-    return dict(outcomes), written, len(sharing - set(doc_ids))
-
-
-def _span_losers(table: pa.Table, wanted: pa.Array) -> set[str]:
-    """Documents of the ledger that had a span removed which one of the wanted keeps."""
-    spans = table.column("removed_spans").combine_chunks()
-    kept_in = pc.struct_field(spans.flatten(), "kept_in")
-    rows = pc.list_parent_indices(spans).filter(pc.fill_null(pc.is_in(kept_in, wanted), False))
-    return set(table.column("doc_id").take(rows).to_pylist())
-
-
-def _in_documents(doc_ids: Collection[str], corpus: Path) -> Iterator[tuple[Path, np.ndarray]]:
-    """(shard, rows of these documents) of each shard that has any."""
-    wanted = pa.array(sorted(doc_ids), pa.string())
-    for path in sorted((corpus / "documents").glob("*/*.parquet")):
-        with pq.ParquetFile(path) as file:
-            rows = np.flatnonzero(pc.is_in(file.read(["doc_id"]).column("doc_id"), wanted).to_numpy())
-        if len(rows):
-            yield path, rows
+            spans = file.read(["removed_spans.list.element.kept_in"]).column(0).combine_chunks()
+            kept_in = pc.struct_field(spans.flatten(), "kept_in")
+            if kept_in.null_count < len(kept_in):
+                is_wanted = pc.fill_null(pc.is_in(kept_in, wanted), False)
+                rows = pc.list_parent_indices(spans).filter(is_wanted)
+                sharing.update(file.read(["doc_id"]).column(0).take(rows).to_pylist())
+    return len(sharing.difference(doc_ids))
 
 
 def _index_ranges(rows: Mapping[Path, np.ndarray], recipe: Recipe, workdir: Path) -> Iterator[IndexRange]:

@@ -70,7 +70,7 @@ def make_plan(workdir: Path, recipe: Recipe, selector: Selector, threshold: floa
         lock = pin(recipe, workdir, engine, write=False)
         documents = ReadDocuments.of(recipe, workdir, lock, engine)
         selected = select(selector, documents, threshold)
-        places = find_places([document.doc_id for document in selected], recipe, workdir, engine)
+        places = find_places(frozenset(document.doc_id for document in selected), recipe, workdir, engine)
     stages = tuple(name for name in REBUILT if (workdir / name / MANIFEST_NAME).is_file())
     return ForgetPlan(selector, selected, places, stages, changed_statistics(recipe, places))
 

@@ -1,7 +1,7 @@
 """Documents to forget: those asked for, and every copy of them among all documents that were read."""
 
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -16,17 +16,30 @@ from gristmill.data_pipeline.annotate.tombstones import read_tombstones
 from gristmill.data_pipeline.corpus.document_history import open_corpus
 from gristmill.data_pipeline.corpus.sketches import HOST
 from gristmill.data_pipeline.corpus.small_sources import is_batch_file, rows_by_source, source_in_name
-from gristmill.data_pipeline.dedup.folding import bytes_of_words, document_keys, fold_texts, folded_keys
+from gristmill.data_pipeline.dedup.folding import (
+    KnownValues,
+    bytes_of_words,
+    document_keys,
+    fold_texts,
+    folded_keys,
+)
 from gristmill.data_pipeline.dedup.near import NearDedupConfig
 from gristmill.data_pipeline.dedup.near_copies import SignedTexts, near_copies
 from gristmill.data_pipeline.dedup.signatures import SIGNATURE_CACHE, SignatureCache, sign_corpus
 from gristmill.data_pipeline.filters.apply import KEPT, FilterTask, apply_filters
-from gristmill.data_pipeline.ledger.document_file import DocumentFile, sortable_ids, unpacked_ids
+from gristmill.data_pipeline.ledger.document_file import (
+    DocumentFile,
+    RowRange,
+    packed_ids,
+    read_rows,
+    unpacked_ids,
+)
 from gristmill.data_pipeline.run_curation import annotated
 from gristmill.foundation.checksums import Lock
 from gristmill.foundation.errors import InputError, RecipeError
 from gristmill.foundation.files import remove_tree
 from gristmill.foundation.runtime.tasks.engine import Engine
+from gristmill.pipelines.provenance.forget.places import open_index
 from gristmill.pipelines.recipes.config import Recipe
 
 ASKED, EXACT, NEAR = "asked for", "exact copy", "near copy"
@@ -105,30 +118,16 @@ class Wanted:
     host: str | None = None
 
     @cached_property
-    def sorted_ids(self) -> np.ndarray:
-        """uint64[N, 2]: packed, in ascending order of their first halves."""
-        return _sorted_words(map(bytes.fromhex, self.ids))
+    def known_ids(self) -> KnownValues:
+        return _known_values(map(bytes.fromhex, self.ids))
 
     @cached_property
-    def sorted_keys(self) -> np.ndarray:
-        """As sorted_ids."""
-        return _sorted_words(self.keys)
+    def known_keys(self) -> KnownValues:
+        return _known_values(self.keys)
 
 
-def _sorted_words(values: Iterable[bytes]) -> np.ndarray:
-    words = np.frombuffer(b"".join(values), ">u8").astype(np.uint64).reshape(-1, 2)
-    return words[np.argsort(words[:, 0], kind="stable")]
-
-
-def _are_among(words: np.ndarray, wanted: np.ndarray) -> np.ndarray:
-    """bool[N]: whether words uint64[N, 2] are among the sorted wanted ones. Few are: most differ in the first half."""
-    mask = np.zeros(len(words), bool)
-    if len(wanted):
-        first = np.ascontiguousarray(words[:, 0])
-        place = np.minimum(np.searchsorted(wanted[:, 0], first), len(wanted) - 1)
-        alike = np.flatnonzero(wanted[place, 0] == first)
-        mask[alike] = np.isin(sortable_ids(words[alike]), sortable_ids(wanted))
-    return mask
+def _known_values(values: Iterable[bytes]) -> KnownValues:
+    return KnownValues.of(np.frombuffer(b"".join(values), ">u8").astype(np.uint64).reshape(-1, 2))
 
 
 def select(selector: Selector, documents: ReadDocuments, threshold: float | None) -> list[Selected]:
@@ -156,25 +155,24 @@ def select(selector: Selector, documents: ReadDocuments, threshold: float | None
     near_keys = {document.text_key: document.similarity for document in selected.values() if document.reason == NEAR}
     of_near = documents.scan(Wanted(keys=frozenset(key for key in near_keys if key)), "copies of near copies")
     add(of_near, NEAR, {doc_id: near_keys[key] for *_, doc_id, key in of_near})
-    add(documents.scan(Wanted(ids=_recorded_copies(documents.workdir, selected)), "recorded copies"), EXACT)
+    add(documents.scan(Wanted(ids=_recorded_copies(documents.workdir, frozenset(selected))), "recorded copies"), EXACT)
     if not selected:
         raise InputError(f"{documents.workdir}: no document that was read has this text or a near copy of it")
     return [selected[doc_id] for doc_id in sorted(selected)]
 
 
-def _recorded_copies(workdir: Path, selected: Collection[str]) -> frozenset[str]:
+def _recorded_copies(workdir: Path, selected: frozenset[str]) -> frozenset[str]:
     """Documents that the ledger has as exact duplicates of selected ones, or as what these are duplicates of."""
     ids: set[str] = set()
-    for path in sorted((workdir / "curate" / "ledger").glob("*.parquet")):
-        with pq.ParquetFile(path) as file:
-            table = file.read(["doc_id", "step", "duplicate_of"])
-        exact = table.filter(pc.fill_null(pc.equal(table.column("step"), "exact_dedup"), False))
-        for doc_id, kept in zip(
-            exact.column("doc_id").to_pylist(), exact.column("duplicate_of").to_pylist(), strict=True
-        ):
-            if kept in selected or doc_id in selected:
-                ids |= {doc_id, kept}
-    return frozenset(ids - {None} - set(selected))
+    corpus = workdir / "curate"
+    index = open_index(corpus)
+    records = index.records_of(packed_ids(pa.array(sorted(selected), pa.string()), corpus))
+    for name, rows in index.rows_by_table(records).items():
+        if name.startswith("ledger/"):
+            for row in read_rows(RowRange.of_rows(corpus / name, rows), ["doc_id", "step", "duplicate_of"]).to_pylist():
+                if row["step"] == "exact_dedup" and not selected.isdisjoint((row["doc_id"], row["duplicate_of"])):
+                    ids |= {row["doc_id"], row["duplicate_of"]}
+    return frozenset(ids.difference(selected))
 
 
 def text_key(text: str) -> bytes:
@@ -235,7 +233,7 @@ def parse_ids(content: str, name: str) -> list[str]:
 def _scan_file(task: tuple[Path, Wanted]) -> list[tuple[int, str, bytes | None]]:
     path, wanted = task
     keys = document_keys(path)
-    rows = np.flatnonzero(_wanted_rows(keys, path, wanted))
+    rows = _wanted_rows(keys, path, wanted)
     chosen = keys[rows]
     text_keys = [
         key.tobytes() if size else None
@@ -245,13 +243,13 @@ def _scan_file(task: tuple[Path, Wanted]) -> list[tuple[int, str, bytes | None]]
 
 
 def _wanted_rows(keys: np.ndarray, path: Path, wanted: Wanted) -> np.ndarray:
-    """bool[rows]."""
-    mask = _are_among(keys["id"], wanted.sorted_ids)
-    mask |= _are_among(keys["key"], wanted.sorted_keys) & (keys["bytes"] > 0)
+    """int64[], ascending."""
+    of_keys = wanted.known_keys.among(keys["key"])
+    rows = np.union1d(wanted.known_ids.among(keys["id"]), of_keys[keys["bytes"][of_keys] > 0])
     if wanted.host is not None:
         with pq.ParquetFile(path) as file:
-            mask |= _of_host(file.read(["url"]).column(0), wanted.host)
-    return mask
+            rows = np.union1d(rows, np.flatnonzero(_of_host(file.read(["url"]).column(0), wanted.host)))
+    return rows
 
 
 def _of_host(urls: pa.ChunkedArray, host: str) -> np.ndarray:

@@ -13,13 +13,13 @@ TEXTS = [f"text {number} é\n" * (number % 7) for number in range(100)]
 
 
 def written(path, readable=lambda number: True):
-    """An annotated file of TEXTS in two row groups, null where a record could not be read, with its keys."""
-    texts = [text if readable(number) else None for number, text in enumerate(TEXTS)]
+    """An annotated file of TEXTS in two row groups, "" where a record could not be read, with its keys."""
+    texts = [text if readable(number) else "" for number, text in enumerate(TEXTS)]
     with open_annotated(path, pa.schema([("text", pa.string()), ("num_bytes", pa.int64())])) as file:
-        sizes = [len((text or "").encode()) for text in texts]
+        sizes = [len(text.encode()) for text in texts]
         file.write_table(pa.table({"text": texts, "num_bytes": sizes}), row_group_size=60)
     keys = np.zeros(len(texts), DOCUMENT_KEY)
-    keys["bytes"], keys["readable"] = sizes, [text is not None for text in texts]
+    keys["bytes"], keys["readable"] = sizes, [readable(number) for number in range(len(texts))]
     write_keys(path, keys)
     return texts
 
@@ -36,16 +36,18 @@ def test_single_texts_are_read_without_their_row_group(tmp_path, unreadable, mon
     assert not has_picked_texts(path)
     texts = written(path, lambda number: number not in unreadable)
     assert has_picked_texts(path)
-    rows = [0, 7, 8, 58, 61, 98]
+    rows = [0, 3, 7, 8, 58, 61, 98]
     monkeypatch.setattr(module.pq.ParquetFile, "read_row_group", None)
     assert picked(path, rows) == [texts[row] for row in rows]
 
 
-def test_many_texts_and_unreadable_ones_are_read_with_their_row_group(tmp_path):
+def test_texts_are_read_a_bounded_number_at_a_time(tmp_path, monkeypatch):
     path = tmp_path / "s-0.parquet"
-    texts = written(path, lambda number: number != 70)
+    texts = written(path)
+    monkeypatch.setattr(module, "PICKED_BYTES", 500)
     assert picked(path, range(100)) == texts
-    assert picked(path, [2, 70]) == [texts[2], None]
+    sizes = [sum(len(text.as_py().encode()) for text in of_part) for _, of_part in picked_texts(path, range(100))]
+    assert len(sizes) > 5 and max(sizes) < 500 + max(map(len, TEXTS)) + 10
     assert list(picked_texts(path, [])) == []
 
 
