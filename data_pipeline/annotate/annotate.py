@@ -263,6 +263,9 @@ def annotate(task: AnnotateTask) -> None:
     write_keys(task.path, np.concatenate(keys))
 
 
+CHECKED_NAME = ".tombstones.json"  # beside annotated files: content of those without rows that have a tombstone
+
+
 def dropped_file(path: Path) -> Path:
     """File beside an annotated file, which lists the rows that `tombstones.py` dropped from it."""
     return path.with_name(f".{path.name}.dropped")
@@ -437,7 +440,7 @@ def delete_other_annotations(cache: Path, tasks: Sequence[Sequence[AnnotateTask]
         for task in group
         for file in (task.path, keys_path(task.path))
         for path in (file, seal_of(file), dropped_file(task.path))
-    }
+    } | {cache / "annotated" / CHECKED_NAME}
     for path in (cache / "annotated").iterdir():
         if path not in current:
             path.unlink()

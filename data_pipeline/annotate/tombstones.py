@@ -14,7 +14,7 @@ import secrets
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 import orjson
@@ -22,10 +22,24 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pydantic import Field
 
-from gristmill.data_pipeline.annotate.annotate import AnnotateTask, annotate_all, dropped_file, open_annotated
+from gristmill.data_pipeline.annotate.annotate import (
+    CHECKED_NAME,
+    AnnotateTask,
+    annotate_all,
+    dropped_file,
+    open_annotated,
+)
 from gristmill.data_pipeline.dedup.folding import KnownValues, bytes_of_words, document_keys, remove_keys, write_keys
 from gristmill.data_pipeline.ledger.document_file import packed_ids
-from gristmill.foundation.checksums import LockedSource, RawFile, read_cached, sealed_path
+from gristmill.foundation.checksums import (
+    LockedSource,
+    RawFile,
+    content_digest,
+    read_cached,
+    read_kept,
+    sealed_path,
+    write_kept,
+)
 from gristmill.foundation.config import Config
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.files import write_atomic
@@ -199,7 +213,7 @@ def lock_tombstones(folder: Path) -> tuple[LockedSource, ...]:
 def drop_documents(tasks: Sequence[AnnotateTask], tombstones: Tombstones | None, engine: Engine) -> None:
     """Drops the rows that have a tombstone from all annotated files; each file is checked once for every request.
 
-    Files that lack rows whose tombstone is gone are annotated again."""
+    Files that lack rows whose tombstone is gone are annotated again. All are of one folder."""
     digests = frozenset() if tombstones is None else tombstones.digests
     stale = [task for task in tasks if not _dropped(task.path) <= digests]
     for task in stale:
@@ -207,17 +221,22 @@ def drop_documents(tasks: Sequence[AnnotateTask], tombstones: Tombstones | None,
     annotate_all(stale, engine)
     if tombstones is None:
         return
-    todo = [(task.path, tombstones) for task in tasks if _state(task.path).get("head") != tombstones.head]
-    engine.map(_drop_rows, todo, "tombstones", [float(path.stat().st_size) for path, _ in todo], "B")
-
-
-def _state(path: Path) -> dict[str, Any]:
-    state = read_cached(dropped_file(path))
-    return state if isinstance(state, dict) else {}
+    if not tasks:
+        return
+    checked_file = tasks[0].path.parent / CHECKED_NAME
+    checked = read_kept(checked_file)
+    known = checked["files"] if checked.get("head") == tombstones.head else {}
+    todo = [(task.path, tombstones) for task in tasks if known.get(task.path.name) != content_digest(task.path)]
+    if todo:
+        engine.map(_drop_rows, todo, "tombstones", [float(path.stat().st_size) for path, _ in todo], "B")
+        files = {task.path.name: content_digest(task.path) for task in tasks}
+        write_kept(checked_file, {"head": tombstones.head, "files": files})
 
 
 def _dropped(path: Path) -> frozenset[bytes]:
-    return frozenset(bytes.fromhex(digest) for digest in _state(path).get("dropped", ()))
+    """Digests of the rows that the file lacks."""
+    digests = read_cached(dropped_file(path))
+    return frozenset(map(bytes.fromhex, digests)) if isinstance(digests, list) else frozenset()
 
 
 def _drop_rows(task: tuple[Path, Tombstones]) -> None:
@@ -226,20 +245,15 @@ def _drop_rows(task: tuple[Path, Tombstones]) -> None:
     keys = document_keys(path)
     text_keys = bytes_of_words(keys["key"]) * keys["readable"][:, None].astype(np.uint8)
     rows, digests = tombstones.matches(bytes_of_words(keys["id"]), text_keys)
-    dropped = sorted({*(digest.hex() for digest in _dropped(path)), *digests})
     if len(rows):
-        _write_state(path, {"head": "", "dropped": dropped})
+        dropped = sorted({*(digest.hex() for digest in _dropped(path)), *digests})
+        write_atomic(dropped_file(path), orjson.dumps(dropped))
         kept = np.ones(len(keys), bool)
         kept[rows] = False
         left = keys[kept]
         remove_keys(path)
         _rewrite(path, kept)
         write_keys(path, left)
-    _write_state(path, {"head": tombstones.head, "dropped": dropped})
-
-
-def _write_state(path: Path, state: dict[str, Any]) -> None:
-    write_atomic(dropped_file(path), orjson.dumps(state))
 
 
 def _rewrite(path: Path, kept: np.ndarray) -> None:

@@ -5,7 +5,7 @@ of the ids' first 64 bits. `ids/index.json` lists the tables that records point 
 are hashes, so an id's place is known to within a few blocks before anything is read."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -29,6 +29,7 @@ from gristmill.foundation.checksums import (
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.files import remove_tree, write_atomic
 from gristmill.foundation.fingerprint import canonical_json
+from gristmill.foundation.runtime.kernels.cached_njit import cached_njit
 from gristmill.foundation.runtime.tasks.task_files import Shuffle, fetch, range_of_keys
 
 IDS_FOLDER, IDS_FILE, IDS_SUFFIX = "ids", "index.json", ".ids"
@@ -38,6 +39,7 @@ INDEX_VERSION = 1
 ID_RECORD = np.dtype([("id", "<u8", 2), ("table", "<u4"), ("row", "<u4")])
 DUPLICATE = np.uint32(1 << 31)
 BLOCK_RECORDS = 512
+ID_BLOCK = 16_384  # whose ids are in the processor's cache
 MAX_MATCHES = 10_000  # rows of one id that are listed: a document with more duplicates than these
 LARGEST_CLUSTERS = 1_000
 
@@ -62,12 +64,19 @@ def ids_name(number: int) -> str:
     return f"{number:05d}{IDS_SUFFIX}"
 
 
-def read_ids(path: Path) -> np.ndarray:
-    """uint64[N, 2]: the ids of a file of the index, each once, in their order."""
-    ids = np.fromfile(path, ID_RECORD)["id"]
+def id_blocks(path: Path) -> Iterator[np.ndarray]:
+    """uint64[N, 2]: the ids of a file of the index in their order, each once in a block of ID_BLOCK records."""
+    records = np.memmap(path, ID_RECORD, "r") if path.stat().st_size else np.empty(0, ID_RECORD)
+    for start in range(0, len(records), ID_BLOCK):
+        ids = np.ascontiguousarray(records["id"][start : start + ID_BLOCK])
+        yield ids[is_new_id(ids)]
+
+
+def is_new_id(ids: np.ndarray) -> np.ndarray:
+    """bool[N]: False where the id before is the same."""
     is_new = np.ones(len(ids), bool)
-    is_new[1:] = (ids[1:] != ids[:-1]).any(axis=1)
-    return ids[is_new]
+    is_new[1:] = (ids[1:, 0] != ids[:-1, 0]) | (ids[1:, 1] != ids[:-1, 1])
+    return is_new
 
 
 DOCUMENT_COLUMNS, LEDGER_COLUMNS = ("doc_id",), ("doc_id", "duplicate_of", "pieces")  # that have ids
@@ -108,12 +117,13 @@ def write_ids(task: IndexTask) -> tuple[int, list[tuple[str, int]], list[int]]:
     int[k]: kept documents with 2**k to 2**(k + 1) - 1 duplicates)."""
     records = sorted_records(task.records.read(task.number))
     if task.known is not None and task.renumbered is not None:
-        records = merged_records(_renumbered(np.fromfile(fetch(task.known), ID_RECORD), task.renumbered), records)
+        records = merged_records(np.fromfile(fetch(task.known), ID_RECORD), records, task.renumbered)
     if not is_sealed(task.path):
         with sealed_path(task.path) as temporary:
             records.tofile(temporary)
     ids = records["id"][(records["table"] & DUPLICATE) != 0]
-    kept, counts = np.unique(ids, axis=0, return_counts=True) if len(ids) else (ids, np.empty(0, np.int64))
+    starts = np.flatnonzero(is_new_id(ids))
+    kept, counts = ids[starts], np.diff(starts, append=len(ids))
     order = np.lexsort((kept[:, 1], kept[:, 0], -counts))[:LARGEST_CLUSTERS]
     largest = [(f"{int(kept[n, 0]):016x}{int(kept[n, 1]):016x}", int(counts[n])) for n in order.tolist()]
     sizes = np.bincount(np.log2(counts).astype(np.int64)).tolist() if len(counts) else []
@@ -131,29 +141,54 @@ def sorted_records(records: np.ndarray) -> np.ndarray:
     return records[order]
 
 
-def _renumbered(records: np.ndarray, numbers: np.ndarray) -> np.ndarray:
-    """The records of tables that are still there, with their numbers now."""
-    numbers_now = numbers[records["table"] & ~DUPLICATE]
-    is_there = numbers_now >= 0
-    records, numbers_now = records[is_there], numbers_now[is_there]
-    records["table"] = (records["table"] & DUPLICATE) | numbers_now.astype(np.uint32)
-    return records
+def merged_records(known: np.ndarray, new: np.ndarray, numbers: np.ndarray) -> np.ndarray:
+    """Both, sorted, as each of them is. numbers: the table n of the known ones is numbers[n] now, -1 if it is gone; the
+    numbers ascend."""
+    words = np.empty((len(known) + len(new), RECORD_WORDS), np.uint64)
+    count = _merge(_words(known), _words(new), np.asarray(numbers, np.int64), words)
+    return words[:count].reshape(-1).view(ID_RECORD)
 
 
-def merged_records(known: np.ndarray, new: np.ndarray) -> np.ndarray:
-    """Both, sorted, as they are. The known ones with an id of the new ones are taken out and sorted with them."""
-    first_halves, wanted = np.ascontiguousarray(known["id"][:, 0]), np.ascontiguousarray(new["id"][:, 0])
-    is_alike = np.zeros(len(known), bool)
-    firsts, lasts = (np.searchsorted(first_halves, wanted, side=side) for side in ("left", "right"))
-    sizes = lasts - firsts
-    is_alike[np.repeat(firsts, sizes) + np.arange(sizes.sum()) - np.repeat(np.cumsum(sizes) - sizes, sizes)] = True
-    together, others = sorted_records(np.concatenate([known[is_alike], new])), known[~is_alike]
-    places = np.searchsorted(first_halves[~is_alike], together["id"][:, 0])
-    merged = np.empty(len(known) + len(new), ID_RECORD)
-    is_new = np.zeros(len(merged), bool)
-    is_new[places + np.arange(len(together))] = True
-    merged[is_new], merged[~is_new] = together, others
-    return merged
+RECORD_WORDS = 3  # id, and the row in the upper half of a word, the table in the lower
+
+
+def _words(records: np.ndarray) -> np.ndarray:
+    """uint64[N, RECORD_WORDS]"""
+    return np.ascontiguousarray(records).view("<u8").reshape(-1, RECORD_WORDS)
+
+
+@cached_njit(nogil=True)
+def _merge(known, new, numbers, merged):
+    """The number of records."""
+    duplicate, upper, half = np.uint64(1 << 31), np.uint64(0xFFFFFFFF << 32), np.uint64(32)
+    count = place = 0
+    for row in range(len(known)):
+        word = known[row, 2]
+        number = numbers[(word & ~upper) & ~duplicate]
+        if number < 0:
+            continue
+        word = (word & (upper | duplicate)) | np.uint64(number)
+        order = word << half | word >> half  # by table, then row
+        while place < len(new):
+            other = new[place, 2]
+            if new[place, 0] != known[row, 0]:
+                if new[place, 0] > known[row, 0]:
+                    break
+            elif new[place, 1] != known[row, 1]:
+                if new[place, 1] > known[row, 1]:
+                    break
+            elif (other << half | other >> half) > order:
+                break
+            merged[count] = new[place]
+            count += 1
+            place += 1
+        merged[count, 0], merged[count, 1], merged[count, 2] = known[row, 0], known[row, 1], word
+        count += 1
+    while place < len(new):
+        merged[count] = new[place]
+        count += 1
+        place += 1
+    return count
 
 
 # The index of the run before, kept with what its tables were made from.

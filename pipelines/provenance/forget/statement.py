@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from gristmill.data_pipeline.annotate.tombstones import ForgetRequest, Tombstones, id_bytes, read_tombstones
-from gristmill.data_pipeline.corpus.id_index import IDS_FOLDER, IDS_SUFFIX, read_ids
+from gristmill.data_pipeline.corpus.id_index import IDS_FOLDER, IDS_SUFFIX, id_blocks
 from gristmill.data_pipeline.dedup.folding import KEY_BYTES, bytes_of_words, fold_texts, folded_keys
 from gristmill.data_pipeline.ledger.document_file import unpacked_ids, utf8_of
 from gristmill.foundation.errors import InputError
@@ -141,9 +141,8 @@ def _wrong_corpus(workdir: Path, tombstones: Tombstones, reads_texts: bool) -> I
 
 def _indexed_documents_of(path: Path, tombstones: Tombstones) -> list[str]:
     """Ids in a file of the index of ids that have a tombstone."""
-    ids = read_ids(path)
-    rows, _ = tombstones.matches(bytes_of_words(ids))
-    return unpacked_ids(ids[rows]).to_pylist()
+    matches = [ids[tombstones.matches(bytes_of_words(ids))[0]] for ids in id_blocks(path)]
+    return unpacked_ids(np.unique(np.concatenate([np.empty((0, 2), np.uint64), *matches]), axis=0)).to_pylist()
 
 
 def _documents_of(path: Path, tombstones: Tombstones) -> list[str]:

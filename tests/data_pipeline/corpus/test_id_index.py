@@ -39,8 +39,20 @@ def test_records_are_sorted_by_id_table_and_row(second_halves):
 def test_merged_records_are_those_of_sorting_all(size, second_halves):
     known, new = sorted_records(drawn_records(3000, second_halves)), sorted_records(drawn_records(size, 5, seed=5))
     merged = sorted_records(np.concatenate([known, new]))
-    assert np.array_equal(merged_records(known, new), merged)
-    assert np.array_equal(merged_records(known[:0], new), new)
+    assert np.array_equal(merged_records(known, new, np.arange(3)), merged)
+    assert np.array_equal(merged_records(known[:0], new, np.arange(3)), new)
+
+
+def test_records_of_tables_that_are_gone_are_left_out_and_others_get_new_numbers():
+    """Table 1 is gone, and table 2 is number 4 now."""
+    known = sorted_records(drawn_records(3000, 5))
+    new = drawn_records(40, 5, seed=5)
+    new["table"] = 2
+    new = sorted_records(new)
+    left = known[(known["table"] & ~DUPLICATE) != 1]
+    left["table"] += 2 * ((left["table"] & ~DUPLICATE) == 2).astype(np.uint32)
+    expected = sorted_records(np.concatenate([left, new]))
+    assert np.array_equal(merged_records(known, new, np.array([0, -1, 4])), expected)
 
 
 def test_tables_of_a_kept_index_get_their_numbers_of_now(tmp_path):
