@@ -48,7 +48,7 @@ def set_small_sizes(monkeypatch) -> None:
     """Annotated files, shards and ledgers of a few documents."""
     monkeypatch.setattr("gristmill.data_pipeline.annotate.annotate.MIN_RANGE_BYTES", 8_000)
     monkeypatch.setattr("gristmill.data_pipeline.corpus.shards.MIN_SHARD_BYTES", 4_000)
-    monkeypatch.setattr("gristmill.data_pipeline.corpus.writer.MIN_LEDGER_ROWS", 16)
+    monkeypatch.setattr("gristmill.data_pipeline.ledger.ledger.MIN_LEDGER_ROWS", 16)
 
 
 @pytest.fixture
