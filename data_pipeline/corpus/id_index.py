@@ -303,7 +303,7 @@ class IdIndex:
 
     def records_of(self, ids: np.ndarray) -> np.ndarray:
         """ID_RECORD[]: all rows of many documents, uint64[N, 2] packed ids. A file that may have one is read whole."""
-        found = [np.empty(0, ID_RECORD)]
+        records_of_files = [np.empty(0, ID_RECORD)]
         number_of = range_of_keys(np.ascontiguousarray(ids[:, 0]), len(self.records))
         for number in np.unique(number_of).tolist():
             records = self._block(number, 0, self.records[number])
@@ -313,8 +313,8 @@ class IdIndex:
             sizes = stops - starts
             rows = np.repeat(starts, sizes) + np.arange(sizes.sum()) - np.repeat(np.cumsum(sizes) - sizes, sizes)
             is_same = records["id"][rows, 1] == np.repeat(wanted[:, 1], sizes)
-            found.append(records[rows[is_same]])
-        return np.concatenate(found)
+            records_of_files.append(records[rows[is_same]])
+        return np.concatenate(records_of_files)
 
     def rows_by_table(self, records: np.ndarray) -> dict[str, np.ndarray]:
         """Table, by its path in the corpus -> rows int64[], ascending, of these records."""

@@ -338,7 +338,7 @@ def _store_results(task: tuple[FilterTask, Path]) -> StoredResults:
 
 
 def _write_summary(path: Path, results: FilterResults) -> None:
-    """What is known of the results without reading those of a row: a line of JSON, then the arrays of NEAREST of the
+    """Counts of the results, which need none of a row: a line of JSON, then the arrays of NEAREST of the
     file and of the sources of a batch."""
     all_nearest = [results.nearest, *(source.nearest for source in results.sources)]
     arrays = [getattr(nearest, name) for nearest in all_nearest if nearest is not None for name in NEAREST]
