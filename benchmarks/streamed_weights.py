@@ -20,7 +20,7 @@ from gristmill.evaluation.inference.generate.batch import ContinuousBatch
 from gristmill.evaluation.inference.generate.limits import BatchLimits
 from gristmill.evaluation.inference.generate.request import GenerationRequest, GenerationSettings
 from gristmill.evaluation.inference.local_causal_lm import LocalCausalLM
-from gristmill.evaluation.inference.streamed import load_streamed_checkpoint
+from gristmill.evaluation.inference.sharded import load_streamed_checkpoint
 from gristmill.training.checkpoint.checkpoint import (
     CheckpointContent,
     SavedModelConfig,

@@ -27,8 +27,7 @@ from gristmill.data_pipeline.indexed.dataset import Dataset, IndexedSource
 from gristmill.data_pipeline.indexed.draws import Permutation, key_of
 from gristmill.data_pipeline.indexed.packing import Concat
 from gristmill.data_pipeline.indexed.samples import Samples
-from gristmill.pipelines.provenance.step_log import StepLog, samples_of_steps, step_of
-from gristmill.pipelines.provenance.trace import DocumentOrder, Tracer
+from gristmill.pipelines.provenance.trace import DocumentOrder, StepLog, Tracer, samples_of_steps, step_of
 
 DOCUMENTS, TOKENS = 10**9, 10**12
 LENGTH, BATCH_TOKENS = 4096, 1 << 20

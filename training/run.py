@@ -18,14 +18,16 @@ from gristmill.training.auto_tp.model import build_transformers_model, save_tran
 from gristmill.training.auto_tp.transformers_folder import TransformersFolder
 from gristmill.training.checkpoint import checkpoint
 from gristmill.training.checkpoint.init_from import (
+    Teacher,
     check_init_from,
+    check_teacher,
     check_upcycling,
     load_init_from,
+    load_teacher,
     load_upcycled,
     padded_vocab_size,
 )
 from gristmill.training.checkpoint.save import Saver
-from gristmill.training.checkpoint.teacher import Teacher, check_teacher, load_teacher
 from gristmill.training.config.model import ModelConfig
 from gristmill.training.config.train import LEFT_OUT, STEPS_WITHOUT_REPLICAS, TrainConfig
 from gristmill.training.engine.local_model import PRECISIONS, LocalModel, Weights, build_local_model

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from gristmill.training.checkpoint.teacher import Teacher
+from gristmill.training.checkpoint.init_from import Teacher
 from gristmill.training.config.train import TrainConfig
 from gristmill.training.engine.gradients import gradients_of, scale_gradients
 from gristmill.training.engine.local_model import LocalModel

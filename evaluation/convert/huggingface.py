@@ -17,10 +17,12 @@ from gristmill.evaluation.convert.generation_defaults import GENERATION_NAME
 from gristmill.evaluation.convert.hf.architecture import ModelFamily, UnsupportedConfig
 from gristmill.evaluation.convert.hf.bert import BERT, BERT_TASKS, MEGATRON_BERT
 from gristmill.evaluation.convert.hf.deepseek import DEEPSEEK_V2, DEEPSEEK_V3
-from gristmill.evaluation.convert.hf.gemma import GEMMA, GEMMA_2, GEMMA_3
 from gristmill.evaluation.convert.hf.gpt import GPT2, GPT_NEOX, GPTJ
 from gristmill.evaluation.convert.hf.llama import LLAMA, NANOCHAT
 from gristmill.evaluation.convert.hf.llama_relatives import (
+    GEMMA,
+    GEMMA_2,
+    GEMMA_3,
     GRANITE,
     MISTRAL,
     NEMOTRON,
@@ -35,8 +37,12 @@ from gristmill.evaluation.convert.hf.olmo_phi import OLMO, OLMO_2, OLMO_3, PHI_1
 from gristmill.evaluation.convert.hf.opt_bloom_falcon import BLOOM, FALCON, OPT
 from gristmill.evaluation.convert.lora_adapter import AdaptedWeights
 from gristmill.evaluation.convert.model_tokenizer import TextBounds
-from gristmill.evaluation.convert.safetensors_folder import SafetensorsFolder, write_weights
-from gristmill.evaluation.convert.weight_source import WeightSource, converted_source
+from gristmill.evaluation.convert.safetensors_folder import (
+    SafetensorsFolder,
+    WeightSource,
+    converted_source,
+    write_weights,
+)
 from gristmill.foundation.errors import InputError, nearest_name
 from gristmill.foundation.files import write_atomic
 from gristmill.foundation.fingerprint import canonical_json

@@ -23,7 +23,7 @@ from gristmill.evaluation.convert.hf.architecture import (
 )
 from gristmill.evaluation.convert.hf.olmo_phi import HALVES
 from gristmill.evaluation.convert.hf.opt_bloom_falcon import GROUPED
-from gristmill.evaluation.convert.weight_source import WeightSource, converted_source
+from gristmill.evaluation.convert.safetensors_folder import WeightSource, converted_source
 from gristmill.foundation.errors import InputError
 from gristmill.training.checkpoint.restricted_pickle import load_restricted, read_metadata_pickle
 from gristmill.training.config.layers import GATED

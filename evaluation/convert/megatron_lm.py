@@ -22,7 +22,7 @@ from torch import Tensor, cat
 from gristmill.evaluation.convert.hf import gpt
 from gristmill.evaluation.convert.hf.bert import REARRANGED
 from gristmill.evaluation.convert.hf.opt_bloom_falcon import BLOOM, BLOOM_CONSTANTS
-from gristmill.evaluation.convert.weight_source import WeightSource, converted_source
+from gristmill.evaluation.convert.safetensors_folder import WeightSource, converted_source
 from gristmill.foundation.errors import InputError
 from gristmill.training.checkpoint.restricted_pickle import load_restricted
 from gristmill.training.config.model import ModelConfig

@@ -18,14 +18,18 @@ from gristmill.evaluation.convert.huggingface import (
     read_source,
 )
 from gristmill.evaluation.convert.model_tokenizer import ModelTokenizer, TextBounds, load_model_tokenizer
-from gristmill.evaluation.convert.weight_source import WeightSource
+from gristmill.evaluation.convert.safetensors_folder import WeightSource
 from gristmill.evaluation.inference.causal_lm import CausalLM
 from gristmill.evaluation.inference.config import EvaluateConfig, OffloadParameters
 from gristmill.evaluation.inference.generate.drafts import NO_DRAFTS, Drafting
 from gristmill.evaluation.inference.local_causal_lm import LocalCausalLM
 from gristmill.evaluation.inference.quantize import quantize
-from gristmill.evaluation.inference.sharded import load_sharded, shard_source
-from gristmill.evaluation.inference.streamed import load_streamed_checkpoint, load_streamed_source
+from gristmill.evaluation.inference.sharded import (
+    load_sharded,
+    load_streamed_checkpoint,
+    load_streamed_source,
+    shard_source,
+)
 from gristmill.evaluation.inference.transformers_causal_lm import load_transformers_causal_lm
 from gristmill.evaluation.inference.workdir import CheckpointPaths, find_checkpoint
 from gristmill.foundation.errors import InputError, RecipeError

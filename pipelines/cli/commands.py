@@ -55,7 +55,7 @@ COMMANDS = {
     "calibrate": "layout:calibrate",
     "import": "checkpoint:import_",
     "schema": "stages:schema",
-    "work": "work:work",
+    "work": "commands:work",
 }
 
 
@@ -108,6 +108,18 @@ def _import_command(name: str, target: str) -> Any:
 
 def _no_options() -> None:
     """Makes typer build a group also of a single command."""
+
+
+def work(
+    tasks: Annotated[
+        str, typer.Argument(metavar="TASKS", help="A folder of tasks or its address, as --engine slurm writes it.")
+    ],
+    element: Annotated[int, typer.Argument(metavar="N", help="Which element of the array this is, from 0.")],
+) -> None:
+    """Run one element of an array job; `--engine slurm` gives these commands to Slurm."""
+    from gristmill.foundation.runtime.tasks.slurm import TaskFolder  # other commands do without it
+
+    TaskFolder.at(tasks).run(element)
 
 
 # The typer application of all commands.

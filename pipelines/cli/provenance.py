@@ -76,8 +76,16 @@ def trace(
     step, document = question.step, question.document
     if (step is not None) + (document is not None) + question.spike != 1:
         raise RecipeError("give one of --step N, --document ID and --spike")
-    from gristmill.pipelines.provenance.step_log import StepLog, samples_of_steps, step_of, was_left_out
-    from gristmill.pipelines.provenance.trace import Tracer, in_common, read_steps, spikes
+    from gristmill.pipelines.provenance.trace import (
+        StepLog,
+        Tracer,
+        in_common,
+        read_steps,
+        samples_of_steps,
+        spikes,
+        step_of,
+        was_left_out,
+    )
 
     loaded = load_recipe(recipe, set_ or [])
     folder = workdir_of(loaded, workdir)

@@ -11,8 +11,7 @@ import transformers
 
 from gristmill.evaluation.convert.hf.architecture import ModelFamily
 from gristmill.evaluation.convert.huggingface import FAMILIES, family_for, write_huggingface
-from gristmill.evaluation.convert.safetensors_folder import WEIGHTS_NAME
-from gristmill.evaluation.convert.weight_source import WeightSource
+from gristmill.evaluation.convert.safetensors_folder import WEIGHTS_NAME, WeightSource
 from gristmill.evaluation.import_export import open_source
 from gristmill.evaluation.inference.local_causal_lm import LocalCausalLM
 from gristmill.training.config.train import TrainConfig

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from gristmill.evaluation.inference.streamed import load_streamed_checkpoint
+from gristmill.evaluation.inference.sharded import load_streamed_checkpoint
 from gristmill.training.checkpoint.checkpoint import step_folder
 from gristmill.training.config.layout import LayoutConfig
 from gristmill.training.config.model import ModelConfig

@@ -19,8 +19,7 @@ from gristmill.data_pipeline.ledger.document_file import RowRange, packed_ids, r
 from gristmill.foundation.errors import InputError, RecipeError
 from gristmill.foundation.manifest import MANIFEST_NAME
 from gristmill.foundation.runtime.tasks.engine import Engine
-from gristmill.pipelines.provenance.step_log import StepLog, step_of
-from gristmill.pipelines.provenance.trace import Tracer
+from gristmill.pipelines.provenance.trace import StepLog, Tracer, step_of
 from gristmill.pipelines.recipes.config import Recipe
 from gristmill.tokenizers.training_sample import training_documents
 

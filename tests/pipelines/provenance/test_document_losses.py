@@ -8,8 +8,7 @@ import pytest
 
 from gristmill.foundation.errors import InputError, RecipeError
 from gristmill.pipelines.provenance.document_losses import checkpoint_before, document_losses, ranked
-from gristmill.pipelines.provenance.step_log import StepLog, samples_of_steps
-from gristmill.pipelines.provenance.trace import Tracer, read_steps, spikes
+from gristmill.pipelines.provenance.trace import StepLog, Tracer, read_steps, samples_of_steps, spikes
 from gristmill.pipelines.python_api import run as run_recipe
 from gristmill.pipelines.recipes.recipe_file import validate
 from gristmill.training.checkpoint.checkpoint import step_folder

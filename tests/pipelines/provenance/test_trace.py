@@ -7,8 +7,16 @@ import pytest
 
 from gristmill.foundation.errors import InputError, RecipeError
 from gristmill.pipelines.cli.provenance import parse_steps
-from gristmill.pipelines.provenance.step_log import StepLog, samples_of_steps, step_of, was_left_out
-from gristmill.pipelines.provenance.trace import Tracer, in_common, read_steps, spikes
+from gristmill.pipelines.provenance.trace import (
+    StepLog,
+    Tracer,
+    in_common,
+    read_steps,
+    samples_of_steps,
+    spikes,
+    step_of,
+    was_left_out,
+)
 from gristmill.pipelines.python_api import run as run_recipe
 from gristmill.pipelines.recipes.recipe_file import validate
 from gristmill.tokenizers.tokenizer import load_tokenizer

@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 from recorded_batches import digest
 
-from gristmill.pipelines.provenance.step_log import StepLog, samples_of_steps
-from gristmill.pipelines.provenance.trace import Tracer
+from gristmill.pipelines.provenance.trace import StepLog, Tracer, samples_of_steps
 from gristmill.pipelines.python_api import run as run_recipe
 from gristmill.pipelines.recipes.recipe_file import validate
 from gristmill.tokenizers.tokenizer import load_tokenizer

@@ -10,8 +10,7 @@ from gristmill.foundation.errors import InputError
 from gristmill.pipelines.cli.main import main
 from gristmill.pipelines.provenance.forget.places import checkpoint_steps
 from gristmill.pipelines.provenance.forget.statement import read_statement, statement_path
-from gristmill.pipelines.provenance.step_log import StepLog, samples_of_steps, step_of
-from gristmill.pipelines.provenance.trace import Tracer
+from gristmill.pipelines.provenance.trace import StepLog, Tracer, samples_of_steps, step_of
 from gristmill.pipelines.provenance.verify import verify
 from gristmill.pipelines.python_api import run as run_recipe
 from gristmill.pipelines.recipes.recipe_file import validate

@@ -13,8 +13,8 @@ import pytest
 import yaml
 
 from gristmill.foundation.errors import RecipeError
+from gristmill.pipelines.cli.launch import Machines, check_machines, script, train_command
 from gristmill.pipelines.recipes.recipe_file import load_recipe
-from gristmill.pipelines.stages.launch import Machines, check_machines, script, train_command
 from tests.support.kills import Launcher, files_of, write_corpus
 from tests.support.net_namespaces import network, why_not
 from tests.support.one_node_slurm import one_node_slurm

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from gristmill.foundation.errors import InputError
+from gristmill.pipelines.cli.runs import alias_of, name_run, remove_runs, run_of, trained_runs
 from gristmill.pipelines.python_api import run as run_recipe
-from gristmill.pipelines.workdir.trained_runs import alias_of, name_run, remove_runs, run_of, trained_runs
 
 
 @pytest.fixture(scope="module")
