@@ -26,9 +26,10 @@ from support.decision_differences import differences, varied_documents
 from support.peers import PEER_PYTHON, peers_there
 from text import documents
 
-from gristmill.data_pipeline.filters.apply import Rules, failures
+from gristmill.data_pipeline.filters.apply import failures
 from gristmill.data_pipeline.filters.lines import EDIT_COUNTS, EDITS
 from gristmill.data_pipeline.filters.presets import FilterChoice
+from gristmill.data_pipeline.filters.profiles import Rules
 from gristmill.data_pipeline.signals.bits import TextBuffer
 from gristmill.data_pipeline.signals.kernel import measure_buffer, measure_edited
 from gristmill.data_pipeline.signals.reference import WordRule

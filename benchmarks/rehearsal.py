@@ -53,8 +53,9 @@ from gristmill.data_pipeline.dedup.candidates import (
 )
 from gristmill.data_pipeline.dedup.exact import DUPLICATE, ExactDedupConfig, find_exact_duplicates, reassign_copies
 from gristmill.data_pipeline.dedup.near import BATCH_SHINGLES, BLOCK_SHINGLES, NearDedupConfig, verify_batches
-from gristmill.data_pipeline.filters.apply import FilterTask, Rules, apply_filters_to_files
+from gristmill.data_pipeline.filters.apply import FilterTask, apply_filters_to_files
 from gristmill.data_pipeline.filters.presets import Rule
+from gristmill.data_pipeline.filters.profiles import Rules
 from gristmill.data_pipeline.ledger.document_file import DocumentFile
 from gristmill.data_pipeline.ledger.ledger import ledger_tasks, write_ledger
 from gristmill.data_pipeline.ledger.removal_step import SourceState, StoredRemovals, kept_document_files

@@ -21,7 +21,6 @@ from gristmill.data_pipeline.dedup.near import NearDedupConfig
 from gristmill.data_pipeline.dedup.spans import SpanDedupConfig
 from gristmill.data_pipeline.dedup.substrings import SubstringDedupConfig
 from gristmill.data_pipeline.extraction.blocks_config import PageKind
-from gristmill.data_pipeline.filters.apply import Rules, rules_of
 from gristmill.data_pipeline.filters.pii import PiiConfig
 from gristmill.data_pipeline.filters.presets import (
     FilterChoice,
@@ -30,7 +29,7 @@ from gristmill.data_pipeline.filters.presets import (
     parse_choices,
     pii_rules,
 )
-from gristmill.data_pipeline.filters.profiles import ProfilesConfig, load_profiles, pinned_profiles
+from gristmill.data_pipeline.filters.profiles import ProfilesConfig, Rules, load_profiles, pinned_profiles, rules_of
 from gristmill.data_pipeline.quality.config import QualityConfig
 from gristmill.data_pipeline.quality.scores import (
     LABELS_PREFIX,

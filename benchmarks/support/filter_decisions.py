@@ -7,8 +7,8 @@ import numpy as np
 import pyarrow as pa
 
 from gristmill.data_pipeline.curate_config import CurateConfig, optional_signals, unmeasured_signals, used_profiles
-from gristmill.data_pipeline.filters.apply import Rules, failures, rules_of
-from gristmill.data_pipeline.filters.profiles import load_profiles
+from gristmill.data_pipeline.filters.apply import failures
+from gristmill.data_pipeline.filters.profiles import Rules, load_profiles, rules_of
 from gristmill.data_pipeline.signals.bits import TextBuffer
 from gristmill.data_pipeline.signals.kernel import measure
 from gristmill.data_pipeline.signals.language import detect

@@ -15,7 +15,7 @@ from gristmill.data_pipeline.annotate.tombstones import request_of
 from gristmill.data_pipeline.corpus.corpus_files import CorpusFiles
 from gristmill.data_pipeline.corpus.counts import ANNOTATIONS, COUNTS_NAME
 from gristmill.data_pipeline.corpus.id_index import RowPlace
-from gristmill.data_pipeline.filters.apply import WANTED_LANGUAGE
+from gristmill.data_pipeline.filters.profiles import WANTED_LANGUAGE
 from gristmill.data_pipeline.ledger.ledger import QUARANTINE_NAME
 from gristmill.data_pipeline.readers.document import excerpt
 from gristmill.foundation.checksums import LOCK_NAME, check_outputs, read_lock, reading

@@ -1,10 +1,9 @@
 """Filters applied to annotated files: thresholds on stored signals, so a new threshold needs no new measurement."""
 
-import math
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, lru_cache, partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Protocol
 
@@ -14,10 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from gristmill.data_pipeline.filters.presets import PROFILE_RULES, FilterChoice, Rule
-from gristmill.data_pipeline.filters.profiles import Profiles
-from gristmill.data_pipeline.signals.language import LanguageConfig
-from gristmill.data_pipeline.signals.names import SIGNALS, before
+from gristmill.data_pipeline.filters.profiles import PROFILE, WANTED_LANGUAGE, Rules
 from gristmill.foundation.checksums import file_state, is_sealed, read_cached, seal_of, write_sealed
 from gristmill.foundation.files import file_digest
 from gristmill.foundation.fingerprint import fingerprint
@@ -34,59 +30,6 @@ EXAMPLES_PER_SIDE = 5
 REMOVED_SIDE, KEPT_SIDE = 0, 1
 NEAREST = ("rows", "values", "thresholds")  # arrays of NearestDocuments
 SOURCE = "source"  # column of the file of a batch of sources
-EMPTY_RULE = Rule("text", "min_chars", "num_chars", ">=", 1, "empty documents are dropped")
-PROFILE = "profile"  # the column of a document's language profile
-WANTED_LANGUAGE = "wanted_language_score"  # the language score if the language is one of the recipe's, else 0
-
-
-@dataclass(frozen=True)
-class Rules:
-    """The rules of one source in the order they are applied, and the allowed languages (empty: all).
-
-    by_profile: language profile -> the threshold of each rule in it, NaN where it is off; empty: the rules' own
-    thresholds apply to every document."""
-
-    rules: tuple[Rule, ...]
-    languages: tuple[str, ...]
-    by_profile: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
-
-    @cached_property
-    def columns(self) -> list[str]:
-        """The columns of the signals that the rules use."""
-        wanted = {rule.signal for rule in self.rules}
-        if WANTED_LANGUAGE in wanted:
-            wanted = wanted - {WANTED_LANGUAGE} | {"detected_language", "language_score"}
-        if self.by_profile:
-            wanted = wanted | {PROFILE}
-        return sorted(wanted)
-
-    @cached_property
-    def description(self) -> str:
-        """Text that is equal for equal rules."""
-        thresholds = [(name, [repr(number) for number in numbers]) for name, numbers in sorted(self.by_profile.items())]
-        return repr(([repr(rule) for rule in self.rules], self.languages, thresholds))
-
-    def only(self, index: int) -> "Rules":
-        """Only the rule at this index."""
-        return self._chosen([index])
-
-    def without(self, index: int) -> "Rules":
-        return self._chosen([place for place in range(len(self.rules)) if place != index])
-
-    def _chosen(self, places: Sequence[int]) -> "Rules":
-        by_profile = {key: tuple(numbers[place] for place in places) for key, numbers in self.by_profile.items()}
-        return Rules(tuple(self.rules[place] for place in places), self.languages, by_profile)
-
-    def thresholds(self, table: pa.Table) -> np.ndarray:
-        """float64[rules, rows]: thresholds by document, NaN where a rule is off in its language profile."""
-        own_R = np.array([rule.threshold for rule in self.rules], dtype=np.float64)
-        if not self.by_profile:
-            return np.repeat(own_R[:, None], table.num_rows, axis=1)
-        profiles = table.column(PROFILE).combine_chunks().dictionary_encode()
-        keys = profiles.dictionary.to_pylist()
-        columns = [np.array(self.by_profile.get(key, own_R), dtype=np.float64) for key in keys]
-        held_PR = np.array(columns, dtype=np.float64).reshape(len(keys), len(self.rules))
-        return np.ascontiguousarray(held_PR[profiles.indices.to_numpy(zero_copy_only=False)].T)
 
 
 @dataclass(frozen=True)
@@ -241,59 +184,6 @@ def _columns(stored: Shuffle) -> dict[str, np.ndarray]:
 def _remembered(stored: Shuffle, _: tuple[int, ...]) -> dict[str, np.ndarray]:
     """Columns of a file in this state. Every step reads those of all files, and they are small."""
     return _columns(stored)
-
-
-def rules_of(
-    filters: Sequence[FilterChoice],
-    languages: Sequence[str],
-    language_id: LanguageConfig | None,
-    unmeasured: Collection[str] = (),
-    last: Sequence[Rule] = (),
-    profiles: Profiles | None = None,
-) -> Rules:
-    """The rules of a source: non-empty text, the language rule if languages are set, each filter's rules, then `last`.
-
-    Rules on unmeasured signals are omitted. profiles: thresholds by language, for rules whose threshold the recipe does
-    not set. A rule applies to the text after the edits of the filters before its own."""
-    edits = [choice.preset for choice in filters if choice.line_options() is not None]
-    rules = [_at_stage(EMPTY_RULE, 0, edits)]
-    fixed: set[str] = set()
-    if languages and language_id is not None:
-        source = "FineWeb, RefinedWeb: lid.176 at 0.65"
-        rules.append(Rule("language", "min_score", WANTED_LANGUAGE, ">=", language_id.threshold, source))
-    stage = 0
-    for choice in filters:
-        stage += choice.line_options() is not None
-        own = (*choice.rules(), *(choice.profile_rules() if profiles is not None else ()))
-        applied = [rule for rule in own if rule.signal not in unmeasured]
-        fixed.update(rule.label for rule in applied if choice.is_fixed(rule))
-        rules.extend(_at_stage(rule, stage, edits) for rule in applied)
-    if edits:
-        rules.append(EMPTY_RULE)
-    all_rules = Rules((*rules, *last), tuple(languages))
-    return (
-        all_rules if profiles is None else replace(all_rules, by_profile=_by_profile(all_rules.rules, fixed, profiles))
-    )
-
-
-def _by_profile(rules: Sequence[Rule], fixed: Collection[str], profiles: Profiles) -> dict[str, tuple[float, ...]]:
-    """Profile -> thresholds. A threshold set in the recipe holds in every profile; PROFILE_RULES are off unless set."""
-    switched = {rule.label for group in PROFILE_RULES.values() for rule in group}
-    own = [rule.threshold if rule.label in fixed or rule.label not in switched else math.nan for rule in rules]
-    return {
-        key: tuple(
-            number if rule.label in fixed else profile.threshold(rule.label, number)
-            for rule, number in zip(rules, own, strict=True)
-        )
-        for key, profile in profiles.by_key.items()
-    }
-
-
-def _at_stage(rule: Rule, stage: int, edits: Sequence[str]) -> Rule:
-    """The rule with the column of its signal at that stage: before the first edit (0), after it (1), and so on."""
-    if rule.signal not in SIGNALS or stage == len(edits):
-        return rule
-    return replace(rule, signal=before(edits[stage], rule.signal))
 
 
 def apply_filters_to_files(

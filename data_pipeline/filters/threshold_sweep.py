@@ -11,7 +11,8 @@ import numpy as np
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from gristmill.data_pipeline.filters.apply import PROFILE, SOURCE, FilterTask, failures, signal_values
+from gristmill.data_pipeline.filters.apply import SOURCE, FilterTask, failures, signal_values
+from gristmill.data_pipeline.filters.profiles import PROFILE
 from gristmill.foundation.errors import RecipeError, did_you_mean
 from gristmill.foundation.runtime.tasks.engine import Engine
 

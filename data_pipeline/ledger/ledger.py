@@ -11,7 +11,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from gristmill.data_pipeline.filters.apply import QUARANTINED, SOURCE, Results, Rules, apply_rules
+from gristmill.data_pipeline.filters.apply import QUARANTINED, SOURCE, Results, apply_rules
+from gristmill.data_pipeline.filters.profiles import Rules
 from gristmill.data_pipeline.ledger.document_file import (
     RowRange,
     row_groups,

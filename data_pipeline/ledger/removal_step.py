@@ -10,7 +10,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from gristmill.data_pipeline.filters.apply import KEPT, FilterResults, NearestDocuments, Results, Rules, SourceRows
+from gristmill.data_pipeline.filters.apply import KEPT, FilterResults, NearestDocuments, Results, SourceRows
+from gristmill.data_pipeline.filters.profiles import Rules
 from gristmill.data_pipeline.ledger.document_file import DocumentFile
 from gristmill.data_pipeline.readers.source import SourceConfig
 from gristmill.foundation.fingerprint import fingerprint

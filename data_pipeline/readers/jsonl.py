@@ -27,7 +27,6 @@ from gristmill.data_pipeline.readers.compression import (
 from gristmill.data_pipeline.readers.document import (
     BATCH_BYTES,
     BATCH_RECORDS,
-    FieldMap,
     Record,
     RecordBuilder,
     RecordColumns,
@@ -53,7 +52,7 @@ from gristmill.data_pipeline.readers.json_kernel import (
     Members,
     parse_lines,
 )
-from gristmill.data_pipeline.readers.source import SourceConfig
+from gristmill.data_pipeline.readers.source import FieldMap, SourceConfig
 from gristmill.data_pipeline.signals.bits import PADDING
 
 

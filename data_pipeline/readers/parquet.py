@@ -11,7 +11,6 @@ import pyarrow.parquet as pq
 
 from gristmill.data_pipeline.readers.compression import SURROGATES, without_surrogates
 from gristmill.data_pipeline.readers.document import (
-    FieldMap,
     Record,
     RecordBuilder,
     RecordColumns,
@@ -21,7 +20,7 @@ from gristmill.data_pipeline.readers.document import (
     metadata_json,
     too_large,
 )
-from gristmill.data_pipeline.readers.source import SourceConfig
+from gristmill.data_pipeline.readers.source import FieldMap, SourceConfig
 
 BATCH_ROWS = 1024
 # Bytes of cells that are converted to Python strings at a time.

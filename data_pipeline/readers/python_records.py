@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from gristmill.data_pipeline.readers.compression import Damaged, blocks, without_surrogates
-from gristmill.data_pipeline.readers.document import FieldMap, Record, Unreadable, first_line, too_large
+from gristmill.data_pipeline.readers.document import Record, Unreadable, first_line, too_large
 from gristmill.data_pipeline.readers.files import check_digest
-from gristmill.data_pipeline.readers.source import SourceConfig
+from gristmill.data_pipeline.readers.source import FieldMap, SourceConfig
 from gristmill.foundation.checksums import RawFile
 from gristmill.foundation.errors import InputError, RecipeError
 from gristmill.foundation.files import file_digest

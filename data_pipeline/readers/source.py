@@ -1,12 +1,14 @@
-"""Config of one source of raw text."""
+"""Config of one source of raw text, and the mapping of its records' fields to documents."""
 
 import codecs
-from typing import Literal, Self
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
 from gristmill.data_pipeline.extraction.blocks_config import BlocksConfig, PageKind
 from gristmill.data_pipeline.filters.presets import FilterChoice, check_choices, parse_choices
+from gristmill.data_pipeline.readers.document import NO_METADATA, Record, Unreadable, dumped_json, excerpt
 from gristmill.data_pipeline.signals.language import require_language_code
 from gristmill.foundation.config import Config
 from gristmill.foundation.errors import did_you_mean
@@ -205,3 +207,153 @@ class SourceConfig(Config):
         if self.format == "datasets" and len(self.paths) != 1:
             raise ValueError(f"source {self.name}: format datasets takes one path, a hub name or a folder")
         return self
+
+
+# Mapping of a record's fields to text, URL, language and metadata, as the recipe configures it.
+
+NO_FIELD = "\0no field"  # stands for a field that the recipe sets to null; no record has one of this name
+
+
+class FieldMap:
+    """Builds records from fields. The configuration is resolved once, not for every record."""
+
+    def __init__(self, source: SourceConfig):
+        self.source = source
+        self.wanted = source.html_field or source.text_field
+        self.path = tuple(self.wanted.split(".")) if "." in self.wanted else ()
+        self.is_html = source.html_field is not None
+        self.url, self.language = source.url_field or NO_FIELD, source.language_field or NO_FIELD
+        self.used = {self.wanted, source.url_field, source.language_field}
+        self.default_language = source.language or ""
+        names = source.metadata_fields
+        self.metadata_names = None if names == "all" else () if names == "none" else tuple(names)
+
+    def maker(self) -> Callable[[Any, int], Record | None]:
+        """Return a function from (fields, number) to a record, or to None if there is no text. A closure, because
+        attribute lookups on self take as long as the rest."""
+        wanted, url_name, language_name, default = self.wanted, self.url, self.language, self.default_language
+        metadata_of, is_html = self.metadata_of, self.is_html
+
+        new = tuple.__new__  # a Record of all its fields, in half the time its class takes
+
+        def record(fields: Any, number: int) -> Record | None:
+            if type(fields) is not dict:
+                return None
+            get = fields.get
+            text, url, language = get(wanted), get(url_name), get(language_name)
+            if type(text) is not str:
+                return None
+            # there is metadata if at least one field is not in use
+            spare = len(fields) - 1 - (url is not None) - (language is not None)
+            metadata = metadata_of(fields) if spare else NO_METADATA
+            if type(url) is not str:
+                url = ""
+            if not language or type(language) is not str:
+                language = default
+            if is_html:
+                return Record(number, "", url, language, metadata, text.encode("utf-8"), "utf-8")
+            return new(Record, (number, text, url, language, metadata, None, None, ()))
+
+        if self.path:
+            return lambda fields, number: record(self.lifted(fields), number)
+        return record
+
+    def lifted(self, fields: Any) -> Any:
+        """The record with the text of a dotted field as a field of its own, and not where it was: for a.b,
+        {"a": {"b": "x", "c": 1}} -> {"a": {"c": 1}, "a.b": "x"}. A record that has a field `a.b` stays as it is."""
+        if type(fields) is not dict or self.wanted in fields:
+            return fields
+        texts = list(strings_at(fields, self.path))
+        return {**without(fields, self.path), self.wanted: "\n\n".join(texts)} if texts else fields
+
+    def record(self, fields: Mapping[str, Any], number: int, offset: int) -> Record | Unreadable:
+        """The record, or an Unreadable: no text field (the message names the fields and the fix), or a value that is
+        not a string."""
+        return self.maker()(fields, number) or self.refused(fields, number, offset)
+
+    def records(self, columns: Mapping[str, list], first: int) -> Iterator[Record | Unreadable]:
+        """The records of rows stored by column, numbered from `first`. A row becomes a dictionary only if it has
+        metadata: that takes twice as long as all the rest."""
+        texts, rows = columns.get(self.wanted), len(next(iter(columns.values()), []))
+        if texts is None or self.is_html:
+            for at, row in enumerate(zip(*columns.values(), strict=True)):
+                yield self.record(dict(zip(columns, row, strict=True)), first + at, -1)
+            return
+        others = self.metadata_columns(columns)
+        new = tuple.__new__
+        urls = columns.get(self.url, [""] * rows)
+        languages = columns.get(self.language, [""] * rows)
+        values: list[tuple[Any, ...]] = list(zip(*(columns[name] for name in others), strict=True)) or [()] * rows
+        for at, (text, url, language, rest) in enumerate(zip(texts, urls, languages, values, strict=True), first):
+            if not isinstance(text, str):
+                yield self.refused({self.wanted: text}, at, -1)
+                continue
+            metadata = {k: v for k, v in zip(others, rest, strict=True) if v is not None} if rest else NO_METADATA
+            if type(url) is not str:
+                url = ""
+            if not language or type(language) is not str:
+                language = self.default_language
+            yield new(Record, (at, text, url, language, metadata, None, None, ()))
+
+    def metadata_columns(self, names: Iterable[str]) -> list[str]:
+        """Those of the names that the recipe keeps as metadata."""
+        others = [name for name in names if name not in self.used]
+        return others if self.metadata_names is None else [name for name in self.metadata_names if name in others]
+
+    def metadata_of(self, fields: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The fields that the recipe keeps as metadata, without those that are null."""
+        if self.metadata_names is None:
+            used = self.used
+            return {key: value for key, value in fields.items() if key not in used and value is not None}
+        if not self.metadata_names:
+            return NO_METADATA
+        return {key: fields[key] for key in self.metadata_names if key not in self.used and fields.get(key) is not None}
+
+    def refused(self, fields: Mapping[str, Any], number: int, offset: int) -> Unreadable:
+        if self.wanted not in fields:
+            known = ", ".join(sorted(field_names(fields))) or "none"
+            setting = "html_field" if self.is_html else "text_field"
+            reason = f"no field {self.wanted!r}; fields are {known[:200]}; set {setting} of source {self.source.name}"
+            return Unreadable(number, "no_text_field", reason, offset, excerpt(dumped_json(dict(fields))))
+        value = fields[self.wanted]
+        kind = "null" if value is None else type(value).__name__
+        quoted = dumped_json(value) if isinstance(value, list | dict) else str(value)
+        reason = f"field {self.wanted!r} is {kind}, not a string"
+        return Unreadable(number, "text_not_string", reason, offset, excerpt(quoted))
+
+
+# Fields inside fields: `a.b` is the field b of the object a, or of each object in the list a.
+
+MAX_FIELD_DEPTH = 4  # of the names in messages
+
+
+def strings_at(value: Any, path: Sequence[str]) -> Iterator[str]:
+    """The strings at the path, in their order: (a, b) of {"a": [{"b": "x"}, {"b": "y"}]} -> x, y. Lists of lists hold
+    none."""
+    for member in value if isinstance(value, list) else (value,):
+        if not path and isinstance(member, str):
+            yield member
+        elif path and isinstance(member, dict) and path[0] in member:
+            yield from strings_at(member[path[0]], path[1:])
+
+
+def without(value: Any, path: Sequence[str]) -> Any:
+    """A copy of the value that lacks what is at the path."""
+    if isinstance(value, list):
+        return [without(member, path) if isinstance(member, dict) else member for member in value]
+    if not isinstance(value, dict) or path[0] not in value:
+        return value
+    rest = {name: member for name, member in value.items() if name != path[0]}
+    return rest if len(path) == 1 else {**rest, path[0]: without(value[path[0]], path[1:])}
+
+
+def field_names(fields: Mapping[str, Any], depth: int = MAX_FIELD_DEPTH) -> Iterator[str]:
+    """{"id": 1, "a": {"b": "x"}} -> id, a.b."""
+    for name, value in fields.items():
+        inner = (
+            next((member for member in value if isinstance(member, dict)), None) if isinstance(value, list) else value
+        )
+        if isinstance(inner, dict) and inner and depth > 1:
+            yield from (f"{name}.{below}" for below in field_names(inner, depth - 1))
+        else:
+            yield str(name)

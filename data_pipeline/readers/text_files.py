@@ -25,8 +25,8 @@ from gristmill.data_pipeline.readers.compression import (
     whole_lines,
     without_surrogates,
 )
-from gristmill.data_pipeline.readers.document import FieldMap, Record, Unreadable, excerpt, first_line, too_large
-from gristmill.data_pipeline.readers.source import SourceConfig
+from gristmill.data_pipeline.readers.document import Record, Unreadable, excerpt, first_line, too_large
+from gristmill.data_pipeline.readers.source import FieldMap, SourceConfig
 from gristmill.foundation.deferred_module import DeferredModule
 
 _BLANK_LINE = re.compile(rb"[ \t]*\r?\n")

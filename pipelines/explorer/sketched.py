@@ -30,7 +30,7 @@ from gristmill.data_pipeline.corpus.sketches import (
     sketch_ledgers,
 )
 from gristmill.data_pipeline.corpus.small_sources import TableSlice, is_batch_file, rows_by_source, source_in_name
-from gristmill.data_pipeline.filters.apply import WANTED_LANGUAGE
+from gristmill.data_pipeline.filters.profiles import WANTED_LANGUAGE
 from gristmill.foundation.errors import InputError
 
 MAX_ROWS = 50

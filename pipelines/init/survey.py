@@ -21,10 +21,10 @@ import pyarrow.parquet as pq
 from pydantic import ValidationError
 
 from gristmill.data_pipeline.readers.compression import Damaged, blocks, in_utf8
-from gristmill.data_pipeline.readers.document import Record, Unreadable, field_names, strings_at
+from gristmill.data_pipeline.readers.document import Record, Unreadable
 from gristmill.data_pipeline.readers.files import foreign_kind
 from gristmill.data_pipeline.readers.read import CONVERTERS, records_of
-from gristmill.data_pipeline.readers.source import SourceConfig
+from gristmill.data_pipeline.readers.source import SourceConfig, field_names, strings_at
 from gristmill.data_pipeline.readers.text_files import delimiter_of
 from gristmill.foundation.errors import InputError, RecipeError
 

@@ -17,8 +17,9 @@ from gristmill.data_pipeline.corpus.counts import (
     removed_span_counts,
     source_counts,
 )
-from gristmill.data_pipeline.filters.apply import KEPT, QUARANTINED, REMOVED_LATER, FilterResults, Rules
+from gristmill.data_pipeline.filters.apply import KEPT, QUARANTINED, REMOVED_LATER, FilterResults
 from gristmill.data_pipeline.filters.presets import Rule
+from gristmill.data_pipeline.filters.profiles import Rules
 from gristmill.data_pipeline.ledger.removal_step import (
     PIECE,
     EvidenceFiles,

@@ -12,21 +12,18 @@ from gristmill.data_pipeline.corpus.splits import SPLITS, one_split
 from gristmill.data_pipeline.curate_config import CurateConfig
 from gristmill.data_pipeline.filters import apply as apply_module
 from gristmill.data_pipeline.filters.apply import (
-    EMPTY_RULE,
     EXAMPLES_PER_SIDE,
     KEPT,
     QUARANTINED,
-    WANTED_LANGUAGE,
     FilterResults,
     FilterTask,
-    Rules,
     apply_filters,
     apply_filters_to_files,
     failures,
-    rules_of,
     signal_values,
 )
 from gristmill.data_pipeline.filters.presets import FilterChoice, Rule
+from gristmill.data_pipeline.filters.profiles import EMPTY_RULE, WANTED_LANGUAGE, Rules, rules_of
 from gristmill.data_pipeline.filters.threshold_sweep import heavy_removals, parse_sweep, sweep
 from gristmill.data_pipeline.readers.resolve import resolve
 from gristmill.data_pipeline.readers.source import SourceConfig

@@ -9,9 +9,10 @@ from pydantic import ValidationError
 
 from gristmill.data_pipeline.annotate.optional_signals import OPTIONAL_SIGNALS
 from gristmill.data_pipeline.curate_config import CurateConfig
-from gristmill.data_pipeline.filters.apply import failures, rules_of
+from gristmill.data_pipeline.filters.apply import failures
 from gristmill.data_pipeline.filters.lines import EDIT_COUNTS
 from gristmill.data_pipeline.filters.presets import LINE_OPTIONS, PRESETS, PROFILE_RULES, FilterChoice
+from gristmill.data_pipeline.filters.profiles import rules_of
 from gristmill.data_pipeline.signals.language import LanguageConfig
 from gristmill.data_pipeline.signals.names import SIGNALS
 

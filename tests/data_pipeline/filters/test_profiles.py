@@ -12,8 +12,7 @@ import yaml
 import zstandard
 
 from gristmill.data_pipeline.curate_config import CurateConfig
-from gristmill.data_pipeline.filters.apply import rules_of
-from gristmill.data_pipeline.filters.profiles import ProfilesConfig, load_profiles, read_folder, read_profile
+from gristmill.data_pipeline.filters.profiles import ProfilesConfig, load_profiles, read_folder, read_profile, rules_of
 from gristmill.data_pipeline.signals.language import language_code, script_code
 from gristmill.data_pipeline.signals.reference import split_words
 from gristmill.foundation.errors import RecipeError

@@ -9,8 +9,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from gristmill.data_pipeline.decontamination.matches import MATCHES
-from gristmill.data_pipeline.filters.apply import KEPT, QUARANTINED, FilterResults, Rules
+from gristmill.data_pipeline.filters.apply import KEPT, QUARANTINED, FilterResults
 from gristmill.data_pipeline.filters.presets import Rule
+from gristmill.data_pipeline.filters.profiles import Rules
 from gristmill.data_pipeline.ledger.document_file import packed_ids
 from gristmill.data_pipeline.ledger.ledger import LEDGER_SCHEMA, LedgerRows, LedgerTask, write_ledger
 from gristmill.data_pipeline.ledger.removal_step import (

@@ -6,9 +6,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from gristmill.data_pipeline.readers.document import FieldMap, Record, Unreadable, split_url
+from gristmill.data_pipeline.readers.document import Record, Unreadable, split_url
 from gristmill.data_pipeline.readers.read import records_of
-from gristmill.data_pipeline.readers.source import SourceConfig
+from gristmill.data_pipeline.readers.source import FieldMap, SourceConfig
 
 
 def source(field, format="jsonl"):
