@@ -20,6 +20,7 @@ from gristmill.training.model.attention.slot_attention import (
     AttendedBeginnings,
     SlotPlaces,
     attend_tokens,
+    exp_without_power,
     write_tokens,
 )
 from gristmill.training.model.decoding_cache import KVSlots, SlotRows
@@ -378,7 +379,7 @@ def _rotate(joint_NF: np.ndarray, heads: int, width: int, cosine_NK: np.ndarray,
 
 @cached_njit(nogil=True, fastmath=FAST, error_model="numpy")  # of a division that may raise there are no vectors
 def silu_product(gate_up_NF: np.ndarray, hidden_NF: np.ndarray) -> None:
-    """silu(gate) * up of each row, which has the gates first. e^x as in slot_attention.py's softmax."""
+    """silu(gate) * up of each row, which has the gates first."""
     inner = np.uint64(hidden_NF.shape[1])
     gate_up, hidden = gate_up_NF.ravel(), hidden_NF.ravel()
     exponential, powers = np.empty(inner, dtype=np.float32), np.empty(inner, dtype=np.int32)
@@ -389,14 +390,7 @@ def silu_product(gate_up_NF: np.ndarray, hidden_NF: np.ndarray) -> None:
         for k in range(inner):
             x = min(max(-gate_up[gate + k], np.float32(-87)), np.float32(87))
             n = np.floor(x * np.float32(1.44269504088896341) + np.float32(0.5))
-            r = x - n * np.float32(0.693359375) - n * np.float32(-2.12194440e-4)
-            p = np.float32(1.9875691500e-4)
-            p = p * r + np.float32(1.3981999507e-3)
-            p = p * r + np.float32(8.3334519073e-3)
-            p = p * r + np.float32(4.1665795894e-2)
-            p = p * r + np.float32(1.6666665459e-1)
-            p = p * r + np.float32(5.0000001201e-1)
-            exponential[k] = p * r * r + r + np.float32(1)
+            exponential[k] = exp_without_power(x, n)
             powers[k] = np.int32(n)
         for k in range(inner):
             bits[k] += powers[k] << np.int32(23)

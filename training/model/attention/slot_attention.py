@@ -210,31 +210,47 @@ def _score(
 
 
 @cached_njit(nogil=True, fastmath=FAST, forceinline=True)
+def exp_without_power(x: np.float32, n: np.float32) -> np.float32:
+    """e^x / 2^n, where n is the whole number nearest to x / ln(2), by the polynomial of Cephes' expf (2 ulp): of a loop
+    over it the compiler makes vectors."""
+    r = x - n * np.float32(0.693359375) - n * np.float32(-2.12194440e-4)
+    p = np.float32(1.9875691500e-4)
+    p = p * r + np.float32(1.3981999507e-3)
+    p = p * r + np.float32(8.3334519073e-3)
+    p = p * r + np.float32(4.1665795894e-2)
+    p = p * r + np.float32(1.6666665459e-1)
+    p = p * r + np.float32(5.0000001201e-1)
+    return p * r * r + r + np.float32(1)
+
+
+@cached_njit(nogil=True, forceinline=True)
+def _order(bits: np.int32) -> np.int32:
+    """A whole number by which float32 numbers are ordered as by their values, and back: of a maximum of floats the
+    compiler makes no vectors, since one may be NaN (1.0 ns a number against .05)."""
+    return np.int32(bits ^ ((bits >> np.int32(31)) & np.int32(0x7FFFFFFF)))
+
+
+@cached_njit(nogil=True, fastmath=FAST, forceinline=True)
 def _softmax_weights(scores_C: np.ndarray, columns: int, powers_C: np.ndarray) -> np.float32:
     """Replaces the scores by e^(score - largest); returns their sum, NaN where a score is NaN or infinity.
 
-    e^x = 2^n e^r with |r| <= ln(2) / 2, by the polynomial of Cephes' expf (2 ulp), which the compiler makes vectors of.
-    powers_C: memory for n."""
-    largest, check = np.float32(-np.inf), np.float32(0)
+    powers_C: memory for the powers of 2 in e^x."""
+    check = np.float32(0)
     for column in range(columns):
-        largest = max(largest, scores_C[column])
         check += scores_C[column] * np.float32(0)
     if check != np.float32(0):
         return np.float32(np.nan)
+    bits_C, largest_order = scores_C.view(np.int32), np.int32(-(1 << 31))
+    for column in range(columns):
+        largest_order = max(largest_order, _order(bits_C[column]))
+    powers_C[0] = _order(largest_order)
+    largest = powers_C.view(np.float32)[0]
     for column in range(columns):
         x = max(scores_C[column] - largest, np.float32(-87))
         power = np.int32(x * np.float32(1.44269504088896341) - np.float32(0.5))  # rounded, as x is not positive
         n = np.float32(power)
-        r = x - n * np.float32(0.693359375) - n * np.float32(-2.12194440e-4)
-        p = np.float32(1.9875691500e-4)
-        p = p * r + np.float32(1.3981999507e-3)
-        p = p * r + np.float32(8.3334519073e-3)
-        p = p * r + np.float32(4.1665795894e-2)
-        p = p * r + np.float32(1.6666665459e-1)
-        p = p * r + np.float32(5.0000001201e-1)
-        scores_C[column] = p * r * r + r + np.float32(1)
+        scores_C[column] = exp_without_power(x, n)
         powers_C[column] = power
-    bits_C = scores_C.view(np.int32)
     for column in range(columns):
         bits_C[column] += powers_C[column] << np.int32(23)
     total = np.float32(0)
