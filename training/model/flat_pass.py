@@ -25,7 +25,7 @@ from gristmill.training.model.attention.slot_attention import (
 )
 from gristmill.training.model.decoding_cache import KVSlots, SlotRows
 from gristmill.training.model.layer import Layer
-from gristmill.training.model.modules import Norm, SwiGLU
+from gristmill.training.model.modules import GatedMlp, Norm, SwiGLU
 from gristmill.training.model.transformer import Transformer
 from gristmill.training.parallel.linear import add_product, adjacent, lie_by_input, linear
 from gristmill.training.parallel.tensor import ColumnParallelLinear, RowParallelLinear
@@ -83,8 +83,8 @@ class FlatTokens:
 
 
 class FlatLayers:
-    """The layers of a model, if all are of the common form: RMSNorm and grouped-query attention, RMSNorm and SwiGLU on
-    the residual stream. `of` gives None for others.
+    """The layers of a model, if all are of the common form: RMSNorm and grouped-query attention, RMSNorm and a gated
+    MLP on the residual stream, where queries and keys may have RMSNorms too. `of` gives None for others.
 
     Weights lie as `place_decoding_weights` puts them, and do not move."""
 
@@ -113,19 +113,20 @@ class FlatLayers:
 
 def _is_common(layer: Layer) -> bool:
     mixer, mlp = layer.mixer, layer.mlp
-    if type(mixer) is not GroupedQueryAttention or type(mlp) is not SwiGLU:
+    if type(mixer) is not GroupedQueryAttention or not isinstance(mlp, GatedMlp):
         return False
     is_plain = layer.hook is NO_HOOK and layer.norm_order == "pre" and not layer.parallel and layer.scale == 1
-    is_plain = is_plain and mixer.softcap is None and mixer.clip is None and mixer.query_norm is None
-    norms = [layer.mixer_norm, layer.mlp_norm]
-    return is_plain and all(norm is not None and _is_plain_norm(norm) for norm in norms) and _are_placed(mixer, mlp)
+    is_plain = is_plain and mixer.softcap is None and mixer.clip is None
+    is_plain = is_plain and layer.mixer_norm is not None and layer.mlp_norm is not None
+    norms = [layer.mixer_norm, layer.mlp_norm, mixer.query_norm, mixer.key_norm]
+    return is_plain and all(norm is None or _is_plain_norm(norm) for norm in norms) and _are_placed(mixer, mlp)
 
 
 def _is_plain_norm(norm: Norm) -> bool:
     return not norm.centred and norm.split_over is None and norm.bias is None
 
 
-def _are_placed(mixer: GroupedQueryAttention, mlp: SwiGLU) -> bool:
+def _are_placed(mixer: GroupedQueryAttention, mlp: GatedMlp) -> bool:
     """Whether the products are those of `place_decoding_weights`, with biases of query, key and value at most."""
     joint = [[mixer.query, mixer.key, mixer.value], [mlp.gate, mlp.up]]
     alone = [mixer.output, mlp.down]
@@ -157,15 +158,21 @@ class _FlatNorm:
         _rms_norm(x_ND.numpy(), self.weight_D, self.epsilon, normed_ND.numpy())
         return normed_ND
 
+    def norm_parts(self, joint_NF: Tensor, first: int, numbers: int) -> None:
+        """Norms so many numbers of each row, from the first on, in place: as many at a time as have a weight."""
+        _norm_parts(joint_NF.numpy(), first, numbers // len(self.weight_D), self.weight_D, self.epsilon)
+
 
 class _FlatLayer:
     """One layer: its weights and its form."""
 
     def __init__(self, layer: Layer):
         mixer, mlp = layer.mixer, layer.mlp
-        assert isinstance(mixer, GroupedQueryAttention) and isinstance(mlp, SwiGLU)
+        assert isinstance(mixer, GroupedQueryAttention) and isinstance(mlp, GatedMlp)
         assert layer.mixer_norm is not None and layer.mlp_norm is not None
         self.mixer_norm, self.mlp_norm = _FlatNorm(layer.mixer_norm), _FlatNorm(layer.mlp_norm)
+        self.query_norm = None if mixer.query_norm is None else _FlatNorm(mixer.query_norm)
+        self.key_norm = None if mixer.key_norm is None else _FlatNorm(mixer.key_norm)
         self.window, self.rotates, self.scale = mixer.window, mixer.rotates, mixer.scale
         self.width, self.groups = mixer.head_dim, mixer.num_groups
         self.heads = len(mixer.query.get_parameter("weight")) // self.width
@@ -175,16 +182,22 @@ class _FlatLayer:
         if mixer.query.bias is not None:
             self.bias_F = torch.cat([layer.get_parameter("bias").detach() for layer in projections])
         self.output_DF = mixer.output.weight.detach()
-        self.gate_up_FD, self.down_DF = _joint([mlp.gate, mlp.up]), mlp.down.weight.detach()
+        self.mlp, self.gate_up_FD, self.down_DF = mlp, _joint([mlp.gate, mlp.up]), mlp.down.weight.detach()
 
     def forward(self, x_ND: Tensor, attention: "_Attention", slots: KVSlots, wanted_N: Tensor | None) -> Tensor:
         """The stream behind this layer, of the wanted tokens where some are wanted. x is overwritten."""
         mixed_NF = attention.mix(self, self.mixer_norm.normed(x_ND), slots, wanted_N)
         x_ND = add_product(x_ND if wanted_N is None else x_ND[wanted_N], mixed_NF, self.output_DF)
         gate_up_NF = linear(self.mlp_norm.normed(x_ND), self.gate_up_FD, None)
+        return add_product(x_ND, self._gated(gate_up_NF), self.down_DF)
+
+    def _gated(self, gate_up_NF: Tensor) -> Tensor:
+        if type(self.mlp) is not SwiGLU:
+            gate_NF, up_NF = gate_up_NF.chunk(2, dim=1)
+            return self.mlp.activation(gate_NF).mul_(up_NF)
         hidden_NF = gate_up_NF.new_empty(len(gate_up_NF), self.down_DF.shape[1])
         silu_product(gate_up_NF.numpy(), hidden_NF.numpy())
-        return add_product(x_ND, hidden_NF, self.down_DF)
+        return hidden_NF
 
     def project(self, normed_ND: Tensor, first: int, last: int) -> Tensor:
         """Outputs first to last - 1 of the joint product of query, key and value."""
@@ -231,6 +244,8 @@ class _Attention:
         memories = self._place(layer, layer.project(normed_ND, query_width, outputs), slots, 0)
         query_NF = layer.project(normed_ND[wanted_N], 0, query_width)
         wanted = wanted_N.numpy()
+        if layer.query_norm is not None:
+            layer.query_norm.norm_parts(query_NF, 0, query_width)
         _rotate(query_NF.numpy(), layer.heads, layer.width, *(part[wanted] for part in self._angles(layer)))
         places = SlotPlaces(self.tokens.slots_N[wanted], self.tokens.positions_N[wanted])
         mixed_NF = torch.empty_like(query_NF)
@@ -250,8 +265,13 @@ class _Attention:
     def _place(
         self, layer: _FlatLayer, joint_NF: Tensor, slots: KVSlots, query_heads: int
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Turns queries and keys, which come first in a row, and writes keys and values to the slots; returns these."""
+        """Norms and turns queries and keys, which come first in a row, and writes keys and values to the slots; returns
+        these."""
         width = layer.width
+        if layer.query_norm is not None and query_heads:
+            layer.query_norm.norm_parts(joint_NF, 0, query_heads * width)
+        if layer.key_norm is not None:
+            layer.key_norm.norm_parts(joint_NF, query_heads * width, layer.groups * width)
         like_1NGK = joint_NF[:, : layer.groups * width].view(1, len(joint_NF), layer.groups, width)
         keys, values = (memory.numpy() for memory in slots.reserve(self.tokens.rows, like_1NGK, like_1NGK))
         joint, places = joint_NF.numpy(), (self.tokens.slots_N, self.tokens.positions_N)
@@ -359,6 +379,21 @@ def _rms_norm(x_ND: np.ndarray, weight_D: np.ndarray, epsilon: float, normed_ND:
         scale = np.float32(1) / np.sqrt(total / np.float32(x_ND.shape[1]) + np.float32(epsilon))
         for k in range(width):
             normed[start + k] = x[start + k] * scale * weight_D[k]
+
+
+@cached_njit(nogil=True, fastmath=FAST)
+def _norm_parts(joint_NF: np.ndarray, first: int, parts: int, weight_D: np.ndarray, epsilon: float) -> None:
+    """The same of parts of each row, in place. The first begins at number `first`, each is as long as the weight."""
+    width, joint = np.uint64(len(weight_D)), joint_NF.ravel()
+    for row in range(len(joint_NF)):
+        for part in range(parts):
+            start = np.uint64(row * joint_NF.shape[1] + first + part * len(weight_D))
+            total = np.float32(0)
+            for k in range(width):
+                total += joint[start + k] * joint[start + k]
+            scale = np.float32(1) / np.sqrt(total / np.float32(len(weight_D)) + np.float32(epsilon))
+            for k in range(width):
+                joint[start + k] *= scale * weight_D[k]
 
 
 @cached_njit(nogil=True, fastmath=FAST)

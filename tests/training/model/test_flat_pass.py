@@ -22,6 +22,9 @@ KINDS = {
     "learned positions": {"heads": 4, "positions": "learned"},
     "no positions": {"heads": 4, "positions": "none"},
     "norm plus one": {"heads": 4, "norm_plus_one": True, "scales": {"embedding": 5.0}},
+    "norms of heads": {"heads": 4, "kv_heads": 2, "qk_norm": True},
+    "norms of queries and keys": {"heads": 4, "kv_heads": 2, "qk_norm": "width", "norm_plus_one": True},
+    "gelu of gates": {"heads": 4, "mlp": "geglu", "gelu": "tanh"},
 }
 PASSES = [  # (slot, first position, tokens) of each row
     [(1, 0, 40), (3, 0, 3), (4, 0, 17)],
@@ -100,7 +103,6 @@ def test_rows_that_share_a_prefix_attend_to_it_together(kind: str) -> None:
 OTHERS = {
     "layernorm": {"norm": "layernorm"},
     "alibi": {"positions": "alibi"},
-    "norm of queries": {"qk_norm": True},
     "softcap": {"attention_softcap": 20.0},
     "gelu": {"mlp": "gelu"},
     "parallel": {"parallel_residual": "one_norm"},
