@@ -83,8 +83,8 @@ class FlatTokens:
 
 
 class FlatLayers:
-    """The layers of a model, if all are of the common form: RMSNorm and grouped-query attention, RMSNorm and a gated
-    MLP on the residual stream, where queries and keys may have RMSNorms too. `of` gives None for others.
+    """The layers of a model, if all are of the common form: grouped-query attention, then a gated MLP on the residual
+    stream, with RMSNorms before, behind or both, also of queries and keys. `of` gives None for others.
 
     Weights lie as `place_decoding_weights` puts them, and do not move."""
 
@@ -115,11 +115,10 @@ def _is_common(layer: Layer) -> bool:
     mixer, mlp = layer.mixer, layer.mlp
     if type(mixer) is not GroupedQueryAttention or not isinstance(mlp, GatedMlp):
         return False
-    is_plain = layer.hook is NO_HOOK and layer.norm_order == "pre" and not layer.parallel and layer.scale == 1
+    is_plain = layer.hook is NO_HOOK and layer.norm_order != "post" and not layer.parallel
     is_plain = is_plain and mixer.softcap is None and mixer.clip is None
-    is_plain = is_plain and layer.mixer_norm is not None and layer.mlp_norm is not None
-    norms = [layer.mixer_norm, layer.mlp_norm, mixer.query_norm, mixer.key_norm]
-    return is_plain and all(norm is None or _is_plain_norm(norm) for norm in norms) and _are_placed(mixer, mlp)
+    norms = [module for module in layer.modules() if isinstance(module, Norm)]
+    return is_plain and all(map(_is_plain_norm, norms)) and _are_placed(mixer, mlp)
 
 
 def _is_plain_norm(norm: Norm) -> bool:
@@ -148,6 +147,10 @@ def _joint(layers: Sequence[nn.Module]) -> Tensor:
 
 
 class _FlatNorm:
+    @staticmethod
+    def of(norm: Norm | None) -> "_FlatNorm | None":
+        return None if norm is None else _FlatNorm(norm)
+
     def __init__(self, norm: Norm):
         weight_D = torch.ones(norm.width) if norm.weight is None else norm.weight.detach()
         self.weight_D = (1 + weight_D if norm.plus_one and norm.weight is not None else weight_D).contiguous().numpy()
@@ -163,16 +166,24 @@ class _FlatNorm:
         _norm_parts(joint_NF.numpy(), first, numbers // len(self.weight_D), self.weight_D, self.epsilon)
 
 
+def _normed(norm: _FlatNorm | None, x_ND: Tensor) -> Tensor:
+    return x_ND if norm is None else norm.normed(x_ND)
+
+
 class _FlatLayer:
     """One layer: its weights and its form."""
 
     def __init__(self, layer: Layer):
         mixer, mlp = layer.mixer, layer.mlp
         assert isinstance(mixer, GroupedQueryAttention) and isinstance(mlp, GatedMlp)
-        assert layer.mixer_norm is not None and layer.mlp_norm is not None
-        self.mixer_norm, self.mlp_norm = _FlatNorm(layer.mixer_norm), _FlatNorm(layer.mlp_norm)
-        self.query_norm = None if mixer.query_norm is None else _FlatNorm(mixer.query_norm)
-        self.key_norm = None if mixer.key_norm is None else _FlatNorm(mixer.key_norm)
+        inputs = layer.norm_order in ("pre", "sandwich")
+        outputs = layer.norm_order == "output"
+        self.mixer_norm = _FlatNorm.of(layer.mixer_norm if inputs else None)
+        self.mlp_norm = _FlatNorm.of(layer.mlp_norm if inputs else None)
+        self.mixer_output_norm = _FlatNorm.of(layer.mixer_norm if outputs else layer.mixer_output_norm)
+        self.mlp_output_norm = _FlatNorm.of(layer.mlp_norm if outputs else layer.mlp_output_norm)
+        self.query_norm, self.key_norm = _FlatNorm.of(mixer.query_norm), _FlatNorm.of(mixer.key_norm)
+        self.residual_scale = layer.scale
         self.window, self.rotates, self.scale = mixer.window, mixer.rotates, mixer.scale
         self.width, self.groups = mixer.head_dim, mixer.num_groups
         self.heads = len(mixer.query.get_parameter("weight")) // self.width
@@ -186,10 +197,16 @@ class _FlatLayer:
 
     def forward(self, x_ND: Tensor, attention: "_Attention", slots: KVSlots, wanted_N: Tensor | None) -> Tensor:
         """The stream behind this layer, of the wanted tokens where some are wanted. x is overwritten."""
-        mixed_NF = attention.mix(self, self.mixer_norm.normed(x_ND), slots, wanted_N)
-        x_ND = add_product(x_ND if wanted_N is None else x_ND[wanted_N], mixed_NF, self.output_DF)
-        gate_up_NF = linear(self.mlp_norm.normed(x_ND), self.gate_up_FD, None)
-        return add_product(x_ND, self._gated(gate_up_NF), self.down_DF)
+        mixed_NF = attention.mix(self, _normed(self.mixer_norm, x_ND), slots, wanted_N)
+        x_ND = x_ND if wanted_N is None else x_ND[wanted_N]
+        x_ND = self._add(x_ND, mixed_NF, self.output_DF, self.mixer_output_norm)
+        gate_up_NF = linear(_normed(self.mlp_norm, x_ND), self.gate_up_FD, None)
+        return self._add(x_ND, self._gated(gate_up_NF), self.down_DF, self.mlp_output_norm)
+
+    def _add(self, x_ND: Tensor, y_NF: Tensor, weight_DF: Tensor, norm: "_FlatNorm | None") -> Tensor:
+        if norm is None and self.residual_scale == 1:
+            return add_product(x_ND, y_NF, weight_DF)
+        return x_ND.add_(_normed(norm, linear(y_NF, weight_DF, None)), alpha=self.residual_scale)
 
     def _gated(self, gate_up_NF: Tensor) -> Tensor:
         if type(self.mlp) is not SwiGLU:

@@ -24,6 +24,8 @@ KINDS = {
     "norm plus one": {"heads": 4, "norm_plus_one": True, "scales": {"embedding": 5.0}},
     "norms of heads": {"heads": 4, "kv_heads": 2, "qk_norm": True},
     "norms of queries and keys": {"heads": 4, "kv_heads": 2, "qk_norm": "width", "norm_plus_one": True},
+    "norms before and behind": {"heads": 4, "norm_order": "sandwich", "norm_plus_one": True},
+    "norms behind": {"heads": 4, "norm_order": "output", "qk_norm": "width", "scales": {"residual": 0.5}},
     "gelu of gates": {"heads": 4, "mlp": "geglu", "gelu": "tanh"},
 }
 PASSES = [  # (slot, first position, tokens) of each row
@@ -103,6 +105,7 @@ def test_rows_that_share_a_prefix_attend_to_it_together(kind: str) -> None:
 OTHERS = {
     "layernorm": {"norm": "layernorm"},
     "alibi": {"positions": "alibi"},
+    "norm of the sum": {"norm_order": "post"},
     "softcap": {"attention_softcap": 20.0},
     "gelu": {"mlp": "gelu"},
     "parallel": {"parallel_residual": "one_norm"},
