@@ -15,6 +15,7 @@ from torch.autograd.function import once_differentiable
 
 from gristmill.training.config.layout import CHUNK_LOGITS
 from gristmill.training.model.fused import fused
+from gristmill.training.model.softmax_rows import exponentials_of_rows, serves
 from gristmill.training.parallel.linear import linear, matmul
 from gristmill.training.parallel.tensor import TensorAxis, local_ids
 
@@ -134,6 +135,8 @@ def _softmax_sums(scoring: Scoring, raw_NVt: Tensor, wanted: bool) -> tuple[Tens
     """(highest logit of all ranks, this rank's sum of exponentials, slope of the soft cap). Where nothing is fused, raw
     becomes the exponentials."""
     if not fuses(raw_NVt):
+        if serves(raw_NVt) and scoring.tensor.size == 1 and scoring.scale == 1 and scoring.softcap is None:
+            return *exponentials_of_rows(raw_NVt), None
         highest_N = over_ranks(scoring.shaped(upcast(raw_NVt.amax(dim=1))), scoring.tensor, dist.ReduceOp.MAX)
         return highest_N, *_exponentials(scoring, raw_NVt, highest_N, wanted)
     own_highest_N, own_total_N = fused(softmax_sums, tuned=True)(raw_NVt, scoring.scale, scoring.softcap)

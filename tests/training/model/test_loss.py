@@ -10,6 +10,7 @@ from torch import Tensor
 from gristmill.training.config.layout import CHUNK_LOGITS, LayoutConfig
 from gristmill.training.model import fused, loss
 from gristmill.training.model.loss import Scoring, losses, token_chunks, upcast
+from gristmill.training.model.softmax_rows import TILE, exponentials_of_rows
 from gristmill.training.parallel.mesh import build_mesh, single_process
 from gristmill.training.parallel.tensor import TensorAxis
 
@@ -54,6 +55,29 @@ def test_gradient_is_probability_minus_one_at_the_target() -> None:
 def test_chunks_cover_all_tokens_with_sizes_that_differ_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(CHUNK_LOGITS["cpu"], HEAD.element_size(), 12)  # 4 rows of a vocabulary of 3
     assert token_chunks(10, HEAD) == [slice(0, 3), slice(3, 6), slice(6, 10)]
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_exponentials_of_bfloat16_rows(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More logits than a tile has, of both signs and far apart; against float64, to the rounding of bfloat16."""
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    generator = torch.Generator().manual_seed(0)
+    raw_NV = torch.randn(3, 2 * TILE + 77, generator=generator).mul(20).bfloat16()
+    raw_NV[1] = -raw_NV[1].abs() - 1  # all negative
+    raw_NV[2, ::7], raw_NV[2, 3] = 0, -math.inf
+    exact_NV = raw_NV.double()
+    highest_N, total_N = exponentials_of_rows(raw_NV)
+    expected_NV = (exact_NV - exact_NV.amax(dim=1, keepdim=True)).exp()
+    assert torch.equal(highest_N.double(), exact_NV.amax(dim=1))
+    torch.testing.assert_close(total_N.double(), expected_NV.sum(dim=1), rtol=2e-6, atol=0)
+    torch.testing.assert_close(raw_NV.double(), expected_NV, rtol=2**-8, atol=1e-37)
+
+
+@pytest.mark.parametrize("row", [[1.0, math.nan], [1.0, -math.nan], [1.0, math.inf], [-math.inf, -math.inf]])
+def test_a_row_without_a_softmax_becomes_no_number(row: list[float]) -> None:
+    raw_NV = torch.tensor([[1.0, 1.0], row], dtype=torch.bfloat16)
+    _, total_N = exponentials_of_rows(raw_NV)
+    assert total_N[0] == 2 and total_N[1].isnan() and raw_NV[1].isnan().all() and not raw_NV[0].isnan().any()
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
