@@ -142,7 +142,7 @@ def _decoded(text: str | bytes, origin: str) -> str:
         raise RecipeError(_too_long(origin))
     surrogate = SURROGATE.search(decoded)
     if surrogate:
-        raise RecipeError(f"{_visible(origin)}: {LONE_SURROGATE}")
+        raise RecipeError(f"{visible(origin)}: {LONE_SURROGATE}")
     return decoded
 
 
@@ -335,7 +335,7 @@ class _Reader:
         names = [_shown(str(part)) for part in location]
         where = ".".join(names if len(names) <= 8 else [*names[:6], "...", names[-1]])
         message = f"{where}: {reason}" if where else reason
-        raise RecipeError(f"{self._where(event.start_mark.line + 1)}: {_visible(message)}")
+        raise RecipeError(f"{self._where(event.start_mark.line + 1)}: {visible(message)}")
 
 
 def _copy(value: Any) -> Any:
@@ -348,5 +348,5 @@ def _shown(text: str) -> str:
     return text if len(text) <= 40 else f"{text[:30]}... ({len(text)} characters)"
 
 
-def _visible(text: str) -> str:
+def visible(text: str) -> str:
     return SURROGATE.sub(lambda match: f"\\u{ord(match.group()):04x}", text)

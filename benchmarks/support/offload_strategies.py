@@ -14,10 +14,10 @@ from support.fsdp_offload import FsdpOffload, process_group_of_one
 from support.training_step import STATE_BYTES, VOCABULARY, Bench, TrainingStep, free, random_batch
 from torch import Tensor
 
-from gristmill.training.calibrate.links import finish
 from gristmill.training.config.model import ModelConfig
 from gristmill.training.config.train import TrainConfig
 from gristmill.training.optim.offload import OffloadedOptimizer
+from gristmill.training.parallel.collectives import finish
 from gristmill.training.planner.costs.host_update import host_rates, planned_stride, update_seconds
 from gristmill.training.planner.costs.model_shape import shape_of
 from gristmill.training.planner.costs.parameters import parameter_count

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from gristmill.training.calibrate.layers import causal_loss
-from gristmill.training.calibrate.links import finish
 from gristmill.training.config.model import ModelConfig
 from gristmill.training.config.train import TrainConfig
 from gristmill.training.engine.gradients import gradients_of
 from gristmill.training.engine.local_model import LocalModel, build_local_model
 from gristmill.training.optim.offload import build_optimizer
+from gristmill.training.parallel.collectives import finish
 from gristmill.training.parallel.mesh import single_process
 from gristmill.training.planner.costs.model_shape import shape_of
 from gristmill.training.planner.costs.parameters import parameter_count

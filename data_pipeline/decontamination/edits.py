@@ -38,7 +38,6 @@ from gristmill.foundation.runtime.kernels.cached_njit import cached_njit
 # substituted between them; and since all three are looked up in all three, one inserted or deleted.
 SECOND, THIRD = (1, 1, 2), (2, 3, 3)
 SEED_WORDS = 3
-WORDS_OF_A_SEED = 4  # with the word that is left out
 # Two seeds of one text at most so many words apart in a document may be of one copy of it.
 APART = 40
 # A document's words are laid beside a text with so many more on each side; what was inserted must fit in.

@@ -398,7 +398,6 @@ NUM_BLOCK_COLUMNS = 13
 LINK_BLOCK, ADDRESS_START, ADDRESS_END = range(3)
 
 # Flags of elements beside those of attributes.py: of the element's tag and its ancestors'.
-FLAG_BIT = 8
 FLAG_TAGS = (
     ("nav", IS_NAVIGATION), ("main", IS_MAIN), ("article", IS_ARTICLE), ("header", 1 << 8), ("footer", 1 << 9),
     ("aside", 1 << 10), ("form", 1 << 11), ("ul", 1 << 12), ("ol", 1 << 12), ("table", 1 << 13), ("li", 1 << 14),

@@ -43,10 +43,8 @@ TAGS: dict[str, int] = {
     "rt": READING, "rp": READING, "rb": 0, "ruby": 0, "annotation": 0,
 }  # fmt: skip
 TAG_IDS = {name: place for place, name in enumerate(TAGS, 1)}
-NUM_TAGS = len(TAGS) + 1
 TAG_KINDS = np.array([0, *TAGS.values()], np.int64)
 
-NAME_BYTES = 11  # of a known name: "blockquote", "figcaption" and "annotation" have ten
 LOOKUP_BITS = 10
 
 

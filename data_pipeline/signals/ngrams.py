@@ -12,8 +12,6 @@ from gristmill.data_pipeline.signals.bits import ONE, TOP, ZERO
 from gristmill.data_pipeline.signals.intrinsics import folded_product
 from gristmill.foundation.runtime.kernels.cached_njit import cached_njit
 
-TOP_SIZES = (2, 3, 4)
-DUP_SIZES = (5, 6, 7, 8, 9, 10)
 _HALF = np.uint64(32)
 
 

@@ -201,7 +201,7 @@ def load_streamed_checkpoint(
     verified(checkpoint)
     saved_config = read_model_config(checkpoint)
     config, vocab_size = ModelConfig.model_validate(saved_config["model"]), saved_config["vocab_size"]
-    streamed = _without_values(_part(config, vocab_size, dtype, layout, mesh), place, checkpoint.parent, mesh.device)
+    streamed = _without_values(_shard(config, vocab_size, layout, mesh, dtype), place, checkpoint.parent, mesh.device)
     load(checkpoint, saved_tensors(streamed.weights, {}), mesh)
     return streamed
 
@@ -210,7 +210,7 @@ def load_streamed_source(
     source: WeightSource, place: str, dtype: torch.dtype, layout: LayoutConfig, mesh: Mesh
 ) -> StreamedModel:
     """This process's part of a model in a foreign format, read one tensor at a time."""
-    model = _part(source.config, source.vocab_size, dtype, layout, mesh)
+    model = _shard(source.config, source.vocab_size, layout, mesh, dtype)
     streamed = _without_values(model, place, source.files[0].parent, mesh.device)
     weights = streamed.weights
     for name, whole in source.stream():
@@ -219,11 +219,6 @@ def load_streamed_source(
             local(target).copy_(local(shard_like(whole, target)))
             streamed.stream.store.release_pages()
     return streamed
-
-
-def _part(config: ModelConfig, vocab_size: int, dtype: torch.dtype, layout: LayoutConfig, mesh: Mesh) -> Transformer:
-    part = split_model(config, vocab_size, layout)[mesh.pipeline.rank]
-    return Transformer(config, vocab_size, mesh, layout, part, ComputeOptions(dtype))
 
 
 def _without_values(model: Transformer, place: str, folder: Path, device: torch.device) -> StreamedModel:

@@ -10,7 +10,7 @@ from typing import Any, TypeVar, get_args
 from pydantic import BaseModel, ValidationError
 
 from gristmill.data_pipeline.filters.presets import PRESETS
-from gristmill.foundation.config import SURROGATE, YamlDocument, read_yaml
+from gristmill.foundation.config import YamlDocument, read_yaml, visible
 from gristmill.foundation.errors import RecipeError, nearest_name
 from gristmill.foundation.files import without_credentials
 from gristmill.foundation.user_code import UserCode, is_reference, read_user_code
@@ -228,8 +228,8 @@ def explain_errors(
         position = document.where(location, origin) if document else origin
         where = f"{position}: " if position else ""
         field = ".".join(str(part) for part in location)
-        message = " ".join(_visible(_explain(items, location, model)).split("\n"))
-        lines.append(f"{where}{_visible(field)}: {message}" if field else f"{where}{message}")
+        message = " ".join(visible(_explain(items, location, model)).split("\n"))
+        lines.append(f"{where}{visible(field)}: {message}" if field else f"{where}{message}")
     return lines
 
 
@@ -308,10 +308,6 @@ def _given(value: Any) -> str:
     except (ValueError, RecursionError):
         return ""
     return text if len(text) <= MAX_SHOWN else ""
-
-
-def _visible(text: str) -> str:
-    return SURROGATE.sub(lambda match: f"\\u{ord(match.group()):04x}", text)
 
 
 def did_you_mean(wrong: str, known: Sequence[str]) -> str:

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
-from gristmill.training.calibrate.layers import causal_loss, causal_samples
+from gristmill.training.calibrate.layers import causal_loss
 from gristmill.training.config.model import ModelConfig
 from gristmill.training.config.train import TrainConfig
 from gristmill.training.engine.local_model import build_local_model
@@ -30,6 +30,7 @@ from gristmill.training.parallel.tensor import Sharding
 from gristmill.training.planner.layout_checks import check_layout
 from gristmill.training.run import RunConfig, build_forward_backward
 from gristmill.training.trainer import Trainer
+from tests.support.causal_samples import causal_samples
 from tests.support.synthetic_pairs import masked_loss
 
 SAMPLES, CONTEXT, STEPS = 16, 16, 2

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from gristmill.foundation.errors import InputError, RecipeError
-from gristmill.training.calibrate.layers import causal_loss, causal_samples
+from gristmill.training.calibrate.layers import causal_loss
 from gristmill.training.config.model import ModelConfig
 from gristmill.training.config.train import TrainConfig
 from gristmill.training.engine.local_model import build_local_model
@@ -23,6 +23,7 @@ from gristmill.training.objectives.objective import Batches
 from gristmill.training.optim.offload import build_optimizer
 from gristmill.training.parallel.mesh import single_process
 from gristmill.training.trainer import Trainer
+from tests.support.causal_samples import causal_samples
 from tests.support.parity import Uneven
 
 HOST_READS = (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.is_nonzero.default)

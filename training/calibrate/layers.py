@@ -24,7 +24,6 @@ from gristmill.training.objectives.objective import (
     LossFunction,
     NoOptions,
     ObjectiveInputs,
-    SampleSource,
     TermSpec,
 )
 from gristmill.training.parallel.mesh import ALONE, Mesh, build_mesh, single_process
@@ -245,12 +244,6 @@ def causal_loss(z_loss: bool = False) -> LossFunction:
     names = ("nll", "z_loss") if z_loss else ("nll",)
     inputs = ObjectiveInputs(None, ModelConfig(layers=1, width=1, heads=1, positions="none"), 1, 0, 0)
     return LossFunction(Causal(inputs, NoOptions()), tuple(TermSpec(name, "weights", 1.0) for name in names))
-
-
-def causal_samples(samples: object, mask_documents: bool = False) -> SampleSource:
-    """The batches' fields of indexed samples."""
-    model = ModelConfig(layers=1, width=1, heads=1, positions="none")
-    return Causal(ObjectiveInputs(samples, model, 1, 0, 0, mask_documents), NoOptions())
 
 
 # Work of a mixture of experts beside plain products: grouped products by number and size of the experts, and rows that

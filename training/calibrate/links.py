@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch.optim.adamw import adamw
 
 from gristmill.foundation.runtime.startup import torchrun_variable
-from gristmill.training.parallel.collectives import reduce_scatter
+from gristmill.training.parallel.collectives import finish, reduce_scatter
 from gristmill.training.planner.hardware import Link
 
 HOST = torch.device("cpu")
@@ -109,12 +109,6 @@ def median_seconds(work: Callable[[], Any], device: torch.device, repeats: int, 
     """Median seconds of `repeats` runs after two warm-up runs."""
     times = [_seconds(Work(work, alone), device) for _ in range(repeats + WARM_UP)][WARM_UP:]
     return sorted(times)[len(times) // 2]
-
-
-def finish(device: torch.device) -> None:
-    """Waits until the device has done all that it was given."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def _seconds(work: Work, device: torch.device) -> float:

@@ -216,17 +216,18 @@ def _collective_seconds(size: int, group: Any, device: torch.device) -> float:
     seconds = []
     for _ in range(PROBE_REPEATS + 1):  # the first warms up
         dist.barrier(group=group)
-        _wait(device)
+        finish(device)
         started = time.perf_counter()
         dist.all_gather_into_tensor(whole, share, group=group)
         reduce_scatter(share, whole, group)
-        _wait(device)
+        finish(device)
         seconds.append(time.perf_counter() - started)
     slowest = torch.tensor(min(seconds[1:]) / 2, dtype=torch.float64, device=device)
     dist.all_reduce(slowest, dist.ReduceOp.MAX, group=group)
     return float(slowest)
 
 
-def _wait(device: torch.device) -> None:
+def finish(device: torch.device) -> None:
+    """Waits until the device has done all that it was given."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)

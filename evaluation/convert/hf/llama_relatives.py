@@ -139,7 +139,7 @@ STARCODER2 = ModelFamily(
 # factors, and with layers without rotary positions.
 
 
-def _granite_rules(config: ModelConfig) -> list[WeightRule]:
+def _plain_rules(config: ModelConfig) -> list[WeightRule]:
     return [*attention_rules(config), *mlp_rules(config), *ends_rules(config)]
 
 
@@ -201,8 +201,8 @@ def _smollm3_lacks(config: ModelConfig) -> list[str]:
     return _lacks_in_granite(config, windows=True, rope_layers=config.rope_layers) + several_windows(config)
 
 
-GRANITE = ModelFamily("GraniteForCausalLM", "granite", _granite_lacks, _granite_rules, _write_granite, _read_granite)
-SMOLLM3 = ModelFamily("SmolLM3ForCausalLM", "smollm3", _smollm3_lacks, _granite_rules, _write_smollm3, _read_smollm3)
+GRANITE = ModelFamily("GraniteForCausalLM", "granite", _granite_lacks, _plain_rules, _write_granite, _read_granite)
+SMOLLM3 = ModelFamily("SmolLM3ForCausalLM", "smollm3", _smollm3_lacks, _plain_rules, _write_smollm3, _read_smollm3)
 
 
 # NemotronForCausalLM (Nemotron-4, arXiv 2402.16819; Minitron) and our transformer: LayerNorms that multiply by 1 +
@@ -258,10 +258,6 @@ SANDWICH = {
 }
 GEMMA_CONSTANTS = {"positions": "rope", "norm": "rmsnorm", "norm_plus_one": True, "mlp": "geglu"}
 GEMMA_3_BASES = (1000000.0, 10000.0)  # without and with a window
-
-
-def _gemma_rules(config: ModelConfig) -> list[WeightRule]:
-    return [*attention_rules(config), *mlp_rules(config), *ends_rules(config)]
 
 
 def _sandwich_rules(config: ModelConfig) -> list[WeightRule]:
@@ -378,6 +374,6 @@ def _gemma3_lacks(config: ModelConfig) -> list[str]:
     return lacking + several_windows(config)
 
 
-GEMMA = ModelFamily("GemmaForCausalLM", "gemma", _gemma_lacks, _gemma_rules, _write_gemma, _read_gemma)
+GEMMA = ModelFamily("GemmaForCausalLM", "gemma", _gemma_lacks, _plain_rules, _write_gemma, _read_gemma)
 GEMMA_2 = ModelFamily("Gemma2ForCausalLM", "gemma2", _gemma2_lacks, _sandwich_rules, _write_gemma2, _read_gemma2)
 GEMMA_3 = ModelFamily("Gemma3ForCausalLM", "gemma3_text", _gemma3_lacks, _sandwich_rules, _write_gemma3, _read_gemma3)

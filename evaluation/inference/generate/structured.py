@@ -1,7 +1,7 @@
 """Structured output: tokens that a JSON schema, a regular expression or a grammar allows, by llguidance."""
 
 import json
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -9,15 +9,6 @@ from gristmill.foundation.errors import InputError, RecipeError
 from gristmill.tokenizers.tokenizer import JSON_NAME
 
 SCHEMA, REGEX, GRAMMAR = "json_schema", "regex", "grammar"
-
-
-class SpelledVocabulary(Protocol):
-    """The parts of a tokenizer that the grammar needs: how its pieces are spelled, and which tokens end a text."""
-
-    vocab_size: int
-    ends: tuple[int, ...]
-
-    def decode(self, ids: list[int]) -> str: ...
 
 
 def schema_grammar(schema: Any) -> str:

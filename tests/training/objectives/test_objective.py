@@ -5,11 +5,12 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 
-from gristmill.training.calibrate.layers import causal_loss, causal_samples
+from gristmill.training.calibrate.layers import causal_loss
 from gristmill.training.config.train import TrainConfig
 from gristmill.training.objectives.objective import Batches, collate
 from gristmill.training.parallel.mesh import Axis, single_process
 from gristmill.training.trainer import Progress, Trainer
+from tests.support.causal_samples import causal_samples
 
 
 class Numbered:

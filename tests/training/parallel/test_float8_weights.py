@@ -12,7 +12,7 @@ from torch.distributed.fsdp._fully_shard import _fsdp_param_group
 from torch.distributed.fsdp._fully_shard._fsdp_collectives import foreach_all_gather
 
 from gristmill.evaluation.in_training import _unsharded_over_data
-from gristmill.training.calibrate.layers import causal_loss, causal_samples
+from gristmill.training.calibrate.layers import causal_loss
 from gristmill.training.config.model import ModelConfig
 from gristmill.training.config.train import TrainConfig
 from gristmill.training.engine import local_model
@@ -23,6 +23,7 @@ from gristmill.training.parallel import linear
 from gristmill.training.parallel.mesh import Mesh, build_mesh, single_process
 from gristmill.training.run import RunConfig, build_forward_backward
 from gristmill.training.trainer import Trainer
+from tests.support.causal_samples import causal_samples
 from tests.support.forked_pool import ForkedPool
 from tests.support.parity import Uneven, whole
 
