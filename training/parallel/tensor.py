@@ -314,7 +314,10 @@ def _products_around(own_BTtD: Tensor, weights: tuple[Tensor, ...], axis: Axis) 
         place = slice(rank * share, (rank + 1) * share)
         whole_BTD[:, place] = part
         for target, weight in zip(made, weights, strict=True):
-            target[:, place] = product(part, weight)
+            if len(part) == 1:  # the rows of the only sample lie together: the product is written to them
+                matmul(part[0], weight.T, out=target[0, place])
+            else:
+                target[:, place] = product(part, weight)
     return whole_BTD, tuple(made)
 
 

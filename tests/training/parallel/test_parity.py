@@ -106,6 +106,7 @@ GRID = [
 # further pairs of the same parts, by hand (-m slow)
 RARE = [
     Case({"tensor": 4} | ASYNC, "one_kv_head", documents=True),
+    Case({"tensor": 2, "micro_batch": 1} | ASYNC),
     Case(CUBE | ASYNC | {"pipeline_schedule": "zbv"}, "tied"),
     Case({"tensor": 2, "context": 2, "recompute": "full"} | ASYNC),
     Case({"tensor": 2} | ASYNC, "hybrid"),

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gristmill.training.model.attention.ring_plan import RingPlan
+from gristmill.training.model.fused import fused
 from gristmill.training.model.loss import upcast, upcast_dtype
 from gristmill.training.parallel.context import around_the_ring, pass_on
 
@@ -68,11 +69,12 @@ def attend_around_the_ring(
     mixed_BTcHK = torch.zeros(batch, tokens, heads, width, dtype=exact, device=query.device)
     mixed = mixed_BTcHK.transpose(1, 2)
     log_sum = torch.full(query.shape[:3], -torch.inf, dtype=exact, device=query.device)
+    joined = fused(merge) if query.device.type == "cuda" else merge
     for source, (keys, values) in around_the_ring(torch.stack([key, value]), plan.axis):
         for tile in tiles[source]:
             rows, bias = (slice(None), slice(None), tile.queries), plan.bias(tile, source, exact)
             tile_result = attend_tile(query[rows], keys[:, :, tile.keys], values[:, :, tile.keys], bias, scoring)
-            mixed[rows], log_sum[rows] = merge(mixed[rows], log_sum[rows], *tile_result)
+            mixed[rows], log_sum[rows] = joined(mixed[rows], log_sum[rows], *tile_result)
     return mixed_BTcHK.to(query.dtype), log_sum
 
 

@@ -113,7 +113,8 @@ class Mamba2Mixer(nn.Module):
 
 
 class Scan(nn.Module):
-    """The recurrence, computed in float32 or better, and D x beside it. A module of its own, for its parameters keep
+    """The recurrence, computed in float32 or better (mamba_ssm's kernels read x, B and C in 16 bits and compute in
+    float32 themselves), and D x beside it. A module of its own, for its parameters keep
     float32 when those of the layer are cast."""
 
     def __init__(self, tensor: TensorAxis, heads: int, mixer: Mamba2):
@@ -134,7 +135,10 @@ class Scan(nn.Module):
         y_BTHP in the dtype of x, and the state if it is kept. Neither is a view in training: FSDP warns of those that
         its modules return."""
         dtype, exact = streams[0].dtype, upcast_dtype(streams[0])
-        x_BTI, dt_BTH, B_BTF, C_BTF = (upcast(stream) for stream in streams)
+        is_step, in_runs = streams[0].shape[1] == 1, isinstance(before, Segments)
+        by_package = not is_step and not in_runs and backend_for(streams[0].device.type, dtype) == PACKAGE
+        x_BTI, B_BTF, C_BTF = ((x if by_package else upcast(x)) for x in (streams[0], *streams[2:]))
+        dt_BTH = upcast(streams[1])
         A_log_H, D_H, dt_bias_H = (
             self.tensor.local(parameter, Sharding.OUTPUT, exact) for parameter in (self.A_log, self.D, self.dt_bias)
         )
@@ -154,7 +158,8 @@ class Scan(nn.Module):
             y_BTHP, state_BHPN = chunks.run(before.state_before(*chunks.summary()))
         else:
             y_BTHP, state_BHPN = scan(inputs, chunk, before)
-        return torch.addcmul(y_BTHP, x_BTHP, D_H.unsqueeze(-1)).to(dtype), state_BHPN if keep_state else None
+        y_BTHP = torch.addcmul(upcast(y_BTHP), upcast(x_BTHP), D_H.unsqueeze(-1))
+        return y_BTHP.to(dtype), state_BHPN if keep_state else None
 
 
 class GatedNorm(nn.Module):

@@ -2,6 +2,7 @@
 transformers."""
 
 import importlib.util
+import sys
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
@@ -14,8 +15,10 @@ from gristmill.training.config.mixers.mamba2 import Mamba2
 from gristmill.training.config.model import ModelConfig
 from gristmill.training.model.init import Role, initialize, role_of
 from gristmill.training.model.ssm import mamba2
-from gristmill.training.model.ssm.mamba2 import ScanInputs, backend_for, by_kernels, scan, ssd
+from gristmill.training.model.ssm.mamba2 import Scan, ScanInputs, backend_for, by_kernels, scan, ssd
 from gristmill.training.model.transformer import ComputeOptions, Transformer
+from gristmill.training.parallel.mesh import single_process
+from gristmill.training.parallel.tensor import TensorAxis
 from tests.support.decoding import decoded
 
 ROWS, HEADS, WIDTH, GROUPS, STATE = 2, 4, 3, 2, 5
@@ -247,6 +250,29 @@ def test_the_kernels_are_given_what_the_plain_scan_is(packed: bool, continued: b
     kernels = SimpleNamespace(mamba_chunk_scan_combined=recurrence)
     for found, expected in zip(by_kernels(kernels, inputs, 20, state), scan(inputs, 4, state), strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+
+
+def test_the_kernels_read_streams_in_their_own_precision(monkeypatch: pytest.MonkeyPatch) -> None:
+    """x, B and C stay bfloat16, steps are float32; against the plain scan, to the rounding of the result."""
+    seen: list[torch.dtype] = []
+
+    def kernels(x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, **options: Any) -> Any:
+        seen.extend(part.dtype for part in (x, dt, B, C))
+        y, state = recurrence(*(part.float() for part in (x, dt, A, B, C)), **options)
+        return y.to(x.dtype), state
+
+    mixer = Mamba2(head_width=4, state=2, chunk=4)
+    module = Scan(TensorAxis(single_process(), sequence_parallel=False), 2, mixer).to_empty(device="cpu")
+    for parameter in module.parameters():
+        torch.nn.init.uniform_(parameter)
+    generator = torch.Generator().manual_seed(1)
+    streams = tuple(torch.randn(2, 9, width, generator=generator).bfloat16() for width in (8, 2, 2, 2))
+    plain, _ = module(streams, None, None, False)
+    monkeypatch.setattr(mamba2, "backend_for", lambda device, dtype: "mamba_ssm")
+    monkeypatch.setitem(sys.modules, mamba2.KERNELS, SimpleNamespace(mamba_chunk_scan_combined=kernels))
+    found, _ = module(streams, None, None, False)
+    assert seen == [torch.bfloat16, torch.float32, torch.bfloat16, torch.bfloat16]
+    torch.testing.assert_close(found, plain, rtol=2e-2, atol=2e-2)
 
 
 def test_one_token_is_a_step_of_the_scan() -> None:
