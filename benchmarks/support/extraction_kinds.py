@@ -2,14 +2,16 @@
 the causes of their errors."""
 
 import importlib.util
+import io
+import json
 import re
 from collections import Counter
 from collections.abc import Sequence
-from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+import zstandard
 from measure import Figure
 from rich.console import Console
 from rich.table import Table
@@ -57,8 +59,19 @@ COMMENTS, NAVIGATION, TABLE, ITEMS, PROSE, SHORT = (
 )  # fmt: skip
 
 
+class Snippets(NamedTuple):
+    """Annotated snippets of a page's main text (`with`), those of the rest of the page (`without`), and of each how
+    many stand in an extracted text."""
+
+    wanted: int
+    unwanted: int
+    wanted_kept: int
+    unwanted_kept: int
+
+
 class PageScore(NamedTuple):
-    """A page's F1 of each system, the ceiling that its blocks allow, its predicted kind, and its wrong words.
+    """A page's F1 of each system, the ceiling that its blocks allow, its predicted kind, its wrong words, and the
+    snippets in each system's text (blocks, trafilatura).
 
     errors: by (missed or extra, sort of block), words that are annotated and not kept, and words that are kept and not
     annotated."""
@@ -69,6 +82,7 @@ class PageScore(NamedTuple):
     ceiling: float
     kind: str
     errors: Counter[tuple[str, str]]
+    snippets: tuple[Snippets, Snippets]
 
     @property
     def cause(self) -> str:
@@ -95,20 +109,48 @@ def page_scores(folder: Path) -> list[PageScore]:
     """Every page of wcxb_dev by weights that did not see its site."""
     sets = extraction_folds.labelled_sets(folder)
     weights = extraction_folds.fold_weights(sets)
-    trafilatura = cache(ours("trafilatura", "utf-8"))
+    trafilatura = ours("trafilatura", "utf-8")
+    snippets = annotated_snippets(folder / extraction_folds.KINDS / "pages.jsonl.zst")
     scores = []
     for labelled in sets[extraction_folds.KINDS]:
         truth = word_counts(labelled.page.body or "")
         page, kept = extraction_folds.classified(labelled.page.html, weights[labelled.fold], None)
-        texts = [word_counts(text) for text in block_texts(page)]
+        block_text = block_texts(page)
+        texts = [word_counts(text) for text in block_text]
         text = sum((words for words, keep in zip(texts, kept, strict=True) if keep), Counter[str]())
         best = sum((words for words, label in zip(texts, labelled.labels, strict=True) if label), Counter[str]())
-        peer = word_counts(trafilatura(labelled.page.html))
-        values = (word_f1(text, truth), word_f1(peer, truth), word_f1(best, truth))
+        peer_text = trafilatura(labelled.page.html)
+        values = (word_f1(text, truth), word_f1(word_counts(peer_text), truth), word_f1(best, truth))
+        kept_text = " ".join(text for text, keep in zip(block_text, kept, strict=True) if keep)
+        counts = tuple(count_snippets(system, *snippets[labelled.page.name]) for system in (kept_text, peer_text))
         sizes = np.array([words.total() for words in texts], np.int64)
         errors = block_errors(page, sizes, kept, labelled.labels)
-        scores.append(PageScore(labelled.page, *values, page_kind(page)[0], errors))
+        scores.append(PageScore(labelled.page, *values, page_kind(page)[0], errors, counts))
     return scores
+
+
+def annotated_snippets(path: Path) -> dict[str, tuple[list[str], list[str]]]:
+    """Page name -> (snippets of its main text, snippets of the rest) of WCXB."""
+    with path.open("rb") as raw:
+        lines = io.TextIOWrapper(zstandard.ZstdDecompressor().stream_reader(raw), encoding="utf-8")
+        pages = map(json.loads, lines)
+        return {page["id"]: (page.get("with") or [], page.get("without") or []) for page in pages}
+
+
+def count_snippets(text: str, wanted: Sequence[str], unwanted: Sequence[str]) -> Snippets:
+    """A snippet stands in the text if its words do, in a row."""
+    words = f" {' '.join(WORD.findall(text.lower()))} "
+    kept = [
+        sum(f" {' '.join(WORD.findall(snippet.lower()))} " in words for snippet in group)
+        for group in (wanted, unwanted)
+    ]
+    return Snippets(len(wanted), len(unwanted), *kept)
+
+
+def snippet_f1(counts: Sequence[Snippets]) -> float:
+    """F1 of kept snippets: precision over kept ones, recall over those of the main text."""
+    wanted, _, wanted_kept, unwanted_kept = map(sum, zip(*counts, strict=True))
+    return 2 * wanted_kept / (wanted + wanted_kept + unwanted_kept)
 
 
 def block_errors(page: Page, sizes: np.ndarray, kept: np.ndarray, labels: np.ndarray) -> Counter[tuple[str, str]]:
@@ -179,6 +221,8 @@ def kind_figures(folder: Path) -> list[Figure]:
     figures = [_figure("extract_wcxb", scores, GOAL)]
     for kind in PAGE_KINDS:
         figures.append(_figure(f"extract_wcxb_{kind}", of_kind(scores, kind), GOALS.get(kind)))
+    own, peer = (snippet_f1([score.snippets[side] for score in scores]) for side in (0, 1))
+    figures.append(Figure("extract_wcxb_snippets", own, "F1 of snippets", peer, "trafilatura", own / peer))
     right = np.mean([score.kind == score.page.kind for score in scores])
     return [*figures, Figure("extract_wcxb_kind_accuracy", float(right), "share of pages")]
 

@@ -48,15 +48,17 @@ def speeds(folder: Path, quick: bool) -> list[Figure]:
 
 
 def page_speeds(read: list[bytes], rounds: int) -> list[Figure]:
-    """Gzipped pages, one after another: `extract_blocks_speed`, and `extract_speed` of resiliparse."""
+    """Gzipped pages, one after another: `extract_speed` of blocks, and `extract_resiliparse_speed`."""
     packed = [gzip.compress(html) for html in read]
 
     def unpacked(name: Extractor) -> Callable[[], object]:
         run = ours(name)
         return lambda: [run(gzip.decompress(page)) for page in packed]
 
-    blocks = speed("extract_blocks_speed", unpacked("blocks"), unpacked("trafilatura"), read, rounds, 80)
-    return blocks + speed("extract_speed", unpacked("resiliparse"), unpacked("trafilatura"), read, rounds, None)
+    blocks = speed("extract_speed", unpacked("blocks"), unpacked("trafilatura"), read, rounds, 80)
+    return blocks + speed(
+        "extract_resiliparse_speed", unpacked("resiliparse"), unpacked("trafilatura"), read, rounds, None
+    )
 
 
 def warc_speeds(read: list[bytes], rounds: int) -> list[Figure]:

@@ -5,7 +5,7 @@ import html.entities
 import numpy as np
 
 from gristmill.data_pipeline.extraction.tags import TAG_IDS, TAG_KINDS, name_key
-from gristmill.data_pipeline.signals.intrinsics import bytes_within, trailing_zeros
+from gristmill.data_pipeline.signals.intrinsics import bytes_within, ones, trailing_zeros
 from gristmill.foundation.runtime.kernels.cached_njit import cached_njit
 
 # Character references of HTML: lookup table of the named ones, decoding of numeric ones (HTML, 13.2.5.72 to 80).
@@ -380,6 +380,18 @@ def find_byte(source, at, end, byte):
             return min(at + np.int64(trailing_zeros(mask)), end)
         at += 64
     return end
+
+
+@cached_njit(nogil=True)
+def count_byte(source, byte):
+    """How often the byte stands in source, uint8[N] without padding."""
+    size, count, at = len(source), 0, 0
+    while at + 64 <= size:
+        count += np.int64(ones(bytes_within(source, at, np.uint8(byte), np.uint8(1))))
+        at += 64
+    for k in range(at, size):
+        count += source[k] == byte
+    return count
 
 
 # Columns of the arrays that hold a tokenized page.

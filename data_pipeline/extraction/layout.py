@@ -83,20 +83,23 @@ class Piece:
 
 @dataclass
 class Places:
-    """Places of a page's elements, computed once an element. data_tables: those whose rows are lines."""
+    """Places of a page's structural elements, computed once an element. nearest: of each element itself or the nearest
+    structural one around it."""
 
     elements: np.ndarray
+    nearest: np.ndarray
     known: dict[int, BlockPlace] = field(default_factory=lambda: {0: BlockPlace()})
 
     def of(self, element: int) -> BlockPlace:
+        """element: a structural one, or the page's row 0."""
         chain = []
         while element not in self.known:
-            chain.append(element)
-            element = int(self.elements[element, PARENT])
+            tag, parent = self.elements[element, (TAG, PARENT)].tolist()
+            chain.append((element, tag, parent))
+            element = int(self.nearest[parent])
         place = self.known[element]
-        for below in reversed(chain):
-            row = self.elements[below]
-            place = self.known[below] = _below(place, below, int(row[TAG]), int(row[PARENT]))
+        for below, tag, parent in reversed(chain):
+            place = self.known[below] = _below(place, below, tag, parent)
         return place
 
 
@@ -125,24 +128,30 @@ def _below(place: BlockPlace, element: int, tag: int, parent: int) -> BlockPlace
     return place
 
 
+_IS_STRUCTURAL = np.array([_below(BlockPlace(), 1, tag, 0) != BlockPlace() for tag in range(len(TAG_KINDS))])
+
+
 @cached_njit(nogil=True)
-def _count_siblings(elements, ordinals, counts):
-    """ordinals: of items and cells among those of their parent, from 0."""
+def _find_structure(elements, ordinals, counts, nearest):
+    """ordinals: of items and cells among those of their parent, from 0. nearest: of Places."""
     for e in range(1, len(elements)):
-        if TAG_KINDS[elements[e, TAG]] & (ITEM | CELL):
-            ordinals[e] = counts[elements[e, PARENT]]
-            counts[elements[e, PARENT]] += 1
+        tag, parent = elements[e, TAG], elements[e, PARENT]
+        nearest[e] = e if _IS_STRUCTURAL[tag] else nearest[parent]
+        if TAG_KINDS[tag] & (ITEM | CELL):
+            ordinals[e] = counts[parent]
+            counts[parent] += 1
 
 
 def layout(elements: np.ndarray, blocks: np.ndarray, text: bytes, kept: np.ndarray, options: LayoutOptions) -> str:
     """The kept blocks' text. elements, blocks: of a page; text: of all its blocks, in UTF-8. kept: bool[B]."""
-    ordinals = np.zeros(len(elements), np.int32)
-    _count_siblings(elements, ordinals, np.zeros(len(elements), np.int32))
-    places = Places(elements)
-    rows = blocks[np.flatnonzero(kept)][:, (ELEMENT, START, END)].tolist()
+    ordinals, counts, nearest = np.zeros((3, len(elements)), np.int32)
+    _find_structure(elements, ordinals, counts, nearest)
+    places = Places(elements, nearest)
+    rows = blocks[np.flatnonzero(kept)]
+    columns = (nearest[rows[:, ELEMENT]].tolist(), rows[:, START].tolist(), rows[:, END].tolist())
     chosen = [
         PlacedBlock(number, text[start:end].decode("utf-8", "replace"), places.of(element))
-        for number, (element, start, end) in enumerate(rows)
+        for number, (element, start, end) in enumerate(zip(*columns, strict=True))
     ]
     tables = data_tables(chosen) if options.table_rows else set()
     pieces = list(_pieces(chosen, tables, elements, ordinals, options))

@@ -18,6 +18,7 @@ from gristmill.data_pipeline.extraction.attributes import (
     TABLE_SIZE,
     TITLE_END,
     TITLE_START,
+    count_byte,
 )
 from gristmill.data_pipeline.extraction.block_features import (
     GROUP_SLOTS,
@@ -109,7 +110,7 @@ def read_page(
 ) -> Page:
     """Tokenize and count. html: valid UTF-8. space: the page's arrays are views of it; without one they are new.
     with_pairs: return the (element, token) pairs and the words of short blocks, for fitting."""
-    size, tags = len(html), html.count(b"<")
+    size, tags = len(html), count_byte(np.frombuffer(html, np.uint8), 60)
     space = space or PageBuffers()
     space.grow(size, tags)
     space.source[:size] = np.frombuffer(html, np.uint8)
