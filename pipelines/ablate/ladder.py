@@ -4,21 +4,24 @@ compute through them, and how far off it is at a larger size that was held back.
     loss = E + A / C^alpha        C: FLOPs of the run, forward and backward (Kaplan et al. 2020, Hoffmann et al. 2022)
 
 Each rung is the recipe with another `model` and `train.tokens`, trained by the stage `train` in one work folder, so
-that the corpus, the tokenizer and the index are made once, and the same command goes on after a stop."""
+that the corpus, the tokenizer and the index are made once, and the same command goes on after a stop. Only the width
+changes: a depth of few layers does not fall evenly (4, 2, 2, 1), and the loss hardly depends on the shape at equal
+parameters (Kaplan et al. 2020, figure 5)."""
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from pydantic import ValidationError
 
 from gristmill.foundation.errors import InputError, RecipeError
 from gristmill.pipelines.init.dial import WIDTH_EXPONENTS, rate_at_width
-from gristmill.training.config.model import PATTERNS, ModelConfig
+from gristmill.pipelines.recipes.config import Recipe
+from gristmill.training.config.model import ModelConfig
 from gristmill.training.planner.costs.model_shape import flops_per_token, shape_of
 from gristmill.training.planner.costs.parameters import active_parameters, parameter_count
 
@@ -28,11 +31,11 @@ MIN_RUNGS = 4  # one more than the curve has numbers
 MIN_PROFILE = 4  # one more than a parabola has
 MIN_STEPS = 20  # of a run
 DRAWS = 400
-NOISE = 0.002  # of a loss, relative: what two seeds differ by at these sizes; the residuals of few rungs say too little
+NOISE = 0.002  # of a loss of one seed, relative: what two seeds differ by at these sizes
 EXPONENTS = np.linspace(0.01, 0.6, 237)
-MIN_HEAD_WIDTH = 8
-MAX_OFF = 0.3  # of the logarithm of parameters: how far a size may be from the one that the ladder asks for
-SHAPE_WEIGHT = 0.2  # of the logarithm of layers over width, against that of parameters
+MAX_OFF = 0.5  # of the logarithm of compute: how far a size may be below the one that the ladder asks for
+VALIDATION_TOKENS = 65_536  # at least; of 4,096 the loss of equal models differs by 2 %
+FINE_HIDDEN = 512  # hidden widths below it go by 2, so that rounding stays below 1 %; above by 8, as GPUs ask
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,27 @@ class Rung:
     flops: float
     overrides: tuple[str, ...]
 
+    def seeded(self, seed: int) -> tuple[str, ...]:
+        """Overrides with a seed of training; the corpus and what is held out stay."""
+        return (*self.overrides, f"train.seed={seed}")
+
+
+@dataclass(frozen=True)
+class LadderBase:
+    """What the sizes have in common, of a recipe. optimizer: fields that it sets."""
+
+    model: ModelConfig
+    vocabulary: int
+    batch_tokens: int
+    optimizer: dict[str, Any]
+    validation_samples: int = 1
+
+    @classmethod
+    def of(cls, recipe: Recipe) -> Self:
+        model, train = recipe.training()
+        optimizer = train.optimizer.model_dump(exclude_unset=True)
+        return cls(model, recipe.tokenizer.vocab_size, train.batch_tokens, optimizer, train.validation.samples)
+
 
 @dataclass(frozen=True)
 class ScalingCurve:
@@ -64,10 +88,14 @@ class ScalingCurve:
 
 @dataclass(frozen=True)
 class Extrapolation:
-    """The curve through the smaller rungs and the held-back one. forecast_range, exponent_range: 95 % of refits to
-    losses that are moved by the residuals. error: of the forecast, relative to the measured loss."""
+    """The curve through the smaller rungs and the held-back one. seed_noise: standard deviation of the loss of one run
+    over seeds, relative; None where each size has one seed. residuals: of the mean losses, relative to the curve.
+    forecast_range, exponent_range: 95 % of refits to losses that are moved by the residuals or the noise, whichever is
+    more; the forecast's is that of one run. error: of the forecast, relative to the measured loss."""
 
     curve: ScalingCurve
+    seed_noise: float | None
+    residuals: tuple[float, ...]
     exponent_range: tuple[float, float]
     forecast: float
     forecast_range: tuple[float, float]
@@ -78,87 +106,92 @@ class Extrapolation:
         return self.forecast / self.measured - 1
 
 
-def rungs(
-    model: ModelConfig, train: dict[str, Any], vocabulary: int, per_parameter: float, count: int
-) -> tuple[Rung, ...]:
+def rungs(base: LadderBase, per_parameter: float, count: int) -> tuple[Rung, ...]:
     """`count` sizes to fit and last the recipe's own, which is held back. Each has twice the compute of the one before,
-    the last eight times. train: batch_tokens, and the optimizer's fields that the recipe sets.
+    the last eight times.
 
-    Heads keep their width where there are enough sizes so, else narrower ones; layers go with the width, by whole
-    periods of what repeats over them, and stay as they are under `model.pattern`. Experts keep their number, and their
-    hidden width goes with the model's. Rates go with the width as those of `gristmill init`. Raises RecipeError where
-    sizes come out equal."""
+    Layers stay, and so does the number of experts; heads keep their width, or else their number, and hidden widths go
+    with the model's. Rates go with the width as those of `gristmill init`. Raises RecipeError where sizes come out
+    equal."""
     if count < MIN_RUNGS:
         raise RecipeError(f"--sizes {count}: the curve has three numbers; fit at least {MIN_RUNGS} sizes")
-    largest = active_parameters(shape_of(model, vocabulary))
-    shares = [(HELD_BACK * STEP ** (count - 1 - rung)) ** -0.5 for rung in range(count)]
-    sizes = _sizes(model, vocabulary, [share * largest for share in shares])
-    own = Size(model.layers, model.width, model.heads)
-    return tuple(_rung(model, train, vocabulary, per_parameter, size) for size in [*sizes, own])
+    own = Size(base.model.width, base.model.heads)
+    sizes = _sizes(base, _cost(base, own) / HELD_BACK, count)
+    return tuple(_rung(base, per_parameter, size) for size in [*sizes, own])
 
 
-def isoflop_rungs(
-    model: ModelConfig, train: dict[str, Any], vocabulary: int, flops: float, per_parameter: float, count: int
-) -> tuple[Rung, ...]:
-    """`count` sizes trained with the same FLOPs, the middle one with about so many tokens per parameter. Active
-    parameters go by factors of sqrt(2), so that tokens per parameter go by 2."""
+def isoflop_rungs(base: LadderBase, flops: float, per_parameter: float, count: int) -> tuple[Rung, ...]:
+    """`count` sizes trained with the same FLOPs, the middle one with about so many tokens per parameter, the others
+    by factors of 2."""
     if count < MIN_PROFILE:
         raise RecipeError(f"--isoflop {count}: a parabola has three numbers; take at least {MIN_PROFILE} sizes")
-    middle = (flops / (6 * per_parameter)) ** 0.5
-    sizes = _sizes(model, vocabulary, [middle * 2 ** ((place - (count - 1) / 2) / 2) for place in range(count)])
-    return tuple(_rung(model, train, vocabulary, None, size, flops) for size in sizes)
+    sizes = _sizes(base, flops / per_parameter * STEP ** ((count - 1) / 2), count)
+    return tuple(_rung(base, None, size, flops) for size in sizes)
 
 
 class Size(NamedTuple):
-    layers: int
     width: int
     heads: int
 
 
-def _sizes(model: ModelConfig, vocabulary: int, wanted: Sequence[float]) -> list[Size]:
-    """Sizes of about so many active parameters, with the widest heads of which there are enough."""
-    head = model.width // model.heads
-    sizes: list[Size] = []
-    while head >= MIN_HEAD_WIDTH and head % 2 == 0:
-        candidates = [_nearest(model, vocabulary, parameters, head) for parameters in wanted]
-        sizes = [size for size, _ in candidates]
-        if len(set(sizes)) == len(sizes) and max(off for _, off in candidates) <= MAX_OFF:
+def _sizes(base: LadderBase, highest: float, count: int) -> list[Size]:
+    """`count` sizes whose cost goes by STEP, the last one the largest of at most `highest`, by the first rule for heads
+    that has enough of them."""
+    for candidates in _size_rules(base.model):
+        costs = {size: cost for size in candidates if (cost := _cost(base, size))}
+        sizes = _on_steps(costs, highest, count)
+        if sizes is not None:
             return sizes
-        head //= 2
     raise RecipeError(
-        f"model.width {model.width} with {model.layers} layers has too few smaller sizes, even with heads of "
-        f"{MIN_HEAD_WIDTH} (layers x width that its mixers and patterns allow: "
-        f"{', '.join(f'{size.layers} x {size.width}' for size in sizes)}); start from a larger model"
+        f"model.width {base.model.width} with {base.model.heads} heads has fewer than {count} smaller sizes of about "
+        "twice the compute each; start from a wider model, or one with fewer heads"
     )
 
 
-def _nearest(model: ModelConfig, vocabulary: int, parameters: float, head: int) -> tuple[Size, float]:
-    """The size with about so many active parameters, of the recipe's ratio of layers to width, or near it; and how far
-    off its parameters are."""
-    candidates = []
-    for width in range(head, 2 * model.width + 1, head):
-        even = model.layers if model.pattern else model.layers * width / model.width
-        for layers in _layer_counts(model, even):
-            size = Size(layers, width, width // head)
-            try:
-                scaled = _scaled(model, size)
-            except ValidationError:  # a width that a mixer's heads do not divide
-                continue
-            off = abs(math.log(active_parameters(shape_of(scaled, vocabulary)) / parameters))
-            candidates.append((off + SHAPE_WEIGHT * abs(math.log(layers / even)), size, off))
-    _, size, off = min(candidates, default=(0.0, Size(model.layers, model.width, model.heads), math.inf))
-    return size, off
+def _on_steps(costs: dict[Size, float], highest: float, count: int) -> list[Size] | None:
+    """None where two come out equal or one is far from what was asked. Costs {a: 1, b: 2.1, c: 3.9, d: 5}, highest 4.5,
+    count 3: [a, b, c]."""
+    logs = {size: math.log(cost) for size, cost in costs.items() if cost <= highest}
+    if not logs:
+        return None
+    last = max(logs, key=logs.__getitem__)
+    sizes, off = [last], math.log(highest) - logs[last]
+    for place in range(1, count):
+        offs = {size: abs(log - logs[last] + place * math.log(STEP)) for size, log in logs.items()}
+        sizes.append(min(offs, key=offs.__getitem__))
+        off = max(off, offs[sizes[-1]])
+    return sizes[::-1] if len(set(sizes)) == count and off <= MAX_OFF else None
 
 
-def _layer_counts(model: ModelConfig, even: float) -> set[int]:
-    """Whole periods of what repeats over the layers, below and above: [0, 8] experts and even = 3.5 -> {2, 4}."""
-    if model.pattern:
-        return {model.layers}
-    repeated = [getattr(model, name) for name in (*PATTERNS, "rope_layers")]
-    lengths = [len(value) for value in repeated if isinstance(value, tuple)]
-    lengths += map(len, () if model.moe is None else model.moe.patterns().values())
-    period = math.lcm(*lengths)
-    return {period * max(1, rounded(even / period)) for rounded in (math.floor, math.ceil)}
+def _size_rules(model: ModelConfig) -> Iterator[list[Size]]:
+    """Sizes with heads of the same width; with as many heads, of 8 or more; with narrower heads; with as many, of 4 or
+    more. Heads go by whole groups of those that share keys and values."""
+    own, limit = model.width // model.heads, 2 * model.width
+    group = model.heads // model.kv_heads if model.kv_heads else 1
+    narrow = own // 2 if own % 4 == 0 else 8
+
+    def of_head_width(head: int) -> list[Size]:
+        return [Size(heads * head, heads) for heads in range(group, limit // head + 1, group)]
+
+    def of_num_heads(least: int) -> list[Size]:
+        return [Size(model.heads * head, model.heads) for head in range(least, limit // model.heads + 1, 2)]
+
+    yield of_head_width(own)
+    yield of_num_heads(8)
+    while narrow >= 8:
+        yield of_head_width(narrow)
+        narrow = narrow // 2 if narrow % 4 == 0 else 0
+    yield of_num_heads(4)
+
+
+def _cost(base: LadderBase, size: Size) -> float:
+    """FLOPs of a token times active parameters: the FLOPs of a run of one token a parameter. 0 of a width that heads or
+    mixers do not divide."""
+    try:
+        shape = shape_of(_scaled(base.model, size), base.vocabulary)
+    except ValidationError:
+        return 0.0
+    return flops_per_token(shape) * active_parameters(shape)
 
 
 def _scaled(model: ModelConfig, size: Size) -> ModelConfig:
@@ -166,12 +199,19 @@ def _scaled(model: ModelConfig, size: Size) -> ModelConfig:
 
 
 def _fields(model: ModelConfig, size: Size) -> dict[str, Any]:
-    """The fields of `model` that change with the size."""
+    """The fields of `model` that change with the size; none at the recipe's own."""
+    if size == (model.width, model.heads):
+        return {}
     fields: dict[str, Any] = dict(size._asdict())
     if model.kv_heads:
-        grouped = model.heads // model.kv_heads
-        fields["kv_heads"] = size.heads // grouped if size.heads % grouped == 0 else size.heads
-    if model.ffn_hidden_size:
+        fields["kv_heads"] = size.heads * model.kv_heads // model.heads
+    narrower = size.width * model.heads / (size.heads * model.width)  # of a head
+    for name in ("head_width", "rope_width"):
+        if given := getattr(model, name):
+            fields[name] = max(2, 2 * round(given * narrower / 2))
+    if isinstance(model.mlp, str) and model.mlp != "none":  # by default swiglu's goes by steps of 64
+        fields["ffn_hidden_size"] = _hidden_size(model, model.hidden_width(model.mlp), size)
+    elif model.ffn_hidden_size:
         fields["ffn_hidden_size"] = _hidden_size(model, model.ffn_hidden_size, size)
     if model.moe is not None:
         hidden = model.moe.ffn_hidden_size
@@ -188,30 +228,28 @@ def _fields(model: ModelConfig, size: Size) -> dict[str, Any]:
 
 def _hidden_size(model: ModelConfig, hidden: int, size: Size) -> int:
     """Hidden width in proportion to the width of the model; 0, which means that the width decides, stays."""
-    return max(8, round(hidden * size.width / model.width / 8) * 8) if hidden else 0
+    scaled = hidden * size.width / model.width
+    step = 2 if scaled < FINE_HIDDEN else 8
+    return max(step, round(scaled / step) * step) if hidden else 0
 
 
-def _rung(
-    model: ModelConfig,
-    train: dict[str, Any],
-    vocabulary: int,
-    per_parameter: float | None,
-    size: Size,
-    flops: float = 0.0,
-) -> Rung:
+def _rung(base: LadderBase, per_parameter: float | None, size: Size, flops: float = 0.0) -> Rung:
     """per_parameter: tokens; None: as many as the FLOPs allow."""
-    shape = shape_of(_scaled(model, size), vocabulary)
-    active, batch, cost = active_parameters(shape), int(train["batch_tokens"]), flops_per_token(shape)
+    model, batch = base.model, base.batch_tokens
+    scaled = _scaled(model, size)
+    shape = shape_of(scaled, base.vocabulary)
+    active, cost = active_parameters(shape), flops_per_token(shape)
     wanted = flops / cost if per_parameter is None else per_parameter * active
     tokens = max(MIN_STEPS, round(wanted / batch)) * batch
     changes = {f"model.{name}": value for name, value in _fields(model, size).items()}
     for name in WIDTH_EXPONENTS:
-        if (rate := train["optimizer"].get(name)) is not None:
-            scaled = rate_at_width(name, rate, size.width / model.width)
-            changes[f"train.optimizer.{name}"] = float(f"{scaled:.3e}")
-    changes |= {"train.tokens": tokens, "train.validation.every": 10**6}
+        if (rate := base.optimizer.get(name)) is not None:
+            rate_of_size = rate_at_width(name, rate, size.width / model.width)
+            changes[f"train.optimizer.{name}"] = float(f"{rate_of_size:.3e}")
+    samples = max(base.validation_samples, math.ceil(VALIDATION_TOKENS / model.sequence_length))
+    changes |= {"train.tokens": tokens, "train.validation.every": 10**6, "train.validation.samples": samples}
     overrides = tuple(f"{name}={json.dumps(value)}" for name, value in changes.items())
-    return Rung(*size, parameter_count(shape), active, tokens, cost * tokens, overrides)
+    return Rung(scaled.layers, *size, parameter_count(shape), active, tokens, cost * tokens, overrides)
 
 
 def final_loss(folder: Path) -> float:
@@ -255,27 +293,47 @@ def fit_each(flops: np.ndarray, losses_DN: np.ndarray) -> list[ScalingCurve]:
     ]
 
 
-def extrapolate(flops: Sequence[float], losses: Sequence[float], seed: int = 0) -> Extrapolation:
-    """Fit all but the last rung and forecast that one. Intervals: refits to losses moved by a normal error of the size
-    of the residuals, and at least NOISE."""
-    compute, target = np.asarray(flops[:-1]), np.asarray(losses[:-1])
+def extrapolate(flops: Sequence[float], losses: Sequence[Sequence[float]], seed: int = 0) -> Extrapolation:
+    """Fit all but the last rung and forecast that one. losses: of each rung, by seed. Intervals: refits to mean losses
+    moved by a normal error of the size of the residuals, and at least that of the seeds."""
+    compute, target = np.asarray(flops[:-1], dtype=float), np.array([np.mean(seeds) for seeds in losses[:-1]])
     curve = fit_each(compute, target[None])[0]
     residuals = target / np.array([curve(value) for value in compute]) - 1
-    spread = max(NOISE, float(np.sqrt(np.square(residuals).sum() / max(1, len(target) - 3))))
-    draws = np.random.default_rng(seed).normal(scale=spread, size=(DRAWS, len(target)))
-    refits = fit_each(compute, target * (1 + draws))
-    ends = [
-        np.percentile(values, [2.5, 97.5]).tolist()
-        for values in ([refit.exponent for refit in refits], [refit(flops[-1]) for refit in refits])
-    ]
-    return Extrapolation(curve, tuple(ends[0]), curve(flops[-1]), tuple(ends[1]), float(losses[-1]))
+    noise = seed_noise(losses)
+    of_seeds = NOISE if noise is None else noise
+    of_mean = of_seeds / min(len(seeds) for seeds in losses[:-1]) ** 0.5
+    spread = max(of_mean, _spread(residuals))
+    random = np.random.default_rng(seed)
+    refits = fit_each(compute, target * (1 + random.normal(scale=spread, size=(DRAWS, len(target)))))
+    of_run = of_seeds / len(losses[-1]) ** 0.5
+    forecasts = [refit(flops[-1]) for refit in refits] * (1 + random.normal(scale=of_run, size=DRAWS))
+    exponents, ends = (
+        tuple(np.percentile(values, [2.5, 97.5]).tolist())
+        for values in ([refit.exponent for refit in refits], forecasts)
+    )
+    measured = float(np.mean(losses[-1]))
+    return Extrapolation(curve, noise, tuple(residuals.tolist()), exponents, curve(flops[-1]), ends, measured)
+
+
+def seed_noise(losses: Sequence[Sequence[float]]) -> float | None:
+    """Standard deviation over seeds relative to the mean, pooled over sizes; None where each has one. Losses (1.98,
+    2.02) and (0.99, 1.01): 0.0141."""
+    degrees = sum(len(seeds) - 1 for seeds in losses)
+    squares = sum(float(np.square(np.asarray(seeds) / np.mean(seeds) - 1).sum()) for seeds in losses)
+    return (squares / degrees) ** 0.5 if degrees else None
+
+
+def _spread(residuals: np.ndarray) -> float:
+    """Standard deviation of what a fit of three numbers leaves."""
+    return float(np.sqrt(np.square(residuals).sum() / max(1, len(residuals) - 3)))
 
 
 @dataclass(frozen=True)
 class IsoflopProfile:
     """Losses of sizes with equal FLOPs. best: active parameters at the least of the parabola through loss against the
     logarithm of parameters; None where that is no valley inside the sizes. tokens_per_parameter: there, with the
-    interval of 95 % of refits to losses moved by the residuals, or None where most refits have no valley."""
+    interval of 95 % of refits to losses moved by the residuals or the noise of seeds, whichever is more, or None where
+    most refits have no valley."""
 
     flops: float
     best: float | None
@@ -283,19 +341,19 @@ class IsoflopProfile:
     interval: tuple[float, float] | None
 
 
-def profile(steps: Sequence[Rung], losses: Sequence[float], seed: int = 0) -> IsoflopProfile:
-    """Hoffmann et al. 2022, arXiv 2203.15556, section 3.2. Losses 1 + log(N / 1e6)^2 at any N around 1e6: best 1e6."""
+def profile(steps: Sequence[Rung], losses: Sequence[float], noise: float | None, seed: int = 0) -> IsoflopProfile:
+    """Hoffmann et al. 2022, arXiv 2203.15556, section 3.2. losses: of one run each. noise: of seeds, relative, None:
+    NOISE. Losses 1 + log(N / 1e6)^2 at any N around 1e6: best 1e6."""
     logs, target = np.log([rung.active for rung in steps]), np.asarray(losses, dtype=float)
     ratios = np.log([rung.tokens / rung.active for rung in steps])
     flops = float(np.mean([rung.flops for rung in steps]))
-    fitted = np.polyfit(logs - logs.mean(), target, 2)
-    residuals = target - np.polyval(fitted, logs - logs.mean())
-    spread = max(NOISE * float(target.mean()), float(np.sqrt(np.square(residuals).sum() / max(1, len(target) - 3))))
-    draws = target + np.random.default_rng(seed).normal(scale=spread, size=(DRAWS, len(target)))
-    valleys = [valley for row in draws if (valley := _valley(logs, row)) is not None]
     best = _valley(logs, target)
     if best is None:
         return IsoflopProfile(flops, None, None, None)
+    residuals = target - np.polyval(np.polyfit(logs - logs.mean(), target, 2), logs - logs.mean())
+    spread = max((NOISE if noise is None else noise) * float(target.mean()), _spread(residuals))
+    draws = target + np.random.default_rng(seed).normal(scale=spread, size=(DRAWS, len(target)))
+    valleys = [valley for row in draws if (valley := _valley(logs, row)) is not None]
     by_ratio = np.polyfit(logs, ratios, 1)  # tokens per parameter along the profile
     interval: tuple[float, float] | None = None
     if len(valleys) > DRAWS / 2:
@@ -315,16 +373,17 @@ def _valley(logs: np.ndarray, losses: np.ndarray) -> float | None:
 
 def to_json(
     steps: Sequence[Rung],
-    losses: Sequence[float],
+    losses: Sequence[Sequence[float]],
     outcome: Extrapolation,
     isoflop: tuple[Sequence[Rung], Sequence[float], IsoflopProfile] | None = None,
 ) -> dict[str, Any]:
-    sizes = [{**vars(rung), "loss": loss} for rung, loss in zip(steps, losses, strict=True)]
-    fields = {name: getattr(outcome, name) for name in ("exponent_range", "forecast", "forecast_range", "measured")}
-    answer = {"sizes": sizes, "curve": vars(outcome.curve), **fields, "error": outcome.error}
+    """losses: of each size, by seed."""
+
+    def sizes(steps: Sequence[Rung], losses: Sequence[Sequence[float]]) -> list[dict[str, Any]]:
+        return [{**vars(rung), "losses": list(seeds)} for rung, seeds in zip(steps, losses, strict=True)]
+
+    answer = {"sizes": sizes(steps, losses), **vars(outcome), "curve": vars(outcome.curve), "error": outcome.error}
     if isoflop is not None:
         profiled, own, fitted = isoflop
-        answer["isoflop"] = vars(fitted) | {
-            "sizes": [{**vars(rung), "loss": loss} for rung, loss in zip(profiled, own, strict=True)]
-        }
+        answer["isoflop"] = vars(fitted) | {"sizes": sizes(profiled, [[loss] for loss in own])}
     return answer

@@ -12,6 +12,8 @@ import rich.table
 import typer
 from rich.table import Table
 
+from gristmill.data_pipeline.indexed.config import epochs_by_source
+from gristmill.data_pipeline.indexed.dataset import read_dataset
 from gristmill.foundation.config import write_yaml
 from gristmill.foundation.errors import RecipeError
 from gristmill.foundation.files import write_atomic
@@ -19,6 +21,7 @@ from gristmill.pipelines.ablate.corpora import mixed_sources
 from gristmill.pipelines.ablate.ladder import (
     Extrapolation,
     IsoflopProfile,
+    LadderBase,
     Rung,
     extrapolate,
     final_loss,
@@ -30,6 +33,7 @@ from gristmill.pipelines.ablate.ladder import (
 from gristmill.pipelines.cli.checkpoint import data_folder
 from gristmill.pipelines.cli.console import print_block
 from gristmill.pipelines.cli.options import EngineOptions, SetOption, StageOptions, make_runner, with_option_groups
+from gristmill.pipelines.recipes.config import Recipe
 from gristmill.pipelines.recipes.recipe_file import RECIPES, find_recipe, load_recipe, read_fields
 from gristmill.pipelines.stages.stage_list import stages_of, stages_up_to
 
@@ -158,7 +162,8 @@ RESULT = "ladder.json"
 class LadderOptions(EngineOptions):
     """The sizes, and where they are trained."""
 
-    sizes: Annotated[int, typer.Option(help="Sizes to fit, each of twice the compute; 4 or more.")] = 4
+    sizes: Annotated[int, typer.Option(help="Sizes to fit, each of twice the compute; 4 or more.")] = 5
+    seeds: Annotated[int, typer.Option(min=1, max=64, help="Runs of each fitted size; the held-back one has one.")] = 3
     tokens_per_parameter: Annotated[
         float, typer.Option(min=0.1, help="Tokens of each run over its active parameters.")
     ] = 20.0
@@ -166,7 +171,7 @@ class LadderOptions(EngineOptions):
         int,
         typer.Option(
             min=0,
-            help="Sizes trained at the FLOPs of the largest fitted one, for the best tokens per parameter; 0: none.",
+            help="Sizes, of one run each, at the FLOPs of the largest fitted one, for the best tokens per parameter.",
         ),
     ] = 0
     workdir: Annotated[Path | None, typer.Option(metavar="DIR", help="Default: work/ladder-NAME.")] = None
@@ -180,46 +185,71 @@ def ladder(
 ) -> None:
     """Train smaller sizes of a recipe, fit loss against compute, and compare with the recipe's own size."""
     loaded = load_recipe(recipe, options.set_ or [])
-    model, train = loaded.training()
+    base = LadderBase.of(loaded)
     if loaded.curate.splits.validation == 0:
         raise RecipeError(
             "curate.splits.validation is 0: sizes are compared by their loss on it; hold out 0.05 or more"
         )
-    settings = {"batch_tokens": train.batch_tokens, "optimizer": train.optimizer.model_dump(exclude_unset=True)}
-    vocabulary = loaded.tokenizer.vocab_size
-    steps = rungs(model, settings, vocabulary, options.tokens_per_parameter, options.sizes)
+    steps = rungs(base, options.tokens_per_parameter, options.sizes)
     equal: tuple[Rung, ...] = ()
     if options.isoflop:
-        middle, largest = options.tokens_per_parameter, steps[-2].flops
-        equal = isoflop_rungs(model, settings, vocabulary, largest, middle, options.isoflop)
-    folder = options.workdir or Path("work") / f"ladder-{loaded.name}"
-    losses = [_train(recipe, rung, folder, options) for rung in steps]
+        equal = isoflop_rungs(base, steps[-2].flops, options.tokens_per_parameter, options.isoflop)
+    runs = LadderRuns(recipe, options.workdir or Path("work") / f"ladder-{loaded.name}", options)
+    losses = [runs.train(rung, options.seeds) for rung in steps[:-1]] + [runs.train(steps[-1], 1)]
     outcome = extrapolate([rung.flops for rung in steps], losses)
     print_block(table(steps, losses, outcome))
-    print("\n".join(sentences(outcome)))
+    tokens = {source.name: source.splits["train"].tokens for source in read_dataset(runs.folder / "index").sources}
+    print("\n".join([*repeats(tokens, loaded, steps[-1]), *sentences(outcome)]))
     isoflop = None
     if equal:
-        own = [_train(recipe, rung, folder, options) for rung in equal]
-        isoflop = (equal, own, profile(equal, own))
+        own = [runs.train(rung, 1)[0] for rung in equal]
+        isoflop = (equal, own, profile(equal, own, outcome.seed_noise))
         print_block(profile_table(equal, own))
         print(profile_sentence(isoflop[2]))
-    write_atomic(folder / RESULT, json.dumps(to_json(steps, losses, outcome, isoflop), indent=2).encode() + b"\n")
+    result = to_json(steps, losses, outcome, isoflop)
+    write_atomic(runs.folder / RESULT, json.dumps(result, indent=2).encode() + b"\n")
 
 
-def _train(reference: str, rung: Rung, folder: Path, options: LadderOptions) -> float:
-    """The held-out loss of one size. A size that was trained before is taken back, not trained again."""
-    recipe = load_recipe(reference, [*(options.set_ or []), *rung.overrides])
-    stages = stages_up_to(recipe, stages_of(recipe), "train")
-    stage_options = StageOptions(options.workers, options.engine, options.address, workdir=folder)
-    make_runner(recipe, stages, stage_options, several_recipes=True).run(to="train")
-    return final_loss(folder / "train")
+@dataclass(frozen=True)
+class LadderRuns:
+    """reference: of the recipe. folder: of all sizes."""
+
+    reference: str
+    folder: Path
+    options: LadderOptions
+
+    def train(self, rung: Rung, seeds: int) -> list[float]:
+        """The held-out losses of one size, by seed. A run that was made before is taken back, not made again."""
+        given = self.options.set_ or []
+        first = load_recipe(self.reference, given).train_seed
+        return [self._loss([*given, *rung.seeded(first + number)]) for number in range(seeds)]
+
+    def _loss(self, overrides: list[str]) -> float:
+        recipe = load_recipe(self.reference, overrides)
+        stages = stages_up_to(recipe, stages_of(recipe), "train")
+        options = StageOptions(self.options.workers, self.options.engine, self.options.address, workdir=self.folder)
+        make_runner(recipe, stages, options, several_recipes=True).run(to="train")
+        return final_loss(self.folder / "train")
 
 
-def table(steps: tuple[Rung, ...], losses: list[float], outcome: Extrapolation) -> rich.table.Table:
-    rows = rich.table.Table("layers", "width", "heads", "parameters", "tokens", "FLOPs", "loss", "curve", "off by")
-    for rung, loss in zip(steps, losses, strict=True):
-        curve = outcome.curve(rung.flops)
-        rows.add_row(*_size_cells(rung), f"{loss:.4f}", f"{curve:.4f}", f"{curve / loss - 1:+.2%}")
+def repeats(tokens: dict[str, int], recipe: Recipe, held_back: Rung) -> list[str]:
+    """A line for each source that the held-back size reads more than once. tokens: training tokens by source."""
+    epochs = epochs_by_source(tokens, recipe.training_weights, held_back.tokens, recipe.index.phases)
+    return [
+        f"warning: the held-back size reads source {name!r} {times:.1f} times, smaller ones less often: repeated text "
+        "teaches less, so it may end above the forecast; take fewer tokens a parameter, a smaller model, or more text"
+        for name, times in epochs.items()
+        if times > 1
+    ]
+
+
+def table(steps: tuple[Rung, ...], losses: list[list[float]], outcome: Extrapolation) -> rich.table.Table:
+    names = ("layers", "width", "heads", "parameters", "tokens", "FLOPs", "loss", "over seeds", "curve", "off by")
+    rows = rich.table.Table(*names)
+    for rung, seeds in zip(steps, losses, strict=True):
+        curve, loss = outcome.curve(rung.flops), sum(seeds) / len(seeds)
+        ends = f"{min(seeds):.4f} to {max(seeds):.4f}" if len(seeds) > 1 else ""
+        rows.add_row(*_size_cells(rung), f"{loss:.4f}", ends, f"{curve:.4f}", f"{curve / loss - 1:+.2%}")
     return rows
 
 
@@ -227,8 +257,10 @@ def sentences(outcome: Extrapolation) -> list[str]:
     curve, (low, high) = outcome.curve, outcome.forecast_range
     inside = "inside" if low <= outcome.measured <= high else "outside"
     exponents = "{:.3f} to {:.3f}".format(*outcome.exponent_range)
+    noise = "one seed each" if outcome.seed_noise is None else f"seeds differ by {outcome.seed_noise:.2%} (1 sd)"
     return [
-        f"loss = {curve.floor:.3f} + {curve.scale:.3g} / FLOPs^{curve.exponent:.3f}; 95 % of exponents: {exponents}.",
+        f"loss = {curve.floor:.3f} + {curve.scale:.3g} / FLOPs^{curve.exponent:.3f}; 95 % of exponents: {exponents}; "
+        f"{noise}; at most {max(map(abs, outcome.residuals)):.2%} off the curve.",
         f"The last size was held back: forecast {outcome.forecast:.4f} ({low:.4f} to {high:.4f}), measured "
         f"{outcome.measured:.4f}, off by {outcome.error:+.2%}, {inside} the interval.",
     ]

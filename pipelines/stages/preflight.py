@@ -259,6 +259,19 @@ def _teacher_vocabulary(recipe: Recipe, path: Path) -> Iterator[Finding]:
         )
 
 
+def _router(recipe: Recipe, world_size: int) -> Iterator[Finding]:
+    """A mixture whose loss does not teach its router: one gate divided by itself is 1 for any scores."""
+    model = recipe.model
+    if model is None or model.moe is None or not model.moe.normalize_gates:
+        return
+    if any(layer.top_k == 1 < layer.experts for layer in model.layer_list):
+        yield Finding(
+            "model.moe: with top_k 1 and normalize_gates every gate is 1, so the loss teaches the router nothing; set "
+            "normalize_gates: false, or top_k to 2 or more",
+            None,
+        )
+
+
 def _validation(recipe: Recipe, world_size: int) -> Iterator[Finding]:
     if recipe.sources and recipe.training().train.validation.every and not recipe.curate.splits.validation:
         yield Finding(
@@ -406,6 +419,6 @@ CHECKS: dict[str, tuple[Callable[[Recipe, int], Iterator[Finding]], ...]] = {
     "curate": (_user_functions, _sources, _listed_files, _quality_models),
     "tokenizer": (_tokenizer,),
     "index": (_repeats, _mix),
-    "train": (_layout, _start, _validation, _live_evaluation),
+    "train": (_layout, _start, _router, _validation, _live_evaluation),
     "evaluate": (_evaluation,),
 }

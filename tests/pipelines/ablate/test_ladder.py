@@ -4,6 +4,7 @@ import json
 import math
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +13,8 @@ from typer.testing import CliRunner
 from gristmill.foundation.errors import InputError, RecipeError
 from gristmill.pipelines.ablate.ladder import (
     MIN_RUNGS,
+    LadderBase,
+    Rung,
     ScalingCurve,
     extrapolate,
     final_loss,
@@ -19,9 +22,10 @@ from gristmill.pipelines.ablate.ladder import (
     isoflop_rungs,
     profile,
     rungs,
+    seed_noise,
     to_json,
 )
-from gristmill.pipelines.cli.ablate import profile_sentence, sentences
+from gristmill.pipelines.cli.ablate import profile_sentence, repeats, sentences, table
 from gristmill.pipelines.cli.commands import app
 from gristmill.pipelines.init.dial import DEPTHS, ModelSize, optimizer_of
 from gristmill.pipelines.recipes.recipe_file import load_recipe
@@ -30,8 +34,20 @@ from gristmill.training.planner.costs.model_shape import shape_of
 from gristmill.training.planner.costs.parameters import active_parameters, parameter_count
 
 COMPUTE = [1e13, 2e13, 4e13, 8e13, 64e13]
-TRAIN = {"batch_tokens": 4096, "optimizer": {"learning_rate": 8e-3}}
 MODEL = ModelConfig(layers=8, width=512, heads=16, sequence_length=256, tied_embeddings=True, init_std=0.03)
+BASE = LadderBase(MODEL, 2048, 4096, {"learning_rate": 8e-3})
+
+
+def base_of(model: ModelConfig, vocabulary: int = 2048) -> LadderBase:
+    return LadderBase(model, vocabulary, BASE.batch_tokens, BASE.optimizer)
+
+
+def fields_of(rung: Rung) -> dict[str, Any]:
+    return {name: json.loads(value) for name, value in (override.split("=", 1) for override in rung.overrides)}
+
+
+def one_seed(losses: list[float]) -> list[list[float]]:
+    return [[loss] for loss in losses]
 
 
 def test_the_curve_that_made_the_losses_is_fitted() -> None:
@@ -42,84 +58,132 @@ def test_the_curve_that_made_the_losses_is_fitted() -> None:
 
 def test_a_held_back_size_is_forecast_with_an_interval() -> None:
     losses = [ScalingCurve(1.0, 40.0, 0.12)(value) for value in COMPUTE]
-    exact = extrapolate(COMPUTE, losses)
-    assert exact.error == pytest.approx(0, abs=1e-3)
+    exact = extrapolate(COMPUTE, one_seed(losses))
+    assert exact.error == pytest.approx(0, abs=1e-3) and exact.seed_noise is None
+    assert exact.residuals == pytest.approx([0] * 4, abs=1e-4)
     assert exact.forecast_range[0] < exact.measured < exact.forecast_range[1]
-    off = extrapolate(COMPUTE, [*losses[:-1], 1.1 * losses[-1]])
+    off = extrapolate(COMPUTE, one_seed([*losses[:-1], 1.1 * losses[-1]]))
     assert off.error == pytest.approx(1 / 1.1 - 1, abs=1e-3) and "outside" in sentences(off)[1]
 
 
-def test_noisy_losses_have_their_true_loss_in_about_95_of_100_intervals() -> None:
+def test_noise_of_seeds_is_relative_and_pooled_over_sizes() -> None:
+    """Deviations of 1 % up and down at each size: sqrt(4 * 0.01^2 / 2) over the two degrees of freedom."""
+    assert seed_noise([[1.98, 2.02], [0.99, 1.01]]) == pytest.approx(0.01 * 2**0.5)
+    assert seed_noise([[1.98, 2.02], [1.0]]) == pytest.approx(0.01 * 2**0.5)
+    assert seed_noise([[2.0], [1.0]]) is None
+
+
+@pytest.mark.parametrize("seeds", [1, 3])
+def test_a_run_is_in_about_95_of_100_intervals(seeds: int) -> None:
+    """The held-back size is one run, which has the noise of a seed itself."""
     made, inside = ScalingCurve(1.0, 40.0, 0.12), 0
-    for seed in range(20):
-        noise = np.random.default_rng(seed).normal(scale=0.002, size=len(COMPUTE))
-        losses = [made(value) * (1 + moved) for value, moved in zip(COMPUTE, noise, strict=True)]
-        low, high = extrapolate(COMPUTE, losses, seed).forecast_range
-        inside += low <= made(COMPUTE[-1]) <= high
+    for draw in range(20):
+        noise = np.random.default_rng(draw).normal(scale=0.002, size=(len(COMPUTE), seeds))
+        losses = [[made(value) * (1 + moved) for moved in row] for value, row in zip(COMPUTE, noise, strict=True)]
+        outcome = extrapolate(COMPUTE, [*losses[:-1], losses[-1][:1]], draw)
+        inside += outcome.forecast_range[0] <= outcome.measured <= outcome.forecast_range[1]
     assert inside >= 17
 
 
+def test_more_seeds_and_more_sizes_narrow_the_forecast() -> None:
+    made = ScalingCurve(1.0, 40.0, 0.12)
+
+    def width(sizes: int, seeds: int) -> float:
+        compute = [2.0**size * 1e12 for size in range(sizes)]
+        compute.append(8 * compute[-1])
+        moved = np.linspace(-1, 1, seeds) * 0.002 if seeds > 1 else np.zeros(1)
+        losses = [[made(value) * (1 + part) for part in moved] for value in compute]
+        low, high = extrapolate(compute, losses).forecast_range
+        return high - low
+
+    assert width(6, 3) < 0.75 * width(4, 3) and width(4, 9) < 0.75 * width(4, 3)
+
+
 def test_sizes_rise_by_two_in_compute_and_the_last_by_eight() -> None:
-    steps = rungs(MODEL, TRAIN, 2048, 20, 4)
+    steps = rungs(BASE, 20, 5)
     ratios = [after.flops / before.flops for before, after in pairwise(steps)]
-    assert (steps[-1].layers, steps[-1].width) == (8, 512)
-    assert all(1.4 < ratio < 2.8 for ratio in ratios[:-1]) and 5 < ratios[-1] < 12
+    assert all(1.4 < ratio < 2.8 for ratio in ratios[:-1]) and 8 <= ratios[-1] < 10
     assert all(rung.tokens / rung.parameters == pytest.approx(20, rel=0.01) for rung in steps)
-    assert all(rung.width % 32 == 0 for rung in steps)
+
+
+def test_only_the_width_changes() -> None:
+    """Heads keep their width, hidden widths go with the model's: swiglu's 1,408 of 512 is 704 of 256."""
+    *smaller, own = rungs(BASE, 20, 5)
+    assert (own.layers, own.width, own.heads) == (8, 512, 16)
+    assert not any(name.startswith("model.") for name in fields_of(own))
+    for rung in smaller:
+        assert (rung.layers, rung.width) == (8, 32 * rung.heads)
+        assert fields_of(rung)["model.ffn_hidden_size"] == pytest.approx(1408 * rung.width / 512, rel=0.01)
+
+
+def test_heads_that_are_too_few_keep_their_number() -> None:
+    few = ModelConfig(layers=8, width=512, heads=4, kv_heads=2, head_width=160, sequence_length=256)
+    for rung in rungs(base_of(few), 20, 5):
+        scaled = ModelConfig(**few.model_dump(exclude_unset=True) | fields_of_model(rung))
+        assert (scaled.heads, scaled.kv_heads) == (4, 2)
+        assert scaled.head_width == pytest.approx(160 * rung.width / 512, abs=1)
+
+
+def fields_of_model(rung: Rung) -> dict[str, Any]:
+    return {name.removeprefix("model."): value for name, value in fields_of(rung).items() if name.startswith("model.")}
+
+
+def test_each_size_is_scored_on_enough_text() -> None:
+    """256 samples of 256 tokens, where the recipe asks for 1; a recipe that asks for more has more."""
+    assert fields_of(rungs(BASE, 20, 5)[0])["train.validation.samples"] == 256
+    many = LadderBase(MODEL, 2048, 4096, {}, 1000)
+    assert fields_of(rungs(many, 20, 5)[0])["train.validation.samples"] == 1000
 
 
 def test_the_overrides_of_a_size_load_with_the_recipe() -> None:
-    recipe = load_recipe("demo")
-    model, train = recipe.training()
-    settings = {"batch_tokens": train.batch_tokens, "optimizer": train.optimizer.model_dump(exclude_unset=True)}
-    wide = ModelConfig.model_validate(model.model_dump(exclude_unset=True) | {"width": 384, "heads": 16, "kv_heads": 8})
-    for rung in rungs(wide, settings, 4096, 20, 4):
-        scaled, trained = load_recipe("demo", list(rung.overrides)).training()
+    wide = ["model.width=384", "model.heads=16", "model.kv_heads=8"]
+    recipe = load_recipe("demo", wide)
+    for rung in rungs(LadderBase.of(recipe), 20, 4):
+        scaled_recipe = load_recipe("demo", [*wide, *rung.seeded(recipe.train_seed + 1)])
+        scaled, trained = scaled_recipe.training()
         assert (scaled.width, scaled.layers, trained.tokens) == (rung.width, rung.layers, rung.tokens)
         assert trained.optimizer.learning_rate == pytest.approx(8e-3 * (384 / rung.width) ** 0.5, rel=1e-3)
+        assert (scaled_recipe.seed, scaled_recipe.train_seed) == (recipe.seed, recipe.seed + 1)
 
 
 def test_what_cannot_be_scaled_is_refused() -> None:
     with pytest.raises(RecipeError, match="at least 4"):
-        rungs(MODEL, TRAIN, 2048, 20, MIN_RUNGS - 1)
-    with pytest.raises(
-        RecipeError, match=r"too few smaller sizes, even with heads of 8 .*: .*; start from a larger model"
-    ):
-        rungs(ModelConfig(layers=2, width=64, heads=2), TRAIN, 2048, 20, 6)
+        rungs(BASE, 20, MIN_RUNGS - 1)
+    with pytest.raises(RecipeError, match=r"fewer than 6 smaller sizes .*start from a wider model"):
+        rungs(base_of(ModelConfig(layers=2, width=64, heads=2)), 20, 6)
     with pytest.raises(RecipeError, match="at least 4 sizes"):
-        isoflop_rungs(MODEL, TRAIN, 2048, 1e14, 20, 3)
+        isoflop_rungs(BASE, 1e14, 20, 3)
 
 
 @pytest.mark.parametrize("depth", DEPTHS[:6])
 def test_models_of_init_have_a_ladder_of_valid_sizes(depth: int) -> None:
     size = ModelSize(depth, 2048 if depth < 4 else 4096, 256)
-    model, train = ModelConfig(**size.fields), {"batch_tokens": 4096, "optimizer": optimizer_of(size)}
-    steps = rungs(model, train, size.vocabulary, 20, 4)
-    assert len({(rung.layers, rung.width) for rung in steps}) == 5
-    for rung in [*steps, *isoflop_rungs(model, train, size.vocabulary, steps[-2].flops, 20, 5)]:
-        assert rung.width % rung.heads == 0 and rung.width // rung.heads in (8, 16, 32, 64)
+    base = LadderBase(ModelConfig(**size.fields), size.vocabulary, 4096, optimizer_of(size))
+    steps = rungs(base, 20, 5)
+    assert len({rung.width for rung in steps}) == 6
+    for rung in [*steps, *isoflop_rungs(base, steps[-2].flops, 20, 5)]:
+        assert rung.layers == depth and rung.heads == depth and rung.width // rung.heads >= 8
         if rung.width % 64 == 0:  # a width that init knows has the rates that it writes
             written = optimizer_of(ModelSize(rung.width // 64, size.vocabulary, 256))
-            fields = dict(override.split("=", 1) for override in rung.overrides)
             name = "embedding_learning_rate"
-            assert float(fields[f"train.optimizer.{name}"]) == pytest.approx(written[name], rel=1e-3)
+            assert fields_of(rung)[f"train.optimizer.{name}"] == pytest.approx(written[name], rel=1e-3)
 
 
 @pytest.mark.parametrize("name", ["moe_tiny", "qwen3_30b_a3b", "prmoe_31b", "mamba2_hybrid_8b"])
 def test_sizes_of_experts_and_hybrids_keep_the_recipes_shape(name: str) -> None:
-    """Tokens and sizes go by active parameters; experts keep their number, patterns their periods."""
+    """Tokens and sizes go by active parameters; experts keep their number, layers what repeats over them."""
     recipe = load_recipe(name)
-    model, train = recipe.training()
-    settings = {"batch_tokens": train.batch_tokens, "optimizer": train.optimizer.model_dump(exclude_unset=True)}
-    steps = rungs(model, settings, recipe.tokenizer.vocab_size, 20, 4)
-    ratios = [after.active / before.active for before, after in pairwise(steps)]
-    assert all(1.1 < ratio < 2.1 for ratio in ratios[:-1]) and 2.2 < ratios[-1] < 3.5
+    model, _ = recipe.training()
+    steps = rungs(LadderBase.of(recipe), 20, 4)
+    ratios = [after.flops / before.flops for before, after in pairwise(steps)]
+    assert all(1.4 < ratio < 2.8 for ratio in ratios[:-1]) and 8 <= ratios[-1] < 13
     for rung in steps:
         scaled, trained = load_recipe(name, list(rung.overrides)).training()
         shape = shape_of(scaled, recipe.tokenizer.vocab_size)
         assert (parameter_count(shape), active_parameters(shape)) == (rung.parameters, rung.active)
         assert trained.tokens / rung.active == pytest.approx(20, rel=0.01)
-        assert scaled.pattern == model.pattern and (scaled.layers == model.layers or not model.pattern)
+        assert (scaled.layers, scaled.pattern) == (model.layers, model.pattern)
+        assert scaled.heads // scaled.num_kv_heads == model.heads // model.num_kv_heads
         if model.moe is not None:
             assert (scaled.moe.experts, scaled.moe.top_k) == (model.moe.experts, model.moe.top_k)
             assert rung.active < rung.parameters
@@ -128,28 +192,30 @@ def test_sizes_of_experts_and_hybrids_keep_the_recipes_shape(name: str) -> None:
 def test_hidden_widths_of_experts_go_with_the_width() -> None:
     moe = {"experts": [0, 8], "ffn_hidden_size": [0, 192]}
     model = ModelConfig(layers=8, width=256, heads=8, sequence_length=256, moe=moe)
-    for rung in rungs(model, TRAIN, 2048, 20, 4):
-        fields = dict(override.split("=", 1) for override in rung.overrides)
-        dense, expert = json.loads(fields["model.moe"])["ffn_hidden_size"]
-        assert dense == 0 and expert == round(192 * rung.width / 256 / 8) * 8
-        assert rung.layers % 2 == 0
+    for rung in rungs(base_of(model), 20, 4)[:-1]:
+        dense, expert = fields_of(rung)["model.moe"]["ffn_hidden_size"]
+        assert dense == 0 and expert == round(192 * rung.width / 256 / 2) * 2
 
 
 def test_sizes_of_a_profile_have_equal_compute_around_the_tokens_per_parameter() -> None:
-    profiled = isoflop_rungs(MODEL, TRAIN, 2048, 1e14, 20, 5)
+    profiled = isoflop_rungs(BASE, 1e14, 20, 5)
     assert [rung.flops for rung in profiled] == pytest.approx([1e14] * 5, rel=0.02)
     ratios = [rung.tokens / rung.parameters for rung in profiled]
-    assert ratios == sorted(ratios, reverse=True) and ratios[0] > 20 > ratios[-1]
+    assert [before / after for before, after in pairwise(ratios)] == pytest.approx([2] * 4, rel=0.3)
+    assert 15 < ratios[2] < 30
 
 
 def test_the_least_of_a_parabola_is_the_best_size() -> None:
-    profiled = isoflop_rungs(MODEL, TRAIN, 2048, 1e14, 20, 5)
+    profiled = isoflop_rungs(BASE, 1e14, 20, 5)
     middle = profiled[2].parameters
-    fitted = profile(profiled, [2 + math.log(rung.parameters / middle) ** 2 for rung in profiled])
+    losses = [2 + math.log(rung.parameters / middle) ** 2 for rung in profiled]
+    fitted = profile(profiled, losses, None)
     assert fitted.best == pytest.approx(middle, rel=1e-6)
     assert fitted.interval is not None and fitted.tokens_per_parameter is not None
     assert fitted.interval[0] < fitted.tokens_per_parameter < fitted.interval[1]
-    falling = profile(profiled, [3 - math.log(rung.parameters / middle) / 10 for rung in profiled])
+    noisy = profile(profiled, losses, 0.02)
+    assert noisy.interval is not None and noisy.interval[0] < fitted.interval[0]
+    falling = profile(profiled, [3 - math.log(rung.parameters / middle) / 10 for rung in profiled], None)
     assert falling.best is None and "no least inside" in profile_sentence(falling)
 
 
@@ -163,11 +229,22 @@ def test_the_loss_is_the_mean_of_the_sources_bits(tmp_path: Path) -> None:
         final_loss(tmp_path)
 
 
+def test_text_that_the_largest_size_repeats_is_said() -> None:
+    """Half of the held-back size's tokens are of each source of `demo`."""
+    recipe = load_recipe("demo")
+    held_back = rungs(LadderBase.of(recipe), 20, 4)[-1]
+    tokens = {"python_prose": held_back.tokens, "python_code": held_back.tokens // 4}
+    (warning,) = repeats(tokens, recipe, held_back)
+    assert "'python_code' 2.0 times" in warning
+
+
 def test_the_result_is_json() -> None:
-    steps = rungs(MODEL, TRAIN, 2048, 20, 4)
-    losses = [ScalingCurve(1.0, 40.0, 0.12)(rung.flops) for rung in steps]
-    answer = json.loads(json.dumps(to_json(steps, losses, extrapolate([rung.flops for rung in steps], losses))))
-    assert len(answer["sizes"]) == 5 and abs(answer["error"]) < 1e-3
+    steps = rungs(BASE, 20, 4)
+    losses = one_seed([ScalingCurve(1.0, 40.0, 0.12)(rung.flops) for rung in steps])
+    outcome = extrapolate([rung.flops for rung in steps], losses)
+    answer = json.loads(json.dumps(to_json(steps, losses, outcome)))
+    assert [size["losses"] for size in answer["sizes"]] == losses and abs(answer["error"]) < 1e-3
+    assert len(table(steps, losses, outcome).rows) == 5
 
 
 def test_a_recipe_that_holds_nothing_out_is_refused_before_work() -> None:

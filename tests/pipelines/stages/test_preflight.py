@@ -112,6 +112,14 @@ def test_a_small_source_that_is_seen_often_is_a_warning_with_numbers(call, write
     assert "source 'notes'" not in said
 
 
+@pytest.mark.parametrize(("moe", "warned"), [("top_k: 1", True), ("top_k: 1, normalize_gates: false", False)])
+def test_a_router_that_the_loss_does_not_teach_is_a_warning(call, write, moe, warned):
+    write(f"model.moe: {{experts: 4, {moe}}}")
+    code, said = call("check", "small.yaml")
+    assert code == 0
+    assert ("the loss teaches the router nothing" in said) == warned
+
+
 def test_a_read_only_disk_is_refused_before_work(call, write, tmp_path, monkeypatch):
     write()
     monkeypatch.setattr(preflight.os, "access", lambda path, mode: False)

@@ -21,6 +21,7 @@ BERTS = ("bert_tiny", "bert_tiny_sources", "bert_345m", "bert_1.3b", "bert_3.9b"
 RECIPES = (
     "demo",
     "speedrun_cpu",
+    "ladder_cpu",
     "speedrun_124m",
     *BERTS,
     "mgpt_1.3b",
