@@ -91,7 +91,7 @@ class Extrapolation:
     """The curve through the smaller rungs and the held-back one. seed_noise: standard deviation of the loss of one run
     over seeds, relative; None where each size has one seed. residuals: of the mean losses, relative to the curve.
     forecast_range, exponent_range: 95 % of refits to losses that are moved by the residuals or the noise, whichever is
-    more; the forecast's is that of one run. error: of the forecast, relative to the measured loss."""
+    more; the forecast's is that of one run. bend: see there. error: of the forecast, relative to the measured loss."""
 
     curve: ScalingCurve
     seed_noise: float | None
@@ -100,6 +100,7 @@ class Extrapolation:
     forecast: float
     forecast_range: tuple[float, float]
     measured: float
+    bend: float
 
     @property
     def error(self) -> float:
@@ -312,7 +313,19 @@ def extrapolate(flops: Sequence[float], losses: Sequence[Sequence[float]], seed:
         for values in ([refit.exponent for refit in refits], forecasts)
     )
     measured = float(np.mean(losses[-1]))
-    return Extrapolation(curve, noise, tuple(residuals.tolist()), exponents, curve(flops[-1]), ends, measured)
+    bent = bend(compute, target, of_mean)
+    return Extrapolation(curve, noise, tuple(residuals.tolist()), exponents, curve(flops[-1]), ends, measured, bent)
+
+
+def bend(flops: np.ndarray, losses: np.ndarray, noise: float) -> float:
+    """The second derivative of log loss over log FLOPs, in standard errors at a relative noise of each loss. 0 of a
+    power law, positive above a floor. Negative where the loss falls faster and faster, which no curve of this form
+    does: runs too short for what larger ones begin to learn, and the forecast comes out too high."""
+    logs = np.log(flops)
+    design = np.vander(logs - logs.mean(), 3)
+    inverse = np.linalg.inv(design.T @ design)
+    second = (inverse @ design.T @ np.log(losses))[0]
+    return float(second / (noise * inverse[0, 0] ** 0.5))
 
 
 def seed_noise(losses: Sequence[Sequence[float]]) -> float | None:

@@ -156,6 +156,7 @@ def parse_budget(text: str) -> tuple[float | None, float | None]:
 # `gristmill ladder`: the scaling curve of a recipe, and how well it foretells a larger size.
 
 RESULT = "ladder.json"
+MAX_BEND = 2.0  # standard errors
 
 
 @dataclass(frozen=True)
@@ -258,12 +259,19 @@ def sentences(outcome: Extrapolation) -> list[str]:
     inside = "inside" if low <= outcome.measured <= high else "outside"
     exponents = "{:.3f} to {:.3f}".format(*outcome.exponent_range)
     noise = "one seed each" if outcome.seed_noise is None else f"seeds differ by {outcome.seed_noise:.2%} (1 sd)"
-    return [
+    lines = [
         f"loss = {curve.floor:.3f} + {curve.scale:.3g} / FLOPs^{curve.exponent:.3f}; 95 % of exponents: {exponents}; "
         f"{noise}; at most {max(map(abs, outcome.residuals)):.2%} off the curve.",
         f"The last size was held back: forecast {outcome.forecast:.4f} ({low:.4f} to {high:.4f}), measured "
         f"{outcome.measured:.4f}, off by {outcome.error:+.2%}, {inside} the interval.",
     ]
+    if outcome.bend < -MAX_BEND:
+        lines.append(
+            f"warning: the loss falls faster and faster with compute ({-outcome.bend:.1f} standard errors), which no "
+            "curve of this form does, so the forecast is too high: the smallest runs are too short; take more tokens a "
+            "parameter, a smaller batch, or fewer and larger sizes"
+        )
+    return lines
 
 
 def profile_table(steps: tuple[Rung, ...], losses: list[float]) -> rich.table.Table:

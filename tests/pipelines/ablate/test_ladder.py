@@ -16,6 +16,7 @@ from gristmill.pipelines.ablate.ladder import (
     LadderBase,
     Rung,
     ScalingCurve,
+    bend,
     extrapolate,
     final_loss,
     fit,
@@ -71,6 +72,17 @@ def test_noise_of_seeds_is_relative_and_pooled_over_sizes() -> None:
     assert seed_noise([[1.98, 2.02], [0.99, 1.01]]) == pytest.approx(0.01 * 2**0.5)
     assert seed_noise([[1.98, 2.02], [1.0]]) == pytest.approx(0.01 * 2**0.5)
     assert seed_noise([[2.0], [1.0]]) is None
+
+
+def test_losses_that_fall_faster_and_faster_are_said() -> None:
+    """log loss = -0.08 x - 0.01 x^2 over x = log(C / C0): the second coefficient is -0.01."""
+    logs = np.log(np.array(COMPUTE) / COMPUTE[0])
+    falling = np.exp(-0.08 * logs - 0.01 * logs**2)
+    steep = extrapolate(COMPUTE, one_seed(falling.tolist()))
+    assert steep.bend < -2 and "faster and faster" in sentences(steep)[2] and steep.error > 0
+    assert bend(np.array(COMPUTE), falling, 0.001) == pytest.approx(10 * bend(np.array(COMPUTE), falling, 0.01))
+    flat = extrapolate(COMPUTE, one_seed([ScalingCurve(0.0, 40.0, 0.12)(value) for value in COMPUTE]))
+    assert flat.bend == pytest.approx(0, abs=1e-6) and len(sentences(flat)) == 2
 
 
 @pytest.mark.parametrize("seeds", [1, 3])
