@@ -34,6 +34,10 @@ DRAWS = 400
 NOISE = 0.002  # of a loss of one seed, relative: what two seeds differ by at these sizes
 EXPONENTS = np.linspace(0.01, 0.6, 237)
 MAX_OFF = 0.5  # of the logarithm of compute: how far a size may be below the one that the ladder asks for
+# The batch beyond which a larger one saves few steps goes with about the square root of the tokens of a run (Zhang et
+# al. 2024, arXiv 2410.21676). With one batch for all the smallest sizes have too few steps, and the loss falls faster
+# and faster over a ladder (docs/defaults.md).
+BATCH_EXPONENT = 0.5
 VALIDATION_TOKENS = 65_536  # at least; of 4,096 the loss of equal models differs by 2 %
 FINE_HIDDEN = 512  # hidden widths below it go by 2, so that rounding stays below 1 %; above by 8, as GPUs ask
 
@@ -59,19 +63,31 @@ class Rung:
 
 @dataclass(frozen=True)
 class LadderBase:
-    """What the sizes have in common, of a recipe. optimizer: fields that it sets."""
+    """What the sizes have in common, of a recipe. batch_tokens: of its own size. optimizer: fields that it sets.
+    batch_unit: samples of which every batch is a multiple."""
 
     model: ModelConfig
     vocabulary: int
     batch_tokens: int
     optimizer: dict[str, Any]
     validation_samples: int = 1
+    batch_unit: int = 1
 
     @classmethod
     def of(cls, recipe: Recipe) -> Self:
         model, train = recipe.training()
         optimizer = train.optimizer.model_dump(exclude_unset=True)
-        return cls(model, recipe.tokenizer.vocab_size, train.batch_tokens, optimizer, train.validation.samples)
+        unit = train.layout.data * max(1, train.layout.micro_batch) * train.layout.pipeline
+        if train.batch_ramp is not None:  # its increments fit the recipe's batch
+            unit = train.batch_tokens // model.sequence_length
+        vocabulary, samples = recipe.tokenizer.vocab_size, train.validation.samples
+        return cls(model, vocabulary, train.batch_tokens, optimizer, samples, unit)
+
+    def batch_of(self, tokens: float, own_tokens: float) -> int:
+        """Tokens of a step of a run of `tokens`, where the recipe's own has `own_tokens`."""
+        unit = self.batch_unit * self.model.sequence_length
+        scaled = self.batch_tokens * (tokens / own_tokens) ** BATCH_EXPONENT
+        return min(self.batch_tokens, max(1, round(scaled / unit)) * unit)
 
 
 @dataclass(frozen=True)
@@ -112,13 +128,14 @@ def rungs(base: LadderBase, per_parameter: float, count: int) -> tuple[Rung, ...
     the last eight times.
 
     Layers stay, and so does the number of experts; heads keep their width, or else their number, and hidden widths go
-    with the model's. Rates go with the width as those of `gristmill init`. Raises RecipeError where sizes come out
-    equal."""
+    with the model's. Rates go with the width as those of `gristmill init`, and the batch with BATCH_EXPONENT. Raises
+    RecipeError where sizes come out equal."""
     if count < MIN_RUNGS:
         raise RecipeError(f"--sizes {count}: the curve has three numbers; fit at least {MIN_RUNGS} sizes")
     own = Size(base.model.width, base.model.heads)
     sizes = _sizes(base, _cost(base, own) / HELD_BACK, count)
-    return tuple(_rung(base, per_parameter, size) for size in [*sizes, own])
+    own_tokens = per_parameter * _active(base, own)
+    return tuple(_rung(base, per_parameter * _active(base, size), own_tokens, size) for size in [*sizes, own])
 
 
 def isoflop_rungs(base: LadderBase, flops: float, per_parameter: float, count: int) -> tuple[Rung, ...]:
@@ -127,7 +144,8 @@ def isoflop_rungs(base: LadderBase, flops: float, per_parameter: float, count: i
     if count < MIN_PROFILE:
         raise RecipeError(f"--isoflop {count}: a parabola has three numbers; take at least {MIN_PROFILE} sizes")
     sizes = _sizes(base, flops / per_parameter * STEP ** ((count - 1) / 2), count)
-    return tuple(_rung(base, None, size, flops) for size in sizes)
+    own_tokens = per_parameter * _active(base, Size(base.model.width, base.model.heads))
+    return tuple(_rung(base, flops * _active(base, size) / _cost(base, size), own_tokens, size) for size in sizes)
 
 
 class Size(NamedTuple):
@@ -195,6 +213,10 @@ def _cost(base: LadderBase, size: Size) -> float:
     return flops_per_token(shape) * active_parameters(shape)
 
 
+def _active(base: LadderBase, size: Size) -> int:
+    return active_parameters(shape_of(_scaled(base.model, size), base.vocabulary))
+
+
 def _scaled(model: ModelConfig, size: Size) -> ModelConfig:
     return ModelConfig.model_validate(model.model_dump(exclude_unset=True) | _fields(model, size))
 
@@ -234,23 +256,24 @@ def _hidden_size(model: ModelConfig, hidden: int, size: Size) -> int:
     return max(step, round(scaled / step) * step) if hidden else 0
 
 
-def _rung(base: LadderBase, per_parameter: float | None, size: Size, flops: float = 0.0) -> Rung:
-    """per_parameter: tokens; None: as many as the FLOPs allow."""
-    model, batch = base.model, base.batch_tokens
+def _rung(base: LadderBase, tokens: float, own_tokens: float, size: Size) -> Rung:
+    """tokens: of the run, rounded to whole batches here. own_tokens: of the recipe's own size."""
+    model = base.model
+    batch = base.batch_of(tokens, own_tokens)
+    num_tokens = max(MIN_STEPS, round(tokens / batch)) * batch
     scaled = _scaled(model, size)
     shape = shape_of(scaled, base.vocabulary)
-    active, cost = active_parameters(shape), flops_per_token(shape)
-    wanted = flops / cost if per_parameter is None else per_parameter * active
-    tokens = max(MIN_STEPS, round(wanted / batch)) * batch
     changes = {f"model.{name}": value for name, value in _fields(model, size).items()}
     for name in WIDTH_EXPONENTS:
         if (rate := base.optimizer.get(name)) is not None:
             rate_of_size = rate_at_width(name, rate, size.width / model.width)
             changes[f"train.optimizer.{name}"] = float(f"{rate_of_size:.3e}")
     samples = max(base.validation_samples, math.ceil(VALIDATION_TOKENS / model.sequence_length))
-    changes |= {"train.tokens": tokens, "train.validation.every": 10**6, "train.validation.samples": samples}
+    changes |= {"train.tokens": num_tokens, "train.batch_tokens": batch}
+    changes |= {"train.validation.every": 10**6, "train.validation.samples": samples}
     overrides = tuple(f"{name}={json.dumps(value)}" for name, value in changes.items())
-    return Rung(scaled.layers, *size, parameter_count(shape), active, tokens, cost * tokens, overrides)
+    flops = flops_per_token(shape) * num_tokens
+    return Rung(scaled.layers, *size, parameter_count(shape), active_parameters(shape), num_tokens, flops, overrides)
 
 
 def final_loss(folder: Path) -> float:
