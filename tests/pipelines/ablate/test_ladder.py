@@ -140,6 +140,22 @@ def fields_of_model(rung: Rung) -> dict[str, Any]:
     return {name.removeprefix("model."): value for name, value in fields_of(rung).items() if name.startswith("model.")}
 
 
+def test_batches_go_with_the_root_of_the_tokens() -> None:
+    """A sixteenth of the tokens has a quarter of the batch, in whole samples of which a layout asks for a multiple."""
+    assert BASE.batch_of(1e6, 16e6) == 4096 // 4
+    assert BASE.batch_of(2e6, 16e6) == 6 * 256  # 5.66 samples
+    assert BASE.batch_of(1, 16e6) == 256 and BASE.batch_of(99e6, 16e6) == 4096
+    assert LadderBase(MODEL, 2048, 4096, {}, batch_unit=4).batch_of(2e6, 16e6) == 4 * 256
+    *smaller, own = [fields_of(rung)["train.batch_tokens"] for rung in rungs(BASE, 20, 5)]
+    assert own == 4096 and smaller == sorted(smaller) and smaller[-1] < own
+
+
+def test_a_batch_that_ramps_stays() -> None:
+    ramp = "train.batch_ramp={start_tokens: 1024, increment_tokens: 512, over_tokens: 100000}"
+    base = LadderBase.of(load_recipe("demo", [ramp]))
+    assert base.batch_of(1, 1e6) == base.batch_tokens == 2048
+
+
 def test_each_size_is_scored_on_enough_text() -> None:
     """256 samples of 256 tokens, where the recipe asks for 1; a recipe that asks for more has more."""
     assert fields_of(rungs(BASE, 20, 5)[0])["train.validation.samples"] == 256
