@@ -1,7 +1,11 @@
 """A ladder of model sizes: small models of a recipe's shape at equal tokens per parameter, the curve of loss against
 compute through them, and how far off it is at a larger size that was held back.
 
-    loss = E + A / C^alpha        C: FLOPs of the run, forward and backward (Kaplan et al. 2020, Hoffmann et al. 2022)
+    (loss - E) / (L0 - loss) = A / C^alpha     C: FLOPs of the run, forward and backward; L0: loss of an untrained model
+
+(Alabdulmohsin et al. 2022, arXiv 2209.06640, estimator M4 with its power of L0 - loss at 1; far below L0 it is the
+power law E + A L0 / C^alpha of Hoffmann et al. 2022). At the sizes of a CPU the loss still falls faster and faster with
+compute, which a power law cannot follow (docs/defaults.md).
 
 Each rung is the recipe with another `model` and `train.tokens`, trained by the stage `train` in one work folder, so
 that the corpus, the tokenizer and the index are made once, and the same command goes on after a stop. Only the width
@@ -18,6 +22,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 from pydantic import ValidationError
 
+from gristmill.data_pipeline.indexed.dataset import Dataset
 from gristmill.foundation.errors import InputError, RecipeError
 from gristmill.pipelines.init.dial import WIDTH_EXPONENTS, rate_at_width
 from gristmill.pipelines.recipes.config import Recipe
@@ -35,8 +40,7 @@ NOISE = 0.002  # of a loss of one seed, relative: what two seeds differ by at th
 EXPONENTS = np.linspace(0.01, 0.6, 237)
 MAX_OFF = 0.5  # of the logarithm of compute: how far a size may be below the one that the ladder asks for
 # The batch beyond which a larger one saves few steps goes with about the square root of the tokens of a run (Zhang et
-# al. 2024, arXiv 2410.21676). With one batch for all the smallest sizes have too few steps, and the loss falls faster
-# and faster over a ladder (docs/defaults.md).
+# al. 2024, arXiv 2410.21676). With one batch for all the smallest sizes have too few steps (docs/defaults.md).
 BATCH_EXPONENT = 0.5
 # At least. The ratio of two neighbours' losses moves with the choice of text by 0.7 % (1 sd) at 4,096 tokens, which is
 # the default of `train.validation`, and by 0.2 % at 65,536 (widths 12 to 44 of `ladder_cpu`, 2026-11-28).
@@ -65,7 +69,7 @@ class Rung:
 
 @dataclass(frozen=True)
 class LadderBase:
-    """What the sizes have in common, of a recipe. batch_tokens: of its own size. optimizer: fields that it sets.
+    """The recipe's fields that its sizes have in common. batch_tokens: of its own size. optimizer: fields that it sets.
     batch_unit: samples of which every batch is a multiple."""
 
     model: ModelConfig
@@ -94,14 +98,16 @@ class LadderBase:
 
 @dataclass(frozen=True)
 class ScalingCurve:
-    """loss(C) = floor + scale / C^exponent."""
+    """loss(C) = (floor + start x odds) / (1 + odds), odds = scale / C^exponent. start: loss of an untrained model."""
 
     floor: float
     scale: float
     exponent: float
+    start: float
 
     def __call__(self, flops: float) -> float:
-        return float(self.floor + self.scale * flops**-self.exponent)
+        odds = self.scale * flops**-self.exponent
+        return float((self.floor + self.start * odds) / (1 + odds))
 
 
 @dataclass(frozen=True)
@@ -109,7 +115,7 @@ class Extrapolation:
     """The curve through the smaller rungs and the held-back one. seed_noise: standard deviation of the loss of one run
     over seeds, relative; None where each size has one seed. residuals: of the mean losses, relative to the curve.
     forecast_range, exponent_range: 95 % of refits to losses that are moved by the residuals or the noise, whichever is
-    more; the forecast's is that of one run. bend: see there. error: of the forecast, relative to the measured loss."""
+    more; the forecast's is that of one run. error: of the forecast, relative to the measured loss."""
 
     curve: ScalingCurve
     seed_noise: float | None
@@ -118,7 +124,6 @@ class Extrapolation:
     forecast: float
     forecast_range: tuple[float, float]
     measured: float
-    bend: float
 
     @property
     def error(self) -> float:
@@ -290,47 +295,66 @@ def final_loss(folder: Path) -> float:
     return float(validation["loss"])
 
 
-def fit(flops: Sequence[float], losses: Sequence[float]) -> ScalingCurve:
-    """The curve with the least squares of relative errors; floor and scale are not negative. Of losses 1 + 2 / C^0.1
-    at any four C: floor 1, scale 2, exponent 0.1."""
-    return fit_each(np.asarray(flops, dtype=float), np.asarray(losses, dtype=float)[None])[0]
+def untrained_loss(dataset: Dataset) -> float:
+    """The loss of a model for which all tokens are equally likely, in the unit of `final_loss`: of 1,024 tokens and
+    2.5 bytes a token, 4 bits per byte."""
+    held_out = [source.splits["validation"] for source in dataset.sources if "validation" in source.splits]
+    ratios = [split.tokens / split.bytes for split in held_out if split.tokens and split.bytes]
+    if not ratios or len(ratios) < sum(split.tokens > 0 for split in held_out):
+        return math.log(dataset.vocab_size)
+    return math.log2(dataset.vocab_size) * sum(ratios) / len(ratios)
 
 
-def fit_each(flops: np.ndarray, losses_DN: np.ndarray) -> list[ScalingCurve]:
-    """The curve through each row of losses. For every exponent the two numbers solve normal equations; where the floor
-    would be negative it is zero. Losses are divided out, so that errors are relative."""
+def fit_each(flops: np.ndarray, losses_DN: np.ndarray, start: float) -> list[ScalingCurve]:
+    """The curve through each row of losses, by least squares of relative errors; floor and scale are not negative.
+
+    For every exponent a, loss = floor + scale (start - loss) / C^a is linear in the two other numbers, and the exponent
+    with the least errors of the curve is taken. Raises InputError where a loss is not below `start`."""
+    if losses_DN.max() >= start:
+        raise InputError(
+            f"a size ended at {losses_DN.max():.3f}, not below an untrained model's {start:.3f}; train longer"
+        )
     falls_EN = (flops / flops[0]) ** -EXPONENTS[:, None]
+    columns_DEN = (start / losses_DN - 1)[:, None, :] * falls_EN  # of scale; that of floor is 1 / loss, the target is 1
     weights_DN = 1 / losses_DN
-    floors = weights_DN.sum(axis=1)[:, None]  # [D, 1]: the columns' products with the target, which is 1
-    scales = weights_DN @ falls_EN.T  # [D, E]
-    squares = np.square(weights_DN)
-    of_floor, of_both, of_scale = squares.sum(axis=1)[:, None], squares @ falls_EN.T, squares @ np.square(falls_EN).T
+    floors, of_floor = weights_DN.sum(axis=1)[:, None], np.square(weights_DN).sum(axis=1)[:, None]
+    scales, of_scale = columns_DEN.sum(axis=2), np.square(columns_DEN).sum(axis=2)
+    of_both = (columns_DEN * weights_DN[:, None, :]).sum(axis=2)
     determinant = of_floor * of_scale - of_both**2
     floor = (of_scale * floors - of_both * scales) / determinant
     scale = (of_floor * scales - of_both * floors) / determinant
     free = (floor >= 0) & (scale >= 0)
-    floor, scale = np.where(free, floor, 0.0), np.where(free, scale, scales / of_scale)
-    errors = losses_DN.shape[1] - 2 * (floor * floors + scale * scales)
-    errors += floor**2 * of_floor + 2 * floor * scale * of_both + scale**2 * of_scale
-    best = errors.argmin(axis=1)
+    floor_DE, scale_DE = np.where(free, floor, 0.0), np.where(free, scale, scales / of_scale)
+    odds_DEN = scale_DE[:, :, None] * falls_EN
+    fitted_DEN = (floor_DE[:, :, None] + start * odds_DEN) / (1 + odds_DEN)
+    best = np.square(fitted_DEN * weights_DN[:, None, :] - 1).sum(axis=2).argmin(axis=1)
     return [
-        ScalingCurve(float(floor[row, at]), float(scale[row, at] * flops[0] ** EXPONENTS[at]), float(EXPONENTS[at]))
+        ScalingCurve(
+            float(floor_DE[row, at]),
+            float(scale_DE[row, at] * flops[0] ** EXPONENTS[at]),
+            float(EXPONENTS[at]),
+            start,
+        )
         for row, at in enumerate(best)
     ]
 
 
-def extrapolate(flops: Sequence[float], losses: Sequence[Sequence[float]], seed: int = 0) -> Extrapolation:
-    """Fit all but the last rung and forecast that one. losses: of each rung, by seed. Intervals: refits to mean losses
-    moved by a normal error of the size of the residuals, and at least that of the seeds."""
+def extrapolate(
+    flops: Sequence[float], losses: Sequence[Sequence[float]], start: float, seed: int = 0
+) -> Extrapolation:
+    """Fit all but the last rung and forecast that one. losses: of each rung, by seed. start: `untrained_loss`.
+
+    Intervals: refits to mean losses moved by a normal error of the size of the residuals, and at least that of the
+    seeds."""
     compute, target = np.asarray(flops[:-1], dtype=float), np.array([np.mean(seeds) for seeds in losses[:-1]])
-    curve = fit_each(compute, target[None])[0]
+    curve = fit_each(compute, target[None], start)[0]
     residuals = target / np.array([curve(value) for value in compute]) - 1
     noise = seed_noise(losses)
     of_seeds = NOISE if noise is None else noise
     of_mean = of_seeds / min(len(seeds) for seeds in losses[:-1]) ** 0.5
     spread = max(of_mean, _spread(residuals))
     random = np.random.default_rng(seed)
-    refits = fit_each(compute, target * (1 + random.normal(scale=spread, size=(DRAWS, len(target)))))
+    refits = fit_each(compute, target * (1 + random.normal(scale=spread, size=(DRAWS, len(target)))), start)
     of_run = of_seeds / len(losses[-1]) ** 0.5
     forecasts = [refit(flops[-1]) for refit in refits] * (1 + random.normal(scale=of_run, size=DRAWS))
     exponents, ends = (
@@ -338,19 +362,7 @@ def extrapolate(flops: Sequence[float], losses: Sequence[Sequence[float]], seed:
         for values in ([refit.exponent for refit in refits], forecasts)
     )
     measured = float(np.mean(losses[-1]))
-    bent = bend(compute, target, of_mean)
-    return Extrapolation(curve, noise, tuple(residuals.tolist()), exponents, curve(flops[-1]), ends, measured, bent)
-
-
-def bend(flops: np.ndarray, losses: np.ndarray, noise: float) -> float:
-    """The second derivative of log loss over log FLOPs, in standard errors at a relative noise of each loss. 0 of a
-    power law, positive above a floor. Negative where the loss falls faster and faster, which no curve of this form
-    does: runs too short for what larger ones begin to learn, and the forecast comes out too high."""
-    logs = np.log(flops)
-    design = np.vander(logs - logs.mean(), 3)
-    inverse = np.linalg.inv(design.T @ design)
-    second = (inverse @ design.T @ np.log(losses))[0]
-    return float(second / (noise * inverse[0, 0] ** 0.5))
+    return Extrapolation(curve, noise, tuple(residuals.tolist()), exponents, curve(flops[-1]), ends, measured)
 
 
 def seed_noise(losses: Sequence[Sequence[float]]) -> float | None:

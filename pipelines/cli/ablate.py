@@ -12,8 +12,8 @@ import rich.table
 import typer
 from rich.table import Table
 
-from gristmill.data_pipeline.indexed.config import epochs_by_source
 from gristmill.data_pipeline.indexed.dataset import read_dataset
+from gristmill.data_pipeline.indexed.draws import epochs_by_source
 from gristmill.foundation.config import write_yaml
 from gristmill.foundation.errors import RecipeError
 from gristmill.foundation.files import write_atomic
@@ -29,6 +29,7 @@ from gristmill.pipelines.ablate.ladder import (
     profile,
     rungs,
     to_json,
+    untrained_loss,
 )
 from gristmill.pipelines.cli.checkpoint import data_folder
 from gristmill.pipelines.cli.console import print_block
@@ -156,7 +157,6 @@ def parse_budget(text: str) -> tuple[float | None, float | None]:
 # `gristmill ladder`: the scaling curve of a recipe, and how well it foretells a larger size.
 
 RESULT = "ladder.json"
-MAX_BEND = 2.0  # standard errors
 
 
 @dataclass(frozen=True)
@@ -197,9 +197,10 @@ def ladder(
         equal = isoflop_rungs(base, steps[-2].flops, options.tokens_per_parameter, options.isoflop)
     runs = LadderRuns(recipe, options.workdir or Path("work") / f"ladder-{loaded.name}", options)
     losses = [runs.train(rung, options.seeds) for rung in steps[:-1]] + [runs.train(steps[-1], 1)]
-    outcome = extrapolate([rung.flops for rung in steps], losses)
+    dataset = read_dataset(runs.folder / "index")
+    outcome = extrapolate([rung.flops for rung in steps], losses, untrained_loss(dataset))
     print_block(table(steps, losses, outcome))
-    tokens = {source.name: source.splits["train"].tokens for source in read_dataset(runs.folder / "index").sources}
+    tokens = {source.name: source.splits["train"].tokens for source in dataset.sources}
     print("\n".join([*repeats(tokens, loaded, steps[-1]), *sentences(outcome)]))
     isoflop = None
     if equal:
@@ -259,19 +260,13 @@ def sentences(outcome: Extrapolation) -> list[str]:
     inside = "inside" if low <= outcome.measured <= high else "outside"
     exponents = "{:.3f} to {:.3f}".format(*outcome.exponent_range)
     noise = "one seed each" if outcome.seed_noise is None else f"seeds differ by {outcome.seed_noise:.2%} (1 sd)"
-    lines = [
-        f"loss = {curve.floor:.3f} + {curve.scale:.3g} / FLOPs^{curve.exponent:.3f}; 95 % of exponents: {exponents}; "
+    return [
+        f"(loss - {curve.floor:.3f}) / ({curve.start:.3f} - loss) = {curve.scale:.3g} / FLOPs^{curve.exponent:.3f} "
+        f"({curve.start:.3f}: of an untrained model); 95 % of exponents: {exponents}; "
         f"{noise}; at most {max(map(abs, outcome.residuals)):.2%} off the curve.",
         f"The last size was held back: forecast {outcome.forecast:.4f} ({low:.4f} to {high:.4f}), measured "
         f"{outcome.measured:.4f}, off by {outcome.error:+.2%}, {inside} the interval.",
     ]
-    if outcome.bend < -MAX_BEND:
-        lines.append(
-            f"warning: the loss falls faster and faster with compute ({-outcome.bend:.1f} standard errors), which no "
-            "curve of this form does, so the forecast is too high: the smallest runs are too short; take more tokens a "
-            "parameter, a smaller batch, or fewer and larger sizes"
-        )
-    return lines
 
 
 def profile_table(steps: tuple[Rung, ...], losses: list[float]) -> rich.table.Table:
