@@ -9,7 +9,8 @@ command with the same --work goes on with what is finished. When less than --min
 the run ends itself and removes its folder.
 
 CPU seconds are those of the driver and of all workers. Peaks are resident memory with mapped files, and, sampled five
-times a second, anonymous memory alone."""
+times a second, anonymous memory alone. With --nodes NUMBER the tasks run on so many Ray nodes of one processor, each in
+a network namespace of this machine (root, the extra `cluster`) and on its disk."""
 
 import json
 import os
@@ -35,6 +36,8 @@ from support.sparse_corpus import (
     questions,
     sign_and_key,
     signed_again,
+    unwritten,
+    write_made_links,
     write_sparse_file,
 )
 
@@ -48,6 +51,7 @@ from gristmill.data_pipeline.dedup.candidates import (
     StoredDocuments,
     find_links,
     keys_shuffle,
+    links_shuffle,
     write_candidate_sets,
     write_groups,
 )
@@ -62,11 +66,15 @@ from gristmill.data_pipeline.ledger.removal_step import SourceState, StoredRemov
 from gristmill.data_pipeline.readers.source import SourceConfig
 from gristmill.data_pipeline.run_curation import annotate_config
 from gristmill.data_pipeline.text_edits.edit_texts import EditSettings, TextEdits, edit_texts, reannotate
-from gristmill.foundation.checksums import seal_of
+from gristmill.foundation.checksums import content_digest, seal_of
+from gristmill.foundation.fingerprint import fingerprint
 from gristmill.foundation.progress import Reporter
 from gristmill.foundation.runtime.tasks.engine import Engine
 from gristmill.foundation.runtime.tasks.local import LocalEngine
+from gristmill.foundation.runtime.tasks.ray import RayEngine
 from gristmill.foundation.runtime.tasks.task_files import Shuffle
+from tests.support.net_namespaces import HOST, network
+from tests.support.ray_machines import PORT, cluster
 
 FILE_DOCUMENTS = 200_000
 SOURCES = 4
@@ -77,7 +85,10 @@ TICK = os.sysconf("SC_CLK_TCK")
 def main() -> None:
     parser = arguments(__doc__ or "")
     parser.add_argument("--documents", type=float, default=1e6)
+    parser.add_argument("--file-documents", type=int, default=FILE_DOCUMENTS, help="documents of an annotated file")
+    parser.add_argument("--groups", action="store_true", help="only the groups, from made links: 40 bytes a document")
     parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--nodes", type=int, default=0, help="of Ray, in the place of local workers")
     parser.add_argument("--work", type=Path, help="a folder for the files; a temporary one if not given")
     parser.add_argument("--results", type=Path, help="takes a line of JSON a step")
     parser.add_argument("--min-free", type=float, default=15.0, help="gigabytes")
@@ -86,15 +97,38 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = (options.work or Path(name)).absolute()
         folder.mkdir(parents=True, exist_ok=True)
-        engine = LocalEngine(options.workers, Reporter.silent())
-        engine.start(())
-        steps = Steps(folder, options.results, options.min_free * 1e9)
-        try:
-            Rehearsal(documents, folder, engine, steps).run()
-        finally:
-            engine.close()
-            steps.is_over.set()
+        with engine_of(options.workers, options.nodes, folder) as engine:
+            steps = Steps(folder, options.results, options.min_free * 1e9)
+            try:
+                rehearsal = Rehearsal(documents, options.file_documents, folder, engine, steps)
+                rehearsal.groups_alone() if options.groups else rehearsal.run()
+            finally:
+                steps.is_over.set()
     print_figures(figures(documents, steps.lines))
+
+
+@contextmanager
+def engine_of(workers: int, nodes: int, folder: Path) -> Iterator[Engine]:
+    if not nodes:
+        local = LocalEngine(workers, Reporter.silent())
+        local.start(())
+        try:
+            yield local
+        finally:
+            local.close()
+        return
+    here = Path(__file__).parent
+    os.environ["PYTHONPATH"] = os.pathsep.join(
+        map(str, (here, here.parent))
+    )  # of the nodes, for the tasks below support
+    os.environ["GRISTMILL_TASK_PACKAGES"] = "support"
+    with network(nodes) as net, cluster(net, folder / "logs"):
+        ray = RayEngine(f"{HOST}:{PORT}", Reporter.silent(), folder)
+        try:
+            yield ray
+        finally:
+            ray.close()
+            ray.disconnect()
 
 
 def figures(documents: int, lines: Sequence[dict[str, Any]]) -> list[Figure]:
@@ -134,14 +168,14 @@ class Steps:
         started, cpu = time.perf_counter(), cpu_seconds()
         noted: dict[str, Any] = {}
         yield noted
-        driver, *workers = processes()
+        driver = str(os.getpid())
         line = {
             "step": name,
             "cpu_seconds": round(cpu_seconds() - cpu, 1),
             "seconds": round(time.perf_counter() - started, 1),
             **self.peaks,
             "driver_resident": status_bytes(driver, "VmHWM"),
-            "worker_resident": max((status_bytes(process, "VmHWM") for process in workers), default=0),
+            "worker_resident": max((status_bytes(process, "VmHWM") for process in workers()), default=0),
             "disk_bytes": disk_bytes(self.folder),
             **noted,
         }
@@ -153,14 +187,13 @@ class Steps:
 
     def _sample(self) -> None:
         while not self.is_over.wait(0.2):
-            driver, *workers = processes()
-            anonymous = max((status_bytes(process, "RssAnon") for process in workers), default=0)
+            anonymous = max((status_bytes(process, "RssAnon") for process in workers()), default=0)
             self.peaks["worker_anonymous"] = max(self.peaks.get("worker_anonymous", 0), anonymous)
-            anonymous = status_bytes(driver, "RssAnon")
+            anonymous = status_bytes("self", "RssAnon")
             self.peaks["driver_anonymous"] = max(self.peaks.get("driver_anonymous", 0), anonymous)
             if shutil.disk_usage(self.folder).free < self.min_free:
                 print(f"less than {self.min_free:.3g} bytes of the disk are free: ended", file=sys.stderr, flush=True)
-                for process in workers:
+                for process in workers():
                     with suppress(OSError):
                         os.kill(int(process), signal.SIGKILL)
                 shutil.rmtree(self.folder, ignore_errors=True)
@@ -168,9 +201,26 @@ class Steps:
 
 
 def processes() -> list[str]:
-    """This one, then its children."""
-    children = [pid for path in Path("/proc/self/task").glob("*/children") for pid in path.read_text().split()]
-    return [str(os.getpid()), *children]
+    """This one, then its children and theirs, and so on."""
+    found = [str(os.getpid())]
+    for process in found:  # which grows
+        for path in Path(f"/proc/{process}/task").glob("*/children"):
+            with suppress(OSError):
+                found += path.read_text().split()
+    return found
+
+
+def workers() -> list[str]:
+    """The processes that run tasks: of a cluster those that Ray calls its workers."""
+    named = [(process, _command(process)) for process in processes()[1:]]
+    of_ray = [process for process, command in named if command.startswith("ray::")]
+    return of_ray or [process for process, _ in named]
+
+
+def _command(process: str) -> str:
+    with suppress(OSError):
+        return Path(f"/proc/{process}/cmdline").read_bytes().decode("utf-8", "replace")
+    return ""
 
 
 def status_bytes(process: str, name: str) -> int:
@@ -203,6 +253,7 @@ def disk_bytes(folder: Path) -> int:
 @dataclass
 class Rehearsal:
     documents: int
+    file_documents: int
     folder: Path
     engine: Engine
     steps: Steps
@@ -214,8 +265,18 @@ class Rehearsal:
         edits = self.decontaminated(states, removals)
         self.bookkeeping(states, edits)
 
+    def groups_alone(self) -> None:
+        documents = unwritten(self.documents, self.file_documents)
+        links = links_shuffle(documents, NearDedupConfig().bands, self.folder)
+        with self.steps.step("make the links"):
+            tasks = [(links, part, self.documents) for part in range(links.parts) if not links.has(part)]
+            self.engine.map(write_made_links, tasks, "make")
+        with self.steps.step("near: groups"):
+            candidates, batches = write_groups(documents, links, BATCH_SHINGLES, self.engine, self.folder)
+        print(f"{links.num_records()} links, {candidates.num_records()} linked, {batches} batches", file=sys.stderr)
+
     def made_files(self) -> list[SparseFile]:
-        rows = min(FILE_DOCUMENTS, max(self.documents // (2 * SOURCES), 1))
+        rows = min(self.file_documents, max(self.documents // (2 * SOURCES), 1))
         sizes = [min(rows, self.documents - start) for start in range(0, self.documents, rows)]
         annotated = self.folder / "annotated"
         annotated.mkdir(exist_ok=True)
@@ -318,7 +379,8 @@ class Rehearsal:
         with self.steps.step("shards: ledger"):
             self.engine.map(write_ledger, ledgers, "ledger")
         kept = sum(file.kept.total()["documents"] for of_source in counts.values() for file in of_source)
-        print(f"{len(shards)} shards, {len(ledgers)} ledgers, {kept} documents kept", file=sys.stderr)
+        digest = fingerprint([content_digest(ledger.path) for ledger in ledgers])[:16]
+        print(f"{len(shards)} shards, {kept} documents kept, {len(ledgers)} ledgers {digest}", file=sys.stderr)
 
 
 def _stored(parts: Sequence[SignedAgain]) -> StoredDocuments:

@@ -3,11 +3,12 @@
 Made signatures (20 bands of 6) with planted clusters go through the steps that see all documents: keys, links and
 groups. Each size runs in a process of its own (the driver) with a pool of workers. `driver_bytes_per_document` is the
 slope of the driver's peak between the two largest sizes from a million documents on; below, the steps run in the driver
-by intention. `--documents 1e7 1e8` takes 79 GB of disk. `--network MEGABYTES` curates so much text instead, with the
-work folder in an S3 server of this process and Slurm's elements as other processes: `driver_network_bytes_per_document`
-is what the driver's store sends and receives. `--sources NUMBER` curates so many sources of one document each. The
-rates of text are measured in the same run and, with the rest, make the forecast. Prices: 0.045 dollars a core-hour,
-0.40 a million GET, 5 a million PUT (AWS, us-east-1)."""
+by intention. `--documents 1e7 1e8` takes 79 GB of disk; rehearsal.py takes 40. `--network MEGABYTES` curates so much
+text instead, with the work folder in an S3 server of this process and Slurm's elements as other processes:
+`driver_network_bytes_per_document` is what the driver's store sends and receives. `--sources NUMBER` curates so many
+sources of one document each; `--files NUMBER` lists and pins so many files of a line. The rates of text are measured in
+the same run and, with the rest, make the forecast. Prices: 0.045 dollars a core-hour, 0.40 a million GET, 5 a million
+PUT (AWS, us-east-1)."""
 
 import json
 import os
@@ -48,6 +49,8 @@ from gristmill.foundation.runtime.tasks import slurm
 from gristmill.foundation.runtime.tasks.local import LocalEngine
 from gristmill.foundation.runtime.tasks.task_files import RANGE_RECORDS, Shuffle
 from gristmill.pipelines.cli.main import main as gristmill
+from gristmill.pipelines.recipes.config import Recipe
+from gristmill.pipelines.workdir.raw_files import pin
 from tests.support import fake_slurm
 from tests.support.s3_server import s3_server
 
@@ -72,7 +75,10 @@ def main() -> None:
     parser.add_argument("--text-megabytes", type=float, default=100)
     parser.add_argument("--network", type=float, help="megabytes of text; only what crosses the driver's network")
     parser.add_argument("--sources", type=int, help="only curation of so many sources of one document each")
+    parser.add_argument("--files", type=float, help="only the pinning of so many tiny files")
     options = parser.parse_args()
+    if options.files:
+        return print_figures(file_figures(int(options.files)))
     if options.sources:
         return print_figures(source_figures(options.sources, options.data))
     if options.network:
@@ -158,6 +164,33 @@ def source_figures(sources: int, data: Path | None) -> list[Figure]:
         usage, _ = timed(command, 1, folder / "log")
     unit = f"CPU s, {sources:,} sources of a document"
     return [Figure("sources_cpu_seconds", usage.cpu_seconds, unit, 60, "most that was asked for")]
+
+
+def file_figures(files: int) -> list[Figure]:
+    """CPU time and memory of this process for listing, hashing and locking files of one line, twice: the second time
+    they are compared with the lock."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        for number in range(files):
+            path = folder / "raw" / f"{number // 1000:04d}" / f"{number:07d}.txt"
+            if number % 1000 == 0:
+                path.parent.mkdir(parents=True)
+            path.write_text(f"document {number}\n")
+        source = {"name": "tiny", "format": "text", "paths": [str(folder / "raw/*/*.txt")]}
+        tiny = Recipe.model_validate({"name": "tiny", "sources": [source]})
+        engine, before = LocalEngine(1, Reporter.silent()), process_peak_bytes("self")
+        seconds = []
+        for _ in range(2):
+            started = cpu_seconds()
+            lock = pin(tiny, folder / "work", engine)
+            seconds.append(cpu_seconds() - started)
+        assert len(lock.sources[0].files) == files
+    unit = f"CPU s, {files:,} files"
+    return [
+        Figure("pin_files_cpu_seconds", seconds[0], unit, 300, "most that was asked for"),
+        Figure("pin_files_again_cpu_seconds", seconds[1], unit),
+        Figure("pin_bytes_per_file", (process_peak_bytes("self") - before) / files, "bytes"),
+    ]
 
 
 def count_transfers(patch: pytest.MonkeyPatch) -> Counter[str]:

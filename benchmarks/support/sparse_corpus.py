@@ -16,8 +16,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from gristmill.data_pipeline.dedup.candidates import Banding, write_part_keys
+from gristmill.data_pipeline.dedup.candidates import LINK, Banding, StoredDocuments, write_part_keys
 from gristmill.data_pipeline.dedup.folding import DOCUMENT_KEY, fold_texts, folded_keys, write_keys
+from gristmill.data_pipeline.dedup.near import NearDedupConfig
 from gristmill.data_pipeline.dedup.signatures import (
     SignatureScheme,
     StoredFile,
@@ -184,6 +185,43 @@ class SignedAgain(StorePart):
             return super().signatures()
         assert self.document_file is not None and self.scheme is not None
         return SignedRows(self.document_file, self.scheme)
+
+
+@dataclass(frozen=True)
+class Unwritten(StorePart):
+    """A part of documents of which only the number of shingles is asked."""
+
+    def documents(self, columns: Sequence[str] = ()) -> pa.Table:
+        assert list(columns) == ["shingles"]
+        return pa.table({"shingles": np.full(self.stored.documents, WORDS - 4)})
+
+
+def unwritten(documents: int, file_documents: int) -> StoredDocuments:
+    sizes = [min(file_documents, documents - start) for start in range(0, documents, file_documents)]
+    parts = tuple(
+        Unwritten(Path(), 0, number, StoredFile(source="made", priority=1, documents=size))
+        for number, size in enumerate(sizes)
+    )
+    return StoredDocuments(parts, np.cumsum([0, *sizes]), np.zeros(len(parts), bool))
+
+
+def write_made_links(task: tuple[Shuffle, int, int]) -> None:
+    """One part of the links that these documents have: of each pair in 0.3 of the bands, where it shares its bucket
+    with a probability of (9 / 11) ** 6, in one range of the keys; of the family, all in one range of each band."""
+    links, part, documents = task
+    generator = np.random.default_rng([2, part])
+    bands = NearDedupConfig().bands
+    ranges = links.parts // (bands + 1)
+    rights = np.arange(COPIED - 1, documents, COPIED)
+    rights = rights[generator.random(len(rights), np.float32) < (9 / 11) ** NearDedupConfig().rows / ranges]
+    pairs = np.stack([rights - 1, rights])
+    if part % ranges == 0:
+        family = np.arange(1, documents, FAMILY)
+        pairs = np.concatenate([pairs, np.stack([family[:-1], family[1:]])], axis=1)
+    records = np.empty(pairs.shape[1] if part < bands * ranges else 0, LINK)  # the last band is of ids
+    order = np.argsort(pairs[0], kind="stable")[: len(records)]
+    records["left"], records["right"] = pairs[0][order], pairs[1][order]
+    links.write(part, records, np.array([0, len(records)]))
 
 
 def signed_again(

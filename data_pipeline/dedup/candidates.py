@@ -101,7 +101,7 @@ def sized(engine: Engine, documents: int) -> Engine:
 def find_links(documents: StoredDocuments, banding: Banding, engine: Engine, folder: Path) -> Shuffle:
     """Pairs of positions that connect the documents of each bucket. The keys, five times as large as all that is made
     from them, are removed when the links are whole."""
-    links = _links(documents, banding.bands, folder)
+    links = links_shuffle(documents, banding.bands, folder)
     if not links.is_whole():
         keys = write_keys(documents, banding, engine, folder)
         write_links(documents, keys, banding.bands, engine, folder)
@@ -113,7 +113,7 @@ def keys_shuffle(documents: StoredDocuments, bands: int, folder: Path) -> Shuffl
     return Shuffle(folder / "keys", KEY, len(documents.parts), (bands + 1) * ranges_for(len(documents)))
 
 
-def _links(documents: StoredDocuments, bands: int, folder: Path) -> Shuffle:
+def links_shuffle(documents: StoredDocuments, bands: int, folder: Path) -> Shuffle:
     return Shuffle(folder / "links", LINK, len(_first_ranges(documents, bands)), 1)
 
 
@@ -184,7 +184,7 @@ def write_links(documents: StoredDocuments, keys: Shuffle, bands: int, engine: E
 
     Memory of a task: its range of a band, about 12 bytes a document of it, and 40 for each that shares its bucket.
     Raises InputError if a document occurs twice."""
-    links, firsts = _links(documents, bands, folder), _first_ranges(documents, bands)
+    links, firsts = links_shuffle(documents, bands, folder), _first_ranges(documents, bands)
     ends = [*firsts[1:], keys.ranges]
     tasks = [
         (documents, keys, bands, list(range(first, end)), links, number)
