@@ -50,6 +50,7 @@ from gristmill.data_pipeline.decontamination.config import DecontaminateConfig
 from gristmill.data_pipeline.dedup.candidates import (
     StoredDocuments,
     find_links,
+    key_runs,
     keys_shuffle,
     links_shuffle,
     write_candidate_sets,
@@ -341,8 +342,10 @@ class Rehearsal:
         return duplicates
 
     def _sign_and_key(self, parts: Sequence[SignedAgain], config: NearDedupConfig, folder: Path) -> None:
-        keys = keys_shuffle(_stored(parts), config.bands, folder)
-        tasks = [(part, config.banding, keys, number) for number, part in enumerate(parts) if not keys.has(number)]
+        documents = _stored(parts)
+        keys = keys_shuffle(documents, config.bands, folder)
+        runs = [parts[first:last] for first, last in key_runs(documents)]
+        tasks = [(run, config.banding, keys, number) for number, run in enumerate(runs) if not keys.has(number)]
         with self.steps.step("near: signatures and keys of bands") as line:
             seconds = self.engine.map(sign_and_key, tasks, "sign and key")
             line["signing_cpu_seconds"] = round(sum(seconds), 1)

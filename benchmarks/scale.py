@@ -311,7 +311,7 @@ def forecast(documents: int, run: dict[str, float], near: float, whole: float) -
     merged = 2 * shuffled / MERGED_BYTES  # each block is written and read once more
     requests = min(single, merged)
     dollars = near * terabytes * CORE_HOUR + requests * GETS + (requests if requests < single else parts) * PUTS
-    memory = 40 * documents * run["candidates"] / run["documents"]
+    memory = 45 * documents * run["candidates"] / run["documents"]
     return (
         f"{documents:.0e} documents of {BYTES} bytes ({terabytes:.0f} TB): near-deduplication "
         f"{near * terabytes:.0f} core-h, {shuffled / 1e12:.2f} TB of shuffled records, {requests:.1e} requests "

@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from gristmill.data_pipeline.dedup.candidates import LINK, Banding, StoredDocuments, write_part_keys
+from gristmill.data_pipeline.dedup.candidates import LINK, Banding, StoredDocuments, write_run_of_keys
 from gristmill.data_pipeline.dedup.folding import DOCUMENT_KEY, fold_texts, folded_keys, write_keys
 from gristmill.data_pipeline.dedup.near import NearDedupConfig
 from gristmill.data_pipeline.dedup.signatures import (
@@ -244,14 +244,17 @@ def count_kept(document_file: DocumentFile) -> int:
     return int(document_file.kept_mask().sum())
 
 
-def sign_and_key(task: tuple[SignedAgain, Banding, Shuffle, int]) -> float:
-    """The part's table and band keys; its signatures only until these are made. The CPU seconds of signing."""
-    part, started = task[0], time.process_time()
-    assert part.document_file is not None and part.scheme is not None
-    paths = documents_file(part.folder, part.number), signatures_file(part.folder, part.number)
-    write_signatures(signed_batches(part.document_file, part.scheme), part.stored.documents, part.scheme, *paths)
+def sign_and_key(task: tuple[Sequence[SignedAgain], Banding, Shuffle, int]) -> float:
+    """Tables and band keys of the parts; their signatures only until these are made. The CPU seconds of signing."""
+    started = time.process_time()
+    for part in task[0]:
+        assert part.document_file is not None and part.scheme is not None
+        paths = documents_file(part.folder, part.number), signatures_file(part.folder, part.number)
+        write_signatures(signed_batches(part.document_file, part.scheme), part.stored.documents, part.scheme, *paths)
     signed = time.process_time() - started
-    write_part_keys(task)
-    paths[1].unlink()
-    seal_of(paths[1]).unlink()
+    write_run_of_keys(task)
+    for part in task[0]:
+        path = signatures_file(part.folder, part.number)
+        path.unlink()
+        seal_of(path).unlink()
     return signed

@@ -1,14 +1,15 @@
 """Candidates: which documents share a bucket in any band, found one band and one range of its keys at a time.
 
 Three steps, each of tasks that write files and read others' files, so that no process knows all documents:
-1. keys: each document file's band keys, ordered by band and key, with a last band of the documents' ids;
+1. keys: the band keys of a run of document files, ordered by band and key, with a last band of the documents' ids;
 2. links: who reads a range of a band finds the documents with equal keys and writes pairs that connect them;
-3. groups: union-find over the linked documents alone, 32 bytes of memory each. (10^9 documents with a fifth of them
-   linked: 6.4 GB in one task. Beyond that, alternating large-star and small-star steps over the same shuffle find the
+3. groups: union-find over the linked documents alone, 45 bytes of memory each. (10^9 documents with a fifth of them
+   linked: 9 GB in one task. Beyond that, alternating large-star and small-star steps over the same shuffle find the
    same groups in O(log n) rounds: Kiveris et al. 2014, "Connected Components in MapReduce and Beyond".)"""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -46,10 +47,13 @@ from gristmill.foundation.runtime.tasks.task_files import Shuffle, range_of_keys
 BLOCK_DOCUMENTS = 65536
 # Documents from which on keys and buckets are tasks of the engine, each band a task: one is sorted in 5 ms.
 POOL_DOCUMENTS = 50_000
+# Documents of a part of the keys: of many small document files, each range of which would be read by itself, several
+# make one part. Few documents make KEY_PARTS parts, so that no worker is idle.
+KEY_DOCUMENTS, KEY_PARTS = 1 << 18, 32
 # Batches that verification is divided into, where each has MIN_BATCH_SHINGLES, so that no worker is idle.
 NUM_BATCHES, MIN_BATCH_SHINGLES = 32, 1_000_000
 
-KEY = np.dtype([("key", "<u8"), ("document", "<u4")])  # document: its place in the store's part
+KEY = np.dtype([("key", "<u8"), ("document", "<u4")])  # document: its place in the part of the keys
 LINK = np.dtype([("left", "<i8"), ("right", "<i8")])  # two positions, left < right
 # state: of the document before it is decided, as in minhash.py; which ones are protected their part says.
 CANDIDATE = np.dtype([("position", "<i8"), ("group", "<i8"), ("batch", "<i4"), ("state", "i1")])
@@ -110,7 +114,19 @@ def find_links(documents: StoredDocuments, banding: Banding, engine: Engine, fol
 
 
 def keys_shuffle(documents: StoredDocuments, bands: int, folder: Path) -> Shuffle:
-    return Shuffle(folder / "keys", KEY, len(documents.parts), (bands + 1) * ranges_for(len(documents)))
+    return Shuffle(folder / "keys", KEY, len(key_runs(documents)), (bands + 1) * ranges_for(len(documents)))
+
+
+def key_runs(documents: StoredDocuments) -> list[tuple[int, int]]:
+    """(first, last + 1) of the stored parts whose keys are one part, in runs of KEY_DOCUMENTS or a little more."""
+    size = min(KEY_DOCUMENTS, -(-len(documents) // KEY_PARTS))
+    bounds = [0]
+    for number, end in enumerate(documents.starts[1:].tolist(), 1):
+        if end - documents.starts[bounds[-1]] >= size:
+            bounds.append(number)
+    if bounds[-1] < len(documents.parts):
+        bounds.append(len(documents.parts))
+    return list(pairwise(bounds))
 
 
 def links_shuffle(documents: StoredDocuments, bands: int, folder: Path) -> Shuffle:
@@ -129,33 +145,38 @@ def write_keys(documents: StoredDocuments, banding: Banding, engine: Engine, fol
 
     Range b * R + r holds range r of R of band b."""
     keys = keys_shuffle(documents, banding.bands, folder)
-    tasks = [(part, banding, keys, number) for number, part in enumerate(documents.parts) if not keys.has(number)]
-    sizes = [task[0].stored.documents for task in tasks]
-    sized(engine, sum(sizes)).map(write_part_keys, tasks, "near duplicates: keys of bands", sizes, "documents")
+    runs = [documents.parts[first:last] for first, last in key_runs(documents)]
+    tasks = [(parts, banding, keys, number) for number, parts in enumerate(runs) if not keys.has(number)]
+    sizes = [sum(part.stored.documents for part in parts) for parts, *_ in tasks]
+    sized(engine, sum(sizes)).map(write_run_of_keys, tasks, "near duplicates: keys of bands", sizes, "documents")
     return keys
 
 
-def write_part_keys(task: tuple[StorePart, Banding, Shuffle, int]) -> None:
-    """One part of `write_keys`."""
-    part, banding, keys, number = task
-    table = part.documents(["doc_id", "shingles"])
-    members = np.flatnonzero(table.column("shingles").to_numpy() > 0)
-    ids = packed_ids(table.column("doc_id"), part.folder)
+def write_run_of_keys(task: tuple[Sequence[StorePart], Banding, Shuffle, int]) -> None:
+    """One part of `write_keys`, of consecutive stored parts."""
+    parts, banding, keys, number = task
     ranges = keys.ranges // (banding.bands + 1)
-    of_bands = _band_keys(part, banding, members)
-    sizes = [len(members)] * banding.bands + [len(ids)]
-    records, bounds = np.empty(sum(sizes), KEY), np.zeros(keys.ranges + 1, np.int64)
+    of_bands, members, ids = [], [], []
     start = 0
-    for band, size in enumerate(sizes):
-        band_hashes, owners = (of_bands[band], members) if band < banding.bands else (ids[:, 1], np.arange(size))
-        order = key_order(band_hashes)
-        ordered, band_records = band_hashes[order], records[start : start + size]
+    for part in parts:
+        table = part.documents(["doc_id", "shingles"])
+        places = np.flatnonzero(table.column("shingles").to_numpy() > 0)
+        ids.append(packed_ids(table.column("doc_id"), part.folder)[:, 1])
+        of_bands.append(_band_keys(part, banding, places))
+        members.append(start + places)
+        start += part.stored.documents
+    hashes_of_bands, owner = np.concatenate(of_bands, axis=1), _joined(members, np.int64)
+    of_ids = _joined(ids, np.uint64)
+    records, bounds = np.empty(hashes_of_bands.size + start, KEY), np.zeros(keys.ranges + 1, np.int64)
+    first = 0
+    for band in range(banding.bands + 1):
+        hashes, owners = (hashes_of_bands[band], owner) if band < banding.bands else (of_ids, np.arange(start))
+        order = key_order(hashes)
+        ordered, band_records = hashes[order], records[first : first + len(order)]
         band_records["key"], band_records["document"] = ordered, owners[order]
-        first = band * ranges
-        bounds[first : first + ranges + 1] = start + np.searchsorted(
-            range_of_keys(ordered, ranges), np.arange(ranges + 1)
-        )
-        start += size
+        places_of_ranges = np.searchsorted(range_of_keys(ordered, ranges), np.arange(ranges + 1))
+        bounds[band * ranges : (band + 1) * ranges + 1] = first + places_of_ranges
+        first += len(order)
     keys.write(number, records, bounds)
 
 
@@ -198,11 +219,10 @@ def write_links(documents: StoredDocuments, keys: Shuffle, bands: int, engine: E
 def _write_links(task: tuple[StoredDocuments, Shuffle, int, list[int], Shuffle, int]) -> None:
     documents, keys, bands, numbers, links, place = task
     links_of_ranges = [np.empty(0, LINK)]
+    starts = [documents.starts[first] for first, _ in key_runs(documents)]
     for number, pieces in zip(numbers, _pieces_of_ranges(keys, numbers), strict=True):
         key = _joined([piece["key"] for piece in pieces], np.uint64)
-        position = _joined(
-            [start + piece["document"] for start, piece in zip(documents.starts[:-1], pieces, strict=True)], np.int64
-        )
+        position = _joined([start + piece["document"] for start, piece in zip(starts, pieces, strict=True)], np.int64)
         bucket, member = buckets(key, position)
         if number // (keys.ranges // (bands + 1)) == bands:
             refuse_twins(documents, member)
@@ -346,7 +366,9 @@ def _batches(group: np.ndarray, weights: np.ndarray, batch_weight: int) -> np.nd
 # The candidates' shingle sets, written part by part and read batch by batch.
 
 SHINGLE = np.dtype("<u8")
-MIN_TASK_CANDIDATES = 2_000  # whose sets a task writes, unless there are fewer: 6 MB, at 2 kB of text each
+# Candidates whose sets a task writes, at the least: 6 MB, at 2 kB of text each. Of many it is a 64th up to 50 MB,
+# since each batch reads what each task wrote.
+MIN_TASK_CANDIDATES, MAX_TASK_CANDIDATES, SET_TASKS = 2_000, 16_384, 64
 
 
 def member_dtype(bands: int) -> np.dtype:
@@ -432,12 +454,12 @@ def write_candidate_sets(
 
 
 def _runs_of_candidates(candidates: np.ndarray) -> list[list[int]]:
-    """Numbers of the parts that have candidates, in runs of MIN_TASK_CANDIDATES or a little more. candidates: of each
-    part."""
+    """Numbers of the parts that have candidates, in runs for one task each. candidates: of each part."""
+    run_size = max(min(int(candidates.sum()) // SET_TASKS, MAX_TASK_CANDIDATES), MIN_TASK_CANDIDATES)
     runs: list[list[int]] = []
-    size = MIN_TASK_CANDIDATES
+    size = run_size
     for number in np.flatnonzero(candidates).tolist():
-        if size >= MIN_TASK_CANDIDATES:
+        if size >= run_size:
             runs.append([])
             size = 0
         runs[-1].append(number)

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from planted import edited, engine, found, padded, write_part
 from pydantic import ValidationError
 
-from gristmill.data_pipeline.dedup import near
+from gristmill.data_pipeline.dedup import candidates, near
+from gristmill.data_pipeline.dedup.candidates import StoredDocuments
 from gristmill.data_pipeline.dedup.folding import fold_text
 from gristmill.data_pipeline.dedup.minhash import shingles_of
 from gristmill.data_pipeline.dedup.near import NearDedupConfig, Protected, near_duplicates
@@ -221,6 +222,19 @@ def contents(folder: Path) -> dict[str, bytes]:
     """Of every file but the seals, which remember inodes and times."""
     files = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.suffix != ".seal"]
     return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+
+
+def test_small_document_files_share_a_part_of_the_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    sizes = [3, 0, 4, 1, 5, 2]
+    documents = StoredDocuments((None,) * 6, np.cumsum([0, *sizes]), np.zeros(6, bool))  # type: ignore[arg-type]
+    monkeypatch.setattr(candidates, "KEY_DOCUMENTS", 4)
+    assert candidates.key_runs(documents) == [(0, 1), (1, 3), (3, 4), (4, 5), (5, 6)]  # of ceil(15 / 32) = 1
+    monkeypatch.setattr(candidates, "KEY_PARTS", 1)
+    assert candidates.key_runs(documents) == [(0, 3), (3, 5), (5, 6)]
+    parts, config = parts_of(tmp_path, family_corpus(tmp_path, 7, 12), 4, 0), NearDedupConfig(ngram=3)
+    shared = near_duplicates(parts, config, engine(), tmp_path / "shared")
+    monkeypatch.setattr(candidates, "KEY_DOCUMENTS", 1)
+    assert near_duplicates(parts, config, engine(), tmp_path / "alone").equals(shared) and len(shared)
 
 
 def test_keys_are_removed_when_the_links_are_whole_and_not_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
