@@ -3,7 +3,10 @@
 A made corpus (documents of 2 kB, some of them copies) in 100 raw files is curated as a whole. Then
 - `forget_work`: 0.1 % of the documents, neighbours in one raw file that no other is a duplicate of, are forgotten;
 - `forget_work_scattered`: 0.1 % drawn at random from all files are forgotten, so every shard is written again;
-- `add_work`: a source of lower priority with 1 % more documents is added.
+- `add_work`: a source of lower priority with 1 % more documents is added;
+- `row_groups`: a shard is written in row groups of 100 documents, most of which a removal at random would leave as they
+  are: bytes and CPU seconds, times those of the usual row groups.
+The steps of a removal are given in % of its seconds by its log.
 CPU seconds are of all processes, without those of a run on a few documents (start-up, the median of 3).
 `*_identical` is 1 if the bytes of all files are those of one whole build: of both inputs, or with the tombstones from
 the beginning; `--no-proof` leaves these builds out. There is no peer: datatrove, dolma and NeMo Curator curate
@@ -21,10 +24,11 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import pyarrow as pa
 import pyarrow.parquet as pq
-from measure import Figure, arguments, print_figures
+from measure import Figure, arguments, cpu_seconds, print_figures
 from support.curation_inputs import made_texts, paragraphs
-from support.curation_runs import timed
+from support.curation_runs import STEP, timed
 
 from gristmill.data_pipeline.annotate.tombstones import TOMBSTONES_NAME
 from gristmill.data_pipeline.ledger.document_file import IDENTITY_FILE
@@ -34,7 +38,9 @@ from gristmill.foundation.files import file_digest
 PROGRAM = str(Path(sys.executable).with_name("gristmill"))
 MEAN_BYTES, NUM_FILES, START_DOCUMENTS = 2000, 100, 60
 FORGET_GOAL, ADD_GOAL = 5.0, 5.0
-PARTS = ["forget", "scattered", "add"]
+PARTS = ["forget", "scattered", "add", "row_groups"]
+SHOWN_STEPS = 6  # of a removal, which take longest
+GROUP_ROWS, USUAL_ROWS = 100, 1900
 RECIPE = {
     "name": "grown",
     "seed": 1,
@@ -72,6 +78,8 @@ def measure(folder: Path, data: Path | None, documents: int, parts: Sequence[str
         figures += removal(folder, "forget_work", neighbours(before, documents), (whole, start_up), proof)
     if "scattered" in parts:
         figures += removal(folder, "forget_work_scattered", some_ids(before, documents), (whole, start_up), proof)
+    if "row_groups" in parts:
+        figures += row_groups(before / "curate")
     if "add" in parts:
         both = recipe_for(raw, "both", new)
         seconds = curate(before, both, "--add") - start_up
@@ -95,6 +103,7 @@ def removal(folder: Path, name: str, ids: Sequence[str], seconds: tuple[float, f
     (folder / "ids.txt").write_text("\n".join(ids))
     taken = run(folder, "forget", work, "--ids", folder / "ids.txt", "--workers", 1) - start_up
     yield Figure(name, 100 * taken / whole, "% of a whole run", goal=FORGET_GOAL)
+    yield from steps(name, (folder / "log").read_text())
     if not proof:
         return
     other = folder / "other"
@@ -103,6 +112,33 @@ def removal(folder: Path, name: str, ids: Sequence[str], seconds: tuple[float, f
     shutil.copy(work / TOMBSTONES_NAME, other / TOMBSTONES_NAME)
     curate(other, recipe_for(folder / "raw", "whole"))
     yield Figure(f"{name}_identical", float(outputs(work) == outputs(other)), "of 1")
+
+
+def steps(name: str, log: str) -> Iterator[Figure]:
+    """Steps by their seconds in a log, in % of those of all."""
+    seconds: dict[str, float] = {}
+    for match in STEP.finditer(log):
+        seconds[match["step"]] = seconds.get(match["step"], 0.0) + float(match["seconds"])
+    total = max(sum(seconds.values()), 1e-9)
+    for step in sorted(seconds, key=seconds.__getitem__, reverse=True)[:SHOWN_STEPS]:
+        yield Figure(f"{name}: {step}", 100 * seconds[step] / total, "% of its seconds")
+
+
+def row_groups(corpus: Path) -> Iterator[Figure]:
+    """The first shard in row groups of GROUP_ROWS, as times of those of USUAL_ROWS."""
+    path = min(corpus.glob("documents/train/*.parquet"))
+    for kind in ("documents", "signals"):
+        table = pq.read_table(corpus / kind / "train" / path.name)
+        usual, small = (written_in_groups(table, corpus.parent / "groups.parquet", n) for n in (USUAL_ROWS, GROUP_ROWS))
+        for unit, ours, before in zip(("bytes", "write seconds", "read seconds"), small, usual, strict=True):
+            yield Figure(f"row_groups_{kind}", ours / before, f"times the {unit}")
+
+
+def written_in_groups(table: pa.Table, path: Path, rows: int) -> tuple[float, float, float]:
+    """(bytes, CPU seconds to write, to read) of the table in row groups of so many rows, the least of three."""
+    write = min(cpu_seconds(lambda: pq.write_table(table, path, rows, compression="zstd")) for _ in range(3))
+    read = min(cpu_seconds(lambda: pq.ParquetFile(path).read(use_threads=False)) for _ in range(3))
+    return float(path.stat().st_size), write, read
 
 
 def write_raw(raw: Path, new: Path, data: Path | None, documents: int) -> None:

@@ -41,7 +41,7 @@ finally:
 RECIPE = """
 name: small
 sources: [{name: lines, paths: [lines.jsonl], format: jsonl}]
-curate: {filters: [], near_dedup: {}}
+curate: {languages: [en], filters: [], near_dedup: {}}
 """
 WORKER = """
 import importlib, sys
