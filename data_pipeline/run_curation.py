@@ -84,7 +84,7 @@ from gristmill.data_pipeline.signals.language import model_digest
 from gristmill.data_pipeline.text_edits.edit_texts import EditSettings, TextEdits, edit_texts, reannotate
 from gristmill.foundation.checksums import Lock, drop_damaged, remove_seals
 from gristmill.foundation.errors import InputError
-from gristmill.foundation.files import KnownDigests, remove_tree
+from gristmill.foundation.files import DigestCache, remove_tree
 from gristmill.foundation.runtime.tasks.engine import Engine
 from gristmill.foundation.runtime.tasks.task_files import Shuffle
 
@@ -105,7 +105,7 @@ class CurationInputs:
     task_examples: Sequence[BenchmarkExample] = ()
     tombstones: Tombstones | None = None
     code_version: int = 0
-    digests: KnownDigests = field(default_factory=KnownDigests)
+    digests: DigestCache = field(default_factory=DigestCache)
 
     @property
     def work(self) -> Path:

@@ -40,7 +40,7 @@ MEANING = {
 }
 
 
-def disk_trouble(error: OSError, where: str = "") -> str | None:
+def explain_disk_error(error: OSError, where: str = "") -> str | None:
     """[Errno 28] on work/a.bin -> 'work/a.bin: the disk is full; ...'. None for other errors.
 
     where: used if the error has no file name."""

@@ -14,7 +14,7 @@ from urllib.parse import unquote
 
 PROGRESS_BYTES = 2**24  # of a file that is hashed, between two calls of on_progress
 REMOVED_SUFFIX = ".removed"  # of a folder that is being removed
-HELD_SUFFIX = ".held"  # of the locked file beside a folder of `held_folder`
+HELD_SUFFIX = ".held"  # of the locked file beside a folder of `locked_temp_dir`
 SCRATCH_SUFFIX = ".scratch"  # of a folder that is removed when its process ends
 
 
@@ -153,7 +153,7 @@ def scratch_folder(parent: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def held_folder(parent: Path) -> Iterator[Path]:
+def locked_temp_dir(parent: Path) -> Iterator[Path]:
     """A new folder below `parent` that is removed after the block; `remove_abandoned` removes one that a kill left."""
     parent.mkdir(parents=True, exist_ok=True)
     folder = parent / uuid.uuid4().hex
@@ -167,7 +167,7 @@ def held_folder(parent: Path) -> Iterator[Path]:
 
 
 def remove_abandoned(parent: Path) -> None:
-    """Remove the folders of `held_folder` whose processes have ended."""
+    """Remove the folders of `locked_temp_dir` whose processes have ended."""
     for mark in parent.glob(f"*{HELD_SUFFIX}"):
         _removed_if_abandoned(mark)
     for folder in parent.glob("*"):
@@ -240,7 +240,7 @@ def is_temporary(path: Path | os.DirEntry[str]) -> bool:
 # SHA-256 digests of files, each computed once until its file changes.
 
 
-class KnownDigests:
+class DigestCache:
     """Digests of files that this process hashed, or that `add` told it. A file keeps its digest when it is renamed, and
     loses it when its size or time of modification changes. on_progress is called after every 16 MB."""
 

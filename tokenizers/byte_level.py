@@ -54,7 +54,7 @@ THREE_BYTES, FOUR_BYTES = 0xE0, 0xF0
 
 
 class GigatokenEncoder(Utf8Encoder):
-    """10 to 25 times as fast as tiktoken; used only if `same_ids` is true.
+    """10 to 25 times as fast as tiktoken; used only if `encodes_identically` is true.
 
     content: a tokenizer.json whose list of added tokens is empty. differing: bool[NUM_CODE_POINTS], the characters that
     gigatoken splits differently from the reference, which encodes the texts that hold one."""
@@ -138,7 +138,7 @@ def _texts_with(buffer, ends, differing):
 
 
 class TiktokenEncoder(Encoder):
-    """About five times as fast as Hugging Face's tokenizers; used only if `same_ids` is true.
+    """About five times as fast as Hugging Face's tokenizers; used only if `encodes_identically` is true.
 
     A text that tiktoken rejects (its regex overflows the stack on a million blanks) is encoded by the reference."""
 
@@ -171,7 +171,7 @@ def fastest_byte_level(content: dict[str, Any], reference: HuggingFaceEncoder) -
     """gigatoken, else tiktoken, if it supports the tokenizer.json and gives the same ids; else None."""
     for make in BULK_ENCODERS.values():
         fast = make(content, reference)
-        if fast is not None and same_ids(content, reference, fast):
+        if fast is not None and encodes_identically(content, reference, fast):
             return fast
     return None
 
@@ -240,7 +240,7 @@ def tiktoken_encoder(content: dict[str, Any], reference: Encoder) -> TiktokenEnc
     return TiktokenEncoder(encoding, reference)
 
 
-def same_ids(content: dict[str, Any], reference: Encoder, other: Encoder) -> bool:
+def encodes_identically(content: dict[str, Any], reference: Encoder, other: Encoder) -> bool:
     """True if both agree on the adversarial strings, concatenations of tokens, and COMPARED_CODE_POINTS."""
     strings = comparison_texts(content)
     return first_difference(reference.encode_batch(strings), other, strings) is None

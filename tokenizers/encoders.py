@@ -196,7 +196,9 @@ def first_difference(expected: Sequence[list[int]], other: Encoder, strings: Seq
     return next((text for text, ours, other_encoding in pairs if ours != other_encoding), None)
 
 
-def fastest_equal(path: Path, processor: sentencepiece.SentencePieceProcessor, pieces: Sequence[str]) -> Encoder:
+def fastest_verified_encoder(
+    path: Path, processor: sentencepiece.SentencePieceProcessor, pieces: Sequence[str]
+) -> Encoder:
     """kitoken if it gives sentencepiece's ids on all adversarial strings of this model, else sentencepiece."""
     strings = strings_for(pieces)
     return fastest_on(path, processor, strings, SentencePieceEncoder(processor).encode_batch(strings))

@@ -92,7 +92,7 @@ class EncodeTask:
 
     def is_done(self) -> bool:
         """Whether the files are complete and of these ranges: another version may have cut them at other rows."""
-        note = note_path(self.prefix)
+        note = counts_path(self.prefix)
         if not (note.is_file() and idx_path(self.prefix).is_file()):
             return False
         return json.loads(note.read_bytes()).get("ranges") == self.places()
@@ -141,10 +141,10 @@ def encode_documents(task: EncodeTask) -> None:
     if described:
         with atomic_path(documents_path(task.prefix)) as temporary:
             pq.write_table(pa.concat_tables(described), temporary)
-    write_atomic(note_path(task.prefix), canonical_json({"bytes": text_bytes, "ranges": task.places()}))
+    write_atomic(counts_path(task.prefix), canonical_json({"bytes": text_bytes, "ranges": task.places()}))
 
 
-def note_path(prefix: Path) -> Path:
+def counts_path(prefix: Path) -> Path:
     return prefix.with_name(prefix.name + ".json")
 
 
@@ -314,7 +314,7 @@ def _merge_task(
     return MergeTask(
         chunks=chunks,
         prefix=source_prefix(request.folder, split, name),
-        note=note_path(request.folder / CHUNKS / split / name),
+        note=counts_path(request.folder / CHUNKS / split / name),
         key=key_of(request.seed, "documents", name, split),
         languages=languages,
     )
@@ -378,7 +378,7 @@ def _merge(task: MergeTask) -> None:
         return
     if task.languages is None and task.repeats is None and task.cell is None:
         merge(task.chunks, task.prefix, task.key)
-        text_bytes = sum(json.loads(fetch(note_path(chunk)).read_bytes())["bytes"] for chunk in task.chunks)
+        text_bytes = sum(json.loads(fetch(counts_path(chunk)).read_bytes())["bytes"] for chunk in task.chunks)
     else:
         chosen, text_bytes = documents_of(task.chunks, task.languages, task.repeats, task.cell)
         merge(task.chunks, task.prefix, task.key, chosen)
@@ -411,7 +411,7 @@ def _describe(request: IndexRequest, tokenizer: Tokenizer, names: Sequence[str])
 
 
 def _counts(folder: Path, split: str, source: str) -> SplitCounts:
-    note = note_path(folder / CHUNKS / split / source)
+    note = counts_path(folder / CHUNKS / split / source)
     if not note.is_file():
         return SplitCounts(documents=0, tokens=0, bytes=0, sha256="")
     return SplitCounts.model_validate_json(note.read_bytes())

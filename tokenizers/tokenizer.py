@@ -31,8 +31,8 @@ from gristmill.tokenizers.encoders import (
     HuggingFaceEncoder,
     KitokenEncoder,
     SentencePieceEncoder,
-    fastest_equal,
     fastest_on,
+    fastest_verified_encoder,
     first_difference,
     merge_table,
     strings_for,
@@ -229,7 +229,7 @@ def load_tokenizer(folder: Path) -> Tokenizer:
 
     Uses the fastest encoder that passes the comparison with sentencepiece's ids. Raises InputError if the folder
     holds neither file, or no end-of-document symbol."""
-    return _load(folder, fastest_equal, lambda content, reference: reference)
+    return _load(folder, fastest_verified_encoder, lambda content, reference: reference)
 
 
 def load_bulk_tokenizer(

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from torch import Tensor
 
 from gristmill.foundation.errors import InputError
-from gristmill.foundation.files import KnownDigests, is_temporary
+from gristmill.foundation.files import DigestCache, is_temporary
 from gristmill.foundation.manifest import LOG_FOLDER
 from gristmill.foundation.progress import ProgressMeter, Reporter
 from gristmill.training.auto_tp.model import build_transformers_model, save_transformers_folder
@@ -170,11 +170,11 @@ class Run:
         self.step_metrics = StepMetrics(data, objective.bits_per_byte, flops, processes, mesh.device)
         self.rank_times = RankTimes(folder, mesh)
 
-    def train(self, digests: KnownDigests | None = None) -> dict[str, Any]:
+    def train(self, digests: DigestCache | None = None) -> dict[str, Any]:
         """Trains from the last complete checkpoint, or from the start; returns a summary of the run. On a stop request
         it saves, then raises KeyboardInterrupt (Ctrl-C), Terminated (SIGTERM) or InputError (the recipe's time limit).
         digests: learns those of the files that are kept."""
-        self.saver.digests = digests or KnownDigests()
+        self.saver.digests = digests or DigestCache()
         if self.replicas is not None:
             self.replicas.join()
         if self._leads:

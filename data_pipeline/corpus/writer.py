@@ -32,7 +32,7 @@ from gristmill.data_pipeline.ledger.document_file import unpacked_ids
 from gristmill.data_pipeline.ledger.ledger import LedgerRows, LedgerTask, write_ledger
 from gristmill.data_pipeline.ledger.removal_step import EvidenceFiles, Removals, RemovalStep, SourceState
 from gristmill.foundation.checksums import content_digest, is_sealed, kept_sha256, link_sealed
-from gristmill.foundation.files import KnownDigests, remove_tree, write_atomic
+from gristmill.foundation.files import DigestCache, remove_tree, write_atomic
 from gristmill.foundation.fingerprint import fingerprint
 from gristmill.foundation.runtime.tasks.engine import Engine
 
@@ -55,7 +55,7 @@ class ReusedFiles:
     folder: Path
     code_version: int
     corpus: Path
-    digests: KnownDigests
+    digests: DigestCache
     taken: set[str] = field(default_factory=set)
 
     def take(self, key: str, files: Mapping[str, Path]) -> bool:

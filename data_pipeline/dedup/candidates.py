@@ -225,7 +225,7 @@ def _write_links(task: tuple[StoredDocuments, Shuffle, int, list[int], Shuffle, 
         position = _joined([start + piece["document"] for start, piece in zip(starts, pieces, strict=True)], np.int64)
         bucket, member = buckets(key, position)
         if number // (keys.ranges // (bands + 1)) == bands:
-            refuse_twins(documents, member)
+            check_unique_ids(documents, member)
             continue
         same = bucket[1:] == bucket[:-1]
         neighbours = np.empty(int(same.sum()), LINK)
@@ -253,7 +253,7 @@ def _joined(arrays: list[np.ndarray], dtype: type) -> np.ndarray:
     return np.concatenate([np.empty(0, dtype), *arrays])
 
 
-def refuse_twins(documents: StoredDocuments, positions: np.ndarray) -> None:
+def check_unique_ids(documents: StoredDocuments, positions: np.ndarray) -> None:
     """positions: of documents whose ids agree in their low halves."""
     positions = np.sort(positions)
     owners = documents.parts_of(positions)

@@ -22,8 +22,8 @@ import xxhash
 from gristmill.data_pipeline.dedup.candidates import (
     Banding,
     StoredDocuments,
+    check_unique_ids,
     keys_of,
-    refuse_twins,
     salt_of,
     sized,
     write_candidates,
@@ -201,7 +201,7 @@ def refuse_known(documents: StoredDocuments, changes: ChangedDocuments) -> None:
     if len(changes.new):
         low, ids = np.sort(changes.ids[changes.new, 1]), changes.ids[:, 1]
         is_alike = low[np.minimum(np.searchsorted(low, ids), len(low) - 1)] == ids
-        refuse_twins(documents, np.flatnonzero(is_alike))
+        check_unique_ids(documents, np.flatnonzero(is_alike))
 
 
 def bucket_neighbours(

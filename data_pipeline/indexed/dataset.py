@@ -278,7 +278,7 @@ def append(prefix: Path, addition: Path) -> None:
     merge([prefix, addition], prefix)
 
 
-def cut_out(source: Path, prefix: Path, first: int, last: int) -> None:
+def slice_documents(source: Path, prefix: Path, first: int, last: int) -> None:
     """PREFIX holds the documents `first` to `last` - 1 of `source`. Raises InputError if it has not so many."""
     reader = IndexedReader(source)
     if not 0 <= first < last <= len(reader):

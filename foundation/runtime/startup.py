@@ -47,11 +47,11 @@ _USUAL = gc.get_threshold()
 
 
 def delay_collections() -> None:
-    """Until `keep_loaded`, Python collects rarely: a tenth of the start-up time of a command."""
+    """Until `freeze_loaded_modules`, Python collects rarely: a tenth of the start-up time of a command."""
     gc.set_threshold(NUM_NEW_OBJECTS, *_USUAL[1:])
 
 
-def keep_loaded() -> None:
+def freeze_loaded_modules() -> None:
     """Python collects as usual again, and leaves the objects that exist now out of it: modules and their contents,
     which live until the process ends. The processes that are forked from this one share their memory."""
     gc.freeze()

@@ -8,7 +8,7 @@ import typer
 from typer.core import TyperGroup
 
 from gristmill.data_pipeline.indexed import inspect as packing_report
-from gristmill.data_pipeline.indexed.dataset import append, cut_out, merge
+from gristmill.data_pipeline.indexed.dataset import append, merge, slice_documents
 from gristmill.data_pipeline.indexed.inspect import inspect, lines
 from gristmill.foundation.errors import RecipeError
 from gristmill.foundation.progress import Reporter
@@ -71,7 +71,7 @@ def slice_command(
     last: Annotated[int, typer.Option(help="The end of the range, exclusive.")],
 ) -> None:
     """Write a range of documents as a new dataset."""
-    cut_out(prefix, output, first, last)
+    slice_documents(prefix, output, first, last)
 
 
 @data_app.command("packing")

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from gristmill.foundation.deferred_module import DeferredModule
-from gristmill.foundation.errors import InputError, RecipeError, disk_trouble
+from gristmill.foundation.errors import InputError, RecipeError, explain_disk_error
 from gristmill.foundation.progress import Terminated, remember_interrupts
 from gristmill.foundation.runtime.startup import delay_collections
 
@@ -77,7 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             raise
         _exit(NO_ROOM_FOR_LIBRARIES, 1)
     except OSError as error:
-        if (message := disk_trouble(error)) is not None:
+        if (message := explain_disk_error(error)) is not None:
             _exit(message, 1)
         if not _is_out_of_memory(error):
             raise
@@ -130,7 +130,7 @@ def _is_out_of_memory(error: BaseException | None) -> bool:
 
 def _thread_failed(failure: threading.ExceptHookArgs) -> None:
     """Prints nothing for a full disk in a library's thread, such as TensorBoard's: whoever writes next is told."""
-    if not isinstance(failure.exc_value, OSError) or disk_trouble(failure.exc_value) is None:
+    if not isinstance(failure.exc_value, OSError) or explain_disk_error(failure.exc_value) is None:
         threading.__excepthook__(failure)
 
 

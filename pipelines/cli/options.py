@@ -16,7 +16,7 @@ from gristmill.foundation.errors import InputError, RecipeError
 from gristmill.foundation.files import is_address
 from gristmill.foundation.manifest import MANIFEST_NAME
 from gristmill.foundation.progress import Reporter
-from gristmill.foundation.runtime.startup import keep_loaded, rank_and_world_size
+from gristmill.foundation.runtime.startup import freeze_loaded_modules, rank_and_world_size
 from gristmill.foundation.runtime.tasks.engine import Engine
 from gristmill.foundation.runtime.tasks.local import LocalEngine, may_fork
 from gristmill.pipelines.recipes.config import Recipe
@@ -186,7 +186,7 @@ def make_runner(
         require_ready(
             recipe, [candidate for candidate in stages if only in (None, candidate.name)], folder, world_size, reporter
         )
-    keep_loaded()
+    freeze_loaded_modules()
     publisher = _publisher(folder, reporter) if rank == 0 else None
     try:
         engine = options.open(reporter, folder) if rank == 0 else LocalEngine(1, reporter)

@@ -37,7 +37,7 @@ from gristmill.pipelines.recipes.config import Recipe
 from gristmill.pipelines.recipes.recipe_file import load_recipe, validate
 from gristmill.pipelines.recipes.schema import recipe_schema
 from gristmill.pipelines.stages.index import estimated_mix, indexed_mix
-from gristmill.pipelines.stages.preflight import check_workdir, estimated_tokens, is_complete, preflight, raise_all
+from gristmill.pipelines.stages.preflight import check_workdir, estimated_tokens, is_complete, preflight, raise_issues
 from gristmill.pipelines.stages.runner import Runner
 from gristmill.pipelines.stages.stage_list import STAGES, stages_of, with_report
 from gristmill.pipelines.workdir.raw_files import pin
@@ -221,7 +221,7 @@ def check(
     for finding in findings:
         if finding.error is None:
             print(f"warning: {finding.text}")
-    raise_all(findings)
+    raise_issues(findings)
     print(f"recipe {loaded.name}: no errors found; checked {', '.join(stage.name for stage in stages)}")
     if world_size > 1 and "train" in [stage.name for stage in stages]:
         print(f"train needs {world_size} processes: torchrun --nproc-per-node N, with {world_size} over all nodes")

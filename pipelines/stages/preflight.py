@@ -65,10 +65,10 @@ def require_ready(recipe: Recipe, stages: Sequence[Stage], workdir: Path, world_
     for finding in findings:
         if finding.error is None:
             reporter.say(f"warning: {finding.text}")
-    raise_all(findings)
+    raise_issues(findings)
 
 
-def raise_all(findings: Sequence[Finding]) -> None:
+def raise_issues(findings: Sequence[Finding]) -> None:
     errors = [finding for finding in findings if finding.error is not None]
     if errors:
         kind = RecipeError if any(finding.error is RecipeError for finding in errors) else InputError

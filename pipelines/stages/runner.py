@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from gristmill.foundation.checksums import Lock, check_against
-from gristmill.foundation.errors import InputError, disk_trouble
-from gristmill.foundation.files import KnownDigests, remove_tree, sweep, sync, sync_tree, write_atomic
+from gristmill.foundation.errors import InputError, explain_disk_error
+from gristmill.foundation.files import DigestCache, remove_tree, sweep, sync, sync_tree, write_atomic
 from gristmill.foundation.fingerprint import differing_fields
 from gristmill.foundation.manifest import (
     LOG_FOLDER,
@@ -134,7 +134,7 @@ class Runner:
             with self._cleanup_on_failure():
                 yield
         except OSError as error:
-            message = disk_trouble(error, str(self.workdir))
+            message = explain_disk_error(error, str(self.workdir))
             if message is None:
                 raise
             raise InputError(f"{stage.name}: {message}") from error
@@ -200,7 +200,7 @@ class Runner:
         incomplete = self.incomplete_folder(stage, plan.fingerprint)
         self._remove_outdated(stage, incomplete)
         incomplete.mkdir(parents=True, exist_ok=True)
-        digests = KnownDigests()
+        digests = DigestCache()
         metadata = self._execute(plan, incomplete, digests)
         self._finish(plan, incomplete, metadata, digests)
         self._log_time(stage.name, time.monotonic() - started)
@@ -211,7 +211,7 @@ class Runner:
         if self.publisher is not None:
             self.publisher.publish(stage.name)
 
-    def _execute(self, plan: StagePlan, folder: Path, digests: KnownDigests) -> dict[str, Any]:
+    def _execute(self, plan: StagePlan, folder: Path, digests: DigestCache) -> dict[str, Any]:
         context = StageContext(
             recipe=self.recipe,
             folder=folder,
@@ -241,7 +241,7 @@ class Runner:
             folders[name] = folder
         return folders
 
-    def _finish(self, plan: StagePlan, incomplete: Path, metadata: Mapping[str, Any], digests: KnownDigests) -> None:
+    def _finish(self, plan: StagePlan, incomplete: Path, metadata: Mapping[str, Any], digests: DigestCache) -> None:
         """Writes the manifest once all outputs and their names are on disk, then renames the folder.
         `_recover_renames` handles a kill between the two renames."""
         stage = plan.stage
@@ -323,7 +323,7 @@ class Runner:
                 if plan.action not in ("skip", "restore") and stage.parallel:
                     while not self.incomplete_folder(stage, plan.fingerprint).is_dir():
                         time.sleep(POLL_SECONDS)
-                    self._execute(plan, self.incomplete_folder(stage, plan.fingerprint), KnownDigests())
+                    self._execute(plan, self.incomplete_folder(stage, plan.fingerprint), DigestCache())
                 self._wait_until_complete(stage, plan.fingerprint)
             if stage.name in (to, only):
                 return

@@ -10,7 +10,7 @@ from typing import Any
 
 from gristmill.evaluation.inference.config import EvaluateConfig
 from gristmill.foundation.checksums import Lock
-from gristmill.foundation.files import KnownDigests
+from gristmill.foundation.files import DigestCache
 from gristmill.foundation.progress import Reporter
 from gristmill.foundation.runtime.tasks.engine import Engine
 from gristmill.foundation.user_code import is_reference, read_source
@@ -34,7 +34,7 @@ class StageContext:
     lock: Lock
     engine: Engine
     reporter: Reporter
-    digests: KnownDigests = field(default_factory=KnownDigests)
+    digests: DigestCache = field(default_factory=DigestCache)
 
 
 @dataclass(frozen=True)

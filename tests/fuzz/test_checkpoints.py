@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from gristmill.foundation.errors import InputError
-from gristmill.foundation.files import KnownDigests
+from gristmill.foundation.files import DigestCache
 from gristmill.training.checkpoint.checkpoint import load_model, newest_complete, read_model_config, step_folder
 from gristmill.training.parallel.mesh import single_process
 from tests.support.mutations import mutate
@@ -103,7 +103,7 @@ def check_damages(folder: Path, numbers: range) -> int:
         damage(list(contents), before, rng)
         where = f"seed {SEED}, number {number}: {damage.__name__}"
         now = {path: path.read_bytes() if path.is_file() else None for path in last.iterdir()}
-        found = newest_complete(root, card, said := RecordingReporter(), single_process(), KnownDigests())
+        found = newest_complete(root, card, said := RecordingReporter(), single_process(), DigestCache())
         assert found is not None, where
         if now == contents:
             assert found[0] == last and said.lines == [], where

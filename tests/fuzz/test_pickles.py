@@ -17,7 +17,7 @@ from torch.distributed.checkpoint.metadata import BytesStorageMetadata
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.manifest import StageIdentity, read_manifest, write_manifest
 from gristmill.foundation.runtime.tasks.slurm import TaskFolder
-from gristmill.foundation.runtime.tasks.transport import Parcel, packed, unpacked
+from gristmill.foundation.runtime.tasks.transport import PickledValue, packed, unpacked
 from gristmill.training.checkpoint import checkpoint
 from gristmill.training.checkpoint.checkpoint import load_model, step_folder
 from gristmill.training.checkpoint.restricted_pickle import load_restricted
@@ -132,7 +132,7 @@ def test_a_task_runs_nothing_that_it_names_itself(tmp_path: Path, kind: str) -> 
     mark = tmp_path / "mark"
     content = pickle.dumps(hostile(mark)[kind])
     with pytest.raises(pickle.UnpicklingError, match="which no task has"):
-        unpacked(Parcel((len(content),), content))
+        unpacked(PickledValue((len(content),), content))
     assert not mark.exists()
 
 
@@ -142,10 +142,10 @@ def test_a_task_names_only_what_a_module_of_ours_defines(name: str) -> None:
     module = "gristmill.foundation.runtime.tasks.transport" if name != "Path" else "gristmill.foundation.files"
     content = f"c{module}\n{name}\n.".encode()
     if name == "_message_class":
-        assert callable(unpacked(Parcel((len(content),), content)))
+        assert callable(unpacked(PickledValue((len(content),), content)))
     else:
         with pytest.raises(pickle.UnpicklingError, match="which no task has"):
-            unpacked(Parcel((len(content),), content))
+            unpacked(PickledValue((len(content),), content))
 
 
 def test_tasks_in_a_folder_that_others_may_write_to_are_not_run(tmp_path: Path) -> None:

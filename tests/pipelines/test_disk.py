@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from gristmill.evaluation.convert.safetensors_folder import write_safetensors
-from gristmill.foundation.errors import disk_trouble
+from gristmill.foundation.errors import explain_disk_error
 
 FULL = """
 mount -t tmpfs -o size=256k tmpfs {folder}
@@ -104,5 +104,5 @@ def test_a_full_disk_during_export_is_reported_in_one_sentence(tmp_path):
             write_safetensors(path, {"weight": torch.zeros(10_000)})
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert disk_trouble(caught.value).startswith(f"{path}: the file is larger than the disk or a limit")
+    assert explain_disk_error(caught.value).startswith(f"{path}: the file is larger than the disk or a limit")
     assert list(tmp_path.iterdir()) == []

@@ -28,7 +28,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemWriter
 
 from gristmill.foundation.errors import InputError
-from gristmill.foundation.files import KnownDigests, sync, write_atomic
+from gristmill.foundation.files import DigestCache, sync, write_atomic
 from gristmill.foundation.fingerprint import canonical_json
 from gristmill.foundation.manifest import (
     Manifest,
@@ -133,12 +133,12 @@ class CheckpointContent:
     files: Mapping[str, bytes] = field(default_factory=dict)
 
 
-def save(root: Path, step: int, content: CheckpointContent, mesh: Mesh, digests: KnownDigests | None = None) -> None:
+def save(root: Path, step: int, content: CheckpointContent, mesh: Mesh, digests: DigestCache | None = None) -> None:
     """Writes the complete checkpoint of a step; called by all processes."""
     folder = fresh_folder(root, step, mesh)
     with without_warning(), errors_of_ranks():
         dcp.save(dict(content.tensors), storage_writer=_Writer(folder), no_dist=not mesh.distributed)
-    commit(root, step, content, mesh, mesh.world.group, digests or KnownDigests())
+    commit(root, step, content, mesh, mesh.world.group, digests or DigestCache())
 
 
 def start_saving(
@@ -160,7 +160,7 @@ def commit(
     content: CheckpointContent,
     mesh: Mesh,
     group: dist.ProcessGroup | None,
-    digests: KnownDigests,
+    digests: DigestCache,
 ) -> None:
     """Writes digests and manifest, then renames the folder: from the rename on the checkpoint is complete. Each rank
     hashes the files that it wrote; what digests knows is not computed again."""
@@ -191,16 +191,16 @@ def load(folder: Path, tensors: Mapping[str, Tensor], mesh: Mesh) -> None:
         dcp.load(dict(tensors), storage_reader=TensorReader(folder), no_dist=not mesh.distributed)
 
 
-def verified(folder: Path, digests: KnownDigests | None = None) -> dict[str, Any]:
+def verified(folder: Path, digests: DigestCache | None = None) -> dict[str, Any]:
     """Verifies all files of a checkpoint against its manifest and returns its metadata. Raises InputError naming the
     differences."""
     manifest = _checkpoint_manifest(folder)
-    _refuse(folder, differences(folder, manifest, digests or KnownDigests()))
+    _refuse(folder, differences(folder, manifest, digests or DigestCache()))
     return manifest.metadata
 
 
 def newest_complete(
-    root: Path, saved_config: SavedModelConfig, reporter: Reporter, mesh: Mesh, digests: KnownDigests
+    root: Path, saved_config: SavedModelConfig, reporter: Reporter, mesh: Mesh, digests: DigestCache
 ) -> tuple[Path, dict[str, Any]] | None:
     """The last complete checkpoint of this model, and its metadata; called by all processes, which share the hashing.
     Damaged ones are reported and skipped; incomplete folders of a killed process are removed."""
@@ -223,7 +223,7 @@ def remove_incomplete(root: Path) -> None:
 
 
 def _resumable(
-    folder: Path, step: int, saved_config: SavedModelConfig, mesh: Mesh, digests: KnownDigests
+    folder: Path, step: int, saved_config: SavedModelConfig, mesh: Mesh, digests: DigestCache
 ) -> dict[str, Any]:
     """The metadata a run resumes from. Raises InputError on all processes if it is damaged or belongs to another step
     or run."""
@@ -240,7 +240,7 @@ def _resumable(
     return manifest.metadata
 
 
-def _differences_jointly(folder: Path, manifest: Manifest, mesh: Mesh, digests: KnownDigests) -> list[str]:
+def _differences_jointly(folder: Path, manifest: Manifest, mesh: Mesh, digests: DigestCache) -> list[str]:
     """Each process hashes its share of the files, by size in turn."""
     by_size = sorted(manifest.outputs, key=lambda output: (-output.bytes, output.path))
     own = changed(folder, by_size[mesh.world.rank :: mesh.world.size], digests)

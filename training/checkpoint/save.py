@@ -15,7 +15,7 @@ import torch.distributed.checkpoint as dcp
 from torch import Tensor
 from torch.distributed.checkpoint import DefaultSavePlanner, FileSystemWriter
 
-from gristmill.foundation.files import KnownDigests
+from gristmill.foundation.files import DigestCache
 from gristmill.training.checkpoint import checkpoint
 from gristmill.training.checkpoint.checkpoint import (
     CheckpointContent,
@@ -37,7 +37,7 @@ class Saver:
         if config.asynchronous:  # in torch's thread, to which `without_warning` does not reach
             warnings.filterwarnings("ignore", message=checkpoint.SINGLE_PROCESS_WARNING)
         self.root, self.config, self.mesh = root, config, mesh
-        self.digests = KnownDigests()
+        self.digests = DigestCache()
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="saver")
         self._writing: Future[None] | None = None
         self._group = dist.new_group(backend="gloo") if config.asynchronous and mesh.distributed else None
@@ -101,7 +101,7 @@ class _Files(DiskFiles):
 
     def __init__(self, pool: Executor):
         super().__init__()
-        self.pool, self.digests, self.pending = pool, KnownDigests(), list[Future[None]]()
+        self.pool, self.digests, self.pending = pool, DigestCache(), list[Future[None]]()
 
     @contextmanager
     def create_stream(self, path: str | os.PathLike[str], mode: str) -> Iterator[io.IOBase]:
@@ -119,7 +119,7 @@ class _Files(DiskFiles):
             os.fsync(file.fileno())
         self.digests(path)
 
-    def wait(self) -> KnownDigests:
+    def wait(self) -> DigestCache:
         """The digests of all files. Raises OSError where one could not be brought to the disk."""
         for finished in self.pending:
             finished.result()

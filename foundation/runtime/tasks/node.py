@@ -16,11 +16,11 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from gristmill.foundation.errors import InputError, RecipeError
-from gristmill.foundation.files import held_folder
+from gristmill.foundation.files import locked_temp_dir
 from gristmill.foundation.runtime.startup import do_without_pandas
 from gristmill.foundation.runtime.tasks.local import answer_of, failure
 from gristmill.foundation.runtime.tasks.task_files import Listing, TaskObjects, node_scratch
-from gristmill.foundation.runtime.tasks.transport import Parcel, packed, run_in_view, unpacked
+from gristmill.foundation.runtime.tasks.transport import PickledValue, packed, run_in_view, unpacked
 
 PACKAGE = Path(__file__).parents[3]
 FOLDERS = ("data_pipeline", "evaluation", "foundation", "pipelines", "tokenizers", "training")
@@ -30,7 +30,7 @@ LIBRARIES = ("numpy", "numba", "pyarrow")
 
 
 @dataclass(frozen=True)
-class Place:
+class NodeRequirements:
     """Versions, packages and folders that a node must have as the driver has them.
 
     folder: the driver's current folder, from which relative paths start. versions: see `versions_here`. probe: a file
@@ -81,12 +81,12 @@ def _version(library: str) -> str:
         return "not installed"
 
 
-def report(place: Place) -> NodeReport:
+def report(place: NodeRequirements) -> NodeReport:
     """Whether tasks that the driver starts from `place` can run on this node."""
     return NodeReport(socket.gethostname(), time.time(), _problem(place))
 
 
-def run_task(order: Parcel, place: Place, scratch: Path | Listing) -> Parcel:
+def run_task(order: PickledValue, place: NodeRequirements, scratch: Path | Listing) -> PickledValue:
     """`answer_of` the order, which is (function, task), in the driver's folder. scratch: a folder that takes large
     results, or the files that travel through a store.
 
@@ -105,7 +105,7 @@ def run_task(order: Parcel, place: Place, scratch: Path | Listing) -> Parcel:
         return packed(failure(error), scratch)
 
 
-def load_modules(place: Place, modules: Sequence[str]) -> None:
+def load_modules(place: NodeRequirements, modules: Sequence[str]) -> None:
     """Import what later tasks need. Errors are left to the tasks."""
     with suppress(Exception):
         _enter(place)
@@ -114,7 +114,7 @@ def load_modules(place: Place, modules: Sequence[str]) -> None:
             importlib.import_module(name)
 
 
-def _enter(place: Place) -> None:
+def _enter(place: NodeRequirements) -> None:
     if place.objects is not None and not os.path.isdir(place.folder):
         return  # nothing is shared
     os.chdir(place.folder)
@@ -122,7 +122,7 @@ def _enter(place: Place) -> None:
         sys.path.append(place.folder)
 
 
-def _problem(place: Place) -> str:
+def _problem(place: NodeRequirements) -> str:
     here = versions_here()
     differing = [
         f"{name} {here.get(name)}, the driver has {wanted}"
@@ -148,7 +148,7 @@ def _store_problem(objects: TaskObjects, probe: str) -> str:
     try:
         objects.get_bytes(probe)
         folder.mkdir(parents=True, exist_ok=True)
-        with held_folder(folder):
+        with locked_temp_dir(folder):
             return ""
     except (InputError, RecipeError) as error:
         return str(error)

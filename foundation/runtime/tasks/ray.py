@@ -24,9 +24,22 @@ from gristmill.foundation.files import scratch_folder
 from gristmill.foundation.progress import Reporter
 from gristmill.foundation.runtime.tasks.engine import Engine, Result, Stragglers, Task, name_of
 from gristmill.foundation.runtime.tasks.local import RemoteTraceback
-from gristmill.foundation.runtime.tasks.node import NodeReport, Place, load_modules, report, run_task, versions_here
+from gristmill.foundation.runtime.tasks.node import (
+    NodeReport,
+    NodeRequirements,
+    load_modules,
+    report,
+    run_task,
+    versions_here,
+)
 from gristmill.foundation.runtime.tasks.task_files import TaskObjects
-from gristmill.foundation.runtime.tasks.transport import Carrier, DriverFiles, SharedFolder, ThroughStore, is_transient
+from gristmill.foundation.runtime.tasks.transport import (
+    DriverFiles,
+    SharedFolder,
+    TaskTransport,
+    ThroughStore,
+    is_transient,
+)
 
 ray = DeferredModule("ray")
 ray_exceptions = DeferredModule("ray.exceptions")
@@ -92,7 +105,7 @@ class RayEngine(Engine):
         if not tasks:
             return
         with scratch_folder(self.work_folder) as scratch:
-            carrier: Carrier = SharedFolder(scratch, function)
+            carrier: TaskTransport = SharedFolder(scratch, function)
             if self._files is not None:
                 carrier = ThroughStore(self._files, scratch, function, tasks)
             run = _Run(self, carrier, tasks, weights, description)
@@ -117,7 +130,12 @@ class _Run:
     """One map: which tasks wait, which the cluster has, and how often each was lost."""
 
     def __init__(
-        self, engine: RayEngine, carrier: Carrier, tasks: Sequence[Any], weights: Sequence[float], description: str
+        self,
+        engine: RayEngine,
+        carrier: TaskTransport,
+        tasks: Sequence[Any],
+        weights: Sequence[float],
+        description: str,
     ):
         self.engine, self.carrier, self.tasks, self.description = engine, carrier, tasks, description
         self.submitter = engine.submitter()
@@ -344,7 +362,7 @@ def nodes_with_processors() -> list[dict[str, Any]]:
     return sorted(living, key=lambda node: node["NodeID"])
 
 
-def checked_place(address: str, work_folder: Path | None, objects: TaskObjects | None = None) -> Place:
+def checked_place(address: str, work_folder: Path | None, objects: TaskObjects | None = None) -> NodeRequirements:
     """Requirements of a task on its node, after all present nodes reported that they have it. objects: the store that
     the nodes share instead of the work folder.
 
@@ -356,13 +374,15 @@ def checked_place(address: str, work_folder: Path | None, objects: TaskObjects |
             f"--address {address}: no node of the cluster has a CPU; start one: ray start --address HOST:6379"
         )
     if objects is not None:
-        place = Place(os.getcwd(), versions_here(), objects=objects, object_probe=objects.put_bytes(b"probe"))
+        place = NodeRequirements(
+            os.getcwd(), versions_here(), objects=objects, object_probe=objects.put_bytes(b"probe")
+        )
         _shake_hands(nodes, place)
         return replace(place, object_probe="")
     with _probe_file(work_folder) as probe:
-        place = Place(os.getcwd(), versions_here(), probe)
+        place = NodeRequirements(os.getcwd(), versions_here(), probe)
         _shake_hands(nodes, place)
-    return Place(place.folder, place.versions)
+    return NodeRequirements(place.folder, place.versions)
 
 
 @contextmanager
@@ -380,7 +400,7 @@ def _probe_file(work_folder: Path | None) -> Iterator[tuple[str, str] | None]:
         path.unlink(missing_ok=True)
 
 
-def _shake_hands(nodes: Sequence[dict[str, Any]], place: Place) -> None:
+def _shake_hands(nodes: Sequence[dict[str, Any]], place: NodeRequirements) -> None:
     """A node that is lost meanwhile is left out; one whose answer is lost is asked again, HANDSHAKES times in all."""
     problems: list[str] = []
     for attempt in range(HANDSHAKES):
@@ -395,7 +415,7 @@ def _shake_hands(nodes: Sequence[dict[str, Any]], place: Place) -> None:
         raise InputError("the nodes of the cluster do not fit the driver:\n  " + "\n  ".join(sorted(problems)))
 
 
-def _answers(nodes: Sequence[dict[str, Any]], place: Place) -> tuple[list[str], dict[str, str]]:
+def _answers(nodes: Sequence[dict[str, Any]], place: NodeRequirements) -> tuple[list[str], dict[str, str]]:
     """(what is wrong with the nodes that answered or are silent, id -> reason of those whose answer was lost)."""
     asked = time.time()
     waiting = {}

@@ -28,13 +28,13 @@ from gristmill.foundation.progress import Reporter
 from gristmill.foundation.runtime.store.store import Store
 from gristmill.foundation.runtime.tasks.engine import Engine, Result, Stragglers, Task, name_of
 from gristmill.foundation.runtime.tasks.local import RemoteTraceback
-from gristmill.foundation.runtime.tasks.node import Place, run_task, versions_here
+from gristmill.foundation.runtime.tasks.node import NodeRequirements, run_task, versions_here
 from gristmill.foundation.runtime.tasks.task_files import TASKS_FOLDER, Listing, TaskObjects
 from gristmill.foundation.runtime.tasks.transport import (
-    Carrier,
     DriverFiles,
-    Parcel,
+    PickledValue,
     SharedFolder,
+    TaskTransport,
     ThroughStore,
     is_transient,
 )
@@ -156,7 +156,9 @@ class TaskFolder:
                 "gives it to its jobs"
             ) from error
 
-    def write(self, orders: Iterable[Parcel], place: Place, elements: int, scratch: Path | Listing) -> None:
+    def write(
+        self, orders: Iterable[PickledValue], place: NodeRequirements, elements: int, scratch: Path | Listing
+    ) -> None:
         """The tasks, numbered in this order, for so many elements. scratch: see `run_task`."""
         count = 0
         for number, order in enumerate(orders):
@@ -172,7 +174,7 @@ class TaskFolder:
         Raises InputError if the folder holds no tasks, RecipeError for an element that is not one of its."""
         try:
             content = orjson.loads(self.files.get(PLACE_NAME))
-            place = replace(Place(**content["place"]), probe=None)
+            place = replace(NodeRequirements(**content["place"]), probe=None)
             tasks, elements = content["tasks"], content["elements"]
             scratch = _scratch(self.files, content["listing"])
         except (OSError, InputError, ValueError, KeyError, TypeError) as error:
@@ -193,7 +195,7 @@ class TaskFolder:
         """The numbers of the tasks that have an answer."""
         return {int(name.removesuffix(".task")) for name in self.files.names("answers")}
 
-    def answer(self, number: int) -> Parcel:
+    def answer(self, number: int) -> PickledValue:
         """Answer of `run_task`."""
         return self._get(f"answers/{_name(number)}")
 
@@ -201,9 +203,9 @@ class TaskFolder:
         """The answer, so that the task runs again."""
         self.files.remove(f"answers/{_name(number)}")
 
-    def _get(self, name: str) -> Parcel:
+    def _get(self, name: str) -> PickledValue:
         try:
-            return Parcel.from_bytes(self.files.get(name))
+            return PickledValue.from_bytes(self.files.get(name))
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise InputError(
                 f"{self.files}/{name}: a task's file cannot be read ({error}); run the command again"
@@ -251,7 +253,7 @@ class SlurmEngine(Engine):
         self.reporter, self.work_folder, self._workers = reporter, work_folder.absolute(), workers
         self.poll_seconds = poll_seconds
         self._files = DriverFiles(self.work_folder, store) if store else None
-        self._place = Place(os.getcwd(), versions_here())
+        self._place = NodeRequirements(os.getcwd(), versions_here())
 
     @property
     def workers(self) -> int:
@@ -270,7 +272,7 @@ class SlurmEngine(Engine):
         order = sorted(range(len(tasks)), key=lambda index: -weights[index])
         ordered = [tasks[index] for index in order]
         with scratch_folder(self.work_folder) as scratch:
-            carrier: Carrier = SharedFolder(scratch, function)
+            carrier: TaskTransport = SharedFolder(scratch, function)
             files: SharedFiles | StoredFiles = SharedFiles(scratch)
             if self._files is not None:
                 carrier = ThroughStore(self._files, scratch, function, ordered)
@@ -295,7 +297,7 @@ class _Run:
     def __init__(
         self,
         folder: TaskFolder,
-        carrier: Carrier,
+        carrier: TaskTransport,
         job: "_ArrayJob",
         tasks: Sequence[Any],
         stragglers: Stragglers,
@@ -357,7 +359,7 @@ class _Run:
                     raise self.failures[number]
                 raise InputError(
                     f"{self.description}: task {number + 1} of {len(self.tasks)}{name_of(self.tasks[number])} was lost "
-                    f"{ATTEMPTS} times; {self.job.last_words()}; what is finished is kept: ask for more memory or time "
+                    f"{ATTEMPTS} times; {self.job.log_tail()}; what is finished is kept: ask for more memory or time "
                     "(SBATCH_MEM_PER_CPU, SBATCH_TIMELIMIT) and run the same command again"
                 )
         return sorted(firsts)
@@ -410,7 +412,7 @@ class _ArrayJob:
         for number in self.numbers:
             _run(["scancel", number], is_checked=False)
 
-    def last_words(self) -> str:
+    def log_tail(self) -> str:
         """The last line of the newest element's output, such as the kernel's or Slurm's reason, or where it is."""
         if isinstance(self.files, StoredFiles):
             return f"see `sacct -j {self.number}` and, on its node, {NODE_OUTPUT.replace('%A', self.number)}"

@@ -22,7 +22,7 @@ import orjson
 
 from gristmill.foundation.checksums import read_cached, seal_of, write_sealed
 from gristmill.foundation.errors import InputError
-from gristmill.foundation.files import file_digest, held_folder, is_temporary, remove_abandoned
+from gristmill.foundation.files import file_digest, is_temporary, locked_temp_dir, remove_abandoned
 from gristmill.foundation.runtime.store.store import Store
 
 TASKS_FOLDER = "tasks"  # of the objects; removed after each stage
@@ -204,7 +204,7 @@ atexit.register(_at_exit.close)
 
 @cache
 def _own_folder(views: Path) -> Path:
-    return _at_exit.enter_context(held_folder(views))
+    return _at_exit.enter_context(locked_temp_dir(views))
 
 
 def _free_disk(folder: Path) -> None:

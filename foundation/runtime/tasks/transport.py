@@ -40,7 +40,7 @@ ALIGNMENT = 64  # of each array in the file: compiled kernels need aligned array
 
 
 @dataclass(frozen=True)
-class Parcel:
+class PickledValue:
     """A pickled value. sizes: bytes of its pieces, the pickle first, then the buffers of its arrays; each piece starts
     at a multiple of ALIGNMENT. content: the pieces; "" if they are in the file `path`."""
 
@@ -57,7 +57,7 @@ class Parcel:
         return orjson.dumps({"sizes": self.sizes, "path": self.path}) + b"\n" + self.content
 
     @classmethod
-    def from_bytes(cls, message: bytes) -> "Parcel":
+    def from_bytes(cls, message: bytes) -> "PickledValue":
         """Raises ValueError, KeyError or TypeError if it is no message."""
         head, _, content = message.partition(b"\n")
         stated = orjson.loads(head)
@@ -148,14 +148,14 @@ def _at_root(relative: str) -> Path:
     raise pickle.UnpicklingError(f"{relative}: a path without its root")
 
 
-def packed(value: Any, folder: Path) -> Parcel:
+def packed(value: Any, folder: Path) -> PickledValue:
     """The value, of which a large one is written to a file in the folder.
 
     Raises TypeError or pickle.PicklingError if it cannot be pickled."""
     return packed_below(value, folder, None)[0]
 
 
-def packed_below(value: Any, folder: Path, root: Path | None) -> tuple[Parcel, set[Path]]:
+def packed_below(value: Any, folder: Path, root: Path | None) -> tuple[PickledValue, set[Path]]:
     """As `packed`, with the paths below the root that the value names, which become relative to it."""
     buffers: list[pickle.PickleBuffer] = []
     file = io.BytesIO()
@@ -164,13 +164,13 @@ def packed_below(value: Any, folder: Path, root: Path | None) -> tuple[Parcel, s
     return _parcel(file.getbuffer(), buffers, folder), pickler.named
 
 
-def _parcel(head: memoryview, buffers: Sequence[pickle.PickleBuffer], folder: Path) -> Parcel:
+def _parcel(head: memoryview, buffers: Sequence[pickle.PickleBuffer], folder: Path) -> PickledValue:
     pieces = [head, *(buffer.raw() for buffer in buffers)]
     sizes = tuple(piece.nbytes for piece in pieces)
     if sum(map(_padded, sizes)) <= MAX_MESSAGE_BYTES:
         message = io.BytesIO()
         _write(message, pieces)
-        return Parcel(sizes, message.getvalue())
+        return PickledValue(sizes, message.getvalue())
     hasher = xxhash.xxh3_128()
     for piece in pieces:
         hasher.update(piece)
@@ -178,20 +178,20 @@ def _parcel(head: memoryview, buffers: Sequence[pickle.PickleBuffer], folder: Pa
     if not path.exists():
         with atomic_path(path) as temporary, temporary.open("wb") as file:
             _write(file, pieces)
-    return Parcel(sizes, b"", str(path))
+    return PickledValue(sizes, b"", str(path))
 
 
-def unpacked(parcel: Parcel) -> Any:
+def unpacked(parcel: PickledValue) -> Any:
     """The value; its arrays can be written to. Raises InputError if the file is gone."""
     return _unpickled(_content(parcel), parcel, None)[0]
 
 
-def unpacked_below(parcel: Parcel, root: Path) -> tuple[Any, set[Path]]:
+def unpacked_below(parcel: PickledValue, root: Path) -> tuple[Any, set[Path]]:
     """As `unpacked`, of `packed_below`; with the paths that the value names, which are below this root."""
     return _unpickled(_content(parcel), parcel, root)
 
 
-def _content(parcel: Parcel) -> bytearray:
+def _content(parcel: PickledValue) -> bytearray:
     content = bytearray(parcel.content)
     if parcel.path:
         try:
@@ -203,7 +203,7 @@ def _content(parcel: Parcel) -> bytearray:
     return content
 
 
-def _unpickled(content: bytearray, parcel: Parcel, root: Path | None) -> tuple[Any, set[Path]]:
+def _unpickled(content: bytearray, parcel: PickledValue, root: Path | None) -> tuple[Any, set[Path]]:
     view, at, pieces = memoryview(content), 0, []
     for size in parcel.sizes:
         pieces.append(view[at : at + size])
@@ -298,16 +298,16 @@ def _files_at(path: Path) -> Iterable[Path]:
 TRANSIENT = {errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ECONNRESET, errno.ECONNREFUSED, errno.EHOSTUNREACH}
 
 
-class Carrier(Protocol):
+class TaskTransport(Protocol):
     """The driver's side of one map. scratch: what each node gets with an order."""
 
     scratch: Path | Listing
 
-    def order(self, task: Any) -> Parcel:
+    def order(self, task: Any) -> PickledValue:
         """The function and this task."""
         ...
 
-    def answer(self, parcel: Parcel) -> tuple[bool, Any]:
+    def answer(self, parcel: PickledValue) -> tuple[bool, Any]:
         """(True, the result) or (False, (exception, its traceback))."""
         ...
 
@@ -323,10 +323,10 @@ class SharedFolder:
         self.scratch: Path | Listing = folder
         self.folder, self.function = folder, function
 
-    def order(self, task: Any) -> Parcel:
+    def order(self, task: Any) -> PickledValue:
         return packed((self.function, task), self.folder)
 
-    def answer(self, parcel: Parcel) -> tuple[bool, Any]:
+    def answer(self, parcel: PickledValue) -> tuple[bool, Any]:
         return unpacked(parcel)
 
     def finish(self) -> None:
@@ -343,11 +343,11 @@ class ThroughStore:
             named |= packed_below((function, task), folder, files.root)[1]
         self.scratch: Path | Listing = files.listing(named)
 
-    def order(self, task: Any) -> Parcel:
+    def order(self, task: Any) -> PickledValue:
         parcel, _ = packed_below((self.function, task), self.folder, self.files.root)
         return _uploaded(parcel, self.files.objects)
 
-    def answer(self, parcel: Parcel) -> tuple[bool, Any]:
+    def answer(self, parcel: PickledValue) -> tuple[bool, Any]:
         with tempfile.TemporaryDirectory(dir=self.folder) as name:
             (answer, written), _ = unpacked_below(_downloaded(parcel, self.files.objects, Path(name)), self.files.root)
         self.files.receive(written)
@@ -362,7 +362,7 @@ def is_transient(exception: Exception) -> bool:
     return isinstance(exception, TransferError) or (isinstance(exception, OSError) and exception.errno in TRANSIENT)
 
 
-def run_in_view(order: Parcel, listing: Listing) -> Parcel:
+def run_in_view(order: PickledValue, listing: Listing) -> PickledValue:
     """One task on a node that shares nothing with the driver; the answer holds the files that it wrote.
 
     Raises TransferError if the store does not give or take a file."""
@@ -390,7 +390,7 @@ def _with_driver_paths(failure: tuple[Exception, str], view: TaskView, listing: 
     return exception, text.replace(here, listing.root)
 
 
-def _uploaded(parcel: Parcel, objects: TaskObjects) -> Parcel:
+def _uploaded(parcel: PickledValue, objects: TaskObjects) -> PickledValue:
     """The parcel, whose file, if it has one, becomes an object."""
     if not parcel.path:
         return parcel
@@ -401,7 +401,7 @@ def _uploaded(parcel: Parcel, objects: TaskObjects) -> Parcel:
     return replace(parcel, path=digest)
 
 
-def _downloaded(parcel: Parcel, objects: TaskObjects, folder: Path) -> Parcel:
+def _downloaded(parcel: PickledValue, objects: TaskObjects, folder: Path) -> PickledValue:
     if not parcel.path:
         return parcel
     objects.get(folder / parcel.path, parcel.num_bytes, parcel.path)

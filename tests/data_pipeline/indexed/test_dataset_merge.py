@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from gristmill.data_pipeline.indexed.dataset import append, cut_out, merge
+from gristmill.data_pipeline.indexed.dataset import append, merge, slice_documents
 from gristmill.data_pipeline.indexed.draws import Permutation, key_of
 from gristmill.data_pipeline.indexed.format import IndexedReader
 from gristmill.foundation.errors import InputError
@@ -49,10 +49,10 @@ def test_append_and_cut_out(tmp_path):
     write_documents(tmp_path / "b", [[4], [5, 6]], np.uint16)
     append(tmp_path / "a", tmp_path / "b")
     assert content(tmp_path / "a") == [[1, 2], [3], [4], [5, 6]]
-    cut_out(tmp_path / "a", tmp_path / "middle", 1, 3)
+    slice_documents(tmp_path / "a", tmp_path / "middle", 1, 3)
     assert content(tmp_path / "middle") == [[3], [4]]
     with pytest.raises(InputError, match="documents 3 to 5 asked for, it has 4"):
-        cut_out(tmp_path / "a", tmp_path / "beyond", 3, 5)
+        slice_documents(tmp_path / "a", tmp_path / "beyond", 3, 5)
 
 
 def test_what_cannot_be_merged_is_refused(tmp_path):

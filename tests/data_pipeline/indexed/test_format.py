@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gristmill.data_pipeline.indexed import format as tables
-from gristmill.data_pipeline.indexed.dataset import cut_out, merge
+from gristmill.data_pipeline.indexed.dataset import merge, slice_documents
 from gristmill.data_pipeline.indexed.format import CODES, IndexedReader, bin_path, dtype_for, idx_path, indexed_writer
 from gristmill.data_pipeline.indexed.inspect import inspect
 from gristmill.foundation.errors import InputError
@@ -118,7 +118,7 @@ def test_wrong_tables_are_named_with_entry_and_fix_on_every_path(tmp_path, at, r
         lambda: IndexedReader(prefix),
         lambda: inspect(prefix),
         lambda: merge([prefix], tmp_path / "merged"),
-        lambda: cut_out(prefix, tmp_path / "part", 0, 1),
+        lambda: slice_documents(prefix, tmp_path / "part", 0, 1),
     ):
         with pytest.raises(InputError, match=message) as error:
             opened()

@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor, Shard
 
 from gristmill.foundation import files as known_digests
 from gristmill.foundation.errors import InputError
-from gristmill.foundation.files import KnownDigests
+from gristmill.foundation.files import DigestCache
 from gristmill.foundation.progress import Reporter
 from gristmill.training.checkpoint.checkpoint import (
     CheckpointContent,
@@ -218,11 +218,11 @@ def hashed_by_rank(root: Path) -> tuple[list[str], list[str]]:
     own = DTensor.from_local(torch.ones(2, 3), mesh.data_grid, [Shard(0)])
     content = CheckpointContent({"model.a": own}, config, {"trainer": {}, "data": ""}, {"metrics.jsonl": b"{}"})
     with mock.patch.object(known_digests, "file_digest", counting):
-        digests = KnownDigests()
+        digests = DigestCache()
         save(root, 1, content, mesh, digests)
         saving = sorted(hashed)
         hashed.clear()
-        found = newest_complete(root, config, Reporter.silent(), mesh, KnownDigests())
+        found = newest_complete(root, config, Reporter.silent(), mesh, DigestCache())
         assert found is not None and found[0] == step_folder(root, 1)
         looking = sorted(hashed)
         hashed.clear()

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.distributed.checkpoint import CheckpointException
 
-from gristmill.foundation.errors import disk_trouble
+from gristmill.foundation.errors import explain_disk_error
 from gristmill.training.checkpoint.checkpoint import (
     CheckpointContent,
     SavedModelConfig,
@@ -101,5 +101,5 @@ def test_a_disk_that_fills_is_an_error_of_the_disk(tmp_path, how, limit):
                 saver.wait()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert "the file is larger than the disk or a limit" in disk_trouble(caught.value)
+    assert "the file is larger than the disk or a limit" in explain_disk_error(caught.value)
     assert steps_in(tmp_path) == []

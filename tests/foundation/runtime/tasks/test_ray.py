@@ -224,7 +224,7 @@ def test_a_node_whose_answer_is_lost_is_asked_again(engine, tmp_path, monkeypatc
 
 
 def test_a_node_that_joins_with_other_versions_is_refused_by_its_first_task(engine, monkeypatch):
-    other = node.Place(os.getcwd(), node.versions_here() | {"gristmill": "another"})
+    other = node.NodeRequirements(os.getcwd(), node.versions_here() | {"gristmill": "another"})
     monkeypatch.setattr(engine, "_place", other)
     with pytest.raises(InputError, match=r"^node .*: gristmill [0-9a-f]{16}, the driver has another"):
         engine.map(square, [1, 2], "squares")

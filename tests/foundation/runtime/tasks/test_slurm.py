@@ -21,7 +21,7 @@ from gristmill.foundation.runtime.store.store import Store
 from gristmill.foundation.runtime.tasks import engine as base_engine
 from gristmill.foundation.runtime.tasks import slurm as slurm_engine
 from gristmill.foundation.runtime.tasks.local import LocalEngine
-from gristmill.foundation.runtime.tasks.node import Place, versions_here
+from gristmill.foundation.runtime.tasks.node import NodeRequirements, versions_here
 from gristmill.foundation.runtime.tasks.slurm import KEY_VARIABLE, SharedFiles, SlurmEngine, StoredFiles, TaskFolder
 from gristmill.foundation.runtime.tasks.task_files import Listing, TaskObjects, TransferError
 from gristmill.foundation.runtime.tasks.transport import DriverFiles, ThroughStore, packed, unpacked
@@ -69,8 +69,8 @@ def orders(numbers, folder):
     return [packed((square, number), folder) for number in numbers]
 
 
-def here() -> Place:
-    return Place(os.getcwd(), versions_here())
+def here() -> NodeRequirements:
+    return NodeRequirements(os.getcwd(), versions_here())
 
 
 def test_elements_share_the_tasks_and_leave_out_those_with_an_answer(tmp_path):
@@ -97,7 +97,7 @@ def test_a_folder_without_tasks_and_an_element_too_many(tmp_path):
 
 def test_a_node_with_other_versions_says_so(tmp_path):
     folder = TaskFolder(SharedFiles(tmp_path))
-    folder.write(orders([1], tmp_path), Place(os.getcwd(), {**versions_here(), "numpy": "1.0"}), 1, tmp_path)
+    folder.write(orders([1], tmp_path), NodeRequirements(os.getcwd(), {**versions_here(), "numpy": "1.0"}), 1, tmp_path)
     folder.run(0)
     is_right, (error, _) = unpacked(folder.answer(0))
     assert not is_right and "numpy" in str(error) and "install the same versions on every node" in str(error)

@@ -9,7 +9,7 @@ import pytest
 
 from gristmill.foundation.checksums import is_sealed, sealed_path
 from gristmill.foundation.errors import InputError
-from gristmill.foundation.files import held_folder, remove_abandoned
+from gristmill.foundation.files import locked_temp_dir, remove_abandoned
 from gristmill.foundation.runtime.store.store import Store
 from gristmill.foundation.runtime.tasks import task_files
 from gristmill.foundation.runtime.tasks.task_files import Shuffle, TransferError, fetch, fetch_folder
@@ -149,7 +149,7 @@ def test_the_cache_is_trimmed_when_the_disk_is_full(tmp_path, monkeypatch):
 
 
 def test_folders_of_ended_processes_are_removed(tmp_path):
-    with held_folder(tmp_path) as held:
+    with locked_temp_dir(tmp_path) as held:
         (tmp_path / "killed").mkdir()  # as if its process had died: nobody holds its mark
         (tmp_path / "killed.held").touch()
         (tmp_path / "unmarked").mkdir()
