@@ -12,7 +12,7 @@ from kills import Run, files_of, number_of_kills, seed_of, write_corpus
 
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.progress import Reporter
-from gristmill.foundation.runtime.tasks.node import Place, versions_here
+from gristmill.foundation.runtime.tasks.node import NodeRequirements, versions_here
 from gristmill.foundation.runtime.tasks.ray import RayEngine
 from tests.support.ray_cluster import add_node, ray_cluster
 
@@ -89,7 +89,7 @@ def doze(seconds):
 def test_a_task_that_never_fits_in_memory_ends_with_its_name(tmp_path, monkeypatch):
     """Ray by itself would run it again without end. Here its limit is what the machine uses anyway."""
     limits = {"memory_usage_threshold": 0.001, "memory_monitor_refresh_ms": 50}
-    place = Place(os.getcwd(), versions_here())
+    place = NodeRequirements(os.getcwd(), versions_here())
     monkeypatch.setattr(
         "gristmill.foundation.runtime.tasks.ray.checked_place", lambda *_: place
     )  # it would be killed too
