@@ -271,7 +271,7 @@ def _read_summary(prefix: Path, path: Path) -> StoredResults:
 def _nearest_in(content: bytes, rules: int, with_nearest: Sequence[bool]) -> list[NearestDocuments | None]:
     """content: int64 rows, float64 values and thresholds of each of them that has any."""
     shape = rules, len((REMOVED_SIDE, KEPT_SIDE)), EXAMPLES_PER_SIDE
-    arrays = np.frombuffer(content, "<i8").reshape(-1, len(NEAREST), *shape)
+    arrays = np.frombuffer(content, "<i8").reshape(sum(with_nearest), len(NEAREST), *shape)
     stored = iter(arrays)
     return [NearestDocuments(*_typed(next(stored))) if has_nearest else None for has_nearest in with_nearest]
 
