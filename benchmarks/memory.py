@@ -53,7 +53,7 @@ from gristmill.training.parallel.offload.swap import InHostMemory
 from gristmill.training.planner.activations import ElementSizes
 from gristmill.training.planner.costs.host_update import HostRates, best_stride, equal_stride, on_device, update_seconds
 from gristmill.training.planner.costs.model_shape import shape_of
-from gristmill.training.planner.framework import GRISTMILL
+from gristmill.training.planner.engine_profile import GRISTMILL
 from gristmill.training.planner.hardware import load_hardware, profile_names
 from gristmill.training.planner.layout import RankLayers, from_config
 from gristmill.training.planner.memory import MemoryModel

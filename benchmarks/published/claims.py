@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from gristmill.training.planner.costs.model_shape import ModelShape, gpt, paper_flops
-from gristmill.training.planner.framework import MEGATRON_2021, Framework
+from gristmill.training.planner.engine_profile import MEGATRON_2021, EngineProfile
 from gristmill.training.planner.hardware import FITTED, Rates, load_hardware
 from gristmill.training.planner.layout import Layout
 from gristmill.training.planner.step_time import StepModel
@@ -99,7 +99,7 @@ def recomputation() -> Claim:
 
 def scatter_gather() -> Claim:
     """Figure 18: the runs of figure 12 with and without slices between stages."""
-    plain = Framework.model_validate(MEGATRON_2021.model_dump() | {"scatter_gather": False})
+    plain = EngineProfile.model_validate(MEGATRON_2021.model_dump() | {"scatter_gather": False})
     gains = [_speed(_175B, _INTERLEAVED, b) / _speed(_175B, _INTERLEAVED, b, plain) - 1 for b in _BATCHES_12]
     return Claim(
         "slices between stages (scatter/gather)",
@@ -130,7 +130,7 @@ def _throughput_falls(name: str, batches: Sequence[int], layout: Callable[[int],
     )
 
 
-def _speed(shape: ModelShape, layout: Layout, samples: int, framework: Framework = MEGATRON_2021) -> float:
+def _speed(shape: ModelShape, layout: Layout, samples: int, framework: EngineProfile = MEGATRON_2021) -> float:
     """Samples per second."""
     model = StepModel(shape, Rates(load_hardware("a100-80g"), FITTED), framework)
     return samples / model.step(layout, samples).total

@@ -14,7 +14,7 @@ from published.run import PublishedRun
 
 from gristmill.training.calibrate.hardware import pattern_search
 from gristmill.training.planner.costs.model_shape import recomputed_flops, step_flops
-from gristmill.training.planner.framework import FRAMEWORKS
+from gristmill.training.planner.engine_profile import FRAMEWORKS
 from gristmill.training.planner.hardware import FITTED, ROUTED, Hardware, Rates, Routed, Sustained, load_hardware
 from gristmill.training.planner.step_time import StepModel
 

@@ -20,7 +20,7 @@ from gristmill.training.engine.local_model import build_local_model
 from gristmill.training.launch.processes import keep_freed_memory
 from gristmill.training.parallel.mesh import build_mesh, single_process
 from gristmill.training.planner.costs.model_shape import shape_of
-from gristmill.training.planner.framework import CPU_FLOAT32, GRISTMILL
+from gristmill.training.planner.engine_profile import CPU_FLOAT32, GRISTMILL
 from gristmill.training.planner.hardware import FLOAT32, Hardware, Rates, Sustained, float32_machine, load_hardware
 from gristmill.training.planner.layout import from_config
 from gristmill.training.planner.step_time import StepModel

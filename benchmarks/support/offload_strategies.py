@@ -21,7 +21,7 @@ from gristmill.training.parallel.collectives import finish
 from gristmill.training.planner.costs.host_update import host_rates, planned_stride, update_seconds
 from gristmill.training.planner.costs.model_shape import shape_of
 from gristmill.training.planner.costs.parameters import parameter_count
-from gristmill.training.planner.framework import GRISTMILL
+from gristmill.training.planner.engine_profile import GRISTMILL
 from gristmill.training.planner.hardware import Rates, Sustained, load_hardware
 
 STRIDES = (1, 2, 3, 4)

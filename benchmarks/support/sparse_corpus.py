@@ -21,8 +21,8 @@ from gristmill.data_pipeline.dedup.folding import DOCUMENT_KEY, fold_texts, fold
 from gristmill.data_pipeline.dedup.near import NearDedupConfig
 from gristmill.data_pipeline.dedup.signatures import (
     SignatureScheme,
+    SignatureShard,
     StoredFile,
-    StorePart,
     documents_file,
     signatures_file,
     signed_batches,
@@ -174,8 +174,8 @@ class SignedRows:
 
 
 @dataclass(frozen=True)
-class SignedAgain(StorePart):
-    """A part whose signatures are computed when the file that held them is gone."""
+class SignedAgain(SignatureShard):
+    """A shard whose signatures are computed when the file that held them is gone."""
 
     document_file: DocumentFile | None = None
     scheme: SignatureScheme | None = None
@@ -188,8 +188,8 @@ class SignedAgain(StorePart):
 
 
 @dataclass(frozen=True)
-class Unwritten(StorePart):
-    """A part of documents of which only the number of shingles is asked."""
+class Unwritten(SignatureShard):
+    """A shard of documents of which only the number of shingles is asked."""
 
     def documents(self, columns: Sequence[str] = ()) -> pa.Table:
         assert list(columns) == ["shingles"]
@@ -198,11 +198,11 @@ class Unwritten(StorePart):
 
 def unwritten(documents: int, file_documents: int) -> StoredDocuments:
     sizes = [min(file_documents, documents - start) for start in range(0, documents, file_documents)]
-    parts = tuple(
+    shards = tuple(
         Unwritten(Path(), 0, number, StoredFile(source="made", priority=1, documents=size))
         for number, size in enumerate(sizes)
     )
-    return StoredDocuments(parts, np.cumsum([0, *sizes]), np.zeros(len(parts), bool))
+    return StoredDocuments(shards, np.cumsum([0, *sizes]), np.zeros(len(shards), bool))
 
 
 def write_made_links(task: tuple[Shuffle, int, int]) -> None:
@@ -245,16 +245,18 @@ def count_kept(document_file: DocumentFile) -> int:
 
 
 def sign_and_key(task: tuple[Sequence[SignedAgain], Banding, Shuffle, int]) -> float:
-    """Tables and band keys of the parts; their signatures only until these are made. The CPU seconds of signing."""
+    """Tables and band keys of the shards; their signatures only until these are made. The CPU seconds of signing."""
     started = time.process_time()
-    for part in task[0]:
-        assert part.document_file is not None and part.scheme is not None
-        paths = documents_file(part.folder, part.number), signatures_file(part.folder, part.number)
-        write_signatures(signed_batches(part.document_file, part.scheme), part.stored.documents, part.scheme, *paths)
+    for shard in task[0]:
+        assert shard.document_file is not None and shard.scheme is not None
+        paths = documents_file(shard.folder, shard.number), signatures_file(shard.folder, shard.number)
+        write_signatures(
+            signed_batches(shard.document_file, shard.scheme), shard.stored.documents, shard.scheme, *paths
+        )
     signed = time.process_time() - started
     write_run_of_keys(task)
-    for part in task[0]:
-        path = signatures_file(part.folder, part.number)
+    for shard in task[0]:
+        path = signatures_file(shard.folder, shard.number)
         path.unlink()
         seal_of(path).unlink()
     return signed

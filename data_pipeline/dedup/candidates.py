@@ -29,8 +29,8 @@ from gristmill.data_pipeline.dedup.minhash import (
     union_pairs,
 )
 from gristmill.data_pipeline.dedup.signatures import (
+    SignatureShard,
     SignatureStore,
-    StorePart,
 )
 from gristmill.data_pipeline.ledger.document_file import (
     DocumentFile,
@@ -55,34 +55,34 @@ NUM_BATCHES, MIN_BATCH_SHINGLES = 32, 1_000_000
 
 KEY = np.dtype([("key", "<u8"), ("document", "<u4")])  # document: its place in the part of the keys
 LINK = np.dtype([("left", "<i8"), ("right", "<i8")])  # two positions, left < right
-# state: of the document before it is decided, as in minhash.py; which ones are protected their part says.
+# state: of the document before it is decided, as in minhash.py; which ones are protected their shard says.
 CANDIDATE = np.dtype([("position", "<i8"), ("group", "<i8"), ("batch", "<i4"), ("state", "i1")])
 
 
 @dataclass(frozen=True)
 class StoredDocuments:
-    """All documents as they stand in the stores, one part after the other; a document's place in this order is its
-    position. A few bytes a part, none a document.
+    """All documents as they stand in the stores, one shard after the other; a document's place in this order is its
+    position. A few bytes a shard, none a document.
 
-    starts: int64[parts + 1], the positions of part p are starts[p]..starts[p + 1]. is_protected: bool[parts], whose
+    starts: int64[shards + 1], the positions of shard p are starts[p]..starts[p + 1]. is_protected: bool[shards], whose
     documents are kept, whatever they resemble."""
 
-    parts: tuple[StorePart, ...]
+    shards: tuple[SignatureShard, ...]
     starts: np.ndarray
     is_protected: np.ndarray
 
     @classmethod
     def of(cls, stores: Sequence[tuple[SignatureStore, bool]]) -> "StoredDocuments":
         """The documents of all stores; those of a store marked True are protected."""
-        parts = [(store.part(number), mark) for store, mark in stores for number in range(len(store.files))]
-        starts = np.cumsum([0, *(part.stored.documents for part, _ in parts)])
-        return cls(tuple(part for part, _ in parts), starts, np.array([mark for _, mark in parts], bool))
+        shards = [(store.shard(number), mark) for store, mark in stores for number in range(len(store.files))]
+        starts = np.cumsum([0, *(shard.stored.documents for shard, _ in shards)])
+        return cls(tuple(shard for shard, _ in shards), starts, np.array([mark for _, mark in shards], bool))
 
     def __len__(self) -> int:
         return int(self.starts[-1])
 
-    def parts_of(self, positions: np.ndarray) -> np.ndarray:
-        """int64[N]: the number of the part of each position."""
+    def shards_of(self, positions: np.ndarray) -> np.ndarray:
+        """int64[N]: the number of the shard of each position."""
         return np.searchsorted(self.starts, positions, side="right") - 1
 
 
@@ -118,14 +118,14 @@ def keys_shuffle(documents: StoredDocuments, bands: int, folder: Path) -> Shuffl
 
 
 def key_runs(documents: StoredDocuments) -> list[tuple[int, int]]:
-    """(first, last + 1) of the stored parts whose keys are one part, in runs of KEY_DOCUMENTS or a little more."""
+    """(first, last + 1) of the shards whose keys are one part, in runs of KEY_DOCUMENTS or a little more."""
     size = min(KEY_DOCUMENTS, -(-len(documents) // KEY_PARTS))
     bounds = [0]
     for number, end in enumerate(documents.starts[1:].tolist(), 1):
         if end - documents.starts[bounds[-1]] >= size:
             bounds.append(number)
-    if bounds[-1] < len(documents.parts):
-        bounds.append(len(documents.parts))
+    if bounds[-1] < len(documents.shards):
+        bounds.append(len(documents.shards))
     return list(pairwise(bounds))
 
 
@@ -145,26 +145,26 @@ def write_keys(documents: StoredDocuments, banding: Banding, engine: Engine, fol
 
     Range b * R + r holds range r of R of band b."""
     keys = keys_shuffle(documents, banding.bands, folder)
-    runs = [documents.parts[first:last] for first, last in key_runs(documents)]
-    tasks = [(parts, banding, keys, number) for number, parts in enumerate(runs) if not keys.has(number)]
-    sizes = [sum(part.stored.documents for part in parts) for parts, *_ in tasks]
+    runs = [documents.shards[first:last] for first, last in key_runs(documents)]
+    tasks = [(shards, banding, keys, number) for number, shards in enumerate(runs) if not keys.has(number)]
+    sizes = [sum(shard.stored.documents for shard in shards) for shards, *_ in tasks]
     sized(engine, sum(sizes)).map(write_run_of_keys, tasks, "near duplicates: keys of bands", sizes, "documents")
     return keys
 
 
-def write_run_of_keys(task: tuple[Sequence[StorePart], Banding, Shuffle, int]) -> None:
-    """One part of `write_keys`, of consecutive stored parts."""
-    parts, banding, keys, number = task
+def write_run_of_keys(task: tuple[Sequence[SignatureShard], Banding, Shuffle, int]) -> None:
+    """One part of `write_keys`, of consecutive shards."""
+    shards, banding, keys, number = task
     ranges = keys.ranges // (banding.bands + 1)
     of_bands, members, ids = [], [], []
     start = 0
-    for part in parts:
-        table = part.documents(["doc_id", "shingles"])
+    for shard in shards:
+        table = shard.documents(["doc_id", "shingles"])
         places = np.flatnonzero(table.column("shingles").to_numpy() > 0)
-        ids.append(packed_ids(table.column("doc_id"), part.folder)[:, 1])
-        of_bands.append(_band_keys(part, banding, places))
+        ids.append(packed_ids(table.column("doc_id"), shard.folder)[:, 1])
+        of_bands.append(_band_keys(shard, banding, places))
         members.append(start + places)
-        start += part.stored.documents
+        start += shard.stored.documents
     hashes_of_bands, owner = np.concatenate(of_bands, axis=1), _joined(members, np.int64)
     of_ids = _joined(ids, np.uint64)
     records, bounds = np.empty(hashes_of_bands.size + start, KEY), np.zeros(keys.ranges + 1, np.int64)
@@ -180,9 +180,9 @@ def write_run_of_keys(task: tuple[Sequence[StorePart], Banding, Shuffle, int]) -
     keys.write(number, records, bounds)
 
 
-def _band_keys(part: StorePart, banding: Banding, members: np.ndarray) -> np.ndarray:
+def _band_keys(shard: SignatureShard, banding: Banding, members: np.ndarray) -> np.ndarray:
     """uint64[bands, members]."""
-    signatures, salt = part.signatures(), salt_of(part, banding)
+    signatures, salt = shard.signatures(), salt_of(shard, banding)
     keys = np.empty((banding.bands, len(members)), np.uint64)
     for start in range(0, len(members), BLOCK_DOCUMENTS):
         block = np.ascontiguousarray(signatures[members[start : start + BLOCK_DOCUMENTS]])
@@ -190,14 +190,14 @@ def _band_keys(part: StorePart, banding: Banding, members: np.ndarray) -> np.nda
     return keys
 
 
-def salt_of(part: StorePart, banding: Banding) -> np.uint64:
-    """Salt of the part's band keys."""
-    return np.uint64(xxhash.xxh3_64_intdigest(part.stored.source.encode()) if banding.by_source else 0)
+def salt_of(shard: SignatureShard, banding: Banding) -> np.uint64:
+    """Salt of the shard's band keys."""
+    return np.uint64(xxhash.xxh3_64_intdigest(shard.stored.source.encode()) if banding.by_source else 0)
 
 
-def keys_of(part: StorePart, banding: Banding, members: np.ndarray) -> np.ndarray:
-    """uint64[members, bands]: the band keys of these documents of the part; equal ones share a bucket."""
-    return np.ascontiguousarray(_band_keys(part, banding, members).T)
+def keys_of(shard: SignatureShard, banding: Banding, members: np.ndarray) -> np.ndarray:
+    """uint64[members, bands]: the band keys of these documents of the shard; equal ones share a bucket."""
+    return np.ascontiguousarray(_band_keys(shard, banding, members).T)
 
 
 def write_links(documents: StoredDocuments, keys: Shuffle, bands: int, engine: Engine, folder: Path) -> Shuffle:
@@ -256,12 +256,12 @@ def _joined(arrays: list[np.ndarray], dtype: type) -> np.ndarray:
 def check_unique_ids(documents: StoredDocuments, positions: np.ndarray) -> None:
     """positions: of documents whose ids agree in their low halves."""
     positions = np.sort(positions)
-    owners = documents.parts_of(positions)
+    owners = documents.shards_of(positions)
     ids = [np.empty((0, 2), np.uint64)]
     for number in np.unique(owners).tolist():
-        part = documents.parts[number]
+        shard = documents.shards[number]
         places = positions[owners == number] - documents.starts[number]
-        ids.append(packed_ids(part.documents(["doc_id"]).column("doc_id"), part.folder)[places])
+        ids.append(packed_ids(shard.documents(["doc_id"]).column("doc_id"), shard.folder)[places])
     values, counts = np.unique(np.concatenate(ids), axis=0, return_counts=True)
     twins = values[counts > 1]
     if len(twins):
@@ -275,8 +275,8 @@ def write_groups(
 
     Groups share no bucket with each other. One of which all documents are protected is left out: there is nothing to
     decide. Batches are runs of whole groups of about batch_shingles shingles, or fewer so that there are NUM_BATCHES.
-    Range p of the candidates holds those of part p, in the order of their positions."""
-    candidates = Shuffle(folder / "candidates", CANDIDATE, 1, len(documents.parts))
+    Range p of the candidates holds those of shard p, in the order of their positions."""
+    candidates = Shuffle(folder / "candidates", CANDIDATE, 1, len(documents.shards))
     tasks = [(documents, links, batch_shingles, candidates), None]  # a single task would run in this process
     num_batches = sized(engine, len(documents)).map(
         _write_groups, tasks, "near duplicates: groups", [links.num_records(), 0.0], "links"
@@ -293,7 +293,7 @@ def _write_groups(task: tuple[StoredDocuments, Shuffle, int, Shuffle] | None) ->
         positions, group = _groups(len(documents), links)
         if documents.is_protected.any():
             undecided = np.zeros(len(positions), bool)
-            undecided[group[~documents.is_protected[documents.parts_of(positions)]]] = True
+            undecided[group[~documents.is_protected[documents.shards_of(positions)]]] = True
             chosen = undecided[group]
             positions, group = positions[chosen], group[chosen]
         write_candidates(documents, positions, group, batch_shingles, candidates)
@@ -340,10 +340,10 @@ def _linked(num_documents: int, links: Shuffle) -> np.ndarray:
 
 
 def _shingles(documents: StoredDocuments, positions: np.ndarray, bounds: np.ndarray) -> np.ndarray:
-    """int64[positions]: shingles with repetition of these documents. Those of part p are bounds[p]..bounds[p + 1]."""
+    """int64[positions]: shingles with repetition of these documents. Those of shard p are bounds[p]..bounds[p + 1]."""
     counts = np.empty(len(positions), np.int64)
     for number in np.flatnonzero(np.diff(bounds)).tolist():
-        shingles = documents.parts[number].documents(["shingles"]).column("shingles").to_numpy()
+        shingles = documents.shards[number].documents(["shingles"]).column("shingles").to_numpy()
         chosen = slice(bounds[number], bounds[number + 1])
         counts[chosen] = shingles[positions[chosen] - documents.starts[number]]
     return counts
@@ -363,7 +363,7 @@ def _batches(group: np.ndarray, weights: np.ndarray, batch_weight: int) -> np.nd
     return np.cumsum(begins, out=begins)[group]
 
 
-# The candidates' shingle sets, written part by part and read batch by batch.
+# The candidates' shingle sets, written shard by shard and read batch by batch.
 
 SHINGLE = np.dtype("<u8")
 # Candidates whose sets a task writes, at the least: 6 MB, at 2 kB of text each. Of many it is a 64th up to 50 MB,
@@ -395,28 +395,28 @@ def member_dtype(bands: int) -> np.dtype:
 @dataclass(frozen=True)
 class CandidateSets:
     """members: by batch. sets: the members' sets of 64-bit hashes, one after the other in the order of the members of a
-    part."""
+    shard."""
 
     members: Shuffle
     sets: Shuffle
 
 
 @dataclass(frozen=True)
-class PartOfSets:
-    """document_file: of the part `number`, whose first document is at the position `start`."""
+class ShardOfSets:
+    """document_file: of the shard `number`, whose first document is at the position `start`."""
 
     document_file: DocumentFile
-    part: StorePart
+    signatures: SignatureShard
     number: int
     start: int
 
 
 @dataclass(frozen=True)
 class SetsTask:
-    """parts: which are written together. place: of what is written. num_protected: of the documents' parts the first
+    """shards: which are written together. place: of what is written. num_protected: of the documents' shards the first
     ones are protected."""
 
-    parts: tuple[PartOfSets, ...]
+    shards: tuple[ShardOfSets, ...]
     place: int
     num_protected: int
     candidates: Shuffle
@@ -432,7 +432,7 @@ def write_candidate_sets(
     engine: Engine,
     folder: Path,
 ) -> CandidateSets:
-    """document_files: of the documents' parts. candidates: as `write_groups` returns them."""
+    """document_files: of the documents' shards. candidates: as `write_groups` returns them."""
     candidate_records, batches = candidates
     runs = _runs_of_candidates(np.diff(candidate_records.part(0)[0]))
     written = CandidateSets(
@@ -442,19 +442,19 @@ def write_candidate_sets(
     num_protected = int(documents.is_protected.sum())
     tasks = []
     for place, numbers in enumerate(runs):
-        parts = tuple(
-            PartOfSets(document_files[number], documents.parts[number], number, int(documents.starts[number]))
+        shards = tuple(
+            ShardOfSets(document_files[number], documents.shards[number], number, int(documents.starts[number]))
             for number in numbers
         )
         if not written.members.has(place):
-            tasks.append(SetsTask(parts, place, num_protected, candidate_records, banding, written))
-    sizes = [sum(part.document_file.bytes for part in task.parts) for task in tasks]
+            tasks.append(SetsTask(shards, place, num_protected, candidate_records, banding, written))
+    sizes = [sum(shard.document_file.bytes for shard in task.shards) for task in tasks]
     engine.map(_write_sets, tasks, "near duplicates: read candidates", sizes, "B")
     return written
 
 
 def _runs_of_candidates(candidates: np.ndarray) -> list[list[int]]:
-    """Numbers of the parts that have candidates, in runs for one task each. candidates: of each part."""
+    """Numbers of the shards that have candidates, in runs for one task each. candidates: of each shard."""
     run_size = max(min(int(candidates.sum()) // SET_TASKS, MAX_TASK_CANDIDATES), MIN_TASK_CANDIDATES)
     runs: list[list[int]] = []
     size = run_size
@@ -468,7 +468,7 @@ def _runs_of_candidates(candidates: np.ndarray) -> list[list[int]]:
 
 
 def _write_sets(task: SetsTask) -> None:
-    written = [_sets_of_part(part, task) for part in task.parts]
+    written = [_sets_of_shard(shard, task) for shard in task.shards]
     members = np.concatenate([of_part for of_part, _, _ in written])
     values = np.concatenate([of_part for _, of_part, _ in written])
     batch = np.concatenate([of_part for _, _, of_part in written])
@@ -481,32 +481,32 @@ def _write_sets(task: SetsTask) -> None:
     task.written.members.write(task.place, members[order], firsts)  # last: its file says that both are whole
 
 
-def _sets_of_part(part: PartOfSets, task: SetsTask) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(members, their sets one after the other, their batches int64[]) of the candidates of one part."""
-    candidates, is_protected = task.candidates.read(part.number), part.number < task.num_protected
-    places = candidates["position"] - part.start
+def _sets_of_shard(shard: ShardOfSets, task: SetsTask) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(members, their sets one after the other, their batches int64[]) of the candidates of one shard."""
+    candidates, is_protected = task.candidates.read(shard.number), shard.number < task.num_protected
+    places = candidates["position"] - shard.start
     members = np.zeros(len(candidates), task.written.members.dtype)
-    rows, members["length"], members["id"] = _stored_columns(part, places)
+    rows, members["length"], members["id"] = _stored_columns(shard, places)
     members["group"], members["row"] = candidates["group"], rows
-    members["file"] = part.number - task.num_protected
+    members["file"] = shard.number - task.num_protected
     members["state"] = PROTECTED if is_protected else candidates["state"]
-    members["priority"] = np.iinfo(np.int64).min if is_protected else part.part.stored.priority
-    members["keys"] = keys_of(part.part, task.banding, places)
-    values, sizes = _sets(part.document_file, rows, task.banding)
+    members["priority"] = np.iinfo(np.int64).min if is_protected else shard.signatures.stored.priority
+    members["keys"] = keys_of(shard.signatures, task.banding, places)
+    values, sizes = _sets(shard.document_file, rows, task.banding)
     members["size"] = sizes
     return members, values, candidates["batch"].astype(np.int64)
 
 
-def _stored_columns(part: PartOfSets, places: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(rows, lengths, packed ids) of the documents at these places of the part. An annotated file has them in its array
-    of document keys, which is opened sooner than the store's table."""
-    if has_picked_texts(part.document_file.path):
-        kept = np.flatnonzero(part.document_file.kept_mask())
-        if len(kept) == part.part.stored.documents:
-            keys = document_keys(part.document_file.path)[kept[places]]
+def _stored_columns(shard: ShardOfSets, places: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(rows, lengths, packed ids) of the documents at these places of the shard. An annotated file has them in its
+    array of document keys, which is opened sooner than the store's table."""
+    if has_picked_texts(shard.document_file.path):
+        kept = np.flatnonzero(shard.document_file.kept_mask())
+        if len(kept) == shard.signatures.stored.documents:
+            keys = document_keys(shard.document_file.path)[kept[places]]
             return kept[places], keys["bytes"].astype(np.int64), keys["id"]
-    table = part.part.documents(["doc_id", "row", "length"]).take(pa.array(places))
-    ids = packed_ids(table.column("doc_id"), part.part.folder)
+    table = shard.signatures.documents(["doc_id", "row", "length"]).take(pa.array(places))
+    ids = packed_ids(table.column("doc_id"), shard.signatures.folder)
     return table.column("row").to_numpy(), table.column("length").to_numpy(), ids
 
 

@@ -33,7 +33,7 @@ from gristmill.data_pipeline.ledger.document_file import (
 from gristmill.data_pipeline.signals.characters import NUM_CODE_POINTS, category_letters, first_code_points
 from gristmill.foundation.checksums import file_state, is_sealed, seal_of
 from gristmill.foundation.runtime.kernels.cached_njit import cached_njit
-from gristmill.foundation.runtime.kernels.kernel_files import kept_array
+from gristmill.foundation.runtime.kernels.kernel_files import cached_array
 from gristmill.foundation.runtime.tasks.task_files import fetch
 
 Fold = Literal["word", "character", "space"]
@@ -66,7 +66,7 @@ LETTER = np.uint8(255)
 GROWTH = 1.5
 
 
-@kept_array
+@cached_array
 def folding_table(fold: Fold) -> np.ndarray:
     """uint32[0x110000]: what each code point becomes, with the flags above.
 

@@ -303,7 +303,7 @@ def _compare_all(
     engine: Engine,
     folder: Path,
 ) -> Shuffle:
-    """The duplicates. document_files: of the documents' parts."""
+    """The duplicates. document_files: of the documents' shards."""
     links = find_links(documents, config.banding, engine, folder)
     candidates = write_groups(documents, links, BATCH_SHINGLES, engine, folder)
     sets = write_candidate_sets(document_files, documents, candidates, config.banding, engine, folder)
@@ -358,7 +358,7 @@ def _decide_few(
         if not len(positions):
             return undecided.known
         neighbours = bucket_neighbours(documents, positions, changes.ids, config.banding, engine, work)
-        candidates = Shuffle(work / "candidates", CANDIDATE, 1, len(documents.parts))
+        candidates = Shuffle(work / "candidates", CANDIDATE, 1, len(documents.shards))
         batches = candidates, undecided.write_candidates(neighbours, BATCH_SHINGLES, candidates)
         sets = write_candidate_sets(document_files, documents, batches, config.banding, engine, work)
         duplicates = Shuffle(work / "verified", DUPLICATE, sets.members.ranges, len(document_files))

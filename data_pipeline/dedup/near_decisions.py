@@ -31,7 +31,7 @@ from gristmill.data_pipeline.dedup.candidates import (
 from gristmill.data_pipeline.dedup.exact import DUPLICATE
 from gristmill.data_pipeline.dedup.minhash import SETTLED_KEPT, SETTLED_REMOVED, UNDECIDED, find_roots, union_pairs
 from gristmill.data_pipeline.dedup.near_copies import BandLookup
-from gristmill.data_pipeline.dedup.signatures import StorePart, documents_file
+from gristmill.data_pipeline.dedup.signatures import SignatureShard, documents_file
 from gristmill.data_pipeline.ledger.document_file import (
     DocumentFile,
     keep_order,
@@ -107,11 +107,11 @@ class KeptDecisions:
     def entries_of(self, documents: StoredDocuments, document_files: Sequence[DocumentFile]) -> list[Entry]:
         """The entries of the files now."""
         entries = []
-        for part, document_file in zip(documents.parts, document_files, strict=True):
-            table = documents_file(part.folder, part.number)
+        for shard, document_file in zip(documents.shards, document_files, strict=True):
+            table = documents_file(shard.folder, shard.number)
             seal = read_cached(seal_of(table))
             digest = str(seal["xxh3"]) if isinstance(seal, dict) and "xxh3" in seal else file_digest(table)
-            identity = f"{self.sources[part.stored.source]} {part.stored.priority}"
+            identity = f"{self.sources[shard.stored.source]} {shard.stored.priority}"
             entries.append((document_file.path.stem, digest, identity))
         return entries
 
@@ -139,7 +139,7 @@ class ChangedDocuments:
             start, stop = documents.starts[number : number + 2]
             if (old := before.pop(entry, None)) is None:
                 changed.append(number)
-                ids[start:stop] = ids_of_part(documents.parts[number])
+                ids[start:stop] = ids_of_shard(documents.shards[number])
             else:
                 ids[start:stop] = run.ids[run.starts[old] : run.starts[old + 1]]
                 moved[run.starts[old] : run.starts[old + 1]] = np.arange(start, stop)
@@ -150,9 +150,9 @@ class ChangedDocuments:
         return cls(entries, ids, moved, read[0][place < 0], frozenset(changed))
 
 
-def ids_of_part(part: StorePart) -> np.ndarray:
+def ids_of_shard(shard: SignatureShard) -> np.ndarray:
     """uint64[documents, 2]"""
-    return packed_ids(part.documents(["doc_id"]).column("doc_id"), part.folder)
+    return packed_ids(shard.documents(["doc_id"]).column("doc_id"), shard.folder)
 
 
 def _documents_of(
@@ -211,18 +211,18 @@ def bucket_neighbours(
     for each key of theirs that an undecided document has."""
     sizes = _columns_of(documents, undecided, ("length", "shingles"))
     with_keys = np.flatnonzero(sizes["shingles"] > 0)
-    priorities = _priorities(documents)[documents.parts_of(undecided)]
+    priorities = _priorities(documents)[documents.shards_of(undecided)]
     order = keep_order(priorities[with_keys], sizes["length"][with_keys], ids[undecided[with_keys]])
     known = undecided[with_keys]
-    of_parts = [np.empty((0, 2, banding.bands), np.uint64)]
+    of_shards = [np.empty((0, 2, banding.bands), np.uint64)]
     for number, inside in _by_part(documents, known):
-        part = documents.parts[number]
-        hashes = part.signatures()[inside, : banding.bands * banding.rows : banding.rows]
-        of_parts.append(np.stack([keys_of(part, banding, inside), hashes], axis=1))
+        shard = documents.shards[number]
+        hashes = shard.signatures()[inside, : banding.bands * banding.rows : banding.rows]
+        of_shards.append(np.stack([keys_of(shard, banding, inside), hashes], axis=1))
     folder.mkdir(parents=True, exist_ok=True)
     lookup = folder / "keys.npy"
-    save_array(lookup, np.ascontiguousarray(np.moveaxis(np.concatenate(of_parts)[order], 0, 2)))
-    tasks = [(part, banding, lookup) for part in documents.parts]
+    save_array(lookup, np.ascontiguousarray(np.moveaxis(np.concatenate(of_shards)[order], 0, 2)))
+    tasks = [(shard, banding, lookup) for shard in documents.shards]
     matches = sized(engine, len(documents)).map(
         _first_matches, tasks, "near duplicates: neighbours of new documents", unit="files"
     )
@@ -230,11 +230,11 @@ def bucket_neighbours(
     return np.concatenate(positions), known[order][np.concatenate([first for _, first in matches])]
 
 
-def _first_matches(task: tuple[StorePart, Banding, Path]) -> tuple[np.ndarray, np.ndarray]:
-    part, banding, path = task
+def _first_matches(task: tuple[SignatureShard, Banding, Path]) -> tuple[np.ndarray, np.ndarray]:
+    shard, banding, path = task
     lookup = _lookup(path, fetch(path).stat().st_mtime_ns, banding.rows)
     return lookup.first_matches(
-        *lookup.keys_like(part.signatures()[:, : banding.bands * banding.rows], salt_of(part, banding))
+        *lookup.keys_like(shard.signatures()[:, : banding.bands * banding.rows], salt_of(shard, banding))
     )
 
 
@@ -245,8 +245,8 @@ def _lookup(path: Path, _: int, rows: int) -> BandLookup:
 
 
 def _by_part(documents: StoredDocuments, positions: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
-    """(number of a part, places in it) of ascending positions."""
-    owners = documents.parts_of(positions)
+    """(number of a shard, places in it) of ascending positions."""
+    owners = documents.shards_of(positions)
     for number in np.unique(owners).tolist():
         first, last = np.searchsorted(owners, [number, number + 1])
         yield number, positions[first:last] - documents.starts[number]
@@ -256,15 +256,15 @@ def _columns_of(documents: StoredDocuments, positions: np.ndarray, names: Sequen
     """int64[] of each column of the documents at these ascending positions."""
     values: dict[str, list[np.ndarray]] = {name: [np.empty(0, np.int64)] for name in names}
     for number, inside in _by_part(documents, positions):
-        table = documents.parts[number].documents(names)
+        table = documents.shards[number].documents(names)
         for name in names:
             values[name].append(table.column(name).to_numpy()[inside])
     return {name: np.concatenate(columns) for name, columns in values.items()}
 
 
 def _priorities(documents: StoredDocuments) -> np.ndarray:
-    """int64[parts]"""
-    return np.array([part.stored.priority for part in documents.parts], np.int64)
+    """int64[shards]"""
+    return np.array([shard.stored.priority for shard in documents.shards], np.int64)
 
 
 # What is compared again, and the decisions that hold.
@@ -315,7 +315,7 @@ class Undecided:
     def _comes_after(self, positions: np.ndarray, others: np.ndarray) -> np.ndarray:
         """bool[]: whether each document comes after the other one in keep-order."""
         priorities = _priorities(self.documents)
-        left, right = (priorities[self.documents.parts_of(side)] for side in (positions, others))
+        left, right = (priorities[self.documents.shards_of(side)] for side in (positions, others))
         after = left > right
         same = np.flatnonzero(left == right)
         known = np.union1d(positions[same], others[same])
@@ -361,11 +361,11 @@ def still_there(run: DecidedRun, changes: ChangedDocuments, documents: StoredDoc
     """The decisions on documents that are still there, where they are now."""
     moved = changes.moved[positions_of(run.decisions, run.starts)]
     decisions, moved = run.decisions[moved >= 0], moved[moved >= 0]
-    decisions["file"] = documents.parts_of(moved)
+    decisions["file"] = documents.shards_of(moved)
     decisions["place"] = moved - documents.starts[decisions["file"]]
     for number in sorted(changes.changed.intersection(np.unique(decisions["file"]).tolist())):
         of_file = decisions["file"] == number
-        rows = documents.parts[number].documents(["row"]).column("row").to_numpy()
+        rows = documents.shards[number].documents(["row"]).column("row").to_numpy()
         decisions["row"][of_file] = rows[decisions["place"][of_file]]
     return decisions
 
@@ -387,6 +387,6 @@ def placed(documents: StoredDocuments, records: np.ndarray) -> np.ndarray:
         decisions[name] = records[name]
     for number in np.unique(records["file"]).tolist():
         of_file = slice(*np.searchsorted(records["file"], [number, number + 1]))
-        rows = documents.parts[number].documents(["row"]).column("row").to_numpy()
+        rows = documents.shards[number].documents(["row"]).column("row").to_numpy()
         decisions["place"][of_file] = np.searchsorted(rows, records["row"][of_file])
     return decisions

@@ -64,7 +64,7 @@ class StoredFile(Config):
 
 
 @dataclass(frozen=True)
-class StorePart:
+class SignatureShard:
     """The documents of one document file of a store: file `number`. hashes: the length of a signature."""
 
     folder: Path
@@ -105,17 +105,17 @@ class SignatureStore:
     scheme: SignatureScheme
     files: tuple[StoredFile, ...]
 
-    def part(self, number: int) -> StorePart:
+    def shard(self, number: int) -> SignatureShard:
         """The documents of file `number`."""
-        return StorePart(self.folder, self.scheme.hashes, number, self.files[number])
+        return SignatureShard(self.folder, self.scheme.hashes, number, self.files[number])
 
     def documents(self, number: int) -> pa.Table:
         """doc_id, row, length and shingles of the documents of file `number`."""
-        return self.part(number).documents()
+        return self.shard(number).documents()
 
     def signatures(self, number: int) -> np.ndarray:
         """uint32[documents, hashes], mapped from disk."""
-        return self.part(number).signatures()
+        return self.shard(number).signatures()
 
     def document_files(self) -> list[DocumentFile]:
         """The files that the store's documents stand in. Raises InputError if it does not know them or one is gone."""
@@ -238,7 +238,7 @@ class SignatureCache:
         return CachedSignatures(table, signatures, packed_ids(table.column("doc_id"), table_path))
 
     def keep(self, document_file: DocumentFile, table_path: Path, signatures_path: Path) -> None:
-        """Links the files of a store's part to the cache."""
+        """Links the files of a store's shard to the cache."""
         made_from = document_file.kept_rows
         for path, kept in zip((signatures_path, table_path), self.paths(document_file.path.stem)[::-1], strict=True):
             link_sealed(path, kept, note={KEPT_ROWS: made_from})
@@ -433,7 +433,7 @@ def signed_batches(
 def write_signatures(
     batches: Iterable[SignedBatch], documents: int, scheme: SignatureScheme, table_path: Path, signatures_path: Path
 ) -> None:
-    """The two files of a store's part; the table last, which says that both are whole."""
+    """The two files of a store's shard; the table last, which says that both are whole."""
     tables = []
     with sealed_path(signatures_path) as temporary, temporary.open("wb") as file:
         header = {"descr": "<u4", "fortran_order": False, "shape": (documents, scheme.hashes)}
@@ -452,7 +452,7 @@ def write_from_cache(
     table_path: Path,
     signatures_path: Path,
 ) -> bool:
-    """Writes the part from known signatures, and signs the documents that are not among them. False, and nothing is
+    """Writes the shard from known signatures, and signs the documents that are not among them. False, and nothing is
     written, if they are more than half."""
     rows = np.flatnonzero(document_file.kept_mask())
     places = stored.places(document_ids(document_file.path)[rows])

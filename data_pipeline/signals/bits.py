@@ -23,7 +23,7 @@ from gristmill.data_pipeline.signals.intrinsics import (
     trailing_zeros,
 )
 from gristmill.foundation.runtime.kernels.cached_njit import cached_njit
-from gristmill.foundation.runtime.kernels.kernel_files import kept_array
+from gristmill.foundation.runtime.kernels.kernel_files import cached_array
 
 BLOCK = 64
 ADDED_AT_ONCE = 16  # floats of a vector instruction
@@ -297,7 +297,7 @@ def lowered(texts: TextBuffer, wanted: np.ndarray) -> TextBuffer:
     return TextBuffer(*joined(pieces))
 
 
-@kept_array
+@cached_array
 def _lower_codes() -> np.ndarray:
     """int32[0x110000]: the lower case of every code point; -1 for the irregular ones."""
     codes_C = np.arange(NUM_CODE_POINTS, dtype=np.int32)

@@ -5,7 +5,7 @@ from functools import cache
 
 import numpy as np
 
-from gristmill.foundation.runtime.kernels.kernel_files import kept_array
+from gristmill.foundation.runtime.kernels.kernel_files import cached_array
 
 NUM_CODE_POINTS = 0x110000
 # Nothing is assigned in between but private use: planes 4 to 13 are empty, 14 has tags and variation selectors.
@@ -81,7 +81,7 @@ _WITHOUT_SPACES = """
 _LAST_ASSIGNED = 0x323AF
 
 
-@kept_array
+@cached_array
 def character_table() -> np.ndarray:
     """uint16[0x110000]: the flags of every code point. Takes 0.05 s, once per machine."""
     table_C = _properties()

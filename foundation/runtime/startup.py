@@ -155,7 +155,7 @@ def release_unused_memory() -> None:
 # Keeps pandas out of processes that use pyarrow alone.
 
 
-def do_without_pandas() -> None:
+def block_pandas_import() -> None:
     """After the call pyarrow does not import pandas by itself, which takes 0.3 s and 50 MB a process.
 
     pyarrow (26) looks once, when it builds its first array, whether pandas is installed; it looks while pandas is

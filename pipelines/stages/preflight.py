@@ -22,7 +22,7 @@ from gristmill.foundation.errors import InputError, RecipeError
 from gristmill.foundation.files import is_address
 from gristmill.foundation.manifest import MANIFEST_NAME, read_manifest
 from gristmill.foundation.progress import Reporter
-from gristmill.foundation.runtime.startup import do_without_pandas, host_bytes
+from gristmill.foundation.runtime.startup import block_pandas_import, host_bytes
 from gristmill.pipelines.recipes.config import Recipe
 from gristmill.pipelines.stages import index
 from gristmill.pipelines.stages.stage import Stage
@@ -78,7 +78,7 @@ def raise_issues(findings: Sequence[Finding]) -> None:
 def preflight(recipe: Recipe, stages: Sequence[Stage], world_size: int) -> list[Finding]:
     """All findings for running these stages on world_size processes. Reads the recipe, file names and the files' first
     bytes; writes nothing."""
-    do_without_pandas()
+    block_pandas_import()
     return [
         finding for stage in stages for check in CHECKS.get(stage.name, ()) for finding in check(recipe, world_size)
     ]

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from gristmill.training.config.model import ModelConfig
 from gristmill.training.config.train import TrainConfig
 from gristmill.training.planner.costs.model_shape import shape_of
-from gristmill.training.planner.framework import FRAMEWORKS
+from gristmill.training.planner.engine_profile import FRAMEWORKS
 from gristmill.training.planner.hardware import load_hardware
 from gristmill.training.planner.layout import from_config
 from gristmill.training.planner.layout_checks import micro_batch_size, objections, reasons_of

@@ -30,7 +30,7 @@ from gristmill.training.parallel.mesh import ALONE, Mesh, build_mesh, single_pro
 from gristmill.training.parallel.tensor import TensorAxis
 from gristmill.training.planner.block_time import flash_width_share, head_products
 from gristmill.training.planner.costs.model_shape import attention_flops, shape_of
-from gristmill.training.planner.framework import CPU_FLOAT32
+from gristmill.training.planner.engine_profile import CPU_FLOAT32
 from gristmill.training.planner.hardware import FLOAT32, Device, Hardware, Link, Rates, Sustained
 from gristmill.training.planner.layout import Layout
 from gristmill.training.planner.step_time import StepModel

@@ -12,9 +12,9 @@ from gristmill.training.config.layers import RMSNORMS
 from gristmill.training.config.layout import CHUNK_LOGITS, SWAPS
 from gristmill.training.config.mixer import Share, norm_bytes
 from gristmill.training.config.mixers.attention import BLOCK, AttentionMixer
-from gristmill.training.planner.block_time import Widths, declared_linears, widths
+from gristmill.training.planner.block_time import ShardSizes, declared_linears, shard_sizes
 from gristmill.training.planner.costs.model_shape import BlockShape, ModelShape
-from gristmill.training.planner.framework import Framework
+from gristmill.training.planner.engine_profile import EngineProfile
 from gristmill.training.planner.hardware import GIB
 from gristmill.training.planner.layout import Layout
 
@@ -135,7 +135,7 @@ class ElementSizes(NamedTuple):
 
 
 def layer_bytes(
-    block: BlockShape, shape: ModelShape, layout: Layout, framework: Framework, sizes: ElementSizes
+    block: BlockShape, shape: ModelShape, layout: Layout, framework: EngineProfile, sizes: ElementSizes
 ) -> ActivationBytes:
     """Activation bytes of one layer of the model under the layout's recomputation."""
     sequence_length, dropout, norm = shape.sequence_length, shape.model.dropout > 0, shape.model.norm
@@ -157,7 +157,7 @@ def layer_bytes(
 
 
 def swap_bytes(
-    block: BlockShape, shape: ModelShape, layout: Layout, framework: Framework, sizes: ElementSizes
+    block: BlockShape, shape: ModelShape, layout: Layout, framework: EngineProfile, sizes: ElementSizes
 ) -> SwapBytes:
     """Bytes of one layer: what MEMO always swaps, and the rest. Routed experts count as attention does: what they keep,
     but for the tokens that they are given, and their result."""
@@ -189,7 +189,7 @@ def attention_in_blocks(
     return kept, (4 * query + largest + before) * sizes.compute
 
 
-def ends_bytes(shape: ModelShape, layout: Layout, framework: Framework, sizes: ElementSizes) -> tuple[float, float]:
+def ends_bytes(shape: ModelShape, layout: Layout, framework: EngineProfile, sizes: ElementSizes) -> tuple[float, float]:
     """(embedding, head) activation bytes of one micro-batch, without the logits."""
     tokens = layout.micro_batch * shape.sequence_length // layout.context
     if framework.activations == "literature":
@@ -204,7 +204,7 @@ def ends_bytes(shape: ModelShape, layout: Layout, framework: Framework, sizes: E
     return drop + first + 8 * tokens, norm + (tokens * shape.width + table) * sizes.compute
 
 
-def logits_bytes(shape: ModelShape, layout: Layout, framework: Framework, sizes: ElementSizes) -> float:
+def logits_bytes(shape: ModelShape, layout: Layout, framework: EngineProfile, sizes: ElementSizes) -> float:
     """Bytes of the logits. Ours: on a GPU one chunk, its exponentials and its gradient; on a CPU the chunk, in which
     both are made."""
     tokens = layout.micro_batch * shape.sequence_length // layout.context
@@ -222,7 +222,7 @@ def cpu_logits(tokens: int, vocab: int, number_bytes: int) -> int:
     return -(-tokens // -(-tokens // size)) * vocab
 
 
-def boundary_bytes(shape: ModelShape, layout: Layout, framework: Framework, sizes: ElementSizes) -> float:
+def boundary_bytes(shape: ModelShape, layout: Layout, framework: EngineProfile, sizes: ElementSizes) -> float:
     """Bytes of a stage's input and output of one micro-batch, kept until its backward pass.
 
     With recomputation the first layer keeps the input already. Megatron frees its outputs once they are sent."""
@@ -234,14 +234,14 @@ def boundary_bytes(shape: ModelShape, layout: Layout, framework: Framework, size
 
 
 def _residual(block: BlockShape, layout: Layout, sequence_length: int) -> float:
-    return widths(block, layout, sequence_length).residual
+    return shard_sizes(block, layout, sequence_length).residual
 
 
 def _norm(tokens: float, width: int, sizes: ElementSizes, norm: str) -> float:
     return norm_bytes(tokens, width, sizes, norm in RMSNORMS)
 
 
-def _norms(block: BlockShape, w: Widths, sizes: ElementSizes, norm: str) -> float:
+def _norms(block: BlockShape, w: ShardSizes, sizes: ElementSizes, norm: str) -> float:
     """The norms around a mixer or an MLP: one, or two in a sandwich."""
     count = 2 if block.norm_order == "sandwich" else 1
     return count * _norm(w.residual / block.width, block.width, sizes, norm)
@@ -267,7 +267,7 @@ def _mixer(
     """Norm, its output (gathered), what the mixer itself keeps, dropout's mask; nothing without a mixer."""
     if block.mixer is None:
         return 0.0
-    w = widths(block, layout, sequence_length)
+    w = shard_sizes(block, layout, sequence_length)
     outside = _norms(block, w, sizes, norm) + w.residual * dropout
     inside = block.mixer.activation_bytes(block.width, _share(layout, sequence_length, sizes))
     return outside + w.tokens * block.width * sizes.compute + inside
@@ -279,7 +279,7 @@ def _mlp(
     """Norm, its output (gathered), and gate, silu, up, product; or up and gelu."""
     if not block.has_mlp:
         return 0.0
-    w = widths(block, layout, sequence_length)
+    w = shard_sizes(block, layout, sequence_length)
     total = w.residual * dropout + (0 if block.one_norm else _norms(block, w, sizes, norm))
     if block.parallel and (norm in RMSNORMS or not sizes.cuda or sizes.compute == sizes.statistics):
         total -= 0 if block.one_norm else w.residual * sizes.compute  # both norms keep the same input
@@ -296,7 +296,7 @@ def _experts(block: BlockShape, layout: Layout, sequence_length: int, sizes: Ele
     """The router's input, scores, gates and permutations; the sorted tokens of this rank's experts and their inner
     activations (of the loop on a CPU gate and up alone, see moe/mixture.py); the results of its own tokens. Tokens are
     taken to be balanced over the experts."""
-    w = widths(block, layout, sequence_length)
+    w = shard_sizes(block, layout, sequence_length)
     inner = (
         (4 if block.gated and (sizes.cuda or block.biases) else 2)
         * block.expert_ffn_hidden_size
@@ -313,13 +313,13 @@ def _router_input(block: BlockShape, layout: Layout, sequence_length: int, sizes
     """Nothing where an MLP beside the experts keeps it."""
     if block.ffn_hidden_size and layout.tensor == 1:
         return 0.0
-    return widths(block, layout, sequence_length).routed_tokens * block.width * sizes.compute
+    return shard_sizes(block, layout, sequence_length).routed_tokens * block.width * sizes.compute
 
 
 def _products(block: BlockShape, layout: Layout, sequence_length: int, sizes: ElementSizes) -> float:
     """Bytes that `recompute: operators` keeps: results of matmuls and of attention; of experts those of the grouped
     products of GPUs, not of the loop."""
-    w = widths(block, layout, sequence_length)
+    w = shard_sizes(block, layout, sequence_length)
     inner = (2 if block.gated else 1) * w.ffn_hidden_size
     outputs = block.has_mixer + bool(block.ffn_hidden_size)
     declared = sum(columns for _, columns in declared_linears(block, layout))
@@ -335,7 +335,9 @@ def _products(block: BlockShape, layout: Layout, sequence_length: int, sizes: El
     return count + w.tokens * w.query * sizes.compute + w.tokens * w.heads * sizes.statistics
 
 
-def _megatron_layer(block: BlockShape, layout: Layout, sequence_length: int, framework: Framework) -> ActivationBytes:
+def _megatron_layer(
+    block: BlockShape, layout: Layout, sequence_length: int, framework: EngineProfile
+) -> ActivationBytes:
     tokens = layout.micro_batch * sequence_length // layout.context
     kept = "attention" if framework.attention == "flash" and layout.recompute == "none" else layout.recompute
     arguments = (block, tokens, sequence_length, layout.tensor, layout.sequence_parallel)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from gristmill.training.config.mixer import Share
 from gristmill.training.planner.costs.model_shape import BlockShape, ModelShape, attention_flops
 from gristmill.training.planner.costs.parameters import block_weights
-from gristmill.training.planner.framework import Framework
+from gristmill.training.planner.engine_profile import EngineProfile
 from gristmill.training.planner.hardware import Rates
 from gristmill.training.planner.layout import Layout, RankLayers
 from gristmill.training.planner.network import (
@@ -57,7 +57,7 @@ class BlockTimes(NamedTuple):
     by_token: TimeParts = TimeParts()
 
 
-class Widths(NamedTuple):
+class ShardSizes(NamedTuple):
     """One rank's share of a block."""
 
     tokens: int
@@ -69,12 +69,12 @@ class Widths(NamedTuple):
     routed_tokens: float = 0.0
 
 
-def widths(block: BlockShape, layout: Layout, sequence_length: int) -> Widths:
+def shard_sizes(block: BlockShape, layout: Layout, sequence_length: int) -> ShardSizes:
     """tokens: of the micro-batch on this context rank; routed_tokens: those that this tensor rank sends to experts.
     Tensor ranks that share a key/value head each compute it."""
     tokens = layout.micro_batch * sequence_length // layout.context
     share = layout.tensor if layout.sequence_parallel else 1
-    return Widths(
+    return ShardSizes(
         tokens=tokens,
         residual=tokens * block.width / share,
         query=block.query_width // layout.tensor,
@@ -89,12 +89,12 @@ def block_times(
     block: BlockShape,
     layout: Layout,
     sequence_length: int,
-    framework: Framework,
+    framework: EngineProfile,
     rates: Rates,
     links: AxisLinks,
 ) -> BlockTimes:
     """Times of one block for one micro-batch."""
-    w = widths(block, layout, sequence_length)
+    w = shard_sizes(block, layout, sequence_length)
     linear_forward, linear_backward = _linears(block, layout, w, rates, framework)
     core_forward, core_backward = _attention(block, layout, w, sequence_length, framework, rates)
     light, heavy = _elementwise(block, w, framework)
@@ -122,7 +122,7 @@ def block_times(
 
 
 def _experts(
-    block: BlockShape, layout: Layout, w: Widths, rates: Rates, framework: Framework, link: GroupLink
+    block: BlockShape, layout: Layout, w: ShardSizes, rates: Rates, framework: EngineProfile, link: GroupLink
 ) -> tuple[TimeParts, TimeParts]:
     """(forward, backward) of the router, the exchange of tokens and the experts, on the busiest rank. Shared experts
     are the block's MLP.
@@ -174,7 +174,7 @@ def embedding_times(
 
 
 def head_times(
-    shape: ModelShape, layout: Layout, sequence_length: int, framework: Framework, rates: Rates, link: GroupLink
+    shape: ModelShape, layout: Layout, sequence_length: int, framework: EngineProfile, rates: Rates, link: GroupLink
 ) -> BlockTimes:
     """Logits over this rank's share of the vocabulary and the cross entropy, which never gathers them."""
     tokens = layout.micro_batch * sequence_length // layout.context
@@ -198,7 +198,9 @@ def head_products(tokens: int, width: int, vocab: int, rates: Rates) -> tuple[fl
     return rates.matmul(tokens, width, vocab), *back
 
 
-def _linears(block: BlockShape, layout: Layout, w: Widths, rates: Rates, framework: Framework) -> tuple[float, float]:
+def _linears(
+    block: BlockShape, layout: Layout, w: ShardSizes, rates: Rates, framework: EngineProfile
+) -> tuple[float, float]:
     """Query, key and value are packed into one product, gate and up into another; backward is two products for each."""
     inner = w.ffn_hidden_size * (2 if block.gated else 1)
     linears = (
@@ -232,7 +234,7 @@ def declared_linears(block: BlockShape, layout: Layout) -> list[tuple[int, int]]
     return linears
 
 
-def _mixer_linears(block: BlockShape, layout: Layout, w: Widths, rates: Rates) -> float:
+def _mixer_linears(block: BlockShape, layout: Layout, w: ShardSizes, rates: Rates) -> float:
     """Forward seconds of the mixer's projections only."""
     if not block.heads:
         return sum(rates.linear(w.tokens, depth, columns) for depth, columns in declared_linears(block, layout))
@@ -241,7 +243,7 @@ def _mixer_linears(block: BlockShape, layout: Layout, w: Widths, rates: Rates) -
 
 
 def _attention(
-    block: BlockShape, layout: Layout, w: Widths, sequence_length: int, framework: Framework, rates: Rates
+    block: BlockShape, layout: Layout, w: ShardSizes, sequence_length: int, framework: EngineProfile, rates: Rates
 ) -> tuple[float, float]:
     """Scores, softmax and product with the values; or a scan."""
     if not block.heads:
@@ -283,7 +285,7 @@ def _scan(block: BlockShape, layout: Layout, sequence_length: int, rates: Rates)
     return flops / rates.matmul_rate + traffic, 2 * flops / rates.matmul_rate + traffic
 
 
-def _elementwise(block: BlockShape, w: Widths, framework: Framework) -> tuple[float, float]:
+def _elementwise(block: BlockShape, w: ShardSizes, framework: EngineProfile) -> tuple[float, float]:
     """Bytes forward and backward of norms, residuals, activations, rotary positions, biases and copies."""
     # Of a layer with one of mixer and MLP, half of the norms and additions; a scan reads and writes as q, k and v do.
     u = w.residual * (block.has_mixer + block.has_mlp) / 2
@@ -306,7 +308,7 @@ def _elementwise(block: BlockShape, w: Widths, framework: Framework) -> tuple[fl
 
 
 def _tensor_comm(
-    block: BlockShape, w: Widths, layout: Layout, framework: Framework, link: GroupLink, compute: float
+    block: BlockShape, w: ShardSizes, layout: Layout, framework: EngineProfile, link: GroupLink, compute: float
 ) -> tuple[float, float, float]:
     """(exposed forward, exposed backward, overlapped in each): two all-reduces each way, or as much in halves.
 
@@ -332,7 +334,7 @@ def _tensor_layers(block: BlockShape, layout: Layout) -> float:
 
 
 def _context_comm(
-    block: BlockShape, w: Widths, layout: Layout, link: GroupLink, core: tuple[float, float]
+    block: BlockShape, w: ShardSizes, layout: Layout, link: GroupLink, core: tuple[float, float]
 ) -> tuple[float, float]:
     """Exposed (forward, backward). Keys and values go around the ring while attention computes the block before, which
     takes `core` over all blocks; the exchanges of heads wait for the projections and attention for them, and so do

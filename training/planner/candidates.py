@@ -9,7 +9,7 @@ import numpy as np
 
 from gristmill.training.config.layers import divisors
 from gristmill.training.config.layout import STAGES_PER_RANK, ContextMethod, Schedule
-from gristmill.training.planner.framework import Framework
+from gristmill.training.planner.engine_profile import EngineProfile
 from gristmill.training.planner.hardware import Cluster, Hardware, Link, Rates
 from gristmill.training.planner.layout import Layout
 from gristmill.training.planner.network import AxisLinks, GroupLink, between_nodes, min_members
@@ -130,7 +130,7 @@ def _sequence_parallel(request: PlanRequest, tensor: int) -> bool:
     return request.framework.name != "megatron-2021" and request.shape.sequence_length % tensor == 0
 
 
-def _shards(data: int, inner: int, node: int, fixed: FixedChoices, framework: Framework) -> list[int]:
+def _shards(data: int, inner: int, node: int, fixed: FixedChoices, framework: EngineProfile) -> list[int]:
     """Sizes of the FSDP shard group: all ranks, those of a node, one; every divisor when wide."""
     if framework.data_parallel != "fsdp":
         return [1]
@@ -145,7 +145,7 @@ def _shards(data: int, inner: int, node: int, fixed: FixedChoices, framework: Fr
     return sorted(size for size in sizes if size and data % size == 0)
 
 
-def _schedules(pipeline: int, layers: int, fixed: FixedChoices, framework: Framework) -> list[tuple[Schedule, int]]:
+def _schedules(pipeline: int, layers: int, fixed: FixedChoices, framework: EngineProfile) -> list[tuple[Schedule, int]]:
     """(schedule, stages per rank). gpipe never beats 1f1b, so it is tried only when it is fixed."""
     if pipeline == 1:
         return [("1f1b", 1)]

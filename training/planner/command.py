@@ -13,7 +13,7 @@ from gristmill.training.config.layout import ON_DEVICE, LayoutConfig, OffloadCon
 from gristmill.training.config.model import ModelConfig
 from gristmill.training.config.train import TrainConfig
 from gristmill.training.planner.costs.model_shape import ModelShape, shape_of
-from gristmill.training.planner.framework import FRAMEWORKS
+from gristmill.training.planner.engine_profile import FRAMEWORKS
 from gristmill.training.planner.hardware import GIB, load_hardware
 from gristmill.training.planner.layout import Layout, from_config
 from gristmill.training.planner.layout_checks import micro_batch_size, objections

@@ -19,7 +19,7 @@ from gristmill.training.config.layers import divisors
 from gristmill.training.config.model import ModelConfig
 from gristmill.training.config.train import RANKS_NAME, RUN_NAME, TIMING_NAME, TrainConfig
 from gristmill.training.planner.costs.model_shape import shape_of
-from gristmill.training.planner.framework import CPU_FLOAT32, FRAMEWORKS
+from gristmill.training.planner.engine_profile import CPU_FLOAT32, FRAMEWORKS
 from gristmill.training.planner.hardware import FITTED, FLOAT32, Hardware, float32_machine
 from gristmill.training.planner.layout import Layout, from_config
 from gristmill.training.planner.layout_checks import micro_batch_size

@@ -32,7 +32,7 @@ from gristmill.training.planner.costs.parameters import (
     parameter_count,
     sharded_count,
 )
-from gristmill.training.planner.framework import GRISTMILL, Framework
+from gristmill.training.planner.engine_profile import GRISTMILL, EngineProfile
 from gristmill.training.planner.hardware import GIB
 from gristmill.training.planner.layout import Layout, RankLayers, from_config, live_chunks
 from gristmill.training.planner.layout_checks import micro_batch_size
@@ -80,7 +80,7 @@ class MemoryModel:
     def __init__(
         self,
         shape: ModelShape,
-        framework: Framework,
+        framework: EngineProfile,
         sizes: ElementSizes = BF16_CUDA,
         offload: OffloadConfig = ON_DEVICE,
         device_share: float = 0.0,

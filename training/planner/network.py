@@ -11,7 +11,7 @@ import numpy as np
 
 from gristmill.training.config.layout import SWAPS
 from gristmill.training.planner.costs.model_shape import BlockShape, ModelShape
-from gristmill.training.planner.framework import Framework
+from gristmill.training.planner.engine_profile import EngineProfile
 from gristmill.training.planner.hardware import Rates
 from gristmill.training.planner.layout import Layout
 
@@ -33,7 +33,7 @@ def tensor_volume(
     shape: ModelShape,
     layout: Layout,
     samples: int,
-    framework: Framework,
+    framework: EngineProfile,
     layers: int,
     compute_bytes: int = 2,
 ) -> float:
@@ -70,7 +70,7 @@ def _tokens(shape: ModelShape, layout: Layout, samples: int) -> int:
     return samples // layout.data * shape.sequence_length // layout.context
 
 
-def _sent_again(layout: Layout, framework: Framework) -> float:
+def _sent_again(layout: Layout, framework: EngineProfile) -> float:
     """All-reduces of a layer; a gather or a scatter is half of one. Megatron repeats a layer's whole forward pass,
     or only its core, which sends nothing; torch omits the last sum or scatter, whose result is not needed."""
     if layout.recompute == "none":
@@ -139,7 +139,7 @@ def expert_volume(shape: ModelShape, layout: Layout, samples: int, layers: int, 
 
 
 def pipeline_volume(
-    shape: ModelShape, layout: Layout, samples: int, framework: Framework, compute_bytes: int = 2
+    shape: ModelShape, layout: Layout, samples: int, framework: EngineProfile, compute_bytes: int = 2
 ) -> float:
     """b s h forward and as much backward for each stage; over t where each tensor rank sends its slice (arXiv
     2104.04473, section 4.1)."""
@@ -151,7 +151,7 @@ def pipeline_volume(
 
 
 def data_volumes(
-    parameters: int, layout: Layout, samples: int, framework: Framework, ends: int = 0
+    parameters: int, layout: Layout, samples: int, framework: EngineProfile, ends: int = 0
 ) -> tuple[float, float]:
     """(gradients, weights) of a rank whose stages hold so many parameters, `ends` of them not in layers.
 
@@ -172,7 +172,7 @@ def data_volumes(
     return reduce, times * gather_volume(weights + regathered, shard)
 
 
-def expert_data_volumes(experts: int, layout: Layout, samples: int, framework: Framework) -> tuple[float, float]:
+def expert_data_volumes(experts: int, layout: Layout, samples: int, framework: EngineProfile) -> tuple[float, float]:
     """The same for the parameters of experts on one rank, which are shared with other ranks than the rest."""
     shard, copies = layout.expert_sharding.shard, layout.expert_replicate
     reduced, weights = experts * framework.reduce_bytes, experts * framework.weight_bytes
@@ -188,7 +188,7 @@ def expert_data_volumes(experts: int, layout: Layout, samples: int, framework: F
 
 
 def volumes(
-    shape: ModelShape, layout: Layout, samples: int, framework: Framework, parameters: int, layers: int
+    shape: ModelShape, layout: Layout, samples: int, framework: EngineProfile, parameters: int, layers: int
 ) -> Volumes:
     """Bytes on every axis, for a rank with `layers` layers and `parameters` parameters (before the data axis shards
     them)."""

@@ -16,7 +16,7 @@ from gristmill.training.config.layout import ON_DEVICE, OffloadConfig, Recompute
 from gristmill.training.config.model import ModelConfig
 from gristmill.training.config.train import TrainConfig
 from gristmill.training.planner.costs.model_shape import ModelShape, gpt, shape_of
-from gristmill.training.planner.framework import GRISTMILL, Framework
+from gristmill.training.planner.engine_profile import GRISTMILL, EngineProfile
 from gristmill.training.planner.hardware import FITTED, GIB, Hardware, Sustained
 from gristmill.training.planner.layout import Layout
 from gristmill.training.planner.layout_checks import CheckedModel, reasons_of
@@ -59,7 +59,7 @@ class PlanRequest:
     gpus: int
     samples: int
     tokens: int | None = None
-    framework: Framework = GRISTMILL
+    framework: EngineProfile = GRISTMILL
     sustained: Sustained = FITTED
     float8: bool = False
     offload: OffloadConfig = ON_DEVICE

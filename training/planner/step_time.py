@@ -18,7 +18,7 @@ from gristmill.training.planner.block_time import (
 from gristmill.training.planner.costs.host_update import host_rates, offloaded_update
 from gristmill.training.planner.costs.model_shape import BlockShape, ModelShape
 from gristmill.training.planner.costs.stage_splitting import split_by_cost, split_evenly, stages_at
-from gristmill.training.planner.framework import Framework
+from gristmill.training.planner.engine_profile import EngineProfile
 from gristmill.training.planner.hardware import Rates
 from gristmill.training.planner.layout import Layout, RankLayers, RankParameters, bubble_seconds, layers_by_rank
 from gristmill.training.planner.network import (
@@ -88,7 +88,7 @@ class StepModel:
     """Step times of layouts of one model on one machine. Times of blocks are cached, so that a search is fast."""
 
     def __init__(
-        self, shape: ModelShape, rates: Rates, framework: Framework, offload: OffloadConfig = ON_DEVICE
+        self, shape: ModelShape, rates: Rates, framework: EngineProfile, offload: OffloadConfig = ON_DEVICE
     ) -> None:
         self.shape, self.rates, self.framework, self.offload = shape, rates, framework, offload
         self.device_share, self._offloaded_update = offloaded_update(offload, host_rates(rates.hardware))

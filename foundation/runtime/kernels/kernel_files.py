@@ -304,7 +304,7 @@ def _place(path: Path) -> int:
 # computed from, so it is never stale.
 
 
-def kept_array(compute: Callable[..., np.ndarray]) -> Callable[..., np.ndarray]:
+def cached_array(compute: Callable[..., np.ndarray]) -> Callable[..., np.ndarray]:
     """Decorator: the function's array, for each value of its arguments, which are strings or numbers; computed once per
     machine and read once per process."""
 

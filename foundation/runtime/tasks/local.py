@@ -25,7 +25,7 @@ from typing import Any
 
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.progress import Reporter
-from gristmill.foundation.runtime.startup import do_without_pandas, without_huge_pages
+from gristmill.foundation.runtime.startup import block_pandas_import, without_huge_pages
 from gristmill.foundation.runtime.tasks.engine import Engine, Result, Task, name_of
 
 PR_SET_PDEATHSIG = 1  # Linux, prctl(2): the signal a process gets when its parent ends
@@ -240,7 +240,7 @@ def _answer(order: bytes) -> tuple[bool, Any]:
 def answer_of(function: Callable[[Any], Any], value: Any) -> tuple[bool, Any]:
     """(True, the result) or (False, (exception, its traceback))."""
     try:
-        do_without_pandas()
+        block_pandas_import()
         with without_huge_pages():
             return True, function(value)
     except Exception as error:
@@ -305,7 +305,7 @@ class LocalEngine(Engine):
         self, function: Callable[[Task], Result], tasks: Sequence[Task], weights: Sequence[float], description: str
     ) -> Generator[tuple[int, Result], None, None]:
         if self.workers <= 1 or len(tasks) <= 1:
-            do_without_pandas()
+            block_pandas_import()
             with without_huge_pages():
                 yield from ((index, function(task)) for index, task in enumerate(tasks))
             return

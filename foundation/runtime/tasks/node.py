@@ -17,7 +17,7 @@ from pathlib import Path
 
 from gristmill.foundation.errors import InputError, RecipeError
 from gristmill.foundation.files import locked_temp_dir
-from gristmill.foundation.runtime.startup import do_without_pandas
+from gristmill.foundation.runtime.startup import block_pandas_import
 from gristmill.foundation.runtime.tasks.local import answer_of, failure
 from gristmill.foundation.runtime.tasks.task_files import Listing, TaskObjects, node_scratch
 from gristmill.foundation.runtime.tasks.transport import PickledValue, packed, run_in_view, unpacked
@@ -109,7 +109,7 @@ def load_modules(place: NodeRequirements, modules: Sequence[str]) -> None:
     """Import what later tasks need. Errors are left to the tasks."""
     with suppress(Exception):
         _enter(place)
-        do_without_pandas()
+        block_pandas_import()
         for name in modules:
             importlib.import_module(name)
 

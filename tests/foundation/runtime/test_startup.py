@@ -12,9 +12,9 @@ from gristmill.foundation.runtime.startup import hidden_modules
 PROGRAM = """
 import sys
 import pyarrow
-from gristmill.foundation.runtime.startup import do_without_pandas
+from gristmill.foundation.runtime.startup import block_pandas_import
 
-do_without_pandas()
+block_pandas_import()
 table = pyarrow.table({"a": pyarrow.array([1, 2])})
 print("pandas" in sys.modules, table.to_pandas()["a"].sum(), "pandas" in sys.modules)
 """

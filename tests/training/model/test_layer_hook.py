@@ -18,7 +18,7 @@ from gristmill.training.parallel.mesh import single_process
 from gristmill.training.parallel.offload.swap import InHostMemory
 from gristmill.training.planner.activations import ElementSizes
 from gristmill.training.planner.costs.model_shape import shape_of
-from gristmill.training.planner.framework import GRISTMILL
+from gristmill.training.planner.engine_profile import GRISTMILL
 from gristmill.training.planner.layout import RankLayers, from_config
 from gristmill.training.planner.layout_checks import check_layout
 from gristmill.training.planner.memory import MemoryModel

@@ -29,7 +29,7 @@ from gristmill.training.planner.activations import (
 )
 from gristmill.training.planner.command import PlanOptions, make_request, plan_recipe, with_token_share
 from gristmill.training.planner.costs.model_shape import gpt, shape_of
-from gristmill.training.planner.framework import GRISTMILL
+from gristmill.training.planner.engine_profile import GRISTMILL
 from gristmill.training.planner.hardware import GIB, load_hardware
 from gristmill.training.planner.layout import from_config
 from gristmill.training.planner.report import explain

@@ -19,7 +19,7 @@ from gristmill.training.parallel import context
 from gristmill.training.parallel.mesh import build_mesh
 from gristmill.training.planner.costs.model_shape import shape_of
 from gristmill.training.planner.costs.parameters import parameter_count
-from gristmill.training.planner.framework import GRISTMILL, MEGATRON_2021
+from gristmill.training.planner.engine_profile import GRISTMILL, MEGATRON_2021
 from gristmill.training.planner.layout import Layout, from_config
 from gristmill.training.planner.network import (
     context_volume,

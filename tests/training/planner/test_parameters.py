@@ -16,7 +16,7 @@ from gristmill.training.planner.costs.parameters import (
     parameter_count,
     sharded_count,
 )
-from gristmill.training.planner.framework import GRISTMILL
+from gristmill.training.planner.engine_profile import GRISTMILL
 from gristmill.training.planner.hardware import FITTED, Rates
 from gristmill.training.planner.layout import from_config
 from gristmill.training.planner.memory import MemoryModel

@@ -9,7 +9,7 @@ from gristmill.pipelines.recipes.recipe_file import load_recipe
 from gristmill.training.planner.costs import model_shape
 from gristmill.training.planner.costs.model_shape import shape_of
 from gristmill.training.planner.costs.parameters import parameter_count, sharded_count
-from gristmill.training.planner.framework import GRISTMILL
+from gristmill.training.planner.engine_profile import GRISTMILL
 from gristmill.training.planner.hardware import FITTED, Rates
 from gristmill.training.planner.layout import from_config
 from gristmill.training.planner.layout_checks import micro_batch_size

@@ -21,7 +21,7 @@ from gristmill.training.planner.command import (
     resolve_layout,
 )
 from gristmill.training.planner.costs.model_shape import shape_of
-from gristmill.training.planner.framework import FRAMEWORKS
+from gristmill.training.planner.engine_profile import FRAMEWORKS
 from gristmill.training.planner.hardware import GIB, load_hardware
 from gristmill.training.planner.layout import Layout, from_config
 from gristmill.training.planner.layout_checks import objections

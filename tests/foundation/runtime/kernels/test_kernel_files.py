@@ -19,9 +19,9 @@ from gristmill.foundation.runtime.kernels.kernel_files import (
 
 TABLE = """
 import numpy as np
-from gristmill.foundation.runtime.kernels.kernel_files import kept_array
+from gristmill.foundation.runtime.kernels.kernel_files import cached_array
 
-@kept_array
+@cached_array
 def squares(first):
     print("computed")
     return np.arange(first, 5, dtype=np.uint16) ** 2

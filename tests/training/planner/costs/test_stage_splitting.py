@@ -16,7 +16,7 @@ from gristmill.training.planner.costs.stage_splitting import (
     stages_at,
     stages_of_rank,
 )
-from gristmill.training.planner.framework import GRISTMILL
+from gristmill.training.planner.engine_profile import GRISTMILL
 from gristmill.training.planner.hardware import FITTED, Rates, load_hardware
 from gristmill.training.planner.layout import from_config
 from gristmill.training.planner.step_time import StepModel

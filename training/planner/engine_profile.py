@@ -12,7 +12,7 @@ from gristmill.foundation.config import Config
 from gristmill.training.config.layout import Recompute, Schedule
 
 
-class Framework(Config):
+class EngineProfile(Config):
     """Bytes are for one parameter; `overlap`: share of a transfer that can overlap with compute."""
 
     name: str
@@ -79,13 +79,13 @@ class Framework(Config):
     def compiles(self) -> bool:
         return self.name == "gristmill"
 
-    def with_optimizer(self, name: str) -> "Framework":
-        return self if name == self.optimizer else Framework.model_validate(self.model_dump() | {"optimizer": name})
+    def with_optimizer(self, name: str) -> "EngineProfile":
+        return self if name == self.optimizer else EngineProfile.model_validate(self.model_dump() | {"optimizer": name})
 
 
 # Our engine keeps a layer's gathered input, so nothing is gathered again; FSDP2 fetches a layer ahead; AdamW is fused.
 # torch's own attention is FlashAttention-2.
-GRISTMILL = Framework(
+GRISTMILL = EngineProfile(
     name="gristmill",
     flash="second",
     regather_in_backward=False,
@@ -96,14 +96,14 @@ GRISTMILL = Framework(
 # Without train.compile each norm, activation and residual is a pass of its own.
 # Only for these does a search try swaps: compiled layers cannot compute some tokens again, and their full swap is not
 # forecast from measurements of any GPU.
-GRISTMILL_EAGER = Framework.model_validate(
+GRISTMILL_EAGER = EngineProfile.model_validate(
     GRISTMILL.model_dump() | {"name": "gristmill-eager", "kernels": "eager", "swaps": True, "gathers_float8": True}
 )
 
 # Eager on a CPU in float32 (with rates.FLOAT32): a weight is its own master copy, half the bytes of what is float32
 # anyway count, and nothing hides a collective, which the processor itself carries out. FSDP copies each weight into a
 # buffer and out of it, forward and backward (4 x 4), also where a process shares the weights with no other.
-CPU_FLOAT32 = Framework.model_validate(
+CPU_FLOAT32 = EngineProfile.model_validate(
     GRISTMILL.model_dump()
     | {
         "name": "gristmill-cpu-float32",
@@ -120,7 +120,7 @@ CPU_FLOAT32 = Framework.model_validate(
 # fp16 with fp32 masters (Micikevicius et al. 2018), gradients kept and reduced in fp16; scale-mask-softmax, bias-GeLU
 # and bias-dropout-residual fused, dropout of attention not; no overlap where there is a pipeline (DDP "local").
 # optimizer_bytes: unscale and copy 2+4, norm 4, clip 4+4, Adam 16+12, cast 4+2. accumulate: 2+2 read, 2 written.
-MEGATRON_2021 = Framework(
+MEGATRON_2021 = EngineProfile(
     name="megatron-2021",
     activations="literature",
     attention="unfused",
@@ -140,7 +140,7 @@ MEGATRON_2021 = Framework(
 
 # The same, a year on (arXiv 2205.05198): sequence parallelism, selective recomputation, and the backward half of the
 # tensor collectives behind the matmuls of the weights' gradients.
-MEGATRON_2022 = Framework.model_validate(
+MEGATRON_2022 = EngineProfile.model_validate(
     MEGATRON_2021.model_dump()
     | {"name": "megatron-2022", "tensor_overlap": 0.5, "recomputes": ("none", "attention", "full")}
 )
@@ -148,7 +148,7 @@ MEGATRON_2022 = Framework.model_validate(
 # bf16, distributed optimizer with overlapped reduce-scatter and all-gather, gradients summed in fp32 inside the matmul,
 # whole fp32 logits (its fused loss is off unless asked for), tensor collectives split into chunks behind the matmuls,
 # sends overlapped in the interleaved schedule; casts into 8 bits fused into the norm or activation before them.
-MEGATRON_CORE = Framework(
+MEGATRON_CORE = EngineProfile(
     name="megatron-core",
     activations="literature",
     float8_cast_bytes=0,
@@ -164,27 +164,27 @@ MEGATRON_CORE = Framework(
 )
 
 # One micro-batch's exchange of tokens beside another's passes (--overlap-moe-expert-parallel-comm).
-MEGATRON_CORE_OVERLAP = Framework.model_validate(
+MEGATRON_CORE_OVERLAP = EngineProfile.model_validate(
     MEGATRON_CORE.model_dump() | {"name": "megatron-core-overlap", "expert_overlap": 0.9}
 )
 
 # torch's FSDP as Llama and GPT recipes of 2023 use it: eager kernels, FlashAttention-2 or its Triton forerunner, whole
 # fp32 logits, AdamW that updates in several passes (clip 4+4, moments 16+12, weight 4+4).
-TORCH_FSDP = Framework.model_validate(
+TORCH_FSDP = EngineProfile.model_validate(
     GRISTMILL_EAGER.model_dump()
     | {"name": "torch-fsdp", "gathers_float8": False, "loss": "unfused", "layers": "even", "optimizer_bytes": 44}
 )
 # FSDP2 with layers compiled; its recomputation by operator keeps every second product (torchtitan,
 # distributed/activation_checkpoint.py), which runs the others again.
-TORCHTITAN = Framework.model_validate(
+TORCHTITAN = EngineProfile.model_validate(
     GRISTMILL.model_dump() | {"name": "torchtitan", "loss": "unfused", "layers": "even", "products_again": 0.5}
 )
-TORCHTITAN_EAGER = Framework.model_validate(
+TORCHTITAN_EAGER = EngineProfile.model_validate(
     TORCHTITAN.model_dump() | {"name": "torchtitan-eager", "kernels": "eager", "optimizer_bytes": 44}
 )
 # CUDA written for one model: everything fused, cuDNN's attention, optimizer state cut over the ranks (its flag -z 1),
 # gradients reduced in 16 bits.
-LLM_C = Framework.model_validate(
+LLM_C = EngineProfile.model_validate(
     GRISTMILL.model_dump()
     | {"name": "llm.c", "flash": "best", "data_parallel": "optimizer_shard", "gradient_bytes": 2, "reduce_bytes": 2}
 )

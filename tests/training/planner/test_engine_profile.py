@@ -1,6 +1,6 @@
 """The framework descriptions."""
 
-from gristmill.training.planner.framework import FRAMEWORKS
+from gristmill.training.planner.engine_profile import FRAMEWORKS
 
 
 def test_every_framework_has_a_description():
