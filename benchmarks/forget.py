@@ -178,11 +178,11 @@ def run(folder: Path, *command: object) -> float:
 
 
 def snapshot(work: Path, target: Path) -> Path:
-    """A copy of a work folder, in which hard links stay links and seals are those of the new files: in a folder that is
-    not copied, no file is read only to see that it is whole."""
+    """A copy of a work folder, in which hard links stay links and checksum files are those of the new files: in a
+    folder that is not copied, no file is read only to see that it is whole."""
     shutil.rmtree(target, ignore_errors=True)
     subprocess.run(["cp", "-a", str(work), str(target)], check=True)
-    drop_damaged(target / "cache", sys.exit, unsealed=(IDENTITY_FILE,))
+    drop_damaged(target / "cache", sys.exit, without_checksum=(IDENTITY_FILE,))
     return target
 
 

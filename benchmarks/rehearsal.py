@@ -67,7 +67,7 @@ from gristmill.data_pipeline.ledger.removal_step import SourceState, StoredRemov
 from gristmill.data_pipeline.readers.source import SourceConfig
 from gristmill.data_pipeline.run_curation import annotate_config
 from gristmill.data_pipeline.text_edits.edit_texts import EditSettings, TextEdits, edit_texts, reannotate
-from gristmill.foundation.checksums import content_digest, seal_of
+from gristmill.foundation.checksums import checksum_path, content_digest
 from gristmill.foundation.fingerprint import fingerprint
 from gristmill.foundation.progress import Reporter
 from gristmill.foundation.runtime.tasks.engine import Engine
@@ -285,7 +285,7 @@ class Rehearsal:
             SparseFile(annotated / f"made-{number:05d}.parquet", number, size, self.documents)
             for number, size in enumerate(sizes)
         ]
-        missing = [file for file in files if not seal_of(file.path).exists()]
+        missing = [file for file in files if not checksum_path(file.path).exists()]
         with self.steps.step("make the documents"):
             self.engine.map(write_sparse_file, missing, "make")
         return files

@@ -82,7 +82,7 @@ from gristmill.data_pipeline.quality.step import QualityFolders, score_quality
 from gristmill.data_pipeline.readers.source import SourceConfig
 from gristmill.data_pipeline.signals.language import model_digest
 from gristmill.data_pipeline.text_edits.edit_texts import EditSettings, TextEdits, edit_texts, reannotate
-from gristmill.foundation.checksums import Lock, drop_damaged, remove_seals
+from gristmill.foundation.checksums import Lock, drop_damaged, remove_checksums
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.files import DigestCache, remove_tree
 from gristmill.foundation.runtime.tasks.engine import Engine
@@ -155,7 +155,7 @@ def _check_inputs(inputs: CurationInputs) -> list[Protected]:
             fields = ", ".join(f"{field!r} in {times}" for field, times in missing.items())
             reporter.say(f"decontaminate: {name}: fields are missing in some records: {fields}")
     protected = protected_corpora(config.near_dedup)
-    drop_damaged(inputs.cache, reporter.say, unsealed=(IDENTITY_FILE, STORE_FILE))
+    drop_damaged(inputs.cache, reporter.say, without_checksum=(IDENTITY_FILE, STORE_FILE))
     return protected
 
 
@@ -310,7 +310,7 @@ def _write(state: CurationState, inputs: CurationInputs) -> dict[str, Any]:
     _delete_other_signatures(inputs, state.annotated)
     reused.prune(keys)
     remove_tree(inputs.work)
-    remove_seals(folder)
+    remove_checksums(folder)
     return summary
 
 

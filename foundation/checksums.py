@@ -1,8 +1,8 @@
-"""Digests of files that are in no manifest: the lock file of raw inputs, and checksum files ("seals") of cached files,
-to detect changed, damaged or incomplete ones.
+"""Digests of files that are in no manifest: the lock file of raw inputs, and checksum files of cached files, to detect
+changed, damaged or incomplete ones.
 
-The seal of X is `.X.seal`: the XXH3-128 of its bytes and, unless the writer was killed in between, the file state.
-While the state is the same the bytes are not read again; in a copied or touched folder they are, once."""
+The checksum file of X is `.X.seal`: the XXH3-128 of its bytes and, unless the writer was killed in between, the file
+state. While the state is the same the bytes are not read again; in a copied or touched folder they are, once."""
 
 import fcntl
 import json
@@ -117,75 +117,75 @@ NO_NOTE: Mapping[str, Any] = MappingProxyType({})
 
 
 @contextmanager
-def sealed_path(path: Path) -> Iterator[Path]:
-    """As `atomic_path`, with a seal. The seal is written first, so a file without one was not written by us."""
+def checksummed_path(path: Path) -> Iterator[Path]:
+    """As `atomic_path`, with a checksum file. It is written first, so a file without one was not written by us."""
     with atomic_path(path) as temporary:
         yield temporary
         digest = _digest(temporary)
-        _write_seal(path, {"xxh3": digest})
+        _write_checksum_file(path, {"xxh3": digest})
     _write_state(path, digest)
 
 
-def write_sealed(path: Path, *content: bytes | memoryview) -> None:
-    """As `write_atomic`, with a seal: for files that fit in memory."""
+def write_with_checksum(path: Path, *content: bytes | memoryview) -> None:
+    """As `write_atomic`, with a checksum file: for files that fit in memory."""
     hasher = xxhash.xxh3_128()
     for part in content:
         hasher.update(part)
     path.parent.mkdir(parents=True, exist_ok=True)
     digest = hasher.hexdigest()
-    _write_seal(path, {"xxh3": digest})
+    _write_checksum_file(path, {"xxh3": digest})
     write_atomic(path, *content)
     _write_state(path, digest)
 
 
-def seal(path: Path) -> None:
-    """Write the seal of an existing file."""
-    _write_seal(path, {"xxh3": _digest(path), "state": file_state(path)})
+def write_checksum(path: Path) -> None:
+    """Write the checksum file of an existing file."""
+    _write_checksum_file(path, {"xxh3": _digest(path), "state": file_state(path)})
 
 
-def seal_with(path: Path, digest: str) -> None:
-    """Write the seal of an existing file whose XXH3-128 is known."""
-    _write_seal(path, {"xxh3": digest, "state": file_state(path)})
+def write_known_checksum(path: Path, digest: str) -> None:
+    """Write the checksum file of an existing file whose XXH3-128 is known."""
+    _write_checksum_file(path, {"xxh3": digest, "state": file_state(path)})
 
 
 def _write_state(path: Path, digest: str) -> None:
-    """Write the seal once more with the file's state, unless the file is read as fast as its seal is written."""
+    """Write the checksum file again, with the file's state; not for a small file, which is read as fast."""
     state = file_state(path)
     if state["bytes"] > SMALL_BYTES:
-        _write_seal(path, {"xxh3": digest, "state": state})
+        _write_checksum_file(path, {"xxh3": digest, "state": state})
 
 
-def link_sealed(path: Path, target: Path, may_copy: bool = True, note: Mapping[str, Any] = NO_NOTE) -> None:
-    """Make target a hard link of a sealed file, and seal it with the same digests; may_copy: a copy where the file
-    system has no links, else OSError. note: further fields of the seal, which say what the file was made from."""
-    known = read_cached(seal_of(path))
+def link_with_checksum(path: Path, target: Path, may_copy: bool = True, note: Mapping[str, Any] = NO_NOTE) -> None:
+    """Make target a hard link of a file with a checksum, and write its checksum file with the same digests. may_copy: a
+    copy where the file system has no links, else OSError. note: further fields, of what the file was made from."""
+    known = read_cached(checksum_path(path))
     link_file(path, target, may_copy)
     digests = known if isinstance(known, dict) and "xxh3" in known else {"xxh3": _digest(target)}
-    _write_seal(target, digests | dict(note) | {"state": file_state(target)})
+    _write_checksum_file(target, digests | dict(note) | {"state": file_state(target)})
 
 
-def kept_sha256(path: Path) -> str:
-    """SHA-256 of a sealed and unchanged file, computed once: its seal keeps it, and so do those of links to the file.
-    The caller has asked `is_sealed`."""
-    known = read_cached(seal_of(path))
+def cached_sha256(path: Path) -> str:
+    """SHA-256 of a file that matches its checksum, computed once: its checksum file keeps it, and so do those of links
+    to the file. The caller has asked `matches_checksum`."""
+    known = read_cached(checksum_path(path))
     if not isinstance(known, dict) or "xxh3" not in known:
         return file_digest(path)
     if "sha256" not in known:
         known |= {"sha256": file_digest(path)}
-        _write_seal(path, known)
+        _write_checksum_file(path, known)
     return str(known["sha256"])
 
 
 def content_digest(path: Path) -> str:
-    """XXH3-128 of a sealed file, from its seal; of another file, of its bytes."""
-    state = read_cached(seal_of(path))
+    """XXH3-128 from the file's checksum file; of a file without one, of its bytes."""
+    state = read_cached(checksum_path(path))
     if isinstance(state, dict) and isinstance(state.get("xxh3"), str):
         return str(state["xxh3"])
     return _digest(path)
 
 
 def link_file(path: Path, target: Path, may_copy: bool = True) -> None:
-    """As `link_sealed`, without a seal: for a file that is linked again rather than trusted."""
+    """As `link_with_checksum`, without a checksum file: for a file that is linked again rather than trusted."""
     with suppress(OSError):  # as in nearly all cases: nothing is there
         os.link(path, target)
         return
@@ -203,46 +203,46 @@ def link_file(path: Path, target: Path, may_copy: bool = True) -> None:
                 shutil.copyfile(path, copy)
 
 
-def is_sealed(path: Path) -> bool:
+def matches_checksum(path: Path) -> bool:
     """Whether the file exists, is complete and unchanged. In a copied or touched folder it is read once."""
-    seal = read_cached(seal_of(path))
-    if not isinstance(seal, dict) or not path.is_file():
+    checksum = read_cached(checksum_path(path))
+    if not isinstance(checksum, dict) or not path.is_file():
         return False
     state = file_state(path)  # before the bytes are read: a file that changes meanwhile is read again
-    if seal.get("state") == state:
+    if checksum.get("state") == state:
         return True
-    if _digest(path) != seal.get("xxh3"):
+    if _digest(path) != checksum.get("xxh3"):
         return False
     with suppress(OSError):  # a read-only folder is read each time
         if state["bytes"] > SMALL_BYTES:
-            _write_seal(path, seal | {"state": state})
+            _write_checksum_file(path, checksum | {"state": state})
     return True
 
 
-def drop_damaged(folder: Path, say: Callable[[str], None], unsealed: tuple[str, ...] = ()) -> None:
-    """Remove every file below the folder that is damaged or has no seal, and report it; it will be written again.
+def drop_damaged(folder: Path, say: Callable[[str], None], without_checksum: tuple[str, ...] = ()) -> None:
+    """Remove every file below the folder that is damaged or has no checksum file, and report it; it is written again.
 
-    unsealed: names of files without seals, which are kept."""
+    without_checksum: names of files without checksum files, which are kept."""
     for path in sorted(path for path in folder.rglob("*") if path.is_file() and not path.name.startswith(".")):
-        if path.name not in unsealed and not is_sealed(path):
+        if path.name not in without_checksum and not matches_checksum(path):
             say(f"{path}: damaged; it is written again")
             path.unlink()
-            seal_of(path).unlink(missing_ok=True)
+            checksum_path(path).unlink(missing_ok=True)
 
 
-def remove_seals(folder: Path) -> None:
-    """Remove all seals before the manifest is written, which then has the digests of the files."""
+def remove_checksums(folder: Path) -> None:
+    """Remove all checksum files before the manifest is written, which then has the digests of the files."""
     for path in sorted(folder.rglob(".*.seal")):
         path.unlink()
 
 
-def seal_of(path: Path) -> Path:
+def checksum_path(path: Path) -> Path:
     return path.with_name(f".{path.name}.seal")
 
 
-def _write_seal(path: Path, content: dict[str, Any]) -> None:
-    """Not atomic: an incomplete seal matches no file, which is then written again."""
-    seal_of(path).write_bytes(orjson.dumps(content))
+def _write_checksum_file(path: Path, content: dict[str, Any]) -> None:
+    """Not atomic: an incomplete checksum file matches no file, which is then written again."""
+    checksum_path(path).write_bytes(orjson.dumps(content))
 
 
 def _digest(path: Path) -> str:

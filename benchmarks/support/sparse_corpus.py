@@ -29,7 +29,7 @@ from gristmill.data_pipeline.dedup.signatures import (
     write_signatures,
 )
 from gristmill.data_pipeline.ledger.document_file import DocumentFile, unpacked_ids
-from gristmill.foundation.checksums import seal_of, sealed_path
+from gristmill.foundation.checksums import checksum_path, checksummed_path
 from gristmill.foundation.runtime.tasks.task_files import Shuffle
 
 WORDS, LETTERS = 14, 3
@@ -92,7 +92,7 @@ def write_sparse_file(file: SparseFile) -> None:
     table = pa.table([columns[name] for name in SCHEMA.names], schema=SCHEMA)
     repeated = ["language", "raw_digest", "unreadable", "detected_language"]
     compression = {name: "zstd" for name in SCHEMA.names if name not in ("text", "changes")}
-    with sealed_path(file.path) as temporary:
+    with checksummed_path(file.path) as temporary:
         pq.write_table(
             table,
             temporary,
@@ -258,5 +258,5 @@ def sign_and_key(task: tuple[Sequence[SignedAgain], Banding, Shuffle, int]) -> f
     for shard in task[0]:
         path = signatures_file(shard.folder, shard.number)
         path.unlink()
-        seal_of(path).unlink()
+        checksum_path(path).unlink()
     return signed

@@ -41,7 +41,7 @@ from gristmill.data_pipeline.signals.kernel import measure_edited
 from gristmill.data_pipeline.signals.language import LANGUAGE_FIELDS, LanguageConfig, detect_buffer
 from gristmill.data_pipeline.signals.names import SIGNAL_FIELDS, edit_fields
 from gristmill.data_pipeline.signals.reference import WordRule
-from gristmill.foundation.checksums import LockedSource, RawFile, is_sealed, seal_of, sealed_path
+from gristmill.foundation.checksums import LockedSource, RawFile, checksum_path, checksummed_path, matches_checksum
 from gristmill.foundation.config import Config
 from gristmill.foundation.deferred_module import DeferredModule
 from gristmill.foundation.files import file_digest, remove_tree
@@ -240,7 +240,7 @@ def text_bytes(name: str, num_bytes: int) -> int:
 
 def annotate_all(tasks: Sequence[AnnotateTask], engine: Engine) -> None:
     """Write every task's file, unless a complete one exists."""
-    missing = [task for task in tasks if not is_sealed(task.path)]
+    missing = [task for task in tasks if not matches_checksum(task.path)]
     # of equally large ranges the later ones first: a compressed file is decompressed from its beginning
     missing.sort(key=lambda task: task.ranges[0].start if task.ranges else 0, reverse=True)
     if missing:
@@ -253,7 +253,7 @@ def annotate(task: AnnotateTask) -> None:
     dropped_file(task.path).unlink(missing_ok=True)
     remove_keys(task.path)
     keys = [np.empty(0, DOCUMENT_KEY)]
-    with sealed_path(task.path) as temporary, open_annotated(temporary, schema) as file:
+    with checksummed_path(task.path) as temporary, open_annotated(temporary, schema) as file:
         repeated = None if task.boilerplate is None else load_repeated_blocks(task.boilerplate)
         records = read_sources(task.sources, repeated)
         for group in _row_groups(_annotated(batch, task.config, bool(task.batch)) for batch in records):
@@ -439,7 +439,7 @@ def delete_other_annotations(cache: Path, tasks: Sequence[Sequence[AnnotateTask]
         for group in tasks
         for task in group
         for file in (task.path, keys_path(task.path))
-        for path in (file, seal_of(file), dropped_file(task.path))
+        for path in (file, checksum_path(file), dropped_file(task.path))
     } | {cache / "annotated" / CHECKED_NAME}
     for path in (cache / "annotated").iterdir():
         if path not in current:

@@ -17,7 +17,7 @@ from gristmill.data_pipeline.extraction.weights import weights_digest
 from gristmill.data_pipeline.readers.document import Record, split_url
 from gristmill.data_pipeline.readers.read import FileRange, read_pages
 from gristmill.data_pipeline.readers.source import SourceConfig
-from gristmill.foundation.checksums import is_sealed, seal_of, sealed_path
+from gristmill.foundation.checksums import checksum_path, checksummed_path, matches_checksum
 from gristmill.foundation.fingerprint import fingerprint
 from gristmill.foundation.runtime.tasks.engine import Engine
 
@@ -50,7 +50,7 @@ class PagesTask:
 
     @property
     def is_complete(self) -> bool:
-        return is_sealed(self.path) and all(map(is_sealed, self.row_files))
+        return matches_checksum(self.path) and all(map(matches_checksum, self.row_files))
 
 
 @dataclass(frozen=True)
@@ -77,14 +77,14 @@ def find_site_boilerplate(
     tasks = [PagesTask(folder / f"{_identity(source, group)}.npy", source, tuple(group)) for group in groups]
     made_from = [[task.path.name for task in tasks], config.model_dump(mode="json")]
     table = folder / f"boilerplate-{fingerprint(made_from)}.npy"
-    if not is_sealed(table):
+    if not matches_checksum(table):
         missing = [task for task in tasks if not task.is_complete]
         sizes = [float(sum(file_range.file.bytes for file_range in task.ranges)) for task in missing]
         engine.map(write_rows, missing, "site boilerplate: read blocks", sizes, "B")
         save_array(table, boilerplate([path for task in tasks for path in task.row_files], config, engine))
     complete = [task for task in tasks if task.is_complete]
     current = {table, *(path for task in complete for path in (task.path, *task.row_files))}
-    current |= {seal_of(path) for path in current}
+    current |= {checksum_path(path) for path in current}
     for path in folder.iterdir():
         if path not in current:
             path.unlink()
@@ -155,7 +155,7 @@ def unique_rows(arrays: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def save_array(path: Path, array: np.ndarray) -> None:
-    with sealed_path(path) as temporary, temporary.open("wb") as file:
+    with checksummed_path(path) as temporary, temporary.open("wb") as file:
         np.lib.format.write_array(file, np.ascontiguousarray(array), version=(1, 0), allow_pickle=False)
 
 

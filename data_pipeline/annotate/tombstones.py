@@ -34,10 +34,10 @@ from gristmill.data_pipeline.ledger.document_file import packed_ids
 from gristmill.foundation.checksums import (
     LockedSource,
     RawFile,
+    checksummed_path,
     content_digest,
     read_cached,
     read_kept,
-    sealed_path,
     write_kept,
 )
 from gristmill.foundation.config import Config
@@ -260,7 +260,7 @@ def _rewrite(path: Path, kept: np.ndarray) -> None:
     start = 0
     with (
         pq.ParquetFile(path) as file,
-        sealed_path(path) as temporary,
+        checksummed_path(path) as temporary,
         open_annotated(temporary, file.schema_arrow) as writer,
     ):
         for group in range(file.num_row_groups):

@@ -34,7 +34,7 @@ from gristmill.foundation.runtime.tasks.engine import Engine
 ANNOTATIONS = (".annotate", ".drop")  # rules that only record their spans
 
 
-class Tally:
+class DocumentCounts:
     """Documents and bytes by name, in the order in which the names were added."""
 
     def __init__(self) -> None:
@@ -49,7 +49,7 @@ class Tally:
         if chosen_N.any():
             self.add(name, chosen_N.sum(), bytes_N[chosen_N].sum(dtype=np.int64))
 
-    def update(self, other: "Tally") -> None:
+    def update(self, other: "DocumentCounts") -> None:
         for name, entry in other.counts.items():
             self.add(name, entry["documents"], entry["bytes"])
 
@@ -68,8 +68,8 @@ class FileCounts:
     spans and bytes. pieces: documents added by splitting. The last two are of kept documents alone."""
 
     num_bytes: int
-    kept: Tally
-    removed: Tally
+    kept: DocumentCounts
+    removed: DocumentCounts
     languages: dict[str, np.ndarray]
     changes: Counter[str]
     removed_spans: dict[str, Counter[str]]
@@ -145,7 +145,7 @@ def _count_rows(
     """results: of the rows as read, and as written. masks: which of them each step removed. edits: their ids and what
     the edits recorded of the file's documents; None if nothing was."""
     read, written = results
-    kept, removed = Tally(), Tally()
+    kept, removed = DocumentCounts(), DocumentCounts()
     for split, name in enumerate(SPLITS):
         kept.add_rows(name, (written.failed_rule == KEPT) & (written.splits == split), written.bytes)
     for index in np.unique(read.failed_rule[read.failed_rule >= 0]).tolist():
@@ -185,7 +185,7 @@ def count_source(
     read: SourceState, files: Sequence[FileCounts], quarantined_rows: Iterable[Mapping[str, Any]]
 ) -> dict[str, Any]:
     """The source's entry in counts.json. files: of its files."""
-    kept, removed, quarantined = Tally(), Tally(), Tally()
+    kept, removed, quarantined = DocumentCounts(), DocumentCounts(), DocumentCounts()
     spans: dict[str, Counter[str]] = {}
     for file_counts in files:
         kept.update(file_counts.kept)
@@ -194,11 +194,11 @@ def count_source(
             spans.setdefault(name, Counter()).update(counts)
     for row in quarantined_rows:
         quarantined.add(row["unreadable"], 1, 0)
-    tallies = Tallies(kept, removed, quarantined, {name: dict(spans[name]) for name in sorted(spans)})
+    outcomes = OutcomeCounts(kept, removed, quarantined, {name: dict(spans[name]) for name in sorted(spans)})
     totals = {"documents": read.num_documents, "bytes": sum(file_counts.num_bytes for file_counts in files)}
     changes: Counter[str] = sum((file_counts.changes for file_counts in files), Counter())
     return {
-        **source_counts(totals, tallies, sum(file_counts.pieces for file_counts in files)),
+        **source_counts(totals, outcomes, sum(file_counts.pieces for file_counts in files)),
         "changed": dict(sorted(changes.items())),
         "languages": language_counts([rule.label for rule in read.rules.rules], files),
     }
@@ -238,20 +238,20 @@ def removed_span_counts(removed_spans: pa.Table) -> dict[str, Counter[str]]:
 
 
 @dataclass(frozen=True)
-class Tallies:
+class OutcomeCounts:
     """A source's documents by what became of them. removed_spans: by step, what kept documents lost."""
 
-    kept: Tally
-    removed: Tally
-    quarantined: Tally
+    kept: DocumentCounts
+    removed: DocumentCounts
+    quarantined: DocumentCounts
     removed_spans: Mapping[str, Mapping[str, int]]
 
 
-def source_counts(read: Mapping[str, int], tallies: Tallies, pieces: int) -> dict[str, Any]:
+def source_counts(read: Mapping[str, int], outcomes: OutcomeCounts, pieces: int) -> dict[str, Any]:
     """Checked: what was read, and the pieces that splitting added, is what was kept, removed, quarantined and (of
     the bytes) removed as spans of what was kept. Raises RuntimeError otherwise: that would be a fault of ours."""
-    totals = [tally.total() for tally in (tallies.kept, tallies.removed, tallies.quarantined)]
-    spans = dict(tallies.removed_spans)
+    totals = [counts.total() for counts in (outcomes.kept, outcomes.removed, outcomes.quarantined)]
+    spans = dict(outcomes.removed_spans)
     before = {"documents": read["documents"] + pieces, "bytes": read["bytes"]}
     of_spans = {"documents": 0, "bytes": sum(entry["bytes"] for entry in spans.values())}
     for unit in ("documents", "bytes"):
@@ -262,9 +262,9 @@ def source_counts(read: Mapping[str, int], tallies: Tallies, pieces: int) -> dic
             )
     return {
         "read": dict(read),
-        "kept": tallies.kept.counts,
-        "removed": tallies.removed.counts,
-        "quarantined": tallies.quarantined.counts,
+        "kept": outcomes.kept.counts,
+        "removed": outcomes.removed.counts,
+        "quarantined": outcomes.quarantined.counts,
         "removed_spans": spans,
         "pieces": pieces,
     }

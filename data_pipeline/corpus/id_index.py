@@ -19,12 +19,12 @@ import pyarrow.parquet as pq
 from gristmill.data_pipeline.dedup.minhash import key_order
 from gristmill.data_pipeline.ledger.document_file import packed_ids
 from gristmill.foundation.checksums import (
+    checksummed_path,
     content_digest,
-    is_sealed,
-    link_sealed,
+    link_with_checksum,
+    matches_checksum,
     read_cached,
-    sealed_path,
-    write_sealed,
+    write_with_checksum,
 )
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.files import remove_tree, write_atomic
@@ -118,8 +118,8 @@ def write_ids(task: IndexTask) -> tuple[int, list[tuple[str, int]], list[int]]:
     records = sorted_records(task.records.read(task.number))
     if task.known is not None and task.renumbered is not None:
         records = merged_records(np.fromfile(fetch(task.known), ID_RECORD), records, task.renumbered)
-    if not is_sealed(task.path):
-        with sealed_path(task.path) as temporary:
+    if not matches_checksum(task.path):
+        with checksummed_path(task.path) as temporary:
             records.tofile(temporary)
     ids = records["id"][(records["table"] & DUPLICATE) != 0]
     starts = np.flatnonzero(is_new_id(ids))
@@ -205,12 +205,12 @@ class KeptIndex:
         paths = [corpus / IDS_FOLDER / ids_name(number) for number in range(ranges)]
         try:
             for number, path in enumerate(paths):
-                link_sealed(path, self.path(number), may_copy=False)
+                link_with_checksum(path, self.path(number), may_copy=False)
         except OSError:  # no hard links here
             remove_tree(self.folder)
             return
         content = {"version": INDEX_VERSION, "tables": list(tables), "files": [content_digest(path) for path in paths]}
-        write_sealed(self.folder / IDS_FILE, canonical_json(content))
+        write_with_checksum(self.folder / IDS_FILE, canonical_json(content))
 
     def path(self, number: int) -> Path:
         return self.folder / ids_name(number)
@@ -218,11 +218,11 @@ class KeptIndex:
     def renumbered(self, tables: Sequence[str], ranges: int) -> np.ndarray | None:
         """int64[tables of the kept index]: their numbers among these tables, -1 for those that are gone. None if there
         is no index of so many files, or tables are in another order now."""
-        described = read_cached(self.folder / IDS_FILE) if is_sealed(self.folder / IDS_FILE) else None
+        described = read_cached(self.folder / IDS_FILE) if matches_checksum(self.folder / IDS_FILE) else None
         if not isinstance(described, dict) or described["version"] != INDEX_VERSION:
             return None
         paths = [self.path(number) for number in range(ranges)]
-        if len(described["files"]) != ranges or not all(map(is_sealed, paths)):
+        if len(described["files"]) != ranges or not all(map(matches_checksum, paths)):
             return None
         if [content_digest(path) for path in paths] != described["files"]:
             return None

@@ -43,7 +43,7 @@ from gristmill.data_pipeline.corpus.small_sources import BatchTable
 from gristmill.data_pipeline.corpus.writer import ReusedFiles, sketch_key
 from gristmill.data_pipeline.filters.pii import PiiConfig
 from gristmill.data_pipeline.ledger.ledger import LedgerTask
-from gristmill.foundation.checksums import content_digest, is_sealed
+from gristmill.foundation.checksums import content_digest, matches_checksum
 from gristmill.foundation.fingerprint import fingerprint
 from gristmill.foundation.runtime.tasks.engine import Engine
 from gristmill.foundation.runtime.tasks.task_files import Shuffle, fetch, ranges_for
@@ -67,7 +67,7 @@ class WrittenSketch:
 
     @property
     def is_complete(self) -> bool:
-        return all(map(is_sealed, self.files.values()))
+        return all(map(matches_checksum, self.files.values()))
 
 
 @dataclass(frozen=True)

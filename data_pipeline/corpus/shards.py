@@ -35,7 +35,7 @@ from gristmill.data_pipeline.ledger.removal_step import SourceState
 from gristmill.data_pipeline.readers.document import DOCUMENT_SCHEMA
 from gristmill.data_pipeline.signals.language import LANGUAGE_FIELDS
 from gristmill.data_pipeline.signals.names import SIGNAL_FIELDS, edit_fields
-from gristmill.foundation.checksums import is_sealed, link_file, sealed_path
+from gristmill.foundation.checksums import checksummed_path, link_file, matches_checksum
 from gristmill.foundation.runtime.tasks.task_files import fetch
 
 # A row group holds at most this many rows; one of documents also at most so many bytes of text (a longer text is alone
@@ -141,7 +141,7 @@ class ShardTask:
 
     @property
     def is_complete(self) -> bool:
-        return all(is_sealed(path) for path in (self.documents, self.signals, *self.held_out.values()))
+        return all(matches_checksum(path) for path in (self.documents, self.signals, *self.held_out.values()))
 
 
 def write_shard_run(tasks: Sequence[ShardTask]) -> None:
@@ -170,8 +170,8 @@ def link_empty_shards(tasks: Sequence[ShardTask]) -> None:
 
 def _write_shard(task: ShardTask, reader: RowGroups) -> None:
     with (
-        sealed_path(task.documents) as documents,
-        sealed_path(task.signals) as signals,
+        checksummed_path(task.documents) as documents,
+        checksummed_path(task.signals) as signals,
         ExitStack() as stack,
     ):
         with_columns = (_with_columns(table, task.format) for table in _tables(task, reader, stack))
@@ -282,7 +282,7 @@ class HeldOutFile:
             return
         table = pa.concat_tables(self._waiting).combine_chunks()
         if self._writer is None:
-            temporary = self._stack.enter_context(sealed_path(self._path))
+            temporary = self._stack.enter_context(checksummed_path(self._path))
             self._writer = self._stack.enter_context(pa.ipc.new_file(temporary, table.schema))
         self._writer.write_table(table)
         self._waiting, self._num_bytes = [], 0

@@ -20,7 +20,7 @@ from gristmill.data_pipeline.dedup.folding import picked_texts
 from gristmill.data_pipeline.filters.pii import PiiConfig
 from gristmill.data_pipeline.ledger.document_file import RowRange, read_rows
 from gristmill.data_pipeline.ledger.ledger import LedgerRows
-from gristmill.foundation.checksums import write_sealed
+from gristmill.foundation.checksums import write_with_checksum
 
 SKETCHES_FOLDER = "sketches"
 COUNTS_FILE, SAMPLES_FILE = "counts.parquet", "samples.parquet"
@@ -87,7 +87,7 @@ class SketchTask:
     shards yet. name: its path in the folder, without the suffix. rows: of the
     annotated files behind a shard of the ledger, whose excerpts are read there. pii: what is replaced. stored: its rows
     where they stand with those of other tables, which are read at once. digests: XXH3-128 of its files; empty if they
-    have seals."""
+    have checksum files."""
 
     folder: Path
     name: str
@@ -151,7 +151,7 @@ def write_sketch(tasks: Sequence[SketchTask], counts: Path, samples: Path) -> No
 def write_table(path: Path, table: pa.Table) -> None:
     content = pa.BufferOutputStream()
     pq.write_table(table, content, compression="zstd")
-    write_sealed(path, memoryview(content.getvalue()))
+    write_with_checksum(path, memoryview(content.getvalue()))
 
 
 # Bins of a histogram whose range need not be known.

@@ -42,7 +42,13 @@ from gristmill.data_pipeline.ledger.ledger import (
 )
 from gristmill.data_pipeline.ledger.removal_step import EvidenceFiles, Removals, SourceState
 from gristmill.data_pipeline.readers.source import SourceConfig
-from gristmill.foundation.checksums import LockedSource, is_sealed, link_file, sealed_path, write_sealed
+from gristmill.foundation.checksums import (
+    LockedSource,
+    checksummed_path,
+    link_file,
+    matches_checksum,
+    write_with_checksum,
+)
 from gristmill.foundation.files import write_unsynced
 from gristmill.foundation.fingerprint import fingerprint
 from gristmill.foundation.runtime.tasks.task_files import fetch
@@ -273,7 +279,7 @@ def write_batch(task: BatchToWrite) -> list[BatchTable]:
     if (tables := _done(task, done)) is None:
         writer = _Writer(task.folder)
         tables = [*_write_shards(task, writer), *_write_ledgers(task, writer)]
-        write_sealed(done, orjson.dumps([task.folder.name, [_to_json(table) for table in tables]]))
+        write_with_checksum(done, orjson.dumps([task.folder.name, [_to_json(table) for table in tables]]))
     return tables
 
 
@@ -284,12 +290,12 @@ def write_batch_ledgers(task: BatchToWrite) -> None:
 
 def _done(task: BatchToWrite, done: Path) -> list[BatchTable] | None:
     """The tables, if all of them were written to this folder and are as they were."""
-    if not is_sealed(done):
+    if not matches_checksum(done):
         return None
     folder, entries = orjson.loads(done.read_bytes())
     tables = [_from_json(task, entry) for entry in entries]
     files = {table.rows.path for table in tables}
-    if folder != task.folder.name or not all(map(is_sealed, files)):
+    if folder != task.folder.name or not all(map(matches_checksum, files)):
         return None
     for table in tables:
         for path, digest in zip(table.files(task.folder), table.digests, strict=True):
@@ -432,5 +438,5 @@ def _ledger_contents(chosen: TableSlice, rows: pa.Table) -> list[pa.Buffer]:
 
 
 def _write_arrow(path: Path, table: pa.Table) -> None:
-    with sealed_path(path) as temporary, pa.ipc.new_file(temporary, table.schema) as file:
+    with checksummed_path(path) as temporary, pa.ipc.new_file(temporary, table.schema) as file:
         file.write_table(table)

@@ -31,7 +31,7 @@ from gristmill.data_pipeline.filters.pii import PiiConfig
 from gristmill.data_pipeline.ledger.document_file import unpacked_ids
 from gristmill.data_pipeline.ledger.ledger import LedgerRows, LedgerTask, write_ledger
 from gristmill.data_pipeline.ledger.removal_step import EvidenceFiles, Removals, RemovalStep, SourceState
-from gristmill.foundation.checksums import content_digest, is_sealed, kept_sha256, link_sealed
+from gristmill.foundation.checksums import cached_sha256, content_digest, link_with_checksum, matches_checksum
 from gristmill.foundation.files import DigestCache, remove_tree, write_atomic
 from gristmill.foundation.fingerprint import fingerprint
 from gristmill.foundation.runtime.tasks.engine import Engine
@@ -61,10 +61,10 @@ class ReusedFiles:
     def take(self, key: str, files: Mapping[str, Path]) -> bool:
         """Links the kept files of the key to these paths, by name; False, and nothing is done, if one is missing."""
         kept = {name: self._of_key(key) / name for name in files}
-        if not all(is_sealed(path) for path in kept.values()):
+        if not all(matches_checksum(path) for path in kept.values()):
             return False
         for name, path in files.items():
-            link_sealed(kept[name], path)
+            link_with_checksum(kept[name], path)
             self._add_digest(path)
         self.taken.add(key)
         return True
@@ -76,14 +76,14 @@ class ReusedFiles:
         try:
             for name, path in files.items():
                 self._add_digest(path)
-                if not is_sealed(self._of_key(key) / name):
-                    link_sealed(path, self._of_key(key) / name, may_copy=False)
+                if not matches_checksum(self._of_key(key) / name):
+                    link_with_checksum(path, self._of_key(key) / name, may_copy=False)
         except OSError:  # no hard links here
             remove_tree(self._of_key(key))
 
     def _add_digest(self, path: Path) -> None:
         if path.is_relative_to(self.corpus):
-            self.digests.add(path, kept_sha256(path))
+            self.digests.add(path, cached_sha256(path))
 
     def prune(self, keys: Collection[str]) -> None:
         """Removes the files of all other keys."""
@@ -255,7 +255,7 @@ def _take(
     files: dict[str, Mapping[str, Path]] = {}
     for task, key in zip(tasks, engine.map(_key_of, tasks, "files to take over", unit="files"), strict=True):
         files[key] = {"ledger.parquet": task.path} if isinstance(task, LedgerTask) else shard_files(task)
-        if not all(is_sealed(path) for path in files[key].values()):
+        if not all(matches_checksum(path) for path in files[key].values()):
             reused.take(key, files[key])
     return files
 

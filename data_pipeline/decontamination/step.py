@@ -57,7 +57,7 @@ from gristmill.data_pipeline.ledger.removal_step import (
     removed_dtype,
     write_removed,
 )
-from gristmill.foundation.checksums import sealed_path
+from gristmill.foundation.checksums import checksummed_path
 from gristmill.foundation.errors import RecipeError
 from gristmill.foundation.files import atomic_path, write_atomic
 from gristmill.foundation.fingerprint import canonical_json
@@ -194,7 +194,7 @@ def _write_found(task: QuestionsTask) -> None:
     joined = pa.concat_tables(matches).sort_by([(key, "ascending") for key in SORT_KEYS["matches"]])
     questions = found_questions(joined, pa.concat_tables(hits), task.beginnings)
     lines = [canonical_json(question) + b"\n" for question in questions]
-    with sealed_path(task.path) as temporary:
+    with checksummed_path(task.path) as temporary:
         temporary.write_bytes(b"".join(lines))
 
 
@@ -352,7 +352,7 @@ def _edit_file(task) -> None:
     }
     _write_dropped(removed, number, tables["hits"])
     for name, table in tables.items():
-        with sealed_path(result_file(prefix, name)) as temporary:
+        with checksummed_path(result_file(prefix, name)) as temporary:
             pq.write_table(table, temporary, compression="zstd")
 
 

@@ -23,7 +23,7 @@ from gristmill.data_pipeline.ledger.document_file import (
     unpacked_ids,
     utf8_of,
 )
-from gristmill.foundation.checksums import is_sealed, link_sealed, seal_of
+from gristmill.foundation.checksums import checksum_path, link_with_checksum, matches_checksum
 from gristmill.foundation.config import Config
 from gristmill.foundation.fingerprint import fingerprint
 from gristmill.foundation.runtime.tasks.engine import Engine
@@ -91,7 +91,7 @@ class KeptHashes:
         for path in self.folder.glob("*.rec"):
             if path not in paths:
                 path.unlink()
-                seal_of(path).unlink(missing_ok=True)
+                checksum_path(path).unlink(missing_ok=True)
 
 
 def find_exact_duplicates(
@@ -138,8 +138,8 @@ def find_exact_duplicates(
 
 def _hash_file(task: tuple[DocumentFile, ExactDedupConfig, Shuffle, int, Path | None]) -> None:
     document_file, config, hashes, number, kept_path = task
-    if kept_path is not None and is_sealed(kept_path):
-        link_sealed(kept_path, hashes.path(number))
+    if kept_path is not None and matches_checksum(kept_path):
+        link_with_checksum(kept_path, hashes.path(number))
         return
     records = np.concatenate([np.empty(0, HASHED), *_hashed(document_file, config)])
     if config.hash_bits == 64:
@@ -147,7 +147,7 @@ def _hash_file(task: tuple[DocumentFile, ExactDedupConfig, Shuffle, int, Path | 
     records = records[key_order(np.ascontiguousarray(records["key"][:, 0]))]
     hashes.write_sorted(number, records, range_of_keys(records["key"][:, 0], hashes.ranges))
     if kept_path is not None and len(records) >= MIN_KEPT_RECORDS:
-        link_sealed(hashes.path(number), kept_path)
+        link_with_checksum(hashes.path(number), kept_path)
 
 
 def _hashed(document_file: DocumentFile, config: ExactDedupConfig) -> Iterator[np.ndarray]:

@@ -31,7 +31,7 @@ from gristmill.data_pipeline.ledger.document_file import (
     sortable_ids,
 )
 from gristmill.data_pipeline.signals.characters import NUM_CODE_POINTS, category_letters, first_code_points
-from gristmill.foundation.checksums import file_state, is_sealed, seal_of
+from gristmill.foundation.checksums import checksum_path, file_state, matches_checksum
 from gristmill.foundation.runtime.kernels.cached_njit import cached_njit
 from gristmill.foundation.runtime.kernels.kernel_files import cached_array
 from gristmill.foundation.runtime.tasks.task_files import fetch
@@ -265,7 +265,7 @@ def document_keys(path: Path) -> np.ndarray:
 def _mapped_keys(array_path: Path, _: tuple[int, ...]) -> np.ndarray | None:
     """The array in this state, mapped from disk; None if it is not whole, or has other fields. Several steps read it,
     one after the other, and to check and map it takes as long as to read 100,000 keys."""
-    keys = load_array(array_path, mapped=True) if is_sealed(array_path) else None
+    keys = load_array(array_path, mapped=True) if matches_checksum(array_path) else None
     return keys if keys is not None and keys.dtype == DOCUMENT_KEY else None
 
 
@@ -302,7 +302,7 @@ def write_keys(path: Path, keys: np.ndarray) -> None:
 def remove_keys(path: Path) -> None:
     """Removes the array of an annotated file that is about to change."""
     keys_path(path).unlink(missing_ok=True)
-    seal_of(keys_path(path)).unlink(missing_ok=True)
+    checksum_path(keys_path(path)).unlink(missing_ok=True)
 
 
 PREFIX_BITS = 20

@@ -40,7 +40,7 @@ from gristmill.data_pipeline.ledger.document_file import (
     save_array,
     sortable_ids,
 )
-from gristmill.foundation.checksums import is_sealed, read_cached, seal_of, sealed_path
+from gristmill.foundation.checksums import checksum_path, checksummed_path, matches_checksum, read_cached
 from gristmill.foundation.files import file_digest, remove_tree
 from gristmill.foundation.runtime.tasks.engine import Engine
 from gristmill.foundation.runtime.tasks.task_files import Shuffle, fetch
@@ -88,7 +88,7 @@ class KeptDecisions:
 
     def read(self) -> DecidedRun | None:
         """The last run; None if nothing was kept."""
-        if not is_sealed(self.path):
+        if not matches_checksum(self.path):
             return None
         with np.load(self.path, allow_pickle=False) as stored:
             entries = [tuple(entry) for entry in orjson.loads(stored["entries"].tobytes())]
@@ -101,7 +101,7 @@ class KeptDecisions:
                 remove_tree(other)
         self.folder.mkdir(parents=True, exist_ok=True)
         entries = np.frombuffer(orjson.dumps(run.entries), np.uint8)
-        with sealed_path(self.path) as temporary, temporary.open("wb") as file:
+        with checksummed_path(self.path) as temporary, temporary.open("wb") as file:
             np.savez(file, entries=entries, starts=run.starts, ids=run.ids, decisions=run.decisions)
 
     def entries_of(self, documents: StoredDocuments, document_files: Sequence[DocumentFile]) -> list[Entry]:
@@ -109,8 +109,8 @@ class KeptDecisions:
         entries = []
         for shard, document_file in zip(documents.shards, document_files, strict=True):
             table = documents_file(shard.folder, shard.number)
-            seal = read_cached(seal_of(table))
-            digest = str(seal["xxh3"]) if isinstance(seal, dict) and "xxh3" in seal else file_digest(table)
+            checksum = read_cached(checksum_path(table))
+            digest = str(checksum["xxh3"]) if isinstance(checksum, dict) and "xxh3" in checksum else file_digest(table)
             identity = f"{self.sources[shard.stored.source]} {shard.stored.priority}"
             entries.append((document_file.path.stem, digest, identity))
         return entries

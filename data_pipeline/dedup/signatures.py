@@ -21,7 +21,14 @@ from pydantic import Field, ValidationError
 from gristmill.data_pipeline.dedup.folding import KnownValues, document_ids
 from gristmill.data_pipeline.dedup.minhash import ShingleHash, Unit, signatures_of
 from gristmill.data_pipeline.ledger.document_file import DocumentFile, load_array, packed_ids, sortable_ids, utf8_of
-from gristmill.foundation.checksums import check_outputs, is_sealed, link_sealed, read_cached, seal_of, sealed_path
+from gristmill.foundation.checksums import (
+    check_outputs,
+    checksum_path,
+    checksummed_path,
+    link_with_checksum,
+    matches_checksum,
+    read_cached,
+)
 from gristmill.foundation.config import Config
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.files import atomic_path, file_digest, remove_tree, write_atomic
@@ -159,7 +166,7 @@ def minhash_of(values: np.ndarray, scheme: SignatureScheme, permutations: Any = 
 # are found by id, so a file that lost rows, or other rows of which are kept, still has signatures of the rest.
 SIGNATURE_CACHE = "signatures"  # in the cache of a work folder
 SCHEME_CHARACTERS = 16
-KEPT_ROWS = "kept_rows"  # in the seals of kept signatures
+KEPT_ROWS = "kept_rows"  # in the checksum files of kept signatures
 
 
 @dataclass(frozen=True)
@@ -206,7 +213,7 @@ class SignatureCache:
 
     def has(self, document_file: DocumentFile) -> bool:
         """Whether the file's documents were signed."""
-        return all(is_sealed(path) for path in self.paths(document_file.path.stem))
+        return all(matches_checksum(path) for path in self.paths(document_file.path.stem))
 
     def signatures(self, document_file: DocumentFile) -> np.ndarray:
         """uint32[documents, hashes], mapped from disk; of documents that the file has lost, too. The file was
@@ -241,7 +248,7 @@ class SignatureCache:
         """Links the files of a store's shard to the cache."""
         made_from = document_file.kept_rows
         for path, kept in zip((signatures_path, table_path), self.paths(document_file.path.stem)[::-1], strict=True):
-            link_sealed(path, kept, note={KEPT_ROWS: made_from})
+            link_with_checksum(path, kept, note={KEPT_ROWS: made_from})
 
     def is_of(self, document_file: DocumentFile) -> bool:
         """Whether the signatures are those of the file's kept documents, row for row: they were kept for the same rows
@@ -251,8 +258,8 @@ class SignatureCache:
 
     def _notes(self, document_file: DocumentFile) -> set[str | None]:
         """Notes of the two files, which may be of two runs after a kill."""
-        seals = (read_cached(seal_of(path)) for path in self.paths(document_file.path.stem))
-        return {seal.get(KEPT_ROWS) for seal in seals if isinstance(seal, dict)}
+        checksums = (read_cached(checksum_path(path)) for path in self.paths(document_file.path.stem))
+        return {checksum.get(KEPT_ROWS) for checksum in checksums if isinstance(checksum, dict)}
 
     def prune(self, stems: Collection[str]) -> None:
         """Removes the signatures of other annotated files, and of other schemes."""
@@ -262,7 +269,7 @@ class SignatureCache:
         for path in self.folder.glob("*.*"):
             if not path.name.startswith(".") and path.stem not in stems:
                 path.unlink()
-                seal_of(path).unlink(missing_ok=True)
+                checksum_path(path).unlink(missing_ok=True)
 
 
 def _packed_column(path: Path) -> np.ndarray:
@@ -404,8 +411,8 @@ def _sign_file(task: tuple[DocumentFile, SignatureScheme, Path, int, SignatureCa
     documents = int(document_file.kept_mask().sum())
     if cache is not None and cache.is_of(document_file):
         table_path, signatures_path = cache.paths(document_file.path.stem)
-        link_sealed(signatures_path, names[1])
-        link_sealed(table_path, names[0])  # last: it says that both are whole
+        link_with_checksum(signatures_path, names[1])
+        link_with_checksum(table_path, names[0])  # last: it says that both are whole
         return documents
     stored = None if cache is None else cache.part(document_file)
     if stored is None or not write_from_cache(document_file, scheme, stored, *names):
@@ -435,13 +442,13 @@ def write_signatures(
 ) -> None:
     """The two files of a store's shard; the table last, which says that both are whole."""
     tables = []
-    with sealed_path(signatures_path) as temporary, temporary.open("wb") as file:
+    with checksummed_path(signatures_path) as temporary, temporary.open("wb") as file:
         header = {"descr": "<u4", "fortran_order": False, "shape": (documents, scheme.hashes)}
         np.lib.format.write_array_header_1_0(file, header)
         for table, signatures in batches:
             file.write(np.ascontiguousarray(signatures, "<u4").tobytes())
             tables.append(table)
-    with sealed_path(table_path) as temporary:
+    with checksummed_path(table_path) as temporary:
         pq.write_table(pa.Table.from_batches(tables, schema=STORED_SCHEMA), temporary, compression="zstd")
 
 

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from gristmill.data_pipeline.filters.profiles import PROFILE, WANTED_LANGUAGE, Rules
-from gristmill.foundation.checksums import file_state, is_sealed, read_cached, seal_of, write_sealed
+from gristmill.foundation.checksums import checksum_path, file_state, matches_checksum, read_cached, write_with_checksum
 from gristmill.foundation.files import file_digest
 from gristmill.foundation.fingerprint import fingerprint
 from gristmill.foundation.runtime.tasks.engine import Engine
@@ -200,8 +200,8 @@ def apply_filters_to_files(
 
 def _key(task: FilterTask, code_version: int) -> str:
     """Fingerprint of all that decides the results, besides the annotated file's name."""
-    seal = read_cached(seal_of(task.path))
-    documents = seal["xxh3"] if isinstance(seal, dict) and "xxh3" in seal else file_digest(task.path)
+    checksum = read_cached(checksum_path(task.path))
+    documents = checksum["xxh3"] if isinstance(checksum, dict) and "xxh3" in checksum else file_digest(task.path)
     split = None if task.split_of is None else [task.split_of.func.__name__, repr(task.split_of.keywords)]
     return fingerprint([documents, task.rules.description, split, code_version, RESULTS_VERSION])[:16]
 
@@ -211,13 +211,13 @@ def _remove_others(folder: Path, names: Collection[str]) -> None:
     for path in folder.glob("*"):
         if path.name[:-NAME_END] not in names and not path.name.startswith("."):
             path.unlink()
-            seal_of(path).unlink(missing_ok=True)
+            checksum_path(path).unlink(missing_ok=True)
 
 
 def _store_results(task: tuple[FilterTask, Path]) -> StoredResults:
     filter_task, prefix = task
     records, summary = Shuffle(prefix, STORED, 1, 1), prefix.with_name(f"{prefix.name}-00000.sum")
-    if not (is_sealed(records.path(0)) and is_sealed(summary)):
+    if not (matches_checksum(records.path(0)) and matches_checksum(summary)):
         results = apply_filters(filter_task)
         rows = np.empty(results.num_documents, STORED)
         for name in STORED.names or ():
@@ -242,7 +242,7 @@ def _write_summary(path: Path, results: FilterResults) -> None:
         "with_nearest": [nearest is not None for nearest in all_nearest],
     }
     header = orjson.dumps(described) + b"\n"
-    write_sealed(
+    write_with_checksum(
         path, header, *(np.ascontiguousarray(array).astype("<" + array.dtype.str[1:]).tobytes() for array in arrays)
     )
 

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from gristmill.foundation.checksums import read_cached, seal_of, sealed_path
+from gristmill.foundation.checksums import checksum_path, checksummed_path, read_cached
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.files import is_temporary, remove_tree, sweep, write_atomic
 from gristmill.foundation.fingerprint import canonical_json
@@ -86,8 +86,8 @@ class DocumentFile:
 
     @cached_property
     def kept_rows(self) -> str | None:
-        """Digest of the file's content and of which rows are kept; None if the file has no seal."""
-        known = read_cached(seal_of(self.path))
+        """Digest of the file's content and of which rows are kept; None if the file has no checksum file."""
+        known = read_cached(checksum_path(self.path))
         if not isinstance(known, dict) or "xxh3" not in known:
             return None
         return f"{known['xxh3']} {self.kept_digest}"
@@ -228,7 +228,7 @@ IDENTITY_FILE = "identity.json"
 
 def save_array(path: Path, array: np.ndarray) -> None:
     """Writes one .npy file, whole or not at all."""
-    with sealed_path(path) as temporary, temporary.open("wb") as file:
+    with checksummed_path(path) as temporary, temporary.open("wb") as file:
         np.lib.format.write_array(file, np.asarray(array, order="C"), version=(1, 0), allow_pickle=False)
 
 

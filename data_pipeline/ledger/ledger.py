@@ -32,7 +32,7 @@ from gristmill.data_pipeline.ledger.removal_step import (
     list_column,
     read_evidence,
 )
-from gristmill.foundation.checksums import is_sealed, sealed_path
+from gristmill.foundation.checksums import checksummed_path, matches_checksum
 from gristmill.foundation.files import atomic_path
 
 FAILURE = pa.struct([("rule", pa.string()), ("value", pa.float64()), ("threshold", pa.float64())])
@@ -97,10 +97,10 @@ class LedgerTask:
 
 def write_ledger(task: LedgerTask) -> None:
     """Writes the shard, unless it is complete already."""
-    if is_sealed(task.path):
+    if matches_checksum(task.path):
         return
     tables = (table for rows in task.rows for table in ledger_tables(rows, task.rules, task.split_names, task.source))
-    with sealed_path(task.path) as temporary:
+    with checksummed_path(task.path) as temporary:
         write_rows(tables, temporary)
 
 

@@ -16,7 +16,7 @@ from gristmill.data_pipeline.quality.config import FITTED_NAME, QualityConfig
 from gristmill.data_pipeline.quality.linear_model import FitSettings, LinearModel, fit_linear_model, load_linear_model
 from gristmill.data_pipeline.readers.source import SourceConfig
 from gristmill.data_pipeline.signals.bits import TextBuffer
-from gristmill.foundation.checksums import is_sealed, seal, sealed_path
+from gristmill.foundation.checksums import checksummed_path, matches_checksum, write_checksum
 from gristmill.foundation.errors import InputError, RecipeError, did_you_mean
 from gristmill.foundation.fingerprint import fingerprint
 from gristmill.foundation.runtime.tasks.engine import Engine
@@ -70,9 +70,9 @@ def score_quality(
     for name in (*config.positive, *config.negative, *config.apply_to):
         _check_name(name, list(by_name))
     work = folders.cache / fingerprint(_identity(sources, config))
-    if not is_sealed(work / FITTED_NAME):
+    if not matches_checksum(work / FITTED_NAME):
         _fit(by_name, config).save(work / FITTED_NAME)
-        seal(work / FITTED_NAME)
+        write_checksum(work / FITTED_NAME)
     load_linear_model(work / FITTED_NAME).save(folders.corpus / FITTED_NAME)
     scored_sources = [by_name[name] for name in config.scored]
     tasks = [
@@ -93,7 +93,7 @@ def score(task: ScoreTask) -> None:
     with pq.ParquetFile(task.annotated) as file:
         batches = file.iter_batches(SCORED_ROWS, columns=["text"])
         scores = [np.nan_to_num(model.scores(TextBuffer.of(batch.column("text").to_pylist()))) for batch in batches]
-    with sealed_path(task.path) as temporary, temporary.open("wb") as file:
+    with checksummed_path(task.path) as temporary, temporary.open("wb") as file:
         np.save(file, np.concatenate([np.empty(0), *scores]))
 
 

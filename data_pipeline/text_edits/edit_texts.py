@@ -47,7 +47,7 @@ from gristmill.data_pipeline.signals.kernel import measure_buffer
 from gristmill.data_pipeline.signals.language import LANGUAGE_FIELDS, detect_buffer
 from gristmill.data_pipeline.signals.names import SIGNAL_FIELDS
 from gristmill.data_pipeline.text_edits.span_removal import EditedFile, SpanRemoval, edit_document_files
-from gristmill.foundation.checksums import sealed_path
+from gristmill.foundation.checksums import checksummed_path
 from gristmill.foundation.runtime.tasks.engine import Engine
 
 PARENT_ROW = pa.field("parent_row", pa.int64())  # the row of the annotated file that it comes from
@@ -272,7 +272,7 @@ def write_reannotated(task: ReannotatedFile) -> None:
     kept = task.document_file.kept_mask()
     pieces = _pieces(task.pieces)
     parents = [np.empty(0, np.int64)]
-    with pq.ParquetFile(task.annotated) as file, sealed_path(task.path) as temporary:
+    with pq.ParquetFile(task.annotated) as file, checksummed_path(task.path) as temporary:
         schema = file.schema_arrow.append(PARENT_ROW)
         with pq.ParquetWriter(temporary, schema, compression="zstd") as writer:
             start = 0
@@ -286,7 +286,7 @@ def write_reannotated(task: ReannotatedFile) -> None:
                 start += len(table)
         if task.scores is not None:
             scores = np.load(task.scores)[np.concatenate(parents)]
-            with sealed_path(task.new_scores) as unfinished, unfinished.open("wb") as scores_file:
+            with checksummed_path(task.new_scores) as unfinished, unfinished.open("wb") as scores_file:
                 np.save(scores_file, scores)
 
 

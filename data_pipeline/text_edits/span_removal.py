@@ -27,7 +27,7 @@ from gristmill.data_pipeline.ledger.removal_step import (
     sorted_spans,
     write_removed,
 )
-from gristmill.foundation.checksums import sealed_path
+from gristmill.foundation.checksums import checksummed_path
 from gristmill.foundation.files import file_digest
 from gristmill.foundation.runtime.tasks.engine import Engine
 from gristmill.foundation.runtime.tasks.task_files import Shuffle
@@ -142,7 +142,7 @@ def _edit_file(task: EditTask) -> None:
     record = EditLog([], [], [])
     if spans and task.removal.is_applied:
         with (
-            sealed_path(task.path) as temporary,
+            checksummed_path(task.path) as temporary,
             pq.ParquetWriter(temporary, EDITED_TEXTS, compression="zstd") as writer,
         ):
             for doc_ids, texts in _edited_batches(task, spans, record):
@@ -150,7 +150,7 @@ def _edit_file(task: EditTask) -> None:
     elif spans:
         for _ in _edited_batches(task, spans, record):
             pass
-    with sealed_path(task.removed_spans) as temporary:
+    with checksummed_path(task.removed_spans) as temporary:
         pq.write_table(pa.Table.from_pylist(record.removed_spans, schema=REMOVED_SPANS), temporary, compression="zstd")
     columns = {"row": np.array(record.rows, np.int64), "value": np.array(record.values, np.float64)}
     write_removed(task.removed, task.number, **columns)

@@ -9,13 +9,13 @@ from gristmill.foundation import checksums
 from gristmill.foundation.checksums import (
     SMALL_BYTES,
     check_against,
+    checksum_path,
+    checksummed_path,
     drop_damaged,
-    is_sealed,
+    matches_checksum,
     read_cached,
     reading,
-    remove_seals,
-    seal_of,
-    sealed_path,
+    remove_checksums,
 )
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.files import file_digest
@@ -24,31 +24,31 @@ from gristmill.foundation.manifest import Output
 
 @pytest.fixture
 def path(tmp_path):
-    with sealed_path(tmp_path / "deep/x") as temporary:
+    with checksummed_path(tmp_path / "deep/x") as temporary:
         temporary.write_bytes(b"content")
     return tmp_path / "deep/x"
 
 
-def test_a_file_that_is_as_it_was_sealed_stays(path, tmp_path):
+def test_a_file_that_matches_its_checksum_stays(path, tmp_path):
     said = []
     drop_damaged(tmp_path, said.append)
-    assert is_sealed(path) and said == []
+    assert matches_checksum(path) and said == []
 
 
 def test_a_copied_file_is_read_once_and_stays(tmp_path, monkeypatch):
     path = tmp_path / "x"
-    with sealed_path(path) as temporary:
+    with checksummed_path(path) as temporary:
         temporary.write_bytes(bytes(2 * SMALL_BYTES))
     read = []
     digest = checksums._digest
     monkeypatch.setattr(checksums, "_digest", lambda path: read.append(path) or digest(path))
     os.utime(path, (1, 1))
-    assert is_sealed(path) and is_sealed(path) and read == [path]
+    assert matches_checksum(path) and matches_checksum(path) and read == [path]
 
 
 def test_a_file_that_changes_while_it_is_read_is_read_again(tmp_path, monkeypatch):
     path = tmp_path / "x"
-    with sealed_path(path) as temporary:
+    with checksummed_path(path) as temporary:
         temporary.write_bytes(bytes(2 * SMALL_BYTES))
     os.utime(path, (1, 1))
     digest = checksums._digest
@@ -59,9 +59,9 @@ def test_a_file_that_changes_while_it_is_read_is_read_again(tmp_path, monkeypatc
         return read
 
     monkeypatch.setattr(checksums, "_digest", digest_then_change)
-    is_sealed(path)
+    matches_checksum(path)
     monkeypatch.setattr(checksums, "_digest", digest)
-    assert not is_sealed(path)
+    assert not matches_checksum(path)
 
 
 @pytest.mark.parametrize("content", [b"cOntent", b"conten", b"", b"content and more"])
@@ -72,26 +72,26 @@ def test_a_damaged_file_is_named_and_removed_even_with_its_old_times(path, tmp_p
     said = []
     drop_damaged(tmp_path, said.append)
     assert said == [f"{path}: damaged; it is written again"]
-    assert not path.exists() and not seal_of(path).exists()
+    assert not path.exists() and not checksum_path(path).exists()
 
 
 @pytest.mark.parametrize("content", [b"", b"[1]", b'{"xxh3":"0"}', b"\xff"])
 def test_a_damaged_seal_fits_no_file(path, tmp_path, content):
-    seal_of(path).write_bytes(content)
-    assert not is_sealed(path)
+    checksum_path(path).write_bytes(content)
+    assert not matches_checksum(path)
 
 
 def test_a_kill_before_the_second_seal_loses_nothing(path):
-    with sealed_path(path) as temporary:
+    with checksummed_path(path) as temporary:
         temporary.write_bytes(bytes(2 * SMALL_BYTES))
-    digest_only = seal_of(path).read_bytes().split(b',"state"')[0] + b"}"
-    assert digest_only != seal_of(path).read_bytes()
-    seal_of(path).write_bytes(digest_only)
-    assert is_sealed(path)
+    digest_only = checksum_path(path).read_bytes().split(b',"state"')[0] + b"}"
+    assert digest_only != checksum_path(path).read_bytes()
+    checksum_path(path).write_bytes(digest_only)
+    assert matches_checksum(path)
 
 
 def test_seals_are_removed_before_the_manifest_is_written(path, tmp_path):
-    remove_seals(tmp_path)
+    remove_checksums(tmp_path)
     assert [p.name for p in path.parent.iterdir()] == ["x"]
 
 

@@ -1,5 +1,5 @@
-"""Mutated manifests, locks, counts, ledgers, leases and seals: refused by name, or no byte changed; never a traceback,
-never `identical`. Run one mutant alone: `check(place, case, number)` with what a failure prints."""
+"""Mutated manifests, locks, counts, ledgers, leases and checksum files: refused by name, or no byte changed; never a
+traceback, never `identical`. Run one mutant alone: `check(place, case, number)` with what a failure prints."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,10 +17,10 @@ from gristmill.foundation.checksums import (
     Lock,
     LockedSource,
     check_outputs,
-    is_sealed,
+    checksum_path,
+    checksummed_path,
+    matches_checksum,
     read_lock,
-    seal_of,
-    sealed_path,
     write_lock,
 )
 from gristmill.foundation.errors import InputError
@@ -50,7 +50,7 @@ def place(tmp_path_factory) -> Place:
     run_curate([books], workdir, near_dedup=None)
     write_manifest(workdir / "curate", StageIdentity("curate", 1, {"seed": 1}), {}, {})
     write_lock(workdir / "lock.json", Lock(sources=(LockedSource(name="books", request={}, files=()),)))
-    with sealed_path(workdir / "cache/shard") as temporary:
+    with checksummed_path(workdir / "cache/shard") as temporary:
         temporary.write_bytes(b"content")
     rows = pq.read_table(workdir / LEDGER).to_pylist()
     return Place(workdir, next(row["doc_id"] for row in rows if row["outcome"] == "kept"))
@@ -91,8 +91,8 @@ def ask_lease(place: Place) -> None:
     raise InputError("free")
 
 
-def ask_seal(place: Place) -> None:
-    if not is_sealed(place.workdir / "cache/shard"):
+def ask_checksum(place: Place) -> None:
+    if not matches_checksum(place.workdir / "cache/shard"):
         raise InputError("made again")
 
 
@@ -104,7 +104,7 @@ CASES: dict[str, tuple[str, Callable[[Place], None]]] = {
     "explored ledger": (LEDGER, ask_explore),
     "counts of why": (f"curate/{COUNTS_NAME}", ask_why),
     "lease": (LEASE_NAME, ask_lease),
-    "sealed file": ("cache/shard", ask_seal),
+    "file with a checksum": ("cache/shard", ask_checksum),
 }
 
 
@@ -158,10 +158,10 @@ def test_without_a_manifest_a_damaged_corpus_is_refused_or_read(place, case, mon
 
 
 def test_seals_are_tried_too(place):
-    """A mutated seal fits its file, or the file is made again: either way no error."""
-    path = seal_of(place.workdir / "cache/shard")
+    """A mutated checksum file fits its file, or the file is made again: either way no error."""
+    path = checksum_path(place.workdir / "cache/shard")
     content = path.read_bytes()
     for number in range(100):
         path.write_bytes(mutate(content, np.random.default_rng([SEED, number])))
-        assert is_sealed(place.workdir / "cache/shard") in (True, False)
+        assert matches_checksum(place.workdir / "cache/shard") in (True, False)
     path.write_bytes(content)

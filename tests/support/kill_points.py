@@ -4,8 +4,8 @@ FOLDER in_step|asynchronous each|changes.
 FOLDER/whole is the run that nobody kills. Prints {"calls": [names in order], "failures": [...]}. Forks from a process
 that has done one run in its one thread, so that torch is loaded to the last module and a run costs little.
 
-each: every call of three steps and the seal. changes: every second one from the second step's save on, and the first of
-each kind, without fsync, which changes nothing that a killed process's successor can see."""
+each: every call of three steps and the manifest. changes: every second one from the second step's save on, and the
+first of each kind, without fsync, which changes nothing that a killed process's successor can see."""
 
 import contextlib
 import json

@@ -174,7 +174,7 @@ def kill_worker_at(run: Run, moment: float, rng: random.Random) -> bool:
 
 def files_of(folder: Path, left_out: Sequence[str] = ("logs",)) -> dict[str, str]:
     """Relative name -> digest of every file, hidden ones too, that is under no folder called as in left_out. Left out
-    are the lease, which names the process that wrote last, and seals, which remember inodes and times."""
+    are the lease, which names the process that wrote last, and checksum files, which remember inodes and times."""
     return {
         path.relative_to(folder).as_posix(): file_digest(path)
         for path in sorted(folder.rglob("*"))

@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 import orjson
 
-from gristmill.foundation.checksums import read_cached, seal_of, write_sealed
+from gristmill.foundation.checksums import checksum_path, read_cached, write_with_checksum
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.files import file_digest, is_temporary, locked_temp_dir, remove_abandoned
 from gristmill.foundation.runtime.store.store import Store
@@ -35,18 +35,18 @@ class TransferError(InputError):
 
 @dataclass(frozen=True)
 class TaskFile:
-    """A file of the work folder. name: relative to it. digest: SHA-256. seal: its checksum file's digest, "" for
+    """A file of the work folder. name: relative to it. digest: SHA-256. checksum: XXH3-128 in its checksum file, "" for
     none."""
 
     name: str
     bytes: int
     digest: str
-    seal: str = ""
+    checksum: str = ""
 
     @classmethod
     def of(cls, path: Path, root: Path) -> "TaskFile":
-        seal = read_cached(seal_of(path))
-        digest = seal.get("xxh3", "") if isinstance(seal, dict) else ""
+        checksum = read_cached(checksum_path(path))
+        digest = checksum.get("xxh3", "") if isinstance(checksum, dict) else ""
         return cls(path.relative_to(root).as_posix(), path.stat().st_size, file_digest(path), digest)
 
 
@@ -305,14 +305,14 @@ class Shuffle:
         """Frees the disk when nothing reads the records any more."""
         for path in self.paths():
             path.unlink(missing_ok=True)
-            seal_of(path).unlink(missing_ok=True)
+            checksum_path(path).unlink(missing_ok=True)
 
     def write(self, part: int, records: np.ndarray, bounds: np.ndarray) -> None:
         """One part, whole or not at all. records: ordered by range; bounds int64[ranges + 1]: where each begins."""
         if records.dtype != self.dtype or len(bounds) != self.ranges + 1 or bounds[-1] != len(records):
             raise ValueError(f"{self.path(part)}: {records.dtype}, {len(bounds)} bounds up to {bounds[-1]}")
         head = MAGIC + np.array([self.dtype.itemsize, self.ranges, *bounds], "<u8").tobytes()
-        write_sealed(self.path(part), head, np.ascontiguousarray(records).view(np.uint8).data)
+        write_with_checksum(self.path(part), head, np.ascontiguousarray(records).view(np.uint8).data)
 
     def write_sorted(self, part: int, records: np.ndarray, range_of: np.ndarray) -> None:
         """One part of records that are ordered by their range, range_of int64[records]."""

@@ -21,7 +21,7 @@ from typing import Any, Protocol
 import orjson
 import xxhash
 
-from gristmill.foundation.checksums import file_state, seal_with
+from gristmill.foundation.checksums import file_state, write_known_checksum
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.files import atomic_path, file_digest
 from gristmill.foundation.runtime.tasks.local import answer_of
@@ -267,8 +267,8 @@ class DriverFiles:
         if known is None or known[1] != file or not path.exists() or known[0] != file_state(path):
             self.objects.get(path, file.bytes, file.digest)
             self._stored.add(file.digest)
-            if file.seal:
-                seal_with(path, file.seal)
+            if file.checksum:
+                write_known_checksum(path, file.checksum)
             self._known[file.name] = file_state(path), file
 
     def wait(self) -> None:

@@ -8,8 +8,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from gristmill.data_pipeline.corpus.counts import (
-    Tallies,
-    Tally,
+    DocumentCounts,
+    OutcomeCounts,
     check_not_empty,
     count_files,
     count_source,
@@ -66,8 +66,8 @@ def counted(read: SourceState, written: SourceState, removals: list[RemovalStep]
     return count_source(read, of_files[read.source.name], quarantined)
 
 
-def tally(**counts: tuple[int, int]) -> Tally:
-    made = Tally()
+def document_counts(**counts: tuple[int, int]) -> DocumentCounts:
+    made = DocumentCounts()
     for name, (documents, num_bytes) in counts.items():
         made.add(name, documents, num_bytes)
     return made
@@ -133,11 +133,13 @@ def test_spans_are_counted_by_step_without_those_that_were_only_recorded():
 )
 def test_counts_that_do_not_add_up_are_refused(read, kept, spans, pieces, said):
     with pytest.raises(RuntimeError, match=said):
-        source_counts(read, Tallies(tally(train=kept), Tally(), Tally(), spans), pieces)
+        source_counts(
+            read, OutcomeCounts(document_counts(train=kept), DocumentCounts(), DocumentCounts(), spans), pieces
+        )
 
 
-def test_a_tally_leaves_out_names_without_documents():
-    counts = Tally()
+def test_document_counts_leave_out_names_without_documents():
+    counts = DocumentCounts()
     counts.add_rows("none", np.array([False, False]), np.array([5, 6]))
     counts.add_rows("some", np.array([True, True]), np.array([5, 6]))
     counts.add("some", 1, 9)

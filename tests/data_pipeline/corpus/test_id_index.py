@@ -10,7 +10,7 @@ from gristmill.data_pipeline.corpus.id_index import (
     merged_records,
     sorted_records,
 )
-from gristmill.foundation.checksums import write_sealed
+from gristmill.foundation.checksums import write_with_checksum
 
 
 def drawn_records(size: int, second_halves: int, seed: int = 4) -> np.ndarray:
@@ -58,7 +58,7 @@ def test_records_of_tables_that_are_gone_are_left_out_and_others_get_new_numbers
 def test_tables_of_a_kept_index_get_their_numbers_of_now(tmp_path):
     corpus, kept = tmp_path / "corpus", KeptIndex(tmp_path / "kept")
     for number in range(2):
-        write_sealed(corpus / "ids" / f"0000{number}.ids", b"records")
+        write_with_checksum(corpus / "ids" / f"0000{number}.ids", b"records")
     assert kept.renumbered(["a"], 2) is None
     kept.keep(corpus, ["a", "b", "c", "c"], 2)
     numbers = kept.renumbered(["new", "a", "c", "c"], 2)

@@ -219,7 +219,7 @@ def test_a_giant_group_is_verified_in_bounded_memory(tmp_path: Path):
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    """Of every file but the seals, which remember inodes and times."""
+    """Of every file but the checksum files, which remember inodes and times."""
     files = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.suffix != ".seal"]
     return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 

@@ -29,7 +29,7 @@ from gristmill.data_pipeline.readers.resolve import resolve
 from gristmill.data_pipeline.readers.source import SourceConfig
 from gristmill.data_pipeline.run_curation import annotated
 from gristmill.data_pipeline.signals.language import LanguageConfig
-from gristmill.foundation.checksums import Lock, sealed_path
+from gristmill.foundation.checksums import Lock, checksummed_path
 from gristmill.foundation.progress import Reporter
 from gristmill.foundation.runtime.tasks.local import LocalEngine
 from gristmill.pipelines.report.curation import language_blocks
@@ -188,7 +188,7 @@ def test_results_are_kept_for_the_same_documents_and_rules(tmp_path, monkeypatch
             detected_language=["en"] * rows,
             num_words=range(rows),
         )
-        with sealed_path(path) as temporary:
+        with checksummed_path(path) as temporary:
             pq.write_table(table, temporary)
         rules = Rules((replace(WORDS, threshold=threshold),), ())
         split_of = None if split is None else partial(one_split, split=split)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from gristmill.foundation.checksums import is_sealed, sealed_path
+from gristmill.foundation.checksums import checksummed_path, matches_checksum
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.files import locked_temp_dir, remove_abandoned
 from gristmill.foundation.runtime.store.store import Store
@@ -43,7 +43,7 @@ def copied(task):
     named, folder, prefix, out = task
     parts = [named, fetch_folder(folder) / "b.txt", fetch(prefix.with_name(f"{prefix.name}-7.txt"))]
     assert not (folder.parent / "secret.txt").exists()  # which the task does not name
-    with sealed_path(out) as temporary:
+    with checksummed_path(out) as temporary:
         temporary.write_text("".join(part.read_text() for part in parts))
     return {"out": out, "large": np.arange(100_000)}
 
@@ -57,7 +57,7 @@ def test_a_task_gets_what_it_names_and_its_files_come_back(files, tmp_path):
     for _ in range(2):  # the second run finds all in the node's cache, and writes the same
         found = run(files, copied, task)
         assert found["out"] == root / "new/out.txt" and found["large"].sum() == 4_999_950_000
-        assert found["out"].read_text() == "a.txtfolder/b.txtpre-7.txt" and is_sealed(found["out"])
+        assert found["out"].read_text() == "a.txtfolder/b.txtpre-7.txt" and matches_checksum(found["out"])
     (root / "a.txt").write_text("changed ")
     assert run(files, copied, task)["out"].read_text() == "changed folder/b.txtpre-7.txt"
     [view] = [path for path in (tmp_path / "node/nodes").glob("*/views/*") if path.is_dir()]
