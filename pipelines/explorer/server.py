@@ -2,10 +2,8 @@
 
 import hmac
 import re
-import socket
 from collections.abc import Callable
 from dataclasses import dataclass
-from ipaddress import ip_address
 from urllib.parse import parse_qs
 
 import uvicorn
@@ -18,6 +16,7 @@ from starlette.routing import Route
 
 from gristmill.foundation.errors import InputError, RecipeError
 from gristmill.foundation.progress import Reporter
+from gristmill.foundation.runtime.listener import bound, is_loopback
 from gristmill.pipelines.explorer import pages
 from gristmill.pipelines.explorer.corpus import ExploredCorpus
 from gristmill.pipelines.explorer.rows import Cursor, Filters
@@ -53,27 +52,10 @@ class Address:
             )
 
 
-def is_loopback(host: str) -> bool:
-    try:
-        return host == "localhost" or ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
 def serve_pages(app: Starlette, address: Address, said: str, reporter: Reporter) -> None:
     """Serves until Ctrl-C. said: what is served. Raises InputError if the address cannot be listened on."""
     address.check()
-    try:
-        family, kind, protocol, _, place = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)[0]
-        listener = socket.socket(family, kind, protocol)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(place)
-        listener.listen()  # so that a request right after the address is printed waits
-    except (OSError, OverflowError) as error:
-        raise InputError(
-            f"{address.host}:{address.port}: cannot listen here ({error}); choose another --port or --host"
-        ) from error
-    with listener:
+    with bound(address.host, address.port) as listener:
         query = "?token=TOKEN" if address.token else ""
         reporter.say(f"{said} at http://{address.host}:{listener.getsockname()[1]}/{query}")
         settings = uvicorn.Config(app, log_level="warning", lifespan="off")

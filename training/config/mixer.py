@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.metadata import EntryPoint, entry_points
-from math import prod
+from math import prod, sqrt
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
 from pydantic import AfterValidator, ValidationError
@@ -44,6 +44,16 @@ class MixerParameter:
     @property
     def count(self) -> int:
         return prod(self.shape)
+
+
+@dataclass(frozen=True)
+class FirstTaps:
+    """torch's first values of a convolution: uniform up to 1 / sqrt(taps)."""
+
+    taps: int
+
+    def __call__(self, uniform: Any) -> Any:
+        return (2 * uniform - 1) / sqrt(self.taps)
 
 
 class Share(NamedTuple):

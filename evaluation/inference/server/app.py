@@ -40,10 +40,10 @@ from gristmill.evaluation.inference.server.openai_api import (
     ApiRequest,
     ChatRequest,
     CompletionRequest,
+    RequestBody,
 )
 from gristmill.evaluation.inference.server.replies import Replies, error_body, read_calls
 from gristmill.evaluation.inference.server.responses import respond
-from gristmill.foundation.config import Config
 from gristmill.foundation.errors import InputError
 
 BODY_SECONDS = 30.0
@@ -335,7 +335,7 @@ async def _detokenize(model: ServedModel, request: Request) -> Response:
 # `POST /v1/embeddings`: final hidden states of texts, pooled over their tokens.
 
 
-class EmbeddingRequest(Config):
+class EmbeddingRequest(RequestBody):
     """input: texts or token ids, one or several. dimensions: those of the model, if given. pooling: mean of the hidden
     states of all tokens, or that of the last. normalize: to length 1, as OpenAI's are."""
 
@@ -345,13 +345,6 @@ class EmbeddingRequest(Config):
     dimensions: int | None = None
     pooling: Literal["mean", "last"] = "mean"
     normalize: bool = True
-
-    @model_validator(mode="before")
-    @classmethod
-    def null_is_the_default(cls, fields: Any) -> Any:
-        if not isinstance(fields, dict):
-            return fields
-        return {name: value for name, value in fields.items() if value is not None}
 
     @field_validator("input", mode="before")
     @classmethod

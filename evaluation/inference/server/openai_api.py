@@ -102,7 +102,18 @@ class ResponseFormat(Config):
         return schema_grammar(ANY_OBJECT if stated is None else stated)
 
 
-class ApiRequest(RequestOptions):
+class RequestBody(Config):
+    """Body of a request, in which null stands for a field's default."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def null_is_the_default(cls, fields: Any) -> Any:
+        if not isinstance(fields, dict):
+            return fields
+        return {name: value for name, value in fields.items() if value is not None}
+
+
+class ApiRequest(RequestBody, RequestOptions):
     """The fields that both endpoints have. temperature is by default the model's own, else 1, as in OpenAI's API.
     guided_json, guided_regex, guided_choice, guided_grammar: vLLM's names of a text's form."""
 
@@ -120,13 +131,6 @@ class ApiRequest(RequestOptions):
         if self.stream and self.best_of is not None and self.best_of > self.n:
             raise ValueError("best_of chooses at the end, so it cannot be streamed; leave stream or best_of out")
         return self
-
-    @model_validator(mode="before")
-    @classmethod
-    def null_is_the_default(cls, fields: Any) -> Any:
-        if not isinstance(fields, dict):
-            return fields
-        return {name: value for name, value in fields.items() if value is not None}
 
     def default_settings(self, new_tokens: int, defaults: GenerationDefaults) -> GenerationSettings:
         """The publisher's sampling. A seed is drawn where none is given."""

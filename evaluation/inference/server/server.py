@@ -5,7 +5,6 @@ import socket
 import threading
 from contextlib import ExitStack
 from dataclasses import dataclass
-from ipaddress import ip_address
 from pathlib import Path
 
 import uvicorn
@@ -19,6 +18,7 @@ from gristmill.evaluation.inference.server.engine import GenerationEngine, annou
 from gristmill.evaluation.inference.workdir import CheckpointPaths
 from gristmill.foundation.errors import InputError, RecipeError
 from gristmill.foundation.progress import Reporter
+from gristmill.foundation.runtime.listener import bound, is_loopback
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class ServerOptions:
 
     def check(self) -> None:
         """Raises RecipeError for a host that others reach without a token."""
-        if self.token is None and not _is_loopback(self.host):
+        if self.token is None and not is_loopback(self.host):
             raise RecipeError(
                 f"--host {self.host} is reached by other machines; set a token in GRISTMILL_API_TOKEN, or serve on "
                 "127.0.0.1"
@@ -129,23 +129,3 @@ class _StoppingServer(uvicorn.Server):
             await super().shutdown(sockets)
         finally:
             timer.cancel()
-
-
-def bound(host: str, port: int) -> socket.socket:
-    """A socket bound to the address. Raises InputError if that cannot be, such as for a port in use."""
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        listener = socket.socket(family, kind, protocol)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-        listener.listen()
-    except (OSError, OverflowError) as error:
-        raise InputError(f"{host}:{port}: cannot listen here ({error}); choose another --port or --host") from error
-    return listener
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return host == "localhost" or ip_address(host).is_loopback
-    except ValueError:
-        return False

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from pydantic import Field
 
 from gristmill.training.config.layers import divisors, nearest
-from gristmill.training.config.mixer import Mixer, MixerParameter, Share
+from gristmill.training.config.mixer import FirstTaps, Mixer, MixerParameter, Share
 
 MAX_CHUNK = 65_536
 MIN_STEP, MAX_STEP, STEP_FLOOR = 1e-3, 1e-1, 1e-4  # of dt's first values, in the paper's code
@@ -79,7 +79,7 @@ class Mamba2(Mixer):
             size = outputs[name]
             parameters += [
                 MixerParameter(
-                    f"{name}_convolution.weight", (size, self.kernel), "output", "filter", False, self._taps
+                    f"{name}_convolution.weight", (size, self.kernel), "output", "filter", False, FirstTaps(self.kernel)
                 ),
                 MixerParameter(f"{name}_convolution.bias", (size,), "output", "bias"),
             ]
@@ -88,10 +88,6 @@ class Mamba2(Mixer):
         parameters.append(MixerParameter("norm.weight", (inner,), "output", "norm"))
         parameters.append(MixerParameter("output.weight", (width, inner), "input", "output"))
         return tuple(parameters)
-
-    def _taps(self, uniform: Any) -> Any:
-        """torch's first values of a convolution: uniform up to 1 / sqrt(taps)."""
-        return (2 * uniform - 1) / math.sqrt(self.kernel)
 
     def scan_flops(self, width: int, tokens: int) -> float:
         """FLOPs of each chunk of q tokens: C B^T (q q state a group), its product with x (q q head_width a head), the

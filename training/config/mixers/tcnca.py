@@ -3,13 +3,12 @@
 MEGA (arXiv 2209.10655) with its moving average replaced by a temporal convolutional network, whose cost is linear in
 the sequence. Only the convolutions see beyond the border of a chunk, so they should see at least a chunk back."""
 
-import math
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from pydantic import Field
 
 from gristmill.training.config.layers import MAX_WIDTH, divisors, nearest
-from gristmill.training.config.mixer import Mixer, MixerParameter, Share
+from gristmill.training.config.mixer import FirstTaps, Mixer, MixerParameter, Share
 
 MAX_CHUNK = 65_536
 
@@ -65,7 +64,9 @@ class Tcnca(Mixer):
         for index in range(len(self.dilations)):
             name = f"convolutions.{index}"
             parameters.append(
-                MixerParameter(f"{name}.weight", (width, self.kernel), "output", "filter", initial=self._taps)
+                MixerParameter(
+                    f"{name}.weight", (width, self.kernel), "output", "filter", initial=FirstTaps(self.kernel)
+                )
             )
             parameters.append(MixerParameter(f"{name}.bias", (width,), "output", "bias"))
         parameters.append(MixerParameter("shared.weight", (shared, width), "input"))
@@ -83,10 +84,6 @@ class Tcnca(Mixer):
                 parameters.append(MixerParameter(f"{name}.bias", (width,), role="bias"))
         parameters.append(MixerParameter("output.weight", (width, values), "input", "output"))
         return tuple(parameters)
-
-    def _taps(self, uniform: Any) -> Any:
-        """torch's first values of a convolution: uniform up to 1 / sqrt(taps)."""
-        return (2 * uniform - 1) / math.sqrt(self.kernel)
 
     def scan_flops(self, width: int, tokens: int) -> float:
         """Every query of a chunk against every key, and the product with the values."""

@@ -27,7 +27,6 @@ from gristmill.evaluation.inference.server.engine import GenerationEngine
 from gristmill.evaluation.inference.server.model_calls import ServedModel
 from gristmill.evaluation.inference.server.server import (
     ServerOptions,
-    bound,
     new_batch,
     serve,
 )
@@ -38,6 +37,7 @@ from gristmill.foundation.errors import (
     RecipeError,
 )
 from gristmill.foundation.progress import Reporter
+from gristmill.foundation.runtime.listener import bound
 
 pytest.importorskip("uvicorn", reason="the extra `serve` is not installed")
 openai = pytest.importorskip("openai", reason="openai is not installed")
