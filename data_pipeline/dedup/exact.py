@@ -60,13 +60,6 @@ class ExactDedupConfig(Config):
         return {**fields, **preset}
 
 
-def exact_duplicates(
-    document_files: Sequence[DocumentFile], config: ExactDedupConfig, engine: Engine, folder: Path
-) -> pa.Table:
-    """Duplicates of `find_exact_duplicates`, in memory: doc_id, duplicate_of, similarity (1.0); sorted by doc_id."""
-    return table_of(find_exact_duplicates(document_files, config, engine, folder))
-
-
 EXACT_KEYS = "exact_keys"  # in the cache of a work folder
 MIN_KEPT_RECORDS = 1024  # of a file: fewer are made as fast as their links
 

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
-import pyarrow as pa
 import xxhash
 from pydantic import Field
 
@@ -21,24 +20,11 @@ from gristmill.data_pipeline.ledger.document_file import (
     document_file_identity,
     open_workspace,
     packed_ids,
-    unpacked_ids,
 )
 from gristmill.foundation.config import Config
 from gristmill.foundation.runtime.tasks.engine import Engine
 from gristmill.foundation.runtime.tasks.local import LocalEngine
 from gristmill.foundation.runtime.tasks.task_files import Shuffle, range_of_keys, ranges_for
-
-# start, stop: characters of the document's text. count: places of that text in the corpus. kept_in: the document
-# with the first one.
-DUPLICATE_SPANS = pa.schema(
-    [
-        ("doc_id", pa.string()),
-        ("start", pa.int64()),
-        ("stop", pa.int64()),
-        ("count", pa.int64()),
-        ("kept_in", pa.string()),
-    ]
-)
 
 PIECE = np.dtype(
     [
@@ -51,7 +37,8 @@ PIECE = np.dtype(
         ("priority", "<i8"),
     ]
 )
-# A span to remove: its document's file, place and packed ids; as DUPLICATE_SPANS otherwise.
+# A span to remove. start, stop: characters of the document's text. count: places of that text in the corpus. kept_in:
+# the document with the first one.
 SPAN = np.dtype(
     [
         ("file", "<i4"),
@@ -76,19 +63,6 @@ class SpanDedupConfig(Config):
     min_characters: int = Field(default=40, ge=1)
     normalization: Literal["whitespace", "words"] = "whitespace"
     scope: Literal["all", "source"] = "all"
-
-
-def duplicate_spans(
-    document_files: Sequence[DocumentFile], config: SpanDedupConfig, engine: Engine, folder: Path
-) -> pa.Table:
-    """Spans that `find_duplicate_spans` finds, in memory: doc_id, start, stop (characters), count, kept_in; ordered by
-    doc_id, start."""
-    records = find_duplicate_spans(document_files, config, engine, folder)
-    spans = records.read_all()
-    spans = spans[np.lexsort((spans["start"], spans["id"][:, 1], spans["id"][:, 0]))]
-    ids, kept = unpacked_ids(spans["id"]), unpacked_ids(spans["kept_in"])
-    columns = [ids, *(pa.array(spans[name]) for name in ("start", "stop", "count")), kept]
-    return pa.table(columns, schema=DUPLICATE_SPANS)
 
 
 def find_duplicate_spans(

@@ -40,13 +40,12 @@ from gristmill.foundation.runtime.tasks.task_files import Shuffle, range_of_keys
 
 pydivsufsort = DeferredModule("pydivsufsort")
 
-# start, stop: bytes of the document's UTF-8, on character bounds. kept_in: the document of the first place.
-REPEATS = pa.schema([("doc_id", pa.string()), ("start", pa.int64()), ("stop", pa.int64()), ("kept_in", pa.string())])
 # Byte between documents: never part of UTF-8, so no repeat runs across two documents.
 BETWEEN = 0xFF
 TEXTS = pa.schema([("doc_id", pa.string()), ("text", pa.large_string())])
 LENGTH = np.dtype([("id", "<u8", 2), ("length", "<i8")])
-# A span to remove: its document's file, and as REPEATS.
+# A span to remove. start, stop: bytes of the document's UTF-8, on character bounds. kept_in: the document of the first
+# place.
 REPEAT = np.dtype([("file", "<i4"), ("id", "<u8", 2), ("start", "<i8"), ("stop", "<i8"), ("kept_in", "<u8", 2)])
 MAX_GROUP_BYTES = 2_000_000_000  # suffixes are numbered in 32 bits
 
@@ -69,17 +68,6 @@ class Group:
     ids: np.ndarray
     data: np.ndarray
     firsts: np.ndarray
-
-
-def repeated_substrings(
-    document_files: Sequence[DocumentFile], config: SubstringDedupConfig, engine: Engine, folder: Path
-) -> pa.Table:
-    """Spans that `find_repeated_substrings` finds, in memory: doc_id, start, stop (bytes of UTF-8), kept_in; ordered by
-    doc_id, start."""
-    spans = find_repeated_substrings(document_files, config, engine, folder).read_all()
-    spans = spans[np.lexsort((spans["start"], spans["id"][:, 1], spans["id"][:, 0]))]
-    places = (pa.array(spans[name]) for name in ("start", "stop"))
-    return pa.table([unpacked_ids(spans["id"]), *places, unpacked_ids(spans["kept_in"])], schema=REPEATS)
 
 
 def find_repeated_substrings(

@@ -279,11 +279,6 @@ def check_page(html: bytes) -> None:
         raise NotAPage("not_html", "JSON, not a page")
 
 
-def main_text(page: Page, kept: np.ndarray, config: BlocksConfig) -> str:
-    """The text of the kept blocks that the options leave. kept: bool[B]."""
-    return _joined(page, with_options(page, kept, config), config)
-
-
 def with_options(page: Page, kept: np.ndarray, config: BlocksConfig) -> np.ndarray:
     """The kept blocks with comments and without tables, as the options say. kept: bool[B]."""
     elements, blocks = page.elements, page.blocks

@@ -127,10 +127,6 @@ class SentencePairs(DrawForecast):
             for name, count, runs in zip(self.sources, counts, self._runs, strict=True)
         ]
 
-    def pairs_of(self, source: str) -> int:
-        """How many pairs one epoch of the source has."""
-        return len(self._runs[self.sources.index(source)])
-
     def _first_token(self, source: int, sentence: int) -> int:
         reader = self._readers[source]
         return int(reader.pointers[sentence]) // reader.dtype.itemsize

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 from babel.core import get_global
-from fontTools.unicodedata import Scripts, script
+from fontTools.unicodedata import Scripts
 from pydantic import Field
 
 from gristmill.data_pipeline.signals.bits import BLOCK, ZERO, TextBuffer, below, decode, first_bit
@@ -68,20 +68,6 @@ def text_scripts(texts: TextBuffer) -> list[str]:
     found_N, all_names = np.empty(len(texts), np.int64), (*names, JAPANESE)
     _find_scripts(texts.text, texts.offsets, scripts_C, kana, places, found_N)
     return [all_names[place] for place in found_N.tolist()]
-
-
-def text_script(text: str) -> str:
-    """text_scripts in plain Python, of one text."""
-    flags = character_table()
-    scripts = Counter(script(c) for c in text[:HEAD_CHARS] if flags[ord(c)] & (WORD | IDEOGRAPH))
-    kana = sum(scripts.pop(name, 0) for name in KANA)
-    scripts[HAN] += kana
-    for name in NO_SCRIPT:
-        scripts.pop(name, None)
-    best = min(scripts, key=lambda name: (-scripts[name], name))
-    if not scripts[best]:
-        return NO_LETTERS
-    return JAPANESE if best == HAN and kana and kana >= KANA_SHARE * scripts[HAN] else best
 
 
 @cached_njit(nogil=True)

@@ -2,14 +2,16 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from gristmill.data_pipeline.ledger.document_file import DocumentFile
+from gristmill.data_pipeline.ledger.document_file import DocumentFile, unpacked_ids
 from gristmill.foundation.progress import Reporter
 from gristmill.foundation.runtime.tasks.local import LocalEngine
+from gristmill.foundation.runtime.tasks.task_files import Shuffle
 
 
 def engine(workers: int = 1) -> LocalEngine:
@@ -35,6 +37,18 @@ def found(table: pa.Table) -> dict[str, tuple[str, float]]:
     """{removed: (kept, similarity)} with the ids' padding taken off."""
     rows = zip(*(column.to_pylist() for column in table.columns), strict=True)
     return {removed.lstrip("0"): (kept.lstrip("0"), similarity) for removed, kept, similarity in rows}
+
+
+def recorded_spans(spans: Shuffle) -> list[dict[str, Any]]:
+    """The fields of the records but for the file, by document and start."""
+    records = spans.read_all()
+    records = records[np.lexsort((records["start"], records["id"][:, 1], records["id"][:, 0]))]
+    columns = {"doc_id": unpacked_ids(records["id"]).to_pylist()}
+    for name in ("start", "stop", "count"):
+        if name in records.dtype.fields:
+            columns[name] = records[name].tolist()
+    columns["kept_in"] = unpacked_ids(records["kept_in"]).to_pylist()
+    return pa.table(columns).to_pylist()
 
 
 def edited(words: Sequence[str], generator: np.random.Generator, edits: int) -> list[str]:

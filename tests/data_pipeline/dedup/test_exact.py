@@ -3,15 +3,27 @@
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from planted import engine, found, padded, write_part
 
 from gristmill.data_pipeline.dedup import exact as module
-from gristmill.data_pipeline.dedup.exact import DUPLICATE, ExactDedupConfig, exact_duplicates, reassign_copies, table_of
+from gristmill.data_pipeline.dedup.exact import (
+    DUPLICATE,
+    ExactDedupConfig,
+    find_exact_duplicates,
+    reassign_copies,
+    table_of,
+)
 from gristmill.data_pipeline.dedup.folding import fold_text
+from gristmill.data_pipeline.ledger.document_file import DocumentFile
 from gristmill.foundation.runtime.tasks.task_files import Shuffle
+
+
+def exact_duplicates(document_files: list[DocumentFile], config: ExactDedupConfig, folder: Path) -> pa.Table:
+    return table_of(find_exact_duplicates(document_files, config, engine(), folder))
 
 
 def normalized(text: str, rule: str) -> str:
@@ -30,7 +42,7 @@ def by_dictionary(documents: list[tuple[int, str, str]], rule: str) -> dict[str,
 
 def test_worked_example(tmp_path: Path):
     part = write_part(tmp_path / "p.parquet", {"1": "a b", "2": " a\n\tb", "3": "A b", "4": "a\u00a0b"})
-    table = exact_duplicates([part], ExactDedupConfig(), engine(), tmp_path / "work")
+    table = exact_duplicates([part], ExactDedupConfig(), tmp_path / "work")
     assert found(table) == {"1": ("2", 1.0), "4": ("2", 1.0)}  # 2 is the longest
 
 
@@ -46,7 +58,7 @@ def test_agrees_with_a_dictionary(tmp_path_factory, texts, rule):
         write_part(folder / f"{p}.parquet", {i: t for q, i, t in documents if q == p}, f"s{p}", priority=p)
         for p in {q for q, _, _ in documents}
     ]
-    table = exact_duplicates(parts, ExactDedupConfig(normalization=rule), engine(), folder / "work")
+    table = exact_duplicates(parts, ExactDedupConfig(normalization=rule), folder / "work")
     assert found(table) == by_dictionary(documents, rule)
 
 
@@ -54,7 +66,7 @@ def test_the_preset_of_mgpt_compares_all_bytes_by_64_bits(tmp_path: Path):
     config = ExactDedupConfig(preset="mgpt")
     assert (config.normalization, config.hash_bits) == ("bytes", 64)
     part = write_part(tmp_path / "p.parquet", {"1": "a b", "2": "a  b", "3": "a b", "4": "A b"})
-    assert found(exact_duplicates([part], config, engine(), tmp_path / "work")) == {"3": ("1", 1.0)}
+    assert found(exact_duplicates([part], config, tmp_path / "work")) == {"3": ("1", 1.0)}
     with pytest.raises(ValueError, match="preset mgpt means normalization: bytes; drop the preset or normalization"):
         ExactDedupConfig(preset="mgpt", normalization="words")
 
@@ -62,10 +74,10 @@ def test_the_preset_of_mgpt_compares_all_bytes_by_64_bits(tmp_path: Path):
 def test_ranges_of_the_hashes_change_nothing(tmp_path: Path, monkeypatch):
     texts = {f"{number + 1:x}": f"text {number % 7}" for number in range(30)}
     part = write_part(tmp_path / "p.parquet", texts)
-    whole = exact_duplicates([part], ExactDedupConfig(), engine(), tmp_path / "one")
+    whole = exact_duplicates([part], ExactDedupConfig(), tmp_path / "one")
     monkeypatch.setattr(module, "ranges_for", lambda *_: 4)
     assert len(whole) == 23
-    assert exact_duplicates([part], ExactDedupConfig(), engine(), tmp_path / "four").equals(whole)
+    assert exact_duplicates([part], ExactDedupConfig(), tmp_path / "four").equals(whole)
 
 
 @pytest.mark.parametrize(("hash_bits", "num_removed"), [(64, 1), (128, 0)])
@@ -76,23 +88,23 @@ def test_64_bits_are_the_high_half_of_the_hash(tmp_path: Path, monkeypatch, hash
     monkeypatch.setattr(module, "_keys", equal_high_halves)
     part = write_part(tmp_path / "p.parquet", {"1": "one text", "2": "other words"})
     config = ExactDedupConfig(normalization="bytes", hash_bits=hash_bits)
-    assert len(exact_duplicates([part], config, engine(), tmp_path / "work")) == num_removed
+    assert len(exact_duplicates([part], config, tmp_path / "work")) == num_removed
 
 
 def test_within_each_source_dead_rows_and_files(tmp_path: Path):
     one = write_part(tmp_path / "a.parquet", {"1": "x", "2": "x", "3": "x"}, "one", kept=[False, True, True])
     two = write_part(tmp_path / "b.parquet", {"4": "x"}, "two")
     within = ExactDedupConfig(scope="source")
-    assert found(exact_duplicates([one, two], within, engine(), tmp_path / "w1")) == {"3": ("2", 1.0)}
-    everywhere = exact_duplicates([one, two], ExactDedupConfig(), engine(), tmp_path / "w2")
+    assert found(exact_duplicates([one, two], within, tmp_path / "w1")) == {"3": ("2", 1.0)}
+    everywhere = exact_duplicates([one, two], ExactDedupConfig(), tmp_path / "w2")
     assert found(everywhere) == {"3": ("2", 1.0), "4": ("2", 1.0)}
-    assert everywhere.equals(exact_duplicates([two, one], ExactDedupConfig(), engine(), tmp_path / "w3"))
+    assert everywhere.equals(exact_duplicates([two, one], ExactDedupConfig(), tmp_path / "w3"))
 
 
 @pytest.mark.parametrize("texts", [{}, {"1": ""}])
 def test_nothing_to_do(tmp_path: Path, texts: dict[str, str]):
     part = write_part(tmp_path / "p.parquet", texts)
-    assert len(exact_duplicates([part], ExactDedupConfig(), engine(), tmp_path / "work")) == 0
+    assert len(exact_duplicates([part], ExactDedupConfig(), tmp_path / "work")) == 0
 
 
 # Copies follow their document: worked examples.

@@ -7,10 +7,10 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from planted import engine, padded, write_part
+from planted import engine, padded, recorded_spans, write_part
 from pydantic import ValidationError
 
-from gristmill.data_pipeline.dedup.spans import SpanDedupConfig, duplicate_spans, find_duplicate_spans, pieces_of
+from gristmill.data_pipeline.dedup.spans import SpanDedupConfig, find_duplicate_spans, pieces_of
 from gristmill.data_pipeline.text_edits.span_removal import SpanRemoval, edit_document_files
 
 BANNER = "Click here to accept the cookies of this page and of its partners."
@@ -70,8 +70,8 @@ def test_min_count_keeps_what_occurs_only_twice(tmp_path: Path):
 
 def test_the_record_names_count_and_first_place(tmp_path: Path):
     part = write_part(tmp_path / "p.parquet", {"1": "ab\ncd\nab\n", "2": "ab\n"})
-    table = duplicate_spans([part], ALL, engine(), tmp_path / "work")
-    assert table.to_pylist() == [
+    spans = recorded_spans(find_duplicate_spans([part], ALL, engine(), tmp_path / "work"))
+    assert spans == [
         {"doc_id": padded("1"), "start": 6, "stop": 9, "count": 3, "kept_in": padded("1")},
         {"doc_id": padded("2"), "start": 0, "stop": 3, "count": 3, "kept_in": padded("1")},
     ]
@@ -81,12 +81,12 @@ def test_within_each_source_and_any_division_into_files(tmp_path: Path):
     texts = {f"{i + 1:x}": f"{'abc'[i % 3]}\nx{i}\n{'de'[i % 2]}" for i in range(9)}
     one = [write_part(tmp_path / "p.parquet", texts)]
     several = [write_part(tmp_path / f"{k}.parquet", dict(list(texts.items())[k::3])) for k in (1, 0, 2)]
-    whole = duplicate_spans(one, ALL, engine(), tmp_path / "w1")
+    whole = recorded_spans(find_duplicate_spans(one, ALL, engine(), tmp_path / "w1"))
     assert len(whole) == 13
-    assert whole.equals(duplicate_spans(several, ALL, engine(), tmp_path / "w2"))
+    assert whole == recorded_spans(find_duplicate_spans(several, ALL, engine(), tmp_path / "w2"))
     apart = [write_part(tmp_path / f"s{k}.parquet", {f"{k}": "same line"}, source=f"s{k}") for k in (1, 2)]
     within = ALL.model_copy(update={"scope": "source"})
-    assert len(duplicate_spans(apart, within, engine(), tmp_path / "w3")) == 0
+    assert not recorded_spans(find_duplicate_spans(apart, within, engine(), tmp_path / "w3"))
 
 
 @settings(max_examples=15)

@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from planted import engine, padded, write_part
+from planted import engine, padded, recorded_spans, write_part
 
 from gristmill.data_pipeline.dedup import substrings
 from gristmill.data_pipeline.dedup.substrings import (
     Group,
     SubstringDedupConfig,
+    find_repeated_substrings,
     group_starts,
-    repeated_substrings,
     repeats_of,
 )
 from gristmill.foundation.errors import InputError
@@ -76,8 +76,8 @@ def test_spans_end_on_whole_characters():
 def test_the_table(tmp_path: Path):
     documents = {"1": "the cat sat on the mat, the end", "2": "and the cat sat on a hat"}
     part = write_part(tmp_path / "p.parquet", documents)
-    table = repeated_substrings([part], TEN, engine(), tmp_path / "work").to_pylist()
-    assert table == [{"doc_id": padded("2"), "start": 4, "stop": 19, "kept_in": padded("1")}]
+    spans = recorded_spans(find_repeated_substrings([part], TEN, engine(), tmp_path / "work"))
+    assert spans == [{"doc_id": padded("2"), "start": 4, "stop": 19, "kept_in": padded("1")}]
 
 
 @settings(max_examples=10)
@@ -87,8 +87,8 @@ def test_files_and_their_order_change_nothing(tmp_path_factory, texts):
     documents = {f"{i + 1:x}": text for i, text in enumerate(texts)}
     one = [write_part(folder / "p.parquet", documents)]
     several = [write_part(folder / f"{k}.parquet", dict(list(documents.items())[k::2])) for k in (1, 0)]
-    whole = repeated_substrings(one, TEN, engine(), folder / "one")
-    assert whole.equals(repeated_substrings(several, TEN, engine(), folder / "several"))
+    whole = recorded_spans(find_repeated_substrings(one, TEN, engine(), folder / "one"))
+    assert whole == recorded_spans(find_repeated_substrings(several, TEN, engine(), folder / "several"))
 
 
 def test_groups_bound_the_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -100,13 +100,13 @@ def test_groups_bound_the_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         substrings, "repeats_of", lambda group, min_bytes: sizes.append(len(group.data)) or plain(group, min_bytes)
     )
     config = SubstringDedupConfig(group_bytes=1024)
-    table = repeated_substrings([part], config, engine(), tmp_path / "work")
+    spans = recorded_spans(find_repeated_substrings([part], config, engine(), tmp_path / "work"))
     assert len(sizes) == 3
     assert max(sizes) <= 1024
-    assert set(table.column("doc_id").to_pylist()) >= {padded(i) for i in "246"}  # the second of each group
+    assert {span["doc_id"] for span in spans} >= {padded(i) for i in "246"}  # the second of each group
     assert not list((tmp_path / "work").glob("texts-*"))
     monkeypatch.setattr(substrings, "ranges_for", lambda records: records)
-    assert repeated_substrings([part], config, engine(), tmp_path / "ranges").equals(table)
+    assert recorded_spans(find_repeated_substrings([part], config, engine(), tmp_path / "ranges")) == spans
 
 
 @given(st.lists(st.integers(1, 8), max_size=20), st.integers(0, 8), st.integers(0, 20))
@@ -130,4 +130,4 @@ def test_group_starts_by_hand():
 def test_a_document_larger_than_a_group(tmp_path: Path):
     part = write_part(tmp_path / "p.parquet", {"1": "x" * 2000})
     with pytest.raises(InputError, match="has 2000 bytes; group_bytes=1024 must be more"):
-        repeated_substrings([part], SubstringDedupConfig(group_bytes=1024), engine(), tmp_path / "work")
+        find_repeated_substrings([part], SubstringDedupConfig(group_bytes=1024), engine(), tmp_path / "work")

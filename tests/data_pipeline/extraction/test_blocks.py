@@ -8,12 +8,13 @@ from gristmill.data_pipeline.extraction.blocks import (
     MAX_TAGS,
     NotAPage,
     check_page,
-    main_text,
     whole_text,
+    with_options,
     without_copies,
 )
 from gristmill.data_pipeline.extraction.blocks_config import BlocksConfig
 from gristmill.data_pipeline.extraction.html_extraction import MAX_HTML_BYTES, NotExtracted, extract, extract_page
+from gristmill.data_pipeline.extraction.layout import LayoutOptions, layout
 from gristmill.data_pipeline.extraction.page import NO_TOKENS, read_page
 from gristmill.data_pipeline.readers.document import Record
 from gristmill.data_pipeline.readers.read import FileRange, read_range
@@ -39,8 +40,7 @@ def reason(html: bytes) -> str:
 
 
 def everything(html: str, **options) -> str:
-    page = read_page(html.encode(), NO_TOKENS)
-    return main_text(page, np.ones(len(page.blocks), bool), BlocksConfig(**options))
+    return whole_text(html.encode(), BlocksConfig(**options))
 
 
 def test_the_story_without_menu_and_footer():
@@ -91,7 +91,9 @@ def test_a_page_has_the_same_text_after_any_other_page():
 def test_tables_can_be_left_out():
     html = "<p>a<table><tr><th>b<th>c<tr><td>d<td>e<p>f</table>g"
     assert everything(html) == "a\n\nb | c\nd | e f\n\ng"
-    assert everything(html, tables=False) == "a\n\ng"
+    page = read_page(html.encode(), NO_TOKENS)
+    kept = with_options(page, np.ones(len(page.blocks), bool), BlocksConfig(tables=False))
+    assert layout(page.elements, page.blocks, page.text.tobytes(), kept, LayoutOptions()) == "a\n\ng"
 
 
 def test_the_kind_of_a_page_is_in_its_metadata():

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from gristmill.data_pipeline.extraction.attributes import HTML_END, HTML_START
-from gristmill.data_pipeline.extraction.blocks import main_text
+from gristmill.data_pipeline.extraction.blocks import whole_text
 from gristmill.data_pipeline.extraction.blocks_config import BlocksConfig
 from gristmill.data_pipeline.extraction.layout import LayoutOptions, layout_with_spans
 from gristmill.data_pipeline.extraction.page import NO_TOKENS, read_page
@@ -99,8 +99,7 @@ STRUCTURES: dict[str, tuple[str, str, str | None]] = {
 
 
 def everything(html: str, **options) -> str:
-    page = read_page(html.encode(), NO_TOKENS)
-    return main_text(page, np.ones(len(page.blocks), bool), BlocksConfig(**options))
+    return whole_text(html.encode(), BlocksConfig(**options))
 
 
 @pytest.mark.parametrize("name", STRUCTURES)
@@ -133,7 +132,7 @@ def with_spans(html: bytes, text_format="text") -> list[tuple[str, str]]:
     kept = np.ones(len(page.blocks), bool)
     options = LayoutOptions(format=text_format)
     text, spans = layout_with_spans(page.elements, page.blocks, page.text.tobytes(), kept, options)
-    assert text == main_text(page, kept, BlocksConfig(format=text_format))
+    assert text == whole_text(html, BlocksConfig(format=text_format))
     return [(text[span.start : span.end], html[span.html_start : span.html_end].decode()) for span in spans]
 
 

@@ -10,7 +10,8 @@ import zstandard
 from corpora import write_jsonl
 
 from gristmill.data_pipeline.filters.profiles import SHIPPED_FOLDER, read_folder
-from gristmill.data_pipeline.signals.language import language_code, text_script
+from gristmill.data_pipeline.signals.bits import TextBuffer
+from gristmill.data_pipeline.signals.language import language_code, text_scripts
 
 PAGE_CHARS = 1800
 # Taken by the language model for Tatar, English and Spanish, whose stop words they lack.
@@ -40,7 +41,8 @@ def declaration(shared_data):
     with shared_data("corpora/udhr.jsonl.zst").open("rb") as file:
         for line in zstandard.ZstdDecompressor().stream_reader(file).read().splitlines():
             record = json.loads(line)
-            key = f"{language_code(record['bcp47'].partition('-')[0])}_{text_script(record['text'])}"
+            (script,) = text_scripts(TextBuffer.of([record["text"]]))
+            key = f"{language_code(record['bcp47'].partition('-')[0])}_{script}"
             if key in keys:
                 found.setdefault(key, []).extend(pages(record["text"]))
     return found

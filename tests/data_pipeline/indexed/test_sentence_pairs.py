@@ -89,7 +89,7 @@ def test_every_pair_is_two_neighbouring_segments_of_a_document(tmp_path):
 def test_an_epoch_has_each_run_once_and_k_alone_decides(tmp_path):
     write_sentences(tmp_path / "all", random_documents())
     pairs, again = pairs_of(tmp_path / "all"), pairs_of(tmp_path / "all")
-    epoch = pairs.pairs_of("all")
+    epoch = pairs.drawn(1)[0].epoch_samples
     runs = sentence_runs(IndexedReader(tmp_path / "all").lengths, IndexedReader(tmp_path / "all").bounds, 20)
     assert epoch == len(runs)
     assert sorted(pairs._order(0, 1)(index) for index in range(epoch)) == list(range(epoch))

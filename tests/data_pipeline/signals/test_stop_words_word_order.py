@@ -2,13 +2,25 @@
 
 import math
 import random
+from collections import Counter
 
 import pytest
+from fontTools.unicodedata import script
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gristmill.data_pipeline.signals.bits import TextBuffer
-from gristmill.data_pipeline.signals.language import text_script, text_scripts
+from gristmill.data_pipeline.signals.characters import IDEOGRAPH, WORD, character_table
+from gristmill.data_pipeline.signals.language import (
+    HAN,
+    HEAD_CHARS,
+    JAPANESE,
+    KANA,
+    KANA_SHARE,
+    NO_LETTERS,
+    NO_SCRIPT,
+    text_scripts,
+)
 from gristmill.data_pipeline.signals.stop_words import (
     FULL_TOKENS,
     MIN_LINE_TOKENS,
@@ -41,6 +53,20 @@ PIECES = [
     "",
 ]
 ANY = st.lists(st.sampled_from(PIECES) | st.text(st.characters(exclude_categories=["Cs"]), max_size=3), max_size=60)
+
+
+def text_script(text: str) -> str:
+    """text_scripts in plain Python, of one text."""
+    flags = character_table()
+    scripts = Counter(script(c) for c in text[:HEAD_CHARS] if flags[ord(c)] & (WORD | IDEOGRAPH))
+    kana = sum(scripts.pop(name, 0) for name in KANA)
+    scripts[HAN] += kana
+    for name in NO_SCRIPT:
+        scripts.pop(name, None)
+    best = min(scripts, key=lambda name: (-scripts[name], name))
+    if not scripts[best]:
+        return NO_LETTERS
+    return JAPANESE if best == HAN and kana and kana >= KANA_SHARE * scripts[HAN] else best
 
 
 def assert_equal(texts: list[str]) -> None:

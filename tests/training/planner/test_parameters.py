@@ -12,7 +12,6 @@ from gristmill.training.planner.costs.parameters import (
     Weight,
     active_parameters,
     chunk_length,
-    paper_parameters,
     parameter_count,
     sharded_count,
 )
@@ -74,6 +73,13 @@ def test_a_weight_on_its_tensor_ranks():
 
 def test_a_norm_of_64_over_5_ranks():
     assert [sharded_count([Weight("n", (64,))], 1, 0, 1, 5, index) for index in range(5)] == [13, 13, 13, 13, 12]
+
+
+def paper_parameters(layers: int, width: int, vocab: int, sequence_length: int) -> float:
+    """P = 12 l h^2 (1 + 13/12h + (V + s)/12lh), arXiv 2104.04473, section 5.1: the GPT with all its biases and norms.
+
+    (105, 20480, 51200, 2048) -> 529.6e9. Leaves out the last norm's 2 h."""
+    return 12 * layers * width**2 * (1 + 13 / (12 * width) + (vocab + sequence_length) / (12 * layers * width))
 
 
 @pytest.mark.parametrize(

@@ -150,13 +150,6 @@ def _in_experts(block: BlockShape) -> int:
     return sum(weight.count for weight in block_weights(block) if weight.of_experts)
 
 
-def paper_parameters(layers: int, width: int, vocab: int, sequence_length: int) -> float:
-    """P = 12 l h^2 (1 + 13/12h + (V + s)/12lh), arXiv 2104.04473, section 5.1: the GPT with all its biases and norms.
-
-    (105, 20480, 51200, 2048) -> 529.6e9. Leaves out the last norm's 2 h."""
-    return 12 * layers * width**2 * (1 + 13 / (12 * width) + (vocab + sequence_length) / (12 * layers * width))
-
-
 @dataclass(frozen=True)
 class ExpertSharding:
     """How the parameters of experts are split: over expert ranks, over ranks that share an expert's width, and by FSDP
