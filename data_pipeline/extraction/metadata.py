@@ -21,27 +21,22 @@ from gristmill.data_pipeline.extraction.attributes import (
     TAG,
 )
 from gristmill.data_pipeline.extraction.blocks_config import MetadataField
+from gristmill.data_pipeline.extraction.bylines import bylines, clean_author, names_after_by
+from gristmill.data_pipeline.extraction.dates_in_text import dates_in_text
+from gristmill.data_pipeline.extraction.markup import TAG_MARKS, attributes_of, cleaned, inner_text, unescaped
 from gristmill.data_pipeline.extraction.page import Page
 from gristmill.data_pipeline.extraction.tags import TAG_IDS
 
-MAX_VALUE_CHARS, MAX_ENTRIES = 1000, 1000
+MAX_ENTRIES = 1000
 
 MIN_YEAR = 1991  # of the first web page; templates give 0001-01-01 and 1970-01-01
 _META = re.compile(rb"""<meta\s((?:[^>"']++|"[^"]{0,3000}+"|'[^']{0,3000}+')*+)""", re.IGNORECASE)
-_ATTRIBUTE = re.compile(rb"""([^\s/>"'=]{1,60}+)\s*=\s*(?:"([^"]*)"|'([^']*)'|([^\s>"']+))""")
 _ITEM = re.compile(
     rb"<(\w+)\s[^>]{0,300}?itemprop\s*=\s*[\"']?(headline|datePublished|author)\b[^>]{0,300}>(.{0,300})",
     re.IGNORECASE | re.DOTALL,
 )
-# Elements of hAtom and of most themes: class="byline", rel="author", <abbr class="published" title="2014-05-06">.
-_BYLINE = re.compile(
-    rb"<(\w+)\s[^>]{0,300}?(?:class|rel)\s*=\s*[\"']?(?:[^\"'>]{0,100}\s)?(?:author|author-?name|byline|entry-author)"
-    rb"(?=[\s\"'>])[^>]{0,300}>(.{0,300})",
-    re.IGNORECASE | re.DOTALL,
-)
-_TIME = re.compile(
-    rb"<(?:time\s[^>]{0,300}?datetime|abbr\s[^>]{0,300}?title)\s*=\s*[\"']?(\d{4}-\d\d-\d\d)", re.IGNORECASE
-)
+_DATETIME = re.compile(rb"\sdatetime\s*=\s*[\"']?(\d{4}-\d\d-\d\d)", re.IGNORECASE)  # of <time> and elements of its kin
+_ABBREVIATION = re.compile(rb"<abbr\s[^>]{0,300}?title\s*=\s*[\"']?(\d{4}-\d\d-\d\d)", re.IGNORECASE)
 _CANONICAL = re.compile(
     rb"<link\s(?=[^>]{0,500}rel=[\"']?canonical)[^>]{0,500}?href\s*=\s*[\"']?([^\"'>\s]{1,2000})", re.IGNORECASE
 )
@@ -54,15 +49,11 @@ _CREATIVE_COMMONS = re.compile(
 _HTML = re.compile(rb"<html\s([^>]{0,1000})>", re.IGNORECASE)
 _TITLE = re.compile(rb"<title[^>]{0,500}>(.{0,4000}?)</title", re.IGNORECASE | re.DOTALL)
 _SCRIPT = re.compile(rb"<(script|style)[\s>]")
-_TAG = re.compile(rb"<[^>]*>?")
 _DATE = re.compile(r"(?<!\d)(\d{4})([-/.]?)(0[1-9]|1[0-2])\2(0[1-9]|[12]\d|3[01])(?!\d)")
 _DATE_IN_PATH = re.compile(r"/(\d{4})[-/](0[1-9]|1[0-2])[-/](0[1-9]|[12]\d|3[01])(?!\d)")
 _LANGUAGE = re.compile(r"[A-Za-z]{2,3}(?:[-_][A-Za-z0-9]{2,8})*")
 _SEPARATOR = re.compile(r" [|\u00bb\u2013\u2014\u00b7-] ")
-_BY = re.compile(r"^(?:(?:by|von|par|por|di|av|af|door|autor|author)\b[:\s]*)+", re.IGNORECASE)
-_INVISIBLE = re.compile("[\u00ad\u200b\ufeff]")
 _WORD = re.compile(r"\w+")
-MAX_BYLINE_CHARS = 60  # longer ones describe the author, or hold more than the name
 META_NAMES: dict[str, tuple[str, ...]] = {
     "title": ("og:title", "twitter:title", "dc.title", "citation_title", "headline"),
     "date": (
@@ -70,9 +61,12 @@ META_NAMES: dict[str, tuple[str, ...]] = {
         "datepublished", "date", "dc.date", "dc.date.issued", "dc.date.created", "dcterms.date", "dcterms.issued",
         "dcterms.created", "citation_publication_date", "parsely-pub-date", "sailthru.date", "pubdate", "publish_date",
         "publish-date", "publishdate", "publication_date", "publication-date", "date_published", "datecreated",
-        "published-date", "cxenseparse:recs:publishtime",
+        "published-date", "cxenseparse:recs:publishtime", "ms.date",
     ),
-    "author": ("author", "article:author", "dc.creator", "citation_author", "parsely-author", "sailthru.author"),
+    "author": (
+        "author", "article:author", "dc.creator", "citation_author", "parsely-author", "sailthru.author", "authors",
+        "creator", "dcterms.creator", "byl",
+    ),
     "language": ("og:locale", "content-language", "dc.language", "language"),
     "canonical": ("og:url",),
     "license": ("dcterms.license", "dc.rights.license", "dc.rights", "dcterms.rights", "license"),
@@ -87,32 +81,11 @@ MODIFIED_NAMES = (
     "lastmod",
 )
 _DATE_IN_SCRIPT = re.compile(
-    rb"\"(?:datePublished|date_published|publishedDate|published_at|publishedAt|publishDate|dateModified|date)\\?\""
-    rb"\s*:\s*\\?\"(\d{4}-\d\d-\d\d)",
+    rb"(?:\"|&quot;)(?:datePublished|date_published|publishedDate|published_at|publishedAt|publishDate|dateModified|date)(?:\\?\"|&quot;)"
+    rb"\s*:\s*(?:\\?\"|&quot;)(\d{4}-\d\d-\d\d)",
     re.IGNORECASE,
 )
-_MONTH_NAMES = (
-    "jan january januar janvier enero",
-    "feb february februar f\u00e9vrier febrero",
-    "mar march m\u00e4rz mars marzo",
-    "apr april avril abril",
-    "may mai mayo",
-    "jun june juni juin junio",
-    "jul july juli juillet julio",
-    "aug august ao\u00fbt agosto",
-    "sep sept september septembre septiembre",
-    "oct october okt oktober octobre octubre",
-    "nov november novembre noviembre",
-    "dec december dez dezember d\u00e9cembre diciembre",
-)
-MONTHS = {name: number for number, names in enumerate(_MONTH_NAMES, 1) for name in names.split()}
-_MONTH = "|".join(sorted(MONTHS, key=len, reverse=True))
-_DATE_IN_TEXT = re.compile(
-    rf"\b(?:(?P<m1>{_MONTH})\.?\s+(?P<d1>[0-3]?\d)(?:st|nd|rd|th)?,?\s+(?P<y1>20\d\d|199\d)"
-    rf"|(?P<d2>[0-3]?\d)(?:st|nd|rd|th|\.)?\s+(?:de\s+)?(?P<m2>{_MONTH})\.?,?\s+(?:de\s+)?(?P<y2>20\d\d|199\d))\b",
-    re.IGNORECASE,
-)
-DATED_CHARS = 200_000  # of markup that is searched for a date in words
+DATED_BYTES = 400_000  # of markup that is searched for a date in its text
 JSON_NAMES = {
     "title": "headline", "date": "datePublished", "author": "author", "language": "inLanguage", "license": "license",
 }  # fmt: skip
@@ -145,7 +118,7 @@ def page_metadata(html: bytes, page: Page, kept: np.ndarray, fields: tuple[Metad
         plain,
         _metas(plain),
         list(articles_in(html)),
-        _clean(_text(title[1])) if title else "",
+        cleaned(unescaped(title[1])) if title else "",
         first[0][1] if first else "",
     )
     fields_of_page: dict[str, Any] = {}
@@ -178,37 +151,66 @@ def without_scripts(html: bytes) -> bytes:
 def _candidates(field: str, markup: Markup) -> Iterator[str]:
     """Values of the field, the most trusted first."""
     if field == "language" and (tag := _HTML.search(markup.html)):
-        attributes = _attributes(tag[1])
+        attributes = attributes_of(tag[1])
         yield attributes.get("lang", "") or attributes.get("xml:lang", "")
     if field == "canonical" and (link := _CANONICAL.search(markup.html)):
-        yield _text(link[1])
+        yield unescaped(link[1])
     if field == "license":
         yield from _rel_licenses(markup.html)
-    for article in markup.articles if field in JSON_NAMES else ():
-        yield _headline(article, markup.title) if field == "title" else text_of(article.get(JSON_NAMES[field]))
-    for name in META_NAMES[field]:
-        yield markup.metas.get(name, "")
-    for item in _ITEM.finditer(markup.html):
-        if item[2].lower() == ITEM_NAMES.get(field):
-            attributes = _attributes(item[0][: item.start(3) - item.start()])
-            yield attributes.get("content") or attributes.get("datetime") or _inner_text(item[1], item[3])
+    if field == "author":
+        yield from _authors(markup)
+    else:
+        yield from _declared(field, markup)
     if field == "title":
         yield _part_of_title(markup)
         yield markup.heading
     elif field == "date":
         yield from _other_dates(markup)
         yield from _less_certain_dates(markup)
-    elif field == "author":
-        yield from _bylines(markup)
     elif field == "license":
         yield _only_creative_commons(markup.html)
+
+
+def _declared(field: str, markup: Markup) -> Iterator[str]:
+    """Values of the field in JSON-LD, meta elements and microdata."""
+    for article in markup.articles if field in JSON_NAMES else ():
+        yield _headline(article, markup.title) if field == "title" else text_of(article.get(JSON_NAMES[field]))
+    for name in META_NAMES[field]:
+        yield markup.metas.get(name, "")
+    for item in _ITEM.finditer(markup.html):
+        if item[2].lower() == ITEM_NAMES.get(field):
+            attributes = attributes_of(item[0][: item.start(3) - item.start()])
+            yield attributes.get("content") or attributes.get("datetime") or inner_text(item[1], item[3])
+
+
+def _authors(markup: Markup) -> Iterator[str]:
+    """Declared persons, else names in bylines, else declared organizations, else names after "by"."""
+    names = [text_of(article.get("publisher")) for article in markup.articles] + [markup.metas.get("og:site_name", "")]
+    sites = {cleaned(name).casefold() for name in names}
+    organizations = {
+        text_of(author)
+        for article in markup.articles
+        if isinstance(author := article.get("author"), dict) and author.get("@type") == "Organization"
+    }
+    others = []
+    for value in _declared("author", markup):
+        name = clean_author(value)
+        if name.casefold() in sites or value in organizations:
+            others.append(name)
+        else:
+            yield name
+    if markup.metas.get("twitter:label1", "").lower() == "written by":
+        yield markup.metas.get("twitter:data1", "")
+    yield from bylines(markup.html)
+    yield from others
+    yield from names_after_by(markup.html)
 
 
 def _rel_licenses(html: bytes) -> Iterator[str]:
     """Addresses of links with rel="license" (HTML, 4.6.7.9)."""
     for link in _LINK.finditer(html):
         if b"license" in link[1].lower():
-            attributes = _attributes(link[1])
+            attributes = attributes_of(link[1])
             if "license" in attributes.get("rel", "").lower().split():
                 yield attributes.get("href", "")
 
@@ -225,7 +227,7 @@ def _headline(article: Mapping[str, Any], title: str) -> str:
     headline, name = (text_of(article.get(key)) for key in ("headline", "name"))
     folded = title.casefold()
     return (
-        name if name and _clean(name).casefold() in folded and _clean(headline).casefold() not in folded else headline
+        name if name and cleaned(name).casefold() in folded and cleaned(headline).casefold() not in folded else headline
     )
 
 
@@ -239,73 +241,38 @@ def _part_of_title(markup: Markup) -> str:
     return max(_SEPARATOR.split(markup.title), key=rank)
 
 
-def _bylines(markup: Markup) -> Iterator[str]:
-    for byline in _BYLINE.finditer(markup.html):
-        text = _clean_author(_inner_text(byline[1], byline[2]))
-        is_name = len(text) <= MAX_BYLINE_CHARS and not any(map(str.isdigit, text)) and "author" not in text.lower()
-        yield text if is_name else ""
-
-
 def _other_dates(markup: Markup) -> Iterator[str]:
     """Dates of a <time> or <abbr>, and in the page's address."""
-    if time := _TIME.search(markup.html):
-        yield _text(time[1])
+    for pattern in (_DATETIME, _ABBREVIATION):
+        if time := pattern.search(markup.html):
+            yield unescaped(time[1])
     canonical = _CANONICAL.search(markup.html)
-    for address in (_text(canonical[1]) if canonical else "", markup.metas.get("og:url", "")):
+    for address in (unescaped(canonical[1]) if canonical else "", markup.metas.get("og:url", "")):
         if date := _DATE_IN_PATH.search(address):
             yield "-".join(date.groups())
 
 
 def _less_certain_dates(markup: Markup) -> Iterator[str]:
-    """Dates of changes, in the data of scripts, and in words: the first of each."""
+    """Dates in the text, of changes, and in the data of scripts: the first of each."""
+    text = TAG_MARKS.sub(b" ", markup.html[:DATED_BYTES]).decode("utf-8", "replace")
+    yield from dates_in_text(html_module.unescape(text))
     for article in markup.articles:
         yield text_of(article.get("dateModified"))
     for name in MODIFIED_NAMES:
         yield markup.metas.get(name, "")
     if script := _DATE_IN_SCRIPT.search(markup.whole):
-        yield _text(script[1])
-    text = _TAG.sub(b" ", markup.html[:DATED_CHARS]).decode("utf-8", "replace")
-    for match in _DATE_IN_TEXT.finditer(html_module.unescape(text)):
-        parts = match.groupdict()
-        month, day = parts["m1"] or parts["m2"], int(parts["d1"] or parts["d2"])
-        if 1 <= day <= 31:
-            yield f"{parts['y1'] or parts['y2']}-{MONTHS[month.lower()]:02d}-{day:02d}"
+        yield unescaped(script[1])
 
 
 def _metas(html: bytes) -> dict[str, str]:
     """Name, property, itemprop or http-equiv in lower case -> content; the first of each."""
     metas: dict[str, str] = {}
     for meta in _META.finditer(html):
-        attributes = _attributes(meta[1])
+        attributes = attributes_of(meta[1])
         for key in ("property", "name", "itemprop", "http-equiv"):
             if key in attributes and "content" in attributes:
                 metas.setdefault(attributes[key].lower(), attributes["content"])
     return metas
-
-
-def _attributes(tag: bytes) -> dict[str, str]:
-    attributes: dict[str, str] = {}
-    for name, *values in _ATTRIBUTE.findall(tag):
-        attributes.setdefault(name.decode("utf-8", "replace").lower(), _text(next(filter(None, values), b"")))
-    return attributes
-
-
-def _text(raw: bytes) -> str:
-    return html_module.unescape(raw[: 4 * MAX_VALUE_CHARS].decode("utf-8", "replace"))
-
-
-def _inner_text(name: bytes, after: bytes) -> str:
-    """The text of an element up to its end tag. after: the page behind its start tag."""
-    end = after.lower().find(b"</" + name.lower())
-    return _text(_TAG.sub(b" ", after[:end] if end >= 0 else after))
-
-
-def _clean(value: str) -> str:
-    return " ".join(_INVISIBLE.sub("", html_module.unescape(value)).split())[:MAX_VALUE_CHARS]
-
-
-def _clean_author(value: str) -> str:
-    return "" if value.startswith(("http://", "https://", "@")) else _BY.sub("", _clean(value))
 
 
 def _clean_date(value: str) -> str:
@@ -314,7 +281,7 @@ def _clean_date(value: str) -> str:
 
 
 def _clean_address(value: str) -> str:
-    address = _clean(value)
+    address = cleaned(value)
     return address if address.startswith(("http://", "https://")) else ""
 
 
@@ -322,7 +289,7 @@ def _clean_license(value: str) -> str:
     """SPDX's name of a Creative Commons licence from its address, CC-BY-SA-4.0 or CC0-1.0; else the value."""
     link = _CREATIVE_COMMONS.search(value)
     if link is None:
-        return _clean(value)
+        return cleaned(value)
     name = f"CC-{link['terms']}" if link["terms"] else "CC0" if link["tool"].lower() == "zero" else "CC-PDM"
     return "-".join(filter(None, (name, link["version"], link["place"]))).upper()
 
@@ -333,7 +300,7 @@ def _clean_language(value: str) -> str:
 
 
 _CLEAN = {
-    "title": _clean, "date": _clean_date, "author": _clean_author, "language": _clean_language,
+    "title": cleaned, "date": _clean_date, "author": clean_author, "language": _clean_language,
     "canonical": _clean_address, "license": _clean_license,
 }  # fmt: skip
 
@@ -345,14 +312,14 @@ def _headings(page: Page, kept: np.ndarray, most: int, levels: Mapping[int, int]
     tags = page.elements[page.blocks[:, ELEMENT], TAG]
     for k in np.flatnonzero(kept & np.isin(tags, list(levels)))[:most].tolist():
         title = text[page.blocks[k, START] : page.blocks[k, END]].decode("utf-8", "replace")
-        headings.append([levels[int(tags[k])], _clean(title)])
+        headings.append([levels[int(tags[k])], cleaned(title)])
     return headings
 
 
 def _links(html: bytes, page: Page, kept: np.ndarray) -> list[str]:
     inside = page.links[page.links[:, LINK_BLOCK] < len(kept)]
     inside = inside[kept[inside[:, LINK_BLOCK]]]
-    addresses = [_clean(_text(html[row[ADDRESS_START] : row[ADDRESS_END]])) for row in inside.tolist()]
+    addresses = [cleaned(unescaped(html[row[ADDRESS_START] : row[ADDRESS_END]])) for row in inside.tolist()]
     return list(dict.fromkeys(filter(None, addresses)))[:MAX_ENTRIES]
 
 
@@ -371,6 +338,12 @@ ARTICLE_TYPES = frozenset(
         "WebPage",
         "Recipe",
         "Review",
+        "DiscussionForumPosting",
+        "SocialMediaPosting",
+        "Question",
+        "OpinionNewsArticle",
+        "LiveBlogPosting",
+        "HowTo",
     )
 )
 
@@ -397,7 +370,8 @@ def _objects(value: Any, depth: int) -> Iterator[Mapping[str, Any]]:
         types = value.get("@type")
         if ARTICLE_TYPES & set(map(str, types if isinstance(types, list) else [types])):
             yield value
-        yield from _objects(value.get("@graph"), depth + 1)
+        for key in ("@graph", "mainEntity"):
+            yield from _objects(value.get(key), depth + 1)
 
 
 def text_of(value: Any, depth: int = 0) -> str:

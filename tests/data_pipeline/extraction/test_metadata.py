@@ -52,6 +52,9 @@ def test_hostile_pages_take_linear_time_and_end():
     deep = "[" * 500 + "]" * 500
     many = "<script type=application/ld+json>" * 20_000 + "<meta " * 20_000 + "<b itemprop=" * 20_000
     many += "<meta 'a" * 20_000 + '<b class="' * 20_000 + "<b class=byline>" * 20_000 + "<link rel=canonical " * 20_000
+    many += (
+        "<b author" * 20_000 + "by " * 200_000 + "<b>by</b>" * 20_000 + "1.1." * 200_000 + "<b class=author>1 " * 20_000
+    )
     assert metadata(f"<script type=application/ld+json>{deep}</script>{many}", FIELDS[:4]) == {}
 
 
@@ -74,6 +77,53 @@ def test_authors_in_bylines_and_nested_items():
     assert metadata('<span class="post byline">Von <a>Ann Lee</a></span>', ("author",)) == {"author": "Ann Lee"}
     assert metadata('<span class="byline">3 May 2024</span><p class="author-box">Ann is', ("author",)) == {}
     assert metadata("<p class=author>About the author</p>", ("author",)) == {}
+
+
+def author(html: str) -> str | None:
+    return metadata(html, ("author",)).get("author")
+
+
+def test_classes_that_hold_the_word_author():
+    card = """<div class="post-author"><div class="author-photo"><img alt="Ann"></div>
+      <div class="card-title">Ann Lee</div><div>Editor in chief</div></div>"""
+    assert author(card) == "Ann Lee"
+    assert author('<p id="article_author">Posted by: <b>Ann Lee</b> | Editor, 3 May 2024</p>') == "Ann Lee"
+    assert author("<div class='byline'><span>Posted on May 3</span> <a>Ann Lee</a></div>") == "Ann Lee"
+    assert author('<div class="author-bio">Ann Lee</div><p class="authority">Ann Lee</p>') is None
+    assert author('<p class="by-author">Insights from</p><p class="text-author">Read more</p>') is None
+
+
+def test_links_to_pages_of_authors():
+    assert author('<a href="/authors/ann-lee">Ann Lee</a>') == "Ann Lee"
+    assert author('<a href="/authors/">Ann Lee</a><a href="/contributor/ann-lee/posts">Ann Lee</a>') is None
+
+
+def test_names_after_by():
+    assert author("<h1>Mill</h1><p>Written by <a>Ann van der Lee</a> on 3 May") == "Ann van der Lee"
+    assert author("<p>By</p><p>Ann Lee</p>") == "Ann Lee"
+    assert author("<p>Text by Ann Lee | May 2024</p>") == "Ann Lee"
+    assert author("<p>By the river stands a mill.</p><p>By Monday 3 May</p><p>by then</p>") is None
+    assert author('<meta name="twitter:label1" content="Written by"><meta name="twitter:data1" content="Ann">') == "Ann"
+
+
+def test_authors_of_threads():
+    assert author('<article class="message" data-author="ann12"><article data-author="bob">') == "ann12"
+    assert author('<dt><a href="/u/1" class="username">ann12</a></dt><a class="username">bob</a>') == "ann12"
+    assert (
+        author('<div itemprop="author"><a href="/users/1">ann</a> <span>1,655</span> <span>14.6k</span></div>') == "ann"
+    )
+    thread = """<script type="application/ld+json">{"@type": "QAPage", "mainEntity": {"@type": "Question",
+      "datePublished": "2024-05-06", "author": {"@type": "Person", "name": "ann"}}}</script>"""
+    assert metadata(thread) == {"author": "ann", "date": "2024-05-06"}
+
+
+def test_a_name_in_the_text_is_preferred_to_the_name_of_the_site():
+    data = """<script type="application/ld+json">{"@type": "Article", "author": {"@type": "Organization",
+      "name": "River News"}}</script>"""
+    name = '<meta property="og:site_name" content="River News"><meta name="author" content="River News">'
+    for declared in (data, name):
+        assert author(declared + "<p class=author>Ann Lee</p>") == "Ann Lee"
+        assert author(declared + "<p>By Ann Lee</p>") == "River News"
 
 
 def test_dates_of_templates_are_no_dates_and_addresses_have_some():
@@ -106,14 +156,25 @@ def test_a_page_without_a_published_date_gives_the_first_of_the_less_certain_one
     changed = "<meta property=article:modified_time content=2024-05-06T01:02:03Z>"
     script = '<script>state = {"publishedDate": "2024-05-05T00:00:00Z"}</script>'
     words = "<p>Posted on <b>May</b>&nbsp;4th, 2024 in <a>News</a>, changed 5. Mai 2024"
-    assert metadata(changed + script + words, ("date",)) == {"date": "2024-05-06"}
-    assert metadata(script + words, ("date",)) == {"date": "2024-05-05"}
-    assert metadata(words, ("date",)) == {"date": "2024-05-04"}
+    assert metadata(script + changed + words, ("date",)) == {"date": "2024-05-04"}
+    assert metadata(script + changed, ("date",)) == {"date": "2024-05-06"}
+    assert metadata(script, ("date",)) == {"date": "2024-05-05"}
+    assert metadata("<i props='{&quot;datePublished&quot;:&quot;2024-05-03T00'>", ("date",)) == {"date": "2024-05-03"}
     assert metadata("<p>am 3. März 2021", ("date",)) == {"date": "2021-03-03"}
     assert metadata("<p>el 7 de octubre de 2020", ("date",)) == {"date": "2020-10-07"}
     assert metadata("<p>May 44, 2024, Mayor 4, 2024, may 2024", ("date",)) == {}
-    published = '<time datetime="2020-01-02">'
+    published = '<local-time format="short" datetime="2020-01-02">'
     assert metadata(changed + script + published, ("date",)) == {"date": "2020-01-02"}
+
+
+def test_dates_in_digits_follow_those_in_words():
+    assert metadata("<p>1/2/2020 <p>3 May 2021", ("date",)) == {"date": "2021-05-03"}
+    assert metadata("<p>2024-05-06 15:14:37", ("date",)) == {"date": "2024-05-06"}
+    assert metadata("<p>am 17.05.2021", ("date",)) == {"date": "2021-05-17"}
+    assert metadata("<p>15/12/2025 at 19:00", ("date",)) == {"date": "2025-12-15"}
+    assert metadata("<p>3/4/2025", ("date",)) == {"date": "2025-03-04"}  # of an American page, as most are
+    assert metadata("<p>3.4.2025", ("date",)) == {"date": "2025-04-03"}
+    assert metadata("<p>1.2.20251 13/13/2025 10.0.2.2001 1/2.2020 2024-13-06 40/1/2024", ("date",)) == {}
 
 
 def test_canonical_address_and_licence():
