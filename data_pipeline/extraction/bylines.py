@@ -1,6 +1,6 @@
 """Names of authors in the text of a page: elements for authors, links to pages about authors, and words after "by".
 
-Every rule was chosen on half of the sites of WCXB and pays on both halves; docs/extraction.md has the gain of each."""
+The rules were chosen on half of the sites of WCXB; docs/extraction.md has what each pays on that half and the other."""
 
 import itertools
 import re
@@ -14,10 +14,9 @@ TEXT_BYTES = 400_000  # of markup that is searched for names after "by"
 
 _HINT = re.compile(rb"author|byline|posted-?by|written-?by|username|/(?:contributors?|writers?)/", re.IGNORECASE)
 _NO_ELEMENTS = frozenset((b"meta", b"link", b"img", b"svg", b"input", b"body", b"html", b"script", b"style"))
-# Kinds of elements, the most trusted first: rel="author" or a class of hAtom and most themes; the data attributes of
-# XenForo and Stack Exchange; a class or id with "author" in it; a link to /author/NAME; the class of phpBB and XenForo.
-KINDS = ("author", "data", "part", "path", "username")
-DATA_ATTRIBUTES = ("data-author", "data-author-username")
+# Kinds of elements, the most trusted first: rel="author" or a class of hAtom and most themes; a class or id with
+# "author" in it; a link to /author/NAME; the class of phpBB, XenForo and others for accounts.
+KINDS = ("author", "part", "path", "username")
 _AUTHOR = re.compile(r"(?:^|\s)(?:author|author-?name|byline|entry-author)(?=\s|$)", re.IGNORECASE)
 _PART = re.compile(r"author|byline|posted-?by|written-?by", re.IGNORECASE)
 _OTHER_PART = re.compile(
@@ -65,9 +64,7 @@ def bylines(html: bytes) -> Iterator[str]:
     for tag, after in _hinted_tags(html):
         name, attributes = tag.split(None, 1)[0].lower(), attributes_of(tag)
         kind = None if name in _NO_ELEMENTS else _kind(name, attributes)
-        if kind == "data":
-            names[kind] += [attributes[key] for key in DATA_ATTRIBUTES if key in attributes]
-        elif kind == "username":
+        if kind == "username":
             names[kind] += [text for text in texts_of(_inside(name, after))[:1] if len(text) <= MAX_NAME_CHARS]
         elif kind:
             names[kind].append(_name_in(name, after))
@@ -91,8 +88,6 @@ def _kind(name: bytes, attributes: dict[str, str]) -> str | None:
     classes = attributes.get("class", "")
     if "author" in attributes.get("rel", "").lower().split() or _AUTHOR.search(classes):
         return "author"
-    if any(key in attributes for key in DATA_ATTRIBUTES):
-        return "data"
     tokens = [*classes.split(), attributes.get("id", "")]
     if any(_PART.search(token) and not _OTHER_PART.search(token) for token in tokens):
         return "part"
@@ -102,7 +97,7 @@ def _kind(name: bytes, attributes: dict[str, str]) -> str | None:
 
 
 def _inside(name: bytes, after: bytes) -> bytes:
-    """What stands before the end tag, or before the last tag of the window."""
+    """Markup before the end tag, or before the last tag of the window."""
     end = after.lower().find(b"</" + name)
     return after[:end] if end >= 0 else _whole_texts(after)
 

@@ -61,12 +61,9 @@ META_NAMES: dict[str, tuple[str, ...]] = {
         "datepublished", "date", "dc.date", "dc.date.issued", "dc.date.created", "dcterms.date", "dcterms.issued",
         "dcterms.created", "citation_publication_date", "parsely-pub-date", "sailthru.date", "pubdate", "publish_date",
         "publish-date", "publishdate", "publication_date", "publication-date", "date_published", "datecreated",
-        "published-date", "cxenseparse:recs:publishtime", "ms.date",
+        "published-date", "cxenseparse:recs:publishtime", "ms.date",  # the last: learn.microsoft.com
     ),
-    "author": (
-        "author", "article:author", "dc.creator", "citation_author", "parsely-author", "sailthru.author", "authors",
-        "creator", "dcterms.creator", "byl",
-    ),
+    "author": ("author", "article:author", "dc.creator", "citation_author", "parsely-author", "sailthru.author"),
     "language": ("og:locale", "content-language", "dc.language", "language"),
     "canonical": ("og:url",),
     "license": ("dcterms.license", "dc.rights.license", "dc.rights", "dcterms.rights", "license"),
@@ -81,8 +78,8 @@ MODIFIED_NAMES = (
     "lastmod",
 )
 _DATE_IN_SCRIPT = re.compile(
-    rb"(?:\"|&quot;)(?:datePublished|date_published|publishedDate|published_at|publishedAt|publishDate|dateModified|date)(?:\\?\"|&quot;)"
-    rb"\s*:\s*(?:\\?\"|&quot;)(\d{4}-\d\d-\d\d)",
+    rb"(?:\"|&quot;)(?:datePublished|date_published|publishedDate|published_at|publishedAt|publishDate|dateModified|date)"
+    rb"(?:\\?\"|&quot;)\s*:\s*(?:\\?\"|&quot;)(\d{4}-\d\d-\d\d)",
     re.IGNORECASE,
 )
 DATED_BYTES = 400_000  # of markup that is searched for a date in its text
@@ -199,7 +196,7 @@ def _authors(markup: Markup) -> Iterator[str]:
             others.append(name)
         else:
             yield name
-    if markup.metas.get("twitter:label1", "").lower() == "written by":
+    if markup.metas.get("twitter:label1", "").lower() == "written by":  # as Yoast SEO writes
         yield markup.metas.get("twitter:data1", "")
     yield from bylines(markup.html)
     yield from others

@@ -107,7 +107,6 @@ def test_names_after_by():
 
 
 def test_authors_of_threads():
-    assert author('<article class="message" data-author="ann12"><article data-author="bob">') == "ann12"
     assert author('<dt><a href="/u/1" class="username">ann12</a></dt><a class="username">bob</a>') == "ann12"
     assert (
         author('<div itemprop="author"><a href="/users/1">ann</a> <span>1,655</span> <span>14.6k</span></div>') == "ann"
