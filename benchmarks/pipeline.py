@@ -26,7 +26,7 @@ from gristmill.foundation.runtime.tasks.local import LocalEngine
 from gristmill.pipelines.recipes.recipe_file import load_recipe
 from gristmill.pipelines.stages.runner import TIMES_NAME, Processes, Runner
 from gristmill.pipelines.stages.stage_list import STAGES
-from gristmill.pipelines.workdir.raw_files import pin
+from gristmill.pipelines.workdir.raw_files import lock_raw_files
 
 ENGINE_ROUNDS = 2
 QUICK = ["train.tokens=200k", "evaluate.cloze_items=40", "evaluate.text_bytes=20000"]
@@ -48,7 +48,7 @@ def main() -> None:
         workdir = Path(name)
         reporter = Reporter.to_terminal()
         engine = LocalEngine(options.workers, reporter)
-        lock = pin(loaded, workdir, engine)
+        lock = lock_raw_files(loaded, workdir, engine)
         Runner(loaded, workdir, STAGES, lock, reporter, Processes(engine)).run()
         lines = (workdir / "logs" / TIMES_NAME).read_text().splitlines()
         seconds = {line["stage"]: line["seconds"] for line in map(json.loads, lines)}

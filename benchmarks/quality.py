@@ -27,7 +27,7 @@ from sklearn.metrics import roc_auc_score
 
 from gristmill.data_pipeline.quality.linear_model import FitSettings, LinearModel, fit_linear_model
 from gristmill.data_pipeline.quality.ngram_lm import fit_ngram_model
-from gristmill.data_pipeline.quality.scores import QualityScoreConfig, pinned_scores, score_columns
+from gristmill.data_pipeline.quality.scores import QualityScoreConfig, locked_scores, score_columns
 from gristmill.data_pipeline.signals.bits import TextBuffer
 
 WIDTH, WORDS, BUCKETS, LABELS = 100, 50_000, 500_000, ("__label__cc", "__label__hq")
@@ -69,14 +69,14 @@ def fasttext_figures(lines: list[str]) -> list[Figure]:
     megabytes = sum(len(line.encode()) for line in lines) / 1e6
     with tempfile.TemporaryDirectory() as folder:
         path = write_model(Path(folder) / "model.bin", lines)
-        pinned = pinned_scores({"hq": QualityScoreConfig(model=str(path), label="hq")})
+        models = locked_scores({"hq": QualityScoreConfig(model=str(path), label="hq")})
         package = fasttext.load_model(str(path))
         buffer = TextBuffer.of(lines)
-        score_columns(TextBuffer.of(lines[:1]), pinned)  # compiles, and reads the model
+        score_columns(TextBuffer.of(lines[:1]), models)  # compiles, and reads the model
         seconds: dict[str, list[float]] = {"ours": [], "package": []}
         for _ in range(TURNS):
             started = time.process_time()
-            (ours,) = score_columns(buffer, pinned)
+            (ours,) = score_columns(buffer, models)
             seconds["ours"].append(time.process_time() - started)
             started = time.process_time()
             answers = [package.f.predict(line + "\n", -1, 0.0, "strict") for line in lines]

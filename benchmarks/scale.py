@@ -50,7 +50,7 @@ from gristmill.foundation.runtime.tasks.local import LocalEngine
 from gristmill.foundation.runtime.tasks.task_files import RANGE_RECORDS, Shuffle
 from gristmill.pipelines.cli.main import main as gristmill
 from gristmill.pipelines.recipes.config import Recipe
-from gristmill.pipelines.workdir.raw_files import pin
+from gristmill.pipelines.workdir.raw_files import lock_raw_files
 from tests.support import fake_slurm
 from tests.support.s3_server import s3_server
 
@@ -182,7 +182,7 @@ def file_figures(files: int) -> list[Figure]:
         seconds = []
         for _ in range(2):
             started = cpu_seconds()
-            lock = pin(tiny, folder / "work", engine)
+            lock = lock_raw_files(tiny, folder / "work", engine)
             seconds.append(cpu_seconds() - started)
         assert len(lock.sources[0].files) == files
     unit = f"CPU s, {files:,} files"

@@ -5,7 +5,7 @@ from typing import Self
 
 from pydantic import Field, field_validator, model_validator
 
-from gristmill.data_pipeline.annotate.list_file import ListsConfig, pinned_list, pinned_robots
+from gristmill.data_pipeline.annotate.list_file import ListsConfig, locked_list, locked_robots
 from gristmill.data_pipeline.annotate.normalize import NormalizeConfig
 from gristmill.data_pipeline.annotate.optional_signals import (
     OPTIONAL_SIGNALS,
@@ -29,7 +29,7 @@ from gristmill.data_pipeline.filters.presets import (
     parse_choices,
     pii_rules,
 )
-from gristmill.data_pipeline.filters.profiles import ProfilesConfig, Rules, load_profiles, pinned_profiles, rules_of
+from gristmill.data_pipeline.filters.profiles import ProfilesConfig, Rules, load_profiles, locked_profiles, rules_of
 from gristmill.data_pipeline.quality.config import QualityConfig
 from gristmill.data_pipeline.quality.scores import (
     LABELS_PREFIX,
@@ -37,8 +37,8 @@ from gristmill.data_pipeline.quality.scores import (
     LabelConfig,
     QualityScoreConfig,
     check_names,
-    pinned_labels,
-    pinned_scores,
+    locked_labels,
+    locked_scores,
 )
 from gristmill.data_pipeline.readers.source import SourceConfig
 from gristmill.data_pipeline.signals.language import (
@@ -179,18 +179,18 @@ def optional_signals(
     page_kinds and origin: of the source."""
     return OptionalSignals(
         stop_words=config.language_id is not None and config.profiles is None,
-        profiles=None if (profiles := used_profiles(config)) is None else pinned_profiles(profiles),
+        profiles=None if (profiles := used_profiles(config)) is None else locked_profiles(profiles),
         paragraph_languages=config.paragraph_languages,
         pii=() if config.pii is None else config.pii.dropped,
-        badwords=pinned_list(config.lists.badwords),
-        blocked_urls=pinned_list(config.lists.blocked_urls),
+        badwords=locked_list(config.lists.badwords),
+        blocked_urls=locked_list(config.lists.blocked_urls),
         zlib=any(choice.preset == "mgpt_zlib" for choice in filters),
-        quality=pinned_scores(config.quality_scores),
-        labels=pinned_labels(config.labels),
+        quality=locked_scores(config.quality_scores),
+        labels=locked_labels(config.labels),
         page_kinds=page_kinds,
         origin=origin,
-        opt_outs=pinned_list(config.lists.opt_outs),
-        robots=pinned_robots(config.lists),
+        opt_outs=locked_list(config.lists.opt_outs),
+        robots=locked_robots(config.lists),
         own=own_signals(config, filters),
     )
 

@@ -295,8 +295,8 @@ def probe_content(content: dict[str, Any]) -> dict[str, Any]:
     near, outer = ([bytes([byte]) for byte in group] for group in (PROBED_NEIGHBOURS, range(0x80, 0x100)))
     pairs = [*itertools.product(near, outer), *itertools.product(outer, near)]
     tokens = [bytes([byte]) for byte in range(256)] + [left + right for left, right in pairs]
-    model: dict[str, Any] = {"vocab": {visible(token): place for place, token in enumerate(tokens)}}
-    model["merges"] = [[visible(left), visible(right)] for left, right in pairs]
+    model: dict[str, Any] = {"vocab": {bytes_to_unicode(token): place for place, token in enumerate(tokens)}}
+    model["merges"] = [[bytes_to_unicode(left), bytes_to_unicode(right)] for left, right in pairs]
     return content | {"added_tokens": [], "post_processor": None, "model": content["model"] | model}
 
 
@@ -348,7 +348,7 @@ def bytes_of_visible(piece: str) -> bytes | None:
         return None
 
 
-def visible(token: bytes) -> str:
+def bytes_to_unicode(token: bytes) -> str:
     """Bytes in GPT-2's byte-to-character mapping: printable Latin-1 unchanged, the others from U+0100 on."""
     return "".join(BYTE_NAMES[byte] for byte in token)
 

@@ -200,11 +200,11 @@ def fastest_verified_encoder(
     path: Path, processor: sentencepiece.SentencePieceProcessor, pieces: Sequence[str]
 ) -> Encoder:
     """kitoken if it gives sentencepiece's ids on all adversarial strings of this model, else sentencepiece."""
-    strings = strings_for(pieces)
-    return fastest_on(path, processor, strings, SentencePieceEncoder(processor).encode_batch(strings))
+    strings = verification_strings(pieces)
+    return fastest_matching_encoder(path, processor, strings, SentencePieceEncoder(processor).encode_batch(strings))
 
 
-def fastest_on(
+def fastest_matching_encoder(
     path: Path, processor: sentencepiece.SentencePieceProcessor, strings: Sequence[str], expected: Sequence[list[int]]
 ) -> Encoder:
     """kitoken if it reads the model and gives the expected ids of the strings, else sentencepiece."""
@@ -212,7 +212,7 @@ def fastest_on(
     return SentencePieceEncoder(processor) if first_difference(expected, fast, strings) is not None else fast
 
 
-def strings_for(pieces: Sequence[str]) -> list[str]:
+def verification_strings(pieces: Sequence[str]) -> list[str]:
     """The adversarial strings for a model: the general ones and concatenations of its pieces."""
     return adversarial_strings([piece.replace("▁", " ") for piece in pieces])
 

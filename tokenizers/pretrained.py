@@ -12,7 +12,7 @@ from typing import Any
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.files import write_atomic
 from gristmill.foundation.fingerprint import canonical_json
-from gristmill.tokenizers.byte_level import GPT2_PATTERN, visible
+from gristmill.tokenizers.byte_level import GPT2_PATTERN, bytes_to_unicode
 from gristmill.tokenizers.config import TokenizerConfig
 from gristmill.tokenizers.export import settings_json
 from gristmill.tokenizers.tokenizer import END_SYMBOLS, JSON_NAME, MODEL_NAME, SETTINGS_NAME, end_symbol
@@ -20,7 +20,7 @@ from gristmill.tokenizers.tokenizer import END_SYMBOLS, JSON_NAME, MODEL_NAME, S
 HUB_TIMEOUT_SECONDS = 5.0
 
 
-def find(name: str) -> Path:
+def resolve_pretrained(name: str) -> Path:
     """The tokenizer file that `tokenizer.pretrained` names: a file, a folder's, or a Hugging Face repository's.
 
     Raises InputError if there is none, or the hub cannot be reached."""
@@ -45,14 +45,14 @@ def is_hub_name(name: str) -> bool:
 
 def require_pretrained(name: str) -> None:
     """Raises InputError if the tokenizer is not on this machine, and the hub does not have it or cannot be reached."""
-    path = find(name)
+    path = resolve_pretrained(name)
     if path.suffix not in (".model", ".json", ".tiktoken"):
         raise InputError(f"{path}: a tokenizer is a .model, a .json or a .tiktoken file; this ends in {path.suffix!r}")
 
 
 def pretrained_digest(name: str) -> str:
     """SHA-256 of the tokenizer file and of its tokenizer_config.json, if it has one."""
-    path = find(name)
+    path = resolve_pretrained(name)
     digest = hashlib.sha256(path.read_bytes())
     settings = path.with_name(SETTINGS_NAME)
     digest.update(settings.read_bytes() if settings.is_file() else b"")
@@ -62,7 +62,7 @@ def pretrained_digest(name: str) -> str:
 def copy_pretrained(config: TokenizerConfig, folder: Path) -> None:
     """Copies or converts the tokenizer into `folder` under the names `load_tokenizer` reads."""
     assert config.pretrained is not None
-    path = find(config.pretrained)
+    path = resolve_pretrained(config.pretrained)
     if path.suffix == ".model":
         write_atomic(folder / MODEL_NAME, path.read_bytes())
         return
@@ -87,7 +87,7 @@ def from_ranks(path: Path, pattern: str, end_of_document: str) -> bytes:
     """tokenizer.json of a tiktoken file: lines of base64(bytes) and rank. The end of document comes after the ranks."""
     ranks = _read_ranks(path)
     merges = [
-        [visible(left), visible(right)]
+        [bytes_to_unicode(left), bytes_to_unicode(right)]
         for token in sorted((token for token in ranks if len(token) > 1), key=lambda token: ranks[token])
         for left, right in [last_merge(token, ranks)]
     ]
@@ -125,7 +125,7 @@ def byte_level_json(
             "fuse_unk": False,
             "byte_fallback": False,
             "ignore_merges": True,
-            "vocab": {visible(token): rank for token, rank in ranks.items()},
+            "vocab": {bytes_to_unicode(token): rank for token, rank in ranks.items()},
             "merges": merges,
         },
     }

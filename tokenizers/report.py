@@ -32,10 +32,10 @@ from gristmill.tokenizers.encoders import (
     HuggingFaceEncoder,
     KitokenEncoder,
     SentencePieceEncoder,
-    fastest_on,
+    fastest_matching_encoder,
     first_difference,
     merge_table,
-    strings_for,
+    verification_strings,
 )
 from gristmill.tokenizers.segments import SEGMENTS, SegmentEncoder, adjacent_bytes, is_local
 from gristmill.tokenizers.tokenizer import JSON_NAME, MODEL_NAME, Tokenizer, load_tokenizer
@@ -56,7 +56,7 @@ class ReportText:
     key: str = ""
 
 
-class TrainedBits(Config):
+class ModelBitsPerByte(Config):
     """Bits per byte of small models trained on a tokenizer's tokens: a number for each seed, over all held-out text and
     by group."""
 
@@ -94,7 +94,7 @@ class TokenizerReport(Config):
     unused: int
     round_trip_failures: int
     first_failure: str | None
-    bits_per_byte: TrainedBits | None = None
+    bits_per_byte: ModelBitsPerByte | None = None
 
 
 def tokenizer_report(
@@ -102,7 +102,7 @@ def tokenizer_report(
     tokenizer: Tokenizer,
     texts: Sequence[ReportText],
     reference: str,
-    bits_per_byte: TrainedBits | None = None,
+    bits_per_byte: ModelBitsPerByte | None = None,
 ) -> TokenizerReport:
     """Encodes and decodes every text. reference: the group that parity is relative to, such as "en"."""
     counted = _count(tokenizer, texts)
@@ -125,7 +125,7 @@ def tokenizer_report(
 
 
 @dataclass(frozen=True, eq=False)
-class _Counted:
+class TokenStats:
     """Counts of each text: its tokens and those that are bytes, int64; the different ids. failures: texts that decode
     to another text."""
 
@@ -135,8 +135,8 @@ class _Counted:
     failures: list[str]
 
 
-def _count(tokenizer: Tokenizer, texts: Sequence[ReportText]) -> _Counted:
-    counted = _Counted(np.zeros(len(texts), np.int64), np.zeros(len(texts), np.int64), [], [])
+def _count(tokenizer: Tokenizer, texts: Sequence[ReportText]) -> TokenStats:
+    counted = TokenStats(np.zeros(len(texts), np.int64), np.zeros(len(texts), np.int64), [], [])
     is_byte = np.zeros(tokenizer.vocab_size, dtype=bool)
     is_byte[byte_ids(tokenizer.pieces)] = True
     for start in range(0, len(texts), BATCH):
@@ -161,7 +161,7 @@ def byte_ids(pieces: Sequence[str]) -> list[int]:
 
 
 def _group(
-    group: str, numbers: Sequence[int], texts: Sequence[ReportText], counted: _Counted, by_key: dict[str, int]
+    group: str, numbers: Sequence[int], texts: Sequence[ReportText], counted: TokenStats, by_key: dict[str, int]
 ) -> GroupReport:
     size = sum(len(texts[number].text.encode()) for number in numbers)
     words = sum(len(texts[number].text.split()) for number in numbers)
@@ -343,11 +343,11 @@ def _model_checks(path: Path, pieces: Sequence[str]) -> tuple[str, Iterator[Name
     proto: Any = sentencepiece_model_pb2.ModelProto.FromString(path.read_bytes())  # type: ignore[attr-defined]
     processor = sentencepiece.SentencePieceProcessor(model_file=str(path))
     reference = SentencePieceEncoder(processor)
-    strings = strings_for(pieces)
+    strings = verification_strings(pieces)
     expected = reference.encode_batch(strings)
 
     def checks() -> Iterator[NamedCheck]:
-        inner = fastest_on(path, processor, strings, expected)
+        inner = fastest_matching_encoder(path, processor, strings, expected)
         for merges in dict.fromkeys((merge_table(proto), None)) if is_local(proto) else ():
             segments = SegmentEncoder(inner, adjacent_bytes(pieces), merges)
             yield segments.name, partial(_check, segments, strings * 2, expected * 2)

@@ -31,11 +31,11 @@ from gristmill.tokenizers.encoders import (
     HuggingFaceEncoder,
     KitokenEncoder,
     SentencePieceEncoder,
-    fastest_on,
+    fastest_matching_encoder,
     fastest_verified_encoder,
     first_difference,
     merge_table,
-    strings_for,
+    verification_strings,
 )
 from gristmill.tokenizers.segments import MERGES, SEGMENTS, SegmentEncoder, adjacent_bytes, is_local
 from gristmill.tokenizers.words import fastest_by_words, word_encoder
@@ -305,9 +305,9 @@ def _adds_tokens(json_path: Path, model_path: Path) -> bool:
 
 
 def _fastest_in_bulk(path: Path, processor: sentencepiece.SentencePieceProcessor, pieces: Sequence[str]) -> Encoder:
-    strings = strings_for(pieces)
+    strings = verification_strings(pieces)
     expected = SentencePieceEncoder(processor).encode_batch(strings)
-    inner = fastest_on(path, processor, strings, expected)
+    inner = fastest_matching_encoder(path, processor, strings, expected)
     proto = sentencepiece_model_pb2.ModelProto.FromString(path.read_bytes())
     if not is_local(proto):
         return inner

@@ -17,7 +17,7 @@ import sentencepiece
 from sentencepiece import sentencepiece_model_pb2
 
 from gristmill.foundation.errors import InputError
-from gristmill.tokenizers.byte_level import BYTE_OF, visible
+from gristmill.tokenizers.byte_level import BYTE_OF, bytes_to_unicode
 from gristmill.tokenizers.byte_merges import MergeTrainer
 from gristmill.tokenizers.config import FIM_SYMBOLS, TokenizerConfig
 from gristmill.tokenizers.export import marked, write_rules
@@ -213,7 +213,7 @@ def trained_merges(words: Words, tokens: Sequence[bytes], num_tokens: int) -> tu
     for left, right, token in MergeTrainer(symbols, starts, counts, tokens).train(num_tokens):
         if token == len(merged):
             merged.append(merged[left] + merged[right])
-        merges.append([visible(merged[left]), visible(merged[right])])
+        merges.append([bytes_to_unicode(merged[left]), bytes_to_unicode(merged[right])])
     return merges, merged
 
 
@@ -239,7 +239,7 @@ def _split_words(words: pa.Table, pattern: str) -> Words:
     for word, count in words_and_counts(words):
         for part, _ in splitter.pre_tokenize_str(word):
             counts[part] += count
-    ids = {visible(token): number for number, token in enumerate(ALPHABET)}
+    ids = {bytes_to_unicode(token): number for number, token in enumerate(ALPHABET)}
     return Counter({tuple(ids[character] for character in word): count for word, count in counts.items()})
 
 

@@ -122,7 +122,7 @@ def training_sample(
             available[source, group] = int(candidates.sizes[inside].sum())
             mass[source, group] = float(np.cumsum(share_of[inside])[-1])
     cells = sorted(available)
-    quotas = allocate(
+    quotas = allocate_sample_budget(
         _flattened(cells, mass, config.temperature), [available[cell] for cell in cells], config.sample_bytes
     )
     drawn: list[np.ndarray] = [np.empty((3, 0), np.int64)]
@@ -146,7 +146,7 @@ def _selections(ranges: Sequence[DocumentRange], drawn: np.ndarray) -> list[Sele
     ]
 
 
-def allocate(shares: Sequence[float], available: Sequence[int], total: int) -> list[int]:
+def allocate_sample_budget(shares: Sequence[float], available: Sequence[int], total: int) -> list[int]:
     """Allocates `total` by shares, at most what is available each; the remainder is allocated again by shares.
 
     ([0.5, 0.5], [100, 20], 80) -> [60, 20]."""

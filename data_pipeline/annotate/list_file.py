@@ -1,4 +1,4 @@
-"""Word lists, URL lists and robots.txt files that a recipe names: read, checked and pinned by digest like raw files.
+"""Word lists, URL lists and robots.txt files that a recipe names: read, checked and locked by digest like raw files.
 
 UTF-8 text with one entry per line; blank lines and lines that begin with `#` are ignored, white space at both ends of a
 line is stripped. A compressed file is read by its suffix (.gz .zst .bz2 .xz)."""
@@ -41,7 +41,7 @@ MAX_BYTES = 512_000  # of a robots.txt file; RFC 9309 asks crawlers to read 500 
 PARSED_HOSTS = 4_096  # kept in memory; documents of a host mostly follow each other
 
 
-class PinnedRobots(Config):
+class LockedRobots(Config):
     """digests: of the files, sorted; they identify the rules. paths: of the files, not part of the fingerprint."""
 
     digests: tuple[str, ...]
@@ -103,15 +103,15 @@ def read_robots(path: str) -> tuple[str, list[RobotsRecord]]:
     return hashlib.sha256(raw).hexdigest(), records
 
 
-def rules_of_robots(pinned: PinnedRobots) -> RobotsRules:
+def rules_of_robots(locked: LockedRobots) -> RobotsRules:
     """Raises InputError if a file is not the one in the lock."""
     records: list[RobotsRecord] = []
-    for path in pinned.paths:
+    for path in locked.paths:
         digest, of_file = read_robots(path)
-        if digest not in pinned.digests:
+        if digest not in locked.digests:
             raise InputError(f"{path}: the robots.txt files changed during the run; run again")
         records += of_file
-    return RobotsRules(records, pinned.agents)
+    return RobotsRules(records, locked.agents)
 
 
 def _of_lines(raw: bytes, path: str) -> Iterator[RobotsRecord]:
@@ -190,7 +190,7 @@ class ListsConfig(Config):
         return {name: getattr(self, name) for name in names if getattr(self, name)}
 
 
-class PinnedList(Config):
+class LockedList(Config):
     """digests: of the files, sorted; they identify the list. paths: of the files, not part of the fingerprint."""
 
     digests: tuple[str, ...]
@@ -209,12 +209,12 @@ def lock_lists(lists: ListsConfig) -> tuple[LockedSource, ...]:
     return tuple(locked_lists)
 
 
-def pinned_robots(lists: ListsConfig) -> PinnedRobots | None:
+def locked_robots(lists: ListsConfig) -> LockedRobots | None:
     """Pin the robots.txt files by their current digests, without parsing them; None if the recipe names none."""
-    pinned = pinned_list(lists.robots)
-    if pinned is None:
+    locked = locked_list(lists.robots)
+    if locked is None:
         return None
-    return PinnedRobots(digests=pinned.digests, agents=lists.robots_agents, paths=pinned.paths)
+    return LockedRobots(digests=locked.digests, agents=lists.robots_agents, paths=locked.paths)
 
 
 def list_days(lists: ListsConfig, name: str) -> list[tuple[str, str, str]]:
@@ -240,20 +240,20 @@ def list_day(path: str) -> str:
     return match[1].decode()
 
 
-def pinned_list(patterns: Sequence[str]) -> PinnedList | None:
+def locked_list(patterns: Sequence[str]) -> LockedList | None:
     """Pin the list by its files' current digests, without parsing them; None if the recipe names no file."""
     if not patterns:
         return None
     paths = tuple(location for _, location in _located(patterns))
-    return PinnedList(digests=tuple(sorted(_digest(_raw(path)) for path in paths)), paths=paths)
+    return LockedList(digests=tuple(sorted(_digest(_raw(path)) for path in paths)), paths=paths)
 
 
-def entries(pinned: PinnedList) -> tuple[str, ...]:
+def read_locked_list(locked: LockedList) -> tuple[str, ...]:
     """The sorted unique entries of the list's files. Raises InputError if a file is not the one in the lock."""
     values: set[str] = set()
-    for path in pinned.paths:
+    for path in locked.paths:
         digest, listed = read_list(path)
-        if digest not in pinned.digests:
+        if digest not in locked.digests:
             raise InputError(f"{path}: the list changed during the run; run again")
         values.update(listed)
     return tuple(sorted(values))

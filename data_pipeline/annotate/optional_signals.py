@@ -16,15 +16,15 @@ from pydantic import Field
 from gristmill.data_pipeline.annotate.list_file import (
     BadWords,
     BlockedUrls,
-    PinnedList,
-    PinnedRobots,
+    LockedList,
+    LockedRobots,
     RobotsRules,
-    entries,
+    read_locked_list,
     rules_of_robots,
 )
 from gristmill.data_pipeline.extraction.blocks_config import PageKind
 from gristmill.data_pipeline.filters.pii import PiiKind, count_pii, pii_signal
-from gristmill.data_pipeline.filters.profiles import ENGLISH, PinnedProfiles, Profiles, ProfilesConfig, load_profiles
+from gristmill.data_pipeline.filters.profiles import ENGLISH, LockedProfiles, Profiles, ProfilesConfig, load_profiles
 from gristmill.data_pipeline.quality.scores import DocumentLabel, QualityScore, label_columns, score_columns
 from gristmill.data_pipeline.readers.document import split_url
 from gristmill.data_pipeline.readers.source import SourceConfig
@@ -232,18 +232,18 @@ class OptionalSignals(Config):
     of the user, whose columns `own_columns` computes from all others."""
 
     stop_words: bool = False
-    profiles: PinnedProfiles | None = None
+    profiles: LockedProfiles | None = None
     paragraph_languages: ParagraphLanguageConfig | None = None
     pii: tuple[PiiKind, ...] = ()
-    badwords: PinnedList | None = None
-    blocked_urls: PinnedList | None = None
+    badwords: LockedList | None = None
+    blocked_urls: LockedList | None = None
     zlib: bool = False
     quality: tuple[QualityScore, ...] = Field(default=(), exclude_if=lambda scores: not scores)
     labels: tuple[DocumentLabel, ...] = Field(default=(), exclude_if=lambda labels: not labels)
     page_kinds: tuple[PageKind, ...] = Field(default=(), exclude_if=lambda kinds: not kinds)
     origin: OriginFields | None = Field(default=None, exclude_if=lambda fields: fields is None)
-    opt_outs: PinnedList | None = Field(default=None, exclude_if=lambda pinned: pinned is None)
-    robots: PinnedRobots | None = Field(default=None, exclude_if=lambda pinned: pinned is None)
+    opt_outs: LockedList | None = Field(default=None, exclude_if=lambda locked: locked is None)
+    robots: LockedRobots | None = Field(default=None, exclude_if=lambda locked: locked is None)
     own: tuple[OwnSignal, ...] = Field(default=(), exclude_if=lambda signals: not signals)
 
     def fields(self) -> list[pa.Field]:
@@ -325,9 +325,9 @@ def zlib_ratio(text: bytes) -> float:
 
 
 @lru_cache(maxsize=1)
-def _bad_words(pinned: PinnedList) -> BadWords:
+def _bad_words(locked: LockedList) -> BadWords:
     """Cached per process, like the next function: a list may have millions of entries."""
-    return BadWords(entries(pinned))
+    return BadWords(read_locked_list(locked))
 
 
 def _as_number(value: bool | None) -> int | None:
@@ -335,13 +335,13 @@ def _as_number(value: bool | None) -> int | None:
 
 
 @lru_cache(maxsize=1)
-def _robots_rules(pinned: PinnedRobots) -> RobotsRules:
-    return rules_of_robots(pinned)
+def _robots_rules(locked: LockedRobots) -> RobotsRules:
+    return rules_of_robots(locked)
 
 
 @lru_cache(maxsize=2)  # of blocked addresses and of opt-outs
-def _blocked_urls(pinned: PinnedList) -> BlockedUrls:
-    return BlockedUrls(entries(pinned))
+def _blocked_urls(locked: LockedList) -> BlockedUrls:
+    return BlockedUrls(read_locked_list(locked))
 
 
 # Signals that presets have rules on and that a source may lack.
@@ -357,10 +357,10 @@ PROFILE_FIELD = pa.field("profile", pa.string())  # LANGUAGE_Script of the profi
 PROFILE_FIELDS = [SCRIPT_FIELD, PROFILE_FIELD, *STOP_WORD_FIELDS, *WORD_ORDER_FIELDS]
 
 
-def profile_columns(texts: TextBuffer, detected: pa.RecordBatch, pinned: PinnedProfiles) -> list[pa.Array]:
+def profile_columns(texts: TextBuffer, detected: pa.RecordBatch, locked: LockedProfiles) -> list[pa.Array]:
     """The columns PROFILE_FIELDS. Word order is measured for all profiles but English, which uses the published
     filters."""
-    profiles, table = _profiles(pinned)
+    profiles, table = _profiles(locked)
     languages = detected.column("detected_language").to_pylist()
     scores = detected.column("language_score").to_pylist()
     scripts = text_scripts(texts)
@@ -374,9 +374,9 @@ def profile_columns(texts: TextBuffer, detected: pa.RecordBatch, pinned: PinnedP
 
 
 @lru_cache(maxsize=2)
-def _profiles(pinned: PinnedProfiles) -> tuple[Profiles, StopWordTable]:
+def _profiles(locked: LockedProfiles) -> tuple[Profiles, StopWordTable]:
     """Cached per process."""
-    profiles = load_profiles(ProfilesConfig(path=pinned.path, min_score=pinned.min_score))
+    profiles = load_profiles(ProfilesConfig(path=locked.path, min_score=locked.min_score))
     return profiles, profile_table(profiles)
 
 

@@ -130,7 +130,7 @@ class Profiles:
         return fingerprint([profile.model_dump(mode="json") for profile in self.by_key.values()])
 
 
-class PinnedProfiles(Config):
+class LockedProfiles(Config):
     """The part of the profiles that determines annotated files: their keys and stop words, without thresholds."""
 
     digest: str
@@ -147,9 +147,9 @@ def load_profiles(config: ProfilesConfig) -> Profiles:
 
 
 @lru_cache(maxsize=8)  # every source of a recipe asks
-def pinned_profiles(config: ProfilesConfig) -> PinnedProfiles:
+def locked_profiles(config: ProfilesConfig) -> LockedProfiles:
     words = [[key, p.stop_words, p.stop_words_lowered] for key, p in load_profiles(config).by_key.items()]
-    return PinnedProfiles(digest=fingerprint(words), min_score=config.min_score, path=config.path)
+    return LockedProfiles(digest=fingerprint(words), min_score=config.min_score, path=config.path)
 
 
 @lru_cache(maxsize=8)

@@ -101,15 +101,15 @@ def check_names(names: Iterable[str], field: str = "quality_scores", prefix: str
             )
 
 
-def pinned_labels(labels: Mapping[str, LabelConfig]) -> tuple[DocumentLabel, ...]:
+def locked_labels(labels: Mapping[str, LabelConfig]) -> tuple[DocumentLabel, ...]:
     """The classifiers with the digests of their files, by name. Raises RecipeError for a file that is absent or no
     fastText model, InputError for a damaged one."""
-    pinned = []
+    locked = []
     for name, config in sorted(labels.items()):
         path = fasttext_path(config.model, f"curate.labels.{name}.model", "a supervised model")
         fasttext_labels(path)
-        pinned.append(DocumentLabel(name=name, digest=file_sha256(path), path=str(path)))
-    return tuple(pinned)
+        locked.append(DocumentLabel(name=name, digest=file_sha256(path), path=str(path)))
+    return tuple(locked)
 
 
 def label_columns(texts: TextBuffer, labels: Sequence[DocumentLabel]) -> list[pa.Array]:
@@ -123,23 +123,23 @@ def label_columns(texts: TextBuffer, labels: Sequence[DocumentLabel]) -> list[pa
     return columns
 
 
-def pinned_scores(scores: Mapping[str, QualityScoreConfig]) -> tuple[QualityScore, ...]:
+def locked_scores(scores: Mapping[str, QualityScoreConfig]) -> tuple[QualityScore, ...]:
     """The models with the digests of their files, by name. Raises RecipeError for a file that is absent or no model,
     and for a label that it lacks; InputError for a damaged one."""
-    pinned = []
+    locked = []
     for name, config in sorted(scores.items()):
         field = f"curate.quality_scores.{name}"
         path = model_file(config.model, f"{field}.model", "a fastText model, or one of `gristmill quality`")
         kind = model_kind(path, f"{field}.model")
         label = _label(config.label, path, kind, f"{field}.label")
-        pinned.append(QualityScore(name=name, label=label, digest=file_sha256(path), path=str(path), kind=kind))
-    return tuple(pinned)
+        locked.append(QualityScore(name=name, label=label, digest=file_sha256(path), path=str(path), kind=kind))
+    return tuple(locked)
 
 
 def write_model_reports(scores: Mapping[str, QualityScoreConfig], folder: Path) -> None:
     """Writes FOLDER/models.json: column -> labels, AUC and reliability of each linear model that was measured, also of
     one that curation fitted into the folder; nothing if there is none."""
-    paths = {score.column: Path(score.path) for score in pinned_scores(scores) if score.kind == "linear"}
+    paths = {score.column: Path(score.path) for score in locked_scores(scores) if score.kind == "linear"}
     if (folder / FITTED_NAME).is_file():
         paths["quality_score"] = folder / FITTED_NAME
     models = {column: load_linear_model(path) for column, path in paths.items()}

@@ -36,7 +36,7 @@ def dataset_digest(source: SourceConfig) -> tuple[int, str]:
     return 0, hashlib.sha256(f"hub {source.paths[0]} {source.revision}".encode()).hexdigest()
 
 
-def read_dataset(source: SourceConfig, pinned: RawFile) -> Iterator[Record | Unreadable]:
+def read_dataset(source: SourceConfig, locked: RawFile) -> Iterator[Record | Unreadable]:
     """The rows of the source's split, streamed. Rows with strings over max_record_bytes are not read; the rows after
     an unreadable row are lost and reported.
 
@@ -58,7 +58,7 @@ def read_dataset(source: SourceConfig, pinned: RawFile) -> Iterator[Record | Unr
         yield too_large(number, size, limit) if size > limit else fields.record(row, number, -1)
         number += 1
     if Path(source.paths[0]).is_dir():
-        check_digest(dataset_digest(source)[1], pinned, source.paths[0])
+        check_digest(dataset_digest(source)[1], locked, source.paths[0])
 
 
 def _open(source: SourceConfig) -> Iterable[Mapping[str, Any]]:

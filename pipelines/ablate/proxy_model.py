@@ -19,7 +19,7 @@ from gristmill.foundation.files import write_atomic
 from gristmill.foundation.fingerprint import canonical_json, fingerprint
 from gristmill.foundation.progress import Reporter
 from gristmill.tokenizers.config import ProxyConfig
-from gristmill.tokenizers.report import ReportText, TrainedBits
+from gristmill.tokenizers.report import ModelBitsPerByte, ReportText
 from gristmill.tokenizers.tokenizer import Tokenizer
 from gristmill.training.config.model import ModelConfig
 from gristmill.training.model.init import initialize
@@ -35,7 +35,7 @@ def bits_per_byte(
     config: ProxyConfig,
     reporter: Reporter,
     folder: Path,
-) -> TrainedBits:
+) -> ModelBitsPerByte:
     """Bits per byte of the held-out text after one epoch on the training text, for each seed. Deterministic.
 
     folder: keeps the scores of each model, so that a comparison that was stopped goes on.
@@ -58,7 +58,7 @@ def bits_per_byte(
             _train(model, windows_NT, config, seed, reporter)
             write_atomic(path, canonical_json(_score(model, scored, config.batch)))
         by_seed.append(json.loads(path.read_bytes()))
-    return TrainedBits(
+    return ModelBitsPerByte(
         total=tuple(sum(bits.values()) / sum(scored.num_bytes.values()) for bits in by_seed),
         groups={group: tuple(bits[group] / size for bits in by_seed) for group, size in scored.num_bytes.items()},
     )

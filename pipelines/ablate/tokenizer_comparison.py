@@ -18,7 +18,7 @@ from gristmill.foundation.files import file_digest, write_atomic
 from gristmill.foundation.progress import Reporter
 from gristmill.tokenizers.config import PRESETS, ProxyConfig, TokenizerConfig
 from gristmill.tokenizers.pretrained import write_json
-from gristmill.tokenizers.report import ReportText, TokenizerReport, TrainedBits, tokenizer_report
+from gristmill.tokenizers.report import ModelBitsPerByte, ReportText, TokenizerReport, tokenizer_report
 from gristmill.tokenizers.tokenizer import MODEL_NAME, Tokenizer, load_tokenizer
 from gristmill.tokenizers.train import END_OF_DOCUMENT, train, train_byte_level
 from gristmill.tokenizers.word_counts import count_texts
@@ -210,7 +210,7 @@ def ranking_by_group(reports: Sequence[TokenizerReport]) -> list[list[str]]:
     return table
 
 
-def _trained(reports: Sequence[TokenizerReport]) -> list[tuple[str, TrainedBits]]:
+def _trained(reports: Sequence[TokenizerReport]) -> list[tuple[str, ModelBitsPerByte]]:
     return [(report.name, report.bits_per_byte) for report in reports if report.bits_per_byte is not None]
 
 

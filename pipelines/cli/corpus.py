@@ -33,7 +33,7 @@ from gristmill.pipelines.cli.options import RecipeArgument, StageOptions, read_t
 from gristmill.pipelines.recipes.recipe_file import load_recipe
 from gristmill.pipelines.stages.index import mix_events
 from gristmill.pipelines.stages.preflight import check_workdir
-from gristmill.pipelines.workdir.raw_files import pin
+from gristmill.pipelines.workdir.raw_files import lock_raw_files
 from gristmill.pipelines.workdir.remote import RemoteWork, fetched, local_folder
 
 signatures_app = typer.Typer(no_args_is_help=True, help="MinHash signature stores of corpora.")
@@ -129,7 +129,7 @@ def decide(
     folder = workdir_of(loaded, stage.workdir)
     check_workdir(folder)
     engine = stage.open(stage.reporter(), folder)
-    lock = pin(loaded, folder, engine, write=False)
+    lock = lock_raw_files(loaded, folder, engine, write=False)
     tombstones = read_tombstones(folder)
     sources = annotated(loaded.sources, loaded.curate, lock, folder / "cache", engine, tombstones)
     names = ("source", "language") if by_language else ("source",)

@@ -26,7 +26,7 @@ from gristmill.pipelines.stages.runner import Processes, Runner
 from gristmill.pipelines.stages.stage import Stage
 from gristmill.pipelines.stages.stage_list import runnable_stages, stages_of, stages_up_to
 from gristmill.pipelines.workdir.publication import RemoteLease
-from gristmill.pipelines.workdir.raw_files import LockUpdate, local_bytes, pin
+from gristmill.pipelines.workdir.raw_files import LockUpdate, local_bytes, lock_raw_files
 from gristmill.pipelines.workdir.remote import Publisher, RemoteWork, lease, mirror_of
 
 
@@ -195,7 +195,7 @@ def make_runner(
                 engine, recipe, folder, [candidate for candidate in stages if only in (None, candidate.name)]
             )
         with lease(folder) if rank == 0 else nullcontext():
-            lock = pin(recipe, folder, engine, update=update_lock, write=rank == 0)
+            lock = lock_raw_files(recipe, folder, engine, update=update_lock, write=rank == 0)
     except BaseException:
         if publisher is not None:
             publisher.close()

@@ -40,7 +40,7 @@ from gristmill.pipelines.stages.index import estimated_mix, indexed_mix
 from gristmill.pipelines.stages.preflight import check_workdir, estimated_tokens, is_complete, preflight, raise_issues
 from gristmill.pipelines.stages.runner import Runner
 from gristmill.pipelines.stages.stage_list import STAGES, stages_of, with_report
-from gristmill.pipelines.workdir.raw_files import pin
+from gristmill.pipelines.workdir.raw_files import lock_raw_files
 from gristmill.pipelines.workdir.remote import RemoteWork, fetched
 from gristmill.training.config.layers import MAX_PROCESSES
 from gristmill.training.planner.noise_scale import batch_advice
@@ -160,7 +160,7 @@ def plan(recipe: RecipeArgument, workdir: WorkdirOption = None, set_: SetOption 
     reporter = Reporter.to_terminal()
     table = rich_table.Table("stage", "action", "reason", "fingerprint")
     with plan_folder(workdir_of(loaded, workdir)) as folder:
-        lock = pin(loaded, folder, LocalEngine(1, reporter), write=False)
+        lock = lock_raw_files(loaded, folder, LocalEngine(1, reporter), write=False)
         for planned in Runner(loaded, folder, stages, lock, reporter).plan():
             table.add_row(planned.stage.name, planned.action, "\n".join(planned.reasons), planned.fingerprint[:12])
         advice = _batch_advice(folder / "train" / "metrics.jsonl", loaded)

@@ -26,7 +26,7 @@ from gristmill.pipelines.recipes.recipe_file import validate
 from gristmill.pipelines.stages.runner import Processes, Runner
 from gristmill.pipelines.stages.stage import Stage
 from gristmill.pipelines.stages.stage_list import with_report
-from gristmill.pipelines.workdir.raw_files import pin
+from gristmill.pipelines.workdir.raw_files import lock_raw_files
 from gristmill.pipelines.workdir.remote import LEASE_NAME, MARK_NAME, RemoteWork, lease, mirror_of
 from gristmill.training.config.train import STEPS_WITHOUT_REPLICAS
 
@@ -115,12 +115,12 @@ def _wrong_with_inputs(folder: Path, manifest: Manifest) -> Iterator[str]:
         if actual not in (None, expected):
             yield f"{path}: made from {name} {expected}, but {input_folder} is {actual}; `gristmill run` rebuilds it"
     if "lock" in manifest.origin:
-        pinned = _pinned(Lock.model_validate(manifest.origin["lock"]))
-        if pinned != {name: digest for name, digest in manifest.inputs.items() if name.startswith(RAW)}:
+        locked_digests = _locked_digests(Lock.model_validate(manifest.origin["lock"]))
+        if locked_digests != {name: digest for name, digest in manifest.inputs.items() if name.startswith(RAW)}:
             yield f"{path}: its inputs differ from the raw files that its lock pins"
 
 
-def _pinned(lock: Lock) -> dict[str, str]:
+def _locked_digests(lock: Lock) -> dict[str, str]:
     return {RAW + name: digest for name, digest in lock.identity().items()}
 
 
@@ -142,14 +142,14 @@ def _wrong_with_lock(workdir: Path) -> Iterator[str]:
         return
     if lock is None:
         return
-    pinned = _pinned(lock)
+    locked_digests = _locked_digests(lock)
     for manifest_path in sorted(workdir.glob(f"*/{MANIFEST_NAME}")):
         try:
             inputs = read_manifest(manifest_path.parent).inputs
         except InputError:
             continue
         for name, expected in sorted(inputs.items()):
-            if name.startswith(RAW) and pinned.get(name) != expected:
+            if name.startswith(RAW) and locked_digests.get(name) != expected:
                 yield f"{path}: source {name.removeprefix(RAW)}: it pins other raw files than {manifest_path}"
 
 
@@ -190,7 +190,7 @@ def reproduce(manifest_path: Path, workdir: Path, stages: Sequence[Stage], engin
     with lease(workdir):
         write_lock(workdir / LOCK_NAME, lock)
         _copy_tombstones(folder, workdir)
-        pin(recipe, workdir, engine)
+        lock_raw_files(recipe, workdir, engine)
         runner.run_leased(to=stage.name)
     return compare_outputs(original, read_manifest(workdir / stage.name))
 

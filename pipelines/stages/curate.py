@@ -13,7 +13,7 @@ from gristmill.data_pipeline.dedup.signatures import find_store, store_digest
 from gristmill.data_pipeline.filters.profiles import load_profiles
 from gristmill.data_pipeline.filters.threshold_sweep import heavy_removals
 from gristmill.data_pipeline.ledger.ledger import QUARANTINE_NAME
-from gristmill.data_pipeline.quality.scores import pinned_labels, pinned_scores
+from gristmill.data_pipeline.quality.scores import locked_labels, locked_scores
 from gristmill.data_pipeline.run_curation import CurationInputs, curate
 from gristmill.data_pipeline.signals.language import model_digest
 from gristmill.foundation.deferred_module import DeferredModule
@@ -46,9 +46,9 @@ def external_digests(recipe: Recipe) -> dict[str, Any]:
     if recipe.curate.language_id is not None and (model := model_digest(recipe.curate.language_id.model)):
         digests["language_model"] = model
     if recipe.curate.quality_scores:
-        digests["quality_scores"] = {score.name: score.digest for score in pinned_scores(recipe.curate.quality_scores)}
+        digests["quality_scores"] = {score.name: score.digest for score in locked_scores(recipe.curate.quality_scores)}
     if recipe.curate.labels:
-        digests["labels"] = {label.name: label.digest for label in pinned_labels(recipe.curate.labels)}
+        digests["labels"] = {label.name: label.digest for label in locked_labels(recipe.curate.labels)}
     extractor_weights = {
         source.name: extraction_weights.weights_digest(source.blocks.weights)
         for source in recipe.sources

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from gristmill.data_pipeline.curate_config import check_filters
 from gristmill.data_pipeline.indexed.draws import epochs_by_source, repeat_warnings
-from gristmill.data_pipeline.quality.scores import LABELS_PREFIX, PREFIX, pinned_labels, pinned_scores
+from gristmill.data_pipeline.quality.scores import LABELS_PREFIX, PREFIX, locked_labels, locked_scores
 from gristmill.data_pipeline.readers.files import check_kinds
 from gristmill.data_pipeline.readers.python_records import reader_of
 from gristmill.data_pipeline.readers.read import locate
@@ -152,9 +152,12 @@ def _listed_files(recipe: Recipe, world_size: int) -> Iterator[Finding]:
 
 
 def _quality_models(recipe: Recipe, world_size: int) -> Iterator[Finding]:
-    for pin in (lambda: pinned_scores(recipe.curate.quality_scores), lambda: pinned_labels(recipe.curate.labels)):
+    for read_models in (
+        lambda: locked_scores(recipe.curate.quality_scores),
+        lambda: locked_labels(recipe.curate.labels),
+    ):
         try:
-            pin()
+            read_models()
         except (RecipeError, InputError) as error:
             yield Finding(str(error), type(error))
 

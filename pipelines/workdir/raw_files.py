@@ -26,7 +26,9 @@ MAX_NAMED = 5
 LockUpdate = bool | Literal["added"]  # which differences from the lock are accepted: none, all, or files it has not
 
 
-def pin(recipe: Recipe, workdir: Path, engine: Engine, update: LockUpdate = False, write: bool = True) -> Lock:
+def lock_raw_files(
+    recipe: Recipe, workdir: Path, engine: Engine, update: LockUpdate = False, write: bool = True
+) -> Lock:
     """The lock of the recipe's sources, compared with the raw files as they are now.
 
     Raises InputError naming the files if one differs from the lock in the work folder and `update` is not set, or, with
@@ -43,11 +45,11 @@ def pin(recipe: Recipe, workdir: Path, engine: Engine, update: LockUpdate = Fals
     ]
     lock = Lock(sources=(*sources, *lock_lists(recipe.curate.lists), *lock_tombstones(workdir)))
     if before is not None and update is not True:
-        pinned_sources = {source.name: source for source in before.sources}
+        former_sources = {source.name: source for source in before.sources}
         for locked in lock.sources:
-            pinned = pinned_sources.get(locked.name)
-            if pinned is not None and pinned.request == locked.request:
-                _check_unchanged(path, pinned, _pinned_files(pinned, locked) if update == "added" else locked)
+            former = former_sources.get(locked.name)
+            if former is not None and former.request == locked.request:
+                _check_unchanged(path, former, _files_of_lock(former, locked) if update == "added" else locked)
     if write and lock != before:
         write_lock(path, lock)
     return lock
@@ -76,15 +78,15 @@ def _check_outside(source: SourceConfig, workdir: Path, work: str, real_path: Re
         )
 
 
-def _pinned_files(pinned: LockedSource, current: LockedSource) -> LockedSource:
-    """The current source with the files alone whose names are pinned."""
-    names = {file.name for file in pinned.files}
+def _files_of_lock(former: LockedSource, current: LockedSource) -> LockedSource:
+    """The current source with the files alone whose names the former one has."""
+    names = {file.name for file in former.files}
     files = tuple(file for file in current.files if file.name in names)
     return LockedSource(name=current.name, request=current.request, files=files)
 
 
-def _check_unchanged(path: Path, pinned: LockedSource, current: LockedSource) -> None:
-    differing = lock_differences(pinned, current)
+def _check_unchanged(path: Path, former: LockedSource, current: LockedSource) -> None:
+    differing = lock_differences(former, current)
     if differing:
         more = f"\n  and {len(differing) - MAX_NAMED} more" if len(differing) > MAX_NAMED else ""
         raise InputError(

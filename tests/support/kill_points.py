@@ -24,7 +24,7 @@ from gristmill.pipelines.provenance.verify import reproduce
 from gristmill.pipelines.recipes.recipe_file import validate
 from gristmill.pipelines.stages.runner import Runner
 from gristmill.pipelines.stages.stage import Stage, StageContext
-from gristmill.pipelines.workdir.raw_files import pin
+from gristmill.pipelines.workdir.raw_files import lock_raw_files
 from tests.support.training_runs import BATCH, MODEL, digests, new_run
 
 KILLED = 9
@@ -91,7 +91,7 @@ def run_stage(base: Path, workdir: Path, stage: Stage, kill_at: int) -> list[str
         "points",
     )
     with Calls(workdir, kill_at) as calls:
-        lock = pin(recipe, workdir, LocalEngine(1, Reporter.silent()))
+        lock = lock_raw_files(recipe, workdir, LocalEngine(1, Reporter.silent()))
         Runner(recipe, workdir, [stage], lock, Reporter.silent()).run()
     return calls.names
 

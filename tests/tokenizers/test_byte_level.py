@@ -17,6 +17,7 @@ from gristmill.tokenizers.byte_level import (
     NUM_CODE_POINTS,
     GigatokenEncoder,
     TiktokenEncoder,
+    bytes_to_unicode,
     encodes_identically,
     fastest_byte_level,
     gigatoken_encoder,
@@ -24,7 +25,6 @@ from gristmill.tokenizers.byte_level import (
     ranges_of,
     raw_without_added_tokens,
     tiktoken_encoder,
-    visible,
     without_added_tokens,
 )
 from gristmill.tokenizers.config import TokenizerConfig
@@ -49,7 +49,7 @@ def reference_of(content: dict) -> HuggingFaceEncoder:
 
 def test_the_names_of_bytes_are_gpt2s(byte_names):
     assert byte_names == BYTE_NAMES
-    assert visible(b" a\n") == "ĠaĊ"
+    assert bytes_to_unicode(b" a\n") == "ĠaĊ"
 
 
 @pytest.mark.parametrize(("pattern", "encoder"), [(None, "gigatoken"), (CL100K_PATTERN, "tiktoken")])

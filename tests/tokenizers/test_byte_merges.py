@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from gristmill.foundation.errors import InputError
 from gristmill.tokenizers import train as training
-from gristmill.tokenizers.byte_level import BYTE_OF, visible
+from gristmill.tokenizers.byte_level import BYTE_OF, bytes_to_unicode
 from gristmill.tokenizers.byte_merges import MergeTrainer
 from gristmill.tokenizers.config import TokenizerConfig
 from gristmill.tokenizers.pretrained import write_json
@@ -31,7 +31,7 @@ def by_hugging_face(words: Counter[str], vocab_size: int) -> list[list[str]]:
 
 
 def as_ids(words: Counter[str]) -> training.Words:
-    ids = {visible(token): number for number, token in enumerate(ALPHABET)}
+    ids = {bytes_to_unicode(token): number for number, token in enumerate(ALPHABET)}
     return Counter({tuple(ids[character] for character in word): count for word, count in words.items()})
 
 

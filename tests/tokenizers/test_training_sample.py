@@ -13,7 +13,7 @@ from gristmill.foundation.progress import Reporter
 from gristmill.foundation.runtime.tasks.local import LocalEngine
 from gristmill.tokenizers import training_sample
 from gristmill.tokenizers.config import TokenizerConfig
-from gristmill.tokenizers.training_sample import MAX_DOCUMENT_CHARACTERS, allocate, training_texts
+from gristmill.tokenizers.training_sample import MAX_DOCUMENT_CHARACTERS, allocate_sample_budget, training_texts
 
 HERE = LocalEngine(1, Reporter.silent())
 
@@ -47,9 +47,9 @@ def corpus(tmp_path):
 
 
 def test_filling_worked_by_hand():
-    assert allocate([0.5, 0.5], [100, 20], 80) == [60, 20]
-    assert allocate([0.5, 0.3, 0.2], [100, 100, 100], 50) == [25, 15, 10]
-    assert allocate([0.5, 0.5], [10, 20], 80) == [10, 20]
+    assert allocate_sample_budget([0.5, 0.5], [100, 20], 80) == [60, 20]
+    assert allocate_sample_budget([0.5, 0.3, 0.2], [100, 100, 100], 50) == [25, 15, 10]
+    assert allocate_sample_budget([0.5, 0.5], [10, 20], 80) == [10, 20]
 
 
 @given(
@@ -58,7 +58,7 @@ def test_filling_worked_by_hand():
 )
 def test_filling_gives_all_it_can_and_no_more(parts, total):
     shares, available = [share for share, _ in parts], [amount for _, amount in parts]
-    given_ = allocate(shares, available, total)
+    given_ = allocate_sample_budget(shares, available, total)
     assert all(amount <= limit for amount, limit in zip(given_, available, strict=True))
     assert sum(given_) == pytest.approx(min(total, sum(available)), abs=len(parts) + 1)
 

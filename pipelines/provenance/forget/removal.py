@@ -35,7 +35,7 @@ from gristmill.pipelines.recipes.config import Recipe
 from gristmill.pipelines.recipes.recipe_file import validate
 from gristmill.pipelines.stages.runner import Runner
 from gristmill.pipelines.workdir.data_forms import form_of, open_form
-from gristmill.pipelines.workdir.raw_files import pin
+from gristmill.pipelines.workdir.raw_files import lock_raw_files
 from gristmill.pipelines.workdir.remote import lease
 
 REBUILT = ("curate", "tokenizer", "index")  # in this order, where the work folder has them
@@ -67,7 +67,7 @@ def make_plan(workdir: Path, recipe: Recipe, selector: Selector, threshold: floa
 
     Raises InputError if the raw files are not those that the lock pins, or another process writes to the folder."""
     with lease(workdir):
-        lock = pin(recipe, workdir, engine, write=False)
+        lock = lock_raw_files(recipe, workdir, engine, write=False)
         documents = ReadDocuments.of(recipe, workdir, lock, engine)
         selected = select(selector, documents, threshold)
         places = find_places(frozenset(document.doc_id for document in selected), recipe, workdir, engine)

@@ -41,7 +41,7 @@ from gristmill.pipelines.provenance.summary.queries import queries
 from gristmill.pipelines.provenance.verify import CROISSANT_NAME, verify
 from gristmill.pipelines.recipes.config import Recipe
 from gristmill.pipelines.recipes.recipe_file import validate
-from gristmill.pipelines.workdir.raw_files import pin
+from gristmill.pipelines.workdir.raw_files import lock_raw_files
 
 SUMMARY_NAME = "summary.json"
 STAGE_NAMES = ("curate", "tokenizer", "index", "train", "evaluate")
@@ -118,7 +118,7 @@ def check_summary(workdir: Path, output: Path, engine: Engine) -> list[str]:
 
 def _raw_differences(recipe: Recipe, workdir: Path, engine: Engine) -> list[str]:
     try:
-        pin(recipe, workdir, engine, write=False)
+        lock_raw_files(recipe, workdir, engine, write=False)
     except InputError as error:
         return [str(error)]
     return []

@@ -3,7 +3,7 @@ import hashlib
 
 import pytest
 
-from gristmill.data_pipeline.annotate.list_file import ListsConfig, entries, lock_lists, pinned_list, read_list
+from gristmill.data_pipeline.annotate.list_file import ListsConfig, lock_lists, locked_list, read_list, read_locked_list
 from gristmill.foundation.errors import InputError
 
 
@@ -23,10 +23,10 @@ def test_the_lock_names_the_files_of_each_list(tmp_path):
     lists = ListsConfig(badwords=(str(tmp_path / "*.txt"), str(tmp_path / "a.txt")))
     [locked] = lock_lists(lists)
     assert locked.name == "lists.badwords" and sorted(file.name for file in locked.files) == ["a.txt", "b.txt"]
-    pinned = pinned_list(lists.badwords)
-    assert pinned is not None and entries(pinned) == ("a", "b", "both")
-    assert "paths" not in pinned.model_dump() and list(pinned.digests) == [file.sha256 for file in locked.files]
-    assert pinned_list(()) is None and lock_lists(ListsConfig()) == ()
+    word_list = locked_list(lists.badwords)
+    assert word_list is not None and read_locked_list(word_list) == ("a", "b", "both")
+    assert "paths" not in word_list.model_dump() and list(word_list.digests) == [file.sha256 for file in locked.files]
+    assert locked_list(()) is None and lock_lists(ListsConfig()) == ()
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ def test_bad_lists_say_what_to_mend(tmp_path, raw, said):
 
 def test_a_list_that_changes_while_it_is_in_use(tmp_path):
     (tmp_path / "a.txt").write_text("one\n")
-    pinned = pinned_list((str(tmp_path / "a.txt"),))
+    locked = locked_list((str(tmp_path / "a.txt"),))
     (tmp_path / "a.txt").write_text("two\n")
     with pytest.raises(InputError, match="changed during the run"):
-        entries(pinned)
+        read_locked_list(locked)

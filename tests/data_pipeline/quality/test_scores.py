@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 from fasttext_file import write_model, write_random_model, write_random_quantized_model
 
-from gristmill.data_pipeline.quality.scores import QualityScoreConfig, pinned_scores, score_columns
+from gristmill.data_pipeline.quality.scores import QualityScoreConfig, locked_scores, score_columns
 from gristmill.data_pipeline.signals.bits import TextBuffer
 from gristmill.foundation.errors import InputError, RecipeError
 from gristmill.pipelines.python_api import run as run_recipe
@@ -27,8 +27,8 @@ def random_texts(seed: int) -> list[str]:
 
 
 def scores_of(path: Path, label: str, texts: list[str]) -> np.ndarray:
-    pinned = pinned_scores({"s": QualityScoreConfig(model=str(path), label=label)})
-    (column,) = score_columns(TextBuffer.of(texts), pinned)
+    locked = locked_scores({"s": QualityScoreConfig(model=str(path), label=label)})
+    (column,) = score_columns(TextBuffer.of(texts), locked)
     return column.to_numpy(zero_copy_only=False)
 
 

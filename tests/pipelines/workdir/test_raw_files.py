@@ -6,7 +6,7 @@ from gristmill.foundation.progress import Reporter
 from gristmill.foundation.runtime.tasks.local import LocalEngine
 from gristmill.pipelines.recipes.config import Recipe
 from gristmill.pipelines.recipes.recipe_file import load_recipe
-from gristmill.pipelines.workdir.raw_files import pin
+from gristmill.pipelines.workdir.raw_files import lock_raw_files
 from gristmill.pipelines.workdir.remote import lease
 
 
@@ -27,39 +27,39 @@ def recipe(tmp_path):
 
 
 def test_the_same_files_are_held_to_the_lock(recipe, tmp_path):
-    first = pin(recipe, tmp_path / "work", LocalEngine(1, Reporter.silent()))
+    first = lock_raw_files(recipe, tmp_path / "work", LocalEngine(1, Reporter.silent()))
     assert sorted(file.name for file in first.sources[0].files) == ["a.txt", "b.txt"]
-    assert pin(recipe, tmp_path / "work", LocalEngine(1, Reporter.silent())) == first
+    assert lock_raw_files(recipe, tmp_path / "work", LocalEngine(1, Reporter.silent())) == first
 
 
 def test_a_changed_file_is_named_and_can_be_accepted(recipe, tmp_path):
-    first = pin(recipe, tmp_path / "work", LocalEngine(1, Reporter.silent()))
+    first = lock_raw_files(recipe, tmp_path / "work", LocalEngine(1, Reporter.silent()))
     (tmp_path / "raw/b.txt").write_text("bets")
     with pytest.raises(InputError, match=r"(?s)1 raw files.*b\.txt: sha256 was.*--update-lock"):
-        pin(recipe, tmp_path / "work", LocalEngine(1, Reporter.silent()))
-    assert pin(recipe, tmp_path / "work", LocalEngine(1, Reporter.silent()), update=True) != first
+        lock_raw_files(recipe, tmp_path / "work", LocalEngine(1, Reporter.silent()))
+    assert lock_raw_files(recipe, tmp_path / "work", LocalEngine(1, Reporter.silent()), update=True) != first
 
 
 def test_a_changed_request_is_pinned_anew(recipe, tmp_path):
-    pin(recipe, tmp_path / "work", LocalEngine(1, Reporter.silent()))
+    lock_raw_files(recipe, tmp_path / "work", LocalEngine(1, Reporter.silent()))
     (tmp_path / "raw/c.md").write_text("gamma")
     fields = recipe.model_dump(mode="json")
     fields["sources"][0]["paths"] = [str(tmp_path / "raw/*.md")]
-    lock = pin(Recipe.model_validate(fields), tmp_path / "work", LocalEngine(1, Reporter.silent()))
+    lock = lock_raw_files(Recipe.model_validate(fields), tmp_path / "work", LocalEngine(1, Reporter.silent()))
     assert [file.name for file in lock.sources[0].files] == ["c.md"]
 
 
 def test_moved_files_keep_their_identity(recipe, tmp_path):
-    first = pin(recipe, tmp_path / "work", LocalEngine(1, Reporter.silent()))
+    first = lock_raw_files(recipe, tmp_path / "work", LocalEngine(1, Reporter.silent()))
     (tmp_path / "raw").rename(tmp_path / "elsewhere")
     fields = recipe.model_dump(mode="json")
     fields["sources"][0]["paths"] = [str(tmp_path / "elsewhere/*.txt")]
-    moved = pin(Recipe.model_validate(fields), tmp_path / "work", LocalEngine(1, Reporter.silent()))
+    moved = lock_raw_files(Recipe.model_validate(fields), tmp_path / "work", LocalEngine(1, Reporter.silent()))
     assert moved.identity() == first.identity()
 
 
 def test_planning_writes_no_lock(recipe, tmp_path):
-    pin(recipe, tmp_path / "work", LocalEngine(1, Reporter.silent()), write=False)
+    lock_raw_files(recipe, tmp_path / "work", LocalEngine(1, Reporter.silent()), write=False)
     assert not (tmp_path / "work").exists()
 
 
@@ -67,7 +67,7 @@ def test_a_glob_that_matches_nothing(recipe, tmp_path):
     fields = recipe.model_dump(mode="json")
     fields["sources"][0]["paths"] = [str(tmp_path / "*.nothing")]
     with pytest.raises(InputError, match="no file matches"):
-        pin(Recipe.model_validate(fields), tmp_path / "work", LocalEngine(1, Reporter.silent()))
+        lock_raw_files(Recipe.model_validate(fields), tmp_path / "work", LocalEngine(1, Reporter.silent()))
 
 
 def test_a_list_is_held_to_the_lock_as_raw_files_are(recipe, tmp_path):
@@ -75,20 +75,20 @@ def test_a_list_is_held_to_the_lock_as_raw_files_are(recipe, tmp_path):
     words.write_text("darn\n")
     listed = recipe.model_dump(mode="json") | {"curate": {"lists": {"badwords": [str(words)]}}}
     recipe = Recipe.model_validate(listed)
-    first = pin(recipe, tmp_path / "work", LocalEngine(1, Reporter.silent()))
+    first = lock_raw_files(recipe, tmp_path / "work", LocalEngine(1, Reporter.silent()))
     assert [(source.name, [file.name for file in source.files]) for source in first.sources][1:] == [
         ("lists.badwords", ["words.txt"])
     ]
     words.write_text("darn\nheck\n")
     with pytest.raises(InputError, match=r"(?s)lists\.badwords: 1 raw files.*words\.txt: sha256 was.*--update-lock"):
-        pin(recipe, tmp_path / "work", LocalEngine(1, Reporter.silent()))
-    assert pin(recipe, tmp_path / "work", LocalEngine(1, Reporter.silent()), update=True) != first
+        lock_raw_files(recipe, tmp_path / "work", LocalEngine(1, Reporter.silent()))
+    assert lock_raw_files(recipe, tmp_path / "work", LocalEngine(1, Reporter.silent()), update=True) != first
 
 
 def test_a_second_command_changes_no_lock_while_the_first_runs(call, tmp_path):
     """`--update-lock` wrote the lock before the lease was taken, under the run that had pinned other bytes."""
     Case("", "", ()).write(tmp_path)
-    pin(load_recipe(str(tmp_path / "small.yaml")), tmp_path / "work", LocalEngine(1, Reporter.silent()))
+    lock_raw_files(load_recipe(str(tmp_path / "small.yaml")), tmp_path / "work", LocalEngine(1, Reporter.silent()))
     before = (tmp_path / "work/lock.json").read_bytes()
     (tmp_path / "raw/notes.txt").write_text("Other notes.")
     with lease(tmp_path / "work"):
