@@ -1,11 +1,14 @@
-"""The paths that only GPUs take, on fake tensors of a CUDA device that is not there (tests/support/fake_cuda.py)."""
+"""The paths that only GPUs take, on fake tensors of a CUDA device that is not there (tests/support/fake_cuda.py), and
+the kernels that the compiler writes for one (tests/support/gpu_kernels.py)."""
 
 import json
 import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -28,12 +31,16 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return target
 
 
-def errors_of(library: Path, cases: list[str]) -> dict[str, str | None]:
+def records_of(program: str, library: Path, cases: Iterable[str]) -> list[dict[str, Any]]:
     """In a process of its own, which believes that there is a GPU."""
-    command = [sys.executable, str(ROOT / "tests/support/fake_cuda.py"), str(library), *cases]
+    command = [sys.executable, str(ROOT / "tests/support" / program), str(library), *cases]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     lines = subprocess.run(command, check=True, capture_output=True, text=True, env=environment).stdout.splitlines()
-    return {record["case"]: record["error"] for record in map(json.loads, lines)}
+    return [json.loads(line) for line in lines]
+
+
+def errors_of(library: Path, cases: list[str]) -> dict[str, str | None]:
+    return {record["case"]: record["error"] for record in records_of("fake_cuda.py", library, cases)}
 
 
 def test_steps_agree_on_devices_dtypes_and_shapes(library: Path) -> None:
@@ -46,3 +53,38 @@ def test_steps_agree_on_devices_dtypes_and_shapes(library: Path) -> None:
 def test_every_path_of_gpus_agrees(library: Path) -> None:
     others = [case for case in fake_cuda.CASES if case not in QUICK]
     assert errors_of(library, others) == dict.fromkeys(others)
+
+
+# Kernels of a layer, of two layers compiled together: forward and backward, (generated, library products).
+BUDGETS = {
+    "dense": [(12, 6), (12, 11)],
+    "experts": [(22, 4), (19, 7)],
+    "mamba2": [(26, 13), (39, 26)],
+    "recomputed operators": [(12, 6), (20, 11)],
+    "float8": [(12, 8), (33, 15)],
+}
+LAYERS = {"recomputed operators": 1}  # compiled together
+
+
+def kernels_of_a_layer(library: Path, case: str) -> list[tuple[float, float]]:
+    (record,) = records_of("gpu_kernels.py", library, [case])
+    layers = LAYERS.get(case, 2)
+    return [(compiled["generated"] / layers, compiled["products"] / layers) for compiled in record["passes"]]
+
+
+def are_within(counts: list[tuple[float, float]], budget: list[tuple[int, int]]) -> bool:
+    return len(counts) == len(budget) and all(
+        generated <= most_generated and products <= most_products
+        for (generated, products), (most_generated, most_products) in zip(counts, budget, strict=True)
+    )
+
+
+@pytest.mark.parametrize("case", ["dense", *(pytest.param(case, marks=pytest.mark.slow) for case in [*BUDGETS][1:])])
+def test_a_compiled_layer_is_few_kernels(library: Path, case: str) -> None:
+    counts = kernels_of_a_layer(library, case)
+    assert are_within(counts, BUDGETS[case]), counts
+
+
+@pytest.mark.slow
+def test_without_fusion_a_layer_is_more_kernels(library: Path) -> None:
+    assert not are_within(kernels_of_a_layer(library, "apart"), BUDGETS["dense"])
