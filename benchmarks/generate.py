@@ -203,7 +203,7 @@ def accepted_share(model: CausalLM, work: Work, limits: BatchLimits) -> float:
         batch.add(GenerationRequest(tuple(prompt), GenerationSettings(count)))
     while not batch.is_idle:
         batch.step()
-    return batch.accepted_tokens / max(1, batch.guessed_tokens)
+    return batch.speculation.accepted_tokens / max(1, batch.speculation.guessed_tokens)
 
 
 def read_bytes_per_second() -> float:

@@ -13,35 +13,39 @@ import torch
 from torch import Tensor
 
 from gristmill.evaluation.inference.causal_lm import CausalLM
-from gristmill.evaluation.inference.generate.drafts import Drafts, ModelDrafts, NgramDrafts, guess_counts
+from gristmill.evaluation.inference.generate.drafts import Speculation
+from gristmill.evaluation.inference.generate.joining import (
+    SMALL_PASS_TOKENS,
+    JoiningSequence,
+    first_columns,
+    joining_sequence,
+    next_to_join,
+    prompt_rows,
+)
 from gristmill.evaluation.inference.generate.limits import BatchLimits
 from gristmill.evaluation.inference.generate.prompt_parts import (
     MAX_PROMPTS,
     PromptInParts,
     PromptParts,
     logits_of,
-    prompt_logprobs,
+    score_prompts,
 )
 from gristmill.evaluation.inference.generate.request import (
     GenerationRequest,
     PieceStream,
     RequestResult,
-    TokenLogprob,
 )
 from gristmill.evaluation.inference.generate.sequence import (
-    JoiningSequence,
     RequestJob,
     RunningSequence,
     TokenDecoder,
     candidate_stream,
     choose_next,
-    first_columns,
 )
 from gristmill.evaluation.inference.generate.slots import (
     BLOCK_TOKENS,
     MIN_SHARED_TOKENS,
     CacheUse,
-    Slot,
     Slots,
     blocks_of,
     common_prefix,
@@ -52,12 +56,6 @@ from gristmill.foundation.errors import InputError
 from gristmill.training.model.decoding_cache import SlotRows
 
 # B rows, T tokens, D width, V vocabulary, N positions
-
-# Of a pass over several prompts that are padded to one length. On a CPU padding never pays: one prompt fills the core,
-# and without padding half of the scores need not be computed (5 to 10 % less time on the loads of benchmarks/serve.py).
-MIN_FILL = {"cpu": 1.0}
-MIN_FILL_ELSEWHERE = 0.8
-SMALL_PASS_TOKENS = 256  # up to here padding costs less than another reading of the weights
 
 
 class ContinuousBatch:
@@ -74,14 +72,10 @@ class ContinuousBatch:
         self.causal_lm, self.decoder, self.limits, self._clock = causal_lm, decoder, limits, clock
         self.prompt_seconds = self.decode_seconds = 0.0
         count = limits.sequences
-        self._drafts: Drafts | None = None
-        draft_cache = None
-        if limits.drafting.tokens and causal_lm.reads_trees:
-            self._drafts = NgramDrafts()
-            if limits.drafting.model is not None:
-                self._drafts = ModelDrafts(limits.drafting.model, count)
-                draft_cache = self._drafts.cache
-        self._slots = Slots(causal_lm.new_cache(count), count, causal_lm.reads_trees, draft_cache, limits.cache_blocks)
+        self.speculation = Speculation(causal_lm, limits.drafting, count)
+        self._slots = Slots(
+            causal_lm.new_cache(count), count, causal_lm.reads_trees, self.speculation.cache, limits.cache_blocks
+        )
         self._running: list[RunningSequence] = []  # by slot
         self._parts: PromptParts | None = None  # of prompts of those that run
         if isinstance(causal_lm, LocalCausalLM) and causal_lm.reads_trees:
@@ -95,7 +89,7 @@ class ContinuousBatch:
         self._grammars = GrammarTokenizer(decoder)
         self.read_tokens = 0.0  # that passes computed: less than was asked where prefixes are shared
         self.read_prompt_tokens = 0.0  # of them those of prompts, with padding
-        self.guessed_tokens = self.accepted_tokens = self.preemptions = 0
+        self.preemptions = 0
 
     @property
     def sequence_length(self) -> int:
@@ -207,7 +201,7 @@ class ContinuousBatch:
     @property
     def reads_together(self) -> bool:
         """Whether a step that may read some tokens of prompts reads them in the pass that decodes."""
-        return self._parts is not None and self.causal_lm.skips_padding and self._drafts is None
+        return self._parts is not None and self.causal_lm.skips_padding and self.speculation.drafts is None
 
     @property
     def decoding(self) -> int:
@@ -286,7 +280,7 @@ class ContinuousBatch:
             prompt_tokens = self._join_begun(parts, prompt_tokens)
         unfinished = len(parts)
         while prompt_tokens > 0 and self._may_join(parts):
-            joining = self._joining(self._waiting[0])
+            joining = joining_sequence(self._waiting[0], self._slots)
             if joining.sequence.reads_whole_prompt:
                 if self._joined and joining.tokens > prompt_tokens:
                     break
@@ -327,8 +321,8 @@ class ContinuousBatch:
             return False
         if not parts:
             return True
-        joining, running = self._joining(self._waiting[0]), [prompt.sequence for prompt in parts.prompts]
-        shared = max(common_prefix(joining.prompt, other.text_tokens) for other in running)
+        joining = joining_sequence(self._waiting[0], self._slots)
+        shared = max(common_prefix(joining.prompt, prompt.sequence.text_tokens) for prompt in parts.prompts)
         return shared < max(MIN_SHARED_TOKENS, joining.shared + 1)
 
     def _read_part(self, parts: PromptParts, prompt_tokens: float) -> None:
@@ -349,7 +343,7 @@ class ContinuousBatch:
         count, device, slots = len(self._running), self.causal_lm.device, self._slots
         parts = self._parts or ()
         live = [slot for slot in range(count) if self._running[slot] not in parts]
-        drafts = self._guessed(live)
+        drafts = self.speculation.propose(slots, {slot: self._running[slot].remaining - 1 for slot in live})
         joined = {
             self._running.index(prompt.sequence): prompt for prompt in self._joined if prompt.sequence in parts
         }  # by slot
@@ -368,7 +362,7 @@ class ContinuousBatch:
             slot_rows = replace(slot_rows, last_only=True)
         hidden_BTD = self._read(torch.from_numpy(tokens_BT).to(device), slot_rows)
         if drafts:
-            self._verify(live, drafts, hidden_BTD)
+            self.speculation.verify(slots, {slot: self._running[slot] for slot in live}, drafts, hidden_BTD)
             return
         for slot, tokens in rows.items():
             slots[slot].cached += len(tokens)
@@ -383,98 +377,20 @@ class ContinuousBatch:
         logits_BV = logits_of(self.causal_lm, hidden_BTD[:, -1] if len(live) == count else hidden_BTD[live, -1])
         choose_next([self._running[slot] for slot in live], logits_BV[:, : self.causal_lm.vocab_size])
 
-    def _guessed(self, live: list[int]) -> dict[int, list[int]]:
-        if self._drafts is None:
-            return {}
-        remaining = {slot: self._running[slot].remaining - 1 for slot in live}
-        counts = guess_counts(self._slots, remaining, self.limits.drafting.tokens, self.causal_lm.device)
-        for slot, count in counts.items():  # no other sequence gives its memory for a guess
-            if not self._slots.reserve(slot, self._slots[slot].cached + 1 + count):
-                counts[slot] = min(count, self._slots[slot].blocks * BLOCK_TOKENS - self._slots[slot].cached - 1)
-        return self._drafts.propose(self._slots, counts) if any(counts.values()) else {}
-
-    def _verify(self, live: list[int], drafts: dict[int, list[int]], hidden_BTD: Tensor) -> None:
-        """The model's own tokens at each place of the guesses, until the first that differs."""
-        width, place = hidden_BTD.shape[1], 0
-        going = {slot: width - 1 - len(drafts.get(slot, [])) for slot in live}  # column of the place
-        while going:
-            hidden_BD = hidden_BTD[list(going), [column + place for column in going.values()]]
-            logits_BV = logits_of(self.causal_lm, hidden_BD)[:, : self.causal_lm.vocab_size]
-            choose_next([self._running[slot] for slot in going], logits_BV)
-            for slot in list(going):
-                sequence, draft, kept = self._running[slot], drafts.get(slot, []), self._slots[slot]
-                kept.cached += 1
-                agrees = place < len(draft) and not sequence.done and kept.tokens[kept.cached] == draft[place]
-                if not agrees:
-                    del going[slot]
-                    self._count_guesses(kept, len(draft), place)
-                    self._slots.trim(slot, kept.cached)
-            place += 1
-
-    def _count_guesses(self, slot: Slot, guessed: int, accepted: int) -> None:
-        """The next guess is longer where all of this one was right, shorter where none was."""
-        self.guessed_tokens += guessed
-        self.accepted_tokens += accepted
-        if guessed and accepted == guessed:
-            slot.guesses = min(2 * slot.guesses, self.limits.drafting.tokens)
-        elif guessed and not accepted:
-            slot.guesses = max(1, slot.guesses // 2)
-
     def _next_to_join(self, prompt_tokens: int) -> list[JoiningSequence]:
-        """The first request that waits, and others whose prompts are read in the same pass at little cost: of about the
-        same length where padding costs, and not continuing a prompt of this pass. prompt_tokens: of the pass, with
-        padding where it costs."""
-        waiting = [self._waiting[index] for index in range(min(self._slots.free, len(self._waiting)))]
-        first, *others = (self._joining(sequence) for sequence in waiting)
-        chosen, different, tokens = [first], {first.prompt.tobytes()}, [first.tokens]
-        blocks = first.blocks
-        skips_padding = self.causal_lm.skips_padding
-        fill = MIN_FILL.get(self.causal_lm.device.type, MIN_FILL_ELSEWHERE)
-        for joining in others:
-            if not self._slots.fits(blocks + joining.blocks):
-                continue
-            if joining.prompt.tobytes() in different and joining.shared == 0 and first.shared == 0:
-                chosen.append(joining)
-                blocks += joining.blocks
-                continue
-            needed = sum(tokens) + joining.tokens
-            padded = max(*tokens, joining.tokens) * (len(tokens) + 1)
-            is_full = (needed if skips_padding else padded) > prompt_tokens
-            wastes = not skips_padding and padded > SMALL_PASS_TOKENS and needed < fill * padded
-            if is_full or wastes or (joining.shared > 0) != (first.shared > 0) or self._shares(joining, chosen):
-                continue
-            chosen.append(joining)
-            blocks += joining.blocks
-            different.add(joining.prompt.tobytes())
-            tokens.append(joining.tokens)
+        chosen = next_to_join(self._waiting, self._slots, self.causal_lm, prompt_tokens)
         taken = {id(joining.sequence) for joining in chosen}
         self._waiting = deque(sequence for sequence in self._waiting if id(sequence) not in taken)
         return chosen
-
-    def _joining(self, sequence: RunningSequence) -> JoiningSequence:
-        prompt = sequence.text_tokens
-        slot, shared = (0, 0) if sequence.reads_whole_prompt else self._slots.longest_prefix(prompt)
-        return JoiningSequence(sequence, prompt, slot, shared)
-
-    def _shares(self, joining: JoiningSequence, chosen: Iterable[JoiningSequence]) -> bool:
-        """Whether it is better to wait until the prompts of this pass are in the cache."""
-        if not self._slots.keeps_prefixes or joining.sequence.reads_whole_prompt:
-            return False
-        longest = max(common_prefix(joining.prompt, other.prompt) for other in chosen)
-        return longest >= max(MIN_SHARED_TOKENS, 2 * joining.shared)
 
     def _read_prompts(self, chosen: list[JoiningSequence]) -> None:
         """One pass over the prompts, each distinct one once; every sequence gets its first token."""
         places: dict[bytes, int] = {}
         row_of = [places.setdefault(joining.prompt.tobytes(), len(places)) for joining in chosen]
         first_of = [row_of.index(row) for row in range(len(places))]
-        slots = []
-        for joining in chosen:
-            slots.append(self._claim(joining))
+        slots = [self._claim(joining) for joining in chosen]
         last_only = not any(joining.sequence.reads_whole_prompt for joining in chosen)
-        hidden_BTD = self._pass(
-            [chosen[index] for index in first_of], [slots[index] for index in first_of], slots[0], last_only
-        )
+        hidden_BTD = self._pass([chosen[index] for index in first_of], [slots[index] for index in first_of], last_only)
         for index, (row, slot) in enumerate(zip(row_of, slots, strict=True)):
             source = slots[first_of[row]]
             if source != slot:
@@ -482,7 +398,7 @@ class ContinuousBatch:
             self._slots[slot].cached = len(chosen[index].prompt)
         if len(places) < len(chosen):
             self._slots.cache.select([*range(slots[0]), *(slots[0] + row for row in row_of)])
-        self._score_prompts(chosen, row_of, hidden_BTD)
+        score_prompts(self.causal_lm, chosen, row_of, hidden_BTD)
         for joining, row in zip(chosen, row_of, strict=True):
             joining.sequence.pool(hidden_BTD[row, -len(joining.prompt) :])
         if all(joining.sequence.done for joining in chosen):
@@ -498,45 +414,17 @@ class ContinuousBatch:
         self._running.append(joining.sequence)
         return slot
 
-    def _pass(self, distinct: list[JoiningSequence], slots: list[int], first: int, last_only: bool) -> Tensor:
+    def _pass(self, distinct: list[JoiningSequence], slots: list[int], last_only: bool) -> Tensor:
         """Hidden states [B, T, D] of the prompts without what they share, padded on the left; or at least the last."""
-        device = self.causal_lm.device
-        starts = [self._slots[slot].cached for slot in slots]
-        width = max(len(joining.prompt) - start for joining, start in zip(distinct, starts, strict=True))
-        tokens_BT = np.zeros((len(distinct), width), dtype=np.int64)
-        positions_BT = np.full((len(distinct), width), -1, dtype=np.int64)
-        for row, (joining, start) in enumerate(zip(distinct, starts, strict=True)):
-            own = len(joining.prompt) - start
-            tokens_BT[row, width - own :] = joining.prompt[start:]
-            positions_BT[row, width - own :] = np.arange(start, len(joining.prompt))
-        rows = SlotRows(
-            torch.tensor(slots, device=device),
-            torch.from_numpy(positions_BT).to(device),
-            max(len(joining.prompt) for joining in distinct),
-            fresh=not any(starts),
-            padded=bool((positions_BT < 0).any()),
-            in_order=first == 0 and slots == list(range(len(slots))),
-            last_only=last_only,
-            first=first if slots == list(range(first, first + len(slots))) else None,
-        )
-        self.read_prompt_tokens += int((positions_BT >= 0).sum()) if self.causal_lm.skips_padding else tokens_BT.size
+        device, starts = self.causal_lm.device, [self._slots[slot].cached for slot in slots]
+        tokens_BT, rows = prompt_rows(distinct, slots, starts, last_only, device)
+        read = sum(len(joining.prompt) - start for joining, start in zip(distinct, starts, strict=True))
+        self.read_prompt_tokens += read if self.causal_lm.skips_padding else tokens_BT.size
         return self._read(torch.from_numpy(tokens_BT).to(device), rows)
 
     def _read(self, tokens_BT: Tensor, rows: SlotRows) -> Tensor:
         self.read_tokens += tokens_BT.numel()
         return self.causal_lm.read(tokens_BT, rows, self._slots.cache)
-
-    def _score_prompts(self, chosen: list[JoiningSequence], row_of: list[int], hidden_BTD: Tensor) -> None:
-        """Log-probabilities of the tokens of prompts, where asked for."""
-        scores: dict[tuple[int, int], tuple[TokenLogprob, ...]] = {}
-        for joining, row in zip(chosen, row_of, strict=True):
-            if not joining.sequence.wants_prompt_logprobs:
-                continue
-            key = row, joining.sequence.settings.logprobs or 0
-            if key not in scores:
-                hidden_TD = hidden_BTD[row, hidden_BTD.shape[1] - len(joining.prompt) :]
-                scores[key] = prompt_logprobs(self.causal_lm, hidden_TD, joining.prompt, key[1])
-            joining.sequence.prompt_logprobs = scores[key]
 
     def _end_done(self) -> list[RunningSequence]:
         ended = [slot for slot, sequence in enumerate(self._running) if sequence.done]

@@ -10,12 +10,16 @@ from typing import Protocol
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from gristmill.evaluation.inference.generate.slots import Slots
+from gristmill.evaluation.inference.causal_lm import CausalLM, DecodingCache
+from gristmill.evaluation.inference.generate.prompt_parts import logits_of
+from gristmill.evaluation.inference.generate.sequence import RunningSequence, choose_next
+from gristmill.evaluation.inference.generate.slots import BLOCK_TOKENS, Slot, Slots
 from gristmill.evaluation.inference.local_causal_lm import LocalCausalLM
 from gristmill.training.model.decoding_cache import SlotRows
 
-# B rows, T tokens, V vocabulary
+# B rows, T tokens, D width, V vocabulary
 
 LONGEST_NGRAM, SHORTEST_NGRAM = 3, 2
 CATCH_UP_TOKENS = 64  # that the draft model reads of a sequence at a time
@@ -115,3 +119,58 @@ class ModelDrafts:
             self.causal_lm.head(hidden_BTD[:, -1])[:, : self.causal_lm.vocab_size].argmax(dim=1).tolist()
         )
         return list(tokens_B)
+
+
+class Speculation:
+    """Guesses for the sequences of a batch, and how many were right. drafts, cache: of what guesses, and of the draft
+    model; None where there is none."""
+
+    def __init__(self, causal_lm: CausalLM, drafting: Drafting, slots: int):
+        self.causal_lm, self.draft_tokens = causal_lm, drafting.tokens
+        self.guessed_tokens = self.accepted_tokens = 0
+        self.drafts: Drafts | None = None
+        self.cache: DecodingCache | None = None
+        if drafting.tokens and causal_lm.reads_trees:
+            self.drafts = NgramDrafts()
+            if drafting.model is not None:
+                self.drafts = ModelDrafts(drafting.model, slots)
+                self.cache = self.drafts.cache
+
+    def propose(self, slots: Slots, remaining: dict[int, int]) -> dict[int, list[int]]:
+        """Guesses by slot. remaining: tokens that each may get beside the next one."""
+        if self.drafts is None:
+            return {}
+        counts = guess_counts(slots, remaining, self.draft_tokens, self.causal_lm.device)
+        for slot, count in counts.items():  # no other sequence gives its memory for a guess
+            if not slots.reserve(slot, slots[slot].cached + 1 + count):
+                counts[slot] = min(count, slots[slot].blocks * BLOCK_TOKENS - slots[slot].cached - 1)
+        return self.drafts.propose(slots, counts) if any(counts.values()) else {}
+
+    def verify(
+        self, slots: Slots, live: dict[int, RunningSequence], drafts: dict[int, list[int]], hidden_BTD: Tensor
+    ) -> None:
+        """The model's own tokens at each place of the guesses, until the first that differs. live: by slot."""
+        width, place = hidden_BTD.shape[1], 0
+        going = {slot: width - 1 - len(drafts.get(slot, [])) for slot in live}  # column of the place
+        while going:
+            hidden_BD = hidden_BTD[list(going), [column + place for column in going.values()]]
+            logits_BV = logits_of(self.causal_lm, hidden_BD)[:, : self.causal_lm.vocab_size]
+            choose_next([live[slot] for slot in going], logits_BV)
+            for slot in list(going):
+                sequence, draft, kept = live[slot], drafts.get(slot, []), slots[slot]
+                kept.cached += 1
+                agrees = place < len(draft) and not sequence.done and kept.tokens[kept.cached] == draft[place]
+                if not agrees:
+                    del going[slot]
+                    self._count_guesses(kept, len(draft), place)
+                    slots.trim(slot, kept.cached)
+            place += 1
+
+    def _count_guesses(self, slot: Slot, guessed: int, accepted: int) -> None:
+        """The next guess is longer where all of this one was right, shorter where none was."""
+        self.guessed_tokens += guessed
+        self.accepted_tokens += accepted
+        if guessed and accepted == guessed:
+            slot.guesses = min(2 * slot.guesses, self.draft_tokens)
+        elif guessed and not accepted:
+            slot.guesses = max(1, slot.guesses // 2)

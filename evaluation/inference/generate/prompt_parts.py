@@ -4,7 +4,7 @@ log-probabilities of the tokens of a prompt.
 A part is a few tokens, for each of them costs a look at all tokens before; and it may pass through the model's layers
 in several steps, since fewer tokens through all layers would read the weights and the cache once for each."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from gristmill.evaluation.inference.causal_lm import CausalLM
+from gristmill.evaluation.inference.generate.joining import JoiningSequence
 from gristmill.evaluation.inference.generate.request import TokenLogprob
 from gristmill.evaluation.inference.generate.sequence import RunningSequence, log_softmax, top_logprobs
 from gristmill.evaluation.inference.generate.slots import Slots
@@ -111,7 +112,7 @@ def _part_rows(slot: int, start: int, end: int, device: torch.device) -> SlotRow
 
 # Log-probabilities of the tokens of a prompt.
 
-# N positions, T tokens, D width, V rows of the table
+# B rows, N positions, T tokens, D width, V rows of the table
 
 LOGIT_CELLS = 1 << 22  # logits of a prompt that are computed at a time
 
@@ -133,3 +134,18 @@ def prompt_logprobs(causal_lm: CausalLM, hidden_TD: Tensor, prompt: np.ndarray, 
             logprobs_V = log_softmax(logits_V)[: causal_lm.vocab_size]
             scored.append(TokenLogprob(token, float(logprobs_V[token]), top_logprobs(logprobs_V, top)))
     return tuple(scored)
+
+
+def score_prompts(
+    causal_lm: CausalLM, chosen: Sequence[JoiningSequence], row_of: Sequence[int], hidden_BTD: Tensor
+) -> None:
+    """Log-probabilities of the tokens of prompts, where asked for."""
+    scores: dict[tuple[int, int], tuple[TokenLogprob, ...]] = {}
+    for joining, row in zip(chosen, row_of, strict=True):
+        if not joining.sequence.wants_prompt_logprobs:
+            continue
+        key = row, joining.sequence.settings.logprobs or 0
+        if key not in scores:
+            hidden_TD = hidden_BTD[row, hidden_BTD.shape[1] - len(joining.prompt) :]
+            scores[key] = prompt_logprobs(causal_lm, hidden_TD, joining.prompt, key[1])
+        joining.sequence.prompt_logprobs = scores[key]

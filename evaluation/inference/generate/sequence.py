@@ -16,9 +16,6 @@ from gristmill.evaluation.inference.generate.request import (
     TokenLogprob,
 )
 from gristmill.evaluation.inference.generate.sampler import BROKEN, RowChoice, TokenCounts, choose_tokens, likeliest
-from gristmill.evaluation.inference.generate.slots import (
-    blocks_of,
-)
 from gristmill.evaluation.inference.generate.structured import GrammarMatcher
 from gristmill.foundation.errors import InputError
 
@@ -269,30 +266,6 @@ class RequestJob:
         generations: tuple[Generation, ...] = tuple(sequence.generation() for sequence in ranked)
         first = self.sequences[0]
         return RequestResult(self.number, generations, first.prompt_logprobs, embedding=first.embedding)
-
-
-@dataclass(frozen=True)
-class JoiningSequence:
-    """A sequence whose prompt is read next, with what it had generated when it lost its memory, and the slot that has
-    the first `shared` tokens."""
-
-    sequence: RunningSequence
-    prompt: np.ndarray
-    shared_with: int
-    shared: int
-
-    @property
-    def tokens(self) -> int:
-        return len(self.prompt) - self.shared
-
-    @property
-    def blocks(self) -> int:
-        return blocks_of(first_columns(self.sequence))
-
-
-def first_columns(sequence: RunningSequence) -> int:
-    """Columns that a sequence needs to be read and to get its next token."""
-    return min(sequence.length + 1, len(sequence.tokens))
 
 
 def choose_next(sequences: Sequence[RunningSequence], logits_BV: Tensor) -> None:

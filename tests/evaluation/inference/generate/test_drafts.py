@@ -53,9 +53,9 @@ def test_guesses_do_not_change_the_tokens(kind, shape, sampling):
             assert [one.tokens for one in own] == [one.tokens for one in other]
             assert own[0].logprobs[-1].logprob == pytest.approx(other[0].logprobs[-1].logprob, abs=1e-9)
         if kind != "ngram":
-            assert batch.guessed_tokens > 20
+            assert batch.speculation.guessed_tokens > 20
         if kind == "itself" and not sampling.temperature:
-            assert batch.accepted_tokens > 0.5 * batch.guessed_tokens
+            assert batch.speculation.accepted_tokens > 0.5 * batch.speculation.guessed_tokens
 
 
 def test_repeated_text_is_guessed():
@@ -65,7 +65,7 @@ def test_repeated_text_is_guessed():
     plain, one_by_one = run(causal_lm, [request], BatchLimits(1))
     guessed, batch = run(causal_lm, [request], BatchLimits(1, drafting=Drafting(8)))
     assert guessed[0][0].tokens == plain[0][0].tokens
-    assert batch.accepted_tokens > 10 and one_by_one.accepted_tokens == 0
+    assert batch.speculation.accepted_tokens > 10 and one_by_one.speculation.accepted_tokens == 0
 
 
 @pytest.mark.parametrize("kind", ["ngram", "itself"])
@@ -90,5 +90,5 @@ def test_the_second_token_has_the_distribution_of_the_model(kind):
             likeliest = known[first]
             counts[likeliest.indices.tolist().index(second)] += 1
             expected += (likeliest.values / 3.0).softmax(dim=0).numpy()
-    assert batch.accepted_tokens > 50
+    assert batch.speculation.accepted_tokens > 50
     assert chisquare(counts, expected).pvalue > 0.01
