@@ -36,7 +36,7 @@ BOUND_SECONDS = 60
 # Modules whose expressions read options, names and messages of libraries, never a record's text.
 NOT_TEXT = {
     "data_pipeline/corpus/document_history.py": "a document id",
-    "data_pipeline/readers/hub.py": "a revision",
+    "data_pipeline/readers/python_records.py": "a revision",
     "data_pipeline/readers/files.py": "a path",
     "foundation/config.py": "a recipe's numbers",
     "tokenizers/pretrained.py": "a tokenizer's name in a recipe",
@@ -112,7 +112,7 @@ BUILT_LATER = {
     "data_pipeline/extraction/blocks.py": 6,  # bounded, and matched where their first bytes stand
     "data_pipeline/filters/pii.py": 1,  # separators of one phone number
     "data_pipeline/annotate/scan_tables.py": 1,  # all characters of a category
-    "data_pipeline/annotate/optional_signals.py": 2,  # a phrase of the list; one character
+    "data_pipeline/annotate/list_file.py": 2,  # a phrase of the list; one character
     "evaluation/convert/model_tokenizer.py": 1,  # the begin and end tokens of a template, escaped
     "evaluation/tasks/harness.py": 1,  # the address in an object's repr
     "evaluation/inference/server/app.py": 2,  # the port of a header; control symbols, escaped

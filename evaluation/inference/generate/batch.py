@@ -182,7 +182,7 @@ class ContinuousBatch:
                     self._read_prompts(self._next_to_join(max(self.limits.prompt_tokens, SMALL_PASS_TOKENS)))
                 ended += self._end_done()
         elif prompt_tokens > 0:
-            if self._parts is not None and self.reads_together:
+            if self._parts is not None and self.reads_together and self._all_want_tokens(self._parts):
                 self._join_pass(self._parts, max(1, int(prompt_tokens)))
             else:
                 self._read_within(prompt_tokens)
@@ -324,6 +324,11 @@ class ContinuousBatch:
         joining = joining_sequence(self._waiting[0], self._slots)
         shared = max(common_prefix(joining.prompt, prompt.sequence.text_tokens) for prompt in parts.prompts)
         return shared < max(MIN_SHARED_TOKENS, joining.shared + 1)
+
+    def _all_want_tokens(self, parts: PromptParts) -> bool:
+        """Hidden states of prompts that are only read (embeddings) are wanted, and a pass that decodes drops them."""
+        prompts = [*(prompt.sequence for prompt in parts.prompts), *self._waiting]
+        return all(sequence.remaining > 0 for sequence in prompts)
 
     def _read_part(self, parts: PromptParts, prompt_tokens: float) -> None:
         """Reads the next tokens of a prompt; behind the last the sequence gets its first token."""

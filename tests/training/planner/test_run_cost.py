@@ -10,7 +10,7 @@ from gristmill.training.planner.command import PlanOptions, make_request
 from gristmill.training.planner.report import explain
 from gristmill.training.planner.request import PlanRequest, named_shape
 from gristmill.training.planner.run_cost import Interruptions, best_interval, cost, days
-from gristmill.training.planner.search import SearchResult, search
+from gristmill.training.planner.search import SearchResult, search, support
 
 DAY = 86400.0
 
@@ -62,7 +62,8 @@ def test_days_and_price_have_the_range_of_the_forecast() -> None:
     length, price = days(found.request, found.best), cost(found.request, found.best)
     assert length == pytest.approx(10**12 / found.best.tokens_per_second / DAY)
     assert price == pytest.approx(length * 24 * 64 * 2.0)
-    low, high = (length * bound for bound in (0.88, 1.12))  # 12 %
+    error, _ = support(found.request, found.best.layout)
+    low, high = length * (1 - error), length * (1 + error)
     said = f"Training takes {length:,.1f} days ({low:,.1f} to {high:,.1f}) and costs {price:,.0f} EUR ("
     assert any(said in sentence for sentence in explain(found))
 
