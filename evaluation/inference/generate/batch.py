@@ -182,7 +182,7 @@ class ContinuousBatch:
                     self._read_prompts(self._next_to_join(max(self.limits.prompt_tokens, SMALL_PASS_TOKENS)))
                 ended += self._end_done()
         elif prompt_tokens > 0:
-            if self._parts is not None and self.reads_together and self._all_want_tokens(self._parts):
+            if self._parts is not None and self.reads_together:
                 self._join_pass(self._parts, max(1, int(prompt_tokens)))
             else:
                 self._read_within(prompt_tokens)
@@ -325,11 +325,6 @@ class ContinuousBatch:
         shared = max(common_prefix(joining.prompt, prompt.sequence.text_tokens) for prompt in parts.prompts)
         return shared < max(MIN_SHARED_TOKENS, joining.shared + 1)
 
-    def _all_want_tokens(self, parts: PromptParts) -> bool:
-        """Hidden states of prompts that are only read (embeddings) are wanted, and a pass that decodes drops them."""
-        prompts = [*(prompt.sequence for prompt in parts.prompts), *self._waiting]
-        return all(sequence.remaining > 0 for sequence in prompts)
-
     def _read_part(self, parts: PromptParts, prompt_tokens: float) -> None:
         """Reads the next tokens of a prompt; behind the last the sequence gets its first token."""
         prompt, *_ = parts.in_turn({sequence: slot for slot, sequence in enumerate(self._running)}, self._slots)
@@ -432,7 +427,9 @@ class ContinuousBatch:
         return self.causal_lm.read(tokens_BT, rows, self._slots.cache)
 
     def _end_done(self) -> list[RunningSequence]:
-        ended = [slot for slot, sequence in enumerate(self._running) if sequence.done]
+        """Takes out the sequences that have all their tokens; one that wants none, once its prompt is read."""
+        parts = self._parts or ()
+        ended = [slot for slot, sequence in enumerate(self._running) if sequence.done and sequence not in parts]
         sequences = [self._running[slot] for slot in ended]
         for slot in ended:
             if self._running[slot].error is not None:

@@ -272,6 +272,23 @@ def test_prompts_that_are_read_with_the_next_tokens_of_others_equal_whole_passes
     assert len(passes) <= steps + 1 + batch.preemptions
 
 
+@pytest.mark.parametrize("shape", ["flat", "attention"])
+@pytest.mark.parametrize("pooling", ["last", "mean"])
+def test_a_prompt_that_wants_no_token_is_read_before_it_ends(shape, pooling):
+    """Beside a running sequence, in parts of 7 tokens and whole: the same hidden states."""
+    causal_lm, prompt = model_of(shape), tuple(range(40))
+    wanted = GenerationRequest(prompt, GenerationSettings(0, pooling=pooling))
+    hidden_TD = causal_lm.hidden(torch.tensor([prompt]))[0]
+    expected = (hidden_TD[-1] if pooling == "last" else hidden_TD.mean(dim=0)).detach().numpy()
+    batch = ContinuousBatch(causal_lm, Words(), BatchLimits(3))
+    numbers = [batch.add(GenerationRequest((1, 2, 3), GenerationSettings(12))), *(batch.add(wanted) for _ in range(2))]
+    results = {}
+    while not batch.is_idle:
+        results |= {result.number: result for result in batch.step(7)}
+    for number in numbers[1:]:
+        np.testing.assert_allclose(results[number].embedding, expected, rtol=1e-4, atol=1e-5)
+
+
 def test_a_step_reads_prompts_up_to_its_tokens():
     """Two whole ones and a part of the next one, whose rest comes first in one of the next two steps."""
     causal_lm = model_of("flat")
