@@ -102,7 +102,9 @@ def plain(parts: Any, micro_batch: int, loss: Any) -> GradientAccumulation:
 @pytest.mark.parametrize("changes", [{}, {"precision": "bf16", "float8": True}, {"precision": "fp16"}], ids=str)
 def test_replayed_passes_train_the_same_model(changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Bitwise; with fp16 the first steps overflow, and the scale that the graph reads falls."""
-    monkeypatch.setattr(loss, "serves", lambda raw_NVt: False)  # a kernel of CPUs, which the stand-in does not record
+    monkeypatch.setattr(
+        loss, "_is_one_kernel", lambda *_: False
+    )  # a kernel of CPUs, which the stand-in does not record
     recordings: list[Replayed] = []
 
     def recorded() -> Replayed:

@@ -16,13 +16,12 @@ from gristmill.foundation.runtime.kernels.cached_njit import cached_njit
 from gristmill.training.model.attention.attention import GroupedQueryAttention
 from gristmill.training.model.attention.metadata import NO_HOOK, AttentionMetadata
 from gristmill.training.model.attention.slot_attention import (
-    FAST,
     AttendedBeginnings,
     SlotPlaces,
     attend_tokens,
-    exp_without_power,
     write_tokens,
 )
+from gristmill.training.model.cpu_kernels import FAST, exp_without_power
 from gristmill.training.model.decoding_cache import KVSlots, SlotRows
 from gristmill.training.model.layer import Layer
 from gristmill.training.model.modules import GatedMlp, Norm, SwiGLU

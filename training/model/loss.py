@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from gristmill.training.config.layout import CHUNK_LOGITS
+from gristmill.training.model.cpu_kernels import exponentials_of_rows
 from gristmill.training.model.fused import fused
-from gristmill.training.model.softmax_rows import exponentials_of_rows, serves
 from gristmill.training.parallel.linear import linear, matmul
 from gristmill.training.parallel.tensor import TensorAxis, local_ids
 
@@ -135,13 +135,19 @@ def _softmax_sums(scoring: Scoring, raw_NVt: Tensor, wanted: bool) -> tuple[Tens
     """(highest logit of all ranks, this rank's sum of exponentials, slope of the soft cap). Where nothing is fused, raw
     becomes the exponentials."""
     if not fuses(raw_NVt):
-        if serves(raw_NVt) and scoring.tensor.size == 1 and scoring.scale == 1 and scoring.softcap is None:
+        if _is_one_kernel(scoring, raw_NVt):
             return *exponentials_of_rows(raw_NVt), None
         highest_N = over_ranks(scoring.shaped(upcast(raw_NVt.amax(dim=1))), scoring.tensor, dist.ReduceOp.MAX)
         return highest_N, *_exponentials(scoring, raw_NVt, highest_N, wanted)
     own_highest_N, own_total_N = fused(softmax_sums, tuned=True)(raw_NVt, scoring.scale, scoring.softcap)
     highest_N = over_ranks(own_highest_N.clone(), scoring.tensor, dist.ReduceOp.MAX)
     return highest_N, own_total_N * (own_highest_N - highest_N).exp(), None
+
+
+def _is_one_kernel(scoring: Scoring, raw_NVt: Tensor) -> bool:
+    """Whether a kernel of the CPU makes the exponentials."""
+    is_plain = scoring.tensor.size == 1 and scoring.scale == 1 and scoring.softcap is None
+    return is_plain and raw_NVt.dtype == torch.bfloat16 and raw_NVt.device.type == "cpu" and raw_NVt.is_contiguous()
 
 
 def _to_gradient(

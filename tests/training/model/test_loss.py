@@ -9,8 +9,8 @@ from torch import Tensor
 
 from gristmill.training.config.layout import CHUNK_LOGITS, LayoutConfig
 from gristmill.training.model import fused, loss
+from gristmill.training.model.cpu_kernels import TILE, exponentials_of_rows
 from gristmill.training.model.loss import Scoring, losses, token_chunks, upcast
-from gristmill.training.model.softmax_rows import TILE, exponentials_of_rows
 from gristmill.training.parallel.mesh import build_mesh, single_process
 from gristmill.training.parallel.tensor import TensorAxis
 

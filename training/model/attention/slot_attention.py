@@ -4,21 +4,19 @@ torch's kernels take one length for all rows of a batch, so that a short sequenc
 column behind a row's token is read. 12 rows of 8 to 346 tokens, 8 heads of 32 over 4 groups: 0.15 ms against 1.0 ms
 (one core of an EPYC with AVX2, 2026-11-27)."""
 
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cache
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from gristmill.foundation.runtime.kernels.cached_njit import cached_njit
+from gristmill.training.model.cpu_kernels import FAST, exp_without_power, thread_pool
 from gristmill.training.model.decoding_cache import SlotView
 
 # B rows, N slots or tokens, C columns, H query heads, G key/value heads, R query heads of a group, K head width
 
 MIN_SHARED_PRODUCTS = 1 << 22  # from which on threads share them
-FAST = {"reassoc", "contract", "nsz"}  # sums in any order; NaN and infinity stay what they are
 
 
 def attends_by_rows(query_B1HK: Tensor, mask_B1S: object) -> bool:
@@ -87,12 +85,7 @@ def attend_tokens(
     if threads == 1 or int(places.positions_N.sum()) * mixed_NF.shape[1] < MIN_SHARED_PRODUCTS:
         _attend(*arrays, scale, reach, 0, 1)
         return
-    list(_pool(threads).map(lambda first: _attend(*arrays, scale, reach, first, threads), range(threads)))
-
-
-@cache
-def _pool(threads: int) -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(threads, "slot_attention")
+    list(thread_pool(threads).map(lambda first: _attend(*arrays, scale, reach, first, threads), range(threads)))
 
 
 # The kernels index flat arrays by unsigned numbers: of those the compiler makes vectors, of views it does not.
@@ -207,20 +200,6 @@ def _score(
         for k in range(np.uint64(width)):
             score += queries[query + k] * keys[first + k]
         scores_C[column] = score * scale
-
-
-@cached_njit(nogil=True, fastmath=FAST, forceinline=True)
-def exp_without_power(x: np.float32, n: np.float32) -> np.float32:
-    """e^x / 2^n, where n is the whole number nearest to x / ln(2), by the polynomial of Cephes' expf (2 ulp): of a loop
-    over it the compiler makes vectors."""
-    r = x - n * np.float32(0.693359375) - n * np.float32(-2.12194440e-4)
-    p = np.float32(1.9875691500e-4)
-    p = p * r + np.float32(1.3981999507e-3)
-    p = p * r + np.float32(8.3334519073e-3)
-    p = p * r + np.float32(4.1665795894e-2)
-    p = p * r + np.float32(1.6666665459e-1)
-    p = p * r + np.float32(5.0000001201e-1)
-    return p * r * r + r + np.float32(1)
 
 
 @cached_njit(nogil=True, forceinline=True)

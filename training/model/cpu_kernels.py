@@ -1,7 +1,4 @@
-"""Exponentials of bfloat16 logits on a CPU: each row is read from memory once and written once.
-
-As torch's operators, the maximum, the difference, the exponential, the sum and both conversions are passes of their
-own, and the maximum of bfloat16 alone takes as long as the others."""
+"""What the model's own kernels for CPUs share, and the exponentials of bfloat16 logits."""
 
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
@@ -19,13 +16,33 @@ TILE = 2048  # logits, whose float32 numbers stay in the first cache
 INFINITY, MINUS_INFINITY = 0x7F80, -0x7F81  # bits in the order of the numbers; those of NaN are beyond them
 
 
-def serves(raw_NV: Tensor) -> bool:
-    return raw_NV.dtype == torch.bfloat16 and raw_NV.device.type == "cpu" and raw_NV.is_contiguous()
+@cache
+def thread_pool(threads: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(threads, "cpu_kernels")
+
+
+@cached_njit(nogil=True, fastmath=FAST, forceinline=True)
+def exp_without_power(x: np.float32, n: np.float32) -> np.float32:
+    """e^x / 2^n, where n is the whole number nearest to x / ln(2), by the polynomial of Cephes' expf (2 ulp): of a loop
+    over it the compiler makes vectors."""
+    r = x - n * np.float32(0.693359375) - n * np.float32(-2.12194440e-4)
+    p = np.float32(1.9875691500e-4)
+    p = p * r + np.float32(1.3981999507e-3)
+    p = p * r + np.float32(8.3334519073e-3)
+    p = p * r + np.float32(4.1665795894e-2)
+    p = p * r + np.float32(1.6666665459e-1)
+    p = p * r + np.float32(5.0000001201e-1)
+    return p * r * r + r + np.float32(1)
 
 
 def exponentials_of_rows(raw_NV: Tensor) -> tuple[Tensor, Tensor]:
-    """(highest [N], sum of exp(raw - highest) [N]) in float32; raw becomes these exponentials, rounded. A row becomes
-    NaN where torch's operators make it so: with a NaN, with infinity, or of minus infinity alone."""
+    """(highest [N], sum of exp(raw - highest) [N]) in float32; raw, contiguous bfloat16, becomes these exponentials,
+    rounded. A row becomes NaN where torch's operators make it so: with a NaN, with infinity, or of minus infinity
+    alone.
+
+    Each row is read from memory once and written once. As torch's operators the maximum, the difference, the
+    exponential, the sum and both conversions are passes of their own, and the maximum of bfloat16 alone takes as long
+    as the others."""
     rows, width = raw_NV.shape
     highest_N, total_N = (torch.empty(rows, dtype=torch.float32) for _ in range(2))
     arrays = raw_NV.detach().view(torch.int16).numpy().ravel(), width, highest_N.numpy(), total_N.numpy()
@@ -34,22 +51,15 @@ def exponentials_of_rows(raw_NV: Tensor) -> tuple[Tensor, Tensor]:
         _exponentials(*arrays, 0, rows)
     else:
         bounds = [(rows * n // threads, rows * (n + 1) // threads) for n in range(threads)]
-        list(_pool(threads).map(lambda bound: _exponentials(*arrays, *bound), bounds))
+        list(thread_pool(threads).map(lambda bound: _exponentials(*arrays, *bound), bounds))
     return highest_N, total_N
-
-
-@cache
-def _pool(threads: int) -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(threads, "softmax_rows")
 
 
 @cached_njit(nogil=True, fastmath=FAST)
 def _exponentials(
     raw_M: np.ndarray, width: int, highest_N: np.ndarray, total_N: np.ndarray, first: int, last: int
 ) -> None:
-    """raw: the bits of all rows, of which those from first to last - 1 are computed.
-
-    e^x = 2^n e^r with |r| <= ln(2) / 2, by the polynomial of Cephes' expf (2 ulp): the compiler makes vectors of it."""
+    """raw: the bits of all rows, of which those from first to last - 1 are computed."""
     bits_K, powers_K = np.empty(TILE, dtype=np.int32), np.empty(TILE, dtype=np.int32)
     scores_K = bits_K.view(np.float32)
     for row in range(first, last):
@@ -75,15 +85,7 @@ def _exponentials(
             for k in range(count):
                 x = max(scores_K[k] - highest, np.float32(-87))
                 power = np.int32(x * np.float32(1.44269504088896341) - np.float32(0.5))  # rounded: x is not positive
-                n = np.float32(power)
-                r = x - n * np.float32(0.693359375) - n * np.float32(-2.12194440e-4)
-                p = np.float32(1.9875691500e-4)
-                p = p * r + np.float32(1.3981999507e-3)
-                p = p * r + np.float32(8.3334519073e-3)
-                p = p * r + np.float32(4.1665795894e-2)
-                p = p * r + np.float32(1.6666665459e-1)
-                p = p * r + np.float32(5.0000001201e-1)
-                scores_K[k] = p * r * r + r + np.float32(1)
+                scores_K[k] = exp_without_power(x, np.float32(power))
                 powers_K[k] = power
             for k in range(count):
                 bits_K[k] += powers_K[k] << np.int32(23)
