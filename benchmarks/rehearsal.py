@@ -53,11 +53,11 @@ from gristmill.data_pipeline.dedup.candidates import (
     key_runs,
     keys_shuffle,
     links_shuffle,
-    write_candidate_sets,
     write_groups,
 )
 from gristmill.data_pipeline.dedup.exact import DUPLICATE, ExactDedupConfig, find_exact_duplicates, reassign_copies
-from gristmill.data_pipeline.dedup.near import BATCH_SHINGLES, BLOCK_SHINGLES, NearDedupConfig, verify_batches
+from gristmill.data_pipeline.dedup.near import BATCH_SHINGLES, BLOCK_SHINGLES, NearDedupConfig
+from gristmill.data_pipeline.dedup.verify_candidates import verify_batches, write_candidate_sets
 from gristmill.data_pipeline.filters.apply import FilterTask, apply_filters_to_files
 from gristmill.data_pipeline.filters.presets import Rule
 from gristmill.data_pipeline.filters.profiles import Rules

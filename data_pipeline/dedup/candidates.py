@@ -13,18 +13,14 @@ from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 import xxhash
 
-from gristmill.data_pipeline.dedup.folding import document_keys, has_picked_texts, picked_texts
 from gristmill.data_pipeline.dedup.minhash import (
-    PROTECTED,
     UNDECIDED,
     Unit,
     band_keys,
     buckets,
     find_roots,
-    joined_shingle_sets,
     key_order,
     union_pairs,
 )
@@ -33,10 +29,8 @@ from gristmill.data_pipeline.dedup.signatures import (
     SignatureStore,
 )
 from gristmill.data_pipeline.ledger.document_file import (
-    DocumentFile,
     packed_ids,
     unpacked_ids,
-    utf8_of,
 )
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.runtime.tasks.engine import Engine
@@ -361,170 +355,3 @@ def _batches(group: np.ndarray, weights: np.ndarray, batch_weight: int) -> np.nd
     begins = np.zeros(len(before), np.int32)
     begins[is_group] = np.diff(before[is_group], prepend=0) != 0
     return np.cumsum(begins, out=begins)[group]
-
-
-# The candidates' shingle sets, written shard by shard and read batch by batch.
-
-SHINGLE = np.dtype("<u8")
-# Candidates whose sets a task writes, at the least: 6 MB, at 2 kB of text each. Of many it is a 64th up to 50 MB,
-# since each batch reads what each task wrote.
-MIN_TASK_CANDIDATES, MAX_TASK_CANDIDATES, SET_TASKS = 2_000, 16_384, 64
-
-
-def member_dtype(bands: int) -> np.dtype:
-    """A candidate with all that decides its place in keep-order and whom it is compared with.
-
-    group: candidates of another are never compared. priority: of its source, or below all others if it is protected.
-    length: bytes of its text. file, row: where it stands, counted without the protected files. size: of its set. state:
-    before it is decided. keys: of its bands."""
-    return np.dtype(
-        [
-            ("group", "<i8"),
-            ("priority", "<i8"),
-            ("length", "<i8"),
-            ("id", "<u8", 2),
-            ("row", "<i8"),
-            ("size", "<i8"),
-            ("file", "<i4"),
-            ("state", "i1"),
-            ("keys", "<u8", bands),
-        ]
-    )
-
-
-@dataclass(frozen=True)
-class CandidateSets:
-    """members: by batch. sets: the members' sets of 64-bit hashes, one after the other in the order of the members of a
-    shard."""
-
-    members: Shuffle
-    sets: Shuffle
-
-
-@dataclass(frozen=True)
-class ShardOfSets:
-    """document_file: of the shard `number`, whose first document is at the position `start`."""
-
-    document_file: DocumentFile
-    signatures: SignatureShard
-    number: int
-    start: int
-
-
-@dataclass(frozen=True)
-class SetsTask:
-    """shards: which are written together. place: of what is written. num_protected: of the documents' shards the first
-    ones are protected."""
-
-    shards: tuple[ShardOfSets, ...]
-    place: int
-    num_protected: int
-    candidates: Shuffle
-    banding: Banding
-    written: CandidateSets
-
-
-def write_candidate_sets(
-    document_files: Sequence[DocumentFile],
-    documents: StoredDocuments,
-    candidates: tuple[Shuffle, int],
-    banding: Banding,
-    engine: Engine,
-    folder: Path,
-) -> CandidateSets:
-    """document_files: of the documents' shards. candidates: as `write_groups` returns them."""
-    candidate_records, batches = candidates
-    runs = _runs_of_candidates(np.diff(candidate_records.part(0)[0]))
-    written = CandidateSets(
-        Shuffle(folder / "members", member_dtype(banding.bands), len(runs), batches),
-        Shuffle(folder / "sets", SHINGLE, len(runs), batches),
-    )
-    num_protected = int(documents.is_protected.sum())
-    tasks = []
-    for place, numbers in enumerate(runs):
-        shards = tuple(
-            ShardOfSets(document_files[number], documents.shards[number], number, int(documents.starts[number]))
-            for number in numbers
-        )
-        if not written.members.has(place):
-            tasks.append(SetsTask(shards, place, num_protected, candidate_records, banding, written))
-    sizes = [sum(shard.document_file.bytes for shard in task.shards) for task in tasks]
-    engine.map(_write_sets, tasks, "near duplicates: read candidates", sizes, "B")
-    return written
-
-
-def _runs_of_candidates(candidates: np.ndarray) -> list[list[int]]:
-    """Numbers of the shards that have candidates, in runs for one task each. candidates: of each shard."""
-    run_size = max(min(int(candidates.sum()) // SET_TASKS, MAX_TASK_CANDIDATES), MIN_TASK_CANDIDATES)
-    runs: list[list[int]] = []
-    size = run_size
-    for number in np.flatnonzero(candidates).tolist():
-        if size >= run_size:
-            runs.append([])
-            size = 0
-        runs[-1].append(number)
-        size += int(candidates[number])
-    return runs
-
-
-def _write_sets(task: SetsTask) -> None:
-    written = [_sets_of_shard(shard, task) for shard in task.shards]
-    members = np.concatenate([of_part for of_part, _, _ in written])
-    values = np.concatenate([of_part for _, of_part, _ in written])
-    batch = np.concatenate([of_part for _, _, of_part in written])
-    bounds = np.concatenate([[0], np.cumsum(members["size"])])
-    order = np.argsort(batch, kind="stable")
-    sizes = members["size"][order]
-    picked = np.concatenate([np.empty(0, SHINGLE), *(values[bounds[i] : bounds[i + 1]] for i in order.tolist())])
-    firsts = np.searchsorted(batch[order], np.arange(task.written.sets.ranges + 1))
-    task.written.sets.write(task.place, picked, np.concatenate([[0], np.cumsum(sizes)])[firsts])
-    task.written.members.write(task.place, members[order], firsts)  # last: its file says that both are whole
-
-
-def _sets_of_shard(shard: ShardOfSets, task: SetsTask) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(members, their sets one after the other, their batches int64[]) of the candidates of one shard."""
-    candidates, is_protected = task.candidates.read(shard.number), shard.number < task.num_protected
-    places = candidates["position"] - shard.start
-    members = np.zeros(len(candidates), task.written.members.dtype)
-    rows, members["length"], members["id"] = _stored_columns(shard, places)
-    members["group"], members["row"] = candidates["group"], rows
-    members["file"] = shard.number - task.num_protected
-    members["state"] = PROTECTED if is_protected else candidates["state"]
-    members["priority"] = np.iinfo(np.int64).min if is_protected else shard.signatures.stored.priority
-    members["keys"] = keys_of(shard.signatures, task.banding, places)
-    values, sizes = _sets(shard.document_file, rows, task.banding)
-    members["size"] = sizes
-    return members, values, candidates["batch"].astype(np.int64)
-
-
-def _stored_columns(shard: ShardOfSets, places: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(rows, lengths, packed ids) of the documents at these places of the shard. An annotated file has them in its
-    array of document keys, which is opened sooner than the store's table."""
-    if has_picked_texts(shard.document_file.path):
-        kept = np.flatnonzero(shard.document_file.kept_mask())
-        if len(kept) == shard.signatures.stored.documents:
-            keys = document_keys(shard.document_file.path)[kept[places]]
-            return kept[places], keys["bytes"].astype(np.int64), keys["id"]
-    table = shard.signatures.documents(["doc_id", "row", "length"]).take(pa.array(places))
-    ids = packed_ids(table.column("doc_id"), shard.signatures.folder)
-    return table.column("row").to_numpy(), table.column("length").to_numpy(), ids
-
-
-def _sets(document_file: DocumentFile, rows: np.ndarray, banding: Banding) -> tuple[np.ndarray, np.ndarray]:
-    """The sets of these rows, which ascend, one after the other, and int64[rows]: the size of each."""
-    sets, sizes = [np.empty(0, SHINGLE)], [np.empty(0, np.int64)]
-    for texts in _texts(document_file, rows):
-        values, bounds = joined_shingle_sets(*utf8_of(texts), banding.ngram, banding.unit)
-        sets.append(values)
-        sizes.append(np.diff(bounds))
-    return np.concatenate(sets), np.concatenate(sizes)
-
-
-def _texts(document_file: DocumentFile, rows: np.ndarray) -> Iterator[pa.Array]:
-    """The texts of these ascending rows, a bounded number at a time."""
-    if has_picked_texts(document_file.path):
-        yield from (texts for _, texts in picked_texts(document_file.path, rows))
-        return
-    wanted = np.zeros(len(document_file.kept_mask()), bool)
-    wanted[rows] = True
-    yield from (texts for _, _, texts in document_file.batches(wanted))

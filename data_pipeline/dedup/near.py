@@ -13,14 +13,12 @@ from pydantic import Field, model_validator
 from gristmill.data_pipeline.dedup.candidates import (
     CANDIDATE,
     Banding,
-    CandidateSets,
     StoredDocuments,
     find_links,
-    write_candidate_sets,
     write_groups,
 )
 from gristmill.data_pipeline.dedup.exact import DUPLICATE, table_of
-from gristmill.data_pipeline.dedup.minhash import Decisions, Unit, compare_blocks
+from gristmill.data_pipeline.dedup.minhash import Unit
 from gristmill.data_pipeline.dedup.near_decisions import (
     MAX_DOCUMENTS,
     NEAR_DECISIONS,
@@ -48,6 +46,7 @@ from gristmill.data_pipeline.dedup.signatures import (
     same_scheme,
     sign_corpus,
 )
+from gristmill.data_pipeline.dedup.verify_candidates import verify_batches, write_candidate_sets
 from gristmill.data_pipeline.ledger.document_file import (
     DocumentFile,
     document_file_identity,
@@ -58,119 +57,6 @@ from gristmill.foundation.errors import InputError
 from gristmill.foundation.fingerprint import fingerprint
 from gristmill.foundation.runtime.tasks.engine import Engine
 from gristmill.foundation.runtime.tasks.task_files import Shuffle
-
-# Verification: a batch of whole groups of candidates is read, put into keep-order and decided.
-#
-# A group that does not fit is decided block by block: a block of documents is compared with the kept documents of
-# each block before it, then with itself, so that two blocks' sets are in memory at a time, whatever the size of the
-# group.
-
-
-@dataclass(frozen=True)
-class BatchTask:
-    """block_shingles: 64-bit hashes of a block of documents. duplicates: takes the duplicates by document file."""
-
-    sets: CandidateSets
-    batch: int
-    threshold: float
-    block_shingles: int
-    duplicates: Shuffle
-
-
-def verify_batches(
-    sets: CandidateSets, threshold: float, block_shingles: int, duplicates: Shuffle, engine: Engine
-) -> Shuffle:
-    """The documents to remove, in `duplicates`, a part a batch."""
-    tasks = [
-        BatchTask(sets, batch, threshold, block_shingles, duplicates)
-        for batch in range(sets.members.ranges)
-        if not duplicates.has(batch)
-    ]
-    engine.map(_verify_batch, tasks, "near duplicates: compare pairs", unit="batches")
-    return duplicates
-
-
-def _verify_batch(task: BatchTask) -> None:
-    batch = _Batch.read(task.sets, task.batch)
-    decided = Decisions.of(_buckets(batch.members["keys"]), batch.members["state"])
-    blocks = _blocks(batch.members["size"], task.block_shingles)
-    for number, block in enumerate(blocks):
-        block_sets = batch.sets(np.arange(*block))
-        for before in blocks[:number]:
-            kept = np.flatnonzero(decided.keepers[slice(*before)] < 0) + before[0]
-            compare_blocks(decided, block, block_sets, before, batch.sets(kept), task.threshold)
-        compare_blocks(decided, block, block_sets, block, block_sets, task.threshold)
-    removed = np.flatnonzero(decided.keepers >= 0)
-    members, kept = batch.members[removed], batch.members[decided.keepers[removed]]
-    both = decided.boths[removed]
-    records = np.empty(len(removed), DUPLICATE)
-    records["file"], records["row"], records["id"] = members["file"], members["row"], members["id"]
-    records["duplicate_of"] = kept["id"]
-    records["value"] = both / (members["size"] + kept["size"] - both)
-    records = records[np.lexsort((records["row"], records["file"]))]
-    task.duplicates.write_sorted(task.batch, records, records["file"])
-
-
-@dataclass(frozen=True)
-class _Batch:
-    """members: in keep-order, group after group. pieces: the parts' sets, mapped from disk; the set of member i is
-    pieces[piece_of[i]][starts[i]:starts[i] + size]."""
-
-    members: np.ndarray
-    pieces: list[np.ndarray]
-    piece_of: np.ndarray
-    starts: np.ndarray
-
-    @classmethod
-    def read(cls, sets: CandidateSets, batch: int) -> "_Batch":
-        read = dict(sets.members.pieces(batch))
-        set_pieces = dict(sets.sets.pieces(batch))
-        members = np.concatenate([np.empty(0, sets.members.dtype), *read.values()])
-        starts = [np.cumsum(piece["size"]) - piece["size"] for piece in read.values()]
-        start = np.concatenate([np.empty(0, np.int64), *starts])
-        piece_of = np.repeat(np.arange(len(read)), [len(piece) for piece in read.values()])
-        ids = members["id"]
-        order = np.lexsort((ids[:, 1], ids[:, 0], -members["length"], members["priority"], members["group"]))
-        pieces = [np.asarray(set_pieces.get(part, np.empty(0, np.uint64))) for part in read]
-        return cls(members[order], pieces, piece_of[order], start[order])
-
-    def sets(self, chosen: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The sets of these members, one after the other, and int64[members, 2]: first and last + 1 of each member of
-        the batch, 0 and 0 for the others."""
-        sizes = self.members["size"][chosen]
-        ends = np.cumsum(sizes)
-        places = np.zeros((len(self.members), 2), np.int64)
-        places[chosen, 0], places[chosen, 1] = ends - sizes, ends
-        values = np.empty(int(sizes.sum()), np.uint64)
-        ranges = zip(
-            self.piece_of[chosen].tolist(), self.starts[chosen].tolist(), (ends - sizes).tolist(), sizes.tolist(),
-            strict=True,
-        )  # fmt: skip
-        for piece, start, place, size in ranges:
-            values[place : place + size] = self.pieces[piece][start : start + size]
-        return values, places
-
-
-def _blocks(sizes: np.ndarray, block_shingles: int) -> list[tuple[int, int]]:
-    """(start, stop) of runs of members whose sets are about block_shingles together; one longer set is a run."""
-    before = np.concatenate([[0], np.cumsum(sizes)[:-1]]) // block_shingles if len(sizes) else np.empty(0, np.int64)
-    starts = np.flatnonzero(np.diff(before, prepend=-1)).tolist()
-    return list(zip(starts, [*starts[1:], len(sizes)], strict=True))
-
-
-def _buckets(keys: np.ndarray) -> tuple[int, np.ndarray]:
-    """(number of buckets, int64[members, bands]: the bucket of each, -1 where it is alone in it)."""
-    bucket_of = np.empty(keys.shape, np.int64)
-    count = 0
-    for band in range(keys.shape[1]):
-        values, place, times = np.unique(keys[:, band], return_inverse=True, return_counts=True)
-        number = np.full(len(values), -1, np.int64)
-        shared = np.flatnonzero(times > 1)
-        number[shared] = count + np.arange(len(shared))
-        bucket_of[:, band] = number[place.reshape(-1)]
-        count += len(shared)
-    return count, bucket_of
-
 
 MAX_HASHES = 4096
 

@@ -22,7 +22,6 @@ from gristmill.data_pipeline.extraction.attributes import (
 )
 from gristmill.data_pipeline.extraction.blocks_config import MetadataField
 from gristmill.data_pipeline.extraction.bylines import bylines, clean_author, names_after_by
-from gristmill.data_pipeline.extraction.dates_in_text import dates_in_text
 from gristmill.data_pipeline.extraction.markup import TAG_MARKS, attributes_of, cleaned, inner_text, unescaped
 from gristmill.data_pipeline.extraction.page import Page
 from gristmill.data_pipeline.extraction.tags import TAG_IDS
@@ -81,6 +80,33 @@ _DATE_IN_SCRIPT = re.compile(
     rb"(?:\"|&quot;)(?:datePublished|date_published|publishedDate|published_at|publishedAt|publishDate|dateModified|date)"
     rb"(?:\\?\"|&quot;)\s*:\s*(?:\\?\"|&quot;)(\d{4}-\d\d-\d\d)",
     re.IGNORECASE,
+)
+# Dates in running text: "May 4th, 2024", "5. Mai 2024", "2024-05-04", "17.05.2021", "15/12/2025".
+_MONTH_NAMES = (
+    "jan january januar janvier enero",
+    "feb february februar f\u00e9vrier febrero",
+    "mar march m\u00e4rz mars marzo",
+    "apr april avril abril",
+    "may mai mayo",
+    "jun june juni juin junio",
+    "jul july juli juillet julio",
+    "aug august ao\u00fbt agosto",
+    "sep sept september septembre septiembre",
+    "oct october okt oktober octobre octubre",
+    "nov november novembre noviembre",
+    "dec december dez dezember d\u00e9cembre diciembre",
+)
+_MONTHS = {name: number for number, names in enumerate(_MONTH_NAMES, 1) for name in names.split()}
+_MONTH = "|".join(sorted(_MONTHS, key=len, reverse=True))
+_YEAR = r"20\d\d|199\d"
+_IN_WORDS = re.compile(
+    rf"\b(?:(?P<m1>{_MONTH})\.?\s+(?P<d1>[0-3]?\d)(?:st|nd|rd|th)?,?\s+(?P<y1>{_YEAR})"
+    rf"|(?P<d2>[0-3]?\d)(?:st|nd|rd|th|\.)?\s+(?:de\s+)?(?P<m2>{_MONTH})\.?,?\s+(?:de\s+)?(?P<y2>{_YEAR}))\b",
+    re.IGNORECASE,
+)
+_IN_DIGITS = re.compile(
+    rf"(?<![\d./-])(?:(?P<y1>{_YEAR})-(?P<m1>\d\d)-(?P<d1>\d\d)"
+    rf"|(?P<first>\d\d?)(?P<mark>[./])(?P<second>\d\d?)(?P=mark)(?P<y2>{_YEAR}))(?![\d./-]\d|\d)"
 )
 DATED_BYTES = 400_000  # of markup that is searched for a date in its text
 JSON_NAMES = {
@@ -252,13 +278,36 @@ def _other_dates(markup: Markup) -> Iterator[str]:
 def _less_certain_dates(markup: Markup) -> Iterator[str]:
     """Dates in the text, of changes, and in the data of scripts: the first of each."""
     text = TAG_MARKS.sub(b" ", markup.html[:DATED_BYTES]).decode("utf-8", "replace")
-    yield from dates_in_text(html_module.unescape(text))
+    yield from _dates_in_text(html_module.unescape(text))
     for article in markup.articles:
         yield text_of(article.get("dateModified"))
     for name in MODIFIED_NAMES:
         yield markup.metas.get(name, "")
     if script := _DATE_IN_SCRIPT.search(markup.whole):
         yield unescaped(script[1])
+
+
+def _dates_in_text(text: str) -> Iterator[str]:
+    """Dates in running text as YYYY-MM-DD: those with the name of a month (English, German, French, Spanish), then
+    those in digits."""
+    for match in _IN_WORDS.finditer(text):
+        parts = match.groupdict()
+        month, day = parts["m1"] or parts["m2"], int(parts["d1"] or parts["d2"])
+        if 1 <= day <= 31:
+            yield f"{parts['y1'] or parts['y2']}-{_MONTHS[month.lower()]:02d}-{day:02d}"
+    for match in _IN_DIGITS.finditer(text):
+        yield _in_digits(match)
+
+
+def _in_digits(match: re.Match[str]) -> str:
+    """Day.month.year, month/day/year; day/month/year where the second number is no month's day."""
+    parts = match.groupdict()
+    if parts["y1"]:
+        return f"{parts['y1']}-{parts['m1']}-{parts['d1']}"
+    day, month = int(parts["first"]), int(parts["second"])
+    if parts["mark"] == "/" and day <= 12:
+        day, month = month, day
+    return f"{parts['y2']}-{month:02d}-{day:02d}" if 1 <= month <= 12 and 1 <= day <= 31 else ""
 
 
 def _metas(html: bytes) -> dict[str, str]:

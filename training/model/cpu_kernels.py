@@ -1,4 +1,4 @@
-"""What the model's own kernels for CPUs share, and the exponentials of bfloat16 logits."""
+"""Flags, threads and the exponential that the model's kernels for CPUs share; exponentials of bfloat16 logits."""
 
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache

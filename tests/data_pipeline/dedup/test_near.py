@@ -250,7 +250,7 @@ def test_stopped_at_every_write_and_run_again_gives_the_same_bytes(tmp_path: Pat
     parts = parts_of(tmp_path, family_corpus(tmp_path, 7, 12), 2, 0)
     config = NearDedupConfig(ngram=3, bands=6, rows=4, threshold=0.6)
     monkeypatch.setattr(near, "BATCH_SHINGLES", 400)
-    monkeypatch.setattr("gristmill.data_pipeline.dedup.candidates.MIN_TASK_CANDIDATES", 1)
+    monkeypatch.setattr("gristmill.data_pipeline.dedup.verify_candidates.MIN_TASK_CANDIDATES", 1)
     whole = near_duplicates(parts, config, engine(), tmp_path / "whole")
     write = Shuffle.write
     writes = 0

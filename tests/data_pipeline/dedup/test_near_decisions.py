@@ -6,7 +6,7 @@ import numpy as np
 import planted
 import pytest
 
-from gristmill.data_pipeline.dedup import near
+from gristmill.data_pipeline.dedup import near, verify_candidates
 from gristmill.data_pipeline.dedup.exact import table_of
 from gristmill.data_pipeline.dedup.near import EarlierRuns, NearDedupConfig, find_near_duplicates
 from gristmill.foundation.errors import InputError
@@ -39,9 +39,9 @@ def test_changed_groups_alone_are_compared(tmp_path, documents, monkeypatch):
     earlier = EarlierRuns(tmp_path / "cache", {"s": "settings"})
     duplicates(tmp_path, "first", documents, earlier)
     compared = []
-    whole = near._Batch.read
+    whole = verify_candidates._Batch.read
     monkeypatch.setattr(
-        near._Batch,
+        verify_candidates._Batch,
         "read",
         lambda sets, number: (batch := whole(sets, number), compared.append(len(batch.members)))[0],
     )
