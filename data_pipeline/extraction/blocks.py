@@ -51,6 +51,7 @@ MAX_PATH_WORDS = 40
 _STARTS = np.zeros((len(_HINTS), 12), np.uint8)
 for _sort, (_start, _, _) in enumerate(_HINTS):
     _STARTS[_sort, : len(_start)] = np.frombuffer(_start, np.uint8)
+_FIRST_TWO = np.unique(_STARTS[:, :2], axis=0)  # bytes
 _LENGTHS = np.array([len(start) for start, _, _ in _HINTS])
 _LIMITS = np.array([limit for _, limit, _ in _HINTS])
 _WORD = re.compile(rb"[a-z]{2,30}")
@@ -84,12 +85,11 @@ def _find_hints(head, places):
     left = _LIMITS.copy()
     while at < size:
         mask = np.uint64(0xFFFFFFFFFFFFFFFF)
-        if at + 65 <= size:  # the first two letters of the sorts
-            mask = bytes_within(head, at, 111, 1) & bytes_within(head, at + 1, 103, 1)
-            mask |= bytes_within(head, at, 103, 1) & bytes_within(head, at + 1, 101, 1)
-            mask |= bytes_within(head, at, 34, 1) & bytes_within(head, at + 1, 64, 1)
-            mask |= bytes_within(head, at, 115, 1) & bytes_within(head, at + 1, 99, 1)
-            mask |= bytes_within(head, at, 99, 1) & bytes_within(head, at + 1, 97, 1)
+        if at + 65 <= size:
+            mask = np.uint64(0)
+            for pair in range(len(_FIRST_TWO)):
+                first, second = _FIRST_TWO[pair]
+                mask |= bytes_within(head, at, first, np.uint8(1)) & bytes_within(head, at + 1, second, np.uint8(1))
         while mask != 0:
             place = at + np.int64(trailing_zeros(mask))
             mask &= mask - np.uint64(1)
