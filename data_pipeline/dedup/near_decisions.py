@@ -40,8 +40,8 @@ from gristmill.data_pipeline.ledger.document_file import (
     save_array,
     sortable_ids,
 )
-from gristmill.foundation.checksums import checksum_path, checksummed_path, matches_checksum, read_cached
-from gristmill.foundation.files import file_digest, remove_tree
+from gristmill.foundation.checksums import checksummed_path, content_digest, matches_checksum
+from gristmill.foundation.files import remove_tree
 from gristmill.foundation.runtime.tasks.engine import Engine
 from gristmill.foundation.runtime.tasks.task_files import Shuffle, fetch
 
@@ -109,8 +109,7 @@ class KeptDecisions:
         entries = []
         for shard, document_file in zip(documents.shards, document_files, strict=True):
             table = documents_file(shard.folder, shard.number)
-            checksum = read_cached(checksum_path(table))
-            digest = str(checksum["xxh3"]) if isinstance(checksum, dict) and "xxh3" in checksum else file_digest(table)
+            digest = content_digest(table)
             identity = f"{self.sources[shard.stored.source]} {shard.stored.priority}"
             entries.append((document_file.path.stem, digest, identity))
         return entries

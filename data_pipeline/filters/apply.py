@@ -14,8 +14,13 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from gristmill.data_pipeline.filters.profiles import PROFILE, WANTED_LANGUAGE, Rules
-from gristmill.foundation.checksums import checksum_path, file_state, matches_checksum, read_cached, write_with_checksum
-from gristmill.foundation.files import file_digest
+from gristmill.foundation.checksums import (
+    checksum_path,
+    content_digest,
+    file_state,
+    matches_checksum,
+    write_with_checksum,
+)
 from gristmill.foundation.fingerprint import fingerprint
 from gristmill.foundation.runtime.tasks.engine import Engine
 from gristmill.foundation.runtime.tasks.task_files import Shuffle, fetch
@@ -200,8 +205,7 @@ def apply_filters_to_files(
 
 def _key(task: FilterTask, code_version: int) -> str:
     """Fingerprint of all that decides the results, besides the annotated file's name."""
-    checksum = read_cached(checksum_path(task.path))
-    documents = checksum["xxh3"] if isinstance(checksum, dict) and "xxh3" in checksum else file_digest(task.path)
+    documents = content_digest(task.path)
     split = None if task.split_of is None else [task.split_of.func.__name__, repr(task.split_of.keywords)]
     return fingerprint([documents, task.rules.description, split, code_version, RESULTS_VERSION])[:16]
 
