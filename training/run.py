@@ -144,6 +144,7 @@ class Run:
             mesh.data if replicas is None else data_axis(mesh.data, replicas.process),
             mesh.device,
             partial(range_problem, model=model, vocab_size=data.samples.vocab_size),
+            on_host=mesh.context.size > 1,
         )
         digest = "" if self.transformers is None else self.transformers.digest
         self.saved_config = checkpoint.SavedModelConfig.of(model, vocab_size, data.end_of_document, digest)

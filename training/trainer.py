@@ -19,7 +19,7 @@ from gristmill.training.engine.passes import ForwardBackward
 from gristmill.training.launch.processes import Guard
 from gristmill.training.model.moe.router import routers
 from gristmill.training.model.transformer import Transformer
-from gristmill.training.objectives.objective import Batches, SampleSource, TermSpec, collate
+from gristmill.training.objectives.objective import Batches, SampleSource, TermSpec, collate, on_device
 from gristmill.training.optim.optimizer import (
     LossScale,
     Optimizer,
@@ -426,7 +426,7 @@ class Validation:
         self._names = sorted({source.source_of(k) for k in range(count)})
         self._counts = {term.name: term.counts(batch).tolist() for term in self.terms}
         del batch["samples"]  # without them there is no dropout
-        self._batch = {name: values.to(mesh.device) for name, values in batch.items()}
+        self._batch = on_device(batch, mesh.device, on_host=mesh.context.size > 1)
         self.teacher: Teacher | None = None
 
     def run(self) -> dict[str, Any]:

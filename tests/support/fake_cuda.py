@@ -26,6 +26,7 @@ from gristmill.training.engine.gradients import Gradients
 from gristmill.training.engine.local_model import build_local_model
 from gristmill.training.engine.passes import GradientAccumulation
 from gristmill.training.model import fused, transformer
+from gristmill.training.model.attention import ring
 from gristmill.training.model.modules import rotary_angles
 from gristmill.training.optim.offload import build_optimizer
 from gristmill.training.parallel.mesh import single_process
@@ -37,6 +38,7 @@ TCNCA = {"kernel": 3, "dilation": 2, "blocks": 2, "chunk": 16, "shared": 16}
 EXPERTS = {"experts": 4, "top_k": 2, "ffn_hidden_size": 32, "balance_loss": 0.1, "bias_update_rate": 1e-3}
 LATENT = {"key_value_rank": 16, "query_rank": 8, "value_width": 16}
 HOST = "angles on the host"
+RING = "tiles of the ring"
 # By name: what differs in the model, and in the training.
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "dense": ({}, {}),
@@ -58,6 +60,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {},
     ),
     HOST: ({}, {}),  # must be refused
+    RING: ({}, {}),
     "recomputed": ({}, {"layout": {"recompute": "full"}}),
     "recomputed operators": ({}, {"layout": {"recompute": "operators"}}),
 }
@@ -91,6 +94,25 @@ def step(model: ModelConfig, train: TrainConfig, documents: bool) -> None:
     gradients.clear()
 
 
+def ring_tiles() -> None:
+    """Forward and backward by the kernels of GPUs: flash without a mask and causally, in 16 bits, with fewer key/value
+    heads; memory-efficient with a bias, in 32 bits and for heads of other widths."""
+    for dtype in (torch.bfloat16, torch.float32):
+        for width, value_width in ((64, 64), (24, 16)):
+            query = torch.zeros(2, 4, 32, width, dtype=dtype, device="cuda")
+            key, value = (torch.zeros(2, 2, 32, wide, dtype=dtype, device="cuda") for wide in (width, value_width))
+            for mask in (None, ring.CAUSAL_MASK, torch.zeros(2, 1, 32, 32, device="cuda")):
+                if mask is ring.CAUSAL_MASK and not ring.flash_serves(query, value):
+                    continue
+                scoring = ring.ScoreScale(0.1)
+                mixed, log_sum = ring.attend_tile(query, key, value, mask, scoring)
+                assert mixed.shape == (2, 4, 32, value_width) and log_sum.dtype == torch.float32
+                tile = ring.TileResult(query, key, value, mixed, log_sum)
+                gradients = ring.tile_gradients(tile, mixed.float(), mask, scoring)
+                for gradient, stream in zip(gradients, (query, key, value), strict=True):
+                    assert (gradient.shape, gradient.dtype) == (stream.shape, stream.dtype)
+
+
 def error_of(case: str) -> str | None:
     shape, training = CASES[case]
     config = {"tokens": 2**14, "batch_tokens": SAMPLES * TOKENS, "precision": "bf16"}
@@ -98,9 +120,13 @@ def error_of(case: str) -> str | None:
         # Compiled kernels are replaced by what they compile: a compiler would look for the device.
         with (
             mock.patch.object(fused, "compiled", lambda function, tuned: function),
+            mock.patch.object(ring, "_has_flash", lambda device: True),
             mock.patch.object(transformer, "rotary_angles", angles_on_host if case == HOST else rotary_angles),
             FakeTensorMode(allow_non_fake_inputs=True),
         ):
+            if case == RING:
+                ring_tiles()
+                return None
             step(ModelConfig(**(MODEL | shape)), TrainConfig(**(config | training)), case == "documents")
     except Exception as error:
         return f"{type(error).__name__}: {error}".split("\n", 1)[0]

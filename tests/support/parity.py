@@ -298,7 +298,7 @@ def outcome(case: Case, mesh: Mesh) -> Outcome:
     model, train = case.configs
     parts = build_local_model(model, case.vocab, train, mesh, seed=7)
     passes = build_forward_backward(parts, RunConfig(model, train, 7), mesh, case.loss)
-    batches = Batches(case.samples, mesh.data, mesh.device)
+    batches = Batches(case.samples, mesh.data, mesh.device, on_host=mesh.context.size > 1)
     optimizer = build_optimizer(parts.parameters, train, model, mesh, parts.stream)
     trainer = RecordingTrainer(train, parts, passes, optimizer, batches, mesh)
     reports = [trainer.step() for _ in range(STEPS)]
@@ -466,6 +466,10 @@ MUTATIONS: dict[str | None, Any] = {
     ),
     "own channels of the wrong rank": patched(
         ("parallel.tensor.TensorAxis.own_channels", lambda axis, x_BTD: x_BTD.chunk(axis.size, dim=-1)[0])
+    ),
+    "tiles by flash kernels": patched(
+        ("model.attention.ring.ScoreScale.fuses", lambda scoring, query: scoring.softcap is None),
+        ("model.attention.ring_plan.MIN_DOCUMENT", 2),
     ),
     "blocks merged without their log-sum-exp": patched(("model.attention.ring.merge", plain_mean)),
     "tokens numbered as if not zig-zag": patched(("parallel.context.TokenShares.own", as_if_contiguous)),

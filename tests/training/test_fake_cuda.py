@@ -17,7 +17,7 @@ from tests.support import fake_cuda
 
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "tests/support/fake_cuda.cpp"
-QUICK = ["float8", "hybrid experts", fake_cuda.HOST]
+QUICK = ["float8", "hybrid experts", fake_cuda.RING, fake_cuda.HOST]
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="compiles a device for fake tensors; install g++")
 

@@ -77,7 +77,8 @@ def trainer_of(case: Case, mesh: Mesh) -> Trainer:
     parts = build_local_model(model, case.vocab, train, mesh, seed=3)
     passes = GradientAccumulation(parts.stages[0], train.layout.micro_batch, case.loss)
     optimizer = build_optimizer(parts.parameters, train, model, mesh)
-    return Trainer(train, parts, passes, optimizer, Batches(case.samples, mesh.data, mesh.device), mesh)
+    batches = Batches(case.samples, mesh.data, mesh.device, on_host=mesh.context.size > 1)
+    return Trainer(train, parts, passes, optimizer, batches, mesh)
 
 
 @pytest.mark.parametrize("model", ["llama", "bloom", "gemma2", "experts", "hybrid_experts", "tcnca", "latent"])
@@ -98,11 +99,32 @@ def test_what_waits_is_counted() -> None:
     assert waits_of(lambda: (ones * 2 + torch.full((), 3.0)).sum()) == {}
 
 
+class _Copies(TorchFunctionMode):
+    """Copies between host and device that are waited for: `.cpu()`, and `.to(device)` unless it says otherwise."""
+
+    def __init__(self, waits: Counter[str]):
+        super().__init__()
+        self.waits = waits
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name, named = getattr(func, "__name__", ""), kwargs or {}
+        to_device = name == "to" and isinstance(args[1] if len(args) > 1 else named.get("device"), torch.device)
+        if name == "cpu" or (to_device and not named.get("non_blocking")):
+            self.waits[name] += 1
+        return func(*args, **named)
+
+
 def on_a_context_rank(method: str) -> Counter[str]:
+    """The ring's plan computes with host tensors, of which only the copies are counted."""
     case = Case({"context": 2, "context_method": method}, "llama", "fp32", documents=True)
     trainer = trainer_of(case, mesh_of_group(*case.configs))
     trainer.step()
     waits: Counter[str] = Counter()
+    plan = Transformer.attention_metadata
+
+    def plan_counted(*arguments: Any, **named: Any) -> Any:
+        with _Copies(waits):
+            return plan(*arguments, **named)
 
     def counted(function: Callable[..., Any]) -> Callable[..., Any]:
         def run(*arguments: Any, **named: Any) -> Any:
@@ -114,6 +136,7 @@ def on_a_context_rank(method: str) -> Counter[str]:
     # The ring is an operator, inside which no mode sees what is called.
     parts = [(Transformer, "hidden_states"), *((ring, name) for name in ("attend_tile", "merge", "tile_gradients"))]
     with ExitStack() as stack:
+        stack.enter_context(mock.patch.object(Transformer, "attention_metadata", plan_counted))
         for place, name in [*parts, (ring_plan.RingPlan, "bias")]:
             stack.enter_context(mock.patch.object(place, name, counted(getattr(place, name))))
         trainer.step()
@@ -122,5 +145,5 @@ def on_a_context_rank(method: str) -> Counter[str]:
 
 @pytest.mark.parametrize("method", ["ring", "all_to_all"])
 def test_layers_on_a_context_axis_wait_for_nothing(method: str, pool: Any) -> None:
-    """The ring's plan reads the documents once a micro-batch, before the layers."""
+    """Nor does the ring's plan before them, which reads the documents that stayed on the host."""
     assert pool.run(2, on_a_context_rank, method) == [Counter(), Counter()]

@@ -27,6 +27,7 @@ from gristmill.training.model.decoding_cache import SlotRows
 from gristmill.training.model.heads import Head, ModelOutput, NamedOutputs, TeacherStage
 from gristmill.training.model.layer import Layer, build_hook
 from gristmill.training.model.modules import Dropout, Norm, TokenTable, rotary_angles
+from gristmill.training.parallel.context import HOST_DOCUMENTS
 from gristmill.training.parallel.mesh import Mesh, single_process
 from gristmill.training.parallel.offload.swap import SwapStreams
 from gristmill.training.parallel.tensor import TensorAxis, VocabularyEmbedding
@@ -127,7 +128,10 @@ class Transformer(nn.Module):
         if "samples" in batch:
             rows["samples"] = _row_numbers(batch["samples"], len(x))
         segments_BT = rows.pop("segments", None)
-        metadata = self.attention_metadata(x, rows.get("positions"), rows.get("documents"), rows.get("samples"))
+        host_documents = batch[HOST_DOCUMENTS].flatten(0, -2) if HOST_DOCUMENTS in batch else None
+        metadata = self.attention_metadata(
+            x, rows.get("positions"), rows.get("documents"), rows.get("samples"), host_documents=host_documents
+        )
         if self.side_loss_factor is not None and self.has_experts:
             samples_B = rows.get("samples", torch.arange(len(x), device=x.device))
             weights_BT = batch["weights"].flatten(0, -2)
@@ -177,17 +181,21 @@ class Transformer(nn.Module):
         documents: Tensor | None = None,
         samples: Tensor | None = None,
         flex: bool = True,
+        host_documents: Tensor | None = None,
     ) -> AttentionMetadata:
         """Attention over whole sequences, also where x holds this rank's tokens only.
 
-        flex: use the flex kernels on GPUs, which are compiled for each sequence length."""
+        flex: use the flex kernels on GPUs, which are compiled for each sequence length. host_documents: the documents
+        on the host, for a context axis; without them they are read from the device."""
         tokens = x.shape[1] if self.stage.embeds else x.shape[1] * self.context * self._tensor_parts
         token_index_T = torch.arange(tokens, device=x.device)
         positions_BT = token_index_T.unsqueeze(0) if positions is None else positions
         shares, ring, segments = None, None, None
         if self.context > 1:
             axis = self.tensor.mesh.context
-            shares, visible = context_metadata(self.config, axis, self.context_method, documents, x, tokens)
+            if host_documents is None and documents is not None:
+                host_documents = documents.cpu()
+            shares, visible = context_metadata(self.config, axis, self.context_method, host_documents, x, tokens)
             ring = ring_plans(visible, shares, self.slopes(x.device) if self.config.positions == "alibi" else None)
             token_index_T, positions_BT = shares.own_T, shares.own(positions_BT)
             segments = Segments(shares, documents) if self.carries_state else None

@@ -19,6 +19,7 @@ from gristmill.foundation.config import Config
 from gristmill.foundation.errors import InputError, RecipeError
 from gristmill.training.config.model import ModelConfig
 from gristmill.training.model.heads import ModelOutput
+from gristmill.training.parallel.context import HOST_DOCUMENTS
 from gristmill.training.parallel.mesh import Axis
 
 # B samples of a micro-batch
@@ -280,7 +281,8 @@ class SampleSource(Protocol):
 
 
 class Batches:
-    """Prefetches the next batch in a thread. problem: what is wrong with the fields of a batch, None if nothing is."""
+    """Prefetches the next batch in a thread. problem: what is wrong with the fields of a batch, None if nothing is.
+    on_host: of `on_device`."""
 
     def __init__(
         self,
@@ -288,8 +290,9 @@ class Batches:
         data: Axis,
         device: torch.device,
         problem: Callable[[Mapping[str, Tensor]], str | None] = lambda fields: None,
+        on_host: bool = False,
     ):
-        self.source, self.data, self.device, self.problem = source, data, device, problem
+        self.source, self.data, self.device, self.problem, self.on_host = source, data, device, problem, on_host
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="batches")
         self._ahead: dict[tuple[int, int], Future[dict[str, Tensor]]] = {}
 
@@ -297,7 +300,7 @@ class Batches:
         """This data rank's share of the samples first to first + count - 1."""
         reading = self._ahead.pop((first, count), None)
         batch = reading.result() if reading else self._read(first, count)
-        return {name: values.to(self.device, non_blocking=True) for name, values in batch.items()}
+        return on_device(batch, self.device, self.on_host)
 
     def prepare(self, first: int, count: int) -> None:
         """Starts reading the next batch that `take` will return."""
@@ -315,6 +318,13 @@ class Batches:
         if self.device.type != "cuda":
             return batch
         return {name: values.pin_memory() for name, values in batch.items()}  # else the copy to the GPU is waited for
+
+
+def on_device(batch: Batch, device: torch.device, on_host: bool) -> dict[str, Tensor]:
+    """The fields copied to the device. on_host: the documents stay on the host too, as HOST_DOCUMENTS: a context rank
+    plans its attention there, and would wait for the device if it had to read them from it."""
+    fields = {name: values.to(device, non_blocking=True) for name, values in batch.items()}
+    return fields | ({HOST_DOCUMENTS: batch["documents"]} if on_host and "documents" in batch else {})
 
 
 def collate(source: SampleSource, numbers: range) -> dict[str, Tensor]:

@@ -21,6 +21,7 @@ Exchange = Callable[[Tensor, Axis], Tensor]
 
 MAX_BLOCKS = 16  # of a rank, where documents are balanced
 MIN_BLOCK = 64  # tokens of such a block
+HOST_DOCUMENTS = "host_documents"  # field of a batch: `documents`, on the CPU
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,13 @@ class TokenShares:
 def token_shares(axis: Axis, index_CT: Tensor, device: torch.device) -> TokenShares:
     order_T = torch.empty_like(index_CT.flatten())
     order_T[index_CT.flatten()] = torch.arange(index_CT.numel())
-    return TokenShares(axis, index_CT, index_CT[axis.rank].to(device), order_T.to(device))
+    return TokenShares(axis, index_CT, copy_to(index_CT[axis.rank], device), copy_to(order_T, device))
+
+
+def copy_to(host: Tensor, device: torch.device) -> Tensor:
+    """A copy of a host tensor on the device, which the host does not wait for: it would for memory that is not
+    pinned."""
+    return (host.pin_memory() if device.type == "cuda" else host).to(device, non_blocking=True)
 
 
 def contiguous_shares(tokens: int, ranks: int) -> Tensor:

@@ -50,6 +50,16 @@ def test_masked_documents_have_positions_and_numbers() -> None:
     assert batch["samples"].tolist() == [0, 1]
 
 
+def test_documents_stay_on_the_host_for_a_context_axis() -> None:
+    source = causal_samples(Numbered(), mask_documents=True)
+    axis, device = Axis(1, 0), torch.device("meta")
+    batch = Batches(source, axis, device, on_host=True).take(0, 2)
+    host = batch.pop("host_documents")
+    assert host.device.type == "cpu" and host.tolist() == [[0, 0, 0, 1, 1, 1, 1, 1]] * 2
+    assert batch.keys() == Batches(source, axis, device).take(0, 2).keys()
+    assert {values.device for values in batch.values()} == {device}
+
+
 def test_a_growing_batch_leaves_no_sample_out() -> None:
     config = TrainConfig(
         tokens=8 * 20, batch_tokens=8 * 4, batch_ramp={"start_tokens": 8, "increment_tokens": 8, "over_tokens": 48}

@@ -2,13 +2,17 @@
 
 import math
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
+from gristmill.training.model.attention import ring
+from gristmill.training.model.attention import ring_plan as plans
 from gristmill.training.model.attention.ring import (
+    CAUSAL_MASK,
     ScoreScale,
     TileResult,
     attend_tile,
@@ -137,9 +141,78 @@ def test_tiles_leave_out_what_no_token_sees() -> None:
     spans = [
         [(t.queries.start, t.queries.stop, t.keys.start, t.keys.stop, t.masked) for t in each] for each in plan.tiles
     ]
-    assert spans == [[(0, 2, 0, 2, True), (2, 4, 0, 4, True)], [(2, 4, 0, 4, False)]]
+    assert spans == [[(0, 2, 0, 2, True), (2, 4, 2, 4, True), (2, 4, 0, 2, False)], [(2, 4, 0, 4, False)]]
+    assert [t.causal for t in plan.tiles[0]] == [True, True, False] and not plan.tiles[1][0].causal
+    both = ring_plan(visible_tokens(8, None, None, False), shares, None)
+    assert [(t.masked, t.causal) for t in both.tiles[0]] == [(False, False)] * 2
     windowed = ring_plan(visible_tokens(8, None, 2, True), shares, None)
+    assert [(t.masked, t.causal) for t in windowed.tiles[0]] == [(True, True)] * 2
     assert [(t.queries.start, t.keys.start, t.keys.stop) for t in windowed.tiles[1]] == [(2, 3, 4)]
+
+
+def test_tiles_begin_where_long_documents_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Then each tile is seen whole or causally, which flash kernels take, and else masked by its bounds."""
+    shares = token_shares(Axis(2, 1), contiguous_shares(16, 2), torch.device("cpu"))
+    documents = torch.tensor([[0] * 10 + [1] * 6])
+    visible = visible_tokens(16, documents, None, True)
+
+    def tiles_of_rank_1() -> list[list[tuple[int, ...]]]:
+        return [
+            [(t.queries.start, t.keys.start, t.masked, t.causal) for t in each]
+            for each in ring_plan(visible, shares, None).tiles
+        ]
+
+    assert tiles_of_rank_1() == [[(0, 0, True, False)], [(0, 0, True, False)]]
+    monkeypatch.setattr(plans, "MIN_DOCUMENT", 4)
+    assert tiles_of_rank_1() == [[(0, 0, False, False)], [(0, 0, True, True), (2, 2, True, True)]]
+
+
+def test_a_causal_tile_of_the_flash_kernel_is_a_tile_under_its_mask() -> None:
+    torch.manual_seed(2)
+    query, key, value = (torch.randn(2, heads, 6, 8, dtype=torch.float64) for heads in (4, 2, 2))
+    bias = (
+        torch.zeros(6, 6, dtype=torch.float64).masked_fill(torch.ones(6, 6).triu(1) > 0, -torch.inf).expand(2, 1, 6, 6)
+    )
+    results, upstream = attend_tile(query, key, value, bias, ScoreScale(0.3)), torch.randn_like(query)
+    for found, expected in zip(fused_tile(query, key, value, CAUSAL_MASK, 0.3), results, strict=True):
+        torch.testing.assert_close(found, expected, atol=1e-14, rtol=0)
+    wanted = tile_gradients(TileResult(query, key, value, *results), upstream, bias, ScoreScale(0.3))
+    found = fused_tile_gradients((query, key, value), results, upstream, CAUSAL_MASK, 0.3)
+    for one, other in zip(found, wanted, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-13, rtol=0)
+
+
+def ring_errors(precision: torch.dtype, documents: bool) -> list[float]:
+    """How far the ring by flash kernels is from the ring by matmuls in float64: output, then gradients of query, key
+    and value, over the largest number of each."""
+    axis = Axis(dist.get_world_size(), dist.get_rank(), dist.group.WORLD)
+    tokens = 64 * axis.size
+    torch.manual_seed(3)
+    query, key, value, upstream = (torch.randn(2, heads, tokens, 16, dtype=torch.float64) for heads in (4, 2, 2, 4))
+    number_BT = (torch.arange(tokens) // 50).expand(2, -1)
+    visible = visible_tokens(tokens, number_BT if documents else None, None, causal=True)
+    shares = token_shares(axis, zigzag_shares(tokens, axis.size), torch.device("cpu"))
+    plan = ring_plan(visible, shares, None)
+
+    def results(dtype: torch.dtype) -> list[torch.Tensor]:
+        own = [x[:, :, shares.own_T].to(precision).to(dtype).requires_grad_() for x in (query, key, value)]
+        mixed = ring.ring_attention(*own, plan, 0.25)
+        (mixed * upstream[:, :, shares.own_T].to(precision).to(dtype)).sum().backward()
+        return [mixed.detach().double(), *(x.grad.double() for x in own)]
+
+    expected = results(torch.float64)
+    with mock.patch.object(ScoreScale, "fuses", lambda scoring, query: True):
+        found = results(precision)
+    return [((a - b).abs().max() / b.abs().max()).item() for a, b in zip(found, expected, strict=True)]
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_the_ring_by_flash_kernels_is_the_ring_by_matmuls(ranks: int, pool: Any) -> None:
+    """Rounded once a tile: half a unit in the last place of bf16 is 2e-3."""
+    for precision, most in ((torch.float32, 1e-6), (torch.bfloat16, 1e-2)):
+        for documents in (False, True):
+            errors = pool.run(ranks, ring_errors, precision, documents)
+            assert max(max(errors_of_rank) for errors_of_rank in errors) < most, (precision, errors)
 
 
 def exchanged() -> tuple[list[float], list[float], list[float]]:

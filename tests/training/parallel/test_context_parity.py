@@ -79,6 +79,21 @@ def test_every_layout_of_tokens_is_one_process(case: Case, pool: Any) -> None:
     assert max(found.values()) < 1e-12, found
 
 
+FLASH = [
+    Case(RING4),
+    Case(RING4, "one_kv_head", documents=True),
+    Case(RING2 | {"tensor": 2}, "windows", documents=True),
+    Case(RING2, "bloom", documents=True),
+    Case(RING2, "bert", masked=True),
+]
+
+
+@pytest.mark.parametrize("case", by_size(FLASH[:2], FLASH[2:]))
+def test_tiles_by_flash_kernels_are_one_process(case: Case, pool: Any) -> None:
+    found = differences(case, pool, "tiles by flash kernels")
+    assert max(found.values()) < 1e-12, found
+
+
 COMPILED = [
     Case(RING2, "banded", documents=True, compiled=True),
     Case(HEADS2 | {"tensor": 2}, "one_kv_head", compiled=True),

@@ -16,7 +16,7 @@ from torch.nn.attention.flex_attention import BlockMask
 from gristmill.training.model.attention.ring_plan import RingPlan
 from gristmill.training.model.modules import Dropout
 from gristmill.training.parallel.collectives import gather_tokens
-from gristmill.training.parallel.context import TokenShares
+from gristmill.training.parallel.context import TokenShares, copy_to
 
 # Routing metadata of a training pass: what routers need to know about the batch.
 
@@ -59,7 +59,10 @@ class Segments:
         self.length = share // self.number
         place_Cn = index_CT.unflatten(1, (self.number, -1))[:, :, 0] // self.length
         device = shares.own_T.device
-        self.own_n, self.order_S = place_Cn[shares.axis.rank].to(device), place_Cn.flatten().argsort().to(device)
+        self.own_n, self.order_S = (
+            copy_to(place_Cn[shares.axis.rank], device),
+            copy_to(place_Cn.flatten().argsort(), device),
+        )
 
     def split(self, x_BTcX: Tensor) -> Tensor:
         """[B, Tc, ...] -> [R, L, ...]."""

@@ -3,13 +3,14 @@ blocks are merged by their log-sum-exp (Ring Attention, arXiv 2310.01889)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import cache
+from typing import Any, Final, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gristmill.training.model.attention.ring_plan import RingPlan
+from gristmill.training.model.attention.ring_plan import RingPlan, Tile
 from gristmill.training.model.fused import fused
 from gristmill.training.model.loss import upcast, upcast_dtype
 from gristmill.training.parallel.context import around_the_ring, pass_on
@@ -18,6 +19,9 @@ from gristmill.training.parallel.context import around_the_ring, pass_on
 # N queries of a tile, S keys of it
 
 GRADIENT = 1  # tag of the gradients, which travel beside the keys and values
+
+CAUSAL_MASK: Final = "causal"  # each query of a tile sees the keys up to its own place
+TileMask = Tensor | Literal["causal"] | None  # a tensor: the bias that is added to the scores
 
 
 def ring_attention(
@@ -48,6 +52,13 @@ class ScoreScale:
         """Whether a fused kernel computes a tile: on GPUs in 32 bits or fewer, without a soft cap."""
         return query.device.type == "cuda" and query.dtype != torch.float64 and self.softcap is None
 
+    def mask(self, plan: RingPlan, tile: Tile, source: int, streams: Sequence[Tensor]) -> "TileMask":
+        """CAUSAL_MASK where a kernel takes that, else the bias. streams: query, key, value."""
+        query, _, value = streams
+        if tile.causal and plan.slopes_H is None and self.fuses(query) and flash_serves(query, value):
+            return CAUSAL_MASK
+        return plan.bias(tile, source, upcast_dtype(query))
+
     def scores(self, query_BHNK: Tensor, key_BGSK: Tensor) -> Tensor:
         """Without the bias, in float32 or better."""
         scores_BHNS = _product(upcast(query_BHNK) * self.scale, upcast(key_BGSK).mT)
@@ -72,8 +83,9 @@ def attend_around_the_ring(
     joined = fused(merge) if query.device.type == "cuda" else merge
     for source, (keys, values) in around_the_ring(torch.stack([key, value]), plan.axis):
         for tile in tiles[source]:
-            rows, bias = (slice(None), slice(None), tile.queries), plan.bias(tile, source, exact)
-            tile_result = attend_tile(query[rows], keys[:, :, tile.keys], values[:, :, tile.keys], bias, scoring)
+            rows, columns = (slice(None), slice(None), tile.queries), (slice(None), slice(None), tile.keys)
+            mask = scoring.mask(plan, tile, source, (query, key, value))
+            tile_result = attend_tile(query[rows], keys[columns], values[columns], mask, scoring)
             mixed[rows], log_sum[rows] = joined(mixed[rows], log_sum[rows], *tile_result)
     return mixed_BTcHK.to(query.dtype), log_sum
 
@@ -97,7 +109,7 @@ def gradients_around_the_ring(
             gradients = tile_gradients(
                 TileResult(query[rows], keys[columns], values[columns], mixed[rows], log_sum[rows]),
                 gradient[rows],
-                plan.bias(tile, source, exact),
+                scoring.mask(plan, tile, source, streams),
                 scoring,
             )
             query_gradient[rows] += gradients[0]
@@ -163,12 +175,12 @@ RING_OPERATOR = torch.ops.gristmill.ring_attention.default
 
 
 def attend_tile(
-    query_BHNK: Tensor, key_BGSK: Tensor, value_BGSK: Tensor, bias: Tensor | None, scoring: ScoreScale
+    query_BHNK: Tensor, key_BGSK: Tensor, value_BGSK: Tensor, mask: TileMask, scoring: ScoreScale
 ) -> tuple[Tensor, Tensor]:
     """(softmax(scores + bias) v, log-sum-exp of the scores [B, H, N]); rows that see nothing: (0, -inf)."""
     if scoring.fuses(query_BHNK):
-        return fused_tile(query_BHNK, key_BGSK, value_BGSK, bias, scoring.scale)
-    scores_BHNS = _plus(scoring.scores(query_BHNK, key_BGSK), bias)
+        return fused_tile(query_BHNK, key_BGSK, value_BGSK, mask, scoring.scale)
+    scores_BHNS = _plus(scoring.scores(query_BHNK, key_BGSK), mask)
     highest_BHN1 = scores_BHNS.amax(dim=-1, keepdim=True).clamp_min(torch.finfo(scores_BHNS.dtype).min)
     weights_BHNS = (scores_BHNS - highest_BHN1).exp_()
     total_BHN1 = weights_BHNS.sum(dim=-1, keepdim=True)
@@ -196,16 +208,16 @@ class TileResult:
 
 
 def tile_gradients(
-    tile: TileResult, gradient_BHNK: Tensor, bias: Tensor | None, scoring: ScoreScale
+    tile: TileResult, gradient_BHNK: Tensor, mask: TileMask, scoring: ScoreScale
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of query, key and value (FlashAttention, arXiv 2205.14135, appendix B.2)."""
     if scoring.fuses(tile.query_BHNK):
         inputs, results = (tile.query_BHNK, tile.key_BGSK, tile.value_BGSK), (tile.mixed_BHNK, tile.log_sum_BHN)
-        return fused_tile_gradients(inputs, results, gradient_BHNK, bias, scoring.scale)
+        return fused_tile_gradients(inputs, results, gradient_BHNK, mask, scoring.scale)
     gradient_BHNK = upcast(gradient_BHNK)
     mean_BHN1 = (gradient_BHNK * tile.mixed_BHNK).sum(dim=-1, keepdim=True)
     scores_BHNS = scoring.scores(tile.query_BHNK, tile.key_BGSK)
-    weights_BHNS = (_plus(scores_BHNS, bias) - tile.log_sum_BHN.unsqueeze(-1)).exp_()
+    weights_BHNS = (_plus(scores_BHNS, mask) - tile.log_sum_BHN.unsqueeze(-1)).exp_()
     slope_BHNS = _product(gradient_BHNK, upcast(tile.value_BGSK).mT) - mean_BHN1
     slope_BHNS = scoring.slope(scores_BHNS, slope_BHNS.mul_(weights_BHNS))
     groups = tile.key_BGSK.shape[1]
@@ -215,8 +227,10 @@ def tile_gradients(
     return query_gradient, key_gradient, weights_BGMS.mT @ _by_group(gradient_BHNK, groups)
 
 
-def _plus(scores: Tensor, bias: Tensor | None) -> Tensor:
-    return scores if bias is None else scores + bias
+def _plus(scores: Tensor, mask: TileMask) -> Tensor:
+    """Only kernels are given CAUSAL_MASK."""
+    assert mask is not CAUSAL_MASK
+    return scores + mask if isinstance(mask, Tensor) else scores
 
 
 def _product(left_BHNX: Tensor, right_BGXY: Tensor) -> Tensor:
@@ -230,33 +244,53 @@ def _by_group(x_BHNX: Tensor, groups: int) -> Tensor:
     return x_BHNX.unflatten(1, (groups, -1)).flatten(2, 3)
 
 
-# A tile of ring attention by torch's fused kernels, which hold no scores: memory-efficient attention on GPUs, and the
-# CPU's flash kernel, on which the tests run.
+# A tile of ring attention by torch's fused kernels, which hold no scores: on GPUs the flash kernel, and with a bias
+# memory-efficient attention; on CPUs their flash kernel, on which the tests run.
 
 # B batch, H query heads, G key/value heads, N queries, S keys, K head width
 
 ALIGNED = 8  # keys: a bias row of GPUs begins at a multiple of 16 bytes
-PADDED = 32  # queries: the log-sum-exps that GPU kernels return and take
+PADDED = 32  # queries: the log-sum-exps that the memory-efficient kernel returns and takes
+FLASH_WIDTHS, MAX_FLASH_WIDTH = 8, 256  # head widths: a multiple of 8 up to 256
+
+
+def flash_serves(query: Tensor, value: Tensor) -> bool:
+    """Whether there is a flash kernel for tiles without a bias. GPUs': 16 bits, values as wide as keys, sm_80."""
+    if query.device.type == "cpu":
+        return True
+    width = query.shape[-1]
+    fits = value.shape[-1] == width and width % FLASH_WIDTHS == 0 and width <= MAX_FLASH_WIDTH
+    return fits and query.dtype.itemsize == 2 and _has_flash(query.device)
+
+
+@cache
+def _has_flash(device: torch.device) -> bool:
+    return torch.backends.cuda.is_flash_attention_available() and torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 def fused_tile(
-    query_BHNK: Tensor, key_BGSK: Tensor, value_BGSK: Tensor, bias: Tensor | None, scale: float
+    query_BHNK: Tensor, key_BGSK: Tensor, value_BGSK: Tensor, mask: TileMask, scale: float
 ) -> tuple[Tensor, Tensor]:
     """(softmax(scale q k^T + bias) v, log-sum-exp of the scores [B, H, N]); rows that see nothing: (0, -inf)."""
-    heads, queries = query_BHNK.shape[1:3]
-    key, value, mask = _copies(key_BGSK, heads), _copies(value_BGSK, heads), _bias(bias, query_BHNK, key_BGSK)
+    heads, queries, causal = query_BHNK.shape[1], query_BHNK.shape[2], mask is CAUSAL_MASK
+    if not isinstance(mask, Tensor) and query_BHNK.device.type != "cpu" and flash_serves(query_BHNK, value_BGSK):
+        mixed, log_sum, *_ = torch.ops.aten._scaled_dot_product_flash_attention(
+            query_BHNK, key_BGSK, value_BGSK, 0.0, causal, scale=scale
+        )
+        return mixed, log_sum
+    key, value, bias = _copies(key_BGSK, heads), _copies(value_BGSK, heads), _bias(mask, query_BHNK, key_BGSK)
     if query_BHNK.device.type == "cpu":
         mixed, log_sum = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-            query_BHNK, key, value, attn_mask=mask, scale=scale
+            query_BHNK, key, value, 0.0, causal, attn_mask=bias, scale=scale
         )
     else:
         mixed, log_sum, _, _ = torch.ops.aten._scaled_dot_product_efficient_attention(
-            query_BHNK, key, value, mask, True, scale=scale
+            query_BHNK, key, value, bias, True, scale=scale
         )
         log_sum = log_sum[:, :, :queries]
-    if bias is None:
+    if not isinstance(mask, Tensor):
         return mixed, log_sum
-    blind = (bias == -torch.inf).all(dim=-1)
+    blind = (mask == -torch.inf).all(dim=-1)
     return mixed.masked_fill(blind.unsqueeze(-1), 0), log_sum.masked_fill(blind, -torch.inf)
 
 
@@ -264,29 +298,61 @@ def fused_tile_gradients(
     inputs: tuple[Tensor, Tensor, Tensor],
     results: tuple[Tensor, Tensor],
     gradient_BHNK: Tensor,
-    bias: Tensor | None,
+    mask: TileMask,
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of query, key and value. results: mixed [B, H, N, K] and log-sum-exp [B, H, N] over all keys, not of
     this tile, which is all that the kernels need to give this tile's share."""
     query, key_BGSK, value_BGSK = inputs
     mixed, log_sum = results
-    heads, groups = query.shape[1], key_BGSK.shape[1]
-    key, value, mask = _copies(key_BGSK, heads), _copies(value_BGSK, heads), _bias(bias, query, key_BGSK)
+    heads, groups, causal = query.shape[1], key_BGSK.shape[1], mask is CAUSAL_MASK
     gradient_BHNK = gradient_BHNK.to(query.dtype)
+    if not isinstance(mask, Tensor) and query.device.type != "cpu" and flash_serves(query, value_BGSK):
+        return _flash_gradients(inputs, results, gradient_BHNK, causal, scale)
+    key, value, bias = _copies(key_BGSK, heads), _copies(value_BGSK, heads), _bias(mask, query, key_BGSK)
     if query.device.type == "cpu":
         gradients = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
-            gradient_BHNK, query, key, value, mixed, log_sum, 0.0, False, attn_mask=mask, scale=scale
+            gradient_BHNK, query, key, value, mixed, log_sum, 0.0, causal, attn_mask=bias, scale=scale
         )
     else:
         padded = F.pad(log_sum, (0, -log_sum.shape[-1] % PADDED), value=torch.inf).contiguous()
         none = torch.empty(0, dtype=torch.int64, device=query.device)
         gradients = torch.ops.aten._scaled_dot_product_efficient_attention_backward(
-            gradient_BHNK, query, key, value, mask, mixed, padded, none, none, 0.0, [True] * 3 + [False], scale=scale
+            gradient_BHNK, query, key, value, bias, mixed, padded, none, none, 0.0, [True] * 3 + [False], scale=scale
         )
     query_gradient, *copied = gradients[:3]
     key_gradient, value_gradient = (part.unflatten(1, (groups, -1)).sum(dim=2) for part in copied)
     return query_gradient, key_gradient, value_gradient
+
+
+def _flash_gradients(
+    inputs: tuple[Tensor, Tensor, Tensor],
+    results: tuple[Tensor, Tensor],
+    gradient_BHNK: Tensor,
+    causal: bool,
+    scale: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """As torch's own derivative of the flash operator calls it: lengths are undefined for samples of one length
+    (pytorch, attention_backward.cu, _flash_attention_backward), and the random state is read with dropout only
+    (flash_api.cpp, mha_bwd), which also takes the log-sum-exp as contiguous without a check."""
+    mixed, log_sum = results
+    queries, keys = inputs[0].shape[2], inputs[1].shape[2]
+    random = torch.empty(2, dtype=torch.uint64, device=log_sum.device)
+    return torch.ops.aten._scaled_dot_product_flash_attention_backward(  # type: ignore[no-any-return]
+        gradient_BHNK,
+        *inputs,
+        mixed,
+        log_sum.contiguous(),
+        None,
+        None,
+        queries,
+        keys,
+        0.0,
+        causal,
+        random,
+        random[:1],
+        scale=scale,
+    )
 
 
 def _copies(x_BGSK: Tensor, heads: int) -> Tensor:
@@ -295,11 +361,11 @@ def _copies(x_BGSK: Tensor, heads: int) -> Tensor:
     return x_BGSK if copies == 1 else x_BGSK.repeat_interleave(copies, dim=1)
 
 
-def _bias(bias: Tensor | None, query_BHNK: Tensor, key_BGSK: Tensor) -> Tensor | None:
+def _bias(mask: TileMask, query_BHNK: Tensor, key_BGSK: Tensor) -> Tensor | None:
     """The bias in the dtype of the queries; on GPUs [B, H, N, S] with rows at multiples of 16 bytes."""
-    if bias is None:
+    if not isinstance(mask, Tensor):
         return None
-    bias = bias.to(query_BHNK.dtype)
+    bias = mask.to(query_BHNK.dtype)
     if query_BHNK.device.type == "cpu":
         return bias
     keys = key_BGSK.shape[2]

@@ -17,6 +17,7 @@ from gristmill.training.parallel.context import (
     TokenShares,
     balanced_shares,
     contiguous_shares,
+    copy_to,
     token_shares,
     zigzag_shares,
 )
@@ -27,6 +28,9 @@ from gristmill.training.parallel.mesh import Axis
 
 QUERIES = 128  # of a tile; keys that none of them sees are not looked at
 QUERIES_GPU = 2048  # of a tile of a fused kernel
+MIN_DOCUMENT = 256  # tokens of a mean document, from which on tiles begin where documents do
+
+SEEN, MASKED, CAUSAL = range(3)  # what the queries of a tile see of its keys: all, some, those up to themselves
 
 
 @dataclass(frozen=True)
@@ -43,11 +47,10 @@ class VisibleTokens:
 
 
 def visible_tokens(tokens: int, documents_BT: Tensor | None, window: int | None, causal: bool) -> VisibleTokens:
-    """documents [[0, 0, 1, 1]], causal -> first [[0, 0, 2, 2]], last [[0, 1, 2, 3]]."""
+    """documents [[0, 0, 1, 1]], causal -> first [[0, 0, 2, 2]], last [[0, 1, 2, 3]]. documents_BT: on the CPU."""
     place_T = torch.arange(tokens)
     first_BT, last_BT = torch.zeros(1, tokens, dtype=torch.int64), torch.full((1, tokens), tokens - 1)
     if documents_BT is not None:
-        documents_BT = documents_BT.cpu()
         changes = documents_BT[:, 1:] != documents_BT[:, :-1]
         begins = torch.nn.functional.pad(changes, (1, 0), value=True)
         ends = torch.nn.functional.pad(changes, (0, 1), value=True)
@@ -63,11 +66,12 @@ def visible_tokens(tokens: int, documents_BT: Tensor | None, window: int | None,
 @dataclass(frozen=True)
 class Tile:
     """Queries and keys, as slices of the shares of this rank and of the rank that the keys come from. masked: some of
-    the queries do not see some of the keys."""
+    the queries do not see some of the keys; causal: because each query sees the keys up to itself."""
 
     queries: slice
     keys: slice
     masked: bool
+    causal: bool
 
 
 @dataclass(frozen=True)
@@ -75,8 +79,9 @@ class RingPlan:
     """Tiles and visibility bounds of the layers of one window, in tensors alone, which compiled layers take as inputs.
 
     tiles_N6: int64 on the CPU, the tiles of all sources one after another: source (the rank that the keys come from),
-    first and last + 1 of the queries, of the keys, masked. first_BTc, last_BTc: the tokens that this rank's tokens
-    own_T see; index_CT: of the shares; slopes_H of ALiBi. Those are on the device. group: name of the process group."""
+    first and last + 1 of the queries, of the keys, what they see (SEEN, MASKED, CAUSAL). first_BTc, last_BTc: the
+    tokens that this rank's tokens own_T see; index_CT: of the shares; slopes_H of ALiBi. Those are on the device.
+    group: name of the process group."""
 
     tiles_N6: Tensor
     own_T: Tensor
@@ -101,8 +106,8 @@ class RingPlan:
     def tiles(self) -> list[list[Tile]]:
         """By source."""
         tiles: list[list[Tile]] = [[] for _ in self.index_CT]
-        for source, start, stop, key_start, key_stop, masked in self.tiles_N6.tolist():
-            tiles[source].append(Tile(slice(start, stop), slice(key_start, key_stop), bool(masked)))
+        for source, start, stop, key_start, key_stop, seen in self.tiles_N6.tolist():
+            tiles[source].append(Tile(slice(start, stop), slice(key_start, key_stop), seen != SEEN, seen == CAUSAL))
         return tiles
 
     @property
@@ -130,19 +135,20 @@ class RingPlan:
 def ring_plan(visible: VisibleTokens, shares: TokenShares, slopes_H: Tensor | None) -> RingPlan:
     own_T, device = shares.index_CT[shares.axis.rank], shares.own_T.device
     first_BTc, last_BTc = (bound_BT.index_select(1, own_T) for bound_BT in (visible.first_BT, visible.last_BT))
-    seen = first_BTc.numpy(), last_BTc.numpy()
     queries = QUERIES if device.type == "cpu" else QUERIES_GPU
-    begins = _begins(own_T.numpy(), queries)
-    tiles = [_tiles(begins, len(own_T), source, keys_T.numpy(), *seen) for source, keys_T in enumerate(shares.index_CT)]
+    own, bounds_BTc = own_T.numpy(), (first_BTc.numpy(), last_BTc.numpy())
+    begins = _begins(own, bounds_BTc[0], queries)
+    tiles = [_tiles(begins, source, keys_T.numpy(), *bounds_BTc) for source, keys_T in enumerate(shares.index_CT)]
+    tiles[shares.axis.rank] = _with_causal(tiles[shares.axis.rank], own, *bounds_BTc)
     tiles_N6 = torch.from_numpy(np.concatenate(tiles))
     torch._dynamo.maybe_mark_dynamic(tiles_N6, 0)  # as many as the documents make
     name = "" if shares.axis.group is None else shares.axis.group.group_name
-    bounds = first_BTc.to(device), last_BTc.to(device)
-    return RingPlan(tiles_N6, shares.own_T, *bounds, shares.index_CT.to(device), slopes_H, name)
+    bounds = copy_to(first_BTc, device), copy_to(last_BTc, device)
+    return RingPlan(tiles_N6, shares.own_T, *bounds, copy_to(shares.index_CT, device), slopes_H, name)
 
 
 def _tiles(
-    begins: np.ndarray, tokens: int, source: int, keys_T: np.ndarray, first_BTc: np.ndarray, last_BTc: np.ndarray
+    begins: np.ndarray, source: int, keys_T: np.ndarray, first_BTc: np.ndarray, last_BTc: np.ndarray
 ) -> np.ndarray:
     """Rows of `RingPlan.tiles_N6`. The tokens that a token sees are neighbours, so the keys that the queries of a tile
     see are a slice of a rising share. begins: of the tiles."""
@@ -153,27 +159,51 @@ def _tiles(
     number = np.flatnonzero(start < end)
     start, end = start[number], end[number]
     masked = (keys_T[start] < all_begun[number]) | (keys_T[end - 1] > none_ended[number])
-    queries_end = np.append(begins, tokens)[number + 1]
+    queries_end = np.append(begins, first_BTc.shape[1])[number + 1]
     return np.stack([np.full_like(start, source), begins[number], queries_end, start, end, masked], axis=1)
 
 
-def _begins(index_T: np.ndarray, queries: int) -> np.ndarray:
-    """Where the tiles of a share begin: runs of neighbouring tokens, at most so long. [0, 1, 6, 7] -> [0, 2]."""
-    runs = [0, *(np.flatnonzero(np.diff(index_T) != 1) + 1).tolist(), len(index_T)]
+def _with_causal(tiles_N6: np.ndarray, own_T: np.ndarray, first_BTc: np.ndarray, last_BTc: np.ndarray) -> np.ndarray:
+    """The tiles of a rank's own keys, in two where that makes the first one causal: the queries' own tokens, and the
+    keys before them. Flash kernels take no other masks. Every query sees itself, and `merge` wants a first result that
+    is not empty."""
+    tiles = []
+    for source, start, stop, key_start, key_stop, seen in tiles_N6.tolist():
+        span = slice(start, stop)
+        up_to_itself = stop == key_stop and (last_BTc[:, span] == own_T[span]).all()
+        last_begun = first_BTc[:, span].max()
+        if not up_to_itself or last_begun > own_T[start]:
+            tiles.append((source, start, stop, key_start, key_stop, seen))
+            continue
+        tiles.append((source, start, stop, start, stop, CAUSAL))
+        if key_start < start:
+            before = MASKED if own_T[key_start] < last_begun else SEEN
+            tiles.append((source, start, stop, key_start, start, before))
+    return np.array(tiles, dtype=tiles_N6.dtype).reshape(-1, tiles_N6.shape[1])
+
+
+def _begins(index_T: np.ndarray, first_BTc: np.ndarray, queries: int) -> np.ndarray:
+    """Where the tiles of a share begin: runs of neighbouring tokens, at most so long, and of one document where
+    documents are long. [0, 1, 6, 7] -> [0, 2]."""
+    new_document = (first_BTc == index_T).any(axis=0)
+    cut = new_document if new_document.sum() * MIN_DOCUMENT <= len(index_T) else np.zeros_like(new_document)
+    cut[1:] |= np.diff(index_T) != 1
+    cut[0] = True
+    runs = [*np.flatnonzero(cut).tolist(), len(index_T)]
     return np.concatenate([np.arange(*run, queries) for run in itertools.pairwise(runs)])
 
 
 def context_metadata(
-    config: ModelConfig, axis: Axis, method: ContextMethod, documents_BT: Tensor | None, x: Tensor, tokens: int
+    config: ModelConfig, axis: Axis, method: ContextMethod, host_documents_BT: Tensor | None, x: Tensor, tokens: int
 ) -> tuple[TokenShares, dict[int | None, VisibleTokens]]:
     """The shares, and for the ring which tokens each token sees, by window. All stages of a pipeline get the same from
-    the same documents. x: on the device of the model."""
+    the same documents. host_documents_BT: on the CPU. x: on the device of the model."""
     if method == "all_to_all":
         return token_shares(axis, contiguous_shares(tokens, axis.size), x.device), {}
     causal, windows = config.attention == "causal", config.attention_windows
     if not windows:
         return token_shares(axis, contiguous_shares(tokens, axis.size), x.device), {}
-    visible = {window: visible_tokens(tokens, documents_BT, window, causal) for window in set(windows)}
+    visible = {window: visible_tokens(tokens, host_documents_BT, window, causal) for window in set(windows)}
     work_T = torch.stack([visible[window].work_T for window in windows]).sum(dim=0)
     return token_shares(axis, ring_shares(work_T, axis.size), x.device), visible
 
