@@ -5,12 +5,12 @@ compute through them, and how far off it is at a larger size that was held back.
 
 (Alabdulmohsin et al. 2022, arXiv 2209.06640, estimator M4 with its power of L0 - loss at 1; far below L0 it is the
 power law E + A L0 / C^alpha of Hoffmann et al. 2022). At the sizes of a CPU the loss still falls faster and faster with
-compute, which a power law cannot follow (docs/defaults.md).
+compute, which a power law cannot follow. E is of the text and its tokens, whatever the model (docs/defaults.md).
 
 Each rung is the recipe with another `model` and `train.tokens`, trained by the stage `train` in one work folder, so
-that the corpus, the tokenizer and the index are made once, and the same command goes on after a stop. Only the width
-changes: a depth of few layers does not fall evenly (4, 2, 2, 1), and the loss hardly depends on the shape at equal
-parameters (Kaplan et al. 2020, figure 5)."""
+that corpus, tokenizer and index are made once, and the same command goes on after a stop. Only the width changes: a
+depth of few layers does not fall evenly (4, 2, 2, 1), and the loss hardly depends on the shape (Kaplan et al. 2020,
+figure 5)."""
 
 import json
 import math
@@ -32,18 +32,18 @@ from gristmill.training.planner.costs.parameters import active_parameters, param
 
 HELD_BACK = 8.0  # times the compute of the largest fitted rung
 STEP = 2.0  # between the fitted rungs
-MIN_RUNGS = 4  # one more than the curve has numbers
-MIN_PROFILE = 4  # one more than a parabola has
+MIN_RUNGS = MIN_PROFILE = 4  # one more than the curve, or a parabola, has numbers
 MIN_STEPS = 20  # of a run
 DRAWS = 400
 NOISE = 0.003  # of a loss of one seed, relative: 17 runs of six sizes of `ladder_cpu` differ by 0.0033 (1 sd)
-EXPONENTS = np.linspace(0.01, 0.6, 237)
+EXPONENTS = (0.01, 0.6)  # least and most
+FLOORS = np.linspace(0.0, 0.98, 197)  # of the lowest loss
 MAX_OFF = 0.5  # of the logarithm of compute: how far a size may be below the one that the ladder asks for
 # The batch beyond which a larger one saves few steps goes with about the square root of the tokens of a run (Zhang et
 # al. 2024, arXiv 2410.21676). With one batch for all the smallest sizes have too few steps (docs/defaults.md).
 BATCH_EXPONENT = 0.5
-# At least. The ratio of two neighbours' losses moves with the choice of text by 0.7 % (1 sd) at 4,096 tokens, which is
-# the default of `train.validation`, and by 0.2 % at 65,536 (widths 12 to 44 of `ladder_cpu`, 2026-11-28).
+# At least: the ratio of two neighbours' losses moves with the text by 0.7 % (1 sd) at 4,096 tokens, the default, and by
+# 0.2 % at 65,536 (widths 12 to 44 of `ladder_cpu`, 2026-11-28).
 VALIDATION_TOKENS = 65_536
 FINE_HIDDEN = 512  # hidden widths below it go by 2, so that rounding stays below 1 %; above by 8, as GPUs ask
 
@@ -94,6 +94,17 @@ class LadderBase:
         unit = self.batch_unit * self.model.sequence_length
         scaled = self.batch_tokens * (tokens / own_tokens) ** BATCH_EXPONENT
         return min(self.batch_tokens, max(1, round(scaled / unit)) * unit)
+
+
+class RungLosses(NamedTuple):
+    """Sizes of one kind of model after training. losses: of each size, by seed."""
+
+    flops: Sequence[float]
+    losses: Sequence[Sequence[float]]
+
+    @property
+    def means(self) -> np.ndarray:
+        return np.array([np.mean(seeds) for seeds in self.losses])
 
 
 @dataclass(frozen=True)
@@ -245,12 +256,9 @@ def _fields(model: ModelConfig, size: Size) -> dict[str, Any]:
         fields["ffn_hidden_size"] = _hidden_size(model, model.ffn_hidden_size, size)
     if model.moe is not None:
         hidden = model.moe.ffn_hidden_size
-        scaled: Any = (
-            _hidden_size(model, hidden, size)
-            if isinstance(hidden, int)
-            else [_hidden_size(model, layer, size) for layer in hidden]
-        )
-        fields["moe"] = model.moe.model_dump(exclude_unset=True, mode="json") | {"ffn_hidden_size": scaled}
+        layers = [_hidden_size(model, layer, size) for layer in ([hidden] if isinstance(hidden, int) else hidden)]
+        scaled = {"ffn_hidden_size": layers[0] if isinstance(hidden, int) else layers}
+        fields["moe"] = model.moe.model_dump(exclude_unset=True, mode="json") | scaled
     if "init_std" in model.model_fields_set:
         fields["init_std"] = round(model.init_std * (model.width / size.width) ** 0.5, 4)
     return fields
@@ -305,64 +313,67 @@ def untrained_loss(dataset: Dataset) -> float:
     return math.log2(dataset.vocab_size) * sum(ratios) / len(ratios)
 
 
-def fit_each(flops: np.ndarray, losses_DN: np.ndarray, start: float) -> list[ScalingCurve]:
-    """The curve through each row of losses, by least squares of relative errors; floor and scale are not negative.
-
-    For every exponent a, loss = floor + scale (start - loss) / C^a is linear in the two other numbers, and the exponent
-    with the least errors of the curve is taken. Raises InputError where a loss is not below `start`."""
-    if losses_DN.max() >= start:
-        raise InputError(
-            f"a size ended at {losses_DN.max():.3f}, not below an untrained model's {start:.3f}; train longer"
-        )
-    falls_EN = (flops / flops[0]) ** -EXPONENTS[:, None]
-    columns_DEN = (start / losses_DN - 1)[:, None, :] * falls_EN  # of scale; that of floor is 1 / loss, the target is 1
-    weights_DN = 1 / losses_DN
-    floors, of_floor = weights_DN.sum(axis=1)[:, None], np.square(weights_DN).sum(axis=1)[:, None]
-    scales, of_scale = columns_DEN.sum(axis=2), np.square(columns_DEN).sum(axis=2)
-    of_both = (columns_DEN * weights_DN[:, None, :]).sum(axis=2)
-    determinant = of_floor * of_scale - of_both**2
-    floor = (of_scale * floors - of_both * scales) / determinant
-    scale = (of_floor * scales - of_both * floors) / determinant
-    free = (floor >= 0) & (scale >= 0)
-    floor_DE, scale_DE = np.where(free, floor, 0.0), np.where(free, scale, scales / of_scale)
-    odds_DEN = scale_DE[:, :, None] * falls_EN
-    fitted_DEN = (floor_DE[:, :, None] + start * odds_DEN) / (1 + odds_DEN)
-    best = np.square(fitted_DEN * weights_DN[:, None, :] - 1).sum(axis=2).argmin(axis=1)
+def fit_each(
+    flops: Sequence[Sequence[float]], losses_DN: Sequence[np.ndarray], start: float
+) -> list[tuple[ScalingCurve, ...]]:
+    """For each draw of losses the curves of the ladders, which share the floor, with the least squares of relative
+    errors: at any floor, log (loss - floor) / (start - loss) = log scale - exponent log C is a line. Raises InputError
+    where a loss is not below `start`."""
+    highest = max(float(losses.max()) for losses in losses_DN)
+    if highest >= start:
+        raise InputError(f"a size ended at {highest:.3f}, not below an untrained model's {start:.3f}; train longer")
+    lowest_D = np.min([losses.min(axis=1) for losses in losses_DN], axis=0)
+    floor_DF1 = (lowest_D[:, None] * FLOORS)[:, :, None]
+    lines = [_lines(np.log(sizes), losses, floor_DF1, start) for sizes, losses in zip(flops, losses_DN, strict=True)]
+    best = np.sum([squares for _, _, squares in lines], axis=0).argmin(axis=1)
     return [
-        ScalingCurve(
-            float(floor_DE[row, at]),
-            float(scale_DE[row, at] * flops[0] ** EXPONENTS[at]),
-            float(EXPONENTS[at]),
-            start,
+        tuple(
+            ScalingCurve(float(floor_DF1[draw, at, 0]), math.exp(level[draw, at]), float(exponent[draw, at]), start)
+            for level, exponent, _ in lines
         )
-        for row, at in enumerate(best)
+        for draw, at in enumerate(best)
     ]
 
 
-def extrapolate(
-    flops: Sequence[float], losses: Sequence[Sequence[float]], start: float, seed: int = 0
-) -> Extrapolation:
-    """Fit all but the last rung and forecast that one. losses: of each rung, by seed. start: `untrained_loss`.
+def _lines(logs_N: np.ndarray, losses_DN: np.ndarray, floor_DF1: np.ndarray, start: float) -> tuple[np.ndarray, ...]:
+    """(log scale, exponent, sum of squared relative errors of the loss), each [D, F], of the lines through log odds."""
+    loss_D1N = losses_DN[:, None, :]
+    odds_DFN = (loss_D1N - floor_DF1) / (start - loss_D1N)
+    # A relative error of the odds is one of the loss times this
+    relative_DFN = (loss_D1N - floor_DF1) * (start - loss_D1N) / ((start - floor_DF1) * loss_D1N)
+    weight_DFN = relative_DFN**2 / np.square(relative_DFN).sum(axis=2, keepdims=True)
+    level_DF, middle_DF = (weight_DFN * np.log(odds_DFN)).sum(axis=2), (weight_DFN * logs_N).sum(axis=2)
+    offset_DFN = logs_N - middle_DF[:, :, None]
+    slope_DF = (weight_DFN * offset_DFN * np.log(odds_DFN)).sum(axis=2) / (weight_DFN * offset_DFN**2).sum(axis=2)
+    exponent_DF = (-slope_DF).clip(*EXPONENTS)
+    fitted_DFN = np.exp(level_DF[:, :, None] - exponent_DF[:, :, None] * offset_DFN)
+    errors_DFN = (floor_DF1 + start * fitted_DFN) / (1 + fitted_DFN) / loss_D1N - 1
+    return level_DF + exponent_DF * middle_DF, exponent_DF, np.square(errors_DFN).sum(axis=2)
+
+
+def extrapolate(trained: RungLosses, start: float, reference: RungLosses | None = None, seed: int = 0) -> Extrapolation:
+    """Fit all but the last rung and forecast that one. start: `untrained_loss`. reference: all sizes of another kind of
+    model on the same text; the curves have one floor.
 
     Intervals: refits to mean losses moved by a normal error of the size of the residuals, and at least that of the
     seeds."""
-    compute, target = np.asarray(flops[:-1], dtype=float), np.array([np.mean(seeds) for seeds in losses[:-1]])
-    curve = fit_each(compute, target[None], start)[0]
-    residuals = target / np.array([curve(value) for value in compute]) - 1
-    noise = seed_noise(losses)
-    of_seeds = NOISE if noise is None else noise
-    of_mean = of_seeds / min(len(seeds) for seeds in losses[:-1]) ** 0.5
-    spread = max(of_mean, _spread(residuals))
-    random = np.random.default_rng(seed)
-    refits = fit_each(compute, target * (1 + random.normal(scale=spread, size=(DRAWS, len(target)))), start)
-    of_run = of_seeds / len(losses[-1]) ** 0.5
-    forecasts = [refit(flops[-1]) for refit in refits] * (1 + random.normal(scale=of_run, size=DRAWS))
-    exponents, ends = (
-        tuple(np.percentile(values, [2.5, 97.5]).tolist())
-        for values in ([refit.exponent for refit in refits], forecasts)
-    )
-    measured = float(np.mean(losses[-1]))
-    return Extrapolation(curve, noise, tuple(residuals.tolist()), exponents, curve(flops[-1]), ends, measured)
+    ladders = [RungLosses(trained.flops[:-1], trained.losses[:-1])] + ([reference] if reference else [])
+    flops, means = [ladder.flops for ladder in ladders], [ladder.means for ladder in ladders]
+    curves = fit_each(flops, [row[None] for row in means], start)[0]
+    residuals = [row / [*map(curve, sizes)] - 1 for curve, sizes, row in zip(curves, flops, means, strict=True)]
+    noise = seed_noise([seeds for ladder in (trained, *ladders[1:]) for seeds in ladder.losses])
+    of_run, spread = NOISE if noise is None else noise, _spread(np.concatenate(residuals), 1 + 2 * len(ladders))
+    random, draws = np.random.default_rng(seed), []
+    for ladder, row in zip(ladders, means, strict=True):
+        of_means = [max(spread, of_run / len(seeds) ** 0.5) for seeds in ladder.losses]
+        draws.append(row * (1 + random.normal(scale=of_means, size=(DRAWS, len(row)))))
+    refits = [own for own, *_ in fit_each(flops, draws, start)]
+    of_last = random.normal(scale=of_run / len(trained.losses[-1]) ** 0.5, size=DRAWS)
+    forecasts = [refit(trained.flops[-1]) for refit in refits] * (1 + of_last)
+    values = [[refit.exponent for refit in refits], forecasts]
+    exponents, ends = (tuple(pair) for pair in np.percentile(values, [2.5, 97.5], axis=1).T.tolist())
+    own, last = curves[0], float(np.mean(trained.losses[-1]))
+    return Extrapolation(own, noise, tuple(residuals[0].tolist()), exponents, own(trained.flops[-1]), ends, last)
 
 
 def seed_noise(losses: Sequence[Sequence[float]]) -> float | None:
@@ -373,9 +384,9 @@ def seed_noise(losses: Sequence[Sequence[float]]) -> float | None:
     return (squares / degrees) ** 0.5 if degrees else None
 
 
-def _spread(residuals: np.ndarray) -> float:
-    """Standard deviation of what a fit of three numbers leaves."""
-    return float(np.sqrt(np.square(residuals).sum() / max(1, len(residuals) - 3)))
+def _spread(residuals: np.ndarray, numbers: int = 3) -> float:
+    """Standard deviation of what a fit of so many numbers leaves."""
+    return float(np.sqrt(np.square(residuals).sum() / max(1, len(residuals) - numbers)))
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 `ablate`: which data makes the better model, and how sure that is."""
 
 import json
+import math
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,7 @@ from rich.table import Table
 from gristmill.data_pipeline.indexed.dataset import read_dataset
 from gristmill.data_pipeline.indexed.draws import epochs_by_source
 from gristmill.foundation.config import write_yaml
-from gristmill.foundation.errors import RecipeError
+from gristmill.foundation.errors import InputError, RecipeError
 from gristmill.foundation.files import write_atomic
 from gristmill.pipelines.ablate.corpora import mixed_sources
 from gristmill.pipelines.ablate.ladder import (
@@ -23,6 +24,7 @@ from gristmill.pipelines.ablate.ladder import (
     IsoflopProfile,
     LadderBase,
     Rung,
+    RungLosses,
     extrapolate,
     final_loss,
     isoflop_rungs,
@@ -155,7 +157,6 @@ def parse_budget(text: str) -> tuple[float | None, float | None]:
 
 
 # `gristmill ladder`: the scaling curve of a recipe, and how well it foretells a larger size.
-
 RESULT = "ladder.json"
 
 
@@ -175,6 +176,10 @@ class LadderOptions(EngineOptions):
             help="Sizes, of one run each, at the FLOPs of the largest fitted one, for the best tokens per parameter.",
         ),
     ] = 0
+    reference: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help=f"{RESULT} of another kind of model on the same text: one floor."),
+    ] = None
     workdir: Annotated[Path | None, typer.Option(metavar="DIR", help="Default: work/ladder-NAME.")] = None
     set_: SetOption = None
 
@@ -191,6 +196,7 @@ def ladder(
         raise RecipeError(
             "curate.splits.validation is 0: sizes are compared by their loss on it; hold out 0.05 or more"
         )
+    reference = read_reference(options.reference) if options.reference else None
     steps = rungs(base, options.tokens_per_parameter, options.sizes)
     equal: tuple[Rung, ...] = ()
     if options.isoflop:
@@ -198,10 +204,15 @@ def ladder(
     runs = LadderRuns(recipe, options.workdir or Path("work") / f"ladder-{loaded.name}", options)
     losses = [runs.train(rung, options.seeds) for rung in steps[:-1]] + [runs.train(steps[-1], 1)]
     dataset = read_dataset(runs.folder / "index")
-    outcome = extrapolate([rung.flops for rung in steps], losses, untrained_loss(dataset))
+    start, shared = untrained_loss(dataset), []
+    if reference and options.reference:
+        check_same_text(options.reference, reference[1], start)
+        shared = [f"The floor is shared with the {len(reference[0].losses)} sizes of {options.reference}."]
+    measured = RungLosses([rung.flops for rung in steps], losses)
+    outcome = extrapolate(measured, start, reference[0] if reference else None)
     print_block(table(steps, losses, outcome))
     tokens = {source.name: source.splits["train"].tokens for source in dataset.sources}
-    print("\n".join([*repeats(tokens, loaded, steps[-1]), *sentences(outcome)]))
+    print("\n".join([*repeats(tokens, loaded, steps[-1]), *shared, *sentences(outcome)]))
     isoflop = None
     if equal:
         own = [runs.train(rung, 1)[0] for rung in equal]
@@ -210,6 +221,24 @@ def ladder(
         print(profile_sentence(isoflop[2]))
     result = to_json(steps, losses, outcome, isoflop)
     write_atomic(runs.folder / RESULT, json.dumps(result, indent=2).encode() + b"\n")
+
+
+def read_reference(path: Path) -> tuple[RungLosses, float]:
+    """All sizes of an earlier ladder, the one it held back too, and its `untrained_loss`."""
+    try:
+        earlier = json.loads(path.read_text("utf-8"))
+        flops, losses = zip(*((size["flops"], size["losses"]) for size in earlier["sizes"]), strict=True)
+        return RungLosses(flops, losses), float(earlier["curve"]["start"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InputError(f"{path}: no result of `gristmill ladder`: {error}") from None
+
+
+def check_same_text(path: Path, of_reference: float, start: float) -> None:
+    if not math.isclose(start, of_reference, rel_tol=1e-9):
+        raise InputError(
+            f"{path}: an untrained model has {of_reference:.4f} there and {start:.4f} here: other text or another "
+            "tokenizer has another floor; name a ladder of the same corpus"
+        )
 
 
 @dataclass(frozen=True)

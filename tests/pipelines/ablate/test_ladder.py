@@ -16,6 +16,7 @@ from gristmill.pipelines.ablate.ladder import (
     MIN_RUNGS,
     LadderBase,
     Rung,
+    RungLosses,
     ScalingCurve,
     extrapolate,
     final_loss,
@@ -27,7 +28,7 @@ from gristmill.pipelines.ablate.ladder import (
     to_json,
     untrained_loss,
 )
-from gristmill.pipelines.cli.ablate import profile_sentence, repeats, sentences, table
+from gristmill.pipelines.cli.ablate import check_same_text, profile_sentence, read_reference, repeats, sentences, table
 from gristmill.pipelines.cli.commands import app
 from gristmill.pipelines.init.dial import DEPTHS, ModelSize, optimizer_of
 from gristmill.pipelines.recipes.recipe_file import load_recipe
@@ -56,18 +57,20 @@ def one_seed(losses: list[float]) -> list[list[float]]:
 def test_the_curve_that_made_the_losses_is_fitted() -> None:
     made = ScalingCurve(1.0, 20.0, 0.11, START)
     losses = np.array([[made(value) for value in COMPUTE]])
-    (fitted,) = fit_each(np.array(COMPUTE), losses, START)
-    assert (fitted.floor, fitted.scale) == pytest.approx((made.floor, made.scale), rel=0.05)
-    assert fitted.exponent == pytest.approx(made.exponent, abs=0.0025)  # half a step of the exponents tried
+    ((fitted,),) = fit_each([COMPUTE], [losses], START)
+    assert (fitted.floor, fitted.scale) == pytest.approx(
+        (made.floor, made.scale), rel=0.05
+    )  # half a step of the floors
+    assert fitted.exponent == pytest.approx(made.exponent, abs=0.0025)
 
 
 def test_a_held_back_size_is_forecast_with_an_interval() -> None:
     losses = [ScalingCurve(1.0, 40.0, 0.12, START)(value) for value in COMPUTE]
-    exact = extrapolate(COMPUTE, one_seed(losses), START)
+    exact = extrapolate(RungLosses(COMPUTE, one_seed(losses)), START)
     assert exact.error == pytest.approx(0, abs=1e-3) and exact.seed_noise is None
     assert exact.residuals == pytest.approx([0] * 4, abs=1e-4)
     assert exact.forecast_range[0] < exact.measured < exact.forecast_range[1]
-    off = extrapolate(COMPUTE, one_seed([*losses[:-1], 1.1 * losses[-1]]), START)
+    off = extrapolate(RungLosses(COMPUTE, one_seed([*losses[:-1], 1.1 * losses[-1]])), START)
     assert off.error == pytest.approx(1 / 1.1 - 1, abs=1e-3) and "outside" in sentences(off)[1]
 
 
@@ -83,10 +86,43 @@ def test_losses_that_fall_faster_and_faster_are_followed() -> None:
     last one, though 0.7 % off the five at most."""
     compute = [2.297e10, 4.541e10, 7.783e10, 1.830e11, 3.574e11, 3.620e12]
     losses = [2.7622, 2.6319, 2.5131, 2.3633, 2.2100, 1.7534]
-    outcome = extrapolate(compute, one_seed(losses), 4.255)
+    outcome = extrapolate(RungLosses(compute, one_seed(losses)), 4.255)
     assert abs(outcome.error) < 0.01 and max(map(abs, outcome.residuals)) < 0.006
     power_law = np.polyfit(np.log(compute[:-1]), np.log(losses[:-1]), 1)
     assert math.exp(np.polyval(power_law, math.log(compute[-1]))) / losses[-1] > 1.04
+
+
+def test_a_reference_of_the_same_text_fixes_the_floor() -> None:
+    """The reference has another scale and exponent, the same floor, and a million times the compute from end to end."""
+    made, of_reference = ScalingCurve(1.0, 40.0, 0.12, START), ScalingCurve(1.0, 20.0, 0.10, START)
+    wide = [1e11 * 10**size for size in range(7)]
+    reference = RungLosses(wide, one_seed([of_reference(value) for value in wide]))
+    alone, beside = [], []
+    for draw in range(5):
+        noise = 1 + np.random.default_rng(draw).normal(scale=0.003, size=len(COMPUTE))
+        measured = RungLosses(COMPUTE, one_seed((np.array([made(value) for value in COMPUTE]) * noise).tolist()))
+        alone.append(extrapolate(measured, START))
+        beside.append(extrapolate(measured, START, reference))
+    assert max(abs(outcome.error) for outcome in beside) < max(abs(outcome.error) for outcome in alone)
+    for one, other in zip(alone, beside, strict=True):
+        assert np.diff(other.forecast_range) < 0.8 * np.diff(one.forecast_range)
+        assert other.curve.floor == pytest.approx(1.0, abs=0.1)
+
+
+def test_a_reference_of_other_text_is_refused(tmp_path: Path) -> None:
+    steps = rungs(BASE, 20, 4)
+    losses = one_seed([ScalingCurve(1.0, 40.0, 0.12, START)(rung.flops) for rung in steps])
+    outcome = extrapolate(RungLosses([rung.flops for rung in steps], losses), START)
+    path = tmp_path / "ladder.json"
+    path.write_text(json.dumps(to_json(steps, losses, outcome)))
+    measured, start = read_reference(path)
+    assert list(measured.means) == [seeds[0] for seeds in losses]
+    check_same_text(path, start, START)
+    with pytest.raises(InputError, match=r"has 4\.5000 there and 4\.4000 here"):
+        check_same_text(path, start, 4.4)
+    path.write_text("[]")
+    with pytest.raises(InputError, match="no result of `gristmill ladder`"):
+        read_reference(path)
 
 
 def test_far_below_an_untrained_model_the_curve_is_a_power_law() -> None:
@@ -103,7 +139,7 @@ def test_an_untrained_model_has_equally_likely_tokens() -> None:
 
 def test_a_size_that_learned_nothing_is_refused() -> None:
     with pytest.raises(InputError, match=r"not below an untrained model's 4\.000; train longer"):
-        extrapolate(COMPUTE, one_seed([4.1, 3.9, 3.8, 3.7, 3.0]), 4.0)
+        extrapolate(RungLosses(COMPUTE, one_seed([4.1, 3.9, 3.8, 3.7, 3.0])), 4.0)
 
 
 @pytest.mark.parametrize("seeds", [1, 3])
@@ -113,7 +149,7 @@ def test_a_run_is_in_about_95_of_100_intervals(seeds: int) -> None:
     for draw in range(20):
         noise = np.random.default_rng(draw).normal(scale=0.002, size=(len(COMPUTE), seeds))
         losses = [[made(value) * (1 + moved) for moved in row] for value, row in zip(COMPUTE, noise, strict=True)]
-        outcome = extrapolate(COMPUTE, [*losses[:-1], losses[-1][:1]], START, draw)
+        outcome = extrapolate(RungLosses(COMPUTE, [*losses[:-1], losses[-1][:1]]), START, seed=draw)
         inside += outcome.forecast_range[0] <= outcome.measured <= outcome.forecast_range[1]
     assert inside >= 17
 
@@ -126,7 +162,7 @@ def test_more_seeds_and_more_sizes_narrow_the_forecast() -> None:
         compute.append(8 * compute[-1])
         moved = np.linspace(-1, 1, seeds) * 0.002 if seeds > 1 else np.zeros(1)
         losses = [[made(value) * (1 + part) for part in moved] for value in compute]
-        low, high = extrapolate(compute, losses, START).forecast_range
+        low, high = extrapolate(RungLosses(compute, losses), START).forecast_range
         return high - low
 
     assert width(6, 3) < 0.75 * width(4, 3) and width(4, 9) < 0.75 * width(4, 3)
@@ -290,7 +326,7 @@ def test_text_that_the_largest_size_repeats_is_said() -> None:
 def test_the_result_is_json() -> None:
     steps = rungs(BASE, 20, 4)
     losses = one_seed([ScalingCurve(1.0, 40.0, 0.12, START)(rung.flops) for rung in steps])
-    outcome = extrapolate([rung.flops for rung in steps], losses, START)
+    outcome = extrapolate(RungLosses([rung.flops for rung in steps], losses), START)
     answer = json.loads(json.dumps(to_json(steps, losses, outcome)))
     assert [size["losses"] for size in answer["sizes"]] == losses and abs(answer["error"]) < 1e-3
     assert len(table(steps, losses, outcome).rows) == 5
