@@ -1,19 +1,21 @@
 """Time to loss: the recipe that `gristmill init` writes beside those of nanoGPT and nanochat, on the same tokens.
 
-    python benchmarks/recipes.py [--results FOLDER] [--changes]
+    python benchmarks/recipes.py [--results FOLDER] [--depth 3] [--rates RECIPE=MULTIPLE ...]
+    python benchmarks/recipes.py --changes [NAME ...] [--seeds 3]
 
 Each recipe has depth 3 and width 192 (init's and nanochat's 64 a layer), a vocabulary of 2,048 and 256 tokens a sample,
 in float32 on one thread: about 25 minutes of one core. A step is what `init` writes, 2,048 tokens, and 4,096 for the
 peers; nanochat runs with 2,048 too, so that the batch's share of the difference shows. Rates, all at once, are taken
-times 1 and 2 (and on, while the end of the grid is best) with the first seed; the best runs with two more seeds.
-Held-out loss is taken ten times.
+times 1 and 2 (and on, while the end of the grid is best) with the first seed; the best runs with two more seeds. With
+--rates the named recipes run at the given multiples. Held-out loss is taken ten times.
 
 A figure is the peer's FLOPs to its final loss over ours to the same loss: the geometric mean over the seeds, which
 decide weights and order of samples for both, with Student's interval of 95 %. Where ours ends higher, it is the peer's
 FLOPs to our final loss over all of ours. The same in CPU time stands in the unit. Runs are kept in --results, so that a
 stopped program goes on.
 
---changes trains depth 2 and width 128 on 0.61 M tokens with one change each (docs/defaults.md has the effects)."""
+--changes trains depth 2 and width 128 on 0.61 M tokens with one change each, all or those that it names, and prints the
+difference to init's recipe, of equal seeds, with Student's interval of 95 % (docs/defaults.md has the effects)."""
 
 import html
 import json
@@ -47,10 +49,12 @@ from gristmill.training.run import Run, RunConfig
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 SHARED = Path(os.environ.get("GRISTMILL_SHARED_DATA") or Path(__file__).parent.parent.parent / "shared" / "data")
-SIZE = ModelSize(depth=3, vocabulary=2048, sequence_length=256)
-BATCHES = {"ours": batch_of(SIZE) // SIZE.sequence_length, "nanogpt": 16, "nanochat": 16, "nanochat_batch_8": 8}
+VOCABULARY, SEQUENCE_LENGTH = 2048, 256
+SIZE = ModelSize(3, VOCABULARY, SEQUENCE_LENGTH)
+PEER_BATCHES = {"nanogpt": 16, "nanochat": 16, "nanochat_batch_8": 8}
+VARIANTS = {"nanochat_value_residual": 8}  # by --rates alone
 SAMPLES, EVALUATIONS, HELD_OUT = 1600, 10, 32  # of a run
-SMALL_SIZE, SMALL_SAMPLES = ModelSize(depth=2, vocabulary=2048, sequence_length=256), 2400  # of --changes
+SMALL_SIZE, SMALL_SAMPLES = ModelSize(2, VOCABULARY, SEQUENCE_LENGTH), 2400  # of --changes
 # Each a change of the recipe that init writes, by section: what --changes trains beside it
 CHANGES: dict[str, dict[str, dict[str, Any]]] = {
     "init": {},
@@ -78,6 +82,11 @@ CHANGES: dict[str, dict[str, dict[str, Any]]] = {
     },
     "logits capped at 15": {"model": {"logit_softcap": 15.0}},
     "ReLU^2": {"model": {"mlp": "relu2"}},
+    "biases": {"model": {"biases": True}},
+    "a window of 128 in every other layer": {"model": {"window": [128, None]}},
+    "the batch grows from 1,024 tokens over half of the run": {
+        "train": {"batch_ramp": {"start_tokens": 1024, "increment_tokens": 256, "over_tokens": 307_200}}
+    },
     "norms without weights": {"model": {"norm": "plain_rmsnorm"}},
     "init before": {  # what init wrote until November 2026
         "model": {
@@ -131,17 +140,17 @@ class Curve:
 class Windows:
     """Samples of the text in an order that the seed decides."""
 
-    fingerprint, vocab_size = "windows", SIZE.vocabulary
+    fingerprint, vocab_size = "windows", VOCABULARY
 
     def __init__(self, tokens: np.ndarray, seed: int | None):
-        count = (len(tokens) - 1) // SIZE.sequence_length
+        count = (len(tokens) - 1) // SEQUENCE_LENGTH
         order = np.arange(count) if seed is None else np.random.default_rng(seed).permutation(count)
-        self.tokens, self.starts = tokens, order * SIZE.sequence_length
+        self.tokens, self.starts = tokens, order * SEQUENCE_LENGTH
 
     def sample(self, k: int) -> dict[str, np.ndarray]:
         start = self.starts[k % len(self.starts)]
-        window = self.tokens[start : start + SIZE.sequence_length + 1]
-        return {"tokens": window[:-1], "targets": window[1:], "weights": np.ones(SIZE.sequence_length, np.float32)}
+        window = self.tokens[start : start + SEQUENCE_LENGTH + 1]
+        return {"tokens": window[:-1], "targets": window[1:], "weights": np.ones(SEQUENCE_LENGTH, np.float32)}
 
     def batch(self, numbers: range) -> dict[str, np.ndarray]:
         return stack_samples([self.sample(k) for k in numbers])
@@ -161,7 +170,7 @@ def text(folder: Path) -> Text:
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # type: ignore[assignment]
     trainer = trainers.BpeTrainer(
-        vocab_size=SIZE.vocabulary, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
+        vocab_size=VOCABULARY, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
     )
     tokenizer.train_from_iterator(parts[False][:300], trainer)
     ids = {held: [id for part in tokenizer.encode_batch(pieces) for id in part.ids] for held, pieces in parts.items()}
@@ -200,17 +209,17 @@ def train_ours(
     optimizer = written.model_dump(exclude_unset=True) | {
         name: rate * value for name, value in written if name.endswith("learning_rate") and value is not None
     }
-    tokens = batch * SIZE.sequence_length
+    tokens = batch * SEQUENCE_LENGTH
     train = TrainConfig(
         tokens=steps * tokens,
         batch_tokens=tokens,
         precision="fp32",
         optimizer=optimizer,
         lr_schedule=recipe.section("schedule", SCHEDULE),
-        z_loss=recipe.changes.get("train", {}).get("z_loss", 0.0),
         validation={"every": steps // recipe.evaluations, "samples": recipe.held_out},
         checkpoint={"every": 0},
         monitoring={"trackers": ()},
+        **{name: value for name, value in recipe.section("train", {}).items() if name != "batch"},
     )
     model = ModelConfig(**recipe.section("model", recipe.size.fields))
     samples, held_out = Windows(data.train, seed), Windows(data.held_out, None)
@@ -226,19 +235,21 @@ def train_ours(
     return Curve(tuple(line["tokens"] * cost for line in lines), tuple(bits), seconds)
 
 
-def train_peer(name: str, data: Text, seed: int, rate: float, batch: int, steps: int) -> Curve:
-    """A plain loop: the same samples in the same order, gradients clipped at 1."""
+def train_peer(name: str, data: Text, seed: int, rate: float, batch: int, steps: int, size: ModelSize) -> Curve:
+    """A plain loop: the same samples in the same order, gradients clipped at 1. nanochat has a head for each 128 of
+    width, rounded up."""
     torch.manual_seed(seed)
     factor: Callable[[float], float]
     if name.startswith("nanochat"):
-        model: Any = nanochat.NanoChat(SIZE.depth, SIZE.width, 2, SIZE.sequence_length, SIZE.vocabulary)
+        shape = (size.depth, size.width, -(-size.width // 128), SEQUENCE_LENGTH, VOCABULARY)
+        model: Any = nanochat.NanoChat(*shape, value_residual=name == "nanochat_value_residual")
         optimizers, factor = model.optimizers(rate), nanochat.rate_factor
     else:
-        model = nanogpt.NanoGPT(SIZE.depth, SIZE.width, SIZE.width // 64, SIZE.sequence_length, SIZE.vocabulary)
+        model = nanogpt.NanoGPT(size.depth, size.width, size.width // 64, SEQUENCE_LENGTH, VOCABULARY)
         nanogpt.initialize(model)
         optimizers, factor = nanogpt.optimizers(model, rate), nanogpt.rate_factor
     samples, held_out = Windows(data.train, seed), Windows(data.held_out, None).batch(range(HELD_OUT))
-    cost = flops_per_token(model.named_parameters(), SIZE, name == "nanogpt")
+    cost = flops_per_token(model.named_parameters(), size, name == "nanogpt")
     flops, bits = [], []
     started = time.process_time()
     for step in range(steps):
@@ -253,7 +264,7 @@ def train_peer(name: str, data: Text, seed: int, rate: float, batch: int, steps:
         if (step + 1) % (steps // EVALUATIONS) == 0 or step + 1 == steps:
             with torch.no_grad():
                 loss = model(*_pair(held_out)).item()
-            flops.append((step + 1) * batch * SIZE.sequence_length * cost)
+            flops.append((step + 1) * batch * SEQUENCE_LENGTH * cost)
             bits.append(loss / math.log(2) / data.bytes_per_token)
     return Curve(tuple(flops), tuple(bits), time.process_time() - started)
 
@@ -265,19 +276,23 @@ def _pair(batch: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
 class Runs:
     """Curves by recipe, rate and seed, trained when they are asked for and kept in a folder."""
 
-    def __init__(self, data: Text, folder: Path, samples: int):
-        self.data, self.folder, self.samples = data, folder, samples
+    def __init__(self, data: Text, folder: Path, samples: int, size: ModelSize):
+        self.data, self.folder, self.samples, self.size = data, folder, samples, size
+        self.batches = {"ours": batch_of(size) // SEQUENCE_LENGTH} | PEER_BATCHES | VARIANTS
 
     def curve(self, recipe: str, rate: float, seed: int) -> Curve:
-        batch = BATCHES[recipe]
-        steps, name = self.samples // batch, f"{recipe}-{rate:g}-{seed}-{self.samples}"
+        batch = self.batches[recipe]
+        steps, name = self.samples // batch, f"{recipe}-{rate:g}-{seed}-{self.samples}-depth-{self.size.depth}"
         path = self.folder / f"{name}.json"
         if path.is_file():
             stored = json.loads(path.read_text())
             return Curve(tuple(stored["flops"]), tuple(stored["bits"]), stored["seconds"])
         settings = (self.data, seed, rate, batch, steps)
         folder = self.folder / f"{name}-{os.getpid()}"
-        curve = train_ours(*settings, folder) if recipe == "ours" else train_peer(recipe, *settings)
+        if recipe == "ours":
+            curve = train_ours(*settings, folder, Written(self.size))
+        else:
+            curve = train_peer(recipe, *settings, self.size)
         path.write_text(json.dumps(asdict(curve)))
         print(f"{name}: {curve.bits[-1]:.4f} bits per byte", flush=True)
         return curve
@@ -312,19 +327,21 @@ def interval(ratios: list[float]) -> tuple[float, float, float]:
     return math.exp(mean), math.exp(mean - half), math.exp(mean + half)
 
 
-def figures(runs: Runs, seeds: tuple[int, ...]) -> list[Figure]:
-    recipes = tuple(BATCHES)
-    rates = {recipe: runs.best_rate(recipe) for recipe in recipes}
-    curves = {recipe: [runs.curve(recipe, rates[recipe], seed) for seed in seeds] for recipe in recipes}
+def figures(runs: Runs, seeds: tuple[int, ...], rates: dict[str, float]) -> list[Figure]:
+    """rates: of the recipes to compare; empty: all recipes, each with its best rate."""
+    rates = rates or {recipe: runs.best_rate(recipe) for recipe in ("ours", *PEER_BATCHES)}
+    curves = {recipe: [runs.curve(recipe, rate, seed) for seed in seeds] for recipe, rate in rates.items()}
     table = Table("recipe", "tokens a step", "rates times", "FLOPs", "CPU s", "bits per byte", "by seed")
-    for recipe in recipes:
+    for recipe in rates:
         bits = [curve.bits[-1] for curve in curves[recipe]]
-        first, step_tokens = curves[recipe][0], BATCHES[recipe] * SIZE.sequence_length
+        first, step_tokens = curves[recipe][0], runs.batches[recipe] * SEQUENCE_LENGTH
         cells = (f"{step_tokens}", f"{rates[recipe]:g}", f"{first.flops[-1]:.3g}", f"{first.seconds:.0f}")
         table.add_row(recipe, *cells, f"{statistics.mean(bits):.4f}", ", ".join(f"{value:.4f}" for value in bits))
     Console(width=120).print(table)
     lines = []
     for recipe, goal in (("nanogpt", 1.3), ("nanochat", 1.05), ("nanochat_batch_8", 1.05)):
+        if recipe not in curves:
+            continue
         pairs = list(zip(curves["ours"], curves[recipe], strict=True))
         ratio, low, high = interval([speed_up(*pair) for pair in pairs])
         by_time = "{:.2f} ({:.2f} to {:.2f})".format(*interval([time_speed_up(*pair) for pair in pairs]))
@@ -334,28 +351,45 @@ def figures(runs: Runs, seeds: tuple[int, ...]) -> list[Figure]:
     return lines
 
 
-def train_changes(data: Text, folder: Path, seed: int) -> None:
-    """Prints the final loss of each of CHANGES."""
-    for name, changes in CHANGES.items():
-        batch = changes.get("train", {}).get("batch", batch_of(SMALL_SIZE) // SMALL_SIZE.sequence_length)
+def train_changes(data: Text, folder: Path, names: list[str], seeds: tuple[int, ...]) -> None:
+    """Prints the final loss of each of these CHANGES, and its difference to that of init's recipe."""
+    of_init: list[float] = []
+    for name in dict.fromkeys(["init", *(names or CHANGES)]):
+        changes = CHANGES[name]
+        batch = changes.get("train", {}).get("batch", batch_of(SMALL_SIZE) // SEQUENCE_LENGTH)
         recipe = Written(SMALL_SIZE, changes, held_out=64)
-        curve = train_ours(data, seed, 1.0, batch, SMALL_SAMPLES // batch, folder / f"{name}-{os.getpid()}", recipe)
-        print(f"{name}: {curve.bits[-1]:.4f} bits per byte, {curve.seconds:.0f} s of CPU time", flush=True)
+        curves = [
+            train_ours(data, seed, 1.0, batch, SMALL_SAMPLES // batch, folder / f"{name}-{seed}-{os.getpid()}", recipe)
+            for seed in seeds
+        ]
+        bits = [curve.bits[-1] for curve in curves]
+        of_init = of_init or bits
+        differences = [own - other for own, other in zip(bits, of_init, strict=True)]
+        spread = statistics.stdev(differences) / len(seeds) ** 0.5 if len(seeds) > 1 else math.nan
+        effect = f"{statistics.mean(differences):+.4f} +- {STUDENT.get(len(seeds) - 1, 1.0) * spread:.4f} to init"
+        seconds = f"{statistics.mean(curve.seconds for curve in curves):.0f} s of CPU time a seed"
+        print(f"{name}: {statistics.mean(bits):.4f} bits per byte, {effect}, {seconds}", flush=True)
 
 
 def main() -> None:
     parser = arguments(__doc__ or "")
     parser.add_argument("--results", type=Path, default=Path("work/recipes"), help="folder that keeps each run")
-    parser.add_argument("--changes", action="store_true", help="init's recipe with one change each, at depth 2")
-    parser.add_argument("--seed", type=int, default=SEEDS[0], help="of --changes")
+    parser.add_argument("--depth", type=int, default=SIZE.depth, help="layers; the width is 64 a layer")
+    parser.add_argument(
+        "--rates", nargs="+", default=[], metavar="RECIPE=MULTIPLE", help="recipes, `ours` too; no grid"
+    )
+    parser.add_argument("--changes", nargs="*", metavar="NAME", help="init's recipe with one change each, at depth 2")
+    parser.add_argument("--seeds", type=int, default=1, choices=(1, 2, 3), help="of --changes")
     options = parser.parse_args()
     torch.set_num_threads(1)
     options.results.mkdir(parents=True, exist_ok=True)
-    if options.changes:
-        train_changes(text(options.data or SHARED), options.results, options.seed)
+    if options.changes is not None:
+        train_changes(text(options.data or SHARED), options.results, options.changes, SEEDS[: options.seeds])
         return
-    runs = Runs(text(options.data or SHARED), options.results, 320 if options.quick else SAMPLES)
-    print_figures(figures(runs, SEEDS[:2] if options.quick else SEEDS))
+    size = ModelSize(options.depth, VOCABULARY, SEQUENCE_LENGTH)
+    runs = Runs(text(options.data or SHARED), options.results, 320 if options.quick else SAMPLES, size)
+    rates = {recipe: float(multiple) for recipe, _, multiple in (pair.partition("=") for pair in options.rates)}
+    print_figures(figures(runs, SEEDS[:2] if options.quick else SEEDS, rates))
 
 
 if __name__ == "__main__":

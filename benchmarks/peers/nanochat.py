@@ -39,21 +39,29 @@ class Layer(nn.Module):
         self.query, self.key, self.value, self.output = (nn.Linear(width, width, bias=False) for _ in range(4))
         self.up, self.down = nn.Linear(width, 4 * width, bias=False), nn.Linear(4 * width, width, bias=False)
 
-    def forward(self, x_BTD: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
-        x_BTD = x_BTD + self.attend(norm(x_BTD), cosine, sine)
-        return x_BTD + self.down(F.relu(self.up(norm(x_BTD))).square())
-
-    def attend(self, x_BTD: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
-        heads = [part(x_BTD).unflatten(-1, (self.heads, -1)) for part in (self.query, self.key, self.value)]
-        query, key = (norm(turn(part, cosine, sine)) for part in heads[:2])
-        parts = (part.transpose(1, 2) for part in (query, key, heads[2]))
-        mixed_BHTK = F.scaled_dot_product_attention(*parts, is_causal=True)
-        return self.output(mixed_BHTK.transpose(1, 2).flatten(2))
+    def forward(
+        self, x_BTD: Tensor, cosine: Tensor, sine: Tensor, first_value_BTHK: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """(stream, values). first_value_BTHK: of the first layer, of which the values become the mean with these."""
+        normed_BTD = norm(x_BTD)
+        query, key, value_BTHK = (
+            part(normed_BTD).unflatten(-1, (self.heads, -1)) for part in (self.query, self.key, self.value)
+        )
+        query, key = (norm(turn(part, cosine, sine)) for part in (query, key))
+        mixed_BTHK = value_BTHK if first_value_BTHK is None else (value_BTHK + first_value_BTHK) / 2
+        parts = (part.transpose(1, 2) for part in (query, key, mixed_BTHK))
+        attended_BHTK = F.scaled_dot_product_attention(*parts, is_causal=True)
+        x_BTD = x_BTD + self.output(attended_BHTK.transpose(1, 2).flatten(2))
+        return x_BTD + self.down(F.relu(self.up(norm(x_BTD))).square()), value_BTHK
 
 
 class NanoChat(nn.Module):
-    def __init__(self, layers: int, width: int, heads: int, context: int, vocab: int):
+    """value_residual: each layer's values are the mean with the first layer's (Zhou et al. 2024, arXiv 2410.17897),
+    which nanochat has not."""
+
+    def __init__(self, layers: int, width: int, heads: int, context: int, vocab: int, value_residual: bool = False):
         super().__init__()
+        self.value_residual = value_residual
         self.embedding = nn.Embedding(vocab, width)
         self.layers = nn.ModuleList(Layer(width, heads) for _ in range(layers))
         self.head = nn.Linear(width, vocab, bias=False)
@@ -80,8 +88,10 @@ class NanoChat(nn.Module):
         """The mean cross entropy."""
         length = tokens_BT.shape[1]
         x_BTD = norm(self.embedding(tokens_BT))
+        first: Tensor | None = None
         for layer in self.layers:
-            x_BTD = layer(x_BTD, self.cosine[:length], self.sine[:length])
+            x_BTD, value = layer(x_BTD, self.cosine[:length], self.sine[:length], first)
+            first = value if first is None and self.value_residual else first
         logits = SOFTCAP * torch.tanh(self.head(norm(x_BTD)) / SOFTCAP)
         return F.cross_entropy(logits.flatten(0, 1), targets_BT.flatten())
 
