@@ -127,7 +127,7 @@ class Run:
         if train.objective not in BUILT_IN:
             check_sample(objective, train.tokens // model.sequence_length - 1)
         if train.float8:
-            check_float8(mesh.device)
+            check_float8(mesh.device, model.has_experts)
         if train.cuda_graphs:
             check_cuda_graphs(mesh.device)
         compute = PRECISIONS[train.precision].compute

@@ -48,6 +48,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "alibi": ({"positions": "alibi"}, {}),
     "softcap": ({"attention_softcap": 5.0, "logit_softcap": 5.0}, {}),
     "float8": ({}, {"float8": True}),
+    "float8 experts": ({"moe": EXPERTS}, {"float8": True}),
     "muon": ({}, {"optimizer": {"name": "muon"}}),
     "experts": ({"moe": EXPERTS}, {}),
     "expert biases": ({"moe": EXPERTS, "biases": True, "mlp": "gelu"}, {}),

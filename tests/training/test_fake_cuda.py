@@ -62,6 +62,7 @@ BUDGETS = {
     "mamba2": [(26, 13), (39, 26)],
     "recomputed operators": [(12, 6), (20, 11)],
     "float8": [(12, 8), (33, 15)],
+    "float8 experts": [(22, 6), (39, 11)],
 }
 LAYERS = {"recomputed operators": 1}  # compiled together
 

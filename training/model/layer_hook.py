@@ -31,6 +31,7 @@ _KEPT_OPERATORS: tuple[Any, ...] = (
     torch.ops.aten._scaled_dot_product_cudnn_attention.default,
     torch.ops.aten._scaled_mm.default,
     torch.ops.aten._grouped_mm.default,
+    torch.ops.aten._scaled_grouped_mm.default,
     RING_OPERATOR,
 )
 if torch.backends.mkldnn.is_available():  # a torch built without oneDNN does not have the operator

@@ -200,13 +200,21 @@ def _in_onednn(x: Tensor) -> bool:
 # it). A weight is cast once a step (engine/local_model.py), activations and gradients in each pass.
 
 MIN_CAPABILITY = (8, 9)  # CUDA compute capability of the first GPUs with 8-bit matmuls (Ada; Hopper is 9.0)
+GROUPED_CAPABILITIES = (9, 10)  # major numbers that torch's grouped 8-bit matmuls are built for (Blas.cpp)
 
 
-def check_float8(device: torch.device) -> None:
-    """Raises RecipeError where the device has no 8-bit matmuls."""
-    if device.type != "cuda" or torch.cuda.get_device_capability(device) < MIN_CAPABILITY:
+def check_float8(device: torch.device, experts: bool = False) -> None:
+    """Raises RecipeError where the device has no 8-bit matmuls. experts: the model has some, whose matmuls are
+    grouped."""
+    capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else (0, 0)
+    if capability < MIN_CAPABILITY:
         raise RecipeError(
             f"train.float8 needs a GPU with 8-bit matmuls (H100, L40S or newer), not {device}; set it false"
+        )
+    if experts and capability[0] not in GROUPED_CAPABILITIES:
+        raise RecipeError(
+            f"train.float8: experts need a GPU with grouped 8-bit matmuls (H100, H200, B200), and {device} has compute "
+            f"capability {capability[0]}.{capability[1]}; set it false"
         )
 
 
@@ -298,6 +306,13 @@ def _cast(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 def _scaled(x: Tensor, largest: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     scale = (largest.float() / torch.finfo(dtype).max).clamp(min=1e-12)
     return x.to(torch.float32, copy=True).div_(scale).to(dtype), scale
+
+
+def float8_rows(x: Tensor) -> tuple[Tensor, Tensor]:
+    """x in e4m3, contiguous, and the factor that brings back each row, the last dimension. [.., K] -> [.., K], [..]."""
+    limit = torch.finfo(torch.float8_e4m3fn).max
+    scale = (torch.linalg.vector_norm(x, torch.inf, dim=-1, keepdim=True).float() / limit).clamp(min=1e-12)
+    return (x.float() / scale).to(torch.float8_e4m3fn).contiguous(), scale.squeeze(-1)
 
 
 def _matmul(left: Tensor, right: Tensor, left_scale: Tensor, right_scale: Tensor, fast: bool = False) -> Tensor:

@@ -130,7 +130,8 @@ def _experts(
     Each rank sends its tokens' top_k copies to every rank that shares the expert, and gets as many back: two
     all-to-alls each way, which move S (g-1)/g through a rank's link as an all-gather does. Rows are copied at each sort
     (2 + 2 bytes a number: into expert order, after the exchange, before and after the way back) and summed by token. In
-    8 bits the products' inputs and gradients are read for their scale, read again, written, and written transposed."""
+    8 bits the products' inputs and gradients are read for their scale, read again, written, and written transposed; our
+    engine computes gradients of weights in 16 bits."""
     routed, gain = rates.routed, rates.product_gain
     copies = w.routed_tokens * block.top_k * routed.imbalance
     rows, experts = copies * layout.expert_tensor, block.experts // layout.expert
@@ -138,12 +139,10 @@ def _experts(
     inner, expert_rows = hidden * (2 if block.gated else 1), max(1, round(rows / experts))
     up = rates.matmul(expert_rows, block.width, inner, experts)
     down = rates.matmul(expert_rows, hidden, block.width, experts)
-    up_back = rates.matmul(expert_rows, inner, block.width, experts) + rates.matmul(
-        inner, expert_rows, block.width, experts
-    )
-    down_back = rates.matmul(expert_rows, block.width, hidden, experts) + rates.matmul(
-        block.width, expert_rows, hidden, experts
-    )
+    by_inputs = rates.matmul(expert_rows, inner, block.width, experts)
+    by_inputs += rates.matmul(expert_rows, block.width, hidden, experts)
+    by_weights = rates.matmul(inner, expert_rows, block.width, experts)
+    by_weights += rates.matmul(block.width, expert_rows, hidden, experts)
     router = rates.matmul(max(1, round(w.routed_tokens)), block.width, block.experts)
     sorts = 4 if layout.expert_ranks > 1 else 2
     light = rates.memory((4 * sorts + 3) * copies * block.width / routed.copies)
@@ -156,7 +155,7 @@ def _experts(
     launches = experts * routed.expert_microseconds * 1e-6
     exchange = 2 * exchange_seconds(2 * rows * block.width, layout.expert_ranks, link) * (1 - framework.expert_overlap)
     forward = TimeParts(matmul=(up + down) / gain + router, memory=light + launches / 3, expert=exchange)
-    back = (up_back + down_back) / gain + 2 * router
+    back = by_inputs / gain + by_weights / (1 if framework.is_ours else gain) + 2 * router
     return forward, TimeParts(matmul=back, memory=heavy + launches * 2 / 3, expert=exchange)
 
 

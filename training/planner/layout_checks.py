@@ -323,8 +323,6 @@ def _experts(checked: CheckedModel, train: TrainConfig) -> Iterator[str]:
     widths = math.gcd(*(width for _, width in checked.mixtures))
     if widths % layout.expert_tensor:
         yield f"expert_tensor {layout.expert_tensor}: the experts' width does not split evenly; try {divisors(widths)}"
-    if train.float8:
-        yield "float8 is not built for experts yet; set float8: false"
 
 
 def _batches(model: ModelConfig, train: TrainConfig) -> Iterator[str]:
@@ -370,6 +368,8 @@ def _float8(checked: CheckedModel, train: TrainConfig) -> Iterator[str]:
         // train.layout.context,
     }
     named = [*sizes.items(), *(("hidden width on a tensor rank", width // tensor) for width in checked.hidden_widths)]
+    name = "experts' hidden width on a rank"
+    named += [(name, width // train.layout.expert_tensor) for _, width in checked.mixtures]
     for name, size in named:
         if size % 16:
             yield f"float8 wants {name} ({size}) to be a multiple of 16; change it, or set float8: false"

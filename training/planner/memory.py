@@ -402,12 +402,12 @@ def stated_memory(model: ModelConfig, train: TrainConfig, vocab_size: int, cuda:
     what the run states before its first step. On a CPU it is what the process takes beyond its libraries."""
     layout = train.layout
     shape, micro_batch = shape_of(model, vocab_size), micro_batch_size(model, train)
-    sizes = ElementSizes(*PRECISION_BYTES[train.precision], cuda=cuda, float8=train.float8 and not train.compile)
+    float8 = train.float8 and not train.compile and not model.has_experts  # weights of experts are gathered in 16 bits
+    sizes = ElementSizes(*PRECISION_BYTES[train.precision], cuda=cuda, float8=float8)
     memories = MemoryModel(shape, GRISTMILL.with_optimizer(train.optimizer.name), sizes, layout.offload)
     ranks = [RankLayers(tuple(Counter(shape.kinds)[kind] for kind in range(len(shape.distinct))), True, True)]
     planned = from_config(layout, micro_batch)
-    samples = train.batch_tokens // model.sequence_length
-    return memories.fullest(planned, ranks, planned.microbatches(samples))
+    return memories.fullest(planned, ranks, planned.microbatches(train.batch_tokens // model.sequence_length))
 
 
 def host_bytes_per_parameter(train: TrainConfig, parameters: float) -> float:

@@ -106,8 +106,9 @@ class Planner:
         self._placements: dict[Layout, Placement] = {}
 
     def _sizes(self) -> ElementSizes:
-        """Our engine gathers weights in 8 bits."""
-        return ElementSizes(float8=self.request.float8 and self.request.framework.gathers_float8)
+        """Our engine gathers weights in 8 bits, those of experts excepted, which are most of a mixture's."""
+        experts = any(block.experts for block in self.request.shape.distinct)
+        return ElementSizes(float8=self.request.float8 and self.request.framework.gathers_float8 and not experts)
 
     def memory(self, layout: Layout, split_points: tuple[int, ...] | None = None) -> Memory:
         """Memory of the rank that needs the most."""

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 
-from gristmill.foundation.errors import RecipeError
 from gristmill.training.checkpoint.checkpoint import step_folder
 from gristmill.training.config.layout import LayoutConfig
 from gristmill.training.config.model import ModelConfig
@@ -88,9 +87,9 @@ BATCH = {"tokens": 10**6, "batch_tokens": 16 * 16}
             r"expert_tensor 2: the experts' width does not split evenly; try \[1, 3, 5, 15\]",
         ),
         (
-            {"moe": {"experts": 4}},
-            {"float8": True, "precision": "bf16"},
-            "float8 is not built for experts yet; set float8: false",
+            {"moe": {"experts": 4, "ffn_hidden_size": 16}},
+            {"float8": True, "precision": "bf16", "layout": {"expert_tensor": 2, "data": 2}},
+            r"float8 wants experts' hidden width on a rank \(8\) to be a multiple of 16",
         ),
         (
             {"qk_norm": "width", "norm": "layernorm"},
@@ -105,13 +104,12 @@ def test_what_experts_cannot_be_laid_over_is_refused(model: dict, train: dict, s
     assert re.search(says, "\n".join(found)), found
 
 
-def test_the_planner_chooses_an_expert_axis_and_refuses_float8() -> None:
-    model = ModelConfig(**(DENSE | {"moe": {"experts": 8, "top_k": 2}}))
-    train = TrainConfig(**BATCH, layout="auto")
+@pytest.mark.parametrize("more", [{}, {"precision": "bf16", "float8": True}], ids=["plain", "float8"])
+def test_the_planner_chooses_an_expert_axis(more: dict[str, Any]) -> None:
+    model = ModelConfig(**(DENSE | {"heads": 2, "moe": {"experts": 8, "top_k": 2, "ffn_hidden_size": 64}}))
+    train = TrainConfig(**(BATCH | more), layout="auto")
     chosen = resolve_layout(model, 50, train, 4).layout
-    assert chosen.world_size == 4 and not list(objections(model, TrainConfig(**BATCH, layout=chosen), 50, 4))
-    with pytest.raises(RecipeError, match="float8 is not built for experts yet"):
-        resolve_layout(model, 50, TrainConfig(**BATCH, layout="auto", precision="bf16", float8=True), 4)
+    assert chosen.world_size == 4 and not list(objections(model, TrainConfig(**(BATCH | more), layout=chosen), 50, 4))
 
 
 def test_an_expert_axis_that_divides_no_ranks_is_refused() -> None:

@@ -17,6 +17,7 @@ from gristmill.training.config.model import ModelConfig
 from gristmill.training.config.train import TrainConfig
 from gristmill.training.engine import local_model
 from gristmill.training.engine.local_model import build_local_model
+from gristmill.training.model.moe import mixture
 from gristmill.training.objectives.objective import Batches
 from gristmill.training.optim.offload import build_optimizer
 from gristmill.training.parallel import linear
@@ -33,7 +34,9 @@ MATRICES = MODEL.layers * 7  # query, key, value, output, gate, up, down
 ELEMENTS = MODEL.layers * (2 * 32 * 32 + 2 * 16 * 32 + 3 * 48 * 32)
 
 
-def trained(layout: dict[str, Any], every_pass: bool = False) -> tuple[list[float], dict[str, Any], list[int], int]:
+def trained(
+    layout: dict[str, Any], every_pass: bool = False, model: ModelConfig = MODEL
+) -> tuple[list[float], dict[str, Any], list[int], int]:
     """(losses, parameters, weights that are cast in each step, bytes gathered). every_pass: without the copies."""
     distributed = torch.distributed.is_initialized() and bool(layout)
     train = TrainConfig(
@@ -44,7 +47,8 @@ def trained(layout: dict[str, Any], every_pass: bool = False) -> tuple[list[floa
         optimizer={"learning_rate": 1e-2},
         layout={"micro_batch": 1} | layout,
     )
-    mesh: Mesh = build_mesh(train.layout, 1, torch.device("cpu")) if distributed else single_process()
+    device, experts = torch.device("cpu"), model.has_experts
+    mesh: Mesh = build_mesh(train.layout, 1, device, experts) if distributed else single_process()
     casts: list[int] = []
     gathered: list[int] = []
 
@@ -68,12 +72,13 @@ def trained(layout: dict[str, Any], every_pass: bool = False) -> tuple[list[floa
     with ExitStack() as patches:
         patches.enter_context(mock.patch.object(linear, "_scaled", scaled))
         patches.enter_context(mock.patch.object(linear, "_cast", cast))
+        patches.enter_context(mock.patch.object(mixture, "uses_grouped", lambda x: True))
         patches.enter_context(mock.patch.object(_fsdp_param_group, "foreach_all_gather", gather))
         if every_pass:
             patches.enter_context(mock.patch.object(local_model, "Float8Weights", lambda *_: SimpleNamespace()))
-        parts = build_local_model(MODEL, VOCAB, train, mesh, seed=3)
-        passes = build_forward_backward(parts, RunConfig(MODEL, train, 3), mesh, causal_loss())
-        optimizer = build_optimizer(parts.parameters, train, MODEL, mesh)
+        parts = build_local_model(model, VOCAB, train, mesh, seed=3)
+        passes = build_forward_backward(parts, RunConfig(model, train, 3), mesh, causal_loss())
+        optimizer = build_optimizer(parts.parameters, train, model, mesh)
         batches = Batches(causal_samples(Uneven(VOCAB), False), mesh.data, mesh.device)
         trainer = Trainer(train, parts, passes, optimizer, batches, mesh)
         losses = []
@@ -112,6 +117,15 @@ def test_ranks_cast_their_shards_once_a_step_and_gather_bytes(layout: dict[str, 
         assert once[2] == [MATRICES // layout.get("pipeline", 1)] * STEPS
         if layout == {"data": 2}:  # a byte a number instead of two, in both passes of two micro-batches
             assert each[3] - once[3] == STEPS * 2 * 2 * ELEMENTS
+
+
+def test_experts_in_eight_bits_train_alike_on_ranks_of_experts(pool: ForkedPool) -> None:
+    """A row's scale is its own, so only the order of sums differs between layouts, in bf16."""
+    experts = {"experts": 4, "top_k": 2, "ffn_hidden_size": 16, "balance_loss": 0.1}
+    model = ModelConfig(**(MODEL.model_dump() | {"moe": experts}))
+    alone, *_ = trained({}, model=model)
+    for losses, *_ in pool.run(2, trained, {"data": 2, "expert": 2}, False, model):
+        assert losses == pytest.approx(alone, rel=3e-3)
 
 
 def evaluated(layout: dict[str, Any]) -> dict[str, tuple[Any, Any]]:

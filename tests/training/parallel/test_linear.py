@@ -11,9 +11,11 @@ from gristmill.training.calibrate.layers import causal_loss
 from gristmill.training.config.model import ModelConfig
 from gristmill.training.config.train import TrainConfig
 from gristmill.training.engine.local_model import build_local_model
+from gristmill.training.model.moe.dispatch import Runs, grouped_linear
 from gristmill.training.parallel.linear import (
     check_float8,
     float8_linear,
+    float8_rows,
     joins,
     joint_linear,
     linear,
@@ -165,6 +167,44 @@ def test_sizes_that_do_not_fit_are_named() -> None:
         TrainConfig(tokens=48, batch_tokens=24, float8=True, precision="fp32")
 
 
-def test_devices_without_it_are_refused() -> None:
+def test_devices_without_it_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Grouped products, of experts, run on fewer GPUs."""
     with pytest.raises(RecipeError, match=r"needs a GPU with 8-bit matmuls .*, not cpu; set it false"):
         check_float8(torch.device("cpu"))
+    for capability, takes_experts in (((8, 9), False), ((9, 0), True), ((10, 0), True), ((12, 0), False)):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device, capability=capability: capability)
+        check_float8(torch.device("cuda"))
+        if takes_experts:
+            check_float8(torch.device("cuda"), experts=True)
+            continue
+        with pytest.raises(RecipeError, match="experts need a GPU with grouped 8-bit matmuls"):
+            check_float8(torch.device("cuda"), experts=True)
+
+
+def test_rows_in_eight_bits_by_hand() -> None:
+    """The largest of a row becomes 448; 1/3 of it, 149.33, lies between 144 and 160."""
+    values, scale = float8_rows(torch.tensor([[3.0, -1.0, 0.0], [0.5, 0.25, -0.5], [0.0, 0.0, 0.0]]))
+    assert values.float().tolist() == [[448, -144, 0], [448, 224, -448], [0, 0, 0]]
+    assert scale.tolist() == pytest.approx([3 / 448, 0.5 / 448, 1e-12])
+
+
+def test_grouped_products_are_right_to_eight_bits() -> None:
+    """Runs of 8, 0 and 24 rows. Gradients of weights are those of 16 bits."""
+    generator = torch.Generator().manual_seed(0)
+    shapes = (32, 64), (3, 16, 64), (32, 16)
+    x, weight, upstream = (torch.randn(shape, generator=generator).bfloat16() for shape in shapes)
+    ends = torch.tensor([8, 8, 32], dtype=torch.int32)
+
+    def results(float8: bool) -> list[torch.Tensor]:
+        own = [x.clone().requires_grad_(), weight.clone().requires_grad_()]
+        y = grouped_linear(*own, Runs(ends_E=ends), float8)
+        y.backward(upstream)
+        return [y.detach(), *(one.grad for one in own)]
+
+    (y8, x8, weight8), (y, x_gradient, weight_gradient) = results(True), results(False)
+    assert relative_error(y8, y.float()) < 0.04 and relative_error(x8, x_gradient.float()) < 0.04
+    assert weight8.equal(weight_gradient) and (weight8[1] == 0).all()
+    (values, scale), (weight_values, weight_scale) = float8_rows(x), float8_rows(weight)
+    row, output = 11, 5  # of the third expert
+    product = (values[row].double() * weight_values[2, output].double()).sum() * scale[row] * weight_scale[2, output]
+    assert y8[row, output].item() == pytest.approx(product.item(), rel=2**-8)

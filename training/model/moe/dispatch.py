@@ -17,7 +17,7 @@ from gristmill.foundation.errors import RecipeError
 from gristmill.training.config.model import ModelConfig
 from gristmill.training.model.fused import fused
 from gristmill.training.model.loss import upcast
-from gristmill.training.parallel.linear import matmul
+from gristmill.training.parallel.linear import float8_rows, matmul
 from gristmill.training.parallel.mesh import Mesh
 
 # N rows, E experts, D inputs, F outputs
@@ -63,12 +63,51 @@ def check_grouped_widths(device: torch.device, dtype: torch.dtype, config: Model
                 )
 
 
-def grouped_linear(x_ND: Tensor, weight_EFD: Tensor, runs: Runs) -> Tensor:
+def grouped_linear(x_ND: Tensor, weight_EFD: Tensor, runs: Runs, float8: bool = False) -> Tensor:
     """Rows x W^T with the weight of their expert. Rows behind the last run come out as zeros from the loop; of the
-    grouped matmul, which leaves them undefined, there must be none."""
+    grouped matmul, which leaves them undefined, there must be none. float8: in 8 bits, where matmuls are grouped."""
     if runs.sizes is not None:
         return _LoopLinear.apply(x_ND, weight_EFD, runs.sizes)
+    if float8:
+        return _Float8Grouped.apply(x_ND, weight_EFD, runs.ends_E)
     return F.grouped_mm(x_ND, weight_EFD.transpose(1, 2), offs=runs.ends_E)
+
+
+class _Float8Grouped(torch.autograd.Function):
+    """Outputs and gradients of inputs by products of e4m3 numbers, each row (of what is summed over) with a scale;
+    gradients of weights in 16 bits (torchao's recipe rowwise_with_gw_hp)."""
+
+    @staticmethod
+    def forward(ctx: Any, x_ND: Tensor, weight_EFD: Tensor, ends_E: Tensor) -> Tensor:
+        ctx.save_for_backward(x_ND, weight_EFD, ends_E)
+        return _float8_product(x_ND, weight_EFD, ends_E, fast=True)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient_NF: Tensor) -> tuple[Tensor, Tensor, None]:
+        x_ND, weight_EFD, ends_E = ctx.saved_tensors
+        by_x = _float8_product(gradient_NF, weight_EFD.transpose(1, 2), ends_E)
+        return by_x, F.grouped_mm(gradient_NF.T, x_ND, offs=ends_E), None
+
+
+def _float8_product(x_NK: Tensor, weight_EMK: Tensor, ends_E: Tensor, fast: bool = False) -> Tensor:
+    """x W^T of each run, [N, M] in the dtype of x. On CPUs, which have no such kernel, the same numbers of 8 bits are
+    multiplied in float32. fast: of `linear.float8_linear`."""
+    (x8, x_scale_N), (weight8, weight_scale_EM) = float8_rows(x_NK), float8_rows(weight_EMK)
+    if x8.device.type == "cpu":
+        wide_NK, wide_EMK = (
+            values.float() * scale.unsqueeze(-1) for values, scale in ((x8, x_scale_N), (weight8, weight_scale_EM))
+        )
+        return F.grouped_mm(wide_NK, wide_EMK.transpose(1, 2), offs=ends_E).to(x_NK.dtype)
+    return torch._scaled_grouped_mm(
+        x8,
+        weight8.transpose(1, 2),
+        x_scale_N,
+        weight_scale_EM,
+        offs=ends_E,
+        out_dtype=x_NK.dtype,
+        use_fast_accum=fast,
+    )
 
 
 class _LoopLinear(torch.autograd.Function):
@@ -187,10 +226,12 @@ _STORED = {
 
 @dataclass(frozen=True)
 class ExpertAxis:
-    """Where the experts of a layer lie. tensor_size: ranks that share an expert's hidden width."""
+    """Where the experts of a layer lie. tensor_size: ranks that share an expert's hidden width. float8: their products
+    are in 8 bits."""
 
     mesh: Mesh
     tensor_size: int = 1
+    float8: bool = False
 
     @property
     def size(self) -> int:

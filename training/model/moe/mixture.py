@@ -49,7 +49,7 @@ class MixtureOfExperts(nn.Module):
         super().__init__()
         layer: LayerConfig = config.layer_list[index]
         assert config.moe is not None
-        self.tensor, self.axis = tensor, ExpertAxis(tensor.mesh, expert_tensor)
+        self.tensor, self.axis = tensor, ExpertAxis(tensor.mesh, expert_tensor, tensor.float8)
         self.router = Router(config, layer, index, tensor)
         self.experts = Experts(config, layer, self.axis)
         self.shared = self.residual = self.coefficient = None
@@ -197,7 +197,7 @@ class ExpertLinear(nn.Module):
         self.bias = axis.parameter(shape[:2], self.bias_placed) if bias else None
 
     def forward(self, x_ND: Tensor, runs: Runs) -> Tensor:
-        y_NF = grouped_linear(x_ND, self.local_weight(x_ND.dtype), runs)
+        y_NF = grouped_linear(x_ND, self.local_weight(x_ND.dtype), runs, self.axis.float8)
         if self.bias is None:
             return y_NF
         bias_EF = self.axis.local(self.bias, self.bias_placed, x_ND.dtype)
