@@ -95,12 +95,12 @@ def final(curve: list[float]) -> float:
 
 
 def open_data(root: Path) -> TrainingData:
-    recipe, codec = load_recipe("bert_tiny"), load_tokenizer(root / "tokenizer")
+    recipe, tokenizer = load_recipe("bert_tiny"), load_tokenizer(root / "tokenizer")
     pairs = open_pairs(
         root / "index", "train", LENGTH - SPECIAL_TOKENS, recipe.seed, sampling(recipe, read_dataset(root / "index"))
     )
     return TrainingData(
-        pairs, None, codec.end_of_document, mask_documents=False, bytes_per_token={}, pieces=codec.pieces
+        pairs, None, tokenizer.end_of_document, mask_documents=False, bytes_per_token={}, pieces=tokenizer.pieces
     )
 
 

@@ -149,11 +149,11 @@ def our_model(folder: Path, corpus: Sequence[str]) -> LmEvalAdapter:
     (folder / "tokenizer_config.json").write_text(
         '{"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|end|>", "clean_up_tokenization_spaces": false}'
     )
-    codec = load_tokenizer(folder)
-    model = Transformer(MODEL, codec.vocab_size)
+    exported = load_tokenizer(folder)
+    model = Transformer(MODEL, exported.vocab_size)
     initialize(model, seed=0, device=torch.device("cpu"), dtype=torch.float32)
-    write_huggingface(folder, model, codec.end_of_document)
-    return LmEvalAdapter(LocalCausalLM(model, MODEL.sequence_length), codec, CPU_BATCH_TOKENS, Reporter.silent())
+    write_huggingface(folder, model, exported.end_of_document)
+    return LmEvalAdapter(LocalCausalLM(model, MODEL.sequence_length), exported, CPU_BATCH_TOKENS, Reporter.silent())
 
 
 def measured(work: Work, ours: LmEvalAdapter, folder: Path, quick: bool) -> Figure:

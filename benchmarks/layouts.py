@@ -37,7 +37,7 @@ from gristmill.training.parallel import context
 from gristmill.training.parallel.mesh import Axis, Mesh, build_mesh
 from gristmill.training.run import RunConfig, build_forward_backward
 from tests.support.forked_pool import ForkedPool
-from tests.support.schedule_simulation import actions, play
+from tests.support.schedule_simulation import actions, simulate
 
 MODEL = ModelConfig(layers=8, width=128, heads=8, kv_heads=4, sequence_length=128)
 VOCAB, SAMPLES = 1024, 16
@@ -193,10 +193,10 @@ def main() -> None:
 
 def bubbles() -> list[Figure]:
     """Bubble (idle over useful time) at 4 ranks and 8 micro-batches; the ratio is 1F1B's over ours."""
-    plain = play(actions("1f1b", 4, 8), 4, 4, 8).bubble
+    plain = simulate(actions("1f1b", 4, 8), 4, 4, 8).bubble
     found = []
     for schedule in ("interleaved", "zbv", "dualpipev"):
-        own = play(actions(schedule, 4, 8), 4, 8, 8).bubble
+        own = simulate(actions(schedule, 4, 8), 4, 8, 8).bubble
         goal = 2.0 if schedule == "interleaved" else None  # (p - 1) / m over (p - 1) / (m v), v = 2
         found.append(Figure(f"bubble_{schedule}", own, "idle/useful", plain, "1F1B", plain / own, goal))
     return found

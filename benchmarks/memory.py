@@ -167,7 +167,7 @@ def forecast_bytes(model: ModelConfig, train: TrainConfig) -> tuple[float, float
     """The planner's (held on the device from a forward to its backward pass, peak, host)."""
     memory = MemoryModel(shape_of(model, VOCAB), GRISTMILL, ElementSizes(4, 4, cuda=False))
     layout = from_config(train.layout, 2)
-    layers = RankLayers((model.layers,), embeds=True, scores=True)
+    layers = RankLayers((model.layers,), has_embedding=True, has_head=True)
     return memory.held(layout, layers, 0, 1), pass_peak(memory, layout), memory.rank(layout, layers, 0, 1).host
 
 

@@ -23,7 +23,7 @@ from rich.table import Table
 
 from gristmill.foundation.progress import Reporter
 from gristmill.pipelines.recipes.recipe_file import load_recipe
-from gristmill.pipelines.workdir.data_forms import open_form
+from gristmill.pipelines.workdir.data_forms import open_format
 from gristmill.training.checkpoint.checkpoint import step_folder, steps_in
 from gristmill.training.config.model import ModelConfig
 from gristmill.training.config.train import TrainConfig
@@ -125,7 +125,7 @@ def compare(work: Path, index: Path, seeds: int, tokens: int | None) -> tuple[di
     mixture, plain = recipe.training()
     changes = {"checkpoint": {"every": 0}} | ({"tokens": tokens} if tokens else {})
     config = TrainConfig.model_validate(plain.model_dump() | changes)
-    training, validation = (open_form("windows", index, split, recipe) for split in ("train", "validation"))
+    training, validation = (open_format("windows", index, split, recipe) for split in ("train", "validation"))
     masked = recipe.index.mask_documents
     data = TrainingData(training, validation, 0, mask_documents=masked, bytes_per_token={})
     found: dict[str, list[float]] = {name: [] for name in models_of(mixture)}

@@ -24,7 +24,7 @@ from gristmill.foundation.manifest import read_manifest
 from gristmill.foundation.progress import Reporter
 from gristmill.foundation.runtime.tasks.local import LocalEngine
 from gristmill.pipelines.recipes.recipe_file import load_recipe
-from gristmill.pipelines.stages.runner import TIMES_NAME, Processes, Runner
+from gristmill.pipelines.stages.runner import TIMES_NAME, RunContext, Runner
 from gristmill.pipelines.stages.stage_list import STAGES
 from gristmill.pipelines.workdir.raw_files import lock_raw_files
 
@@ -49,7 +49,7 @@ def main() -> None:
         reporter = Reporter.to_terminal()
         engine = LocalEngine(options.workers, reporter)
         lock = lock_raw_files(loaded, workdir, engine)
-        Runner(loaded, workdir, STAGES, lock, reporter, Processes(engine)).run()
+        Runner(loaded, workdir, STAGES, lock, reporter, RunContext(engine)).run()
         lines = (workdir / "logs" / TIMES_NAME).read_text().splitlines()
         seconds = {line["stage"]: line["seconds"] for line in map(json.loads, lines)}
         megabytes = stage_megabytes(workdir)

@@ -73,7 +73,7 @@ from gristmill.foundation.progress import Reporter
 from gristmill.foundation.runtime.tasks.engine import Engine
 from gristmill.foundation.runtime.tasks.local import LocalEngine
 from gristmill.foundation.runtime.tasks.ray import RayEngine
-from gristmill.foundation.runtime.tasks.task_files import Shuffle
+from gristmill.foundation.runtime.tasks.task_files import PartitionedFiles
 from tests.support.net_namespaces import HOST, network
 from tests.support.ray_machines import PORT, cluster
 
@@ -270,7 +270,7 @@ class Rehearsal:
         documents = unwritten(self.documents, self.file_documents)
         links = links_shuffle(documents, NearDedupConfig().bands, self.folder)
         with self.steps.step("make the links"):
-            tasks = [(links, part, self.documents) for part in range(links.parts) if not links.has(part)]
+            tasks = [(links, part, self.documents) for part in range(links.map_outputs) if not links.has(part)]
             self.engine.map(write_made_links, tasks, "make")
         with self.steps.step("near: groups"):
             candidates, batches = write_groups(documents, links, BATCH_SHINGLES, self.engine, self.folder)
@@ -318,7 +318,7 @@ class Rehearsal:
             print(f"{removal.step}: {removal.removed.num_records()} removed", file=sys.stderr)
         return removals
 
-    def near_duplicates(self, document_files: Sequence[DocumentFile], config: NearDedupConfig) -> Shuffle:
+    def near_duplicates(self, document_files: Sequence[DocumentFile], config: NearDedupConfig) -> PartitionedFiles:
         """The steps of `find_near_duplicates`, with parts whose signatures are signed again."""
         folder = self.folder / "near"
         for name in (folder, folder / "signatures"):
@@ -336,7 +336,7 @@ class Rehearsal:
             candidates = write_groups(documents, links, BATCH_SHINGLES, self.engine, folder)
         with self.steps.step("near: sets of candidates, signed again"):
             sets = write_candidate_sets(document_files, documents, candidates, config.banding, self.engine, folder)
-        duplicates = Shuffle(folder / "verified", DUPLICATE, sets.members.ranges, len(document_files))
+        duplicates = PartitionedFiles(folder / "verified", DUPLICATE, sets.members.ranges, len(document_files))
         with self.steps.step("near: verify"):
             verify_batches(sets, config.threshold, BLOCK_SHINGLES, duplicates, self.engine)
         return duplicates

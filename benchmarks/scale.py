@@ -47,7 +47,7 @@ from gristmill.foundation.progress import Reporter
 from gristmill.foundation.runtime.store.store import Store
 from gristmill.foundation.runtime.tasks import slurm
 from gristmill.foundation.runtime.tasks.local import LocalEngine
-from gristmill.foundation.runtime.tasks.task_files import RANGE_RECORDS, Shuffle
+from gristmill.foundation.runtime.tasks.task_files import RANGE_RECORDS, PartitionedFiles
 from gristmill.pipelines.cli.main import main as gristmill
 from gristmill.pipelines.recipes.config import Recipe
 from gristmill.pipelines.workdir.raw_files import lock_raw_files
@@ -250,7 +250,7 @@ def cpu_seconds() -> float:
     return sum(one.ru_utime + one.ru_stime for one in used)
 
 
-def file_bytes(shuffle: Shuffle) -> int:
+def file_bytes(shuffle: PartitionedFiles) -> int:
     return sum(path.stat().st_size for path in shuffle.paths())
 
 

@@ -207,7 +207,9 @@ def prefill_stall(folder: Path, length: int) -> Figure:
     on the machine do not change."""
     loaded = load_for_evaluation(CheckpointPaths(folder), EvaluateConfig())
     limits = BatchLimits(STREAMS + 1)
-    engine = GenerationEngine(lambda: ContinuousBatch(loaded.causal_lm, loaded.codec, limits, time.process_time), 64)
+    engine = GenerationEngine(
+        lambda: ContinuousBatch(loaded.causal_lm, loaded.tokenizer, limits, time.process_time), 64
+    )
     rng = np.random.default_rng(0)
     streams = [Stream() for _ in range(STREAMS)]
     ended = threading.Event()

@@ -86,7 +86,7 @@ from gristmill.foundation.checksums import Lock, drop_damaged, remove_checksums
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.files import DigestCache, remove_tree
 from gristmill.foundation.runtime.tasks.engine import Engine
-from gristmill.foundation.runtime.tasks.task_files import Shuffle
+from gristmill.foundation.runtime.tasks.task_files import PartitionedFiles
 
 
 @dataclass(frozen=True)
@@ -153,9 +153,9 @@ def _check_inputs(inputs: CurationInputs) -> list[Protected]:
     if config.decontaminate is not None:
         for name, missing in missing_fields(all_examples(config.decontaminate, inputs.task_examples)).items():
             fields = ", ".join(f"{field!r} in {times}" for field, times in missing.items())
-            reporter.say(f"decontaminate: {name}: fields are missing in some records: {fields}")
+            reporter.info(f"decontaminate: {name}: fields are missing in some records: {fields}")
     protected = protected_corpora(config.near_dedup)
-    drop_damaged(inputs.cache, reporter.say, without_checksum=(IDENTITY_FILE, STORE_FILE))
+    drop_damaged(inputs.cache, reporter.info, without_checksum=(IDENTITY_FILE, STORE_FILE))
     return protected
 
 
@@ -252,7 +252,9 @@ def deduplicate(
     return [*removals, *_steps(exact, near, settings)]
 
 
-def _steps(exact: Shuffle | None, near: Shuffle | None, settings: DedupSettings) -> list[StoredRemovals]:
+def _steps(
+    exact: PartitionedFiles | None, near: PartitionedFiles | None, settings: DedupSettings
+) -> list[StoredRemovals]:
     steps = [] if exact is None else [StoredRemovals("exact_dedup", 1.0, exact)]
     if near is not None and settings.near is not None:
         steps.append(StoredRemovals("near_dedup", settings.near.threshold, near))
@@ -284,7 +286,7 @@ def _write(state: CurationState, inputs: CurationInputs) -> dict[str, Any]:
     read = source_states(state.sources, [source.name for source in inputs.sources])
     summary = {"sources": _counts(state, read, inputs), "rules": rule_table(read)}
     try:
-        check_training_documents(read, summary, folder, engine.reporter.say)
+        check_training_documents(read, summary, folder, engine.reporter.info)
     except InputError:
         engine.map(write_ledger, ledgers, "write ledger", unit="files")
         engine.map(write_batch_ledgers, batches, "write ledger", unit="batches")

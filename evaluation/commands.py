@@ -115,7 +115,7 @@ def evaluate_series(
     for step in [step for step in steps if step % every == 0 or step == steps[-1]]:
         checkpoint = step_folder(folder, step)
         tokens = verified(checkpoint).get("trainer", {}).get("progress", {}).get("tokens")
-        reporter.say(f"{checkpoint.name}")
+        reporter.info(f"{checkpoint.name}")
         own_paths = replace(paths, output=paths.output / checkpoint.name)
         rows = evaluate_checkpoint(CheckpointPaths(checkpoint, source.tokenizer), own_paths, config, reporter)
         for row in (row for row in rows if row.score is not None):
@@ -146,7 +146,7 @@ def generate_text(
         mesh,
     ):
         max_tokens = loaded.causal_lm.sequence_length - 1
-        encoded = [loaded.codec.encode_prompt(prompt) for prompt in prompts]
+        encoded = [loaded.tokenizer.encode_prompt(prompt) for prompt in prompts]
         for prompt, ids in zip(prompts, encoded, strict=True):
             if len(ids) > max_tokens:
                 raise InputError(
@@ -155,7 +155,7 @@ def generate_text(
         output_stream = stream if mesh.is_first else None
         settings = _with_defaults(settings, loaded)
         size = BatchSize(drafting=load_drafting(ranks.drafts, loaded, ranks.rank.world_size))
-        return generate(loaded.causal_lm, loaded.codec, encoded, settings, size, output_stream)
+        return generate(loaded.causal_lm, loaded.tokenizer, encoded, settings, size, output_stream)
 
 
 def generate_to_file(
@@ -177,21 +177,21 @@ def generate_to_file(
         mesh,
     ):
         for note in filter(None, (loaded.note, loaded.memory_note) if mesh.is_first else ()):
-            reporter.say(note)
+            reporter.info(note)
         settings = _with_defaults(settings, loaded)
         drafting = load_drafting(ranks.drafts, loaded, ranks.rank.world_size)
         limits = default_limits(loaded.causal_lm, sequences, drafting, ranks=mesh.world)
-        batch = ContinuousBatch(loaded.causal_lm, loaded.codec, limits)
+        batch = ContinuousBatch(loaded.causal_lm, loaded.tokenizer, limits)
         options = {**asdict(settings), "sampling": settings.sampling.model_dump()}
         run = {"model": loaded.digest, "options": options}
         writer = Writer(run, reporter if mesh.is_first else Reporter.silent(), mesh.world)
-        return generate_file(files, batch, loaded.codec.encode_prompt, settings, writer)
+        return generate_file(files, batch, loaded.tokenizer.encode_prompt, settings, writer)
 
 
 def _with_defaults(settings: GenerationSettings, loaded: LoadedModel) -> GenerationSettings:
     """The settings with the publisher's sampling where the caller stated none."""
     stated = {name: getattr(settings.sampling, name) for name in settings.sampling.model_fields_set}
-    return replace(settings, sampling=SamplingConfig(**loaded.codec.generation.sampling_fields(**stated)))
+    return replace(settings, sampling=SamplingConfig(**loaded.tokenizer.generation.sampling_fields(**stated)))
 
 
 def _check_stops(settings: GenerationSettings) -> None:

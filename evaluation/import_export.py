@@ -30,7 +30,7 @@ from gristmill.evaluation.convert.megatron_lm import (
 )
 from gristmill.evaluation.convert.model_tokenizer import ModelTokenizer, load_model_tokenizer
 from gristmill.evaluation.convert.safetensors_folder import WeightSource, check_shapes
-from gristmill.evaluation.inference.load import check_tokenizer, load_codec
+from gristmill.evaluation.inference.load import check_tokenizer, load_checkpoint_tokenizer
 from gristmill.evaluation.inference.workdir import CheckpointPaths, Workdir
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.files import file_digest, write_atomic
@@ -71,18 +71,22 @@ def export_checkpoint(
     if scores is not None and not (scores / "table.md").is_file():
         raise InputError(f"{scores}: has no table.md; name a folder that `gristmill evaluate` wrote")
     checkpoint, folder = CheckpointPaths(checkpoint, tokenizer).resolve()
-    saved_config, codec = read_model_config(checkpoint), load_codec(checkpoint, folder)
+    saved_config, own_tokenizer = read_model_config(checkpoint), load_checkpoint_tokenizer(checkpoint, folder)
     check_tokenizer(
-        folder, codec, saved_config["vocab_size"], saved_config["end_of_document"], "padded_rows" in saved_config
+        folder,
+        own_tokenizer,
+        saved_config["vocab_size"],
+        saved_config["end_of_document"],
+        "padded_rows" in saved_config,
     )
     origin = read_manifest(checkpoint).metadata
     model, config = load_model(checkpoint, dtype=DTYPES[precision or origin.get("dtype", "fp32")])
     _, family = exported_form(config, architecture, preferred=origin.get("imported"))
     workdir = Workdir.of_checkpoint(checkpoint)
     labels = class_names(workdir)
-    architecture = write_huggingface(output, model, codec.bounds, folder, labels, family)
+    architecture = write_huggingface(output, model, own_tokenizer.bounds, folder, labels, family)
     parameters = sum(parameter.numel() for parameter in model.parameters())
-    card = model_card(checkpoint, architecture, parameters, workdir, scores) + text_section(codec, output)
+    card = model_card(checkpoint, architecture, parameters, workdir, scores) + text_section(own_tokenizer, output)
     write_atomic(output / "README.md", card.encode())
     return architecture
 
@@ -118,20 +122,20 @@ def _adapter(folder: Path, base: Path | None) -> Path | None:
     return folder
 
 
-def _import_checkpoint(folder: Path, output: Path, adapter: Path | None, tokenizer: Path) -> Path:
-    """Writes the checkpoint of a model folder, with the adapter added. tokenizer: the folder that holds it."""
+def _import_checkpoint(folder: Path, output: Path, adapter: Path | None, tokenizer_folder: Path) -> Path:
+    """Writes the checkpoint of a model folder, with the adapter added. tokenizer_folder: holds its tokenizer."""
     try:
-        source = open_source(folder) if adapter is None else open_huggingface(folder, adapter)
+        source = open_weights(folder) if adapter is None else open_huggingface(folder, adapter)
     except UnsupportedConfig as error:
         raise InputError(
             f"{error}; gristmill evaluate and generate run the folder with transformers' code, and "
             f"model: {{transformers: {folder}}} trains it"
         ) from error
-    codec = load_model_tokenizer(tokenizer, generation_ends(folder))
-    check_tokenizer(tokenizer, codec, source.vocab_size, codec.end_of_document, padded=True)
-    saved_config = SavedModelConfig.of(source.config, source.vocab_size, codec.end_of_document)
-    saved_config["padded_rows"] = source.vocab_size - codec.vocab_size
-    saved_config["text"] = replace(codec.bounds, config_ids=config_ids(folder)).to_json()
+    tokenizer = load_model_tokenizer(tokenizer_folder, generation_ends(folder))
+    check_tokenizer(tokenizer_folder, tokenizer, source.vocab_size, tokenizer.end_of_document, padded=True)
+    saved_config = SavedModelConfig.of(source.config, source.vocab_size, tokenizer.end_of_document)
+    saved_config["padded_rows"] = source.vocab_size - tokenizer.vocab_size
+    saved_config["text"] = replace(tokenizer.bounds, config_ids=config_ids(folder)).to_json()
     model = Transformer(source.config, source.vocab_size)
     named, buffers = dict(model.named_parameters()), saved_buffers(model)
     streamed = {
@@ -154,7 +158,7 @@ def _import_checkpoint(folder: Path, output: Path, adapter: Path | None, tokeniz
                 "files": {name: digest.result() for name, digest in digests.items()},
             },
         )
-    copy_tokenizer(tokenizer, output / "tokenizer")
+    copy_tokenizer(tokenizer_folder, output / "tokenizer")
     return step_folder(output / "checkpoints", 0)
 
 
@@ -185,11 +189,11 @@ def model_card(
     return "\n".join(lines)
 
 
-def text_section(codec: ModelTokenizer, folder: Path) -> str:
+def text_section(tokenizer: ModelTokenizer, folder: Path) -> str:
     """The section of the model card about the tokens around a text."""
-    if not codec.prompt_prefix:
+    if not tokenizer.prompt_prefix:
         return "\n## Text\n\nNo token is put before a text.\n"
-    symbols = " ".join(f"`{codec.pieces[token]}` (token {token})" for token in codec.prompt_prefix)
+    symbols = " ".join(f"`{tokenizer.pieces[token]}` (token {token})" for token in tokenizer.prompt_prefix)
     adds = "the tokenizer puts it there" if (folder / JSON_NAME).is_file() else "put it there yourself"
     return f"\n## Text\n\nEvery text begins with {symbols}: {adds}.\n"
 
@@ -232,7 +236,7 @@ def require_empty(output: Path) -> None:
 # Opens a folder with a model in any of the formats that `gristmill import` reads.
 
 
-def open_source(folder: Path) -> WeightSource:
+def open_weights(folder: Path) -> WeightSource:
     """A Hugging Face folder, NVIDIA's megatron-gpt2-345m or megatron-bert-345m, a Megatron-DeepSpeed BLOOM, or a
     distributed checkpoint of Megatron-Core. Raises InputError naming what is absent, unsupported or damaged."""
     if is_megatron_deepspeed(folder):

@@ -32,11 +32,11 @@ from gristmill.training.model.transformer import ComputeOptions, Transformer
 from gristmill.training.parallel.linear import Float8Weight
 from gristmill.training.parallel.mesh import ALONE, Mesh, local, single_process
 
-LiveScores = dict[str, dict[str, float]]  # task -> metric, and metric_stderr where it is known -> value
+InTrainingScores = dict[str, dict[str, float]]  # task -> metric, and metric_stderr where it is known -> value
 
 
 @dataclass(frozen=True)
-class LiveModel:
+class ModelInTraining:
     """The model of this process during training, sharded or not. stages: as in `LocalModel.stages`. layout, mesh: those
     it trains on."""
 
@@ -46,7 +46,7 @@ class LiveModel:
 
 
 @dataclass(frozen=True)
-class LiveSources:
+class InTrainingSources:
     """tokenizer: its folder. data: files of the named tasks. corpus: for bits_per_byte and cloze."""
 
     tokenizer: Path
@@ -54,7 +54,7 @@ class LiveSources:
     corpus: HeldOutCorpus | None = None
 
 
-def check_live(
+def check_in_training(
     tokenizer_folder: Path,
     vocab_size: int,
     end_of_document: int,
@@ -64,18 +64,18 @@ def check_live(
 ) -> None:
     """Checks tokenizer and tasks before a run begins. Raises InputError if the tokenizer is not the model's or a task's
     file is absent, RecipeError on an unknown task (with the nearest name)."""
-    codec = load_tokenizer(tokenizer_folder)
-    check_tokenizer(tokenizer_folder, ModelTokenizer.of(codec), vocab_size, end_of_document, padded)
+    tokenizer = load_tokenizer(tokenizer_folder)
+    check_tokenizer(tokenizer_folder, ModelTokenizer.of(tokenizer), vocab_size, end_of_document, padded)
     require_tasks(tasks, data)
 
 
-def evaluate_live(
-    model: LiveModel,
-    sources: LiveSources,
+def evaluate_in_training(
+    model: ModelInTraining,
+    sources: InTrainingSources,
     config: EvaluateConfig,
     budget_seconds: float | None = None,
     reporter: Reporter | None = None,
-) -> LiveScores:
+) -> InTrainingScores:
     """{"piqa": {"acc": 0.61, "acc_stderr": 0.02, ...}, ...}, equal on every process; all must call it.
 
     Uses the weights in the dtype of the computation. Gradients, optimizer, random state and sharding do not change. On
@@ -84,23 +84,23 @@ def evaluate_live(
     message; a task that has begun is finished, so set a limit too."""
     mesh = model.mesh
     reporter = reporter if reporter is not None and mesh.is_first else Reporter.silent()
-    codec = load_tokenizer(sources.tokenizer)
-    causal_lm = live_causal_lm(model, codec.vocab_size)
+    tokenizer = load_tokenizer(sources.tokenizer)
+    causal_lm = causal_lm_in_training(model, tokenizer.vocab_size)
     # Ranks that exchange tokens with each other's experts must run the same passes, so they share no documents.
     copies = mesh.data if model.layout.tensor % model.layout.expert_ranks == 0 else ALONE
-    scores: LiveScores = {}
+    scores: InTrainingScores = {}
     begun = time.monotonic()
     for index, task in enumerate(config.tasks):
         if index and _budget_is_spent(begun, budget_seconds, mesh):
-            reporter.say(
+            reporter.info(
                 f"evaluation: its budget of {budget_seconds:g} s is spent; skipped: {', '.join(config.tasks[index:])}"
             )
             break
         batch_tokens = config.pass_tokens(mesh.device.type)
-        language_model = LmEvalAdapter(causal_lm, codec, batch_tokens, Reporter.silent(), data=copies)
+        language_model = LmEvalAdapter(causal_lm, tokenizer, batch_tokens, Reporter.silent(), data=copies)
         rows = _rows(language_model, config, task, sources, mesh)
-        for task_name, count in {row.task: row.not_evaluated for row in rows if row.not_evaluated}.items():
-            reporter.say(
+        for task_name, count in {row.task: row.num_skipped for row in rows if row.num_skipped}.items():
+            reporter.info(
                 f"evaluation: {task_name}: {count} questions are longer than the sequence length and were not evaluated"
             )
         for row in rows:
@@ -112,7 +112,7 @@ def evaluate_live(
     return scores
 
 
-def live_causal_lm(model: LiveModel, vocab_size: int) -> CausalLM:
+def causal_lm_in_training(model: ModelInTraining, vocab_size: int) -> CausalLM:
     """The model for evaluation only: without FSDP, compilation, and sequence and context parallelism. A single process
     shares the weights with the run; on a mesh they are copied in the dtype of the computation. vocab_size: of the
     tokenizer."""
@@ -167,10 +167,12 @@ def _whole(parameter: Tensor) -> Tensor:
     return parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
 
 
-def _rows(model: LmEvalAdapter, config: EvaluateConfig, task: str, sources: LiveSources, mesh: Mesh) -> list[ScoreRow]:
+def _rows(
+    model: LmEvalAdapter, config: EvaluateConfig, task: str, sources: InTrainingSources, mesh: Mesh
+) -> list[ScoreRow]:
     """The rows of one task or suite, on every process."""
     one_task = EvaluateConfig(**{**config.model_dump(), "tasks": (task,)})
-    held_out = build_held_out_tasks(one_task, model.codec, sources.corpus)
+    held_out = build_held_out_tasks(one_task, model.text_tokenizer, sources.corpus)
     made = [*held_out.tasks, *generated_tasks(one_task, model)]
     results = run_tasks(model, [*made] or [task], one_task, TaskSources(sources.data))
     rows = []

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gristmill.evaluation.results.statistics import accuracy_verdict, mean_error, ratio_error
+from gristmill.evaluation.results.statistics import accuracy_chance_test, mean_error, ratio_error
 from gristmill.evaluation.results.table import ScoreRow, write_results
 from gristmill.training.engine.passes import GradientAccumulation
 from gristmill.training.model.transformer import Transformer
@@ -51,7 +51,7 @@ class Answers:
             error=mean_error(right.tolist()),
             higher_is_better=True,
             chance=chance,
-            verdict=accuracy_verdict(int(right.sum()), [chance] * len(right)),
+            verdict=accuracy_chance_test(int(right.sum()), [chance] * len(right)),
         )
         if set(values.tolist()) | set(np.unique(predicted).tolist()) <= {0, 1}:
             yield ScoreRow(TASK, 0, len(wanted), f"{name}: F1", f1(predicted, wanted), None, True, _f1_of_ones(wanted))

@@ -105,7 +105,7 @@ def evaluate_folder(
     loaded = load_for_evaluation(source, config, device)
     rows = evaluate(loaded, paths, config, reporter)
     if paths.corpus is not None and config.num_continuations:
-        texts = continuations(loaded.causal_lm, loaded.codec, read_held_out(paths.corpus.curate), config)
+        texts = continuations(loaded.causal_lm, loaded.tokenizer, read_held_out(paths.corpus.curate), config)
         text = json.dumps([item.model_dump() for item in texts], indent=2, ensure_ascii=False)
         write_atomic(paths.output / "generations.json", text.encode() + b"\n")
     return rows
@@ -124,15 +124,15 @@ def evaluate(
     data: the data-parallel replicas, each of which runs a part of the documents. Only the process that `writes` returns
     rows."""
     answers = None if paths.cache is None else paths.cache / f"answers-{loaded.digest}.sqlite"
-    cache = None if answers is None else RequestCache(answers, reporter.say)
+    cache = None if answers is None else RequestCache(answers, reporter.info)
     for note in filter(None, (loaded.note, loaded.memory_note)):
-        reporter.say(note)
+        reporter.info(note)
     batch_tokens = config.pass_tokens(loaded.causal_lm.device.type)
-    model = LmEvalAdapter(loaded.causal_lm, loaded.codec, batch_tokens, reporter, cache, data=data)
+    model = LmEvalAdapter(loaded.causal_lm, loaded.tokenizer, batch_tokens, reporter, cache, data=data)
     config, missing = answerable(config, paths.corpus)
     if missing:
-        reporter.say(f"evaluate: {missing}")
-    held_out = build_held_out_tasks(config, loaded.codec, paths.corpus)
+        reporter.info(f"evaluate: {missing}")
+    held_out = build_held_out_tasks(config, loaded.tokenizer, paths.corpus)
     named = [name for name in config.tasks if name not in (*HELD_OUT_TASKS, *RECALL_TASKS)]
     results = run_tasks(model, [*held_out.tasks, *generated_tasks(config, model), *named], config, paths.tasks)
     if results is None or not writes:
@@ -140,7 +140,7 @@ def evaluate(
     add_groups(results, held_out.unigram, config.group_by)
     rows = score_rows(results.summary, results.samples, held_out.unigram)
     if paths.corpus is not None:
-        rows += contamination_rows(results, found_in_corpus(paths.corpus.curate))
+        rows += contamination_rows(results, contaminated_questions(paths.corpus.curate))
     notes = [*table_notes(config, held_out.unigram), *results.notes, *loaded.note.splitlines()[:1]]
     write_results(paths.output, results.summary, results.samples, rows, notes)
     if transfer := transfer_table(rows, family_of):
@@ -152,12 +152,14 @@ def generated_tasks(config: EvaluateConfig, model: LmEvalAdapter) -> list[dict[s
     """The recall tasks of config.tasks, at the lengths that the model reads."""
 
     def count_tokens(texts: Sequence[str]) -> list[int]:
-        return [len(ids) for ids in model.codec.encode_batch(texts)]
+        return [len(ids) for ids in model.text_tokenizer.encode_batch(texts)]
 
     return recall_tasks(config, count_tokens, model.causal_lm.sequence_length)
 
 
-def build_held_out_tasks(config: EvaluateConfig, codec: TextTokenizer, corpus: HeldOutCorpus | None) -> HeldOutTasks:
+def build_held_out_tasks(
+    config: EvaluateConfig, tokenizer: TextTokenizer, corpus: HeldOutCorpus | None
+) -> HeldOutTasks:
     """The held-out tasks of config.tasks, which are `answerable`. Raises as `held_out_documents` does."""
     documents = held_out_documents(config, corpus)
     work = HeldOutTasks([], {})
@@ -166,7 +168,7 @@ def build_held_out_tasks(config: EvaluateConfig, codec: TextTokenizer, corpus: H
     wanted = [name for name in config.tasks if name in HELD_OUT_TASKS]
     if BITS_PER_BYTE in wanted:
         groups = by_language(documents) if config.group_by == "language" else documents
-        _add_bits_per_byte(work, groups, config, codec, count_tokens(corpus.index, codec.vocab_size))
+        _add_bits_per_byte(work, groups, config, tokenizer, count_tokens(corpus.index, tokenizer.vocab_size))
     if CLOZE in wanted:
         questions = cloze_questions(documents, config.cloze_items, config.cloze_choices, corpus.seed)
         work.tasks.append(cloze_task(questions))
@@ -177,7 +179,7 @@ def _add_bits_per_byte(
     work: HeldOutTasks,
     groups: Mapping[str, Sequence[HeldOutDocument]],
     config: EvaluateConfig,
-    codec: TextTokenizer,
+    tokenizer: TextTokenizer,
     counts: np.ndarray,
 ) -> None:
     """groups: held-out documents by source or language."""
@@ -186,7 +188,7 @@ def _add_bits_per_byte(
         if texts:
             task = bits_per_byte_task(name, texts)
             work.tasks.append(task)
-            work.unigram[task["task"]] = [unigram_bits(counts, text, codec) for text in texts]
+            work.unigram[task["task"]] = [unigram_bits(counts, text, tokenizer) for text in texts]
 
 
 def table_notes(config: EvaluateConfig, unigram: Mapping[str, Sequence[float]]) -> list[str]:
@@ -265,9 +267,9 @@ def count_tokens(index: Path, vocab_size: int) -> np.ndarray:
     return counts
 
 
-def unigram_bits(counts: np.ndarray, text: HeldOutDocument, codec: TextTokenizer) -> float:
+def unigram_bits(counts: np.ndarray, text: HeldOutDocument, tokenizer: TextTokenizer) -> float:
     """Bits of the text under the unigram model, in the model's own tokens."""
-    return unigram_bits_per_byte(counts, codec.encode(text.text), num_bytes=1)
+    return unigram_bits_per_byte(counts, tokenizer.encode(text.text), num_bytes=1)
 
 
 # Example continuations of held-out texts for the report.
@@ -288,25 +290,27 @@ class Continuation(Config):
 
 def continuations(
     causal_lm: CausalLM,
-    codec: TextTokenizer,
+    tokenizer: TextTokenizer,
     documents: Mapping[str, Sequence[HeldOutDocument]],
     config: EvaluateConfig,
 ) -> list[Continuation]:
     """Continuations of config.num_continuations documents, from the sources in turn; prompts are their first tokens."""
-    chosen = _first_of_each_source(documents, config.num_continuations, codec)
+    chosen = _first_of_each_source(documents, config.num_continuations, tokenizer)
     prompt_tokens = max(1, min(PROMPT_TOKENS, causal_lm.sequence_length - config.continuation_tokens))
-    encoded = [list(codec.encode(document.text[:4000])) for document in chosen]
-    tokenizer = ModelTokenizer.of(codec)
-    begin = [*tokenizer.prompt_prefix]
+    encoded = [list(tokenizer.encode(document.text[:4000])) for document in chosen]
+    model_tokenizer = ModelTokenizer.of(tokenizer)
+    begin = [*model_tokenizer.prompt_prefix]
     prompts = [[*begin, *ids[:prompt_tokens]][:prompt_tokens] for ids in encoded]
-    greedy = generate(causal_lm, tokenizer, prompts, GenerationSettings(config.continuation_tokens))
-    sampled = generate(causal_lm, tokenizer, prompts, GenerationSettings(config.continuation_tokens, config.sampling))
+    greedy = generate(causal_lm, model_tokenizer, prompts, GenerationSettings(config.continuation_tokens))
+    sampled = generate(
+        causal_lm, model_tokenizer, prompts, GenerationSettings(config.continuation_tokens, config.sampling)
+    )
     return [
         Continuation(
             source=document.source,
             doc_id=document.doc_id,
-            prompt=codec.decode(prompt[len(begin) :]),
-            reference=codec.decode(ids[len(prompt) - len(begin) :][: config.continuation_tokens]),
+            prompt=tokenizer.decode(prompt[len(begin) :]),
+            reference=tokenizer.decode(ids[len(prompt) - len(begin) :][: config.continuation_tokens]),
             greedy=plain.text,
             sampled=drawn.text,
         )
@@ -315,13 +319,13 @@ def continuations(
 
 
 def _first_of_each_source(
-    documents: Mapping[str, Sequence[HeldOutDocument]], count: int, codec: TextTokenizer
+    documents: Mapping[str, Sequence[HeldOutDocument]], count: int, tokenizer: TextTokenizer
 ) -> list[HeldOutDocument]:
     """`count` documents with more than PROMPT_TOKENS tokens: the first of each source, then the second, and so on."""
     long_enough = {
-        source: [document for document in source_documents if len(codec.encode(document.text[:2000])) > PROMPT_TOKENS][
-            :count
-        ]
+        source: [
+            document for document in source_documents if len(tokenizer.encode(document.text[:2000])) > PROMPT_TOKENS
+        ][:count]
         for source, source_documents in (
             (source, source_documents[: 20 * count]) for source, source_documents in sorted(documents.items())
         )
@@ -335,10 +339,12 @@ def _first_of_each_source(
 
 LEFT_IN = "annotated"  # outcome of a document that stays in the corpus with its match
 
-Found = dict[str, dict[int, bool]]  # benchmark -> question found in the corpus -> is it still in some document?
+ContaminatedQuestions = dict[
+    str, dict[int, bool]
+]  # benchmark -> question found in the corpus -> is it still in some document?
 
 
-def found_in_corpus(curate: Path) -> Found:
+def contaminated_questions(curate: Path) -> ContaminatedQuestions:
     """Questions that the stage `curate` found in the corpus, by benchmark and number in the task; {} without
     decontamination.
 
@@ -349,7 +355,7 @@ def found_in_corpus(curate: Path) -> Found:
         return {}
     path = report
     try:
-        contaminated: Found = {name: {} for name in json.loads(report.read_bytes())}
+        contaminated: ContaminatedQuestions = {name: {} for name in json.loads(report.read_bytes())}
         path = questions
         for line in questions.read_text("utf-8").splitlines():
             question = json.loads(line)

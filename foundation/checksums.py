@@ -219,13 +219,13 @@ def matches_checksum(path: Path) -> bool:
     return True
 
 
-def drop_damaged(folder: Path, say: Callable[[str], None], without_checksum: tuple[str, ...] = ()) -> None:
+def drop_damaged(folder: Path, info: Callable[[str], None], without_checksum: tuple[str, ...] = ()) -> None:
     """Remove every file below the folder that is damaged or has no checksum file, and report it; it is written again.
 
     without_checksum: names of files without checksum files, which are kept."""
     for path in sorted(path for path in folder.rglob("*") if path.is_file() and not path.name.startswith(".")):
         if path.name not in without_checksum and not matches_checksum(path):
-            say(f"{path}: damaged; it is written again")
+            info(f"{path}: damaged; it is written again")
             path.unlink()
             checksum_path(path).unlink(missing_ok=True)
 

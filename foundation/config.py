@@ -320,7 +320,9 @@ class _Reader:
         return value
 
     def _too_large(self, event: Any, location: Location) -> NoReturn:
-        self._refuse(event, location, f"{_shown(event.value)} is larger than any field accepts; write a smaller number")
+        self._refuse(
+            event, location, f"{_shortened(event.value)} is larger than any field accepts; write a smaller number"
+        )
 
     def _no_surrogate(self, event: Any, location: Location) -> None:
         if SURROGATE.search(event.value):
@@ -332,7 +334,7 @@ class _Reader:
             self._refuse(event, location, f"more than {MAX_VALUES:,} values, aliases expanded; write fewer")
 
     def _refuse(self, event: Any, location: Location, reason: str) -> NoReturn:
-        names = [_shown(str(part)) for part in location]
+        names = [_shortened(str(part)) for part in location]
         where = ".".join(names if len(names) <= 8 else [*names[:6], "...", names[-1]])
         message = f"{where}: {reason}" if where else reason
         raise RecipeError(f"{self._where(event.start_mark.line + 1)}: {visible(message)}")
@@ -344,7 +346,7 @@ def _copy(value: Any) -> Any:
     return [_copy(inner) for inner in value] if isinstance(value, list) else value
 
 
-def _shown(text: str) -> str:
+def _shortened(text: str) -> str:
     return text if len(text) <= 40 else f"{text[:30]}... ({len(text)} characters)"
 
 

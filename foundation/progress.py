@@ -181,7 +181,7 @@ class Reporter:
         finally:
             meter.close()
 
-    def say(self, message: str) -> None:
+    def info(self, message: str) -> None:
         """Print one line without markup."""
         self.console.print(message)
 

@@ -89,8 +89,8 @@ class Model:
             raise RecipeError(f"max_new_tokens is {max_new_tokens}; give 1 or more")
         config = validate_config(SamplingConfig, {"temperature": 0.0, **sampling})
         settings = GenerationSettings(max_new_tokens, config, tuple(stop))
-        encoded = [self.loaded.codec.encode_prompt(prompt) for prompt in prompts]
-        return [made.text for made in generate(self.loaded.causal_lm, self.loaded.codec, encoded, settings)]
+        encoded = [self.loaded.tokenizer.encode_prompt(prompt) for prompt in prompts]
+        return [made.text for made in generate(self.loaded.causal_lm, self.loaded.tokenizer, encoded, settings)]
 
     def score(self, texts: Sequence[str]) -> list[float]:
         """Log-likelihood of each text in nats, from its first token on; texts longer than the model's sequence length
@@ -98,8 +98,10 @@ class Model:
         from gristmill.evaluation.scoring.loglikelihood import Request, score
 
         _require_texts("texts", texts)
-        codec, longest = self.loaded.codec, self.loaded.causal_lm.sequence_length - 1
-        requests = [Request((codec.prefix_token,), tuple(codec.encode(text))[-longest:]) for text in texts if text]
+        tokenizer, longest = self.loaded.tokenizer, self.loaded.causal_lm.sequence_length - 1
+        requests = [
+            Request((tokenizer.prefix_token,), tuple(tokenizer.encode(text))[-longest:]) for text in texts if text
+        ]
         logprobs = iter(score(self.loaded.causal_lm, requests, 8192) if requests else ())
         return [float(next(logprobs).logprob) if text else 0.0 for text in texts]
 

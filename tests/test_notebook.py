@@ -59,7 +59,7 @@ def test_progress_is_one_line_that_is_replaced(monkeypatch, capsys):
         meter.advance(3)
     with reporter.meter("nothing to do", 0, "files") as meter:
         meter.advance(0)
-    reporter.say("curate: done")
+    reporter.info("curate: done")
     (reading,) = outputs
     assert reading[0].startswith("reading: 25 % (1 file of 4 files)") and reading[1].startswith("reading: 100 %")
     assert re.fullmatch(r"reading: 4 files in [\d.]+ s", reading[2]) and len(reading) == 3

@@ -55,7 +55,7 @@ MARK = "\ue000"  # private use area: has no meaning in interchanged text
 ESCAPE = "\ue001"
 
 
-def capitals() -> list[tuple[str, str]]:
+def capital_letters() -> list[tuple[str, str]]:
     """All pairs (upper, lower) of single characters that map to each other: ("A", "a"), not ("İ", ...)."""
     pairs = ((chr(code), chr(code).lower()) for code in range(sys.maxunicode + 1))
     return [
@@ -65,9 +65,9 @@ def capitals() -> list[tuple[str, str]]:
     ]
 
 
-def marked() -> list[tuple[str, str]]:
+def capital_letter_rules() -> list[tuple[str, str]]:
     """All replacement rules, in an order in which they can be applied sequentially: the mark itself first."""
-    return [(MARK, MARK + ESCAPE)] + [(capital, MARK + small) for capital, small in capitals()]
+    return [(MARK, MARK + ESCAPE)] + [(capital, MARK + small) for capital, small in capital_letters()]
 
 
 def write_rules(
@@ -164,7 +164,7 @@ def _added_tokens(proto: Any) -> list[dict[str, Any]]:
 def _normalizer(spec: Any, case_marks: bool) -> dict[str, Any]:
     steps: list[dict[str, Any]] = []
     if case_marks:
-        steps += [_replace(source, target) for source, target in marked()]
+        steps += [_replace(source, target) for source, target in capital_letter_rules()]
     elif spec.precompiled_charsmap:
         charsmap = base64.b64encode(spec.precompiled_charsmap).decode()
         steps.append({"type": "Precompiled", "precompiled_charsmap": charsmap})
@@ -184,7 +184,7 @@ def _replace(source: str, target: str) -> dict[str, Any]:
 def _decoder(proto: Any, case_marks: bool) -> dict[str, Any]:
     steps: list[dict[str, Any]] = [_replace("▁", " "), {"type": "ByteFallback"}, {"type": "Fuse"}]
     if case_marks:
-        steps += [_replace(target, source) for source, target in reversed(marked())]
+        steps += [_replace(target, source) for source, target in reversed(capital_letter_rules())]
     if proto.normalizer_spec.add_dummy_prefix:
         steps.append({"type": "Strip", "content": " ", "start": 1, "stop": 0})
     return {"type": "Sequence", "decoders": steps}

@@ -241,7 +241,7 @@ def index_corpus(request: IndexRequest, engine: Engine) -> tuple[Dataset, Tokeni
 
     Raises InputError if a source has no documents in the train split, or a document has no text."""
     tokenizer = load_bulk_tokenizer(request.tokenizer)
-    engine.reporter.say(f"index: encoding with {tokenizer.encoder}")
+    engine.reporter.info(f"index: encoding with {tokenizer.encoder}")
     encodes, merges = _plan_tasks(request, tokenizer)
     is_cut = request.min_language_tokens is not None or request.mix is not None
     text_bytes = sum(task.bytes for tasks in encodes for task in tasks)

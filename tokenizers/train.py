@@ -20,7 +20,7 @@ from gristmill.foundation.errors import InputError
 from gristmill.tokenizers.byte_level import BYTE_OF, bytes_to_unicode
 from gristmill.tokenizers.byte_merges import MergeTrainer
 from gristmill.tokenizers.config import FIM_SYMBOLS, TokenizerConfig
-from gristmill.tokenizers.export import marked, write_rules
+from gristmill.tokenizers.export import capital_letter_rules, write_rules
 from gristmill.tokenizers.pretrained import byte_level_json
 from gristmill.tokenizers.word_counts import count_texts, with_least_count, words_and_counts
 from tokenizers import Tokenizer
@@ -113,7 +113,7 @@ def _settings(config: TokenizerConfig, folder: Path) -> dict[str, Any]:
         "hard_vocab_limit": config.algorithm != "characters",
         "minloglevel": 2,
     }
-    return settings | write_rules(folder, marked() if config.case_marks else [], [(TAB_SIGN, TAB)])
+    return settings | write_rules(folder, capital_letter_rules() if config.case_marks else [], [(TAB_SIGN, TAB)])
 
 
 def _canonical(model: bytes, config: TokenizerConfig) -> bytes:
@@ -137,7 +137,7 @@ def _normalizers(case_marks: bool) -> tuple[Any, Any]:
         settings = _settings(TokenizerConfig(algorithm="characters", vocab_size=300), Path(folder))
         settings |= {"input_format": "", "normalization_rule_tsv": "", "denormalization_rule_tsv": ""}
         if case_marks:
-            settings |= write_rules(Path(folder), marked())
+            settings |= write_rules(Path(folder), capital_letter_rules())
         sentencepiece.SentencePieceTrainer.train(sentence_iterator=iter(["a"]), model_writer=model, **settings)
     proto = sentencepiece_model_pb2.ModelProto.FromString(model.getvalue())
     proto.normalizer_spec.normalization_rule_tsv = ""

@@ -180,7 +180,7 @@ def _open_restored(path: Path, saved: Path | None, reporter: Reporter) -> TextIO
     if not content.startswith(copy):
         lines = zip(content.splitlines(), copy.splitlines(), strict=False)
         same = next((number for number, (here, there) in enumerate(lines) if here != there), len(content.splitlines()))
-        reporter.say(f"{path}: damaged or missing from line {same + 1} on; restored from the copy in {saved}")
+        reporter.info(f"{path}: damaged or missing from line {same + 1} on; restored from the copy in {saved}")
     write_atomic(path, copy)
     return path.open("a")
 
@@ -190,7 +190,7 @@ def _open_after(path: Path, step: int, reporter: Reporter) -> TextIO:
     content = path.read_bytes() if path.exists() else b""
     records, damaged = _parse(content[: content.rfind(b"\n") + 1])
     if damaged:
-        reporter.say(f"{path}: lines {damaged[:10]} are damaged and were removed; they contain times only")
+        reporter.info(f"{path}: lines {damaged[:10]} are damaged and were removed; they contain times only")
     kept = [line + b"\n" for line, record in records if isinstance(at := record.get("step"), int) and at <= step]
     write_atomic(path, b"".join(kept))
     return path.open("a")

@@ -205,13 +205,13 @@ class Run:
         self._check_kept()
         if self.transformers is not None:
             save_transformers_folder(self.model, self.transformers, self.folder / checkpoint.TRANSFORMERS, self.mesh)
-        self.reporter.say(f"train: {self.step_metrics.waiting_share:.2%} of the time was waiting for data")
+        self.reporter.info(f"train: {self.step_metrics.waiting_share:.2%} of the time was waiting for data")
         if self._is_first and self.config.monitoring.noise_scale_every:
             advice = batch_advice(read_metrics(self.folder / METRICS_NAME), self.config.batch_tokens)
-            self.reporter.say(f"train: {advice or 'too few measurements of the gradient noise scale'}")
+            self.reporter.info(f"train: {advice or 'too few measurements of the gradient noise scale'}")
         if self.evaluate is not None:
             share = self.evaluation_seconds / self.run_seconds
-            self.reporter.say(f"train: {share:.2%} of the time was evaluation")
+            self.reporter.info(f"train: {share:.2%} of the time was evaluation")
         return self._summary()
 
     def _build_model(self, model: ModelConfig, vocab_size: int) -> LocalModel:
@@ -219,7 +219,7 @@ class Run:
             weights: Weights = "empty" if self._left_empty else "drawn"
             return build_local_model(model, vocab_size, self.config, self.mesh, self.seed, weights)
         return build_transformers_model(
-            self.transformers, self.config, self.mesh, model.sequence_length, self.reporter.say
+            self.transformers, self.config, self.mesh, model.sequence_length, self.reporter.info
         )
 
     def _size(self, model: ModelConfig, vocab_size: int) -> tuple[int, float]:
@@ -308,7 +308,7 @@ class Run:
         self.model.release_pages()
         self.trainer.restore(state["trainer"])
         self.saver.prune(self.trainer.progress.step, self.trainer.finished)
-        self.reporter.say(f"train: resumes after step {self.trainer.progress.step}")
+        self.reporter.info(f"train: resumes after step {self.trainer.progress.step}")
         return folder
 
     def _check_kept(self) -> None:
@@ -323,13 +323,13 @@ class Run:
             check_on_first(self.mesh, lambda: check_init_from(initial, self.saved_config))
             new = load_init_from(initial, self.model, self.mesh)
             if new:
-                self.reporter.say(f"train: outputs that begin anew: {', '.join(new)}")
+                self.reporter.info(f"train: outputs that begin anew: {', '.join(new)}")
         else:
             check_on_first(
                 self.mesh, lambda: check_init_from(initial, check_upcycling(initial, model, self.saved_config))
             )
             load_upcycled(initial, self.model, self.mesh)
-        self.reporter.say(f"train: initializes from the weights of {initial}")
+        self.reporter.info(f"train: initializes from the weights of {initial}")
 
     def _load_teacher(self, model: ModelConfig) -> Teacher:
         """Loads the frozen teacher and hands its output table to the student's head."""
@@ -340,7 +340,7 @@ class Run:
         for stage in self.model.stages.values():
             stage.teacher = teacher
         forward_backward = build_forward_backward(local_model, RunConfig(model, self.config, 0), self.mesh, None)
-        self.reporter.say(f"train: learns from the teacher {folder}")
+        self.reporter.info(f"train: learns from the teacher {folder}")
         return Teacher(forward_backward, self.config.teacher.stop_at_fraction * self.config.tokens)
 
     def _objective(self, samples: Any, model: ModelConfig, split: Literal["train", "validation"]) -> Objective:

@@ -33,7 +33,7 @@ KEPT = Path(__file__).parents[2] / "build" / "extraction"
 CHUNKS, ARTICLES, READABILITY, KINDS = "trafilatura_eval", "article_extraction", "readability", "wcxb_dev"
 
 
-class Found(NamedTuple):
+class ExtractedPage(NamedTuple):
     """A page of a data set and the text that was extracted from it."""
 
     of: str
@@ -93,10 +93,10 @@ def features_sample(pages: Sequence[LabelledPage]) -> bytes:
     return digest.digest()
 
 
-def in_folds(sets: dict[str, list[Labelled]]) -> list[Found]:
+def in_folds(sets: dict[str, list[Labelled]]) -> list[ExtractedPage]:
     """Every page as weights extract it that were fitted on the other folds."""
     weights = fold_weights(sets)
-    return [Found(name, one, extracted(one, weights[one.fold])) for name, held in sets.items() for one in held]
+    return [ExtractedPage(name, one, extracted(one, weights[one.fold])) for name, held in sets.items() for one in held]
 
 
 def fold_weights(sets: dict[str, list[Labelled]]) -> dict[int, Weights]:
@@ -104,12 +104,12 @@ def fold_weights(sets: dict[str, list[Labelled]]) -> dict[int, Weights]:
     return _fitted([one for held in sets.values() for one in held], range(FOLDS))
 
 
-def without_set(sets: dict[str, list[Labelled]], name: str) -> list[Found]:
+def without_set(sets: dict[str, list[Labelled]], name: str) -> list[ExtractedPage]:
     """The pages of one data set, as weights extract them that were fitted on the others' pages of other sites."""
     sites = {one.page.site for one in sets[name]}
     others = [one for other, held in sets.items() if other != name for one in held if one.page.site not in sites]
     (weights,) = _fitted(others, (fit.ALL_FOLDS,)).values()
-    return [Found(name, one, extracted(one, weights)) for one in sets[name]]
+    return [ExtractedPage(name, one, extracted(one, weights)) for one in sets[name]]
 
 
 def _fitted(pages: Sequence[Labelled], folds: Sequence[int]) -> dict[int, Weights]:

@@ -9,7 +9,7 @@ import numpy as np
 from measure import cpu_seconds, peak_megabytes
 from rich.console import Console
 from rich.table import Table
-from support.extraction_folds import ARTICLES, Found, fold_weights, kept_texts, labelled_sets
+from support.extraction_folds import ARTICLES, ExtractedPage, fold_weights, kept_texts, labelled_sets
 from support.extraction_systems import body_score, chunk_counts
 from support.warc_file import write_warc
 
@@ -40,13 +40,13 @@ def print_repeats(folder: Path) -> None:
     weights = fold_weights(sets)
     pages = [(of, one, kept_texts(one, weights[one.fold])) for of, held in sets.items() for one in held]
     table = Table("min_pages", "min_share", "blocks left out", "of pages", "chunk F1", "article F1")
-    add_row(table, "no second pass", "", [Found(of, one, "\n".join(texts)) for of, one, texts in pages], [])
+    add_row(table, "no second pass", "", [ExtractedPage(of, one, "\n".join(texts)) for of, one, texts in pages], [])
     for min_pages, min_share in SETTINGS:
         config = SiteBoilerplateConfig(min_pages=min_pages, min_share=min_share)
         repeated = repeated_blocks([(one.page.site, texts) for _, one, texts in pages], config)
         masks = [repeated.mask(one.page.site, [text.encode() for text in texts]) for _, one, texts in pages]
         left = [
-            Found(of, one, "\n".join(text for text, out in zip(texts, mask, strict=True) if not out))
+            ExtractedPage(of, one, "\n".join(text for text, out in zip(texts, mask, strict=True) if not out))
             for (of, one, texts), mask in zip(pages, masks, strict=True)
         ]
         add_row(table, str(min_pages), str(min_share), left, masks)
@@ -62,7 +62,7 @@ def repeated_blocks(pages: Sequence[tuple[str, list[str]]], config: SiteBoilerpl
         return RepeatedBlocks(*boilerplate([path], config, LocalEngine(1, Reporter.silent())))
 
 
-def add_row(table: Table, pages: str, share: str, found: Sequence[Found], masks: Sequence[np.ndarray]) -> None:
+def add_row(table: Table, pages: str, share: str, found: Sequence[ExtractedPage], masks: Sequence[np.ndarray]) -> None:
     blocks, of_pages = sum(int(mask.sum()) for mask in masks), sum(bool(mask.any()) for mask in masks)
     scores = (chunk_counts(found).f1, body_score(found, ARTICLES).f1)
     table.add_row(pages, share, str(blocks), str(of_pages), *(f"{value:.4f}" for value in scores))

@@ -11,7 +11,7 @@ from rich.table import Table
 from support import extraction_folds
 from support.annotated_chunks import Annotated, Counts, counts, total
 from support.article_extraction import Score, score
-from support.extraction_folds import ARTICLES, CHUNKS, KINDS, READABILITY, Found
+from support.extraction_folds import ARTICLES, CHUNKS, KINDS, READABILITY, ExtractedPage
 from support.extraction_speeds import ours
 
 from gristmill.data_pipeline.extraction.fit import Labelled
@@ -62,12 +62,12 @@ def transfer_figures(folder: Path) -> list[Figure]:
     ]
 
 
-def run_system(name: str, sets: dict[str, list[Labelled]]) -> list[Found]:
+def run_system(name: str, sets: dict[str, list[Labelled]]) -> list[ExtractedPage]:
     run = cache(SYSTEMS[name])
-    return [Found(of, one, run(one.page.html)) for of, held in sets.items() for one in held]
+    return [ExtractedPage(of, one, run(one.page.html)) for of, held in sets.items() for one in held]
 
 
-def chunk_counts(found: Sequence[Found]) -> Counts:
+def chunk_counts(found: Sequence[ExtractedPage]) -> Counts:
     return total(
         counts(Annotated("", b"", one.labelled.page.wanted, one.labelled.page.unwanted), one.text)
         for one in found
@@ -75,12 +75,12 @@ def chunk_counts(found: Sequence[Found]) -> Counts:
     )
 
 
-def body_score(found: Sequence[Found], of: str) -> Score:
+def body_score(found: Sequence[ExtractedPage], of: str) -> Score:
     """Of the sets that hold the main text."""
     return score((one.labelled.page.body or "", one.text) for one in found if one.of == of)
 
 
-def print_errors(found: Sequence[Found], teachers: Sequence[Found]) -> None:
+def print_errors(found: Sequence[ExtractedPage], teachers: Sequence[ExtractedPage]) -> None:
     """How many errors of blocks on annotated chunks trafilatura shares."""
     wrong = missed = also_wrong = also_missed = 0
     for own, other in zip(found, teachers, strict=True):
@@ -101,7 +101,7 @@ def has_chunk(text: str, chunk: str) -> bool:
     return " ".join(chunk.split()) in " ".join(text.split())
 
 
-def print_systems(by_system: dict[str, list[Found]]) -> None:
+def print_systems(by_system: dict[str, list[ExtractedPage]]) -> None:
     table = Table("extractor", "chunk F1", "precision", "recall", "article F1", "precision", "recall", "Readability F1")
     for name, found in by_system.items():
         chunks, articles = chunk_counts(found), body_score(found, ARTICLES)
@@ -110,7 +110,7 @@ def print_systems(by_system: dict[str, list[Found]]) -> None:
     Console(width=140).print(table)
 
 
-def print_transfer(by_system: dict[str, list[Found]]) -> None:
+def print_transfer(by_system: dict[str, list[ExtractedPage]]) -> None:
     """blocks fitted on the other two sets, without the sites of the third, on the third; beside the systems."""
     table = Table("set held out", "pages", "score", *by_system)
     for of in (CHUNKS, ARTICLES, READABILITY):

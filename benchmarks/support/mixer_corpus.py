@@ -14,7 +14,7 @@ from gristmill.foundation.progress import Reporter
 from gristmill.pipelines.recipes.config import Recipe
 from gristmill.pipelines.recipes.recipe_file import load_recipe
 from gristmill.pipelines.stages.train import bytes_per_token
-from gristmill.pipelines.workdir.data_forms import open_form
+from gristmill.pipelines.workdir.data_forms import open_format
 from gristmill.training.config.model import ModelConfig
 from gristmill.training.config.train import TrainConfig
 from gristmill.training.metrics import METRICS_NAME, TrainingData, read_metrics
@@ -54,7 +54,7 @@ def models(recipe: Recipe) -> dict[str, ModelConfig]:
 
 
 def open_data(recipe: Recipe, index: Path) -> TrainingData:
-    training, validation = (open_form("windows", index, split, recipe) for split in ("train", "validation"))
+    training, validation = (open_format("windows", index, split, recipe) for split in ("train", "validation"))
     per_token = bytes_per_token(read_dataset(index), "validation")
     return TrainingData(training, validation, 0, recipe.index.mask_documents, per_token)
 

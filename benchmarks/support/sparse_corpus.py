@@ -30,7 +30,7 @@ from gristmill.data_pipeline.dedup.signatures import (
 )
 from gristmill.data_pipeline.ledger.document_file import DocumentFile, unpacked_ids
 from gristmill.foundation.checksums import checksum_path, checksummed_path
-from gristmill.foundation.runtime.tasks.task_files import Shuffle
+from gristmill.foundation.runtime.tasks.task_files import PartitionedFiles
 
 WORDS, LETTERS = 14, 3
 TEXT_BYTES = WORDS * (LETTERS + 1) - 1
@@ -205,13 +205,13 @@ def unwritten(documents: int, file_documents: int) -> StoredDocuments:
     return StoredDocuments(shards, np.cumsum([0, *sizes]), np.zeros(len(shards), bool))
 
 
-def write_made_links(task: tuple[Shuffle, int, int]) -> None:
+def write_made_links(task: tuple[PartitionedFiles, int, int]) -> None:
     """One part of the links that these documents have: of each pair in 0.3 of the bands, where it shares its bucket
     with a probability of (9 / 11) ** 6, in one range of the keys; of the family, all in one range of each band."""
     links, part, documents = task
     generator = np.random.default_rng([2, part])
     bands = NearDedupConfig().bands
-    ranges = links.parts // (bands + 1)
+    ranges = links.map_outputs // (bands + 1)
     rights = np.arange(COPIED - 1, documents, COPIED)
     rights = rights[generator.random(len(rights), np.float32) < (9 / 11) ** NearDedupConfig().rows / ranges]
     pairs = np.stack([rights - 1, rights])
@@ -244,7 +244,7 @@ def count_kept(document_file: DocumentFile) -> int:
     return int(document_file.kept_mask().sum())
 
 
-def sign_and_key(task: tuple[Sequence[SignedAgain], Banding, Shuffle, int]) -> float:
+def sign_and_key(task: tuple[Sequence[SignedAgain], Banding, PartitionedFiles, int]) -> float:
     """Tables and band keys of the shards; their signatures only until these are made. The CPU seconds of signing."""
     started = time.process_time()
     for shard in task[0]:

@@ -83,7 +83,7 @@ def normalize_texts(texts: TextBuffer, config: NormalizeConfig) -> tuple[TextBuf
     if repaired:
         texts = TextBuffer(*joined([repaired[k] if k in repaired else texts.raw(k) for k in range(len(texts))]))
     if config.whitespace == "tidy":
-        tidy = tidied(texts)
+        tidy = strip_blank_space(texts)
         changes[np.diff(tidy.offsets) != np.diff(texts.offsets)] |= WHITESPACE
         texts = tidy
     return texts, changes
@@ -183,7 +183,7 @@ def with_newlines(texts: TextBuffer) -> TextBuffer:
     return TextBuffer(out[: offsets[-1] + PADDING], offsets)
 
 
-def tidied(texts: TextBuffer) -> TextBuffer:
+def strip_blank_space(texts: TextBuffer) -> TextBuffer:
     """The texts without white space at line ends, without blank lines at both ends, and with at most MAX_BLANK_LINES
     blank lines in a row."""
     out, offsets = np.empty(len(texts.text) + BLOCK, np.uint8), np.zeros(len(texts) + 1, np.int64)

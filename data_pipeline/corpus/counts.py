@@ -314,7 +314,7 @@ def write_summary(summary: Mapping[str, Any], folder: Path) -> None:
 
 
 def check_training_documents(
-    sources: Sequence[SourceState], summary: Mapping[str, Any], folder: Path, say: Callable[[str], None]
+    sources: Sequence[SourceState], summary: Mapping[str, Any], folder: Path, info: Callable[[str], None]
 ) -> None:
     """Says which sources have no documents left. Raises InputError if one of them has on_empty: error, or if no source
     that is trained on has any.
@@ -340,7 +340,7 @@ def check_training_documents(
             f"document with `gristmill why DOC_ID --corpus {folder}`"
         ) from empty[fatal[0]]
     for why in empty.values():
-        say(f"NOTHING KEPT: {why}. The run goes on without it; set on_empty: error of the source to stop instead")
+        info(f"NOTHING KEPT: {why}. The run goes on without it; set on_empty: error of the source to stop instead")
 
 
 def sources_without_documents(corpus: Path, names: Iterable[str]) -> frozenset[str]:

@@ -30,7 +30,7 @@ from gristmill.foundation.errors import InputError
 from gristmill.foundation.files import remove_tree, write_atomic
 from gristmill.foundation.fingerprint import canonical_json
 from gristmill.foundation.runtime.kernels.cached_njit import cached_njit
-from gristmill.foundation.runtime.tasks.task_files import Shuffle, fetch, range_of_keys
+from gristmill.foundation.runtime.tasks.task_files import PartitionedFiles, fetch, range_of_keys
 
 IDS_FOLDER, IDS_FILE, IDS_SUFFIX = "ids", "index.json", ".ids"
 INDEX_VERSION = 1
@@ -49,7 +49,7 @@ class IndexTask:
     """records: of the tables that are read, by ranges of ids. known: the file of an earlier index with this number, of
     whose table n the number is renumbered[n] now, -1 if it is gone. Writes file `number` of the index."""
 
-    records: Shuffle
+    records: PartitionedFiles
     number: int
     folder: Path
     known: Path | None = None
@@ -107,7 +107,7 @@ def _records(ids: np.ndarray, rows: np.ndarray, tables: np.ndarray) -> np.ndarra
     return records
 
 
-def shuffle_records(records: np.ndarray, shuffle: Shuffle, part: int) -> None:
+def shuffle_records(records: np.ndarray, shuffle: PartitionedFiles, part: int) -> None:
     """Writes the records of one table as a part of the shuffle."""
     shuffle.write_unsorted(part, records, range_of_keys(np.ascontiguousarray(records["id"][:, 0]), shuffle.ranges))
 

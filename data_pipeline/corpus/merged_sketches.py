@@ -46,7 +46,7 @@ from gristmill.data_pipeline.ledger.ledger import LedgerTask
 from gristmill.foundation.checksums import content_digest, matches_checksum
 from gristmill.foundation.fingerprint import fingerprint
 from gristmill.foundation.runtime.tasks.engine import Engine
-from gristmill.foundation.runtime.tasks.task_files import Shuffle, fetch, ranges_for
+from gristmill.foundation.runtime.tasks.task_files import PartitionedFiles, fetch, ranges_for
 
 MERGED_HOSTS = 20_000  # the others are host_rest
 MERGED_FILES = 32  # in memory at a time
@@ -153,7 +153,7 @@ def _write_index(
     known = set() if renumbered is None else set(renumbered.tolist())
     new = [tuple(number for number in unit.numbers if number not in known) for unit, _ in units]
     prefix, parts = work / f"ids-{fingerprint(new)[:16]}", sum(map(bool, new))
-    records = Shuffle(prefix, ID_RECORD, parts, ranges)
+    records = PartitionedFiles(prefix, ID_RECORD, parts, ranges)
     places = iter(range(parts))
     tasks = [
         UnitTask(unit, is_sketched, numbers, records, next(places) if numbers else -1)
@@ -241,7 +241,7 @@ class UnitTask:
     unit: SketchUnit
     is_sketched: bool
     numbers: tuple[int, ...]
-    records: Shuffle
+    records: PartitionedFiles
     part: int
 
 

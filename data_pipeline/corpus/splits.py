@@ -125,7 +125,7 @@ class Repeats:
     doc_ids: pa.Array
     times: np.ndarray
 
-    def of(self, doc_ids: pa.ChunkedArray) -> np.ndarray:
+    def counts_of(self, doc_ids: pa.ChunkedArray) -> np.ndarray:
         """int64[documents]: 1 for a document without duplicates."""
         if not len(self.doc_ids):
             return np.ones(len(doc_ids), np.int64)

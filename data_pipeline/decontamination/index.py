@@ -225,7 +225,7 @@ def search(index: NgramIndex, words: Words) -> np.ndarray:
 
 
 @dataclass(frozen=True)
-class Found:
+class NgramMatches:
     """Matches in one document file, ordered by row. ngrams int64[3, matches]: row, n-gram, its first word.
     copies int64[6, copies], edited or short: row, text, first word, last + 1, words found, hash of which."""
 
@@ -245,7 +245,7 @@ NGRAM = -1
 MIX = np.uint64(0x9E3779B97F4A7C15)  # odd: the golden ratio
 
 
-def phrase_counts(matches: Found, config: DecontaminateConfig) -> np.ndarray:
+def phrase_counts(matches: NgramMatches, config: DecontaminateConfig) -> np.ndarray:
     """PHRASE[distinct phrases] of one document file."""
     row, ngram = matches.ngrams[:2]
     rows = np.concatenate([np.stack([row, np.full(len(row), NGRAM), ngram]), matches.copies[[0, 1, 5]]], axis=1)
@@ -280,7 +280,7 @@ def common_ngrams(common: np.ndarray, num_ngrams: int) -> np.ndarray:
     return is_common
 
 
-def without_common(matches: Found, common: np.ndarray, index: NgramIndex) -> Found:
+def without_common(matches: NgramMatches, common: np.ndarray, index: NgramIndex) -> NgramMatches:
     """Matches that count: without the common n-grams, and without the copies that are common phrases as well: the same
     words of one text in at least `common` documents (or places), or a copy of which every n-gram is a common one."""
     copies = common[common["text"] != NGRAM]
@@ -290,14 +290,14 @@ def without_common(matches: Found, common: np.ndarray, index: NgramIndex) -> Fou
     return _counting(matches, often, common_ngrams(common, len(index.keys)), index)
 
 
-def _counting(matches: Found, often: np.ndarray, common: np.ndarray, index: NgramIndex) -> Found:
+def _counting(matches: NgramMatches, often: np.ndarray, common: np.ndarray, index: NgramIndex) -> NgramMatches:
     is_common = common[matches.ngrams[1]]
     copies = matches.copies[:, ~often]
     if copies.shape[1] and is_common.any():
         counting, all_of_them = (_owners(matches.ngrams[:, rows], index) for rows in (~is_common, slice(None)))
         only_common = all_of_them - counting
         copies = copies[:, [(row, text) not in only_common for row, text in copies[:2].T.tolist()]]
-    return Found(matches.ngrams[:, ~is_common], copies)
+    return NgramMatches(matches.ngrams[:, ~is_common], copies)
 
 
 def _owners(ngrams: np.ndarray, index: NgramIndex) -> set[tuple[int, int]]:

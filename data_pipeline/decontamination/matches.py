@@ -59,7 +59,7 @@ def counting_ngrams(index: NgramIndex, common: np.ndarray) -> np.ndarray:
 def document_matches(
     document: str, ngrams: np.ndarray, copies: np.ndarray, indexes: Indexes, counting: np.ndarray
 ) -> list[TextMatch]:
-    """The texts found in the document, by number. ngrams, copies: its columns of `Found`, without the row."""
+    """The texts found in the document, by number. ngrams, copies: its columns of `NgramMatches`, without the row."""
     index = indexes.ngrams
     ngrams_of_text: dict[int, list[tuple[int, int]]] = {}
     for ngram, word in ngrams.T.tolist():

@@ -36,7 +36,7 @@ class ContaminationReport:
 
     def __init__(self, examples: Sequence[BenchmarkExample], indexes: Indexes, common: np.ndarray):
         self.examples, self.indexes, self.common, self.num_matches = examples, indexes, common, 0
-        self._found = {example.benchmark: _Found() for example in examples}
+        self._hits = {example.benchmark: _BenchmarkHits() for example in examples}
 
     def add(self, matches: pa.Table, hits: pa.Table) -> None:
         """MATCHES and HITS of one document file."""
@@ -46,7 +46,7 @@ class ContaminationReport:
         for row in matches.to_pylist():
             rows.setdefault(row["benchmark"], []).append(row)
         for name, benchmark_rows in rows.items():
-            self._found[name].add(benchmark_rows, outcomes)
+            self._hits[name].add(benchmark_rows, outcomes)
 
     def content(self) -> dict[str, Any]:
         texts: dict[str, list[int]] = {}
@@ -54,11 +54,11 @@ class ContaminationReport:
             texts.setdefault(example.benchmark, []).append(number)
         missing = missing_fields(self.examples)
         return {
-            name: self._of_benchmark(numbers, self._found[name]) | {"missing": missing.get(name, {})}
+            name: self._of_benchmark(numbers, self._hits[name]) | {"missing": missing.get(name, {})}
             for name, numbers in texts.items()
         }
 
-    def _of_benchmark(self, texts: list[int], hits: "_Found") -> dict[str, Any]:
+    def _of_benchmark(self, texts: list[int], hits: "_BenchmarkHits") -> dict[str, Any]:
         """texts: the numbers of the benchmark's examples."""
         examples, searched = self.examples, self.indexes.searched
         kinds = hits.kinds.values()
@@ -72,12 +72,12 @@ class ContaminationReport:
             "documents": hits.documents,
             "dropped": hits.dropped,
             "characters": hits.characters,
-            "shown": [_shown(row, examples) for row in hits.strongest],
+            "shown": [_report_row(row, examples) for row in hits.strongest],
         }
 
 
 @dataclass
-class _Found:
+class _BenchmarkHits:
     """Hits of one benchmark, so far. kinds: by example, the strongest. strongest: the first SHOWN matches."""
 
     kinds: dict[str, int] = field(default_factory=dict)
@@ -108,7 +108,7 @@ def _strongest_first(row: dict[str, Any]) -> tuple:
     return (KINDS.index(row["kind"]), -row["matched"] / row["of"], -row["matched"], row["text"], row["doc_id"])
 
 
-def _shown(row: dict[str, Any], examples: Sequence[BenchmarkExample]) -> dict[str, Any]:
+def _report_row(row: dict[str, Any], examples: Sequence[BenchmarkExample]) -> dict[str, Any]:
     names = ("doc_id", "example", "field", "kind", "matched", "of", "excerpt")
     return {**{name: row[name] for name in names}, "benchmark_text": examples[row["text"]].text[:QUESTION_CHARACTERS]}
 

@@ -17,7 +17,7 @@ from gristmill.data_pipeline.decontamination.config import BenchmarkExample, Dec
 from gristmill.data_pipeline.decontamination.edits import build_indexes, load_indexes, save_indexes, search_edits
 from gristmill.data_pipeline.decontamination.index import (
     PHRASE,
-    Found,
+    NgramMatches,
     common_ngrams,
     common_phrases,
     phrase_counts,
@@ -63,7 +63,7 @@ from gristmill.foundation.files import atomic_path, write_atomic
 from gristmill.foundation.fingerprint import canonical_json
 from gristmill.foundation.runtime.tasks.engine import Engine
 from gristmill.foundation.runtime.tasks.local import LocalEngine
-from gristmill.foundation.runtime.tasks.task_files import Shuffle, ranges_for
+from gristmill.foundation.runtime.tasks.task_files import PartitionedFiles, ranges_for
 
 MATCHES_OF_TASK = 1_000_000  # 1 kB each as Python objects
 PHRASE_BYTES = 1000  # of a document file, for the number of ranges: a guess that decides memory alone
@@ -135,7 +135,9 @@ def decontaminate(
     common = common_ngrams(phrases, len(indexes.ngrams.keys))
     counting = counting_ngrams(indexes.ngrams, common)
     texts = BenchmarkTexts(tuple(examples), counting, phrases, config)
-    removed = Shuffle(folder / "removed", removed_dtype("row", "value", "threshold", "rule"), len(document_files), 1)
+    removed = PartitionedFiles(
+        folder / "removed", removed_dtype("row", "value", "threshold", "rule"), len(document_files), 1
+    )
     prefixes = _edit_files(document_files, texts, engine, folder, removed)
     report = ContaminationReport(examples, indexes, common)
     for prefix in prefixes:
@@ -240,7 +242,9 @@ def _search_files(
     The phrases' counts are a shuffle, of which a task adds up one range; memory of a task: 24 bytes for each distinct
     phrase of a benchmark that one document file has."""
     sizes = [document_file.bytes for document_file in document_files]
-    counts = Shuffle(folder / "phrases", PHRASE, len(document_files), ranges_for(int(sum(sizes)) // PHRASE_BYTES))
+    counts = PartitionedFiles(
+        folder / "phrases", PHRASE, len(document_files), ranges_for(int(sum(sizes)) // PHRASE_BYTES)
+    )
     tasks = [(document_file, config, folder, counts, number) for number, document_file in enumerate(document_files)]
     tasks = [task for task in tasks if not counts.has(task[-1])]
     engine.map(_search_file, tasks, "decontamination: search benchmark texts", [task[0].bytes for task in tasks], "B")
@@ -251,7 +255,7 @@ def _search_files(
     )
 
 
-def _common_of_range(task: tuple[Shuffle, DecontaminateConfig, int]) -> np.ndarray:
+def _common_of_range(task: tuple[PartitionedFiles, DecontaminateConfig, int]) -> np.ndarray:
     counts, config, number = task
     return common_phrases(counts.read(number), config)
 
@@ -260,16 +264,16 @@ def _found_file(folder: Path, number: int) -> Path:
     return folder / f"found-{number:05d}.npy"
 
 
-def _read_found(folder: Path, number: int) -> Found:
+def _read_found(folder: Path, number: int) -> NgramMatches:
     path = _found_file(folder, number)
-    return Found(load_array(path), load_array(_copies_file(path)))
+    return NgramMatches(load_array(path), load_array(_copies_file(path)))
 
 
 def _copies_file(path: Path) -> Path:
     return path.with_name(f"{path.stem}-copies.npy")
 
 
-def _search_file(task: tuple[DocumentFile, DecontaminateConfig, Path, Shuffle, int]) -> None:
+def _search_file(task: tuple[DocumentFile, DecontaminateConfig, Path, PartitionedFiles, int]) -> None:
     document_file, config, folder, counts, number = task
     path = _found_file(folder, number)
     indexes = load_indexes(folder)
@@ -299,7 +303,11 @@ class BenchmarkTexts:
 
 
 def _edit_files(
-    document_files: Sequence[DocumentFile], texts: BenchmarkTexts, engine: Engine, folder: Path, removed: Shuffle
+    document_files: Sequence[DocumentFile],
+    texts: BenchmarkTexts,
+    engine: Engine,
+    folder: Path,
+    removed: PartitionedFiles,
 ) -> list[Path | None]:
     """The prefix of each document file's files of matches, hits, removed spans and pieces; None if it has none.
     removed: takes the dropped documents."""
@@ -356,7 +364,7 @@ def _edit_file(task) -> None:
             pq.write_table(table, temporary, compression="zstd")
 
 
-def _write_dropped(removed: Shuffle, number: int, hits: pa.Table) -> None:
+def _write_dropped(removed: PartitionedFiles, number: int, hits: pa.Table) -> None:
     dropped = hits.filter(pc.equal(hits.column("outcome"), "dropped"))
     columns = {name: dropped.column(name).to_numpy() for name in ("row", "value", "threshold")}
     rules = [DROPPING_RULES.index(rule.removeprefix("decontaminate.")) for rule in dropped.column("rule").to_pylist()]

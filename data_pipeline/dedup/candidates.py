@@ -35,7 +35,7 @@ from gristmill.data_pipeline.ledger.document_file import (
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.runtime.tasks.engine import Engine
 from gristmill.foundation.runtime.tasks.local import LocalEngine
-from gristmill.foundation.runtime.tasks.task_files import Shuffle, range_of_keys, ranges_for
+from gristmill.foundation.runtime.tasks.task_files import PartitionedFiles, range_of_keys, ranges_for
 
 # Documents whose band keys are computed at a time: 32 MB of signatures of 128 hashes.
 BLOCK_DOCUMENTS = 65536
@@ -96,7 +96,7 @@ def sized(engine: Engine, documents: int) -> Engine:
     return engine if documents >= POOL_DOCUMENTS else LocalEngine(1, engine.reporter)
 
 
-def find_links(documents: StoredDocuments, banding: Banding, engine: Engine, folder: Path) -> Shuffle:
+def find_links(documents: StoredDocuments, banding: Banding, engine: Engine, folder: Path) -> PartitionedFiles:
     """Pairs of positions that connect the documents of each bucket. The keys, five times as large as all that is made
     from them, are removed when the links are whole."""
     links = links_shuffle(documents, banding.bands, folder)
@@ -107,8 +107,8 @@ def find_links(documents: StoredDocuments, banding: Banding, engine: Engine, fol
     return links
 
 
-def keys_shuffle(documents: StoredDocuments, bands: int, folder: Path) -> Shuffle:
-    return Shuffle(folder / "keys", KEY, len(key_runs(documents)), (bands + 1) * ranges_for(len(documents)))
+def keys_shuffle(documents: StoredDocuments, bands: int, folder: Path) -> PartitionedFiles:
+    return PartitionedFiles(folder / "keys", KEY, len(key_runs(documents)), (bands + 1) * ranges_for(len(documents)))
 
 
 def key_runs(documents: StoredDocuments) -> list[tuple[int, int]]:
@@ -123,8 +123,8 @@ def key_runs(documents: StoredDocuments) -> list[tuple[int, int]]:
     return list(pairwise(bounds))
 
 
-def links_shuffle(documents: StoredDocuments, bands: int, folder: Path) -> Shuffle:
-    return Shuffle(folder / "links", LINK, len(_first_ranges(documents, bands)), 1)
+def links_shuffle(documents: StoredDocuments, bands: int, folder: Path) -> PartitionedFiles:
+    return PartitionedFiles(folder / "links", LINK, len(_first_ranges(documents, bands)), 1)
 
 
 def _first_ranges(documents: StoredDocuments, bands: int) -> list[int]:
@@ -134,7 +134,7 @@ def _first_ranges(documents: StoredDocuments, bands: int) -> list[int]:
     return list(range(0, (bands + 1) * ranges, steps))
 
 
-def write_keys(documents: StoredDocuments, banding: Banding, engine: Engine, folder: Path) -> Shuffle:
+def write_keys(documents: StoredDocuments, banding: Banding, engine: Engine, folder: Path) -> PartitionedFiles:
     """The keys of all bands, and the ids as a last band; documents without a shingle have no keys.
 
     Range b * R + r holds range r of R of band b."""
@@ -146,7 +146,7 @@ def write_keys(documents: StoredDocuments, banding: Banding, engine: Engine, fol
     return keys
 
 
-def write_run_of_keys(task: tuple[Sequence[SignatureShard], Banding, Shuffle, int]) -> None:
+def write_run_of_keys(task: tuple[Sequence[SignatureShard], Banding, PartitionedFiles, int]) -> None:
     """One part of `write_keys`, of consecutive shards."""
     shards, banding, keys, number = task
     ranges = keys.ranges // (banding.bands + 1)
@@ -194,7 +194,9 @@ def keys_of(shard: SignatureShard, banding: Banding, members: np.ndarray) -> np.
     return np.ascontiguousarray(_band_keys(shard, banding, members).T)
 
 
-def write_links(documents: StoredDocuments, keys: Shuffle, bands: int, engine: Engine, folder: Path) -> Shuffle:
+def write_links(
+    documents: StoredDocuments, keys: PartitionedFiles, bands: int, engine: Engine, folder: Path
+) -> PartitionedFiles:
     """Pairs of positions that connect the documents of each bucket: of n documents n - 1 pairs.
 
     Memory of a task: its range of a band, about 12 bytes a document of it, and 40 for each that shares its bucket.
@@ -210,7 +212,7 @@ def write_links(documents: StoredDocuments, keys: Shuffle, bands: int, engine: E
     return links
 
 
-def _write_links(task: tuple[StoredDocuments, Shuffle, int, list[int], Shuffle, int]) -> None:
+def _write_links(task: tuple[StoredDocuments, PartitionedFiles, int, list[int], PartitionedFiles, int]) -> None:
     documents, keys, bands, numbers, links, place = task
     links_of_ranges = [np.empty(0, LINK)]
     starts = [documents.starts[first] for first, _ in key_runs(documents)]
@@ -233,12 +235,12 @@ def _write_links(task: tuple[StoredDocuments, Shuffle, int, list[int], Shuffle, 
     links.write(place, records, np.array([0, len(records)]))
 
 
-def _pieces_of_ranges(keys: Shuffle, numbers: Sequence[int]) -> Iterator[list[np.ndarray]]:
+def _pieces_of_ranges(keys: PartitionedFiles, numbers: Sequence[int]) -> Iterator[list[np.ndarray]]:
     """The records of each of these ranges in every part. Of several ranges, which are small, a part is read once."""
     if len(numbers) == 1:
-        yield [keys.piece(part, numbers[0]) for part in range(keys.parts)]
+        yield [keys.segment(part, numbers[0]) for part in range(keys.map_outputs)]
         return
-    parts = [keys.part(part) for part in range(keys.parts)]
+    parts = [keys.map_output(part) for part in range(keys.map_outputs)]
     for number in numbers:
         yield [records[bounds[number] : bounds[number + 1]] for bounds, records in parts]
 
@@ -263,14 +265,14 @@ def check_unique_ids(documents: StoredDocuments, positions: np.ndarray) -> None:
 
 
 def write_groups(
-    documents: StoredDocuments, links: Shuffle, batch_shingles: int, engine: Engine, folder: Path
-) -> tuple[Shuffle, int]:
+    documents: StoredDocuments, links: PartitionedFiles, batch_shingles: int, engine: Engine, folder: Path
+) -> tuple[PartitionedFiles, int]:
     """(candidates: documents linked with others, number of batches that they are verified in).
 
     Groups share no bucket with each other. One of which all documents are protected is left out: there is nothing to
     decide. Batches are runs of whole groups of about batch_shingles shingles, or fewer so that there are NUM_BATCHES.
     Range p of the candidates holds those of shard p, in the order of their positions."""
-    candidates = Shuffle(folder / "candidates", CANDIDATE, 1, len(documents.shards))
+    candidates = PartitionedFiles(folder / "candidates", CANDIDATE, 1, len(documents.shards))
     tasks = [(documents, links, batch_shingles, candidates), None]  # a single task would run in this process
     num_batches = sized(engine, len(documents)).map(
         _write_groups, tasks, "near duplicates: groups", [links.num_records(), 0.0], "links"
@@ -278,7 +280,7 @@ def write_groups(
     return candidates, num_batches[0]
 
 
-def _write_groups(task: tuple[StoredDocuments, Shuffle, int, Shuffle] | None) -> int:
+def _write_groups(task: tuple[StoredDocuments, PartitionedFiles, int, PartitionedFiles] | None) -> int:
     """The number of batches."""
     if task is None:
         return 0
@@ -291,7 +293,7 @@ def _write_groups(task: tuple[StoredDocuments, Shuffle, int, Shuffle] | None) ->
             chosen = undecided[group]
             positions, group = positions[chosen], group[chosen]
         write_candidates(documents, positions, group, batch_shingles, candidates)
-    return int(candidates.part(0)[1]["batch"].max(initial=-1)) + 1
+    return int(candidates.map_output(0)[1]["batch"].max(initial=-1)) + 1
 
 
 def write_candidates(
@@ -299,7 +301,7 @@ def write_candidates(
     positions: np.ndarray,
     group: np.ndarray,
     batch_shingles: int,
-    candidates: Shuffle,
+    candidates: PartitionedFiles,
     states: np.ndarray | int = UNDECIDED,
 ) -> None:
     """Writes part 0 of the candidates. positions: ascending; group: of each, below len(documents)."""
@@ -313,21 +315,21 @@ def write_candidates(
     candidates.write(0, records, bounds)
 
 
-def _groups(num_documents: int, links: Shuffle) -> tuple[np.ndarray, np.ndarray]:
+def _groups(num_documents: int, links: PartitionedFiles) -> tuple[np.ndarray, np.ndarray]:
     """(positions of all linked documents, ascending; the group of each: the place of its first document in them)."""
     positions = _linked(num_documents, links)
     parents = np.arange(len(positions))
-    for part in range(links.parts):
-        _, records = links.part(part)
+    for part in range(links.map_outputs):
+        _, records = links.map_output(part)
         union_pairs(parents, np.searchsorted(positions, records["left"]), np.searchsorted(positions, records["right"]))
     return positions, find_roots(parents)
 
 
-def _linked(num_documents: int, links: Shuffle) -> np.ndarray:
+def _linked(num_documents: int, links: PartitionedFiles) -> np.ndarray:
     """int64[]: the positions of all linked documents, ascending. Needs a byte a document for the moment."""
     is_linked = np.zeros(num_documents, bool)
-    for part in range(links.parts):
-        _, records = links.part(part)
+    for part in range(links.map_outputs):
+        _, records = links.map_output(part)
         is_linked[records["left"]] = True
         is_linked[records["right"]] = True
     return np.flatnonzero(is_linked)

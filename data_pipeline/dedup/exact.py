@@ -28,7 +28,7 @@ from gristmill.foundation.config import Config
 from gristmill.foundation.fingerprint import fingerprint
 from gristmill.foundation.runtime.tasks.engine import Engine
 from gristmill.foundation.runtime.tasks.local import LocalEngine
-from gristmill.foundation.runtime.tasks.task_files import Shuffle, range_of_keys, ranges_for
+from gristmill.foundation.runtime.tasks.task_files import PartitionedFiles, range_of_keys, ranges_for
 
 HASHED = np.dtype([("key", "<u8", 2), ("id", "<u8", 2), ("length", "<u8"), ("row", "<u4")])
 
@@ -93,7 +93,7 @@ def find_exact_duplicates(
     engine: Engine,
     folder: Path,
     kept: KeptHashes | None = None,
-) -> Shuffle:
+) -> PartitionedFiles:
     """Every kept document that is not the first of its equals, with that first one: records of DUPLICATE, a range a
     document file.
 
@@ -106,13 +106,13 @@ def find_exact_duplicates(
     identities = [document_file_identity(document_file) for document_file in document_files]
     open_workspace(folder, {"config": config.model_dump(), "document_files": identities})
     num_rows = sum(num_rows_of(document_file) for document_file in document_files)
-    hashes = Shuffle(folder / "hashes", HASHED, len(document_files), ranges_for(num_rows))
+    hashes = PartitionedFiles(folder / "hashes", HASHED, len(document_files), ranges_for(num_rows))
     kept_paths = [
         None if kept is None else kept.path(document_file, config, hashes.ranges) for document_file in document_files
     ]
     if kept is not None:
         kept.prune(set(kept_paths))
-    duplicates = Shuffle(folder / "equals", DUPLICATE, hashes.ranges, len(document_files))
+    duplicates = PartitionedFiles(folder / "equals", DUPLICATE, hashes.ranges, len(document_files))
     if not duplicates.is_whole():
         tasks = [
             (document_file, config, hashes, number, kept_paths[number])
@@ -129,7 +129,7 @@ def find_exact_duplicates(
     return duplicates
 
 
-def _hash_file(task: tuple[DocumentFile, ExactDedupConfig, Shuffle, int, Path | None]) -> None:
+def _hash_file(task: tuple[DocumentFile, ExactDedupConfig, PartitionedFiles, int, Path | None]) -> None:
     document_file, config, hashes, number, kept_path = task
     if kept_path is not None and matches_checksum(kept_path):
         link_with_checksum(kept_path, hashes.path(number))
@@ -176,10 +176,10 @@ def _keys(data: np.ndarray, offsets: np.ndarray, normalization: str, seed: int) 
     return folded_keys(data, offsets, seed)
 
 
-def _find_equals(task: tuple[Shuffle, np.ndarray, Shuffle, int]) -> None:
+def _find_equals(task: tuple[PartitionedFiles, np.ndarray, PartitionedFiles, int]) -> None:
     """Writes the documents of one range of the hashes that are not the first of their equals."""
     hashes, priorities, removed_documents, number = task
-    pieces = list(hashes.pieces(number))
+    pieces = list(hashes.segments(number))
     high = np.concatenate([np.empty(0, np.uint64), *(piece["key"][:, 0] for _, piece in pieces)])
     chosen = repeated_keys(high)
     starts = np.cumsum([0, *(len(piece) for _, piece in pieces)])
@@ -222,7 +222,7 @@ DUPLICATE = np.dtype([("file", "<i4"), ("row", "<i8"), ("id", "<u8", 2), ("dupli
 REMOVED_OF_RANGE = 1 << 19
 
 
-def table_of(duplicates: Shuffle) -> pa.Table:
+def table_of(duplicates: PartitionedFiles) -> pa.Table:
     """Records of DUPLICATE in memory: doc_id, duplicate_of, similarity; sorted by doc_id."""
     records = duplicates.read_all()
     records = records[np.lexsort((records["id"][:, 1], records["id"][:, 0]))]
@@ -230,7 +230,9 @@ def table_of(duplicates: Shuffle) -> pa.Table:
     return pa.table(columns, schema=DUPLICATES)
 
 
-def reassign_copies(exact: Shuffle, near: Shuffle, folder: Path, engine: Engine) -> tuple[Shuffle, Shuffle]:
+def reassign_copies(
+    exact: PartitionedFiles, near: PartitionedFiles, folder: Path, engine: Engine
+) -> tuple[PartitionedFiles, PartitionedFiles]:
     """(exact, near), a range a document file, after every copy of a document that near deduplication removed was moved
     to `near`.
 
@@ -243,26 +245,26 @@ def reassign_copies(exact: Shuffle, near: Shuffle, folder: Path, engine: Engine)
     sides = [(exact, "duplicate_of", folder / "exact"), (near, "id", folder / "near")]
     by_id = []
     for side, field, prefix in sides if ranges > 1 else ():
-        shuffled = Shuffle(prefix.with_name(f"{prefix.name}-by-id"), DUPLICATE, side.parts, ranges)
-        tasks = [(side, field, shuffled, part) for part in range(side.parts) if not shuffled.has(part)]
+        shuffled = PartitionedFiles(prefix.with_name(f"{prefix.name}-by-id"), DUPLICATE, side.map_outputs, ranges)
+        tasks = [(side, field, shuffled, part) for part in range(side.map_outputs) if not shuffled.has(part)]
         sized.map(_shuffle_by_id, tasks, "duplicates: removed documents")
         by_id.append(shuffled)
-    left, moved = (Shuffle(prefix, DUPLICATE, ranges, side.ranges) for side, _, prefix in sides)
+    left, moved = (PartitionedFiles(prefix, DUPLICATE, ranges, side.ranges) for side, _, prefix in sides)
     removals = (by_id[0], by_id[1]) if by_id else (exact, near)
     joins = [(removals[0], removals[1], left, moved, number) for number in range(ranges) if not moved.has(number)]
     sized.map(_reassign_range, joins, "duplicates: copies of removed documents")
     return left, moved
 
 
-def _shuffle_by_id(task: tuple[Shuffle, str, Shuffle, int]) -> None:
+def _shuffle_by_id(task: tuple[PartitionedFiles, str, PartitionedFiles, int]) -> None:
     side, field, shuffled, part = task
-    records = np.asarray(side.part(part)[1])
+    records = np.asarray(side.map_output(part)[1])
     shuffled.write_unsorted(part, records, range_of_keys(records[field][:, 0], shuffled.ranges))
 
 
-def _reassign_range(task: tuple[Shuffle, Shuffle, Shuffle, Shuffle, int]) -> None:
+def _reassign_range(task: tuple[PartitionedFiles, PartitionedFiles, PartitionedFiles, PartitionedFiles, int]) -> None:
     exact_by_id, near_by_id, exact_out, near_out, number = task
-    is_only = exact_out.parts == 1  # then the sides are not shuffled by id
+    is_only = exact_out.map_outputs == 1  # then the sides are not shuffled by id
     exact, near = (side.read_all() if is_only else side.read(number) for side in (exact_by_id, near_by_id))
     near = near[np.lexsort((near["id"][:, 1], near["id"][:, 0]))]
     place = _places(exact["duplicate_of"], near["id"])

@@ -56,7 +56,7 @@ from gristmill.foundation.config import Config
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.fingerprint import fingerprint
 from gristmill.foundation.runtime.tasks.engine import Engine
-from gristmill.foundation.runtime.tasks.task_files import Shuffle
+from gristmill.foundation.runtime.tasks.task_files import PartitionedFiles
 
 MAX_HASHES = 4096
 
@@ -156,7 +156,7 @@ def find_near_duplicates(
     folder: Path,
     protected: Sequence[Protected] = (),
     earlier: EarlierRuns | None = None,
-) -> Shuffle:
+) -> PartitionedFiles:
     """Every kept document that has exact Jaccard similarity >= threshold with a document that is itself kept: records
     of DUPLICATE, a range a document file.
 
@@ -188,13 +188,13 @@ def _compare_all(
     config: NearDedupConfig,
     engine: Engine,
     folder: Path,
-) -> Shuffle:
+) -> PartitionedFiles:
     """The duplicates. document_files: of the documents' shards."""
     links = find_links(documents, config.banding, engine, folder)
     candidates = write_groups(documents, links, BATCH_SHINGLES, engine, folder)
     sets = write_candidate_sets(document_files, documents, candidates, config.banding, engine, folder)
     own_files = len(document_files) - int(documents.is_protected.sum())
-    duplicates = Shuffle(folder / "verified", DUPLICATE, sets.members.ranges, own_files)
+    duplicates = PartitionedFiles(folder / "verified", DUPLICATE, sets.members.ranges, own_files)
     return verify_batches(sets, config.threshold, BLOCK_SHINGLES, duplicates, engine)
 
 
@@ -205,7 +205,7 @@ def _decide_changed(
     kept: KeptDecisions,
     engine: Engine,
     folder: Path,
-) -> Shuffle:
+) -> PartitionedFiles:
     """The duplicates, of which those that an earlier run decided are taken from there if few documents are undecided.
     Keeps the decisions for the next run, last: after a kill the same ones are taken."""
     run = kept.read()
@@ -217,7 +217,7 @@ def _decide_changed(
         duplicates = _compare_all(document_files, documents, config, engine, folder)
         decisions = placed(documents, duplicates.read_all())
     else:
-        duplicates = Shuffle(folder / "known", DUPLICATE, 1, len(document_files))
+        duplicates = PartitionedFiles(folder / "known", DUPLICATE, 1, len(document_files))
         write_duplicates(decisions, duplicates)
     kept.write(DecidedRun(changes.entries, documents.starts, changes.ids, decisions))
     return duplicates
@@ -244,10 +244,10 @@ def _decide_few(
         if not len(positions):
             return undecided.known
         neighbours = bucket_neighbours(documents, positions, changes.ids, config.banding, engine, work)
-        candidates = Shuffle(work / "candidates", CANDIDATE, 1, len(documents.shards))
+        candidates = PartitionedFiles(work / "candidates", CANDIDATE, 1, len(documents.shards))
         batches = candidates, undecided.write_candidates(neighbours, BATCH_SHINGLES, candidates)
         sets = write_candidate_sets(document_files, documents, batches, config.banding, engine, work)
-        duplicates = Shuffle(work / "verified", DUPLICATE, sets.members.ranges, len(document_files))
+        duplicates = PartitionedFiles(work / "verified", DUPLICATE, sets.members.ranges, len(document_files))
         verify_batches(sets, config.threshold, BLOCK_SHINGLES, duplicates, engine)
         decisions, reopened = undecided.with_decided(duplicates.read_all())
         if not len(reopened):

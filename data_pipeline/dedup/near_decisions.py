@@ -43,7 +43,7 @@ from gristmill.data_pipeline.ledger.document_file import (
 from gristmill.foundation.checksums import checksummed_path, content_digest, matches_checksum
 from gristmill.foundation.files import remove_tree
 from gristmill.foundation.runtime.tasks.engine import Engine
-from gristmill.foundation.runtime.tasks.task_files import Shuffle, fetch
+from gristmill.foundation.runtime.tasks.task_files import PartitionedFiles, fetch
 
 NEAR_DECISIONS = "near_decisions"  # in the cache of a work folder
 STATE_VERSION = 2
@@ -292,7 +292,7 @@ class Undecided:
         return _mask(len(self.documents), positions_of(self.known, self.documents.starts))
 
     def write_candidates(
-        self, neighbours: tuple[np.ndarray, np.ndarray], batch_shingles: int, candidates: Shuffle
+        self, neighbours: tuple[np.ndarray, np.ndarray], batch_shingles: int, candidates: PartitionedFiles
     ) -> int:
         """Writes the documents to compare, in groups that share no bucket. neighbours: of `bucket_neighbours`. Returns
         the number of batches."""
@@ -309,7 +309,7 @@ class Undecided:
         states[self.was_removed[chosen]] = SETTLED_REMOVED
         states[self.is_undecided[chosen]] = UNDECIDED
         write_candidates(self.documents, chosen, find_roots(parents), batch_shingles, candidates, states)
-        return int(candidates.part(0)[1]["batch"].max(initial=-1)) + 1
+        return int(candidates.map_output(0)[1]["batch"].max(initial=-1)) + 1
 
     def _comes_after(self, positions: np.ndarray, others: np.ndarray) -> np.ndarray:
         """bool[]: whether each document comes after the other one in keep-order."""
@@ -369,7 +369,7 @@ def still_there(run: DecidedRun, changes: ChangedDocuments, documents: StoredDoc
     return decisions
 
 
-def write_duplicates(decisions: np.ndarray, duplicates: Shuffle) -> None:
+def write_duplicates(decisions: np.ndarray, duplicates: PartitionedFiles) -> None:
     """Writes the only part of the duplicates."""
     records = np.empty(len(decisions), DUPLICATE)
     for name in DUPLICATE.names or ():

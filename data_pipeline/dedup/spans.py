@@ -24,7 +24,7 @@ from gristmill.data_pipeline.ledger.document_file import (
 from gristmill.foundation.config import Config
 from gristmill.foundation.runtime.tasks.engine import Engine
 from gristmill.foundation.runtime.tasks.local import LocalEngine
-from gristmill.foundation.runtime.tasks.task_files import Shuffle, range_of_keys, ranges_for
+from gristmill.foundation.runtime.tasks.task_files import PartitionedFiles, range_of_keys, ranges_for
 
 PIECE = np.dtype(
     [
@@ -67,7 +67,7 @@ class SpanDedupConfig(Config):
 
 def find_duplicate_spans(
     document_files: Sequence[DocumentFile], config: SpanDedupConfig, engine: Engine, folder: Path
-) -> Shuffle:
+) -> PartitionedFiles:
     """Every paragraph (line) that occurs in at least min_count places, but for the first in keep-order: records of
     SPAN, a range a document file.
 
@@ -78,14 +78,14 @@ def find_duplicate_spans(
     identities = [document_file_identity(document_file) for document_file in document_files]
     open_workspace(folder, {"config": config.model_dump(), "document_files": identities})
     sizes = [document_file.bytes for document_file in document_files]
-    pieces = Shuffle(folder / "pieces", PIECE, len(document_files), ranges_for(int(sum(sizes)) // PIECE_BYTES))
+    pieces = PartitionedFiles(folder / "pieces", PIECE, len(document_files), ranges_for(int(sum(sizes)) // PIECE_BYTES))
     tasks = [
         (document_file, config, pieces, number)
         for number, document_file in enumerate(document_files)
         if not pieces.has(number)
     ]
     engine.map(_cut_file, tasks, f"{config.unit}s", [task[0].bytes for task in tasks], "B")
-    spans = Shuffle(folder / "spans", SPAN, pieces.ranges, len(document_files))
+    spans = PartitionedFiles(folder / "spans", SPAN, pieces.ranges, len(document_files))
     counts = [(pieces, config.min_count, spans, number) for number in range(pieces.ranges) if not spans.has(number)]
     (engine if pieces.ranges > 1 else LocalEngine(1, engine.reporter)).map(
         _count_range, counts, "repeats", unit="tasks"
@@ -107,7 +107,7 @@ def pieces_of(text: str, unit: Literal["paragraph", "line"]) -> list[tuple[int, 
     return list(pairwise([*starts, len(text)]))
 
 
-def _cut_file(task: tuple[DocumentFile, SpanDedupConfig, Shuffle, int]) -> None:
+def _cut_file(task: tuple[DocumentFile, SpanDedupConfig, PartitionedFiles, int]) -> None:
     document_file, config, pieces, number = task
     salt = document_file.source if config.scope == "source" else ""
     batches = [np.empty(0, PIECE)]
@@ -134,7 +134,7 @@ def _cut_file(task: tuple[DocumentFile, SpanDedupConfig, Shuffle, int]) -> None:
     pieces.write_sorted(number, joined, range_of_keys(joined["key"][:, 0], pieces.ranges))
 
 
-def _count_range(task: tuple[Shuffle, int, Shuffle, int]) -> None:
+def _count_range(task: tuple[PartitionedFiles, int, PartitionedFiles, int]) -> None:
     """Writes the spans to remove among the pieces of one range of the hashes."""
     pieces, min_count, spans, number = task
     repeated = pieces.read(number)

@@ -36,7 +36,7 @@ from gristmill.foundation.errors import InputError
 from gristmill.foundation.runtime.kernels.cached_njit import cached_njit
 from gristmill.foundation.runtime.tasks.engine import Engine
 from gristmill.foundation.runtime.tasks.local import LocalEngine
-from gristmill.foundation.runtime.tasks.task_files import Shuffle, range_of_keys, ranges_for
+from gristmill.foundation.runtime.tasks.task_files import PartitionedFiles, range_of_keys, ranges_for
 
 pydivsufsort = DeferredModule("pydivsufsort")
 
@@ -72,7 +72,7 @@ class Group:
 
 def find_repeated_substrings(
     document_files: Sequence[DocumentFile], config: SubstringDedupConfig, engine: Engine, folder: Path
-) -> Shuffle:
+) -> PartitionedFiles:
     """Every span of at least min_bytes bytes that occurred before, in keep-order, in its group of documents: records of
     REPEAT, a range a document file. Spans of a document are disjoint.
 
@@ -84,11 +84,11 @@ def find_repeated_substrings(
     open_workspace(folder, {"config": config.model_dump(), "document_files": identities})
     firsts = _write_groups(document_files, config.group_bytes, engine, folder)
     num_groups = len(load_array(firsts))
-    spans = Shuffle(folder / "repeats", REPEAT, num_groups, len(document_files))
+    spans = PartitionedFiles(folder / "repeats", REPEAT, num_groups, len(document_files))
     missing = [number for number in range(num_groups) if not spans.has(number)]
     if not missing:
         return spans
-    texts = Shuffle(folder / "texts", np.dtype("u1"), len(document_files), num_groups)
+    texts = PartitionedFiles(folder / "texts", np.dtype("u1"), len(document_files), num_groups)
     gathers = [
         (document_file, firsts, texts, number)
         for number, document_file in enumerate(document_files)
@@ -175,7 +175,7 @@ def _write_groups(document_files: Sequence[DocumentFile], group_bytes: int, engi
     path = folder / "groups.npy"
     if not path.exists():
         num_rows = sum(num_rows_of(document_file) for document_file in document_files)
-        lengths = Shuffle(folder / "lengths", LENGTH, len(document_files), ranges_for(num_rows))
+        lengths = PartitionedFiles(folder / "lengths", LENGTH, len(document_files), ranges_for(num_rows))
         tasks = [
             (document_file, group_bytes, lengths, n)
             for n, document_file in enumerate(document_files)
@@ -187,7 +187,7 @@ def _write_groups(document_files: Sequence[DocumentFile], group_bytes: int, engi
     return path
 
 
-def _write_lengths(task: tuple[DocumentFile, int, Shuffle, int]) -> None:
+def _write_lengths(task: tuple[DocumentFile, int, PartitionedFiles, int]) -> None:
     document_file, group_bytes, lengths, number = task
     batches = [np.empty(0, LENGTH)]
     for _, doc_ids, texts in document_file.batches():
@@ -205,7 +205,7 @@ def _write_lengths(task: tuple[DocumentFile, int, Shuffle, int]) -> None:
     lengths.write_unsorted(number, records, range_of_keys(records["id"][:, 0], lengths.ranges))
 
 
-def _fill_groups(task: tuple[Shuffle, int, Path] | None) -> None:
+def _fill_groups(task: tuple[PartitionedFiles, int, Path] | None) -> None:
     """Memory: 60 bytes for each document of a range of the ids."""
     if task is None:  # a map of one task would run in this process
         return
@@ -233,7 +233,7 @@ def group_starts(ends: np.ndarray, filled: int, group_bytes: int) -> tuple[list[
     return starts, int(ends[-1]) - before if last else filled
 
 
-def _gather(task: tuple[DocumentFile, Path, Shuffle, int]) -> None:
+def _gather(task: tuple[DocumentFile, Path, PartitionedFiles, int]) -> None:
     """The file's texts by group: of each group an Arrow stream."""
     document_file, firsts, texts, number = task
     starts = sortable_ids(load_array(firsts))
@@ -258,7 +258,7 @@ def _gather(task: tuple[DocumentFile, Path, Shuffle, int]) -> None:
     texts.write(number, np.frombuffer(content.getbuffer(), np.uint8), np.array(ends))
 
 
-def _search_group(task: tuple[Shuffle, int, Shuffle, int]) -> None:
+def _search_group(task: tuple[PartitionedFiles, int, PartitionedFiles, int]) -> None:
     """Writes the group's repeats."""
     texts, min_bytes, spans, number = task
     group, files = _read_group(texts, number)
@@ -271,10 +271,10 @@ def _search_group(task: tuple[Shuffle, int, Shuffle, int]) -> None:
     spans.write_sorted(number, records, records["file"])
 
 
-def _read_group(texts: Shuffle, number: int) -> tuple[Group, np.ndarray]:
+def _read_group(texts: PartitionedFiles, number: int) -> tuple[Group, np.ndarray]:
     """(the group, int32[documents]: the file of each)."""
     tables, files = [], [np.empty(0, np.int32)]
-    for part, content in texts.pieces(number):
+    for part, content in texts.segments(number):
         with pa.ipc.open_stream(pa.py_buffer(content)) as stream:
             tables.append(stream.read_all())
         files.append(np.full(len(tables[-1]), part, np.int32))

@@ -15,7 +15,7 @@ from gristmill.data_pipeline.dedup.minhash import PROTECTED, Decisions, compare_
 from gristmill.data_pipeline.dedup.signatures import SignatureShard
 from gristmill.data_pipeline.ledger.document_file import DocumentFile, packed_ids, utf8_of
 from gristmill.foundation.runtime.tasks.engine import Engine
-from gristmill.foundation.runtime.tasks.task_files import Shuffle
+from gristmill.foundation.runtime.tasks.task_files import PartitionedFiles
 
 SHINGLE = np.dtype("<u8")
 # Candidates whose sets a task writes, at the least: 6 MB, at 2 kB of text each. Of many it is a 64th up to 50 MB,
@@ -49,8 +49,8 @@ class CandidateSets:
     """members: by batch. sets: the members' sets of 64-bit hashes, one after the other in the order of the members of a
     shard."""
 
-    members: Shuffle
-    sets: Shuffle
+    members: PartitionedFiles
+    sets: PartitionedFiles
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class SetsTask:
     shards: tuple[ShardOfSets, ...]
     place: int
     num_protected: int
-    candidates: Shuffle
+    candidates: PartitionedFiles
     banding: Banding
     written: CandidateSets
 
@@ -79,17 +79,17 @@ class SetsTask:
 def write_candidate_sets(
     document_files: Sequence[DocumentFile],
     documents: StoredDocuments,
-    candidates: tuple[Shuffle, int],
+    candidates: tuple[PartitionedFiles, int],
     banding: Banding,
     engine: Engine,
     folder: Path,
 ) -> CandidateSets:
     """document_files: of the documents' shards. candidates: as `write_groups` returns them."""
     candidate_records, batches = candidates
-    runs = _runs_of_candidates(np.diff(candidate_records.part(0)[0]))
+    runs = _runs_of_candidates(np.diff(candidate_records.map_output(0)[0]))
     written = CandidateSets(
-        Shuffle(folder / "members", member_dtype(banding.bands), len(runs), batches),
-        Shuffle(folder / "sets", SHINGLE, len(runs), batches),
+        PartitionedFiles(folder / "members", member_dtype(banding.bands), len(runs), batches),
+        PartitionedFiles(folder / "sets", SHINGLE, len(runs), batches),
     )
     num_protected = int(documents.is_protected.sum())
     tasks = []
@@ -197,12 +197,12 @@ class BatchTask:
     batch: int
     threshold: float
     block_shingles: int
-    duplicates: Shuffle
+    duplicates: PartitionedFiles
 
 
 def verify_batches(
-    sets: CandidateSets, threshold: float, block_shingles: int, duplicates: Shuffle, engine: Engine
-) -> Shuffle:
+    sets: CandidateSets, threshold: float, block_shingles: int, duplicates: PartitionedFiles, engine: Engine
+) -> PartitionedFiles:
     """The documents to remove, in `duplicates`, a part a batch."""
     tasks = [
         BatchTask(sets, batch, threshold, block_shingles, duplicates)
@@ -246,8 +246,8 @@ class _Batch:
 
     @classmethod
     def read(cls, sets: CandidateSets, batch: int) -> "_Batch":
-        read = dict(sets.members.pieces(batch))
-        set_pieces = dict(sets.sets.pieces(batch))
+        read = dict(sets.members.segments(batch))
+        set_pieces = dict(sets.sets.segments(batch))
         members = np.concatenate([np.empty(0, sets.members.dtype), *read.values()])
         starts = [np.cumsum(piece["size"]) - piece["size"] for piece in read.values()]
         start = np.concatenate([np.empty(0, np.int64), *starts])

@@ -23,7 +23,7 @@ from gristmill.foundation.checksums import (
 )
 from gristmill.foundation.fingerprint import fingerprint
 from gristmill.foundation.runtime.tasks.engine import Engine
-from gristmill.foundation.runtime.tasks.task_files import Shuffle, fetch
+from gristmill.foundation.runtime.tasks.task_files import PartitionedFiles, fetch
 
 FILTER_RESULTS = "filters"  # in the cache of a work folder
 NAME_END = len("-00000.rec")  # of the files of results
@@ -162,7 +162,7 @@ class StoredResults:
         return self.language_names
 
     def load(self) -> FilterResults:
-        stored = Shuffle(self.path, STORED, 1, 1)
+        stored = PartitionedFiles(self.path, STORED, 1, 1)
         if self.num_documents > REMEMBERED_ROWS:
             columns = _columns(stored)
         else:
@@ -176,7 +176,7 @@ class StoredResults:
         )
 
 
-def _columns(stored: Shuffle) -> dict[str, np.ndarray]:
+def _columns(stored: PartitionedFiles) -> dict[str, np.ndarray]:
     """Columns of STORED, which nobody may change."""
     table = stored.read(0)
     columns = {name: np.ascontiguousarray(table[name]) for name in STORED.names or ()}
@@ -186,7 +186,7 @@ def _columns(stored: Shuffle) -> dict[str, np.ndarray]:
 
 
 @lru_cache(maxsize=REMEMBERED_FILES)
-def _remembered(stored: Shuffle, _: tuple[int, ...]) -> dict[str, np.ndarray]:
+def _remembered(stored: PartitionedFiles, _: tuple[int, ...]) -> dict[str, np.ndarray]:
     """Columns of a file in this state. Every step reads those of all files, and they are small."""
     return _columns(stored)
 
@@ -220,7 +220,7 @@ def _remove_others(folder: Path, names: Collection[str]) -> None:
 
 def _store_results(task: tuple[FilterTask, Path]) -> StoredResults:
     filter_task, prefix = task
-    records, summary = Shuffle(prefix, STORED, 1, 1), prefix.with_name(f"{prefix.name}-00000.sum")
+    records, summary = PartitionedFiles(prefix, STORED, 1, 1), prefix.with_name(f"{prefix.name}-00000.sum")
     if not (matches_checksum(records.path(0)) and matches_checksum(summary)):
         results = apply_filters(filter_task)
         rows = np.empty(results.num_documents, STORED)

@@ -130,7 +130,7 @@ def open_checked(
     source: IndexedSource,
     dataset: Dataset,
     digests: dict[str, str] | None,
-    say: Callable[[str], None],
+    info: Callable[[str], None],
 ) -> CheckedSource:
     """Raises InputError, naming file and entry, if anything is wrong with the source's files."""
     prefix = source_prefix(folder, split, source.name)
@@ -146,7 +146,7 @@ def open_checked(
     if read_cached(record) != checked:
         with one_at_a_time(folder):
             if read_cached(record) != checked:  # another rank may have checked meanwhile
-                _check(folder, prefix, source.name, dataset.vocab_size, digests, say)
+                _check(folder, prefix, source.name, dataset.vocab_size, digests, info)
                 if all(is_settled(state) for state in checked["files"].values()):
                     write_cached(record, checked)
     if checked != checked_state(folder, split, source.name, dataset.vocab_size, digests):
@@ -190,13 +190,13 @@ def _check(
     source: str,
     vocab_size: int,
     digests: dict[str, str] | None,
-    say: Callable[[str], None],
+    info: Callable[[str], None],
 ) -> None:
     """Tables first: a damage that can be named is named. Ids are within the vocabulary where digests are right, for the
     index stage refuses others."""
     num_bytes = bin_path(prefix).stat().st_size + idx_path(prefix).stat().st_size
     if num_bytes >= SAID_FROM_BYTES:
-        say(f"{prefix}: checking {num_bytes / 1e9:.1f} GB, once; later starts remember it")
+        info(f"{prefix}: checking {num_bytes / 1e9:.1f} GB, once; later starts remember it")
     reader = IndexedReader(prefix)
     if digests is None:
         reader.check_ids(vocab_size, source)

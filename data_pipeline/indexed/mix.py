@@ -121,7 +121,9 @@ def source_cells(corpus: Path, source: str, documents: pa.Table, sizes: np.ndarr
     if signals["doc_id"].to_pylist() != documents["doc_id"].to_pylist():
         raise InputError(f"{paths[0].parent}: source {source}: not the rows of its documents; curate again")
     classes = {size: place + 2 for place, size in enumerate(sorted(mix.copies))}
-    copies = read_repeats(corpus, classes).of(documents["doc_id"]) - 1 if classes else np.zeros(len(sizes), np.int64)
+    copies = (
+        read_repeats(corpus, classes).counts_of(documents["doc_id"]) - 1 if classes else np.zeros(len(sizes), np.int64)
+    )
     return document_cells(documents, sizes, signals, copies, source, mix)
 
 
@@ -323,7 +325,7 @@ def documents_of(
     numbers, first, text_bytes = [np.empty(0, np.int64)], 0, 0
     for chunk in chunks:
         table = pq.read_table(fetch(documents_path(chunk)), columns=["doc_id", "bytes"])
-        times = np.ones(len(table), np.int64) if repeats is None else repeats.of(table["doc_id"])
+        times = np.ones(len(table), np.int64) if repeats is None else repeats.counts_of(table["doc_id"])
         if wanted is not None:
             times *= np.asarray(pc.is_in(_languages(chunk), value_set=wanted))
         if in_cell is not None:

@@ -407,7 +407,7 @@ SAID_FROM_DOCUMENTS = 2_000_000  # about two seconds of packing
 
 
 def kept_first_windows(
-    folder: Path, reader: IndexedReader, identity: Any, sequence_length: int, say: Callable[[str], None]
+    folder: Path, reader: IndexedReader, identity: Any, sequence_length: int, info: Callable[[str], None]
 ) -> np.ndarray:
     """first_windows(reader, sequence_length), read if it was kept, else computed by one process and kept.
 
@@ -421,7 +421,7 @@ def kept_first_windows(
         table = read_table(path, groups)  # another rank may have packed meanwhile
         if table is None:
             if reader.num_documents >= SAID_FROM_DOCUMENTS:
-                say(f"{reader.prefix}: packing {reader.num_documents:,} documents, once; the table is kept")
+                info(f"{reader.prefix}: packing {reader.num_documents:,} documents, once; the table is kept")
             table = first_windows(reader, sequence_length)
             write_table(path, table)
     return table

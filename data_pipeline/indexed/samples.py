@@ -52,7 +52,7 @@ from gristmill.foundation.fingerprint import fingerprint
 BLOCK_SAMPLES = 128
 
 Sample = dict[str, np.ndarray]
-Say = Callable[[str], None]
+LogLine = Callable[[str], None]
 
 
 class TooFewTokens(InputError):
@@ -217,9 +217,9 @@ class Samples(DrawForecast):
 
 
 def open_samples(
-    folder: Path, split: str, sequence_length: int, seed: int, config: IndexConfig, say: Say = lambda message: None
+    folder: Path, split: str, sequence_length: int, seed: int, config: IndexConfig, info: LogLine = lambda message: None
 ) -> Samples:
-    """The samples of one split of an `index` folder, whose files are checked first (verify.py). say hears of long work.
+    """The samples of one split of an `index` folder, whose files are checked first (verify.py). info: of long work.
 
     What cannot fill one sample is left out, and said of the train split; a split in which nothing can is an error.
     Neither fill-in-the-middle nor caps apply to held-out text: it is measured as it stands, as often as one likes.
@@ -237,8 +237,8 @@ def open_samples(
         counts = source.splits.get(split)
         packing = None
         if counts is not None and counts.documents:
-            checked = open_checked(folder, split, source, dataset, digests, say)
-            packing = _open_packing(checked, folder, dataset, sequence_length, config, say)
+            checked = open_checked(folder, split, source, dataset, digests, info)
+            packing = _open_packing(checked, folder, dataset, sequence_length, config, info)
         if packing is not None and packing.num_windows:
             packings[source.name] = packing
         elif split == "train" and _has_text_to_train(source, cut):
@@ -246,7 +246,7 @@ def open_samples(
     if not packings:
         raise TooFewTokens(*too_short[:1] or [_too_short(folder, split, dataset.sources[0], sequence_length)])
     for line in too_short:
-        say(f"NOT TRAINED ON: {line}")
+        info(f"NOT TRAINED ON: {line}")
     identity = fingerprint(
         [dataset.model_dump(mode="json"), split, sequence_length, seed, config.model_dump(mode="json")]
     )
@@ -280,7 +280,7 @@ def _is_trained_on(source: IndexedSource, config: IndexConfig) -> bool:
 
 
 def _open_packing(
-    checked: CheckedSource, folder: Path, dataset: Dataset, sequence_length: int, config: IndexConfig, say: Say
+    checked: CheckedSource, folder: Path, dataset: Dataset, sequence_length: int, config: IndexConfig, info: LogLine
 ) -> Packing:
     end = dataset.end_of_document
     if config.packing == "concat":
@@ -289,7 +289,7 @@ def _open_packing(
         checked.reader,
         sequence_length,
         end,
-        kept_first_windows(folder, checked.reader, checked.identity, sequence_length, say),
+        kept_first_windows(folder, checked.reader, checked.identity, sequence_length, info),
     )
 
 

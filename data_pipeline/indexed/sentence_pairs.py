@@ -19,7 +19,7 @@ from gristmill.data_pipeline.indexed.draws import Draw, DrawForecast, Permutatio
 from gristmill.data_pipeline.indexed.format import IndexedReader
 from gristmill.data_pipeline.indexed.language_shares import language_of
 from gristmill.data_pipeline.indexed.packing import DocumentPiece
-from gristmill.data_pipeline.indexed.samples import Say, TooFewTokens, blend_schedule
+from gristmill.data_pipeline.indexed.samples import LogLine, TooFewTokens, blend_schedule
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.fingerprint import fingerprint
 from gristmill.foundation.runtime.kernels.cached_njit import cached_njit
@@ -161,7 +161,7 @@ def _kept(tokens: np.ndarray, length: int, generator: np.random.Generator) -> ra
 
 
 def open_pairs(
-    folder: Path, split: str, max_tokens: int, seed: int, config: IndexConfig, say: Say = lambda message: None
+    folder: Path, split: str, max_tokens: int, seed: int, config: IndexConfig, info: LogLine = lambda message: None
 ) -> SentencePairs:
     """The pairs of one split of an `index` folder, whose files are checked first (verify.py).
 
@@ -173,7 +173,7 @@ def open_pairs(
         counts = source.splits.get(split)
         if counts is None or not counts.documents:
             continue
-        reader = open_checked(folder, split, source, dataset, digests, say).reader
+        reader = open_checked(folder, split, source, dataset, digests, info).reader
         if split == "train":
             require_sentences(reader)
         if len(sentence_runs(reader.lengths, reader.bounds, max_tokens)):
@@ -181,7 +181,7 @@ def open_pairs(
         elif split == "train" and language_of(source.name) is None:
             raise TooFewTokens(f"{reader.prefix}: no document has two sentences; give the source longer documents")
         elif split == "train":
-            say(f"not trained on: {reader.prefix}: no document has two sentences")
+            info(f"not trained on: {reader.prefix}: no document has two sentences")
     if not readers:
         raise TooFewTokens(f"{folder / split}: no document has two sentences")
     identity = fingerprint(

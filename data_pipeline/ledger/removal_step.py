@@ -15,7 +15,7 @@ from gristmill.data_pipeline.filters.profiles import Rules
 from gristmill.data_pipeline.ledger.document_file import DocumentFile
 from gristmill.data_pipeline.readers.source import SourceConfig
 from gristmill.foundation.fingerprint import fingerprint
-from gristmill.foundation.runtime.tasks.task_files import Shuffle
+from gristmill.foundation.runtime.tasks.task_files import PartitionedFiles
 
 REMOVED_FIELDS = {"row": "<i8", "value": "<f8", "duplicate_of": ("<u8", 2), "threshold": "<f8", "rule": "i1"}
 
@@ -96,7 +96,7 @@ def _fields(names: Sequence[str]) -> list[tuple]:
     return [(name, kind) for name, kind in REMOVED_FIELDS.items() if name in names]
 
 
-def write_removed(removed: Shuffle, number: int, **columns: np.ndarray) -> None:
+def write_removed(removed: PartitionedFiles, number: int, **columns: np.ndarray) -> None:
     """Writes what a step removed of one annotated file, as that part of `removed`, which has one range. columns: the
     fields of its records."""
     records = np.empty(len(columns["row"]), removed.dtype)
@@ -115,14 +115,14 @@ class StoredRemovals:
 
     step: str
     threshold: float
-    removed: Shuffle
+    removed: PartitionedFiles
     rule_names: Sequence[str] = ()
     is_by_part: bool = False
 
     def _records(self, number: int) -> np.ndarray:
         if not self.is_by_part:
             return self.removed.read(number)
-        return self.removed.part(number)[1] if self.removed.has(number) else np.empty(0, self.removed.dtype)
+        return self.removed.map_output(number)[1] if self.removed.has(number) else np.empty(0, self.removed.dtype)
 
     def in_file(self, number: int) -> RemovalStep:
         records = self._records(number)

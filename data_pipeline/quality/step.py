@@ -20,7 +20,7 @@ from gristmill.foundation.checksums import checksummed_path, matches_checksum, w
 from gristmill.foundation.errors import InputError, RecipeError, did_you_mean
 from gristmill.foundation.fingerprint import fingerprint
 from gristmill.foundation.runtime.tasks.engine import Engine
-from gristmill.foundation.runtime.tasks.task_files import Shuffle, fetch
+from gristmill.foundation.runtime.tasks.task_files import PartitionedFiles, fetch
 
 FIT_VERSION = 2  # raised whenever the code changes what is fitted
 SCORED_ROWS = 1024  # texts of a batch, in memory as Python strings
@@ -108,8 +108,8 @@ class SelectTask:
     config: QualityConfig
     min_score: float
     number: int
-    removed: Shuffle
-    counts: Shuffle
+    removed: PartitionedFiles
+    counts: PartitionedFiles
 
     def kept_scores(self) -> tuple[np.ndarray, np.ndarray]:
         """(int64[kept documents] rows, float64[kept documents] scores)."""
@@ -123,8 +123,8 @@ def _remove_documents(
     """Removes the documents of these sources with too low a score. Memory of this process: 8 MB, for the counts of the
     scores of one source."""
     num_files = max((source.files.stop for source in sources), default=0)
-    removed = Shuffle(folder / "removed", removed_dtype("row", "value", "threshold"), num_files, 1)
-    counts = Shuffle(folder / "counts", COUNT, num_files, 1)
+    removed = PartitionedFiles(folder / "removed", removed_dtype("row", "value", "threshold"), num_files, 1)
+    counts = PartitionedFiles(folder / "counts", COUNT, num_files, 1)
     tasks: list[SelectTask] = []
     for source in sources:
         files = zip(source.paths, source.files, source.kept(), strict=True)
@@ -147,11 +147,11 @@ def _count_scores(task: SelectTask) -> None:
     task.counts.write(task.number, records, np.array([0, len(records)]))
 
 
-def _summed(counts: Shuffle, numbers: Sequence[int]) -> np.ndarray:
+def _summed(counts: PartitionedFiles, numbers: Sequence[int]) -> np.ndarray:
     """int64[SCORE_STEPS + 1]: how many documents of these files have each score."""
     histogram = np.zeros(SCORE_STEPS + 1, np.int64)
     for number in numbers:
-        records = counts.part(number)[1]
+        records = counts.map_output(number)[1]
         histogram[records["score"]] += records["times"]
     return histogram
 

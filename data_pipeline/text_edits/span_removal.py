@@ -30,7 +30,7 @@ from gristmill.data_pipeline.ledger.removal_step import (
 from gristmill.foundation.checksums import checksummed_path
 from gristmill.foundation.files import file_digest
 from gristmill.foundation.runtime.tasks.engine import Engine
-from gristmill.foundation.runtime.tasks.task_files import Shuffle
+from gristmill.foundation.runtime.tasks.task_files import PartitionedFiles
 
 EDITED_ROWS = 1024  # documents in memory at a time as Python strings
 EDITED_TEXTS = pa.schema([("doc_id", pa.string()), ("text", pa.string())])
@@ -67,7 +67,7 @@ class SpanRemoval:
     def rule(self) -> str:
         return f"{self.step}.{self.reason}"
 
-    def removals(self, removed: Shuffle) -> StoredRemovals:
+    def removals(self, removed: PartitionedFiles) -> StoredRemovals:
         reason, threshold = ("nothing_left", 1.0) if self.drop_share is None else ("drop_share", self.drop_share)
         return StoredRemovals(self.step, threshold, removed, (reason,), is_by_part=True)
 
@@ -84,11 +84,11 @@ class EditTask:
     """number: of the document file. removed: takes the documents that the edit removes; its part is written last."""
 
     document_file: DocumentFile
-    spans: Shuffle
+    spans: PartitionedFiles
     number: int
     removal: SpanRemoval
     path: Path
-    removed: Shuffle
+    removed: PartitionedFiles
 
     @property
     def removed_spans(self) -> Path:
@@ -97,7 +97,7 @@ class EditTask:
 
 def edit_document_files(
     document_files: Sequence[DocumentFile],
-    spans: Shuffle,
+    spans: PartitionedFiles,
     removal: SpanRemoval,
     engine: Engine,
     folder: Path,
@@ -110,7 +110,7 @@ def edit_document_files(
     identities = [document_file_identity(document_file) for document_file in document_files]
     digests = [file_digest(path) for path in spans.paths()]
     open_workspace(folder, {**asdict(removal), "document_files": identities, "spans": digests})
-    removed = Shuffle(folder / "removed", removed_dtype("row", "value"), len(document_files), 1)
+    removed = PartitionedFiles(folder / "removed", removed_dtype("row", "value"), len(document_files), 1)
     tasks = [
         EditTask(document_file, spans, number, removal, folder / f"part-{number:05d}.parquet", removed)
         for number, document_file in enumerate(document_files)

@@ -137,7 +137,7 @@ def write_huggingface(
     tensors = {name: value.detach().cpu() for name, value in named.items()}
     if config is not model.config:
         tensors = folded_tensors(model, tensors)
-    write_weights(folder, family.to_theirs(config, tensors))
+    write_weights(folder, family.to_hf(config, tensors))
     bounds = TextBounds((end_of_document,)) if isinstance(end_of_document, int) else end_of_document
     begin = bounds.ends[0] if bounds.starts_documents else bounds.bos
     ends = bounds.ends[0] if len(bounds.ends) == 1 else [*bounds.ends]

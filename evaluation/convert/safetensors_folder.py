@@ -193,7 +193,7 @@ def converted_source(
     """Tensors by the names of transformers, to be converted one after the other. sizes: vocabulary, end of document.
     weights: tensors, the same without values, files. Raises InputError where they are not those of the family."""
     tensors, meta, files = weights
-    converted = family.to_ours(config, meta)
+    converted = family.from_hf(config, meta)
     check_shapes(place, config, sizes[0], converted)
     dtypes = {name: value.dtype for name, value in converted.items()}
     return WeightSource(

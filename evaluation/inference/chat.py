@@ -43,9 +43,9 @@ class Conversation:
             prompt = self._rendered()
         prompt = prompt[-max(1, room - min(self.settings.max_new_tokens, room // 2)) :]
         (generation,) = generate(
-            self.loaded.causal_lm, self.loaded.codec, [prompt], self.settings, stream=lambda _, text: write(text)
+            self.loaded.causal_lm, self.loaded.tokenizer, [prompt], self.settings, stream=lambda _, text: write(text)
         )
-        said = self.loaded.codec.decode(list(generation.tokens))
+        said = self.loaded.tokenizer.decode(list(generation.tokens))
         self.messages.append({"role": "assistant", "content": said})
         self.text += said
         return said
@@ -57,9 +57,9 @@ class Conversation:
 
     def _rendered(self) -> list[int]:
         if not self.is_chat:
-            return list(self.loaded.codec.encode_prompt(self.text))
+            return list(self.loaded.tokenizer.encode_prompt(self.text))
         first = [{"role": "system", "content": self.system}] if self.system else []
-        return self.loaded.codec.encode_chat(self.template.render([*first, *self.messages]), self.template)
+        return self.loaded.tokenizer.encode_chat(self.template.render([*first, *self.messages]), self.template)
 
 
 TEMPERATURE = 0.8  # where neither the caller nor the publisher says one
@@ -68,8 +68,8 @@ TEMPERATURE = 0.8  # where neither the caller nor the publisher says one
 def load_chat(folder: Path, system: str, temperature: float | None, max_tokens: int, seed: int) -> Conversation:
     """temperature: None is the publisher's. Raises InputError or RecipeError where the folder holds no model."""
     loaded = load_for_evaluation(CheckpointPaths(folder, None), EvaluateConfig())
-    defaults = loaded.codec.generation
+    defaults = loaded.tokenizer.generation
     if temperature is None and not defaults.do_sample:
         temperature = TEMPERATURE
     settings = GenerationSettings(max_tokens, SamplingConfig(**defaults.sampling_fields(temperature, seed=seed)))
-    return Conversation(loaded, loaded.codec.chat_template(), settings, system)
+    return Conversation(loaded, loaded.tokenizer.chat_template(), settings, system)

@@ -56,7 +56,7 @@ class LoadedModel:
 
     name: str
     causal_lm: CausalLM
-    codec: ModelTokenizer
+    tokenizer: ModelTokenizer
     digest: str
     note: str = ""
     memory_note: str = ""
@@ -68,28 +68,30 @@ def load_for_evaluation(
     """Loads model and tokenizer. Raises InputError on an incomplete or damaged checkpoint, and if the tokenizer is not
     its."""
     checkpoint, folder = paths.resolve()
-    codec, dtype = load_codec(checkpoint, folder), DTYPES[config.precision]
+    tokenizer, dtype = load_checkpoint_tokenizer(checkpoint, folder), DTYPES[config.precision]
     if is_huggingface(checkpoint):
         source = own_source(checkpoint)
         if isinstance(source, UnsupportedConfig):
-            return _of_transformers(paths, codec, config, single_process(device), str(source))
+            return _of_transformers(paths, tokenizer, config, single_process(device), str(source))
         check_causal(checkpoint, source.config.attention)
-        _check_ends(checkpoint, folder, codec, source.vocab_size)
+        _check_ends(checkpoint, folder, tokenizer, source.vocab_size)
         if config.offload_parameters != "none":
-            return _streamed(paths, source, config, codec, (LayoutConfig(), single_process(device)))
+            return _streamed(paths, source, config, tokenizer, (LayoutConfig(), single_process(device)))
         model, _ = read_source(source, device, dtype)
     else:
-        _checked_config(checkpoint, folder, codec)
+        _checked_config(checkpoint, folder, tokenizer)
         if config.offload_parameters != "none":
-            return _streamed(paths, None, config, codec, (LayoutConfig(), single_process(device)))
+            return _streamed(paths, None, config, tokenizer, (LayoutConfig(), single_process(device)))
         model, _ = load_model(checkpoint, device, dtype)
     if config.quantization != "none":
-        quantize(model, config.quantization, codec.end_of_document)
+        quantize(model, config.quantization, tokenizer.end_of_document)
     place_decoding_weights(model)
-    return _loaded(checkpoint, LocalCausalLM(model, model.config.sequence_length, codec.vocab_size), codec, config)
+    return _loaded(
+        checkpoint, LocalCausalLM(model, model.config.sequence_length, tokenizer.vocab_size), tokenizer, config
+    )
 
 
-def load_codec(checkpoint: Path, folder: Path) -> ModelTokenizer:
+def load_checkpoint_tokenizer(checkpoint: Path, folder: Path) -> ModelTokenizer:
     """The tokenizer of a model. Texts of a Hugging Face folder, and of a checkpoint that was imported, begin and end as
     with transformers; those of a checkpoint that gristmill trained as its documents do."""
     if is_huggingface(checkpoint):
@@ -106,27 +108,29 @@ def load_for_evaluation_sharded(
 ) -> LoadedModel:
     """This rank's shard of a checkpoint or a Hugging Face folder. Raises InputError as `load_for_evaluation` does."""
     checkpoint, folder = paths.resolve()
-    codec, dtype = load_codec(checkpoint, folder), DTYPES[config.precision]
+    tokenizer, dtype = load_checkpoint_tokenizer(checkpoint, folder), DTYPES[config.precision]
     if not is_huggingface(checkpoint):
-        _checked_config(checkpoint, folder, codec)
+        _checked_config(checkpoint, folder, tokenizer)
         if config.offload_parameters != "none":
-            return _streamed(paths, None, config, codec, (layout, mesh))
-        return _loaded(checkpoint, load_sharded(checkpoint, layout, mesh, dtype, codec.vocab_size), codec, config)
+            return _streamed(paths, None, config, tokenizer, (layout, mesh))
+        return _loaded(
+            checkpoint, load_sharded(checkpoint, layout, mesh, dtype, tokenizer.vocab_size), tokenizer, config
+        )
     source = own_source(checkpoint)
     if isinstance(source, UnsupportedConfig):
-        return _of_transformers(paths, codec, config, mesh, str(source))
+        return _of_transformers(paths, tokenizer, config, mesh, str(source))
     check_causal(checkpoint, source.config.attention)
-    _check_ends(checkpoint, folder, codec, source.vocab_size)
+    _check_ends(checkpoint, folder, tokenizer, source.vocab_size)
     if config.offload_parameters != "none":
-        return _streamed(paths, source, config, codec, (layout, mesh))
-    return _loaded(checkpoint, shard_source(source, layout, mesh, dtype, codec.vocab_size), codec, config)
+        return _streamed(paths, source, config, tokenizer, (layout, mesh))
+    return _loaded(checkpoint, shard_source(source, layout, mesh, dtype, tokenizer.vocab_size), tokenizer, config)
 
 
 def _streamed(
     paths: CheckpointPaths,
     source: WeightSource | None,
     config: EvaluateConfig,
-    codec: ModelTokenizer,
+    tokenizer: ModelTokenizer,
     ranks: tuple[LayoutConfig, Mesh],
 ) -> LoadedModel:
     """With the layers' weights in host memory or on disk. source: None for a gristmill checkpoint."""
@@ -137,8 +141,8 @@ def _streamed(
         streamed = load_streamed_checkpoint(checkpoint, place, dtype, *ranks)
     else:
         streamed = load_streamed_source(source, place, dtype, *ranks)
-    causal_lm = streamed.causal_lm(*ranks, codec.vocab_size)
-    return replace(_loaded(checkpoint, causal_lm, codec, config), memory_note=streamed.note(place))
+    causal_lm = streamed.causal_lm(*ranks, tokenizer.vocab_size)
+    return replace(_loaded(checkpoint, causal_lm, tokenizer, config), memory_note=streamed.note(place))
 
 
 def own_config(checkpoint: Path) -> ModelConfig | None:
@@ -150,46 +154,49 @@ def own_config(checkpoint: Path) -> ModelConfig | None:
 
 
 def _of_transformers(
-    paths: CheckpointPaths, codec: ModelTokenizer, config: EvaluateConfig, mesh: Mesh, reason: str
+    paths: CheckpointPaths, tokenizer: ModelTokenizer, config: EvaluateConfig, mesh: Mesh, reason: str
 ) -> LoadedModel:
     """A model that transformers' code runs, in one process or on the tensor ranks of the mesh."""
-    checkpoint, tokenizer = paths.resolve()
+    checkpoint, tokenizer_folder = paths.resolve()
     folder = open_causal_folder(checkpoint)
     name = folder.architecture.__name__
     if config.quantization != "none":
         raise RecipeError(f"quantization: {config.quantization} is not built for {name}; leave it out")
     if config.offload_parameters != "none":
         raise RecipeError(f"offload_parameters: {config.offload_parameters} is not built for {name}; leave it out")
-    if codec.vocab_size > folder.vocab_size:
+    if tokenizer.vocab_size > folder.vocab_size:
         raise InputError(
-            f"{tokenizer}: the tokenizer has {codec.vocab_size} tokens and {checkpoint} {folder.vocab_size}; give the "
-            "tokenizer it was trained with"
+            f"{tokenizer_folder}: the tokenizer has {tokenizer.vocab_size} tokens and {checkpoint} "
+            f"{folder.vocab_size}; give the tokenizer it was trained with"
         )
-    causal_lm, plan = load_transformers_causal_lm(folder, mesh, DTYPES[config.precision], codec.vocab_size)
+    causal_lm, plan = load_transformers_causal_lm(folder, mesh, DTYPES[config.precision], tokenizer.vocab_size)
     lines = [f"{name} runs with transformers' code: {reason}", *plan]
-    return replace(_loaded(checkpoint, causal_lm, codec, config), note="\n".join(lines))
+    return replace(_loaded(checkpoint, causal_lm, tokenizer, config), note="\n".join(lines))
 
 
-def _loaded(checkpoint: Path, causal_lm: CausalLM, codec: ModelTokenizer, config: EvaluateConfig) -> LoadedModel:
-    tokenizer = [codec.fingerprint, codec.bounds.to_json() if not codec.bounds.starts_documents else None]
-    parts = [weights_digest(checkpoint), tokenizer, config.precision, config.quantization, causal_lm.vocab_size]
-    return LoadedModel(checkpoint.name, causal_lm, codec, fingerprint(parts))
+def _loaded(checkpoint: Path, causal_lm: CausalLM, tokenizer: ModelTokenizer, config: EvaluateConfig) -> LoadedModel:
+    tokenizer_parts = [
+        tokenizer.fingerprint,
+        tokenizer.bounds.to_json() if not tokenizer.bounds.starts_documents else None,
+    ]
+    parts = [weights_digest(checkpoint), tokenizer_parts, config.precision, config.quantization, causal_lm.vocab_size]
+    return LoadedModel(checkpoint.name, causal_lm, tokenizer, fingerprint(parts))
 
 
-def _checked_config(checkpoint: Path, folder: Path, codec: ModelTokenizer) -> SavedModelConfig:
+def _checked_config(checkpoint: Path, folder: Path, tokenizer: ModelTokenizer) -> SavedModelConfig:
     """The config of a gristmill checkpoint."""
     saved_config = read_model_config(checkpoint)
     check_causal(checkpoint, saved_config["model"].get("attention", "causal"))
     padded = "padded_rows" in saved_config
-    check_tokenizer(folder, codec, saved_config["vocab_size"], saved_config["end_of_document"], padded)
+    check_tokenizer(folder, tokenizer, saved_config["vocab_size"], saved_config["end_of_document"], padded)
     return saved_config
 
 
-def _check_ends(checkpoint: Path, folder: Path, codec: ModelTokenizer, vocab_size: int) -> None:
+def _check_ends(checkpoint: Path, folder: Path, tokenizer: ModelTokenizer, vocab_size: int) -> None:
     """Checks the end tokens of a Hugging Face folder, whose config.json may name several of them, or none."""
     ends = ends_of_document(checkpoint)
-    end = codec.end_of_document if not ends or codec.end_of_document in ends else ends[0]
-    check_tokenizer(folder, codec, vocab_size, end, padded=True)
+    end = tokenizer.end_of_document if not ends or tokenizer.end_of_document in ends else ends[0]
+    check_tokenizer(folder, tokenizer, vocab_size, end, padded=True)
 
 
 def check_causal(checkpoint: Path, attention: str) -> None:
@@ -201,17 +208,19 @@ def check_causal(checkpoint: Path, attention: str) -> None:
         )
 
 
-def check_tokenizer(folder: Path, codec: ModelTokenizer, vocab_size: int, end_of_document: int, padded: bool) -> None:
+def check_tokenizer(
+    folder: Path, tokenizer: ModelTokenizer, vocab_size: int, end_of_document: int, padded: bool
+) -> None:
     """Raises InputError unless the tokenizer fits the model. padded: the embedding table may have unused rows."""
-    spare = vocab_size - codec.vocab_size
+    spare = vocab_size - tokenizer.vocab_size
     if spare < 0 or (spare > 0 and not (padded and spare < PADDING)):
         raise InputError(
-            f"{folder}: the tokenizer has {codec.vocab_size} tokens and the checkpoint was trained on {vocab_size}; "
-            "give the tokenizer it was trained with"
+            f"{folder}: the tokenizer has {tokenizer.vocab_size} tokens and the checkpoint was trained on "
+            f"{vocab_size}; give the tokenizer it was trained with"
         )
-    if codec.end_of_document != end_of_document:
+    if tokenizer.end_of_document != end_of_document:
         raise InputError(
-            f"{folder}: documents end with token {codec.end_of_document}, those the checkpoint was trained on with "
+            f"{folder}: documents end with token {tokenizer.end_of_document}, those the checkpoint was trained on with "
             f"{end_of_document}; give the tokenizer it was trained with"
         )
 
@@ -372,7 +381,7 @@ def _check_vocabulary(folder: Path, draft: LoadedModel, loaded: LoadedModel) -> 
             f"{folder}: the draft model has {size} tokens, the model {own_size}; give one of its tokenizer"
         )
     for token in range(0, size, max(1, size // COMPARED_TOKENS)):
-        text, own_text = draft.codec.decode([token]), loaded.codec.decode([token])
+        text, own_text = draft.tokenizer.decode([token]), loaded.tokenizer.decode([token])
         if text != own_text:
             raise RecipeError(
                 f"{folder}: token {token} of the draft model is {text!r}, of the model {own_text!r}; give one of its "

@@ -225,14 +225,14 @@ def _without_values(model: Transformer, place: str, folder: Path, device: torch.
     """The model with room for its weights: those of the layers in the store."""
     stream, config = WeightStream(make_store(place, folder, device), device), model.config
 
-    def room(prefix: str, name: str, parameter: Tensor) -> Tensor:
+    def empty(prefix: str, name: str, parameter: Tensor) -> Tensor:
         return torch.empty_like(parameter, device=device, dtype=parameter_dtype(prefix + name, config, model.dtype))
 
     for number, (index, layer) in enumerate(model.layers.items()):
         prefix = f"layers.{index}."
-        fill(layer, partial(room, prefix))
+        fill(layer, partial(empty, prefix))
         for name, parameter in layer.named_parameters():
             stream.take(number, prefix + name, local(parameter.detach()), keep_values=False)
-    fill(model, lambda name, parameter: parameter if name.startswith("layers.") else room("", name, parameter))
+    fill(model, lambda name, parameter: parameter if name.startswith("layers.") else empty("", name, parameter))
     stream.attach(list(model.layers.values()))
     return StreamedModel(model.eval().requires_grad_(False), stream)

@@ -104,7 +104,7 @@ FREE_ANSWER = 1e-4  # a chance level of 0.0 (answers without choices) is tested 
 LEVEL = 0.01  # two-sided significance level: 1 of 100 tasks on which a model guesses is called better or worse
 
 
-class Verdict(NamedTuple):
+class ChanceTest(NamedTuple):
     """Outcome of a test. side: of chance on which the score is. p: two-sided p-value under the hypothesis of chance."""
 
     side: Literal["better", "worse"]
@@ -120,14 +120,14 @@ def p_text(p: float) -> str:
     return "p < 1e-12" if p < 1e-12 else f"p = {p:.2g}"
 
 
-def accuracy_verdict(right: int, chances: Sequence[float]) -> Verdict:
+def accuracy_chance_test(right: int, chances: Sequence[float]) -> ChanceTest:
     """Exact test of `right` answers to len(chances) questions, each with its own chance level.
 
     With one chance for all, the number right is binomial; with several (questions of three and of four choices) it is
     Poisson binomial, the distribution of a sum of independent binomials. Two-sided: twice the smaller tail, at most 1.
     128 of 400 at 0.25 -> better, p = 0.0019; 4 of 4 at 0.25 -> better, p = 0.0078."""
     at_most, at_least = tails(right, chances)
-    return Verdict("better" if at_least <= at_most else "worse", min(1.0, 2 * min(at_most, at_least)))
+    return ChanceTest("better" if at_least <= at_most else "worse", min(1.0, 2 * min(at_most, at_least)))
 
 
 def tails(right: int, chances: Sequence[float]) -> tuple[float, float]:
@@ -142,13 +142,13 @@ def tails(right: int, chances: Sequence[float]) -> tuple[float, float]:
     return float(min(1.0, chances_N[: right + 1].sum())), float(min(1.0, chances_N[right:].sum()))
 
 
-def sign_verdict(differences: Sequence[float]) -> Verdict | None:
+def sign_chance_test(differences: Sequence[float]) -> ChanceTest | None:
     """The exact sign test: is a negative difference (fewer bits than chance) as likely as a positive one?
 
     One difference per document; those of 0 are dropped. None if none remains."""
     better = sum(difference < 0 for difference in differences)
     total = sum(difference != 0 for difference in differences)
-    return accuracy_verdict(better, [0.5] * total) if total else None
+    return accuracy_chance_test(better, [0.5] * total) if total else None
 
 
 # Questions that do not fit the model's sequence length: they are excluded from the scores, and counted.
@@ -162,8 +162,8 @@ def gather_skip_reasons(model: Any) -> SkipReasons:
     if not isinstance(model, LmEvalAdapter):
         return {}
     if model.world_size == 1:
-        return model.too_long
-    gathered = model.gather_object(model.too_long)
+        return model.skipped
+    gathered = model.gather_object(model.skipped)
     return {key: reason for reasons in gathered or () for key, reason in reasons.items()}
 
 

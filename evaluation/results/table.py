@@ -14,10 +14,10 @@ from typing import Any
 from gristmill.evaluation.results.statistics import (
     ANSWER_BITS,
     LN2,
-    Verdict,
-    accuracy_verdict,
+    ChanceTest,
+    accuracy_chance_test,
     evaluated,
-    sign_verdict,
+    sign_chance_test,
     subtasks_of,
 )
 from gristmill.foundation.files import write_atomic
@@ -28,7 +28,7 @@ Samples = Mapping[str, Sequence[Mapping[str, Any]]]  # by task
 
 @dataclass(frozen=True)
 class ScoreRow:
-    """One row of the table. count: number of evaluated questions; not_evaluated: of skipped ones. score: None without
+    """One row of the table. count: number of evaluated questions; num_skipped: of skipped ones. score: None without
     any evaluated question.
 
     chance: expected score of random guessing (see the task); None if unknown. verdict: of the exact test against
@@ -42,8 +42,8 @@ class ScoreRow:
     error: float | None
     higher_is_better: bool
     chance: float | None
-    verdict: Verdict | None = None
-    not_evaluated: int = 0
+    verdict: ChanceTest | None = None
+    num_skipped: int = 0
 
 
 def score_rows(summary: Mapping[str, Any], samples: Samples, unigram: Mapping[str, Sequence[float]]) -> list[ScoreRow]:
@@ -95,7 +95,7 @@ def rows_of(
                 higher_is_better=better.get(metric, True),
                 chance=chance,
                 verdict=verdict,
-                not_evaluated=num_skipped,
+                num_skipped=num_skipped,
             )
         )
     return rows
@@ -112,7 +112,7 @@ def against_chance(
     metric_samples: Sequence[tuple[str, Mapping[str, Any]]],
     configs: Mapping[str, Any],
     unigram: Mapping[str, Sequence[float]],
-) -> tuple[float | None, Verdict | None]:
+) -> tuple[float | None, ChanceTest | None]:
     """(chance level, verdict of the test against it) of (task, sample) pairs; None where unknown.
 
     Bits per byte: an exact sign test over the documents: does the model need fewer bits than the unigram model in more
@@ -124,7 +124,7 @@ def against_chance(
         guessed_bits = [unigram[task][sample["doc_id"]] for task, sample in pairs]
         bits = [-sample[metric][0] / LN2 for _, sample in pairs]
         chance = sum(guessed_bits) / sum(sample[metric][1] for _, sample in pairs)
-        return chance, sign_verdict(
+        return chance, sign_chance_test(
             [bits_per_answer - other for bits_per_answer, other in zip(bits, guessed_bits, strict=True)]
         )
     chances = (
@@ -136,7 +136,7 @@ def against_chance(
         return None, None
     known = [chance for chance in chances if chance is not None]
     values = [sample[metric] for _, sample in metric_samples]
-    verdict = accuracy_verdict(int(sum(values)), known) if all(value in (0, 1) for value in values) else None
+    verdict = accuracy_chance_test(int(sum(values)), known) if all(value in (0, 1) for value in values) else None
     return sum(known) / len(known), verdict
 
 
@@ -206,7 +206,7 @@ def _cells(row: ScoreRow) -> tuple[str, ...]:
     chance = "" if row.chance is None else f"{row.chance:.4f}"
     score = "" if row.score is None else _number(row.score)
     verdict = "not evaluated" if not row.count else "" if row.verdict is None else str(row.verdict)
-    counts = (str(row.num_fewshot), str(row.count), str(row.not_evaluated))
+    counts = (str(row.num_fewshot), str(row.count), str(row.num_skipped))
     return (row.task, *counts, row.metric, score, error, chance, verdict)
 
 
@@ -311,7 +311,7 @@ def verdicts(rows: Sequence[ScoreRow]) -> dict[str, dict[str, Any]]:
     for row in rows:
         verdicts_by_task.setdefault(row.task, {})[row.metric] = {
             "n": row.count,
-            "not_evaluated": row.not_evaluated,
+            "not_evaluated": row.num_skipped,
             "chance": row.chance,
             "p_value": None if row.verdict is None else row.verdict.p,
             "verdict": None if row.verdict is None else str(row.verdict),

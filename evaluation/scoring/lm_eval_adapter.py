@@ -35,11 +35,11 @@ class RequestCache:
     """One SQLite file for one model in one precision: the caller's name for it must say both.
 
     The key is a digest of token ids and settings, so a changed task, prompt or tokenizer misses the cache. A damaged
-    file is replaced and reported to `say`; a file that cannot be opened raises InputError."""
+    file is replaced and reported to `info`; a file that cannot be opened raises InputError."""
 
-    def __init__(self, path: Path, say: Callable[[str], None] = lambda sentence: None):
+    def __init__(self, path: Path, info: Callable[[str], None] = lambda sentence: None):
         path.parent.mkdir(parents=True, exist_ok=True)
-        self.path, self.say = path, say
+        self.path, self.info = path, info
         self._connection = self._opened()
 
     def _opened(self) -> sqlite3.Connection:
@@ -67,7 +67,7 @@ class RequestCache:
         """Removes a damaged file. Raises InputError if the cause is a full disk or another writing process instead."""
         if error.sqlite_errorcode not in DAMAGE or not self.path.is_file():
             raise self._unusable(error) from error
-        self.say(f"{self.path}: the request cache is damaged ({error}) and is replaced by an empty one")
+        self.info(f"{self.path}: the request cache is damaged ({error}) and is replaced by an empty one")
         self.path.unlink()
 
     def _safely(self, work: Callable[[sqlite3.Connection], T]) -> T:
@@ -122,7 +122,7 @@ def request_digest(kind: str, *parts: Any) -> bytes:
     return hashlib.sha256(json.dumps([kind, *parts]).encode()).digest()
 
 
-SKIPPED = (0.0, False)  # the placeholder of a request that was not run; it counts in no score
+SKIPPED_ANSWER = (0.0, False)  # the placeholder of a request that was not run; it counts in no score
 DEFAULT_NEW_TOKENS = 256  # lm-eval's own default for a task that sets no max_gen_toks
 
 
@@ -140,8 +140,8 @@ class TextTokenizer(Protocol):
 
 
 class LmEvalAdapter(TemplateLM):
-    """Runs lm-eval's three request types. Requests longer than the sequence length are skipped: too_long has the reason
-    by task and document.
+    """Runs lm-eval's three request types. Requests longer than the sequence length are skipped: `skipped` has the
+    reason by task and document.
 
     cache: results of earlier requests. data: the data-parallel replicas, each of which runs a part of the
     documents."""
@@ -149,7 +149,7 @@ class LmEvalAdapter(TemplateLM):
     def __init__(
         self,
         causal_lm: CausalLM,
-        codec: TextTokenizer,
+        tokenizer: TextTokenizer,
         batch_tokens: int,
         reporter: Reporter,
         cache: RequestCache | None = None,
@@ -158,20 +158,20 @@ class LmEvalAdapter(TemplateLM):
         super().__init__()
         self._rank, self._world_size, self._group = data.rank, data.size, data.group
         self.causal_lm, self.batch_tokens, self.reporter = causal_lm, batch_tokens, reporter
-        self.codec = ModelTokenizer.of(codec)
+        self.text_tokenizer = ModelTokenizer.of(tokenizer)
         self.cache = cache
         self.read_tokens = self.unpacked_tokens = 0
-        self.too_long: dict[tuple[str, int], str] = {}
+        self.skipped: dict[tuple[str, int], str] = {}
         self._device = causal_lm.device
         self._encoded: dict[str, list[int]] = {}
 
     @property
     def eot_token_id(self) -> int:
-        return self.codec.end_of_document
+        return self.text_tokenizer.end_of_document
 
     @property
     def prefix_token_id(self) -> int:
-        return self.codec.prefix_token
+        return self.text_tokenizer.prefix_token
 
     @property
     def max_length(self) -> int:
@@ -194,21 +194,21 @@ class LmEvalAdapter(TemplateLM):
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **kwargs: object) -> list[int]:
         """Token ids of a text, with the special tokens that its tokenizer adds unless add_special_tokens is False."""
         if add_special_tokens is False:
-            return self.codec.encode(string)
+            return self.text_tokenizer.encode(string)
         known = self._encoded.get(string)
-        return self.codec.encode_bounded([string])[0] if known is None else known
+        return self.text_tokenizer.encode_bounded([string])[0] if known is None else known
 
     def _remember(self, texts: Sequence[str]) -> None:
         """Encodes each distinct text once, in one batch: the choices of a question share its text."""
         unique = list(dict.fromkeys(texts))
-        self._encoded = dict(zip(unique, self.codec.encode_bounded(unique), strict=True))
+        self._encoded = dict(zip(unique, self.text_tokenizer.encode_bounded(unique), strict=True))
 
     def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
         self._remember([text for request in requests for text in _texts(*request.args)])
         pairs = [self._encode_request(*request.args) for request in requests]
         self._encoded.clear()
         fitting = [index for index, pair in enumerate(pairs) if self._fits(requests[index], *pair[1:])]
-        answers = [SKIPPED] * len(requests)
+        answers = [SKIPPED_ANSWER] * len(requests)
         for index, answer in zip(fitting, self._loglikelihood_tokens([pairs[i] for i in fitting]), strict=True):
             answers[index] = answer
         return answers
@@ -217,13 +217,11 @@ class LmEvalAdapter(TemplateLM):
         """Whether the request fits the sequence length. The last token is not an input and does not count."""
         tokens = len(context) + len(continuation) - 1
         if tokens > self.max_length:
-            self._too_long(
-                request, f"its {tokens} tokens are more than the model's sequence length of {self.max_length}"
-            )
+            self._skip(request, f"its {tokens} tokens are more than the model's sequence length of {self.max_length}")
         return tokens <= self.max_length
 
-    def _too_long(self, request: Instance, reason: str) -> None:
-        self.too_long.setdefault((request.task_name or "", request.doc_id or 0), reason)
+    def _skip(self, request: Instance, reason: str) -> None:
+        self.skipped.setdefault((request.task_name or "", request.doc_id or 0), reason)
 
     def _encode_request(self, context: str, continuation: str) -> tuple[tuple[str, str], list[int], list[int]]:
         """Encodes a request. Raises InputError if the continuation has no token of its own: a score of 0 would be the
@@ -269,7 +267,7 @@ class LmEvalAdapter(TemplateLM):
         string, the end of the document or max_gen_toks."""
         answers = [""] * len(requests)
         with self.reporter.meter("generating answers", len(requests), "answers") as meter:
-            for settings, indices in _by_settings(requests, self.codec.generation).items():
+            for settings, indices in _by_settings(requests, self.text_tokenizer.generation).items():
                 prompts = {
                     index: self.tok_encode(requests[index].args[0]) or [self.prefix_token_id] for index in indices
                 }
@@ -280,22 +278,22 @@ class LmEvalAdapter(TemplateLM):
                     if cut_off:
                         tokens = len(prompts[index])
                         reason = f"its prompt of {tokens} tokens left {self.max_length - tokens} for an answer, too few"
-                        self._too_long(requests[index], reason)
+                        self._skip(requests[index], reason)
                 meter.advance(len(indices))
         return answers
 
     def _fits_prompt(self, request: Instance, tokens: int) -> bool:
         if tokens >= self.max_length:
-            self._too_long(
-                request, f"its prompt of {tokens} tokens fills the model's sequence length of {self.max_length}"
-            )
+            self._skip(request, f"its prompt of {tokens} tokens fills the model's sequence length of {self.max_length}")
         return tokens < self.max_length
 
     def _generate(self, prompts: list[list[int]], settings: GenerationSettings) -> list[tuple[str, bool]]:
         """(text, was it truncated by the sequence length?). Only greedy text is cached."""
 
         def write(prompts: list[list[int]]) -> list[tuple[str, bool]]:
-            generations = generate(self.causal_lm, self.codec, prompts, settings, BatchSize(self._generation_tokens))
+            generations = generate(
+                self.causal_lm, self.text_tokenizer, prompts, settings, BatchSize(self._generation_tokens)
+            )
             return [
                 (made.text, made.ended == "length" and len(made.tokens) < settings.max_new_tokens)
                 for made in generations

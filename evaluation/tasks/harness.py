@@ -72,11 +72,11 @@ def run_tasks(
                     f"a task file uses fields that its records do not have ({_error_text(error)}); check it"
                 ) from error
         answers = generation_answers(model, loaded["tasks"])
-        too_long = gather_skip_reasons(model)
+        skipped = gather_skip_reasons(model)
         if raw is None:
             return None
         samples = {name: _numbered(task_samples) for name, task_samples in sorted(raw.pop("samples").items())}
-        exclude_skipped(raw, samples, loaded["tasks"], loaded.get("groups", {}), too_long)
+        exclude_skipped(raw, samples, loaded["tasks"], loaded.get("groups", {}), skipped)
         add_answer_bits(raw, samples, loaded["tasks"], answers)
     summary = _portable(raw)
     add_standard_errors(summary, samples)
@@ -252,11 +252,11 @@ def generation_answers(model: Any, tasks: Mapping[str, Task]) -> Pairs:
                 )
                 sizes.append(((name, instance.doc_id), len(answer.encode())))
     scored = model.loglikelihood(requests) if requests else []
-    too_long = getattr(model, "too_long", {})
+    skipped = getattr(model, "skipped", {})
     answers = {
         place: (logprob, size)
         for request, (place, size), (logprob, _) in zip(requests, sizes, scored, strict=True)
-        if (request.task_name, request.doc_id) not in too_long
+        if (request.task_name, request.doc_id) not in skipped
     }
     if model.world_size == 1:
         return answers

@@ -23,11 +23,11 @@ class HidingFinder:
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> None:
         if name in self._names:
-            raise ModuleNotFoundError(f"No module named {name!r}: hidden by hidden_modules", name=name)
+            raise ModuleNotFoundError(f"No module named {name!r}: hidden by block_imports", name=name)
 
 
 @contextmanager
-def hidden_modules(*names: str) -> Iterator[None]:
+def block_imports(*names: str) -> Iterator[None]:
     """Inside the block, importing one of the names raises ImportError, unless it is imported already.
 
     After the block all names can be imported again."""
@@ -163,7 +163,7 @@ def block_pandas_import() -> None:
     imported."""
     pyarrow = sys.modules.get("pyarrow")
     if pyarrow is not None and "pandas" not in sys.modules:
-        with hidden_modules("pandas"):
+        with block_imports("pandas"):
             pyarrow.array([0])
 
 

@@ -141,7 +141,7 @@ def experiment(arms: Sequence[Arm], curated: Sequence[Path], plan: Plan, engine:
     compared."""
     check_seeds(plan.seeds)
     for note in missing_sources(arms):
-        engine.reporter.say(f"ablate: {note}")
+        engine.reporter.info(f"ablate: {note}")
     return decided(gather(arms, curated, plan, engine), plan, engine)
 
 
@@ -156,7 +156,7 @@ def decided(material: Material, plan: Plan, engine: Engine) -> AblationResult:
     vocabulary = load_tokenizer(material.tokenizer).vocab_size
     trainable = [sum(material.tokens(arm).values()) for arm in range(len(arms))]
     size, tokens = choose_size(plan.budget, len(arms), vocabulary, min(trainable), engine, material.shared)
-    engine.reporter.say(
+    engine.reporter.info(
         f"ablate: {len(arms)} arms x {plan.seeds} seeds x 2 learning rates: models of {size.parameters / 1e6:.2f}M "
         f"parameters, {tokens / 1e6:.2f}M tokens each"
     )
@@ -227,7 +227,7 @@ def prepared(
         names = [source.name for source in arm.recipe.sources if source.held_out is None]
         mix = arm.recipe.index.mix
         copies = corpora.write_without_copies(corpus, names, held_out, shared / arm.name, mix)
-        engine.reporter.say(f"ablate: {arm.name}: {copies} copies of held-out documents taken out of training")
+        engine.reporter.info(f"ablate: {arm.name}: {copies} copies of held-out documents taken out of training")
         sources.append(corpora.sources_with_text(shared / arm.name, names))
         if not sources[-1]:
             raise InputError(f"{arm.name}: no training text is left; its recipe keeps nothing")

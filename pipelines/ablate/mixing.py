@@ -122,14 +122,14 @@ def gathered(recipe: Recipe, curated: Path, plan: MixPlan, engine: Engine) -> Sw
     former = former_swarm(plan.folder)
     if former is not None and not former.data.items() <= data.items():
         changed = ", ".join(sorted(name for name in former.data if former.data[name] != data.get(name)))
-        engine.reporter.say(f"mix: the runs in {plan.folder / SWARM_NAME} are not reused: changed since: {changed}")
+        engine.reporter.info(f"mix: the runs in {plan.folder / SWARM_NAME} are not reused: changed since: {changed}")
         former = None
     tokenizer = None if former is None else former.tokenizer
     material = prepared([Arm("sources", recipe)], [curated], plan.folder, held_out, engine, tokenizer)
     tokens = material.tokens(0)
     names = [name for name in material.sources[0] if tokens.get(name)]
     if former is not None and (gone := sorted(set(former.names) - set(names))):
-        engine.reporter.say(f"mix: the runs in {plan.folder / SWARM_NAME} are not reused: no text left of {gone[0]}")
+        engine.reporter.info(f"mix: the runs in {plan.folder / SWARM_NAME} are not reused: no text left of {gone[0]}")
         former = None
     if others := sorted(plan.floors.keys() - set(names)):
         raise InputError(f"--floor {others[0]}: no training text has this name; there are {', '.join(names)}")
@@ -205,7 +205,7 @@ def swarm(
     else:
         size, tokens = former.size, former.tokens
         mixtures = np.concatenate([former.mixtures(names), mixtures])
-    engine.reporter.say(
+    engine.reporter.info(
         f"mix: {len(mixtures)} mixtures, {len(reused)} of them trained before: models of {size.parameters / 1e6:.2f}M "
         f"parameters, {tokens / 1e6:.2f}M tokens each"
     )

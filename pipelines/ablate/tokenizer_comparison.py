@@ -71,7 +71,7 @@ def compare_tokenizers(
                 tokenizer, training, held_out, comparison.proxy, reporter, comparison.folder / MODELS_NAME
             )
         reports.append(tokenizer_report(name, tokenizer, held_out, comparison.reference, bits))
-        reporter.say(f"{name}: {reports[-1].total.bytes_per_token:.3f} bytes per token")
+        reporter.info(f"{name}: {reports[-1].total.bytes_per_token:.3f} bytes per token")
     return reports
 
 
@@ -115,11 +115,11 @@ def group_rows(reports: Sequence[TokenizerReport], metric: str) -> list[list[str
     table = [[GROUP_METRICS[metric], "documents", *(report.name for report in reports)]]
     for number, group in enumerate(reports[0].groups):
         values = [getattr(report.groups[number], metric) for report in reports]
-        table.append([group.group, f"{group.documents}", *(_shown(metric, value) for value in values)])
+        table.append([group.group, f"{group.documents}", *(_format_value(metric, value) for value in values)])
     return table
 
 
-def _shown(metric: str, value: float | None) -> str:
+def _format_value(metric: str, value: float | None) -> str:
     if value is None:
         return ""
     return f"{value}" if metric == "pieces" else f"{value:.2%}" if metric == "byte_fallback" else f"{value:.2f}"

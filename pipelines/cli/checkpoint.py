@@ -164,7 +164,7 @@ class PromptFileOptions:
 
 
 @dataclass(frozen=True)
-class EndOptions:
+class StopOptions:
     """Options of `gristmill generate` on the end of a continuation."""
 
     tokens: Annotated[int, typer.Option(min=1, help="Maximum number of new tokens.")] = 128
@@ -172,7 +172,7 @@ class EndOptions:
 
 
 @dataclass(frozen=True)
-class GeneratingModel:
+class GenerationModelOptions:
     """Options of the model of `gristmill generate` and `gristmill serve`."""
 
     tokenizer: TokenizerOption = None
@@ -193,9 +193,9 @@ class GeneratingModel:
 @with_option_groups
 def generate(
     checkpoint: CheckpointOption,
-    model: GeneratingModel,
+    model: GenerationModelOptions,
     sampling: SamplingOptions,
-    end: EndOptions,
+    end: StopOptions,
     file: PromptFileOptions,
     prompt: Annotated[str | None, typer.Option(help="The prompt text.")] = None,
 ) -> None:
@@ -331,7 +331,7 @@ class AddressOptions:
 
 
 @dataclass(frozen=True)
-class ServedOptions:
+class ServingOptions:
     """Options of the model and the limits."""
 
     model_name: Annotated[
@@ -363,8 +363,8 @@ class ServedOptions:
 def serve(
     checkpoint: CheckpointOption,
     address: AddressOptions,
-    served: ServedOptions,
-    model: GeneratingModel,
+    served: ServingOptions,
+    model: GenerationModelOptions,
 ) -> None:
     """Serve a model over HTTP with a page to talk to it and OpenAI's endpoints, until Ctrl-C or SIGTERM.
 

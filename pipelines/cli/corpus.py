@@ -94,7 +94,7 @@ def nearest(text: str, corpus: Path, limit: int, exhaustive: bool, workers: int)
         store = open_store(find_store(corpus))
         return similar(text, store, store.document_files(), limit, exhaustive)
     reporter = Reporter.to_terminal()
-    reporter.say("the corpus has no signature store (near_dedup: {keep_signatures: true}); computing signatures")
+    reporter.info("the corpus has no signature store (near_dedup: {keep_signatures: true}); computing signatures")
     files = corpus_document_files(corpus_folder(corpus))
     with tempfile.TemporaryDirectory() as folder:
         store = sign_corpus(files, NearDedupConfig().scheme, LocalEngine(workers, reporter), Path(folder) / "store")
@@ -161,7 +161,7 @@ def explore(
     if web:
         _explore_web(corpus, host, port, None if token_file is None else read_text(token_file))
         return
-    remote = RemoteWork.behind(corpus)
+    remote = RemoteWork.of_mirror(corpus)
     connection = open_corpus(corpus) if remote is None else open_address(remote.address_of("curate"))
     if sql is not None:
         _print_result(connection, sql)
@@ -182,7 +182,7 @@ def _explore_web(corpus: Path, host: str, port: int, token: str | None) -> None:
         raise RecipeError(
             f"{error.name} is not installed; run `pip install -c constraints.txt 'gristmill[serve]'`"
         ) from error
-    address, remote = Address(host, port, token and token.strip()), RemoteWork.behind(corpus)
+    address, remote = Address(host, port, token and token.strip()), RemoteWork.of_mirror(corpus)
     address.check()
     explored = ExploredCorpus(corpus if remote is None else remote.stored_files("curate"))
     serve_pages(make_app(explored, address.token), address, f"exploring {explored.files.place}", Reporter.to_terminal())

@@ -22,12 +22,12 @@ from gristmill.foundation.runtime.tasks.local import LocalEngine, may_fork
 from gristmill.pipelines.recipes.config import Recipe
 from gristmill.pipelines.recipes.recipe_file import load_recipe
 from gristmill.pipelines.stages.preflight import check_workdir, require_ready
-from gristmill.pipelines.stages.runner import Processes, Runner
+from gristmill.pipelines.stages.runner import RunContext, Runner
 from gristmill.pipelines.stages.stage import Stage
 from gristmill.pipelines.stages.stage_list import runnable_stages, stages_of, stages_up_to
 from gristmill.pipelines.workdir.publication import RemoteLease
 from gristmill.pipelines.workdir.raw_files import LockUpdate, local_bytes, lock_raw_files
-from gristmill.pipelines.workdir.remote import Publisher, RemoteWork, lease, mirror_of
+from gristmill.pipelines.workdir.remote import RemoteWork, Uploader, lease, local_mirror
 
 
 def with_option_groups(command: Callable[..., None]) -> Callable[..., None]:
@@ -99,7 +99,7 @@ class EngineOptions:
     def open(self, reporter: Reporter, work_folder: Path | None = None) -> Engine:
         """The engine. Raises RecipeError or InputError if a cluster cannot be used; see RayEngine."""
         folder = work_folder or Path("work")
-        remote = RemoteWork.behind(folder) if self.engine != "local" else None
+        remote = RemoteWork.of_mirror(folder) if self.engine != "local" else None
         store = "" if remote is None else remote.store.address
         if self.engine == "ray":
             return ray_engine.RayEngine(self.address or "auto", reporter, folder, store=store)
@@ -130,7 +130,7 @@ def parse_workdir(text: str) -> Path:
             "the files need; name another folder"
         ) from None
     if is_address(text):
-        return mirror_of(text)
+        return local_mirror(text)
     try:
         return Path(text).expanduser()
     except RuntimeError:
@@ -187,7 +187,7 @@ def make_runner(
             recipe, [candidate for candidate in stages if only in (None, candidate.name)], folder, world_size, reporter
         )
     freeze_loaded_modules()
-    publisher = _publisher(folder, reporter) if rank == 0 else None
+    publisher = _uploader(folder, reporter) if rank == 0 else None
     try:
         engine = options.open(reporter, folder) if rank == 0 else LocalEngine(1, reporter)
         if rank == 0:
@@ -200,19 +200,19 @@ def make_runner(
         if publisher is not None:
             publisher.close()
         raise
-    processes = Processes(engine, rank, publisher, options.overwrite, several_recipes)
+    processes = RunContext(engine, rank, publisher, options.overwrite, several_recipes)
     return Runner(recipe, folder, stages, lock, reporter, processes)
 
 
-def _publisher(folder: Path, reporter: Reporter) -> Publisher | None:
-    """Publisher of a mirror's stages with the store's lease; the mirror is filled first. None for other folders.
+def _uploader(folder: Path, reporter: Reporter) -> Uploader | None:
+    """Uploader of a mirror's stages with the store's lease; the mirror is filled first. None for other folders.
 
     Raises InputError if the store cannot be written to or another process writes there."""
-    remote = RemoteWork.behind(folder)
+    remote = RemoteWork.of_mirror(folder)
     if remote is None:
         return None
     remote.store.check_writable()
-    publisher = Publisher(remote, RemoteLease(remote.store, reporter.say), reporter.say)
+    publisher = Uploader(remote, RemoteLease(remote.store, reporter.info), reporter.info)
     try:
         remote.fetch(in_blocks=True)
     except BaseException:

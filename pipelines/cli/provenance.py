@@ -226,7 +226,7 @@ def forget(
     """Take documents and all their copies out of a work folder, keep them out, and state it."""
     from gristmill.pipelines.provenance.forget.removal import begin, finish, make_plan, read_pending, recipe_of
 
-    if RemoteWork.behind(workdir) is not None:
+    if RemoteWork.of_mirror(workdir) is not None:
         raise RecipeError("gristmill forget works on a local work folder; copy it here, then publish it again")
     recipe = recipe_of(workdir)
     options = StageOptions(engine.workers, engine.engine, engine.address, workdir)

@@ -60,7 +60,7 @@ def run(
     stages, skip_reason = selected_stages(loaded, to)
     runner = make_runner(loaded, stages, stage, update_lock)
     if skip_reason:
-        runner.reporter.say(skip_reason)
+        runner.reporter.info(skip_reason)
     runner.run()
     done = [stage.name for stage in stages]
     if "evaluate" in done and runner.rank == 0:
@@ -102,7 +102,7 @@ def report(recipe: RecipeArgument, stage: StageOptions, update_lock: UpdateLockO
     loaded = load_recipe(recipe, stage.set_ or [])
     folder = workdir_of(loaded, stage.workdir)
     check_workdir(folder)
-    if RemoteWork.behind(folder) is not None:
+    if RemoteWork.of_mirror(folder) is not None:
         fetched(folder)
     stages = [candidate for candidate in stages_of(loaded) if candidate.name != "report"]
     complete = [

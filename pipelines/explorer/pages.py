@@ -61,7 +61,7 @@ for (const slider of document.querySelectorAll("input[type=range]")) {
 """.lstrip()
 
 
-def shown(value: Any) -> str:
+def html_text(value: Any) -> str:
     return escape(visible(str(value)))
 
 
@@ -70,15 +70,15 @@ def page(title: str, body: str) -> str:
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f'<title>{shown(title)}</title><link rel="stylesheet" href="/style.css">'
+        f'<title>{html_text(title)}</title><link rel="stylesheet" href="/style.css">'
         '<script src="/explore.js" defer></script>'
-        f"</head><body><header><nav>{links}</nav></header><main><h1>{shown(title)}</h1>{body}</main></body></html>\n"
+        f"</head><body><header><nav>{links}</nav></header><main><h1>{html_text(title)}</h1>{body}</main></body></html>\n"
     )
 
 
 def link(path: str, text: Any, **parameters: Any) -> str:
     query = f"?{urlencode(parameters, errors='replace')}" if parameters else ""
-    return f'<a href="{escape(path + query)}">{shown(text)}</a>'
+    return f'<a href="{escape(path + query)}">{html_text(text)}</a>'
 
 
 def document_link(doc_id: str) -> str:
@@ -89,7 +89,7 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[str]], numeric: int = 
     """rows: of HTML. numeric: trailing columns of numbers."""
     left = len(columns) - numeric
     kind = ["" if place < left else ' class="number"' for place in range(len(columns))]
-    head = "".join(f"<th{kind[place]}>{shown(name)}</th>" for place, name in enumerate(columns))
+    head = "".join(f"<th{kind[place]}>{html_text(name)}</th>" for place, name in enumerate(columns))
     body = "\n".join(
         f"<tr>{''.join(f'<td{kind[place]}>{cell}</td>' for place, cell in enumerate(row))}</tr>" for row in rows
     )
@@ -114,7 +114,7 @@ def overview(
         sources.append((link("/documents", name, source=name), f"{entry['read']['documents']:,}", *cells))
         for rule, tally in entry["removed"].items():
             documents = link("/documents", f"{tally['documents']:,}", source=name, rule=rule)
-            removals.append((shown(rule), shown(name), documents))
+            removals.append((html_text(rule), html_text(name), documents))
     by_language = [
         (link("/documents", row["name"], language=row["name"]) if row["name"] else "none", f"{row['documents']:,}")
         for row in languages
@@ -136,14 +136,15 @@ def overview(
 def documents(filters: Filters, total: int | None, rows: Sequence[Mapping[str, Any]], search: Search | None) -> str:
     """search: None for the sample."""
     fields = "".join(
-        f'<label>{name}<input name="{name}" value="{shown(value)}"></label>' for name, value in vars(filters).items()
+        f'<label>{name}<input name="{name}" value="{html_text(value)}"></label>'
+        for name, value in vars(filters).items()
     )
     listed = [
         (
             document_link(row["doc_id"]),
-            shown(row["source"]),
-            shown(row["rule"] or row["outcome"]),
-            shown(row["excerpt"] or ""),
+            html_text(row["source"]),
+            html_text(row["rule"] or row["outcome"]),
+            html_text(row["excerpt"] or ""),
         )
         for row in rows
     ]
@@ -168,8 +169,8 @@ def document(
 ) -> str:
     """Page of a document: the result of each step, and its text from character `start` on, removed spans marked."""
     history = "".join(
-        f"<li>{shown(event.step)}: {shown(event.outcome)}<ul>"
-        + "".join(f"<li>{shown(line)}</li>" for line in event.lines)
+        f"<li>{html_text(event.step)}: {html_text(event.outcome)}<ul>"
+        + "".join(f"<li>{html_text(line)}</li>" for line in event.lines)
         + "</ul></li>"
         for event in events
     )
@@ -195,15 +196,15 @@ def marked_spans(text: str, spans: Sequence[tuple[int, int]], start: int, stop: 
     for first, last in sorted(spans):
         first, last = max(first, at), min(last, stop)
         if first < last:
-            parts += [shown(text[at:first]), f"<del>{shown(text[first:last])}</del>"]
+            parts += [html_text(text[at:first]), f"<del>{html_text(text[first:last])}</del>"]
             at = last
-    return "".join([*parts, shown(text[at:stop])])
+    return "".join([*parts, html_text(text[at:stop])])
 
 
 def rules(counts: Mapping[str, Any]) -> str:
     rows = [
-        (link("/rule", rule["rule"], source=source, rule=rule["rule"]), shown(source), shown(rule["signal"]),
-         f"{shown(rule['keep'])} {rule['threshold']:g}")
+        (link("/rule", rule["rule"], source=source, rule=rule["rule"]), html_text(source), html_text(rule["signal"]),
+         f"{html_text(rule['keep'])} {rule['threshold']:g}")
         for source, group in counts["rules"].items()
         for rule in group
     ]  # fmt: skip
@@ -213,11 +214,11 @@ def rules(counts: Mapping[str, Any]) -> str:
 def rule(asked: Threshold, sweep: ThresholdEffect) -> str:
     """The slider of a threshold: what it would keep, and the nearest documents on both sides."""
     hidden = "".join(
-        f'<input type="hidden" name="{name}" value="{shown(getattr(asked, name))}">' for name in ("source", "rule")
+        f'<input type="hidden" name="{name}" value="{html_text(getattr(asked, name))}">' for name in ("source", "rule")
     )
     # Ends and steps of a slider of any numbers: the value itself is always one of its positions.
     slider = (
-        f'<form action="/rule">{hidden}<label class="long">{shown(asked.signal)} {shown(asked.keep)} '
+        f'<form action="/rule">{hidden}<label class="long">{html_text(asked.signal)} {html_text(asked.keep)} '
         f'<output>{asked.value:g}</output><input type="range" autofocus name="value" '
         f'min="{sweep.low!r}" max="{sweep.high!r}" step="any" value="{asked.value!r}"></label></form>'
         f'<form action="/rule">{hidden}<label>exact value'
@@ -226,7 +227,7 @@ def rule(asked: Threshold, sweep: ThresholdEffect) -> str:
     exact = f"/rule/exact?{urlencode({'source': asked.source, 'rule': asked.rule, 'value': repr(asked.value)})}"
     waiting = "" if sweep.is_exact else f' data-exact="{escape(exact)}"'
     said = (
-        f"<p{waiting}>{shown(counted(sweep.counts, sweep.is_exact))}</p>"
+        f"<p{waiting}>{html_text(counted(sweep.counts, sweep.is_exact))}</p>"
         f"<p>The recipe's threshold is {asked.threshold:g}. The value counts for every language; a document that "
         "passes may still be a duplicate. Below: the nearest of the sampled documents.</p>"
     )
@@ -250,7 +251,7 @@ def nearest_rows(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
         (
             document_link(row["doc_id"]),
             "kept" if row["kept"] else "removed",
-            shown(row["excerpt"] or ""),
+            html_text(row["excerpt"] or ""),
             f"{row['value']:g}",
         )
         for row in rows
@@ -278,7 +279,7 @@ def histogram(sweep: ThresholdEffect, value: float) -> str:
 
 def clusters(rows: Sequence[Mapping[str, Any]], number: int) -> str:
     listed = [
-        (link(f"/duplicates/{row['doc_id']}", row["doc_id"][:12]), shown(row["excerpt"]), f"{row['duplicates']:,}")
+        (link(f"/duplicates/{row['doc_id']}", row["doc_id"][:12]), html_text(row["excerpt"]), f"{row['duplicates']:,}")
         for row in rows
     ]  # fmt: skip
     columns = ("kept document", "first words", "duplicates")
@@ -289,8 +290,8 @@ def clusters(rows: Sequence[Mapping[str, Any]], number: int) -> str:
 def cluster(kept_id: str, duplicates: Sequence[Mapping[str, Any]], other_id: str, texts: Mapping[str, str]) -> str:
     """A kept document and one of its duplicates side by side, with different words marked."""
     rows = [
-        (link(f"/duplicates/{kept_id}", row["doc_id"][:12], other=row["doc_id"]), shown(row["source"]),
-         shown(row["step"]), f"{row['similarity']:.4f}")
+        (link(f"/duplicates/{kept_id}", row["doc_id"][:12], other=row["doc_id"]), html_text(row["source"]),
+         html_text(row["step"]), f"{row['similarity']:.4f}")
         for row in duplicates
     ]  # fmt: skip
     if kept_id not in texts or other_id not in texts:
@@ -313,7 +314,7 @@ def compared(left: str, right: str) -> tuple[str, str]:
             sides, (left_words[ends[0] : ends[1]], right_words[ends[2] : ends[3]]), ("del", "ins"), strict=True
         ):
             if words:
-                text = shown(" ".join(words))
+                text = html_text(" ".join(words))
                 side.append(text if kind == "equal" else f"<{mark}>{text}</{mark}>")
     return " ".join(sides[0]), " ".join(sides[1])
 
@@ -329,19 +330,19 @@ def contamination(report: Mapping[str, Any], questions: Sequence[Mapping[str, An
         rows = [
             (
                 document_link(row["doc_id"]),
-                *(shown(row[name]) for name in ("example", "kind", "benchmark_text", "excerpt")),
+                *(html_text(row[name]) for name in ("example", "kind", "benchmark_text", "excerpt")),
             )
             for row in numbers["shown"]
         ]
-        parts.append(f"<h2>{shown(name)}</h2><p>{numbers['documents']:,} documents hit.</p>")
+        parts.append(f"<h2>{html_text(name)}</h2><p>{numbers['documents']:,} documents hit.</p>")
         columns = ("document", "example", "kind", "benchmark", "text of the document")
         parts.append(table(columns, rows) if rows else "")
     listed = [
         (
-            shown(row["benchmark"]),
-            shown(row["example"]),
-            shown(row["kind"]),
-            "<br>".join(f"{shown(name)}: {shown(text)}" for name, text in row.get("texts", {}).items()),
+            html_text(row["benchmark"]),
+            html_text(row["example"]),
+            html_text(row["kind"]),
+            "<br>".join(f"{html_text(name)}: {html_text(text)}" for name, text in row.get("texts", {}).items()),
             ", ".join(document_link(document["doc_id"]) for document in row["documents"][:MAX_LINKS]),
             f"{len(row['documents']):,}",
         )
@@ -353,26 +354,26 @@ def contamination(report: Mapping[str, Any], questions: Sequence[Mapping[str, An
 
 
 def personal_data(rows: Sequence[Mapping[str, Any]]) -> str:
-    listed = [(document_link(row["doc_id"]), shown(row["excerpt"]), f"{row['replaced']:,}") for row in rows]
+    listed = [(document_link(row["doc_id"]), html_text(row["excerpt"]), f"{row['replaced']:,}") for row in rows]
     return table(("document", "first words", "placeholders"), listed, 1) if listed else "<p>None was replaced.</p>"
 
 
 def similar(text: str, nearest: NearestPage | None) -> str:
     form = (
         '<form action="/similar" method="post"><label class="long">text'
-        f'<textarea name="text" rows="8">{shown(text)}</textarea></label><button>Search</button></form>'
+        f'<textarea name="text" rows="8">{html_text(text)}</textarea></label><button>Search</button></form>'
     )
     if nearest is None:
         return form
     listed = [
-        (document_link(row.doc_id), shown(row.source), shown(row.excerpt), f"{row.similarity:.4f}")
+        (document_link(row.doc_id), html_text(row.source), html_text(row.excerpt), f"{row.similarity:.4f}")
         for row in nearest.neighbours
     ]
     onward = "Those were the last." if nearest.after is None else ""
     if nearest.after is not None:
         onward = (
             f'<form action="/similar?after={nearest.after}" method="post">'
-            f'<input type="hidden" name="text" value="{shown(text)}"><button>Compare the next ones</button></form>'
+            f'<input type="hidden" name="text" value="{html_text(text)}"><button>Compare the next ones</button></form>'
         )
     return (
         f"{form}<p>The nearest of {nearest.compared:,} documents whose signatures were compared, of "
@@ -387,12 +388,16 @@ def sql(
 ) -> str:
     form = (
         '<form action="/sql"><label class="long">one SELECT'
-        f'<textarea name="q" rows="5">{shown(query)}</textarea></label><button>Run</button></form>'
+        f'<textarea name="q" rows="5">{html_text(query)}</textarea></label><button>Run</button></form>'
     )
     answer = ""
     if result is not None:
         columns, rows, more = result
-        answer = table(columns, [[shown(str(cell)[:CELL_CHARACTERS]) for cell in row] for row in rows])
+        answer = table(columns, [[html_text(str(cell)[:CELL_CHARACTERS]) for cell in row] for row in rows])
         answer += f"<p>The first {len(rows):,} rows.</p>" if more else f"<p>{len(rows):,} rows.</p>"
-    described = [(shown(view), shown(name), shown(kind)) for view, columns in schema.items() for name, kind in columns]
+    described = [
+        (html_text(view), html_text(name), html_text(kind))
+        for view, columns in schema.items()
+        for name, kind in columns
+    ]
     return f"{form}{answer}<h2>Tables</h2>{table(('table', 'column', 'type'), described)}"

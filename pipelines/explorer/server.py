@@ -57,7 +57,7 @@ def serve_pages(app: Starlette, address: Address, said: str, reporter: Reporter)
     address.check()
     with bound(address.host, address.port) as listener:
         query = "?token=TOKEN" if address.token else ""
-        reporter.say(f"{said} at http://{address.host}:{listener.getsockname()[1]}/{query}")
+        reporter.info(f"{said} at http://{address.host}:{listener.getsockname()[1]}/{query}")
         settings = uvicorn.Config(app, log_level="warning", lifespan="off")
         uvicorn.Server(settings).run(sockets=[listener])
 
@@ -132,7 +132,7 @@ def rendered(title: str, body: Callable[[], str], page: Callable[[str, str], str
     try:
         content, status = page(title, body()), 200
     except (InputError, RecipeError) as error:
-        content, status = page(title, f"<p>{pages.shown(error)}</p>"), 400
+        content, status = page(title, f"<p>{pages.html_text(error)}</p>"), 400
     return Response(content.encode("utf-8", "replace"), status, media_type="text/html; charset=utf-8")
 
 
@@ -176,7 +176,7 @@ def document(corpus: ExploredCorpus, request: Request) -> str:
 def rule(corpus: ExploredCorpus, request: Request) -> str:
     source, name, value = (request.query_params.get(key, "") for key in ("source", "rule", "value"))
     asked = corpus.threshold(source, name, value)
-    return f"<p>{pages.shown(name)}, source {pages.shown(source)}</p>" + pages.rule(asked, corpus.sweep(asked))
+    return f"<p>{pages.html_text(name)}, source {pages.html_text(source)}</p>" + pages.rule(asked, corpus.sweep(asked))
 
 
 def exact_counts(corpus: ExploredCorpus, request: Request) -> Response:

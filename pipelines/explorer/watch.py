@@ -15,7 +15,7 @@ from gristmill.foundation.errors import InputError
 from gristmill.foundation.manifest import MANIFEST_NAME
 from gristmill.pipelines.explorer import pages
 from gristmill.pipelines.explorer.server import guarded, rendered
-from gristmill.pipelines.report.content import smoothed
+from gristmill.pipelines.report.content import moving_average
 from gristmill.pipelines.report.figures import curves
 from gristmill.pipelines.report.render import visible
 
@@ -118,8 +118,8 @@ def html(title: str, content: str) -> str:
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f'<title>{pages.shown(title)}</title><link rel="stylesheet" href="/style.css">'
-        f'<script src="/watch.js" defer></script></head><body><main><h1>{pages.shown(title)}</h1>{content}'
+        f'<title>{pages.html_text(title)}</title><link rel="stylesheet" href="/style.css">'
+        f'<script src="/watch.js" defer></script></head><body><main><h1>{pages.html_text(title)}</h1>{content}'
         "</main></body></html>\n"
     )
 
@@ -135,7 +135,7 @@ def body(runs: Sequence[WatchedRun]) -> str:
             version = sum(len(x) for x, _ in series.values())
             parts.append(f'<h2>{title}</h2><img alt="{title}" src="/figure/{name}.svg?version={version}">')
     for run in runs:
-        parts += [f"<h2>Samples of {pages.shown(run.name)}</h2>{text}" for text in [samples(run)] if text]
+        parts += [f"<h2>Samples of {pages.html_text(run.name)}</h2>{text}" for text in [samples(run)] if text]
     return "".join(parts)
 
 
@@ -158,7 +158,7 @@ def row(run: WatchedRun) -> tuple[str, ...]:
         time_left(total, last.get("tokens"), rate),
         f"{memory / 1e9:.2f} GB" if memory else "",
     )
-    return tuple(pages.shown(cell) for cell in cells)
+    return tuple(pages.html_text(cell) for cell in cells)
 
 
 def time_left(total: int | None, tokens: int | None, rate: float | None) -> str:
@@ -176,7 +176,7 @@ def samples(run: WatchedRun) -> str:
         return ""
     listed = json.loads(path.read_bytes())[:5]
     texts = (f"{item['prompt']} ⟩⟩⟩ {item['greedy']}"[:SAMPLE_CHARACTERS] for item in listed)
-    return "".join(f'<pre dir="auto" tabindex="0">{pages.shown(text)}</pre>' for text in texts)
+    return "".join(f'<pre dir="auto" tabindex="0">{pages.html_text(text)}</pre>' for text in texts)
 
 
 def points(name: str, runs: Sequence[WatchedRun]) -> dict[str, tuple[list[float], list[float]]]:
@@ -208,7 +208,7 @@ def _add(series: dict[str, tuple[list[float], list[float]]], name: str, tokens: 
 
 def drawn(name: str, runs: Sequence[WatchedRun]) -> bytes:
     """The figure's SVG, with every run in a colour of its own."""
-    smooth: Callable[[list[float]], list[float]] = smoothed if name == "loss" else list
+    smooth: Callable[[list[float]], list[float]] = moving_average if name == "loss" else list
     thinned = {}
     for curve, (x, y) in points(name, runs).items():
         step = -(-len(x) // MAX_POINTS)

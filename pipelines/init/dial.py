@@ -52,7 +52,7 @@ class TrainingRehearsal:
 
 @dataclass(frozen=True)
 class Setting:
-    """text_bytes, text_tokens: of the training text. overhead: forecast seconds of all that is not training. say: hears
+    """text_bytes, text_tokens: of the training text. overhead: forecast seconds of all that is not training. info: of
     each measured rate."""
 
     text_bytes: float
@@ -60,7 +60,7 @@ class Setting:
     vocabulary: int
     precision: str
     overhead: float
-    say: Callable[[str], None] = lambda line: None
+    info: Callable[[str], None] = lambda line: None
 
     @property
     def max_tokens(self) -> float:
@@ -224,7 +224,7 @@ def rehearsed(
 
 def _rate(size: ModelSize, setting: Setting) -> float:
     rate = measured_rate(size, setting.precision)
-    setting.say(f"depth {size.depth}, {size.parameters / 1e6:.2f}M parameters: {rate:,.0f} tokens a second")
+    setting.info(f"depth {size.depth}, {size.parameters / 1e6:.2f}M parameters: {rate:,.0f} tokens a second")
     return rate
 
 

@@ -58,7 +58,7 @@ def write_first_recipe(
 ) -> Choice:
     """Writes the commented recipe of the folder's files to `path`. show: takes a line for each source and for what is
     unused. Raises InputError where the files give no recipe."""
-    reporter.say(f"looking at the files of {folder}")
+    reporter.info(f"looking at the files of {folder}")
     looked = survey(folder)
     sources = plan_sources(looked.groups)
     for line in summary(looked, sources):
@@ -79,7 +79,7 @@ def write_first_recipe(
             vocabulary,
             rehearsed_plan.precision,
             sum(before.values()) + dial.EVALUATION_SECONDS,
-            reporter.say,
+            reporter.info,
         )
         with reporter.meter("measuring how fast this machine trains", 1, "measurements") as meter:
             choice = choose(size, setting)

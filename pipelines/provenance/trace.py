@@ -31,7 +31,7 @@ from gristmill.foundation.errors import InputError, RecipeError
 from gristmill.foundation.files import write_atomic
 from gristmill.foundation.manifest import CACHE_FOLDER, MANIFEST_NAME, read_manifest
 from gristmill.pipelines.recipes.config import Recipe
-from gristmill.pipelines.workdir.data_forms import form_of, open_form
+from gristmill.pipelines.workdir.data_forms import open_format, sample_format
 from gristmill.training.config.train import LEFT_OUT
 
 # Steps of a run in metrics.jsonl, found by bisection of the file: a run of 10^6 steps is not read whole.
@@ -181,7 +181,7 @@ def _chosen_rows(recipe: Recipe, workdir: Path, source: str, names: Collection[s
     table = pa.concat_tables(tables) if tables else pa.table({"doc_id": [], "language": []})
     times = np.ones(len(table), np.int64)
     if recipe.index.rehydrate and len(table):
-        times = read_repeats(corpus, recipe.index.rehydrate).of(table["doc_id"])
+        times = read_repeats(corpus, recipe.index.rehydrate).counts_of(table["doc_id"])
     rows = np.repeat(np.arange(len(table), dtype=np.int64), times)
     if recipe.index.mix is not None and cells.is_file():
         encoded = _encoded(pq.read_table(cells, columns=["cell"])["cell"])
@@ -233,7 +233,7 @@ class Tracer:
 
     def __init__(self, recipe: Recipe, workdir: Path):
         model, self.train = recipe.training()
-        form = form_of(self.train.objective)
+        form = sample_format(self.train.objective)
         if form not in TRACED_FORMS:
             raise RecipeError(
                 f"train.objective: {self.train.objective} makes samples of its own, whose documents cannot be traced; "
@@ -243,7 +243,7 @@ class Tracer:
             if not (workdir / stage / MANIFEST_NAME).is_file():
                 raise InputError(f"{workdir / stage}: not complete; run `gristmill run` with this recipe first")
         self.workdir, self.recipe, self.sequence_length = workdir, recipe, model.sequence_length
-        self.samples = open_form(form, workdir / "index", "train", recipe)
+        self.samples = open_format(form, workdir / "index", "train", recipe)
         self._shards = lru_cache(maxsize=None)(self._shards_of)
 
     @property

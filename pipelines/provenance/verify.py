@@ -23,11 +23,11 @@ from gristmill.foundation.manifest import (
 from gristmill.foundation.runtime.tasks.engine import Engine
 from gristmill.pipelines.provenance.forget.statement import STATEMENTS_FOLDER, wrong_with_statements
 from gristmill.pipelines.recipes.recipe_file import validate
-from gristmill.pipelines.stages.runner import Processes, Runner
+from gristmill.pipelines.stages.runner import RunContext, Runner
 from gristmill.pipelines.stages.stage import Stage
 from gristmill.pipelines.stages.stage_list import with_report
 from gristmill.pipelines.workdir.raw_files import lock_raw_files
-from gristmill.pipelines.workdir.remote import LEASE_NAME, MARK_NAME, RemoteWork, lease, mirror_of
+from gristmill.pipelines.workdir.remote import LEASE_NAME, MARK_NAME, RemoteWork, lease, local_mirror
 from gristmill.training.config.train import STEPS_WITHOUT_REPLICAS
 
 PAPERS_FOLDER, CROISSANT_NAME = "summary", "croissant.json"  # of `gristmill summary`, whose --check compares them
@@ -186,7 +186,7 @@ def reproduce(manifest_path: Path, workdir: Path, stages: Sequence[Stage], engin
     needed = stages[: stages.index(stage) + 1]  # the recipe may have no sections for those after it
     if stage.name == "report":  # on the stages that were complete
         needed = with_report([candidate for candidate in needed if candidate.name in original.inputs])
-    runner = Runner(recipe, workdir, needed, lock, engine.reporter, Processes(engine))
+    runner = Runner(recipe, workdir, needed, lock, engine.reporter, RunContext(engine))
     with lease(workdir):
         write_lock(workdir / LOCK_NAME, lock)
         _copy_tombstones(folder, workdir)
@@ -259,7 +259,7 @@ def manifest_folder(location: str) -> Iterator[Path]:
 def plan_folder(folder: Path) -> Iterator[Path]:
     """The work folder; of a mirror a folder with the manifests that are published now, and with its interrupted
     stages."""
-    remote = RemoteWork.behind(folder)
+    remote = RemoteWork.of_mirror(folder)
     if remote is None:
         yield folder
         return
@@ -273,8 +273,8 @@ def plan_folder(folder: Path) -> Iterator[Path]:
 
 @contextmanager
 def _copied(location: str, with_outputs: bool) -> Iterator[tuple[RemoteWork, Path]]:
-    mirror = mirror_of(location)
-    behind = RemoteWork.behind(mirror)
+    mirror = local_mirror(location)
+    behind = RemoteWork.of_mirror(mirror)
     assert behind is not None
     with tempfile.TemporaryDirectory() as name:
         copy = RemoteWork(Path(name), behind.store)

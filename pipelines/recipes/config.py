@@ -128,7 +128,7 @@ class Recipe(Config):
         missing = self.missing_sections(TrainingSections._fields)
         if self.model is None or self.train is None:
             raise RecipeError(
-                f"recipe {self.name}: {missing_text(missing)}; write {pronoun(missing)} as in the recipe demo"
+                f"recipe {self.name}: {missing_text(missing)}; write {plural_pronoun(missing)} as in the recipe demo"
             )
         return TrainingSections(self.model, self.train)
 
@@ -163,7 +163,7 @@ def missing_text(sections: list[str]) -> str:
     return f"the section {quoted} is missing" if len(sections) == 1 else f"the sections {quoted} are missing"
 
 
-def pronoun(sections: list[str]) -> str:
+def plural_pronoun(sections: list[str]) -> str:
     return "it" if len(sections) == 1 else "them"
 
 

@@ -18,7 +18,7 @@ from gristmill.pipelines.report.evaluation import evaluation_blocks, language_bl
 from gristmill.pipelines.report.figures import curves
 from gristmill.pipelines.report.flow import source_colors
 from gristmill.pipelines.report.render import Block, Excerpt, Figure, Heading, Paragraph, Table
-from gristmill.pipelines.workdir.data_forms import form_of, open_form, sampling
+from gristmill.pipelines.workdir.data_forms import open_format, sample_format, sampling
 from gristmill.tokenizers.report import LANGUAGES_NAME
 from gristmill.training.config.train import RUN_NAME, TIMING_NAME
 
@@ -123,13 +123,15 @@ def training_blocks(folders: Folders) -> list[Block]:
     losses = [(line["tokens"], line["loss"]) for line in lines if line.get("loss") is not None]
     model = json.loads((folders.train / "model.json").read_bytes())
     series = {
-        "training": ([tokens / 1e6 for tokens, _ in losses], smoothed([loss for _, loss in losses])),
+        "training": ([tokens / 1e6 for tokens, _ in losses], moving_average([loss for _, loss in losses])),
         **validation_series(lines),
     }
     metadata = read_manifest(folders.train).metadata
     colors = {f"validation, {name}": color for name, color in source_colors(sources_of(folders)).items()}
     drawn = curves(series, "million tokens", "loss, nats per token", colors)
-    rows = tuple((name.replace("_", " "), shown(value)) for name, value in sorted(metadata.items()) if is_plain(value))
+    rows = tuple(
+        (name.replace("_", " "), format_value(value)) for name, value in sorted(metadata.items()) if is_plain(value)
+    )
     return [
         Heading("Training"),
         Figure("loss", drawn, "Loss against tokens seen"),
@@ -229,8 +231,8 @@ def raw_file_blocks(curate: Path) -> list[Block]:
     raw = tuple(
         (
             source["name"],
-            number(len(source["files"])),
-            number(sum(file["bytes"] for file in source["files"])),
+            format_number(len(source["files"])),
+            format_number(sum(file["bytes"] for file in source["files"])),
             manifest.inputs[f"raw:{source['name']}"],
         )
         for source in manifest.origin["lock"]["sources"]
@@ -242,13 +244,13 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
 
 
-def smoothed(values: list[float]) -> list[float]:
+def moving_average(values: list[float]) -> list[float]:
     """Moving average over the last SMOOTHING_SHARE of the run's steps: [4, 2] over 2 steps -> [4, 3]."""
     width = max(1, round(SMOOTHING_SHARE * len(values)))
     return [sum(values[max(0, end - width) : end]) / min(end, width) for end in range(1, len(values) + 1)]
 
 
-def number(value: float) -> str:
+def format_number(value: float) -> str:
     """1234567 -> '1,234,567'."""
     return f"{value:,}"
 
@@ -257,8 +259,8 @@ def is_plain(value: Any) -> bool:
     return isinstance(value, str | int | float) and not isinstance(value, Mapping)
 
 
-def shown(value: Any) -> str:
-    return value if isinstance(value, str) else number(value) if isinstance(value, int) else f"{value:.4f}"
+def format_value(value: Any) -> str:
+    return value if isinstance(value, str) else format_number(value) if isinstance(value, int) else f"{value:.4f}"
 
 
 # The report's section on the blend: the recipe's weights compared with the samples that training drew.
@@ -273,12 +275,12 @@ def blend_blocks(recipe: Recipe, folders: Folders) -> list[Block]:
     if index is None or train is None:
         return []
     model, settings = recipe.training()
-    form = form_of(settings.objective)
+    form = sample_format(settings.objective)
     if form == "own":
         return []
     lines = [json.loads(line) for line in (train / "metrics.jsonl").read_text("utf-8").splitlines()]
     trained = max(line["tokens"] for line in lines if "tokens" in line)
-    drawn = open_form(form, index, "train", recipe).drawn(trained // model.sequence_length)
+    drawn = open_format(form, index, "train", recipe).drawn(trained // model.sequence_length)
     dataset = read_dataset(index)
     phases = sampling(recipe, dataset).phases
     weights = tokens_drawn(dict.fromkeys((draw.source for draw in drawn), 0.0), trained, phases)

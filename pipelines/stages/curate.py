@@ -102,9 +102,9 @@ def run(context: StageContext) -> dict[str, Any]:
         )
     )
     for line in removal_table(summary):
-        context.reporter.say(line)
+        context.reporter.info(line)
     total = document_totals(summary)
-    context.reporter.say(
+    context.reporter.info(
         f"curate: {total['read']} documents read, {total['kept']} kept, {total['removed']} removed, "
         f"{total['quarantined']} quarantined"
     )
@@ -112,9 +112,9 @@ def run(context: StageContext) -> dict[str, Any]:
     wanted = {src.name: default if src.languages is None else src.languages for src in recipe.sources}
     used = {name: entry for name, entry in summary["sources"].items() if entry["kept"]}  # the others were named
     for line in heavy_removals(used, wanted):
-        context.reporter.say(line)
+        context.reporter.info(line)
     for line in quarantined(context):
-        context.reporter.say(f"quarantine: {line}")
+        context.reporter.info(f"quarantine: {line}")
     return {"documents": total, "sources": summary["sources"]}
 
 

@@ -53,7 +53,7 @@ def _evaluate_objective(context: StageContext, checkpoint: Path) -> dict[str, An
     available = objective.num_samples or MAX_SAMPLES
     count = min(limit or available, available)
     model, _ = load_model(checkpoint, local_device(RankInfo.from_environment()))
-    context.reporter.say(f"evaluate: {count} samples of the objective; the recipe's tasks are for causal models")
+    context.reporter.info(f"evaluate: {count} samples of the objective; the recipe's tasks are for causal models")
     rows = evaluate_objective(model, objective, count)
     write_objective_scores(context.folder, rows, count)
     return {"checkpoint": checkpoint.name, "scores": [score_summary(row) for row in rows]}

@@ -59,7 +59,7 @@ def run(context: StageContext) -> dict[str, Any]:
     )
     dataset, tokenizer = indexing.index_corpus(request, context.engine)
     for line in [*_repeat_notes(recipe, dataset), *held_out_notes(tokens_by_language(dataset))]:
-        context.reporter.say(f"index: {line}")
+        context.reporter.info(f"index: {line}")
     return {
         "vocab_size": dataset.vocab_size,
         "end_of_document": dataset.end_of_document,

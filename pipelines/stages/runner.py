@@ -32,7 +32,7 @@ from gristmill.foundation.runtime.tasks.engine import Engine
 from gristmill.foundation.runtime.tasks.local import LocalEngine
 from gristmill.pipelines.recipes.config import Recipe
 from gristmill.pipelines.stages.stage import Stage, StageContext
-from gristmill.pipelines.workdir.remote import Publisher, lease
+from gristmill.pipelines.workdir.remote import Uploader, lease
 
 POLL_SECONDS = 0.5
 TIMES_NAME = "times.jsonl"
@@ -54,14 +54,14 @@ class StagePlan:
 
 
 @dataclass(frozen=True)
-class Processes:
+class RunContext:
     """engine: runs the tasks of the stages; None: this process. rank: of this process under torchrun; only rank 0
     writes the stages' folders. publisher: of a work folder in a store. overwrite: what another recipe made is deleted
     instead of set aside. several_recipes: it stays beside this one's on purpose, and nothing is said of it."""
 
     engine: Engine | None = None
     rank: int = 0
-    publisher: Publisher | None = None
+    publisher: Uploader | None = None
     overwrite: bool = False
     several_recipes: bool = False
 
@@ -76,7 +76,7 @@ class Runner:
         stages: Sequence[Stage],
         lock: Lock,
         reporter: Reporter,
-        processes: Processes = Processes(),
+        processes: RunContext = RunContext(),
     ):
         self.recipe, self.workdir, self.stages, self.lock = recipe, workdir, stages, lock
         self.reporter, self.rank, self.publisher = reporter, processes.rank, processes.publisher
@@ -142,7 +142,7 @@ class Runner:
             complete = [
                 candidate.name for candidate in self.stages if (self.folder(candidate) / MANIFEST_NAME).is_file()
             ]
-            self.reporter.say(
+            self.reporter.info(
                 f"{stage.name}: interrupted; kept: complete stages ({', '.join(complete) or 'none'}) and the finished "
                 f"files of {stage.name}"
             )
@@ -159,7 +159,7 @@ class Runner:
     def _remove_temporary_files(self, folder: Path | None = None) -> None:
         """folder: below which; None: of the whole work folder."""
         for path in sweep(folder or self.workdir):
-            self.reporter.say(f"removed {path}, left by a process that was stopped")
+            self.reporter.info(f"removed {path}, left by a process that was stopped")
 
     def _action(
         self, stage: Stage, fingerprint: str, config: Mapping[str, Any], inputs: Mapping[str, str]
@@ -184,14 +184,14 @@ class Runner:
         stage, folder = plan.stage, self.folder(plan.stage)
         if plan.action == "skip":
             check_sizes(folder, read_manifest(folder))
-            self.reporter.say(f"{stage.name}: complete, skipped")
+            self.reporter.info(f"{stage.name}: complete, skipped")
             self._publish(stage)
             return
         if os.path.lexists(folder) and not (folder / MANIFEST_NAME).is_file():
             raise InputError(
                 f"{folder}: folder exists without a manifest, and {stage.name} writes its output there; move it away"
             )
-        self.reporter.say(f"{stage.name}: {plan.action} ({'; '.join(plan.reasons[:3])})")
+        self.reporter.info(f"{stage.name}: {plan.action} ({'; '.join(plan.reasons[:3])})")
         if plan.action == "restore":
             self._replace(stage, self.aside(stage, plan.fingerprint))
             self._publish(stage)
@@ -283,7 +283,7 @@ class Runner:
         old.rename(kept)
         sync(self.workdir)
         if not self.several_recipes:
-            self.reporter.say(
+            self.reporter.info(
                 f"{stage.name}: what the other recipe made is kept in {kept}; remove it, or run with --overwrite to "
                 "replace"
             )
@@ -306,7 +306,7 @@ class Runner:
             return
         for path in sorted(self.workdir.glob(f".{stage.name}-*")):
             if path != keep:
-                self.reporter.say(f"{stage.name}: removing {path.name}, an incomplete run of another recipe")
+                self.reporter.info(f"{stage.name}: removing {path.name}, an incomplete run of another recipe")
                 remove_tree(path)
 
     def _log_time(self, stage: str, seconds: float) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from gristmill.foundation.errors import RecipeError
-from gristmill.pipelines.recipes.config import Recipe, missing_text, pronoun
+from gristmill.pipelines.recipes.config import Recipe, missing_text, plural_pronoun
 from gristmill.pipelines.stages.curate import STAGE as CURATE
 from gristmill.pipelines.stages.evaluate import STAGE as EVALUATE
 from gristmill.pipelines.stages.index import STAGE as INDEX
@@ -45,7 +45,7 @@ def stages_up_to(recipe: Recipe, stages: Sequence[Stage], last: str) -> tuple[St
             before = names[names.index(stage.name) - 1]
             raise RecipeError(
                 f"recipe {recipe.name}: {missing_text(missing)}, which the stage {stage.name} reads; write "
-                f"{pronoun(missing)} as in the recipe demo, or stop earlier: gristmill run RECIPE --to {before}"
+                f"{plural_pronoun(missing)} as in the recipe demo, or stop earlier: gristmill run RECIPE --to {before}"
             )
     return selected
 

@@ -43,7 +43,7 @@ def run(context: StageContext) -> dict[str, Any]:
         sampled = _train(context)
     tokenizer = loading.load_tokenizer(context.folder)
     exported = _export(context, tokenizer) if (context.folder / loading.MODEL_NAME).is_file() else True
-    context.reporter.say(f"tokenizer: {tokenizer.vocab_size} pieces, encoder {tokenizer.encoder}")
+    context.reporter.info(f"tokenizer: {tokenizer.vocab_size} pieces, encoder {tokenizer.encoder}")
     if "curate" in context.inputs and (settings.requirements is not None or settings.group_by == "language"):
         _measure_languages(context, tokenizer)
     return {
@@ -63,7 +63,7 @@ def _measure_languages(context: StageContext, tokenizer: Any) -> None:
     )
     worst = max(report.groups, key=lambda group: group.byte_fallback, default=None)
     if worst is not None:
-        context.reporter.say(
+        context.reporter.info(
             f"tokenizer: {len(report.groups)} languages in {languages.LANGUAGES_NAME}; most single bytes: "
             f"{worst.group} {worst.byte_fallback:.2%}"
         )
@@ -104,7 +104,7 @@ def _export(context: StageContext, tokenizer: Any) -> bool:
         )
     if different:
         (context.folder / loading.JSON_NAME).unlink()
-        context.reporter.say(
+        context.reporter.info(
             f"tokenizer: tokenizer.json not written, because its ids would differ from the model on {len(different)} "
             f"of {len(strings)} strings, such as {different[0]!r}"
         )

@@ -16,7 +16,7 @@ from gristmill.foundation.runtime.tasks.local import LocalEngine
 from gristmill.pipelines.recipes.config import Recipe, identity
 from gristmill.pipelines.stages.stage import Stage, StageContext, run_as_script, task_identity
 from gristmill.pipelines.stages.training_data import open_held_out, open_split, vocabulary, words
-from gristmill.pipelines.workdir.data_forms import form_of
+from gristmill.pipelines.workdir.data_forms import sample_format
 from gristmill.training.config.layout import LayoutConfig
 from gristmill.training.config.train import TrainConfig
 from gristmill.training.objectives.names import OWN_DATA, SCORED_BY_TASKS, objective_identity, records_digests
@@ -115,13 +115,13 @@ def run(context: StageContext) -> dict[str, Any]:
     place = RankInfo.from_environment()
     if train.layout.auto:
         train = planner.resolve_layout(model, data.samples.vocab_size, train, place.world_size)
-        context.reporter.say(f"train: the planner chose {train.layout.model_dump(mode='json', exclude_defaults=True)}")
+        context.reporter.info(f"train: the planner chose {train.layout.model_dump(mode='json', exclude_defaults=True)}")
     folder = None if model.transformers is None else open_causal_folder(Path(model.transformers))
     check_layout(model, train, data.samples.vocab_size, place.world_size)
     if folder is None:
         train, planned = planner.with_token_share(model, data.samples.vocab_size, train)
         if planned:
-            context.reporter.say(f"train: {planned}")
+            context.reporter.info(f"train: {planned}")
         check_memory(model, train, data.samples.vocab_size, device_bytes(place))
         local_ranks = train.layout.world_size if train.layout.starts_processes else place.local_world_size
         check_host_memory(model, train, data.samples.vocab_size, local_ranks, host_bytes())
@@ -132,14 +132,14 @@ def run(context: StageContext) -> dict[str, Any]:
         train = train.with_offload_folder(context.folder)
         check_disk(model, train, data.samples.vocab_size, place.local_world_size)
         stated = stated_memory(model, train, data.samples.vocab_size, cuda)
-        context.reporter.say(f"train: {memory_statement(stated)}")
+        context.reporter.info(f"train: {memory_statement(stated)}")
     if not cuda and train.layout.offload.parameters == "disk":
         return_freed_memory()
     elif not cuda:
         keep_freed_memory()
     threads = host_threads(place.local_world_size)
     if train.layout.offload.active or train.layout.offload.streams_weights:
-        context.reporter.say(
+        context.reporter.info(
             f"train: the host updates what it holds with {threads} threads for each of {place.local_world_size} "
             "processes on this machine (OMP_NUM_THREADS above 1 sets another number)"
         )
@@ -208,14 +208,19 @@ def check_evaluation(context: StageContext) -> None:
         except InputError as error:
             missing = f"THIS STAGE WILL FAIL: {error}"
         if missing:
-            context.reporter.say(f"evaluate: {missing}")
+            context.reporter.info(f"evaluate: {missing}")
 
 
 def live_evaluation(context: StageContext, data: Any, layout: LayoutConfig, mesh: Any) -> Callable[[Any], Any]:
     """The callback that evaluates the model on train.evaluation's tasks during training.
 
     Raises InputError or RecipeError before the first step if the tasks cannot be evaluated."""
-    from gristmill.evaluation.in_training import LiveModel, LiveSources, check_live, evaluate_live  # as above
+    from gristmill.evaluation.in_training import (
+        InTrainingSources,
+        ModelInTraining,
+        check_in_training,
+        evaluate_in_training,
+    )  # as above
     from gristmill.evaluation.inference.config import EvaluateConfig
     from gristmill.evaluation.inference.workdir import HeldOutCorpus
     from gristmill.evaluation.tasks.corpus_tasks import answerable
@@ -224,7 +229,7 @@ def live_evaluation(context: StageContext, data: Any, layout: LayoutConfig, mesh
     evaluation = recipe.training().train.evaluation
     tasks_folder = None if recipe.evaluate.data is None else Path(recipe.evaluate.data)
     corpus = HeldOutCorpus(context.inputs["curate"], context.inputs["index"], recipe.seed)
-    sources = LiveSources(context.inputs["tokenizer"], tasks_folder, corpus)
+    sources = InTrainingSources(context.inputs["tokenizer"], tasks_folder, corpus)
     config = EvaluateConfig(
         tasks=evaluation.tasks,
         limit=evaluation.limit,
@@ -232,11 +237,11 @@ def live_evaluation(context: StageContext, data: Any, layout: LayoutConfig, mesh
         **{name: getattr(recipe.evaluate, name) for name in EVALUATION_FIELDS},
     )
     config, _ = answerable(config, corpus)
-    check_live(sources.tokenizer, data.samples.vocab_size, data.end_of_document, config.tasks, tasks_folder)
+    check_in_training(sources.tokenizer, data.samples.vocab_size, data.end_of_document, config.tasks, tasks_folder)
 
     def evaluate(local: Any) -> Any:
-        model = LiveModel(local.stages, layout, mesh)
-        return evaluate_live(model, sources, config, evaluation.budget_seconds, context.reporter)
+        model = ModelInTraining(local.stages, layout, mesh)
+        return evaluate_in_training(model, sources, config, evaluation.budget_seconds, context.reporter)
 
     return evaluate
 
@@ -247,14 +252,14 @@ def open_data(context: StageContext) -> Any:
 
     recipe, known = context.recipe, words(context)
     model, train = recipe.training()
-    say = context.reporter.say
+    info = context.reporter.info
     samples = open_split(context, "train")
-    if form_of(train.objective) != "own":
+    if sample_format(train.objective) != "own":
         num_samples = -(-train.tokens // model.sequence_length)
         samples.check_budget(num_samples)
-        say(f"train: will draw {samples.budget(num_samples)}")
+        info(f"train: will draw {samples.budget(num_samples)}")
         for line in samples.repeat_warnings(num_samples):
-            say(f"train: {line}")
+            info(f"train: {line}")
     dataset = read_dataset(context.inputs["index"]) if "index" in context.inputs else None
     return TrainingData(
         samples,

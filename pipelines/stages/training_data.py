@@ -7,7 +7,7 @@ from gristmill.data_pipeline.indexed.dataset import read_dataset
 from gristmill.foundation.deferred_module import DeferredModule
 from gristmill.foundation.errors import RecipeError
 from gristmill.pipelines.stages.stage import StageContext
-from gristmill.pipelines.workdir.data_forms import form_of, open_form
+from gristmill.pipelines.workdir.data_forms import open_format, sample_format
 
 # For runs of the stages train and evaluate.
 indexed = DeferredModule("gristmill.data_pipeline.indexed.samples")
@@ -15,7 +15,7 @@ loading = DeferredModule("gristmill.tokenizers.tokenizer")
 
 
 @dataclass(frozen=True)
-class PieceCodec:
+class VocabularyInfo:
     """The tokenizer's pieces by id, and a text's token ids; empty for the causal objective, which does without."""
 
     pieces: tuple[str, ...] = ()
@@ -27,12 +27,12 @@ def open_split(context: StageContext, split: str) -> Any:
     from gristmill.training.objectives.objective import NoCorpus  # imports torch, which other stages do not need
 
     objective = context.recipe.training().train.objective
-    form = form_of(objective)
+    form = sample_format(objective)
     if form == "own":
         return NoCorpus(vocabulary(context)[0])
     if not context.recipe.sources:
         raise RecipeError(needs_sources(objective, form))
-    return open_form(form, context.inputs["index"], split, context.recipe, context.reporter.say)
+    return open_format(form, context.inputs["index"], split, context.recipe, context.reporter.info)
 
 
 def open_held_out(context: StageContext, split: str) -> Any | None:
@@ -40,7 +40,7 @@ def open_held_out(context: StageContext, split: str) -> Any | None:
     try:
         return open_split(context, split)
     except indexed.TooFewTokens as error:
-        context.reporter.say(f"train: no {split} loss: {error}")
+        context.reporter.info(f"train: no {split} loss: {error}")
         return None
 
 
@@ -49,8 +49,8 @@ def vocabulary(context: StageContext) -> tuple[int, int]:
     if "index" in context.inputs:
         dataset = read_dataset(context.inputs["index"])
         return dataset.vocab_size, dataset.end_of_document
-    codec = loading.load_tokenizer(context.inputs["tokenizer"])
-    return codec.vocab_size, codec.end_of_document
+    tokenizer = loading.load_tokenizer(context.inputs["tokenizer"])
+    return tokenizer.vocab_size, tokenizer.end_of_document
 
 
 def needs_sources(objective: str, data: str) -> str:
@@ -60,11 +60,11 @@ def needs_sources(objective: str, data: str) -> str:
     )
 
 
-def words(context: StageContext) -> PieceCodec:
+def words(context: StageContext) -> VocabularyInfo:
     if context.recipe.training().train.objective == "causal":
-        return PieceCodec()
-    codec = loading.load_tokenizer(context.inputs["tokenizer"])
-    return PieceCodec(codec.pieces, codec.encode)
+        return VocabularyInfo()
+    tokenizer = loading.load_tokenizer(context.inputs["tokenizer"])
+    return VocabularyInfo(tokenizer.pieces, tokenizer.encode)
 
 
 def objective_on_test_split(context: StageContext) -> Any:

@@ -16,7 +16,7 @@ indexed = DeferredModule("gristmill.data_pipeline.indexed.samples")
 pairs = DeferredModule("gristmill.data_pipeline.indexed.sentence_pairs")
 
 
-def form_of(objective: str) -> str:
+def sample_format(objective: str) -> str:
     """`data` of the objective's class: windows, sentence_pairs or own."""
     if objective == "causal":
         return "windows"
@@ -44,8 +44,8 @@ def sampling(recipe: Recipe, dataset: Dataset) -> IndexConfig:
     return recipe.index.model_copy(update={"phases": (PhaseConfig(from_tokens=0, weights=drawn),), "mix": None})
 
 
-def open_form(
-    form: str, index: Path, split: str, recipe: Recipe, say: Callable[[str], None] = lambda message: None
+def open_format(
+    form: str, index: Path, split: str, recipe: Recipe, info: Callable[[str], None] = lambda message: None
 ) -> Any:
     """form: `windows` or `sentence_pairs`, as in an objective's `data`. Samples to train on are drawn in the order of
     train.seed; those of other splits are the same for every run on the corpus."""
@@ -55,5 +55,5 @@ def open_form(
     if form == "sentence_pairs":
         from gristmill.training.objectives.masked import SPECIAL_TOKENS  # as above
 
-        return pairs.open_pairs(index, split, length - SPECIAL_TOKENS, seed, config, say)
-    return indexed.open_samples(index, split, length, seed, config, say)
+        return pairs.open_pairs(index, split, length - SPECIAL_TOKENS, seed, config, info)
+    return indexed.open_samples(index, split, length, seed, config, info)

@@ -108,13 +108,13 @@ class RemoteLease:
     def __init__(
         self,
         store: Store,
-        say: Callable[[str], None],
+        info: Callable[[str], None],
         beat_seconds: float = BEAT_SECONDS,
         clock: LeaseClock | None = None,
     ):
         self._store, self._beat_seconds, self._clock = store, beat_seconds, clock or LeaseClock()
         self._beats, self._token, self._is_released = 0, uuid.uuid4().hex, False
-        self._number = self._taken(say)
+        self._number = self._taken(info)
         self._stop_beats = self._clock.repeat(beat_seconds, self._renew)
         try:
             self.publish(lambda published: published)  # from now on no earlier writer can change the pointer
@@ -151,10 +151,10 @@ class RemoteLease:
             with suppress(InputError):  # the store is gone: the lease ends by itself
                 self._write()
 
-    def _taken(self, say: Callable[[str], None]) -> int:
+    def _taken(self, info: Callable[[str], None]) -> int:
         before = _numbers(self._store)
         if before:
-            self._wait_for(before[-1], say)
+            self._wait_for(before[-1], info)
         number = max([*before, Published.read(self._store)[0].writer]) + 1
         if not self._store.put_new(_name(number), self._content()):
             content = self._store.read(_name(number))
@@ -165,12 +165,12 @@ class RemoteLease:
                 self._store.delete(_name(old))
         return number
 
-    def _wait_for(self, number: int, say: Callable[[str], None]) -> None:
+    def _wait_for(self, number: int, info: Callable[[str], None]) -> None:
         """Returns once the holder has released the lease or is silent."""
         first = self._store.read(_name(number))
         if first is None or self._lease(number, first)["released"]:
             return
-        say(f"{self._store.address}: waiting whether its last writer is still there")
+        info(f"{self._store.address}: waiting whether its last writer is still there")
         for _ in range(SILENT_BEATS):
             self._clock.sleep(self._beat_seconds)
             now = self._store.read(_name(number))

@@ -34,7 +34,7 @@ MIN_BLOCKS_BYTES = 64_000_000  # of a file of tokens; smaller ones are downloade
 MARK_NAME = ".remote.json"  # in a mirror: the address behind it
 
 
-def mirror_of(location: str) -> Path:
+def local_mirror(location: str) -> Path:
     """The local folder of an address, with a mark that names it; of `ADDRESS/STAGE/...` that folder in it.
 
     Nothing is read from the store."""
@@ -57,7 +57,7 @@ def mirror_of(location: str) -> Path:
 
 def local_folder(location: str) -> Path:
     """The folder itself, or the mirror of an address."""
-    return mirror_of(location) if is_address(location) else Path(location)
+    return local_mirror(location) if is_address(location) else Path(location)
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class RemoteWork:
     store: Store
 
     @classmethod
-    def behind(cls, folder: Path) -> "RemoteWork | None":
+    def of_mirror(cls, folder: Path) -> "RemoteWork | None":
         """The store behind this mirror or the one that this folder is in; None for a folder of its own."""
         for mirror in (folder, *folder.parents):
             if (mirror / MARK_NAME).is_file():
@@ -210,16 +210,16 @@ def _lock_name(digest: str) -> str:
 
 
 @dataclass(frozen=True)
-class Publisher:
+class Uploader:
     """Publishes the stages of a mirror while it holds the store's lease."""
 
     remote: RemoteWork
     lease: RemoteLease
-    say: Callable[[str], None]
+    info: Callable[[str], None]
 
     def publish(self, stage: str) -> None:
         self.remote.publish(stage, self.lease)
-        self.say(f"{stage}: published at {self.remote.store.address}")
+        self.info(f"{stage}: published at {self.remote.store.address}")
 
     def close(self) -> None:
         self.lease.release()
@@ -227,7 +227,7 @@ class Publisher:
 
 def fetched(folder: Path, stages: Sequence[str] = STAGE_NAMES) -> Path:
     """The folder; a mirror is filled first. Raises InputError if nothing is published behind it."""
-    remote = RemoteWork.behind(folder)
+    remote = RemoteWork.of_mirror(folder)
     if remote is not None and not remote.fetch(stages, in_blocks=True):
         raise InputError(f"{remote.store.address}: no published stage here (published.json); check the address")
     return folder

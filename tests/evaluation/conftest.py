@@ -31,7 +31,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 # B rows, T tokens, D width, H heads, K head width, V vocabulary
 
 
-class ByteCodec:
+class ByteTokenizer:
     """Token i is byte i; 256 ends a document."""
 
     vocab_size = 257
@@ -138,8 +138,8 @@ def small_causal_lm() -> type[SmallCausalLM]:
 
 
 @pytest.fixture
-def byte_codec() -> ByteCodec:
-    return ByteCodec()
+def byte_tokenizer() -> ByteTokenizer:
+    return ByteTokenizer()
 
 
 END = "<|end|>"

@@ -40,7 +40,7 @@ def both(tmp_path, random_checkpoint, tokenizer_folder):
     subject = load_for_evaluation(CheckpointPaths(checkpoint, tokenizer_folder), EvaluateConfig())
     write_huggingface(tmp_path / "exported", subject.causal_lm.model, 256, tokenizer_folder)
     theirs = huggingface.HFLM(pretrained=str(tmp_path / "exported"), device="cpu", dtype="float32", batch_size=8)
-    return LmEvalAdapter(subject.causal_lm, subject.codec, 4096, Reporter.silent()), theirs
+    return LmEvalAdapter(subject.causal_lm, subject.tokenizer, 4096, Reporter.silent()), theirs
 
 
 def assert_same_examples(ours, theirs):
@@ -128,7 +128,7 @@ def test_every_request_type_equals_hflm_of_its_folder(kind, family, tmp_path):
     """Families of gristmill's own model (llama, gemma) and of transformers' code (mpt, cohere)."""
     folder = write_model(tmp_path / "model", kind, family)
     subject = load_for_evaluation(CheckpointPaths(folder), EvaluateConfig())
-    ours = LmEvalAdapter(subject.causal_lm, subject.codec, 4096, Reporter.silent())
+    ours = LmEvalAdapter(subject.causal_lm, subject.tokenizer, 4096, Reporter.silent())
     limit = min(ours.max_length, 100)
     subject.causal_lm.sequence_length = limit
     theirs = huggingface.HFLM(pretrained=str(folder), device="cpu", dtype="float32", batch_size=1, max_length=limit)
@@ -145,8 +145,8 @@ def test_an_imported_and_an_exported_model_equal_hflm(kind, tmp_path):
     for place in (imported, tmp_path / "exported"):
         subject = load_for_evaluation(CheckpointPaths(place), EvaluateConfig())
         subject.causal_lm.sequence_length = 100
-        assert subject.codec.ends == (257, 65)
-        ours = LmEvalAdapter(subject.causal_lm, subject.codec, 4096, Reporter.silent())
+        assert subject.tokenizer.ends == (257, 65)
+        ours = LmEvalAdapter(subject.causal_lm, subject.tokenizer, 4096, Reporter.silent())
         assert_same_answers(answers(ours), expected)
     again = huggingface.HFLM(pretrained=str(tmp_path / "exported"), device="cpu", batch_size=1, max_length=100)
     assert_same_answers(answers(again), expected)

@@ -12,7 +12,7 @@ from gristmill.evaluation.convert.huggingface import copy_tokenizer, write_huggi
 from gristmill.evaluation.import_export import export_checkpoint, import_checkpoint
 from gristmill.evaluation.inference.config import EvaluateConfig
 from gristmill.evaluation.inference.generate.request import GenerationSettings
-from gristmill.evaluation.inference.load import load_codec, load_for_evaluation
+from gristmill.evaluation.inference.load import load_checkpoint_tokenizer, load_for_evaluation
 from gristmill.evaluation.inference.workdir import CheckpointPaths
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.manifest import StageIdentity, write_manifest
@@ -34,7 +34,7 @@ def test_out_and_in_again_is_the_same_model(tmp_path, random_checkpoint, tokeniz
     after = load_for_evaluation(CheckpointPaths(imported), EvaluateConfig())
     tokens = torch.randint(0, 257, (2, 30), generator=torch.Generator().manual_seed(0))
     assert torch.equal(before.causal_lm.model(tokens), after.causal_lm.model(tokens))
-    assert before.codec.fingerprint == after.codec.fingerprint
+    assert before.tokenizer.fingerprint == after.tokenizer.fingerprint
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2", "bloom"])
@@ -85,9 +85,9 @@ def test_greedy_generation_is_that_of_transformers(tmp_path, random_checkpoint, 
     theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")
     prompts = ["The mill", "x", "Grain goes in and flour", ""]
     found = generate_text(CheckpointPaths(checkpoint), prompts, GenerationSettings(24))
-    codec = load_tokenizer(tokenizer_folder)
+    tokenizer = load_tokenizer(tokenizer_folder)
     for prompt, result in zip(prompts, found, strict=True):
-        ids = torch.tensor([[256, *codec.encode(prompt)]])
+        ids = torch.tensor([[256, *tokenizer.encode(prompt)]])
         expected = theirs.generate(ids, max_new_tokens=24, do_sample=False, pad_token_id=256)[0, ids.shape[1] :]
         assert list(result.tokens) == [token for token in expected.tolist() if token != 256]
 
@@ -133,23 +133,25 @@ def test_transformers_generates_our_texts_from_the_exported_folder(tmp_path, ran
 @pytest.mark.parametrize("kind", [*CONFIGS, *ADOPTED])
 def test_transformers_generates_our_texts_with_every_kind_of_tokenizer(tmp_path, random_checkpoint, kind):
     """Of the stage `tokenizer` by each algorithm, and adopted ones whose own bounds give way to those of documents."""
-    codec = load_tokenizer(write_tokenizer_folder(tmp_path / "tokenizer", kind))
-    checkpoint = random_checkpoint("llama", vocab_size=codec.vocab_size, end_of_document=codec.end_of_document)
+    tokenizer = load_tokenizer(write_tokenizer_folder(tmp_path / "tokenizer", kind))
+    checkpoint = random_checkpoint("llama", vocab_size=tokenizer.vocab_size, end_of_document=tokenizer.end_of_document)
     export_checkpoint(checkpoint, tmp_path / "out")
     imported = import_checkpoint(tmp_path / "out", tmp_path / "in")
-    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
     prompts = ["the Mill", "x", "Grain goes in  and flour", ""]
     continued = continued_by_transformers(tmp_path / "out", prompts, 12)
-    assert [ids for ids, _ in continued] == [[codec.end_of_document, *codec.encode(prompt)] for prompt in prompts]
-    expected = [[token for token in tokens if token != codec.end_of_document] for _, tokens in continued]
+    assert [ids for ids, _ in continued] == [
+        [tokenizer.end_of_document, *tokenizer.encode(prompt)] for prompt in prompts
+    ]
+    expected = [[token for token in tokens if token != tokenizer.end_of_document] for _, tokens in continued]
     for source in (checkpoint, tmp_path / "out", imported):
         answers = generate_text(CheckpointPaths(source), prompts, GenerationSettings(12))
         assert [list(answer.tokens) for answer in answers] == expected
         texts = [answer.text for answer in answers]
-        theirs = [tokenizer.decode(tokens, skip_special_tokens=True) for tokens in expected]
+        texts_of_theirs = [theirs.decode(tokens, skip_special_tokens=True) for tokens in expected]
         # Of bytes that are no UTF-8, transformers also replaces those of their run that are.
-        assert all(text == their or "\ufffd" in text for text, their in zip(texts, theirs, strict=True))
-        assert any(text == their != "" for text, their in zip(texts, theirs, strict=True))
+        assert all(text == their or "\ufffd" in text for text, their in zip(texts, texts_of_theirs, strict=True))
+        assert any(text == their != "" for text, their in zip(texts, texts_of_theirs, strict=True))
 
 
 def test_a_prompt_that_does_not_fit_is_named(random_checkpoint, tokenizer_folder):
@@ -181,7 +183,7 @@ def test_import_keeps_precision_padding_ends_and_template(tmp_path: Path) -> Non
     (folder / "generation_config.json").write_text('{"eos_token_id": [257, 10, 65]}')
     (folder / "chat_template.jinja").write_text("{{ bos_token }}{{ messages[0].content }}")
     imported = import_checkpoint(folder, tmp_path / "in")
-    assert load_for_evaluation(CheckpointPaths(imported), EvaluateConfig()).codec.ends == (257, 10, 65)
+    assert load_for_evaluation(CheckpointPaths(imported), EvaluateConfig()).tokenizer.ends == (257, 10, 65)
     assert sum(path.stat().st_size for path in imported.rglob("*.distcp")) < 1.5 * sum(
         value.nbytes for value in tensors.values()
     )
@@ -194,5 +196,5 @@ def test_import_keeps_precision_padding_ends_and_template(tmp_path: Path) -> Non
     config = json.loads((tmp_path / "out/config.json").read_text())
     assert (config["bos_token_id"], config["eos_token_id"]) == (256, 257)
     for place in (tmp_path / "in/tokenizer", tmp_path / "out"):
-        template = load_codec(imported, place).chat_template()
+        template = load_checkpoint_tokenizer(imported, place).chat_template()
         assert template.render([{"role": "user", "content": "Hi"}]) == "<s>Hi"

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from gristmill.evaluation.commands import evaluate_checkpoint
-from gristmill.evaluation.in_training import LiveModel, LiveSources, check_live, evaluate_live
+from gristmill.evaluation.in_training import InTrainingSources, ModelInTraining, check_in_training, evaluate_in_training
 from gristmill.evaluation.inference.config import EvaluateConfig
 from gristmill.evaluation.inference.workdir import CheckpointPaths
 from gristmill.evaluation.run import EvaluationPaths
@@ -39,7 +39,7 @@ def test_a_live_model_scores_as_its_checkpoint_and_does_not_change(tmp_path, han
     model, _ = load_model(checkpoint)
     model.train().requires_grad_(True)
     before = {name: parameter.clone() for name, parameter in model.named_parameters()}
-    scores = evaluate_live(LiveModel({0: model}), LiveSources(tokenizer_folder, hans), HANS_5)
+    scores = evaluate_in_training(ModelInTraining({0: model}), InTrainingSources(tokenizer_folder, hans), HANS_5)
     config = EvaluateConfig(tasks=("gristmill_hans",), data=str(hans), limit=5)
     rows = evaluate_checkpoint(
         CheckpointPaths(checkpoint), EvaluationPaths(tmp_path / "out", hans), config, Reporter.silent()
@@ -68,7 +68,7 @@ def test_every_layout_scores_as_one_process(fields, tmp_path, hans, tokenizer_fo
     scores = pool.run(layout.world_size, scored_on_mesh, layout, tokenizer_folder, hans, tmp_path)
     assert all(each == scores[0] for each in scores)
     alone, _ = load_model(step_folder(tmp_path / "run", 1))
-    expected = evaluate_live(LiveModel({0: alone}), LiveSources(tokenizer_folder, hans), HANS)
+    expected = evaluate_in_training(ModelInTraining({0: alone}), InTrainingSources(tokenizer_folder, hans), HANS)
     assert scores[0]["gristmill_hans"] == pytest.approx(expected["gristmill_hans"], abs=1e-6)
 
 
@@ -84,7 +84,9 @@ def scored_on_mesh(layout, tokenizer_folder, hans, folder):
     batch = {"tokens": x, "targets": x, "weights": torch.ones(x.shape)}
     before = passes.train(batch, [1.0])
     parts.clear_gradients()
-    scores = evaluate_live(LiveModel(parts.stages, layout, mesh), LiveSources(tokenizer_folder, hans), HANS)
+    scores = evaluate_in_training(
+        ModelInTraining(parts.stages, layout, mesh), InTrainingSources(tokenizer_folder, hans), HANS
+    )
     after = passes.train(batch, [1.0])
     assert before is None or torch.equal(before, after)
     tensors = saved_tensors(parts.parameters, parts.buffers)
@@ -99,18 +101,18 @@ def test_a_spent_budget_skips_tasks_with_a_message(tmp_path, hans, random_checkp
     model, _ = load_model(random_checkpoint())
     reporter = RecordingReporter()
     config = EvaluateConfig(tasks=("gristmill_hans", "anli_r1"))
-    live, sources = LiveModel({0: model}), LiveSources(tokenizer_folder, hans)
-    scores = evaluate_live(live, sources, config, budget_seconds=0.0, reporter=reporter)
+    live, sources = ModelInTraining({0: model}), InTrainingSources(tokenizer_folder, hans)
+    scores = evaluate_in_training(live, sources, config, budget_seconds=0.0, reporter=reporter)
     assert list(scores) == ["gristmill_hans"]
     assert reporter.lines == ["evaluation: its budget of 0 s is spent; skipped: anli_r1"]
-    assert list(evaluate_live(live, sources, config)) == ["gristmill_hans", "anli_r1"]
+    assert list(evaluate_in_training(live, sources, config)) == ["gristmill_hans", "anli_r1"]
 
 
 def test_errors_are_found_before_a_run_begins(hans, tokenizer_folder):
-    check_live(tokenizer_folder, 257, 256, ["gristmill_hans", "bits_per_byte"], hans)
+    check_in_training(tokenizer_folder, 257, 256, ["gristmill_hans", "bits_per_byte"], hans)
     with pytest.raises(RecipeError, match="no task 'gristmill_hams'; the nearest is 'gristmill_hans'"):
-        check_live(tokenizer_folder, 257, 256, ["gristmill_hams"], hans)
+        check_in_training(tokenizer_folder, 257, 256, ["gristmill_hams"], hans)
     with pytest.raises(InputError, match=r"anli_r2_test\.jsonl: absent"):
-        check_live(tokenizer_folder, 257, 256, ["anli_r2"], hans)
+        check_in_training(tokenizer_folder, 257, 256, ["anli_r2"], hans)
     with pytest.raises(InputError, match="the tokenizer has 257 tokens and the checkpoint was trained on 300"):
-        check_live(tokenizer_folder, 300, 256, ["gristmill_hans"], hans)
+        check_in_training(tokenizer_folder, 300, 256, ["gristmill_hans"], hans)

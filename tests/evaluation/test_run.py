@@ -27,7 +27,7 @@ def document(source: str, number: int) -> str:
 @pytest.fixture
 def corpus(tmp_path: Path, tokenizer_folder: Path) -> HeldOutCorpus:
     """The folders `curate` and `index` of a run, with two sources of five held-out documents."""
-    codec = load_tokenizer(tokenizer_folder)
+    tokenizer = load_tokenizer(tokenizer_folder)
     for source in ("code", "prose"):
         texts = [document(source, number) for number in range(5)]
         columns = {"doc_id": [f"{source}{i}" for i in range(5)], "source": [source] * 5, "text": texts}
@@ -38,7 +38,7 @@ def corpus(tmp_path: Path, tokenizer_folder: Path) -> HeldOutCorpus:
         (tmp_path / "index" / "train").mkdir(parents=True, exist_ok=True)
         with indexed_writer(tmp_path / "index" / "train" / source, np.dtype("uint16"), 257) as writer:
             for text in texts:
-                writer.add(np.array(codec.encode(text)))
+                writer.add(np.array(tokenizer.encode(text)))
     return HeldOutCorpus(tmp_path / "curate", tmp_path / "index", seed=1)
 
 
@@ -54,11 +54,13 @@ def test_a_checkpoint_is_evaluated_from_folder_to_folder(tmp_path, corpus, rando
     found = {(row.task, row.metric): row for row in rows}
     assert found["cloze", "acc"].count == 20 and found["cloze", "acc"].chance == 0.25
     whole = found["bits_per_byte (all sources)", "bits_per_byte"]
-    codec = load_tokenizer(tokenizer_folder)
+    tokenizer = load_tokenizer(tokenizer_folder)
     texts = [document(source, number) for source in ("code", "prose") for number in range(5)]
-    counts = np.bincount([token for text in texts for token in codec.encode(text)], minlength=257)
+    counts = np.bincount([token for text in texts for token in tokenizer.encode(text)], minlength=257)
     assert whole.score > 8 and 3 < whole.chance < 5
-    assert unigram_bits_per_byte(counts, codec.encode(texts[0]), len(texts[0])) == pytest.approx(whole.chance, abs=0.3)
+    assert unigram_bits_per_byte(counts, tokenizer.encode(texts[0]), len(texts[0])) == pytest.approx(
+        whole.chance, abs=0.3
+    )
     files = {path.relative_to(tmp_path / "first") for path in (tmp_path / "first").rglob("*") if path.is_file()}
     assert {str(path) for path in files} >= {"results.json", "table.md", "generations.json", "samples/cloze.jsonl"}
     for path in files:
@@ -129,5 +131,5 @@ def test_recall_is_measured_by_length_without_a_corpus(tmp_path, random_checkpoi
     config = EvaluateConfig(tasks=("needle", "phonebook"), recall_items=6, recall_choices=2, num_continuations=0)
     rows = evaluate_folder(source, EvaluationPaths(tmp_path / "results"), config, Reporter.silent())
     assert {row.task for row in rows} == {f"{name} {length} tokens" for name in config.tasks for length in (200, 400)}
-    assert all(row.count == 6 and row.not_evaluated == 0 for row in rows)
+    assert all(row.count == 6 and row.num_skipped == 0 for row in rows)
     assert {row.chance for row in rows if row.metric == "acc"} == {0.5}

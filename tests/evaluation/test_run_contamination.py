@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from gristmill.data_pipeline.decontamination.step import DECONTAMINATION_FOLDER, QUESTIONS_NAME, REPORT_JSON
-from gristmill.evaluation.run import contamination_rows, found_in_corpus
+from gristmill.evaluation.run import contaminated_questions, contamination_rows
 from gristmill.evaluation.tasks.harness import TaskResults
 from gristmill.foundation.errors import InputError
 
@@ -35,11 +35,11 @@ def test_questions_found_in_the_corpus(curate):
     folder = curate(
         ("quiz", "1", ["removed", "annotated"]), ("quiz", "4", ["split"]), ("mine", "rivers.txt", ["split"])
     )
-    assert found_in_corpus(folder) == {"quiz": {1: True, 4: False}, "rivers": {}}
+    assert contaminated_questions(folder) == {"quiz": {1: True, 4: False}, "rivers": {}}
 
 
 def test_without_decontamination_nothing_is_known(tmp_path):
-    assert found_in_corpus(tmp_path) == {}
+    assert contaminated_questions(tmp_path) == {}
 
 
 @pytest.mark.parametrize("damage", ["{", "[]\n", '{"benchmark": "quiz"}\n'])
@@ -48,7 +48,7 @@ def test_a_damaged_file_is_an_error(curate, damage):
     path = folder / DECONTAMINATION_FOLDER / QUESTIONS_NAME
     path.write_text(damage)
     with pytest.raises(InputError, match=r"questions\.jsonl: damaged .*; run the stage `curate` again"):
-        found_in_corpus(folder)
+        contaminated_questions(folder)
 
 
 def results() -> TaskResults:

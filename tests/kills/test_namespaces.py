@@ -17,7 +17,7 @@ import pytest
 import yaml
 
 from gristmill.foundation.runtime.store.store import Store
-from gristmill.pipelines.workdir.remote import MARK_NAME, mirror_of
+from gristmill.pipelines.workdir.remote import MARK_NAME, local_mirror
 from tests.support.kills import Launcher, Run, files_of, number_of_kills, seed_of, write_corpus
 from tests.support.net_namespaces import HOST, Network, network, why_not
 from tests.support.ray_machines import PORT, Cluster, Machine, cluster
@@ -119,7 +119,7 @@ def write_demo(folder: Path) -> Path:
 def test_nodes_that_share_nothing_but_a_store_give_the_local_bytes_whatever_is_killed(
     bucket: Network, tmp_path: Path
 ) -> None:
-    recipe, mirror = write_demo(tmp_path / "recipe"), mirror_of("s3://corpus/run")
+    recipe, mirror = write_demo(tmp_path / "recipe"), local_mirror("s3://corpus/run")
     launcher = Launcher(tmp_path / "runs")  # after the server, whose address its processes need
     launcher.run("run", recipe, "--to", "curate", "--workdir", tmp_path / "local", "--workers", 1, cwd=tmp_path)
     expected = files_of(tmp_path / "local")

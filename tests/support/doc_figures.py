@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow.parquet as pq
-from schedule_simulation import DURATIONS, actions, play
+from schedule_simulation import DURATIONS, actions, simulate
 
 from gristmill.data_pipeline.corpus.document_history import why
 from gristmill.pipelines.python_api import curate
@@ -118,21 +118,21 @@ def mesh_figure(layout: LayoutConfig) -> str:
 
 
 def schedules_figure(schedules: Sequence[Schedule], ranks: int, micro_batches: int) -> str:
-    """What each rank does over time, as tests/support/schedule_simulation.py plays it."""
+    """What each rank does over time, as tests/support/schedule_simulation.py computes it."""
     unit, row, top = 15.0, 20, 26
     shapes: list[str] = []
     width = 0.0
     for schedule in schedules:
         works = actions(schedule, ranks, micro_batches)
         stages = ranks * (1 if schedule in ("gpipe", "1f1b") else 2)
-        played = play(works, ranks, stages, micro_batches)
-        bubble = f"{schedule}: bubble {played.bubble:.4g} of the useful time"
+        trace = simulate(works, ranks, stages, micro_batches)
+        bubble = f"{schedule}: bubble {trace.bubble:.4g} of the useful time"
         shapes.append(text(50, top - 8, bubble, "start"))
         for rank in range(ranks):
             shapes.append(text(44, top + rank * row + 14, f"rank {rank}", "end", INK, 11))
             for work in works[rank]:
                 length = DURATIONS[work.kind] * ranks / stages * unit
-                end = 50 + played.ends[work] * unit
+                end = 50 + trace.ends[work] * unit
                 width = max(width, end)
                 colour = {"F": 0, "B": 1, "I": 4, "W": 2}[work.kind]
                 shapes.append(box(end - length, top + rank * row, length, row - 3, COLOURS[colour], 0))

@@ -12,12 +12,12 @@ import transformers
 from gristmill.evaluation.convert.hf.architecture import ModelFamily
 from gristmill.evaluation.convert.huggingface import FAMILIES, family_for, write_huggingface
 from gristmill.evaluation.convert.safetensors_folder import WEIGHTS_NAME, WeightSource
-from gristmill.evaluation.import_export import open_source
+from gristmill.evaluation.import_export import open_weights
 from gristmill.evaluation.inference.local_causal_lm import LocalCausalLM
 from gristmill.training.config.train import TrainConfig
 from gristmill.training.model.init import fill, initialize
 from gristmill.training.model.transformer import Transformer
-from gristmill.training.planner.layout_checks import objections
+from gristmill.training.planner.layout_checks import validation_errors
 from tests.evaluation.convert import test_megatron_345m, test_megatron_core, test_megatron_lm
 from tests.evaluation.convert.test_bert_tasks import TASKS, fine_tuned
 from tests.support.decoding import read_in_pieces
@@ -80,14 +80,14 @@ def _write(folder: Path, model: Transformer) -> None:
 
 
 def cells(name: str, folder: Path) -> tuple[str, ...]:
-    source = open_source(folder)
+    source = open_weights(folder)
     model = Transformer(source.config, source.vocab_size)
     tensors = {ours: tensor.float() for ours, tensor in source.stream()}
     fill(model, lambda ours, _: tensors[ours])
     train = TrainConfig(
         tokens=source.config.sequence_length, batch_tokens=source.config.sequence_length, layout={"tensor": 2}
     )
-    reason = next(objections(source.config, train, source.vocab_size, 2), None)
+    reason = next(validation_errors(source.config, train, source.vocab_size, 2), None)
     tensor = "yes" if reason is None else f"no: {reason.removeprefix('tensor 2: ').split('; legal for')[0]}"
     return name, "yes", _exported(source, model, folder), _trained(model), tensor, _evaluated(model)
 

@@ -13,6 +13,27 @@ ROOT = Path(__file__).parents[2]
 FOLDERS = ("foundation", "data_pipeline", "tokenizers", "training", "evaluation", "pipelines")
 # They say nothing of the value: a noun of the field does (document, layer, matches, kept_rows).
 VAGUE_NAMES = {"found", "one", "each", "held", "mine", "theirs", "shown", "again"}
+# Classes and functions of earlier versions, and the field's word that they have now.
+FIELD_WORDS = {
+    "Finding": "Issue",
+    "Found": "a noun of the field (NgramMatches, BenchmarkHits)",
+    "Played": "ScheduleTrace",
+    "Processes": "RunContext",
+    "Publisher": "Uploader",
+    "Say": "LogLine",
+    "Shuffle": "PartitionedFiles",
+    "Turn": "SchedulerStep",
+    "Verdict": "ChanceTest",
+    "behind": "of_mirror",
+    "last_line": "error_summary",
+    "marked": "capital_letter_rules",
+    "play": "simulate",
+    "say": "info",
+    "shown": "format_value, html_text or what it returns",
+    "smoothed": "moving_average",
+}
+# A codec compresses, or is a text's encoding; elsewhere a text is encoded by a tokenizer.
+CODEC_FOLDERS = ("data_pipeline",)
 VAGUE_OPENINGS = ("Of", "What")
 # One spelling, -ize. Words that are always written with s (exercise, revise) have another stem. Fields of
 # earlier versions (model.initialisation) keep theirs, in the table of recipe_file.py that says the new name.
@@ -33,6 +54,18 @@ def vague_names(path: Path, tree: ast.Module) -> Iterator[Fault]:
             name = node.id
         if name in VAGUE_NAMES:
             yield path, node.lineno, f"a value is called {name}: use the noun that says what it is"
+
+
+def field_words(path: Path, tree: ast.Module) -> Iterator[Fault]:
+    """Classes and functions called by a word of FIELD_WORDS, and values called codec outside of CODEC_FOLDERS."""
+    for node in ast.walk(tree):
+        name = node.name.lstrip("_") if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) else ""
+        if name in FIELD_WORDS:
+            yield path, node.lineno, f"{name}: write {FIELD_WORDS[name]}"
+        values = {ast.Name: "id", ast.Attribute: "attr", ast.arg: "arg"}
+        value = getattr(node, values.get(type(node), ""), "")
+        if "codec" in value.lower() and value != "codecs" and path.parts[0] not in CODEC_FOLDERS:
+            yield path, node.lineno, f"{value}: call a tokenizer by its name"
 
 
 def vague_openings(path: Path, tree: ast.Module) -> Iterator[Fault]:
@@ -69,7 +102,8 @@ def faults(folders: Sequence[str] = FOLDERS, root: Path = ROOT) -> list[Fault]:
     trees = {path.relative_to(root): ast.parse(text) for path, text in texts.items()}
     faults = list(repeated_classes(trees))
     for path, tree in trees.items():
-        faults += [*vague_names(path, tree), *vague_openings(path, tree), *british_spellings(path, texts[root / path])]
+        faults += [*vague_names(path, tree), *field_words(path, tree), *vague_openings(path, tree)]
+        faults += british_spellings(path, texts[root / path])
     return sorted(faults)
 
 

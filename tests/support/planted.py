@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 from gristmill.data_pipeline.ledger.document_file import DocumentFile, unpacked_ids
 from gristmill.foundation.progress import Reporter
 from gristmill.foundation.runtime.tasks.local import LocalEngine
-from gristmill.foundation.runtime.tasks.task_files import Shuffle
+from gristmill.foundation.runtime.tasks.task_files import PartitionedFiles
 
 
 def engine(workers: int = 1) -> LocalEngine:
@@ -39,7 +39,7 @@ def found(table: pa.Table) -> dict[str, tuple[str, float]]:
     return {removed.lstrip("0"): (kept.lstrip("0"), similarity) for removed, kept, similarity in rows}
 
 
-def recorded_spans(spans: Shuffle) -> list[dict[str, Any]]:
+def recorded_spans(spans: PartitionedFiles) -> list[dict[str, Any]]:
     """The fields of the records but for the file, by document and start."""
     records = spans.read_all()
     records = records[np.lexsort((records["start"], records["id"][:, 1], records["id"][:, 0]))]

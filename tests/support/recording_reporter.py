@@ -10,5 +10,5 @@ class RecordingReporter(Reporter):
         super().__init__(Reporter.silent().console)
         self.lines: list[str] = []
 
-    def say(self, message: str) -> None:
+    def info(self, message: str) -> None:
         self.lines.append(message)

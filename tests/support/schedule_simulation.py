@@ -17,7 +17,7 @@ DURATIONS = {"F": 1.0, "B": 2.0, "I": 1.0, "W": 1.0}
 
 
 @dataclass(frozen=True)
-class Played:
+class ScheduleTrace:
     """bubble: idle time over useful time, of the whole pipeline. peak: maximum number of stage activations in memory
     on each rank. passes: forward passes of a stage on a micro-batch. ends: when each work was done."""
 
@@ -50,7 +50,7 @@ def actions(schedule: Schedule, ranks: int, micro_batches: int, stages_per_rank:
     return {rank: [work for action in order[rank] if action is not None for work in _works(action)] for rank in order}
 
 
-def play(lists: Mapping[int, Sequence[Work]], ranks: int, stages: int, micro_batches: int) -> Played:
+def simulate(lists: Mapping[int, Sequence[Work]], ranks: int, stages: int, micro_batches: int) -> ScheduleTrace:
     """Simulates the schedule: each rank does its work in order, as soon as its inputs have arrived. Raises ValueError
     on a deadlock, or on work that is done twice."""
     done: dict[Work, float] = {}
@@ -81,7 +81,7 @@ def play(lists: Mapping[int, Sequence[Work]], ranks: int, stages: int, micro_bat
             raise ValueError(f"deadlock: {stuck}")
     useful = 3.0 * micro_batches
     passes = sum(work.kind == "F" for work in done)
-    return Played(passes, (max(clock) - useful) / useful, peak, done)
+    return ScheduleTrace(passes, (max(clock) - useful) / useful, peak, done)
 
 
 def _in_flight(stage: int, micro_batches: int, most: int) -> list[Work]:

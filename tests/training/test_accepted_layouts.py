@@ -17,7 +17,7 @@ from gristmill.training.planner.costs.model_shape import shape_of
 from gristmill.training.planner.engine_profile import FRAMEWORKS
 from gristmill.training.planner.hardware import load_hardware
 from gristmill.training.planner.layout import from_config
-from gristmill.training.planner.layout_checks import micro_batch_size, objections, reasons_of
+from gristmill.training.planner.layout_checks import micro_batch_size, reasons_of, validation_errors
 from gristmill.training.planner.request import PlanRequest
 from tests.support.forked_pool import ForkedPool, RankFailed
 from tests.support.parity import MODELS, STEPS, Case, mesh_of_group, outcome
@@ -112,7 +112,7 @@ def refusals(triple: Triple) -> list[str]:
         model, train = triple.configs
     except ValidationError as error:
         return [reasons_of(error)]
-    return list(objections(model, train, triple.vocab, train.layout.world_size))
+    return list(validation_errors(model, train, triple.vocab, train.layout.world_size))
 
 
 def planner_refuses(triple: Triple) -> bool:

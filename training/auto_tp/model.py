@@ -32,7 +32,7 @@ class WholeModel:
     """The stage as the engine sees it: it computes the loss and has no experts of ours."""
 
     scores: bool = True
-    embeds: bool = True
+    has_embedding: bool = True
     has_experts: bool = False
 
 
@@ -167,14 +167,14 @@ def local_model(model: TransformersModel, mesh: Mesh, sequence_length: int) -> T
 
 
 def build_transformers_model(
-    folder: TransformersFolder, train: TrainConfig, mesh: Mesh, sequence_length: int, say: Callable[[str], None]
+    folder: TransformersFolder, train: TrainConfig, mesh: Mesh, sequence_length: int, info: Callable[[str], None]
 ) -> TransformersLocalModel:
     """The folder's model on this process, under a plan by rules that is printed, and FSDP. Collective."""
     precision = PRECISIONS[train.precision]
     plan, traced = plan_for(folder.skeleton(), mesh.tensor.size)
     if mesh.tensor.size > 1 and mesh.is_first:
         for line in described(plan, traced, precision.compute.itemsize):
-            say(f"train: {line}")
+            info(f"train: {line}")
     model = parallelize(folder.load(precision.store), plan, mesh, precision, train.layout.reshards)
     model.train()
     return local_model(model, mesh, sequence_length)

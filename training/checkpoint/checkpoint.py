@@ -212,7 +212,7 @@ def newest_complete(
             return folder, _resumable(folder, step, saved_config, mesh, digests)
         except InputError as error:
             if mesh.is_first:
-                reporter.say(f"checkpoint skipped: {error}")
+                reporter.info(f"checkpoint skipped: {error}")
     return None
 
 

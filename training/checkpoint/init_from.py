@@ -21,7 +21,7 @@ from gristmill.training.engine.passes import Batch, ForwardBackward
 from gristmill.training.model.heads import FrozenHead, TeacherStage
 from gristmill.training.model.transformer import INPUT_FIELDS, Transformer
 from gristmill.training.parallel.mesh import Mesh, local, local_shard
-from gristmill.training.planner.layout_checks import objections
+from gristmill.training.planner.layout_checks import validation_errors
 
 MAY_DIFFER = {"dropout", "init_std", "init_method", "mup_base_width", "outputs"}
 
@@ -255,7 +255,7 @@ def _problems(
         yield "its head has a transform or a bias, which is not built for teachers; take a teacher without"
     if model.has_experts and not student.has_experts:
         yield "it has experts and the student has none, which is not built yet; take a student with experts"
-    yield from objections(model, teacher_config(train, model), there["vocab_size"], layout.world_size)
+    yield from validation_errors(model, teacher_config(train, model), there["vocab_size"], layout.world_size)
 
 
 def teacher_config(train: TrainConfig, model: ModelConfig) -> TrainConfig:

@@ -333,8 +333,8 @@ class StageSpec(NamedTuple):
 
     first: int
     last: int
-    embeds: bool
-    scores: bool
+    has_embedding: bool
+    has_head: bool
 
     @property
     def num_layers(self) -> int:

@@ -117,7 +117,7 @@ def output_of(stages: Iterable[Transformer], output: OutputFunction | None) -> I
     """While this runs, the last stage returns `output` of the model's output."""
     stages = list(stages)
     for stage in stages:
-        stage.output = output if stage.stage.scores and stage.head is not None else None
+        stage.output = output if stage.stage.has_head and stage.head is not None else None
     try:
         yield
     finally:

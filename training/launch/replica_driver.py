@@ -183,7 +183,7 @@ class ReplicaDriver:
         replica.failed_starts = 0 if took_part else replica.failed_starts + 1
         self._kill(replica)
         starts_anew = replica.failed_starts < MAX_FAILED_STARTS and not self._passed_on and not self._is_ending
-        self.reporter.say(
+        self.reporter.info(
             f"train: replica {number} was lost (exit codes of its processes: {codes}); "
             + ("it is started again" if starts_anew else "it is not started again")
         )
@@ -234,7 +234,7 @@ class ReplicaDriver:
 
     def _announce(self, decision: Decision) -> None:
         if self.decision is not None and decision.joiners and decision.done:
-            self.reporter.say(f"train: replicas {list(decision.joiners)} take part again")
+            self.reporter.info(f"train: replicas {list(decision.joiners)} take part again")
         self.decision = decision
         self._lost.clear()
         for number in decision.members:

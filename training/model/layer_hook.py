@@ -183,16 +183,16 @@ CUT_TOKENS = 8
 
 
 @dataclass(frozen=True)
-class _Order:
+class _MemoryLayout:
     """How a tensor lies in memory: its dimensions from the outermost, and its shape in that order."""
 
     dims: tuple[int, ...]
     shape: tuple[int, ...]
 
     @staticmethod
-    def of(tensor: Tensor) -> "_Order":
+    def of(tensor: Tensor) -> "_MemoryLayout":
         dims = tuple(sorted(range(tensor.dim()), key=lambda dim: -tensor.stride()[dim]))
-        return _Order(dims, tuple(tensor.shape[dim] for dim in dims))
+        return _MemoryLayout(dims, tuple(tensor.shape[dim] for dim in dims))
 
     def in_memory(self, tensor: Tensor) -> Tensor:
         return tensor.permute(self.dims).contiguous()
@@ -203,23 +203,23 @@ class _Order:
 
 
 @dataclass(frozen=True)
-class _Rows:
+class _SavedRows:
     """A saved tensor whose first tokens are in host memory; number: of the saved tensor in the recomputation."""
 
     number: int | str
     first: InHostMemory | None
-    order: _Order
+    order: _MemoryLayout
     shards: int
 
 
 @dataclass(frozen=True)
-class _Whole:
+class _SavedTensor:
     copy: InHostMemory
-    order: _Order
+    order: _MemoryLayout
 
 
 @dataclass(frozen=True)
-class _Mixing:
+class _TokenMixing:
     """Names of what is mixed, by its place in memory. shards: of the tokens, in each of them."""
 
     names: dict[tuple[Any, ...], str]
@@ -262,8 +262,8 @@ class SwappedLayer(LayerHook):
         self._copies: dict[tuple[Any, ...], tuple[StorageWeakRef, InHostMemory]] = {}
         self._whole: dict[int, StorageWeakRef] = {}  # storages that are always in host memory
         # Places in memory of what is mixed (queries, keys and values, which may share a storage), while it is.
-        self._mixing: _Mixing | None = None
-        self._mixed: list[tuple[_Whole, int]] = []  # results, always in host memory, with their shards
+        self._mixing: _TokenMixing | None = None
+        self._mixed: list[tuple[_SavedTensor, int]] = []  # results, always in host memory, with their shards
         self._mixings = self._saved = 0
         self._again: dict[int | str, Tensor] | None = None
         self._began_backward = False
@@ -284,11 +284,11 @@ class SwappedLayer(LayerHook):
         for _, copy in self._copies.values():
             copy.prefetch()
 
-    def around_mixing(self, function: Callable[..., Tensor], *streams: Tensor) -> Tensor:
+    def around_token_mixing(self, function: Callable[..., Tensor], *streams: Tensor) -> Tensor:
         """Keeps whole what the function saves besides its streams."""
         names = self._names(streams)
         shards = streams[0].shape[1] // self.tokens
-        self._mixing = _Mixing({_key(part): name for part, name in zip(streams, names, strict=True)}, shards)
+        self._mixing = _TokenMixing({_key(part): name for part, name in zip(streams, names, strict=True)}, shards)
         mixed = function(*streams)
         self._mixing = None
         if self.cut < self.tokens:
@@ -300,17 +300,17 @@ class SwappedLayer(LayerHook):
         self._mixings += 1
         return [f"{self._mixings}.{index}" for index in range(len(streams))]
 
-    def _always(self, tensor: Tensor) -> _Whole:
+    def _always(self, tensor: Tensor) -> _SavedTensor:
         self._whole[_key(tensor)[0]] = StorageWeakRef(tensor.untyped_storage())
         return self._stored(tensor.detach())
 
-    def _pack(self, tensor: Tensor) -> Tensor | _Rows | _Whole:
+    def _pack(self, tensor: Tensor) -> Tensor | _SavedRows | _SavedTensor:
         number: int | str = self._saved
         self._saved += self._mixing is None
         storage = _key(tensor)[0]
         if tensor.numel() < self.tokens or self._is_kept(storage):
             return tensor
-        order = _Order.of(tensor)
+        order = _MemoryLayout.of(tensor)
         if self._mixing is not None:
             name = self._mixing.names.get(_key(tensor))
             if name is None or self.cut == self.tokens:
@@ -325,7 +325,7 @@ class SwappedLayer(LayerHook):
             first = self._copied(
                 tensor, "first", lambda values: self._by_token(values, shards)[:, :, : self.cut].contiguous(), order
             )
-        return _Rows(number, first, order, shards)
+        return _SavedRows(number, first, order, shards)
 
     def _is_kept(self, storage: int) -> bool:
         return storage in self._kept or any(storage in _places(part.parameters()) for part in self._gathered_later)
@@ -334,11 +334,13 @@ class SwappedLayer(LayerHook):
         """The address of a storage that was freed may be another one's by now."""
         return storage in self._whole and _is_at(self._whole[storage], storage)
 
-    def _stored(self, tensor: Tensor) -> _Whole:
-        order = _Order.of(tensor)
-        return _Whole(self._copied(tensor, "whole", lambda values: values.view(-1), order), order)
+    def _stored(self, tensor: Tensor) -> _SavedTensor:
+        order = _MemoryLayout.of(tensor)
+        return _SavedTensor(self._copied(tensor, "whole", lambda values: values.view(-1), order), order)
 
-    def _copied(self, tensor: Tensor, part: str, take: Callable[[Tensor], Tensor], order: _Order) -> InHostMemory:
+    def _copied(
+        self, tensor: Tensor, part: str, take: Callable[[Tensor], Tensor], order: _MemoryLayout
+    ) -> InHostMemory:
         """Views of the same values are copied once, while they are alive."""
         key = part, *_key(tensor)
         cached = self._copies.get(key)
@@ -347,13 +349,13 @@ class SwappedLayer(LayerHook):
             cached = self._copies[key] = StorageWeakRef(tensor.untyped_storage()), copy
         return cached[1]
 
-    def _unpack(self, saved: Tensor | _Rows | _Whole) -> Tensor:
+    def _unpack(self, saved: Tensor | _SavedRows | _SavedTensor) -> Tensor:
         if isinstance(saved, Tensor):
             return saved
         if not self._began_backward:
             self._began_backward = True
             self.swap.backward_begins(self)
-        if isinstance(saved, _Whole):
+        if isinstance(saved, _SavedTensor):
             return saved.order.restored(saved.copy.values())
         last = self._recomputed(saved.number)
         if last.numel() == _product(saved.order.shape):  # not of tokens after all, but for its size
@@ -376,12 +378,12 @@ class SwappedLayer(LayerHook):
 
         def pack(tensor: Tensor) -> Tensor:
             number = sum(isinstance(key, int) for key in recomputed)
-            recomputed[number] = _Order.of(tensor).in_memory(tensor.detach())
+            recomputed[number] = _MemoryLayout.of(tensor).in_memory(tensor.detach())
             return tensor
 
         def mix(streams: Sequence[Tensor]) -> Tensor:
             for part, name in zip(streams, self._names(streams), strict=True):
-                recomputed[name] = _Order.of(part).in_memory(part.detach())
+                recomputed[name] = _MemoryLayout.of(part).in_memory(part.detach())
             saved, shards = next(mixed)
             return _last(saved, self.cut, shards).requires_grad_(streams[0].requires_grad)
 
@@ -391,16 +393,16 @@ class SwappedLayer(LayerHook):
             self.compute(x_BRD, metadata, None)
         return recomputed
 
-    def _is_by_token(self, order: _Order) -> bool:
+    def _is_by_token(self, order: _MemoryLayout) -> bool:
         return self._tokens_of(order) in (self.tokens, self.shards * self.tokens)
 
-    def _tokens_of(self, order: _Order) -> int:
+    def _tokens_of(self, order: _MemoryLayout) -> int:
         """Tokens of a sample, in a tensor [B, T, ...] or [B x T, ...]; 0 in others."""
         if order.shape[:1] == (self.batch,) and len(order.shape) > 1:
             return order.shape[1]
         return order.shape[0] // self.batch if order.shape and order.shape[0] % self.batch == 0 else 0
 
-    def _shards_of(self, order: _Order) -> int:
+    def _shards_of(self, order: _MemoryLayout) -> int:
         return self._tokens_of(order) // self.tokens
 
     def _by_token(self, values: Tensor, shards: int) -> Tensor:
@@ -413,7 +415,7 @@ class _Recomputation(LayerHook):
     def __init__(self, mix: Callable[[Sequence[Tensor]], Tensor]):
         self.mix = mix
 
-    def around_mixing(self, function: Callable[..., Tensor], *streams: Tensor) -> Tensor:
+    def around_token_mixing(self, function: Callable[..., Tensor], *streams: Tensor) -> Tensor:
         return self.mix(streams)
 
 
@@ -423,7 +425,7 @@ def first_tokens(share: float, tokens: int) -> int:
     return cut if cut in (0, tokens) else round(cut / CUT_TOKENS) * CUT_TOKENS
 
 
-def _last(saved: _Whole, cut: int, shards: int) -> Tensor:
+def _last(saved: _SavedTensor, cut: int, shards: int) -> Tensor:
     """The tokens behind the first `cut` of each shard."""
     whole = saved.order.restored(saved.copy.values())
     return whole.unflatten(1, (shards, -1))[:, :, cut:].flatten(1, 2).contiguous()

@@ -81,7 +81,7 @@ class Transformer(nn.Module):
         self.rope_width = (config.rope_width or config.head_dim) if config.has_attention else None
         # A number of the stream's precision, as Gemma has it.
         self.embedding_scale = torch.tensor(config.scales.embedding, dtype=options.dtype, device="cpu").item()
-        self.stage = stage or StageSpec(0, config.layers, embeds=True, scores=True)
+        self.stage = stage or StageSpec(0, config.layers, has_embedding=True, has_head=True)
         self.tensor = TensorAxis(
             mesh or single_process(), layout.sequence_parallel, options.float8, layout.async_tensor_parallel
         )
@@ -91,7 +91,7 @@ class Transformer(nn.Module):
         self.run_layers, self.layers_at_once = run_layers, max(1, config.layers)  # `train.compile` changes both
         self.embedding = self.positions = self.segments = self.embedding_norm = None
         self.final_norm = self.head = self.outputs = None
-        if self.stage.embeds:
+        if self.stage.has_embedding:
             self.embedding = VocabularyEmbedding(self.tensor, vocab_size, config.width, options.dtype)
             if config.embedding_norm:
                 self.embedding_norm = Norm(config, self.tensor, config.width)
@@ -108,7 +108,7 @@ class Transformer(nn.Module):
                 for i, hook in zip(indices, hooks, strict=True)
             }
         )
-        if self.stage.scores:
+        if self.stage.has_head:
             self.final_norm = Norm(config, self.tensor, config.width) if config.final_norm else None
             self.head = Head(config, vocab_size, self.tensor, options.z_loss)
             if config.tied_embeddings and self.embedding is not None:
@@ -123,7 +123,7 @@ class Transformer(nn.Module):
         batch: fields by name. positions, documents, segments int64, shaped as tokens: each token sees its own document;
         positions restart where documents do. samples int64[B], the samples' numbers, turn dropout on. The others are
         for `output`."""
-        x = x.flatten(0, -2) if self.stage.embeds else x
+        x = x.flatten(0, -2) if self.stage.has_embedding else x
         rows = {name: batch[name].flatten(0, -2) for name in INPUT_FIELDS if name in batch}
         if "samples" in batch:
             rows["samples"] = _row_numbers(batch["samples"], len(x))
@@ -187,7 +187,7 @@ class Transformer(nn.Module):
 
         flex: use the flex kernels on GPUs, which are compiled for each sequence length. host_documents: the documents
         on the host, for a context axis; without them they are read from the device."""
-        tokens = x.shape[1] if self.stage.embeds else x.shape[1] * self.context * self._tensor_parts
+        tokens = x.shape[1] if self.stage.has_embedding else x.shape[1] * self.context * self._tensor_parts
         token_index_T = torch.arange(tokens, device=x.device)
         positions_BT = token_index_T.unsqueeze(0) if positions is None else positions
         shares, ring, segments = None, None, None

@@ -190,7 +190,7 @@ class OffloadedOptimizer(CountsWithinAnother):
             state = []
             for number, source in enumerate(self.optimizer.tensors_of(piece.name)):
                 cut = _cut(source, piece, whole)
-                target = self._room(buffer, number, index)[taken : taken + piece.size].view(cut.shape)
+                target = self._buffer(buffer, number, index)[taken : taken + piece.size].view(cut.shape)
                 arrived = self.to_device.copy(target, cut)
                 state.append(target)
             taken += piece.size
@@ -199,7 +199,7 @@ class OffloadedOptimizer(CountsWithinAnother):
             operands.append(Operands(piece.name, _cut(own, piece, whole), _cut(gradient, piece, whole), tuple(state)))
         return operands, arrived
 
-    def _room(self, buffer: list[Tensor], number: int, index: int) -> Tensor:
+    def _buffer(self, buffer: list[Tensor], number: int, index: int) -> Tensor:
         """The buffer's tensor for one kind of state, as long as the largest subgroup that the device updates."""
         if number == len(buffer):
             sizes = [
@@ -329,14 +329,14 @@ class StreamedOptimizer(CountsWithinAnother):
             return tensor.view(-1)[piece.start : piece.end]
         start = taken.get(kind, 0)
         taken[kind] = start + piece.size
-        target = self._room(index % BUFFERS, kind, tensor.dtype)[start : start + piece.size]
+        target = self._buffer(index % BUFFERS, kind, tensor.dtype)[start : start + piece.size]
         if on_disk:
             self.store.read(tensor, target, piece.start)
         else:
             target.copy_(tensor.reshape(-1)[piece.start : piece.end])
         return target
 
-    def _room(self, buffer: int, kind: int, dtype: torch.dtype) -> Tensor:
+    def _buffer(self, buffer: int, kind: int, dtype: torch.dtype) -> Tensor:
         """A buffer's tensor for parameters (0), gradients (1) or one kind of state, as long as the largest subgroup."""
         kept = self._buffers[buffer]
         while len(kept) <= kind:

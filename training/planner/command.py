@@ -16,7 +16,7 @@ from gristmill.training.planner.costs.model_shape import ModelShape, shape_of
 from gristmill.training.planner.engine_profile import FRAMEWORKS
 from gristmill.training.planner.hardware import GIB, load_hardware
 from gristmill.training.planner.layout import Layout, from_config
-from gristmill.training.planner.layout_checks import micro_batch_size, objections
+from gristmill.training.planner.layout_checks import micro_batch_size, validation_errors
 from gristmill.training.planner.report import compare, default_gpu_counts, plot_throughput, throughput_by_gpus
 from gristmill.training.planner.request import MEMORY_MARGIN, FixedChoices, PlanRequest
 from gristmill.training.planner.search import Forecast, Planner, SearchResult, nothing_fits, search, search_with_offload
@@ -70,7 +70,7 @@ def default_framework(shape: ModelShape) -> str:
     """gristmill, or gristmill-eager where the engine does not compile the model's layers (TCNCA)."""
     train = TrainConfig(tokens=shape.sequence_length, batch_tokens=shape.sequence_length, compile=True)
     model = shape.model.model_copy(update={"sequence_length": shape.sequence_length})
-    return "gristmill-eager" if any(objections(model, train, shape.vocab, 1)) else "gristmill"
+    return "gristmill-eager" if any(validation_errors(model, train, shape.vocab, 1)) else "gristmill"
 
 
 def plan_model(
@@ -148,7 +148,7 @@ def chosen_layout(plan: SearchResult) -> LayoutConfig:
 def recipe_forecast(plan: SearchResult, model: ModelConfig, train: TrainConfig) -> Forecast:
     """Forecast the recipe's own layout. Raises RecipeError where the engine rejects it."""
     layout: Layout = from_config(train.layout, micro_batch_size(model, train))
-    reasons = list(objections(model, train, plan.request.shape.vocab, plan.request.gpus))
+    reasons = list(validation_errors(model, train, plan.request.shape.vocab, plan.request.gpus))
     if reasons:
         raise RecipeError(f"the recipe's layout cannot run: {'; '.join(reasons)}")
     planner = Planner(plan.request)

@@ -234,11 +234,11 @@ def live_chunks(schedule: Schedule, pipeline: int, virtual: int, microbatches: i
 
 
 class RankLayers(NamedTuple):
-    """kinds: how many layers of each kind in `ModelShape.distinct`; embeds, scores: has the embedding, the head."""
+    """kinds: how many layers of each kind in `ModelShape.distinct`."""
 
     kinds: tuple[int, ...]
-    embeds: bool
-    scores: bool
+    has_embedding: bool
+    has_head: bool
 
 
 def layers_by_rank(kinds: Sequence[int], stages: Sequence[StageSpec], layout: Layout) -> list[RankLayers]:
@@ -253,8 +253,8 @@ def _count_layers(kinds: Sequence[int], stages: Sequence[StageSpec]) -> RankLaye
     counts = Counter(kind for stage in stages for kind in kinds[stage.first : stage.last])
     return RankLayers(
         tuple(counts[kind] for kind in range(max(kinds) + 1)),
-        any(stage.embeds for stage in stages),
-        any(stage.scores for stage in stages),
+        any(stage.has_embedding for stage in stages),
+        any(stage.has_head for stage in stages),
     )
 
 
@@ -291,9 +291,11 @@ class RankParameters:
                 count * rank_count(block_weights(block), tensor, 0, kv_heads)
                 for block, count in zip(shape.distinct, rank_layers.kinds, strict=True)
             )
-            if rank_layers.embeds:
+            if rank_layers.has_embedding:
                 total += rank_count(embedding_weights(shape), tensor, 0, kv_heads)
-            if rank_layers.scores:
-                total += rank_count(head_weights(shape, not (shape.tied and rank_layers.embeds)), tensor, 0, kv_heads)
+            if rank_layers.has_head:
+                total += rank_count(
+                    head_weights(shape, not (shape.tied and rank_layers.has_embedding)), tensor, 0, kv_heads
+                )
             self._counts[key] = total
         return self._counts[key]

@@ -19,15 +19,15 @@ from gristmill.training.config.train import TrainConfig
 
 def check_layout(model: ModelConfig, train: TrainConfig, vocab_size: int, world_size: int) -> None:
     """Raises RecipeError with all problems of the layout."""
-    reasons = list(objections(model, train, vocab_size, world_size))
+    reasons = list(validation_errors(model, train, vocab_size, world_size))
     if reasons:
         raise RecipeError("this layout cannot be right:\n" + "\n".join(f"- {reason}" for reason in reasons))
 
 
-def objections(model: ModelConfig, train: TrainConfig, vocab_size: int, world_size: int) -> Iterator[str]:
+def validation_errors(model: ModelConfig, train: TrainConfig, vocab_size: int, world_size: int) -> Iterator[str]:
     """Every reason why the engine cannot run this training, each with a fix. The one function that decides: for the
     planner's candidates, for `gristmill check` and before training starts."""
-    return CheckedModel(model, vocab_size).objections(train, world_size)
+    return CheckedModel(model, vocab_size).validation_errors(train, world_size)
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class CheckedModel:
             {(layer.experts, layer.expert_ffn_hidden_size) for layer in self.config.layer_list if layer.experts}
         )
 
-    def objections(self, train: TrainConfig, world_size: int) -> Iterator[str]:
+    def validation_errors(self, train: TrainConfig, world_size: int) -> Iterator[str]:
         model, layout = self.config, train.layout
         yield from _world(layout, world_size)
         yield from _tensor(self, layout)

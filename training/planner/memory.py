@@ -100,8 +100,10 @@ class MemoryModel:
             for _ in range(count)
             for weight in block_weights(block)
         ]
-        weights += embedding_weights(shape) if rank_layers.embeds else []
-        return weights + (head_weights(shape, not (shape.tied and rank_layers.embeds)) if rank_layers.scores else [])
+        weights += embedding_weights(shape) if rank_layers.has_embedding else []
+        return weights + (
+            head_weights(shape, not (shape.tied and rank_layers.has_embedding)) if rank_layers.has_head else []
+        )
 
     def count(self, layout: Layout, rank_layers: RankLayers, sharded: bool) -> int:
         """Number of parameters on the first rank of a shard group, which holds the most rows of each."""
@@ -115,9 +117,9 @@ class MemoryModel:
                 for block, count in zip(shape.distinct, rank_layers.kinds, strict=True)
                 if count
             ]
-            parts.append((embedding_weights(shape) if rank_layers.embeds else [], 1))
+            parts.append((embedding_weights(shape) if rank_layers.has_embedding else [], 1))
             parts.append(
-                (head_weights(shape, not (shape.tied and rank_layers.embeds)) if rank_layers.scores else [], 1)
+                (head_weights(shape, not (shape.tied and rank_layers.has_embedding)) if rank_layers.has_head else [], 1)
             )
             self._counts[key] = sum(
                 times
@@ -133,7 +135,7 @@ class MemoryModel:
         """Memory of the pipeline rank `place` with `rank_layers`."""
         static = self._static(layout, rank_layers, microbatches)
         activations = self._activations(layout, rank_layers, place, microbatches)
-        logits = logits_bytes(self.shape, layout, self.framework, self.sizes) if rank_layers.scores else 0.0
+        logits = logits_bytes(self.shape, layout, self.framework, self.sizes) if rank_layers.has_head else 0.0
         moving = activations + logits + static["buffers"]
         swapped = self.swapped_layers(layout, rank_layers, place, microbatches)
         static["host"] += swapped * max(
@@ -159,7 +161,7 @@ class MemoryModel:
         live = (
             live_chunks(layout.pipeline_schedule, layout.pipeline, layout.virtual, microbatches, place) / layout.virtual
         )
-        kept = layout.num_layers_on_device if rank_layers.scores else 0
+        kept = layout.num_layers_on_device if rank_layers.has_head else 0
         return live * max(0, sum(rank_layers.kinds) - kept)
 
     def ranks(self, layout: Layout, rank_layers: list[RankLayers], microbatches: int) -> list[Memory]:
@@ -279,7 +281,7 @@ class MemoryModel:
     def _largest_end(self, layout: Layout, rank_layers: RankLayers, ends: int) -> int:
         """Parameters of embedding or head, the larger one, whose gradients are reduced apart unless they share the
         table."""
-        if self.shape.tied or not (rank_layers.embeds and rank_layers.scores):
+        if self.shape.tied or not (rank_layers.has_embedding and rank_layers.has_head):
             return ends
         none = RankLayers((0,) * len(rank_layers.kinds), True, False)
         embedding = self.count(layout, none, sharded=False)
@@ -290,7 +292,7 @@ class MemoryModel:
 
     def _second_table(self, layout: Layout, rank_layers: RankLayers, shard: int) -> int:
         """With a V-shaped schedule a tied table is on its rank twice, in two stages; only one copy is updated."""
-        if not (self.shape.tied and rank_layers.embeds and rank_layers.scores and layout.pipeline > 1):
+        if not (self.shape.tied and rank_layers.has_embedding and rank_layers.has_head and layout.pipeline > 1):
             return 0
         return chunk_length(chunk_length(self.shape.vocab, layout.tensor, 0), shard, 0) * self.shape.width
 
@@ -306,7 +308,7 @@ class MemoryModel:
             default=0.0,
         )
         kept_bytes = self._activations(layout, rank_layers, place, microbatches) - extra
-        if layout.recompute in SWAPS and rank_layers.scores:  # the last layers, which fill the buffers
+        if layout.recompute in SWAPS and rank_layers.has_head:  # the last layers, which fill the buffers
             kept_bytes += min(layout.num_layers_on_device, sum(rank_layers.kinds)) * extra / ROUNDING_BUFFERS
         return kept_bytes
 
@@ -320,11 +322,11 @@ class MemoryModel:
         live = (
             live_chunks(layout.pipeline_schedule, layout.pipeline, layout.virtual, microbatches, place) / layout.virtual
         )
-        chunk_bytes += first if rank_layers.embeds else 0.0
+        chunk_bytes += first if rank_layers.has_embedding else 0.0
         if layout.pipeline > 1:
             chunk_bytes += layout.virtual * boundary_bytes(self.shape, layout, self.framework, self.sizes)
         # The last stage runs each backward pass at once, so the head keeps one micro-batch.
-        return live * chunk_bytes + extra + (last if rank_layers.scores else 0.0)
+        return live * chunk_bytes + extra + (last if rank_layers.has_head else 0.0)
 
     def _layer_bytes(self, layout: Layout) -> list[tuple[float, float]]:
         key = (

@@ -81,7 +81,7 @@ class PlanRequest:
             train = self.training(layout)
         except ValidationError as error:
             return reasons_of(error)
-        return next(self._checked.objections(train, layout.gpus), None)
+        return next(self._checked.validation_errors(train, layout.gpus), None)
 
     @cached_property
     def _checked(self) -> CheckedModel:

@@ -226,7 +226,7 @@ class StepModel:
                 recomputed = recomputed.plus(
                     TimeParts(products, scan, times.full.memory, times.full.tensor, context), count
                 )
-        for present, end in ((rank_layers.embeds, first), (rank_layers.scores, last)):
+        for present, end in ((rank_layers.has_embedding, first), (rank_layers.has_head, last)):
             if present:
                 forward, backward = forward.plus(end.forward), backward.plus(end.backward)
         if microbatches > 1 and not layout.reduce_each:
@@ -258,7 +258,7 @@ class StepModel:
     def _swapped_part(self, rank_layers: RankLayers, layout: Layout) -> float:
         """Share of the layers of a rank that are swapped."""
         layers = sum(rank_layers.kinds)
-        return max(0, layers - layout.num_layers_on_device) / layers if rank_layers.scores and layers else 1.0
+        return max(0, layers - layout.num_layers_on_device) / layers if rank_layers.has_head and layers else 1.0
 
     def _sends(self, layout: Layout, links: AxisLinks, compute: float) -> tuple[float, float]:
         """(exposed, hidden) seconds of one micro-batch's sends: one forward and one backward for each stage of a rank.
@@ -327,7 +327,7 @@ class StepModel:
         max_overlap = microbatch * microbatches if layout.pipeline == 1 or layout.reshard else microbatch - backward
         overlapped = min(share * reduce, backward * reductions) + min(share * gather, max_overlap)
         tied = 0.0
-        if self.shape.tied and layout.pipeline > 1 and rank_layers.embeds != rank_layers.scores:
+        if self.shape.tied and layout.pipeline > 1 and rank_layers.has_embedding != rank_layers.has_head:
             table = self.shape.vocab * self.shape.width / layout.tensor * framework.reduce_bytes
             tied = all_reduce_seconds(table, 2, links.pipeline)
         return reduce + gather - overlapped + tied, overlapped

@@ -72,12 +72,12 @@ class WeightRule:
             return [self.hf_name]
         return [self.hf_name.replace("{e}", str(expert)) for expert in range(self.experts)]
 
-    def to_theirs(self, tensors: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
+    def to_hf(self, tensors: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
         joined = self.form.join([tensors[name] for name in self.ours], config)
         parts = joined.unbind() if self.experts else [joined]
         return {name: part.contiguous() for name, part in zip(self.names(), parts, strict=True)}
 
-    def to_ours(self, tensors: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
+    def from_hf(self, tensors: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
         sources = [tensors[name] for name in self.names()]
         whole = torch.stack(sources) if self.experts else sources[0]
         parts = self.form.split(whole, config)
@@ -110,20 +110,20 @@ class ModelFamily:
     read: Callable[[Mapping[str, Any]], Fields]
     aliases: Mapping[str, str] = field(default_factory=dict)
 
-    def to_theirs(self, config: ModelConfig, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def to_hf(self, config: ModelConfig, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """gristmill tensors by Hugging Face names."""
         converted: dict[str, Tensor] = {}
         for rule in self._all_rules(config):
-            converted |= rule.to_theirs(tensors, config)
+            converted |= rule.to_hf(tensors, config)
         return converted
 
     def converted(self, config: ModelConfig, tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-        """(our name, tensor) for Hugging Face tensors that `to_ours` takes, each read as it is asked for."""
+        """(our name, tensor) for Hugging Face tensors that `from_hf` takes, each read as it is asked for."""
         tensors = self._by_known_name(tensors)
         for rule in self._all_rules(config):
             yield from _converted(rule, tensors, config).items()
 
-    def to_ours(self, config: ModelConfig, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def from_hf(self, config: ModelConfig, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Hugging Face tensors by gristmill names. Raises InputError if one is absent or unexpected."""
         converted: dict[str, Tensor] = {}
         taken = set()
@@ -156,7 +156,7 @@ class ModelFamily:
 
 def _converted(rule: WeightRule, tensors: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
     try:
-        return rule.to_ours(tensors, config)
+        return rule.from_hf(tensors, config)
     except (RuntimeError, ValueError, IndexError) as error:
         raise InputError(f"the weights of {rule.names()[0]} do not fit the config ({error}); fetch both") from error
 

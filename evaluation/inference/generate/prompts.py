@@ -154,12 +154,12 @@ def _parsed(number: int, line: bytes) -> PromptLine:
     try:
         return PromptLine(number, PromptRecord(**record))
     except ValidationError as error:
-        return PromptLine(number, None, describe(error, PromptRecord))
+        return PromptLine(number, None, format_validation_error(error, PromptRecord))
     except TypeError as error:
         return PromptLine(number, None, str(error))
 
 
-def describe(error: ValidationError, kind: type[Config]) -> str:
+def format_validation_error(error: ValidationError, kind: type[Config]) -> str:
     """The first problem of a record or request: its field and how to fix it."""
     first = error.errors()[0]
     name = ".".join(map(str, first["loc"]))

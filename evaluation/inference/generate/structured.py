@@ -55,43 +55,43 @@ def _library() -> Any:
 class GrammarTokenizer:
     """The vocabulary as llguidance reads it, made when the first request asks for structured output."""
 
-    def __init__(self, codec: Any):
-        self.codec = codec
-        self._tokenizer: Any = None
+    def __init__(self, tokenizer: Any):
+        self.tokenizer = tokenizer
+        self._grammar_tokenizer: Any = None
 
     def matcher(self, grammar: str) -> "GrammarMatcher":
-        if self._tokenizer is None:
-            self._tokenizer = self._built()
-        return GrammarMatcher(_library().LLMatcher(self._tokenizer, grammar), self.codec.vocab_size)
+        if self._grammar_tokenizer is None:
+            self._grammar_tokenizer = self._built()
+        return GrammarMatcher(_library().LLMatcher(self._grammar_tokenizer, grammar), self.tokenizer.vocab_size)
 
     def _built(self) -> Any:
-        folder, ends = getattr(self.codec, "folder", None), [*self.codec.ends]
+        folder, ends = getattr(self.tokenizer, "folder", None), [*self.tokenizer.ends]
         if folder is not None and (folder / JSON_NAME).is_file():
             content = (folder / JSON_NAME).read_text("utf-8")
-            return _library().LLTokenizer(content, n_vocab=self.codec.vocab_size, eos_token=ends)
-        wrapper = _library().TokenizerWrapper(_Spelling(self.codec))
-        return _library().LLTokenizer(wrapper, n_vocab=self.codec.vocab_size, eos_token=ends)
+            return _library().LLTokenizer(content, n_vocab=self.tokenizer.vocab_size, eos_token=ends)
+        wrapper = _library().TokenizerWrapper(_Spelling(self.tokenizer))
+        return _library().LLTokenizer(wrapper, n_vocab=self.tokenizer.vocab_size, eos_token=ends)
 
 
 class _Spelling:
     """Bytes of each token, for tokenizers without a tokenizer.json."""
 
-    def __init__(self, codec: Any):
-        self.eos_token_id, self.bos_token_id = codec.ends[0], None
-        self.tokens = [_bytes_of(codec, token) for token in range(codec.vocab_size)]
+    def __init__(self, tokenizer: Any):
+        self.eos_token_id, self.bos_token_id = tokenizer.ends[0], None
+        self.tokens = [_bytes_of(tokenizer, token) for token in range(tokenizer.vocab_size)]
         self.special_token_ids = [token for token, content in enumerate(self.tokens) if not content]
-        self._codec = codec
+        self._tokenizer = tokenizer
 
     def __call__(self, text: str | bytes) -> list[int]:
-        return list(self._codec.encode(text.decode(errors="replace") if isinstance(text, bytes) else text))
+        return list(self._tokenizer.encode(text.decode(errors="replace") if isinstance(text, bytes) else text))
 
 
-def _bytes_of(codec: Any, token: int) -> bytes:
+def _bytes_of(tokenizer: Any, token: int) -> bytes:
     """SentencePiece writes a byte as <0x0A> and a space as U+2581."""
-    piece = codec.pieces[token]
+    piece = tokenizer.pieces[token]
     if len(piece) == 6 and piece.startswith("<0x") and piece.endswith(">"):
         return bytes([int(piece[3:5], 16)])
-    return b"" if not codec.decode([token]) and "▁" not in piece else piece.replace("▁", " ").encode()
+    return b"" if not tokenizer.decode([token]) and "▁" not in piece else piece.replace("▁", " ").encode()
 
 
 class GrammarMatcher:

@@ -219,13 +219,13 @@ def _description(model: ServedModel) -> dict[str, Any]:
 async def _completions(model: ServedModel, request: Request) -> Response:
     stated: tuple[CompletionRequest, list[str]] = checked(model, CompletionRequest, await read_body(request))
     fields, ignored = stated
-    settings = await asyncio.to_thread(fields.generation_settings, model.codec.generation)
+    settings = await asyncio.to_thread(fields.generation_settings, model.tokenizer.generation)
     prompts = await asyncio.to_thread(lambda: [model.encode_prompt(prompt) for prompt in fields.prompts])
     requests = [GenerationRequest(tuple(prompt), settings, index) for index, prompt in enumerate(prompts)]
     echoes = [""] * len(prompts)
     if fields.echo:
-        echoes = [prompt if isinstance(prompt, str) else model.codec.decode(prompt) for prompt in fields.prompts]
-    replies, begin_tokens = Replies(model.codec, model.name, False), len(model.codec.prompt_prefix)
+        echoes = [prompt if isinstance(prompt, str) else model.tokenizer.decode(prompt) for prompt in fields.prompts]
+    replies, begin_tokens = Replies(model.tokenizer, model.name, False), len(model.tokenizer.prompt_prefix)
     return await _answered(model, request, _Call(fields, requests, echoes, replies, begin_tokens, ignored))
 
 
@@ -237,10 +237,12 @@ async def _chat(model: ServedModel, request: Request) -> Response:
     stated = None if model.template.is_plain and fields.tool_choice != "auto" else fields.template_tools()
     messages = [message.for_template() for message in fields.messages]
     prompt, room = await chat_prompt(model, messages, stated, fields.chat_template_kwargs)
-    settings = await asyncio.to_thread(fields.generation_settings, room, model.template.stops, model.codec.generation)
+    settings = await asyncio.to_thread(
+        fields.generation_settings, room, model.template.stops, model.tokenizer.generation
+    )
     requests = [GenerationRequest(tuple(prompt), settings)]
     reads = partial(read_calls, tools=tools, choice=fields.tool_choice) if tools else None
-    replies = Replies(model.codec, model.name, True, reads)
+    replies = Replies(model.tokenizer, model.name, True, reads)
     return await _answered(model, request, _Call(fields, requests, [""], replies, 0, ignored, bool(tools)))
 
 
@@ -310,8 +312,12 @@ def _choices(index: int, count: int) -> range:
 
 async def _tokenizer_info(model: ServedModel, request: Request) -> Response:
     """Answer to lm-eval's remote tokenizer."""
-    end, begin = (model.codec.pieces[token] for token in (model.codec.end_of_document, model.codec.prefix_token))
-    return JSONResponse({"eos_token": end, "bos_token": begin, "pad_token": end, "vocab_size": model.codec.vocab_size})
+    end, begin = (
+        model.tokenizer.pieces[token] for token in (model.tokenizer.end_of_document, model.tokenizer.prefix_token)
+    )
+    return JSONResponse(
+        {"eos_token": end, "bos_token": begin, "pad_token": end, "vocab_size": model.tokenizer.vocab_size}
+    )
 
 
 async def _tokenize(model: ServedModel, request: Request) -> Response:
@@ -319,17 +325,17 @@ async def _tokenize(model: ServedModel, request: Request) -> Response:
     text = body.get("prompt") if isinstance(body, dict) else None
     if not isinstance(text, str):
         raise HttpError(400, "prompt is no text; send {'prompt': TEXT}")
-    tokens = await asyncio.to_thread(model.codec.encode_with_symbols, text)
+    tokens = await asyncio.to_thread(model.tokenizer.encode_with_symbols, text)
     return JSONResponse({"tokens": tokens, "count": len(tokens), "max_model_len": model.sequence_length})
 
 
 async def _detokenize(model: ServedModel, request: Request) -> Response:
     body = await read_body(request)
     tokens = body.get("tokens") if isinstance(body, dict) else None
-    size = model.codec.vocab_size
+    size = model.tokenizer.vocab_size
     if not isinstance(tokens, list) or not all(type(token) is int and 0 <= token < size for token in tokens):
         raise HttpError(400, f"tokens is no list of ids from 0 to {size - 1}; send {{'tokens': [...]}}")
-    return JSONResponse({"prompt": await asyncio.to_thread(model.codec.decode, tokens)})
+    return JSONResponse({"prompt": await asyncio.to_thread(model.tokenizer.decode, tokens)})
 
 
 # `POST /v1/embeddings`: final hidden states of texts, pooled over their tokens.

@@ -22,7 +22,7 @@ from gristmill.training.parallel.mesh import Axis
 
 
 @dataclass(frozen=True)
-class Turn:
+class SchedulerStep:
     """Work of one pass of the engine's loop before its step. added: new requests, in order. cancelled: numbers of
     requests in the batch. prompt_tokens: as in the batch's step. idle: no step follows. stops: it is last."""
 
@@ -33,33 +33,33 @@ class Turn:
     stops: bool = False
 
 
-Announce = Callable[[Turn], None]
+Announce = Callable[[SchedulerStep], None]
 
 
 def announcer(ranks: Axis) -> Announce | None:
-    """How the first rank tells the others of a turn; None if there are no others."""
+    """How the first rank tells the others of a step; None if there are no others."""
     if ranks.size == 1:
         return None
-    return lambda turn: dist.broadcast_object_list([turn], src=0, group=ranks.group)
+    return lambda step: dist.broadcast_object_list([step], src=0, group=ranks.group)
 
 
 def follow(make_batch: Callable[[], ContinuousBatch], ranks: Axis) -> None:
     """Does what the first rank announces, until it stops. Signals are the first rank's to answer."""
     batch = make_batch()
     with _signals_ignored():
-        while not (turn := _heard(ranks)).stops:
-            for request in turn.added:
+        while not (announced := _announced(ranks)).stops:
+            for request in announced.added:
                 batch.add(request)
-            for number in turn.cancelled:
+            for number in announced.cancelled:
                 batch.cancel(number)
-            if not turn.idle:
-                batch.step(turn.prompt_tokens)
+            if not announced.idle:
+                batch.step(announced.prompt_tokens)
 
 
-def _heard(ranks: Axis) -> Turn:
-    turns: list[Turn] = [Turn()]
-    dist.broadcast_object_list(turns, src=0, group=ranks.group)
-    return turns[0]
+def _announced(ranks: Axis) -> SchedulerStep:
+    announced: list[SchedulerStep] = [SchedulerStep()]
+    dist.broadcast_object_list(announced, src=0, group=ranks.group)
+    return announced[0]
 
 
 @contextmanager
@@ -158,7 +158,7 @@ class Ticket:
 class GenerationEngine:
     """submit and cancel may be called by any thread; the batch is used by the engine's own alone.
 
-    announce: tells the other ranks of a sharded model of each turn; None without others. A rank that is lost ends the
+    announce: tells the other ranks of a sharded model of each step; None without others. A rank that is lost ends the
     engine, and `failure` says so."""
 
     def __init__(
@@ -179,7 +179,7 @@ class GenerationEngine:
         self._thread = threading.Thread(target=self._run, name="generation", daemon=True)
         self._on_failure: Callable[[], None] = lambda: None
         # Called in the engine's thread behind the calls of streams and `done` of a step.
-        self.after_turn: Callable[[], None] = lambda: None
+        self.after_pass: Callable[[], None] = lambda: None
 
     def start(self, on_failure: Callable[[], None] = lambda: None) -> None:
         """on_failure: called in the engine's thread when it ends because a rank was lost."""
@@ -243,8 +243,8 @@ class GenerationEngine:
     def _run(self) -> None:
         reason = "the server is stopping; ask another"
         try:
-            while self._turn():
-                self.after_turn()
+            while self._pass():
+                self.after_pass()
         except RankLostError as error:
             logger.error("%s", error)
             self.failure, reason = error, f"{error}; the server is stopping"
@@ -255,9 +255,9 @@ class GenerationEngine:
             self._new.clear()
         for ticket in tickets:
             ticket.done(RequestResult(ticket.number, error=InputError(reason)))
-        self.after_turn()
+        self.after_pass()
 
-    def _turn(self) -> bool:
+    def _pass(self) -> bool:
         """Takes what was submitted and cancelled, and does a step; False once the engine is told to stop."""
         with self._changed:
             if not (self._stopped or self._new or self._cancelled or self._open):
@@ -271,12 +271,12 @@ class GenerationEngine:
         ended = [ticket.number for ticket in cancelled if self._open.get(ticket.number) is ticket]
         idle = not (self._open or new)
         if stopped:
-            self._tell(Turn(stops=True))
+            self._tell(SchedulerStep(stops=True))
             return False
         self._add(new)
         batch = self._batch
         prompt_tokens = self._pace.prompt_tokens(batch.decoding, batch.reading, batch.reads_together)
-        self._tell(Turn(tuple(ticket.request for ticket in new), tuple(ended), prompt_tokens, idle))
+        self._tell(SchedulerStep(tuple(ticket.request for ticket in new), tuple(ended), prompt_tokens, idle))
         for number in ended:
             del self._open[number]
             batch.cancel(number)
@@ -284,12 +284,12 @@ class GenerationEngine:
             self._step(prompt_tokens)
         return True
 
-    def _tell(self, turn: Turn) -> None:
+    def _tell(self, step: SchedulerStep) -> None:
         """Raises RankLostError if another rank does not answer."""
         if self._announce is None:
             return
         try:
-            self._announce(turn)
+            self._announce(step)
         except Exception as error:
             raise _lost(error) from error
 

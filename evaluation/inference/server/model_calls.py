@@ -18,7 +18,7 @@ from starlette.requests import ClientDisconnect, Request
 
 from gristmill.evaluation.convert.chat_template import ChatTemplate
 from gristmill.evaluation.convert.model_tokenizer import ModelTokenizer
-from gristmill.evaluation.inference.generate.prompts import describe
+from gristmill.evaluation.inference.generate.prompts import format_validation_error
 from gristmill.evaluation.inference.generate.request import GenerationRequest, RequestResult, TokenLogprob
 from gristmill.evaluation.inference.generate.slots import CacheUse
 from gristmill.evaluation.inference.server.engine import GenerationEngine, Ticket
@@ -109,7 +109,7 @@ class ServedModel:
 
     name: str
     engine: GenerationEngine
-    codec: ModelTokenizer
+    tokenizer: ModelTokenizer
     template: ChatTemplate
     token: str | None = None
     origins: tuple[str, ...] = ()
@@ -121,7 +121,7 @@ class ServedModel:
     @cached_property
     def outbox(self) -> "Outbox":
         outbox = Outbox()
-        self.engine.after_turn = outbox.send
+        self.engine.after_pass = outbox.send
         return outbox
 
     @property
@@ -130,7 +130,7 @@ class ServedModel:
 
     def encode_prompt(self, prompt: str | list[int]) -> list[int]:
         """A text begins as in `gristmill generate`; ids are taken as they are."""
-        return self.codec.encode_prompt(prompt) if isinstance(prompt, str) else prompt
+        return self.tokenizer.encode_prompt(prompt) if isinstance(prompt, str) else prompt
 
 
 class HttpError(Exception):
@@ -170,7 +170,7 @@ def checked(model: ServedModel, kind: type[Any], body: Any) -> tuple[Any, list[s
         body, ignored = known_fields(kind, body)
         fields = kind.model_validate(body)
     except ValidationError as error:
-        raise HttpError(400, describe(error, kind)) from error
+        raise HttpError(400, format_validation_error(error, kind)) from error
     except ValueError as error:
         raise HttpError(400, str(error)) from error
     if fields.model not in (None, model.name):
@@ -192,7 +192,7 @@ async def chat_prompt(
 ) -> tuple[list[int], int]:
     """(token ids of a conversation, tokens that the context has left)."""
     text = await asyncio.to_thread(model.template.render, messages, tools, variables)
-    prompt = await asyncio.to_thread(model.codec.encode_chat, text, model.template)
+    prompt = await asyncio.to_thread(model.tokenizer.encode_chat, text, model.template)
     room = model.sequence_length - len(prompt)
     if room <= 0:
         raise HttpError(

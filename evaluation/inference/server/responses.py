@@ -188,7 +188,9 @@ async def respond(model: ServedModel, request: Request) -> Response:
     stated: tuple[ResponseRequest, list[str]] = checked(model, ResponseRequest, await read_body(request))
     fields, ignored = stated
     prompt, room = await chat_prompt(model, fields.messages, None, {})
-    settings = await asyncio.to_thread(fields.generation_settings, room, model.template.stops, model.codec.generation)
+    settings = await asyncio.to_thread(
+        fields.generation_settings, room, model.template.stops, model.tokenizer.generation
+    )
     body = ResponseBody(model.name, fields, GenerationRequest(tuple(prompt), settings))
     headers = ignored_header(ignored)
     if fields.stream:

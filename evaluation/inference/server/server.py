@@ -73,18 +73,20 @@ def serve(
         if listener is None:
             follow(lambda: new_batch(loaded, limits), mesh.world)
             return
-        template = loaded.codec.chat_template(options.template)
+        template = loaded.tokenizer.chat_template(options.template)
         engine = GenerationEngine(lambda: new_batch(loaded, limits), options.max_requests, announcer(mesh.world))
-        model = ServedModel(options.name or loaded.name, engine, loaded.codec, template, options.token, options.origins)
+        model = ServedModel(
+            options.name or loaded.name, engine, loaded.tokenizer, template, options.token, options.origins
+        )
         host, port = listener.getsockname()[:2]
         for note in filter(None, (loaded.note, loaded.memory_note)):
-            reporter.say(note)
-        reporter.say(f"serving {model.name} at http://{host}:{port}/v1")
+            reporter.info(note)
+        reporter.info(f"serving {model.name} at http://{host}:{port}/v1")
         run(model, listener, options.stop_seconds)
 
 
 def new_batch(loaded: LoadedModel, limits: BatchLimits) -> ContinuousBatch:
-    return ContinuousBatch(loaded.causal_lm, loaded.codec, limits)
+    return ContinuousBatch(loaded.causal_lm, loaded.tokenizer, limits)
 
 
 def run(model: ServedModel, listener: socket.socket, stop_seconds: int) -> None:

@@ -29,7 +29,7 @@ from gristmill.foundation.runtime.kernels.kernel_files import (
     release,
     write_kernel,
 )
-from gristmill.foundation.runtime.startup import hidden_modules, without_garbage_collection
+from gristmill.foundation.runtime.startup import block_imports, without_garbage_collection
 
 
 class KernelCache(_Cache):
@@ -99,7 +99,7 @@ def dispatcher_of(function: Callable[..., Any], options: Mapping[str, Any]) -> A
     def compile_once(signature: Any) -> Any:
         # Compiling makes millions of objects that live until its end: collections take a tenth of its time. And
         # numba asks for scipy's BLAS, which takes 0.15 s to import, and no kernel here calls numpy.dot.
-        with global_compiler_lock, hidden_modules("scipy.linalg"), without_garbage_collection():
+        with global_compiler_lock, block_imports("scipy.linalg"), without_garbage_collection():
             try:
                 return compile_or_load(signature)
             finally:

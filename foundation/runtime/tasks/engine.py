@@ -35,7 +35,7 @@ class TaskBatch:
     @property
     def label(self) -> str:
         """For messages; its names are those of the first and the last task."""
-        names = [name_of(task).removeprefix(", ") for task in (self.tasks[0], self.tasks[-1])]
+        names = [task_name(task).removeprefix(", ") for task in (self.tasks[0], self.tasks[-1])]
         numbers = f"tasks {self.first + 1:,} to {self.first + len(self.tasks):,} of {self.total:,}"
         return f"{numbers} together" + (f", from {names[0]} to {names[1]}" if all(names) else "")
 
@@ -172,10 +172,10 @@ class Engine(ABC):
         """Free what the engine holds between maps: a map after it starts it again."""
 
 
-def name_of(task: Any) -> str:
+def task_name(task: Any) -> str:
     """', FILE' for a task with a named input, else ''. A tuple uses its first member that has one."""
     if isinstance(task, str | Path):
         return f", {task}"
     if isinstance(task, tuple | list):
-        return next((name for member in task if (name := name_of(member))), "")
-    return next((name_of(value) for field in NAMING_FIELDS if (value := getattr(task, field, None)) is not None), "")
+        return next((name for member in task if (name := task_name(member))), "")
+    return next((task_name(value) for field in NAMING_FIELDS if (value := getattr(task, field, None)) is not None), "")

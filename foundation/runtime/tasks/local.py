@@ -26,7 +26,7 @@ from typing import Any
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.progress import Reporter
 from gristmill.foundation.runtime.startup import block_pandas_import, without_huge_pages
-from gristmill.foundation.runtime.tasks.engine import Engine, Result, Task, name_of
+from gristmill.foundation.runtime.tasks.engine import Engine, Result, Task, task_name
 
 PR_SET_PDEATHSIG = 1  # Linux, prctl(2): the signal a process gets when its parent ends
 SECONDS_TO_TIDY_UP = 2.0  # between SIGTERM and SIGKILL
@@ -321,8 +321,8 @@ class LocalEngine(Engine):
             if isinstance(error, WorkerDied):
                 raise InputError(
                     f"{description}: a worker process was {cause_of_death(error.exit_code)}, at task {error.task + 1} "
-                    f"of {len(tasks)}{name_of(tasks[error.task])}; what is finished is kept: run the same command with "
-                    f"fewer --workers than {self.workers}"
+                    f"of {len(tasks)}{task_name(tasks[error.task])}; what is finished is kept: run the same command "
+                    f"with fewer --workers than {self.workers}"
                 ) from error
             raise
 

@@ -22,7 +22,7 @@ from gristmill.foundation.deferred_module import DeferredModule
 from gristmill.foundation.errors import InputError, RecipeError
 from gristmill.foundation.files import scratch_folder
 from gristmill.foundation.progress import Reporter
-from gristmill.foundation.runtime.tasks.engine import Engine, Result, Stragglers, Task, name_of
+from gristmill.foundation.runtime.tasks.engine import Engine, Result, Stragglers, Task, task_name
 from gristmill.foundation.runtime.tasks.local import RemoteTraceback
 from gristmill.foundation.runtime.tasks.node import (
     NodeReport,
@@ -76,7 +76,7 @@ class RayEngine(Engine):
             raise
         nodes = nodes_with_processors()
         hosts = len({node["NodeManagerAddress"] for node in nodes})
-        reporter.say(f"engine: ray, {len(nodes)} nodes on {hosts} machines, {self.workers} tasks at once")
+        reporter.info(f"engine: ray, {len(nodes)} nodes on {hosts} machines, {self.workers} tasks at once")
 
     @property
     def workers(self) -> int:
@@ -206,7 +206,7 @@ class _Run:
             self._count_loss(index, error)
             return True, None
         except ray_exceptions.RayError as error:
-            raise InputError(f"{self._named(index)} failed in Ray: {last_line(error)}") from error
+            raise InputError(f"{self._named(index)} failed in Ray: {error_summary(error)}") from error
         is_right, value = self.carrier.answer(parcel)
         if is_right:
             return False, value
@@ -232,7 +232,7 @@ class _Run:
         ) from error
 
     def _named(self, index: int) -> str:
-        return f"{self.description}: task {index + 1} of {len(self.tasks)}{name_of(self.tasks[index])}"
+        return f"{self.description}: task {index + 1} of {len(self.tasks)}{task_name(self.tasks[index])}"
 
     def cancel(self) -> None:
         """Ends the tasks that the cluster still has, so that none writes after the map and none waits for a node."""
@@ -294,7 +294,7 @@ def connect(address: str) -> bool:
     try:
         ray.init(address=host_and_port, log_to_driver=False, logging_level=logging.CRITICAL)
     except (RuntimeError, ValueError, OSError) as error:
-        raise InputError(f"--address {address}: {last_line(error)}; {HOW_TO_START}") from error
+        raise InputError(f"--address {address}: {error_summary(error)}; {HOW_TO_START}") from error
     return True
 
 
@@ -350,7 +350,7 @@ def _be_quiet() -> None:
     worker.print_to_stdstream = lambda *_, **__: None
 
 
-def last_line(error: Exception) -> str:
+def error_summary(error: Exception) -> str:
     """Last line of the error's message; of a remote traceback that is the exception."""
     said = [line.strip() for line in str(error).splitlines() if line.strip()]
     return said[-1] if said else type(error).__name__
@@ -434,7 +434,7 @@ def _answers(nodes: Sequence[dict[str, Any]], place: NodeRequirements) -> tuple[
             problems += _problems(node["NodeManagerAddress"], ray.get(reference), asked)
         except ray.exceptions.RayError as error:
             lost[node["NodeID"]] = (
-                f"gristmill cannot run ({last_line(error)}); install it there with the extra `cluster`"
+                f"gristmill cannot run ({error_summary(error)}); install it there with the extra `cluster`"
             )
     return problems, lost
 

@@ -26,7 +26,7 @@ from gristmill.foundation.errors import InputError, RecipeError
 from gristmill.foundation.files import is_address, is_temporary, scratch_folder, write_atomic
 from gristmill.foundation.progress import Reporter
 from gristmill.foundation.runtime.store.store import Store
-from gristmill.foundation.runtime.tasks.engine import Engine, Result, Stragglers, Task, name_of
+from gristmill.foundation.runtime.tasks.engine import Engine, Result, Stragglers, Task, task_name
 from gristmill.foundation.runtime.tasks.local import RemoteTraceback
 from gristmill.foundation.runtime.tasks.node import NodeRequirements, run_task, versions_here
 from gristmill.foundation.runtime.tasks.task_files import TASKS_FOLDER, Listing, TaskObjects
@@ -358,9 +358,9 @@ class _Run:
                 if number in self.failures:
                     raise self.failures[number]
                 raise InputError(
-                    f"{self.description}: task {number + 1} of {len(self.tasks)}{name_of(self.tasks[number])} was lost "
-                    f"{ATTEMPTS} times; {self.job.log_tail()}; what is finished is kept: ask for more memory or time "
-                    "(SBATCH_MEM_PER_CPU, SBATCH_TIMELIMIT) and run the same command again"
+                    f"{self.description}: task {number + 1} of {len(self.tasks)}{task_name(self.tasks[number])} was "
+                    f"lost {ATTEMPTS} times; {self.job.log_tail()}; what is finished is kept: ask for more memory or "
+                    "time (SBATCH_MEM_PER_CPU, SBATCH_TIMELIMIT) and run the same command again"
                 )
         return sorted(firsts)
 

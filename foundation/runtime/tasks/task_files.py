@@ -261,11 +261,11 @@ def node_scratch(address: str) -> Path:
     return scratch_root() / "nodes" / hashlib.sha256(address.encode()).hexdigest()[:16]
 
 
-# The shuffle: fixed-width binary records that tasks write part by part and other tasks read range by range.
+# The shuffle: fixed-width binary records that map tasks write, an output each, and other tasks read range by range.
 #
-# A part is one file: a header, then its records, range after range. So no task knows all records, and the driver knows
-# none: a `Shuffle` has the same few bytes for any number of documents, and so has each order for a task. A reader needs
-# the memory of its range in all parts: choose ranges by `ranges_for`.
+# An output is one file: a header, then its records, range after range. So no task knows all records, and the driver
+# knows none: a `PartitionedFiles` has the same few bytes for any number of documents, and so has each order for a
+# task. A reader needs the memory of its range in all outputs: choose ranges by `ranges_for`.
 #
 # File: 8 bytes MAGIC, uint64 bytes of a record, uint64 ranges, uint64[ranges + 1] first record of each range, records.
 
@@ -280,26 +280,27 @@ RANGE_RECORDS = 1 << 22
 
 
 @dataclass(frozen=True)
-class Shuffle:
-    """prefix: of the parts' paths. dtype: of a record. parts, ranges: how many there are."""
+class PartitionedFiles:
+    """prefix: of the outputs' paths. dtype: of a record. map_outputs, ranges: how many there are. A segment is the
+    records of one range in one output."""
 
     prefix: Path
     dtype: np.dtype
-    parts: int
+    map_outputs: int
     ranges: int
 
-    def path(self, part: int) -> Path:
-        return _part_path(self.prefix, part)
+    def path(self, output: int) -> Path:
+        return _output_path(self.prefix, output)
 
     def paths(self) -> list[Path]:
-        return [self.path(part) for part in range(self.parts)]
+        return [self.path(output) for output in range(self.map_outputs)]
 
-    def has(self, part: int) -> bool:
-        return fetch(self.path(part)).exists()
+    def has(self, output: int) -> bool:
+        return fetch(self.path(output)).exists()
 
     def is_whole(self) -> bool:
-        """Whether all parts are there."""
-        return all(self.has(part) for part in range(self.parts))
+        """Whether all outputs are there."""
+        return all(self.has(output) for output in range(self.map_outputs))
 
     def remove(self) -> None:
         """Frees the disk when nothing reads the records any more."""
@@ -307,26 +308,26 @@ class Shuffle:
             path.unlink(missing_ok=True)
             checksum_path(path).unlink(missing_ok=True)
 
-    def write(self, part: int, records: np.ndarray, bounds: np.ndarray) -> None:
-        """One part, whole or not at all. records: ordered by range; bounds int64[ranges + 1]: where each begins."""
+    def write(self, output: int, records: np.ndarray, bounds: np.ndarray) -> None:
+        """One output, whole or not at all. records: ordered by range; bounds int64[ranges + 1]: where each begins."""
         if records.dtype != self.dtype or len(bounds) != self.ranges + 1 or bounds[-1] != len(records):
-            raise ValueError(f"{self.path(part)}: {records.dtype}, {len(bounds)} bounds up to {bounds[-1]}")
+            raise ValueError(f"{self.path(output)}: {records.dtype}, {len(bounds)} bounds up to {bounds[-1]}")
         head = MAGIC + np.array([self.dtype.itemsize, self.ranges, *bounds], "<u8").tobytes()
-        write_with_checksum(self.path(part), head, np.ascontiguousarray(records).view(np.uint8).data)
+        write_with_checksum(self.path(output), head, np.ascontiguousarray(records).view(np.uint8).data)
 
-    def write_sorted(self, part: int, records: np.ndarray, range_of: np.ndarray) -> None:
-        """One part of records that are ordered by their range, range_of int64[records]."""
-        self.write(part, records, np.searchsorted(range_of, np.arange(self.ranges + 1)))
+    def write_sorted(self, output: int, records: np.ndarray, range_of: np.ndarray) -> None:
+        """One output of records that are ordered by their range, range_of int64[records]."""
+        self.write(output, records, np.searchsorted(range_of, np.arange(self.ranges + 1)))
 
-    def write_unsorted(self, part: int, records: np.ndarray, range_of: np.ndarray) -> None:
+    def write_unsorted(self, output: int, records: np.ndarray, range_of: np.ndarray) -> None:
         """As `write_sorted`; records of one range keep their order."""
         order = np.argsort(range_of, kind="stable")
-        self.write_sorted(part, records[order], range_of[order])
+        self.write_sorted(output, records[order], range_of[order])
 
-    def part(self, part: int) -> tuple[np.ndarray, np.ndarray]:
+    def map_output(self, output: int) -> tuple[np.ndarray, np.ndarray]:
         """(bounds int64[ranges + 1], records, mapped from disk unless the file is small). Raises InputError if the file
         is damaged."""
-        path = fetch(self.path(part))
+        path = fetch(self.path(output))
         try:
             status = path.stat()
             state = status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
@@ -334,40 +335,42 @@ class Shuffle:
         except (OSError, ValueError, IndexError) as error:
             raise InputError(f"{path}: no readable records ({error}); delete its folder and run again") from error
 
-    def pieces(self, number: int) -> Iterator[tuple[int, np.ndarray]]:
-        """(part, its records of the range), mapped from disk, for all parts that have any."""
-        for part in range(self.parts):
-            records = self.piece(part, number)
+    def segments(self, number: int) -> Iterator[tuple[int, np.ndarray]]:
+        """(output, its records of the range), mapped from disk, for all outputs that have any."""
+        for output in range(self.map_outputs):
+            records = self.segment(output, number)
             if len(records):
-                yield part, records
+                yield output, records
 
-    def piece(self, part: int, number: int) -> np.ndarray:
-        """The records of a range in one part. Of a large file on another machine nothing else is read."""
-        path, start = self.path(part), HEAD_BYTES + 8 * number
+    def segment(self, output: int, number: int) -> np.ndarray:
+        """The records of a range in one output. Of a large file on another machine nothing else is read."""
+        path, start = self.path(output), HEAD_BYTES + 8 * number
         if (head := read_range(path, start, start + 16, MIN_RANGED_BYTES)) is not None:
             first, last = np.frombuffer(head, "<i8").tolist()
             start, size = HEAD_BYTES + 8 * (self.ranges + 1), self.dtype.itemsize
             if (content := read_range(path, start + first * size, start + last * size)) is not None:
                 return np.frombuffer(content, self.dtype)
-        bounds, records = self.part(part)
+        bounds, records = self.map_output(output)
         return records[bounds[number] : bounds[number + 1]]
 
     def read(self, number: int) -> np.ndarray:
-        """The records of a range, part after part."""
-        return np.concatenate([np.empty(0, self.dtype), *(piece for _, piece in self.pieces(number))])
+        """The records of a range, output after output."""
+        return np.concatenate([np.empty(0, self.dtype), *(segment for _, segment in self.segments(number))])
 
     def read_all(self) -> np.ndarray:
-        """All records, part after part."""
-        return np.concatenate([np.empty(0, self.dtype), *(self.part(part)[1] for part in range(self.parts))])
+        """All records, output after output."""
+        return np.concatenate(
+            [np.empty(0, self.dtype), *(self.map_output(output)[1] for output in range(self.map_outputs))]
+        )
 
     def num_records(self) -> int:
-        return sum(int(self.part(part)[0][-1]) for part in range(self.parts))
+        return sum(int(self.map_output(output)[0][-1]) for output in range(self.map_outputs))
 
 
 @lru_cache(maxsize=1 << 14)
-def _part_path(prefix: Path, part: int) -> Path:
-    """A task reads a range of every part: making the paths again takes as long as reading small parts."""
-    return Path(f"{prefix}-{part:05d}.rec")
+def _output_path(prefix: Path, output: int) -> Path:
+    """A task reads a range of every output: making the paths again takes as long as reading small outputs."""
+    return Path(f"{prefix}-{output:05d}.rec")
 
 
 @lru_cache(maxsize=OPEN_FILES)

@@ -152,10 +152,10 @@ def packed(value: Any, folder: Path) -> PickledValue:
     """The value, of which a large one is written to a file in the folder.
 
     Raises TypeError or pickle.PicklingError if it cannot be pickled."""
-    return packed_below(value, folder, None)[0]
+    return pickle_relative_to(value, folder, None)[0]
 
 
-def packed_below(value: Any, folder: Path, root: Path | None) -> tuple[PickledValue, set[Path]]:
+def pickle_relative_to(value: Any, folder: Path, root: Path | None) -> tuple[PickledValue, set[Path]]:
     """As `packed`, with the paths below the root that the value names, which become relative to it."""
     buffers: list[pickle.PickleBuffer] = []
     file = io.BytesIO()
@@ -187,7 +187,7 @@ def unpacked(parcel: PickledValue) -> Any:
 
 
 def unpacked_below(parcel: PickledValue, root: Path) -> tuple[Any, set[Path]]:
-    """As `unpacked`, of `packed_below`; with the paths that the value names, which are below this root."""
+    """As `unpacked`, of `pickle_relative_to`; with the paths that the value names, which are below this root."""
     return _unpickled(_content(parcel), parcel, root)
 
 
@@ -340,11 +340,11 @@ class ThroughStore:
         self.files, self.folder, self.function = files, folder, function
         named: set[Path] = set()
         for task in tasks:
-            named |= packed_below((function, task), folder, files.root)[1]
+            named |= pickle_relative_to((function, task), folder, files.root)[1]
         self.scratch: Path | Listing = files.listing(named)
 
     def order(self, task: Any) -> PickledValue:
-        parcel, _ = packed_below((self.function, task), self.folder, self.files.root)
+        parcel, _ = pickle_relative_to((self.function, task), self.folder, self.files.root)
         return _uploaded(parcel, self.files.objects)
 
     def answer(self, parcel: PickledValue) -> tuple[bool, Any]:
@@ -374,7 +374,7 @@ def run_in_view(order: PickledValue, listing: Listing) -> PickledValue:
         answer = answer_of(function, task)
         written = view.upload_written() if answer[0] else []
         answer = answer if answer[0] else (False, _with_driver_paths(answer[1], view, listing))
-        parcel, _ = packed_below((answer, written), folder, view.root)
+        parcel, _ = pickle_relative_to((answer, written), folder, view.root)
         return _uploaded(parcel, listing.objects)
 
 

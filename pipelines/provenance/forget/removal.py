@@ -34,7 +34,7 @@ from gristmill.pipelines.provenance.forget.statement import (
 from gristmill.pipelines.recipes.config import Recipe
 from gristmill.pipelines.recipes.recipe_file import validate
 from gristmill.pipelines.stages.runner import Runner
-from gristmill.pipelines.workdir.data_forms import form_of, open_form
+from gristmill.pipelines.workdir.data_forms import open_format, sample_format
 from gristmill.pipelines.workdir.raw_files import lock_raw_files
 from gristmill.pipelines.workdir.remote import lease
 
@@ -229,7 +229,7 @@ def prepare_training(workdir: Path, pending: Mapping[str, Any], runner: Runner, 
 
 def clean_fingerprint(workdir: Path, recipe: Recipe) -> str:
     """Fingerprint of the samples of the new index, which a checkpoint of this run names."""
-    samples = open_form(form_of(recipe.training().train.objective), workdir / "index", "train", recipe)
+    samples = open_format(sample_format(recipe.training().train.objective), workdir / "index", "train", recipe)
     return str(samples.fingerprint)
 
 

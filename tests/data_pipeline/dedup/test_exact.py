@@ -19,7 +19,7 @@ from gristmill.data_pipeline.dedup.exact import (
 )
 from gristmill.data_pipeline.dedup.folding import fold_text
 from gristmill.data_pipeline.ledger.document_file import DocumentFile
-from gristmill.foundation.runtime.tasks.task_files import Shuffle
+from gristmill.foundation.runtime.tasks.task_files import PartitionedFiles
 
 
 def exact_duplicates(document_files: list[DocumentFile], config: ExactDedupConfig, folder: Path) -> pa.Table:
@@ -110,17 +110,17 @@ def test_nothing_to_do(tmp_path: Path, texts: dict[str, str]):
 # Copies follow their document: worked examples.
 
 
-def duplicates(prefix: Path, *rows: tuple[int, int, float]) -> Shuffle:
+def duplicates(prefix: Path, *rows: tuple[int, int, float]) -> PartitionedFiles:
     """Of (document, kept document, similarity); the documents are rows of one file, with their numbers as ids."""
     records = np.zeros(len(rows), DUPLICATE)
     for place, (document, kept, similarity) in enumerate(rows):
         records[place] = (0, document, (0, document), (0, kept), similarity)
-    shuffle = Shuffle(prefix, DUPLICATE, 1, 1)
+    shuffle = PartitionedFiles(prefix, DUPLICATE, 1, 1)
     shuffle.write_sorted(0, records, records["file"])
     return shuffle
 
 
-def rows_of(found: Shuffle) -> list[tuple[int, int, float]]:
+def rows_of(found: PartitionedFiles) -> list[tuple[int, int, float]]:
     records = found.read(0)
     assert records["row"].tolist() == records["id"][:, 1].tolist()
     rows = zip(records["row"].tolist(), records["duplicate_of"][:, 1].tolist(), records["value"].tolist(), strict=True)

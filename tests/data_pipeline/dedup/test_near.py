@@ -22,7 +22,7 @@ from gristmill.data_pipeline.dedup.minhash import shingles_of
 from gristmill.data_pipeline.dedup.near import NearDedupConfig, Protected, near_duplicates
 from gristmill.data_pipeline.ledger.document_file import DocumentFile
 from gristmill.foundation.errors import InputError
-from gristmill.foundation.runtime.tasks.task_files import Shuffle
+from gristmill.foundation.runtime.tasks.task_files import PartitionedFiles
 
 # 32 bands of one row find every pair of similarity 0.5 but one in 2**32: all that is left is exact.
 SURE = NearDedupConfig(ngram=2, bands=32, rows=1, threshold=0.5)
@@ -242,7 +242,7 @@ def test_keys_are_removed_when_the_links_are_whole_and_not_made_again(tmp_path: 
     whole = near_duplicates(parts, config, engine(), tmp_path / "work")
     left = {name.rpartition("-")[0].lstrip(".") for name in contents(tmp_path / "work") if name.endswith(".rec")}
     assert left == {"links", "candidates", "members", "sets", "verified"}
-    monkeypatch.setattr(Shuffle, "write", lambda *_: pytest.fail("written again"))
+    monkeypatch.setattr(PartitionedFiles, "write", lambda *_: pytest.fail("written again"))
     assert near_duplicates(parts, config, engine(), tmp_path / "work").equals(whole)
 
 
@@ -252,7 +252,7 @@ def test_stopped_at_every_write_and_run_again_gives_the_same_bytes(tmp_path: Pat
     monkeypatch.setattr(near, "BATCH_SHINGLES", 400)
     monkeypatch.setattr("gristmill.data_pipeline.dedup.verify_candidates.MIN_TASK_CANDIDATES", 1)
     whole = near_duplicates(parts, config, engine(), tmp_path / "whole")
-    write = Shuffle.write
+    write = PartitionedFiles.write
     writes = 0
 
     def stops_at_fourth(*arguments, **options):
@@ -262,7 +262,7 @@ def test_stopped_at_every_write_and_run_again_gives_the_same_bytes(tmp_path: Pat
             raise KeyboardInterrupt
         return write(*arguments, **options)
 
-    monkeypatch.setattr(Shuffle, "write", stops_at_fourth)
+    monkeypatch.setattr(PartitionedFiles, "write", stops_at_fourth)
     stops = 0
     while True:
         writes = 0
@@ -283,14 +283,14 @@ from gristmill.data_pipeline.dedup import near
 from gristmill.data_pipeline.ledger.document_file import DocumentFile
 from gristmill.foundation.runtime.tasks.local import LocalEngine
 from gristmill.foundation.progress import Reporter
-from gristmill.foundation.runtime.tasks.task_files import Shuffle
+from gristmill.foundation.runtime.tasks.task_files import PartitionedFiles
 
-plain = Shuffle.write
+plain = PartitionedFiles.write
 def slowly(self, part, records, bounds):
     plain(self, part, records, bounds)
     print(self.path(part).name, flush=True)
     time.sleep(0.02)
-Shuffle.write = slowly
+PartitionedFiles.write = slowly
 near.BATCH_SHINGLES = 400
 folder = Path(sys.argv[1])
 parts = [DocumentFile(path, "s" + path.name[0], int(path.name[0])) for path in sorted(folder.glob("*.parquet"))]

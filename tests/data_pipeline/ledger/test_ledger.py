@@ -24,7 +24,7 @@ from gristmill.data_pipeline.ledger.removal_step import (
     sorted_spans,
     write_removed,
 )
-from gristmill.foundation.runtime.tasks.task_files import Shuffle
+from gristmill.foundation.runtime.tasks.task_files import PartitionedFiles
 
 IDS = [letter * 32 for letter in "abcdef"]
 WORDS = Rule("gopher", "min_words", "num_words", ">=", 50, "a paper")
@@ -207,7 +207,7 @@ def test_removed_documents_are_the_same_on_disk(tmp_path, columns):
     names = {"duplicate_of": "duplicate_of"} | {
         name: k for name, k in fields.items() if getattr(ordered, k) is not None
     }
-    removed = Shuffle(tmp_path / "removed", removed_dtype(*names), 2, 1)
+    removed = PartitionedFiles(tmp_path / "removed", removed_dtype(*names), 2, 1)
     for number, step_of_file in enumerate(of_file):
         if len(step_of_file.rows):
             write_removed(removed, number, **{name: getattr(step_of_file, kept) for name, kept in names.items()})

@@ -24,7 +24,7 @@ from gristmill.data_pipeline.text_edits.span_removal import (
     remove_spans,
 )
 from gristmill.foundation.errors import InputError
-from gristmill.foundation.runtime.tasks.task_files import Shuffle
+from gristmill.foundation.runtime.tasks.task_files import PartitionedFiles
 from tests.support.corpora import prose, run_curate, tree_digests, write_jsonl
 
 NOTICE = "By reading on you accept that this page may keep a cookie on your machine for as long as it likes."
@@ -395,12 +395,12 @@ def test_bytes_become_characters():
 PLAIN = SpanRemoval("r", "r")
 
 
-def spans_of(prefix: Path, spans: list[tuple[str, int, int]]) -> Shuffle:
+def spans_of(prefix: Path, spans: list[tuple[str, int, int]]) -> PartitionedFiles:
     """(document, start, stop) of spans in one document file, as deduplication writes them."""
     records = np.zeros(len(spans), REPEAT)
     for record, (doc_id, start, stop) in zip(records, spans, strict=True):
         record["id"], record["start"], record["stop"] = (0, int(doc_id, 16)), start, stop
-    found = Shuffle(prefix, REPEAT, 1, 1)
+    found = PartitionedFiles(prefix, REPEAT, 1, 1)
     found.write(0, records, np.array([0, len(records)]))
     return found
 

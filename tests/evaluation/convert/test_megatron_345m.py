@@ -17,7 +17,7 @@ from torch import Tensor
 
 from gristmill.evaluation.convert.hf.bert import MEGATRON_BERT
 from gristmill.evaluation.convert.megatron_lm import LAYER_NAMES, ZIPPED_NAME, megatron_files, read_megatron_345m
-from gristmill.evaluation.import_export import export_checkpoint, import_checkpoint, open_source
+from gristmill.evaluation.import_export import export_checkpoint, import_checkpoint, open_weights
 from gristmill.foundation.errors import InputError
 from gristmill.tokenizers.tokenizer import load_tokenizer
 from gristmill.training.checkpoint.checkpoint import read_model_config, step_folder
@@ -85,9 +85,7 @@ def test_what_is_read_computes_what_transformers_does(tmp_path: Path) -> None:
     torch.save(as_nvidias(model, 2.0), tmp_path / "model_optim_rng.pt")
     tensors = read_megatron_345m([tmp_path / "model_optim_rng.pt"]).tensors
     other, fields = theirs_of("rearranged", model), batch()
-    other.load_state_dict(
-        {n: v.double() for n, v in MEGATRON_BERT.to_theirs(model.config, tensors).items()}, strict=False
-    )
+    other.load_state_dict({n: v.double() for n, v in MEGATRON_BERT.to_hf(model.config, tensors).items()}, strict=False)
     mask = (fields["documents"] == 0).long()
     found = other(input_ids=fields["tokens"], attention_mask=mask, token_type_ids=fields["segments"])
     ours = model(fields["tokens"], **fields)
@@ -146,7 +144,7 @@ def test_a_gpt_comes_back_from_every_layout_and_any_number_of_ranks(version: flo
         place = tmp_path / f"release/mp_rank_{rank:02d}"
         place.mkdir(parents=True)
         torch.save(content, place / "model_optim_rng.pt")
-    source = open_source(tmp_path)
+    source = open_weights(tmp_path)
     assert (source.architecture, source.vocab_size, len(source.files)) == ("megatron-gpt2", 60, ranks)
     assert source.config == ModelConfig.model_validate(GPT.model_dump() | {"ffn_hidden_size": 128})
     found = dict(source.stream())
@@ -202,9 +200,9 @@ def test_a_published_model_is_imported_and_trained_on(cased: bool, tmp_path: Pat
     torch.save(as_nvidias(model, 0.0), folder / "model_optim_rng.pt")
     word_pieces(cased).save(str(folder / "tokenizer.json"))
     imported = import_checkpoint(folder, tmp_path / "in")
-    codec = load_tokenizer(tmp_path / "in/tokenizer")
-    assert codec.encode("The miller") == ([6, 7, 8] if cased else [5, 7, 8])
-    assert codec.pieces[codec.end_of_document] == "[SEP]"
+    tokenizer = load_tokenizer(tmp_path / "in/tokenizer")
+    assert tokenizer.encode("The miller") == ([6, 7, 8] if cased else [5, 7, 8])
+    assert tokenizer.pieces[tokenizer.end_of_document] == "[SEP]"
     assert read_model_config(imported)["padded_rows"] == 10
     settings = {"init_from": str(imported), "tokens": 2 * 8 * 24, "batch_tokens": 8 * 24, "checkpoint": {"every": 2}}
     run = bert_run(tmp_path / "run", model=model.config.model_dump(), end_of_document=2, **settings)

@@ -20,7 +20,7 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
-from gristmill.evaluation.import_export import open_source
+from gristmill.evaluation.import_export import open_weights
 from gristmill.foundation.errors import InputError
 from gristmill.training.config.model import ModelConfig
 from gristmill.training.model.init import initialize
@@ -151,7 +151,7 @@ def model(request) -> Transformer:
 
 
 def check(folder: Path, model: Transformer) -> None:
-    source = open_source(folder)
+    source = open_weights(folder)
     gelu = {"gelu": "tanh"} if model.config.mlp == "gelu" else {"gelu": source.config.gelu}
     assert source.config == ModelConfig.model_validate(model.config.model_dump() | gelu)
     assert (source.architecture, source.vocab_size) == ("GPTModel", 60)
@@ -211,7 +211,7 @@ def test_damage_and_foreign_code_are_refused(damage, said, tmp_path, capfd):
     write_rest(tmp_path, made.config)
     damage(tmp_path)
     with pytest.raises(InputError, match=said):
-        dict(open_source(tmp_path).stream())
+        dict(open_weights(tmp_path).stream())
     assert "this must not run" not in capfd.readouterr().out
 
 
@@ -227,4 +227,4 @@ def test_what_is_not_supported_is_said(field, value, said, tmp_path):
     arguments = argparse.Namespace(**vars(arguments_of(made.config)) | {field: value})
     torch.save({"args": arguments}, tmp_path / "common.pt")
     with pytest.raises(InputError, match=said):
-        open_source(tmp_path)
+        open_weights(tmp_path)

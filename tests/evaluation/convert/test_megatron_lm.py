@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from gristmill.evaluation.convert.huggingface import copy_tokenizer
-from gristmill.evaluation.import_export import import_checkpoint, open_source
+from gristmill.evaluation.import_export import import_checkpoint, open_weights
 from gristmill.foundation.errors import InputError
 from gristmill.training.checkpoint.checkpoint import load_model
 
@@ -86,7 +86,7 @@ def test_damage_is_named(tmp_path, damage, said):
     write(tmp_path / "bloom", bloom(), 2)
     damage(tmp_path / "bloom")
     with pytest.raises(InputError, match=said) as error:
-        open_source(tmp_path / "bloom")
+        open_weights(tmp_path / "bloom")
     assert "\n" not in str(error.value)
 
 

@@ -127,11 +127,11 @@ def model_of(tmp_path_factory):
 
 def continuations(loaded: LoadedModel) -> list[list[int]]:
     """Greedy tokens with the publisher's repetition penalty."""
-    prompts = [loaded.codec.encode_prompt(text) for text in PROMPTS]
-    sampling = SamplingConfig(**loaded.codec.generation.sampling_fields(0.0))
+    prompts = [loaded.tokenizer.encode_prompt(text) for text in PROMPTS]
+    sampling = SamplingConfig(**loaded.tokenizer.generation.sampling_fields(0.0))
     return [
         list(text.tokens)
-        for text in generate(loaded.causal_lm, loaded.codec, prompts, GenerationSettings(NEW_TOKENS, sampling))
+        for text in generate(loaded.causal_lm, loaded.tokenizer, prompts, GenerationSettings(NEW_TOKENS, sampling))
     ]
 
 
@@ -141,14 +141,14 @@ def test_texts_end_where_transformers_ends_them(name: str, model_of) -> None:
     loaded = load_for_evaluation(CheckpointPaths(folder), EvaluateConfig())
     peer = transformers.AutoModelForCausalLM.from_pretrained(folder)
     ends = peer.generation_config.eos_token_id
-    assert set(loaded.codec.ends) == set(ends if isinstance(ends, list) else [ends])
+    assert set(loaded.tokenizer.ends) == set(ends if isinstance(ends, list) else [ends])
     ended = 0
     for text, tokens in zip(PROMPTS, continuations(loaded), strict=True):
-        prompt = torch.tensor([loaded.codec.encode_prompt(text)])
+        prompt = torch.tensor([loaded.tokenizer.encode_prompt(text)])
         (output,) = peer.generate(prompt, max_new_tokens=NEW_TOKENS, do_sample=False, pad_token_id=0).tolist()
         written = output[prompt.shape[1] :]
-        ended += written[-1] in loaded.codec.ends
-        assert tokens == [token for token in written if token not in loaded.codec.ends]
+        ended += written[-1] in loaded.tokenizer.ends
+        assert tokens == [token for token in written if token not in loaded.tokenizer.ends]
     assert ended
 
 
@@ -169,7 +169,7 @@ def test_the_folder_exported_again_is_what_it_was(name: str, model_of, tmp_path:
     ours, again = (
         load_for_evaluation(CheckpointPaths(place), EvaluateConfig()) for place in (imported, tmp_path / "out")
     )
-    assert ours.codec.ends == again.codec.ends and ours.codec.generation == again.codec.generation
+    assert ours.tokenizer.ends == again.tokenizer.ends and ours.tokenizer.generation == again.tokenizer.generation
     assert continuations(ours) == continuations(again)
 
 
@@ -182,7 +182,7 @@ def test_scores_are_those_of_hflm(name: str, model_of) -> None:
     huggingface = pytest.importorskip("lm_eval.models.huggingface")
     folder = model_of(name)
     loaded = load_for_evaluation(CheckpointPaths(folder), EvaluateConfig())
-    ours = LmEvalAdapter(loaded.causal_lm, loaded.codec, 4096, Reporter.silent())
+    ours = LmEvalAdapter(loaded.causal_lm, loaded.tokenizer, 4096, Reporter.silent())
     peer = huggingface.HFLM(pretrained=str(folder), device="cpu", dtype="float32", batch_size=1)
     requests = [Instance("loglikelihood", {}, pair, index, ("t", index, 1)) for index, pair in enumerate(PAIRS)]
     until = {"until": ["\n\n"], "max_gen_toks": 12, "do_sample": False}

@@ -22,7 +22,7 @@ def test_a_run_a_checkpoint_and_its_export_are_the_same_subject(tmp_path, random
     assert (found.name, found.causal_lm.sequence_length) == ("step-00000012", 128)
     write_huggingface(tmp_path / "out", load_model(new)[0], 256, tokenizer_folder)
     exported = load_for_evaluation(CheckpointPaths(tmp_path / "out"), EvaluateConfig())
-    assert exported.codec.encode("grain") == found.codec.encode("grain")
+    assert exported.tokenizer.encode("grain") == found.tokenizer.encode("grain")
 
 
 def test_another_tokenizer_is_refused(tmp_path, random_checkpoint, tokenizer_folder):

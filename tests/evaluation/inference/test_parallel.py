@@ -33,23 +33,26 @@ def asked(model: LmEvalAdapter) -> list | None:
 def asked_of_copies(checkpoint, tokenizer_folder):
     subject = load_for_evaluation(CheckpointPaths(checkpoint, tokenizer_folder), EvaluateConfig())
     mesh = build_mesh(LayoutConfig(data=2), 2, torch.device("cpu"))
-    return asked(LmEvalAdapter(subject.causal_lm, subject.codec, 500, Reporter.silent(), data=mesh.data))
+    return asked(LmEvalAdapter(subject.causal_lm, subject.tokenizer, 500, Reporter.silent(), data=mesh.data))
 
 
 def asked_of_parts(checkpoint, tokenizer_folder, layout):
-    codec = load_for_evaluation(CheckpointPaths(checkpoint, tokenizer_folder), EvaluateConfig()).codec
+    tokenizer = load_for_evaluation(CheckpointPaths(checkpoint, tokenizer_folder), EvaluateConfig()).tokenizer
     causal_lm = load_sharded(
         checkpoint, layout, build_mesh(layout, 2, torch.device("cpu"), experts=layout.expert > 1), torch.float32
     )
-    answers = asked(LmEvalAdapter(causal_lm, codec, 500, Reporter.silent(), data=ALONE))
-    return answers, [list(each.tokens) for each in generate(causal_lm, codec, PROMPTS, GenerationSettings(12), SLOTS)]
+    answers = asked(LmEvalAdapter(causal_lm, tokenizer, 500, Reporter.silent(), data=ALONE))
+    return answers, [
+        list(each.tokens) for each in generate(causal_lm, tokenizer, PROMPTS, GenerationSettings(12), SLOTS)
+    ]
 
 
 def asked_alone(checkpoint, tokenizer_folder):
     subject = load_for_evaluation(CheckpointPaths(checkpoint, tokenizer_folder), EvaluateConfig())
-    answers = asked(LmEvalAdapter(subject.causal_lm, subject.codec, 500, Reporter.silent()))
+    answers = asked(LmEvalAdapter(subject.causal_lm, subject.tokenizer, 500, Reporter.silent()))
     return answers, [
-        list(each.tokens) for each in generate(subject.causal_lm, subject.codec, PROMPTS, GenerationSettings(12), SLOTS)
+        list(each.tokens)
+        for each in generate(subject.causal_lm, subject.tokenizer, PROMPTS, GenerationSettings(12), SLOTS)
     ]
 
 

@@ -22,7 +22,7 @@ def answers(loaded):
     with torch.inference_mode():
         hidden = model.hidden(torch.arange(24).view(2, 12))
         logits = model.head(hidden.flatten(0, 1))
-    made = generate(model, loaded.codec, PROMPTS, GenerationSettings(8), BatchSize(2 * 16))
+    made = generate(model, loaded.tokenizer, PROMPTS, GenerationSettings(8), BatchSize(2 * 16))
     return hidden, logits, [each.tokens for each in made]
 
 

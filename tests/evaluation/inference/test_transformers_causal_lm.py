@@ -100,7 +100,7 @@ def folder(tmp_path: Path, tokenizer_folder: Path):
 def tokens_of(loaded: LoadedModel) -> list[list[int]]:
     return [
         list(each.tokens)
-        for each in generate(loaded.causal_lm, loaded.codec, PROMPTS, GenerationSettings(6), BatchSize(100))
+        for each in generate(loaded.causal_lm, loaded.tokenizer, PROMPTS, GenerationSettings(6), BatchSize(100))
     ]
 
 
@@ -142,7 +142,7 @@ def test_padding_counts_in_the_sum_of_the_softmax(family: str, folder) -> None:
     expected = torch.log_softmax(logits, dim=-1)[range(3), tokens[0, 1:]]
     found = score(loaded.causal_lm, [Request((256,), (1, 2, 3))], 100)[0].logprob
     assert found == pytest.approx(expected.sum().item(), abs=1e-4)
-    batch = ContinuousBatch(loaded.causal_lm, loaded.codec, BatchLimits(1))
+    batch = ContinuousBatch(loaded.causal_lm, loaded.tokenizer, BatchLimits(1))
     batch.add(GenerationRequest((256, 1, 2, 3), GenerationSettings(1, prompt_logprobs=True)))
     (result,) = batch.step()
     assert [each.logprob for each in result.prompt_logprobs[1:]] == pytest.approx(expected.tolist(), abs=1e-4)

@@ -13,7 +13,7 @@ from scipy.stats import binomtest
 from gristmill.evaluation.results.statistics import (
     LN2,
     MARK,
-    accuracy_verdict,
+    accuracy_chance_test,
     add_standard_errors,
     evaluated,
     exclude_skipped,
@@ -22,7 +22,7 @@ from gristmill.evaluation.results.statistics import (
     p_text,
     ratio_error,
     scores,
-    sign_verdict,
+    sign_chance_test,
     skipped_notes,
     standard_error,
     subtasks_of,
@@ -218,19 +218,19 @@ def test_the_rate_of_false_verdicts_is_at_most_the_level():
     count, chance = 60, 0.25
     wrong = 0.0
     for right in range(count + 1):
-        if accuracy_verdict(right, [chance] * count).p < 0.01:
+        if accuracy_chance_test(right, [chance] * count).p < 0.01:
             wrong += tails(right, [chance] * count)[0] - (tails(right - 1, [chance] * count)[0] if right else 0.0)
     assert 0.001 < wrong <= 0.01
 
 
 def test_as_many_right_as_chance_expects_is_like_chance():
-    assert str(accuracy_verdict(2, [0.5] * 4)).startswith("like chance")
-    assert accuracy_verdict(2, [0.5] * 4).p == 1.0  # both tails are 11/16
+    assert str(accuracy_chance_test(2, [0.5] * 4)).startswith("like chance")
+    assert accuracy_chance_test(2, [0.5] * 4).p == 1.0  # both tails are 11/16
 
 
 def test_a_sign_test_is_the_binomial_test_of_one_half():
-    assert sign_verdict([-1.0] * 8 + [2.0, 0.0]).p == pytest.approx(binomtest(8, 9, 0.5).pvalue)
-    assert sign_verdict([0.0]) is None
+    assert sign_chance_test([-1.0] * 8 + [2.0, 0.0]).p == pytest.approx(binomtest(8, 9, 0.5).pvalue)
+    assert sign_chance_test([0.0]) is None
 
 
 def test_p_values_read_well():

@@ -56,9 +56,9 @@ def test_questions_that_were_not_evaluated_are_counted_beside_those_that_were():
     summary = {"n-shot": {}, "higher_is_better": {"quiz": {"acc": True}}, "configs": CONFIGS}
     samples = {"quiz": [sample for _, sample in answered([1, 0])] + [{"doc_id": 7, MARK: "too long"}]}
     (row,) = rows_of("quiz", {"acc,none": 0.5}, summary, samples, {})
-    assert (row.count, row.not_evaluated, row.score) == (2, 1, 0.5)
+    assert (row.count, row.num_skipped, row.score) == (2, 1, 0.5)
     (row,) = rows_of("quiz", {}, summary, {"quiz": samples["quiz"][2:]}, {})
-    assert (row.count, row.not_evaluated, row.score) == (0, 1, None)
+    assert (row.count, row.num_skipped, row.score) == (0, 1, None)
     assert "|             1 | acc    |       |        |        | not evaluated |" in markdown([row])
 
 

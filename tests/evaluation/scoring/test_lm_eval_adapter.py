@@ -12,8 +12,8 @@ from gristmill.foundation.progress import Reporter
 
 
 @pytest.fixture
-def model(small_causal_lm, byte_codec) -> LmEvalAdapter:
-    return LmEvalAdapter(small_causal_lm(sequence_length=32), byte_codec, 500, Reporter.silent())
+def model(small_causal_lm, byte_tokenizer) -> LmEvalAdapter:
+    return LmEvalAdapter(small_causal_lm(sequence_length=32), byte_tokenizer, 500, Reporter.silent())
 
 
 def ask(kind: str, *arguments) -> list[Instance]:
@@ -48,7 +48,7 @@ def test_requests_longer_than_the_sequence_length_are_skipped_with_a_reason(mode
     found = model.loglikelihood(requests)
     assert found[0][0] == pytest.approx(logprob(model, list(b"x" * 31), list(b"yy")), abs=1e-9)
     assert [found[number] for number in (1, 2, 4)] == [(0.0, False)] * 3 and found[3][0] < 0
-    assert model.too_long == {
+    assert model.skipped == {
         ("quiz", 1): "its 33 tokens are more than the model's sequence length of 32",
         ("quiz", 2): "its 41 tokens are more than the model's sequence length of 32",
         ("quiz", 4): "its 33 tokens are more than the model's sequence length of 32",
@@ -64,17 +64,17 @@ def test_an_answer_that_the_context_cut_off_is_not_counted(model):
     ]
     texts = model.generate_until(requests)
     assert [bool(text) for text in texts] == [True, True, True, False, False]
-    assert model.too_long == {
+    assert model.skipped == {
         ("quiz", 1): "its prompt of 25 tokens left 7 for an answer, too few",
         ("quiz", 2): "its prompt of 31 tokens left 1 for an answer, too few",
         ("quiz", 3): "its prompt of 32 tokens fills the model's sequence length of 32",
         ("quiz", 4): "its prompt of 50 tokens fills the model's sequence length of 32",
     }
-    model.too_long.clear()
+    model.skipped.clear()
     stopped = [
         Instance("generate_until", {}, ("x" * 25, {**options, "until": [texts[1][:1]]}), 0, metadata=("quiz", 5, 1))
     ]
-    assert model.generate_until(stopped) == [""] and not model.too_long
+    assert model.generate_until(stopped) == [""] and not model.skipped
 
 
 def test_a_text_is_read_in_windows(model):
@@ -109,7 +109,7 @@ class Asked:
         self.args, self.task_name, self.doc_id = arguments, "quiz", len(arguments[0])
 
 
-def test_cached_requests_are_not_run_again(tmp_path, small_causal_lm, byte_codec):
+def test_cached_requests_are_not_run_again(tmp_path, small_causal_lm, byte_tokenizer):
     pairs = [Asked("What is it?", " a cat"), Asked("What is it?", " a dog"), Asked("x" * 90, "long")]
     texts = [Asked("a text of some length")]
     prompts = [Asked(text, {"until": ["\n"], "max_gen_toks": 4}) for text in ("Q:", "y" * 63)]
@@ -118,13 +118,13 @@ def test_cached_requests_are_not_run_again(tmp_path, small_causal_lm, byte_codec
         return model.loglikelihood(pairs), model.loglikelihood_rolling(texts), model.generate_until(prompts)
 
     path = tmp_path / "cache" / "answers.sqlite"
-    first = LmEvalAdapter(small_causal_lm(), byte_codec, 500, Reporter.silent(), RequestCache(path))
+    first = LmEvalAdapter(small_causal_lm(), byte_tokenizer, 500, Reporter.silent(), RequestCache(path))
     only_its_size = type("NoModel", (), {"sequence_length": 64, "vocab_size": 257, "device": None})
-    second = LmEvalAdapter(only_its_size, byte_codec, 500, Reporter.silent(), RequestCache(path))
+    second = LmEvalAdapter(only_its_size, byte_tokenizer, 500, Reporter.silent(), RequestCache(path))
     answers = ask(first)
     assert ask(second) == answers
     assert (second.read_tokens, first.read_tokens > 0) == (0, True)
-    assert second.too_long == first.too_long and len(first.too_long) == 2
+    assert second.skipped == first.skipped and len(first.skipped) == 2
 
 
 def test_questions_differ_by_all_their_parts():

@@ -21,8 +21,8 @@ from gristmill.foundation.progress import Reporter
 
 
 @pytest.fixture
-def model(small_causal_lm, byte_codec) -> LmEvalAdapter:
-    return LmEvalAdapter(small_causal_lm(sequence_length=128), byte_codec, 2000, Reporter.silent())
+def model(small_causal_lm, byte_tokenizer) -> LmEvalAdapter:
+    return LmEvalAdapter(small_causal_lm(sequence_length=128), byte_tokenizer, 2000, Reporter.silent())
 
 
 TEXTS = [

@@ -34,8 +34,8 @@ metric_list: [{metric: acc, aggregation: mean, higher_is_better: true}]
 
 
 @pytest.fixture
-def model(small_causal_lm, byte_codec) -> LmEvalAdapter:
-    return LmEvalAdapter(small_causal_lm(sequence_length=128), byte_codec, 2000, Reporter.silent())
+def model(small_causal_lm, byte_tokenizer) -> LmEvalAdapter:
+    return LmEvalAdapter(small_causal_lm(sequence_length=128), byte_tokenizer, 2000, Reporter.silent())
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from gristmill.foundation.runtime.startup import hidden_modules
+from gristmill.foundation.runtime.startup import block_imports
 
 PROGRAM = """
 import sys
@@ -62,14 +62,14 @@ def module_on_disk(tmp_path, monkeypatch):
 
 
 def test_a_hidden_module_is_not_found_until_the_block_ends(module_on_disk):
-    with hidden_modules(module_on_disk), pytest.raises(ModuleNotFoundError, match="hidden_example"):
+    with block_imports(module_on_disk), pytest.raises(ModuleNotFoundError, match="hidden_example"):
         importlib.import_module(module_on_disk)
     assert importlib.import_module(module_on_disk).VALUE == 3
 
 
 def test_an_imported_module_stays(module_on_disk):
     loaded = importlib.import_module(module_on_disk)
-    with hidden_modules(module_on_disk):
+    with block_imports(module_on_disk):
         assert importlib.import_module(module_on_disk) is loaded
 
 

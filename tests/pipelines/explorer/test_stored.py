@@ -15,7 +15,7 @@ from gristmill.foundation.manifest import MANIFEST_NAME, read_manifest
 from gristmill.pipelines.explorer.corpus import ExploredCorpus
 from gristmill.pipelines.explorer.server import make_app
 from gristmill.pipelines.workdir.publication import Published, folder_name
-from gristmill.pipelines.workdir.remote import RemoteWork, mirror_of
+from gristmill.pipelines.workdir.remote import RemoteWork, local_mirror
 from tests.support.corpora import prose, write_jsonl
 from tests.support.s3_server import s3_server
 
@@ -58,7 +58,7 @@ def remote(work, tmp_path_factory):
         objects["run/published.json"] = Published({"curate": name}, digest, 1, 1).content()
         for key, body in objects.items():
             client.put_object(Bucket="corpus", Key=key, Body=body)
-        yield RemoteWork.behind(mirror_of(RUN))
+        yield RemoteWork.of_mirror(local_mirror(RUN))
 
 
 def pages_of(corpus):

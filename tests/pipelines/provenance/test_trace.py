@@ -52,7 +52,7 @@ def test_the_documents_of_every_step_are_those_of_its_batch(run):
     recipe, workdir = run
     tracer = Tracer(validate(recipe, "recipe"), workdir)
     steps = StepLog(workdir / "train")
-    codec = load_tokenizer(workdir / "tokenizer")
+    tokenizer = load_tokenizer(workdir / "tokenizer")
     for step in (1, 2, 30, 60):
         numbers = samples_of_steps(steps, step, step, 32)
         assert len(numbers) == 2
@@ -61,7 +61,7 @@ def test_the_documents_of_every_step_are_those_of_its_batch(run):
             tokens = [*batch["tokens"][row].tolist(), int(batch["targets"][row][-1])]
             read = []
             for span in tracer.documents_of(range(k, k + 1)):
-                ids = [*codec.encode(tracer.text_of(span)), codec.end_of_document]
+                ids = [*tokenizer.encode(tracer.text_of(span)), tokenizer.end_of_document]
                 read += ids[span.start : span.stop]
             assert read == tokens
 

@@ -51,16 +51,16 @@ def test_the_documents_of_every_sample_are_those_of_its_tokens(corpus, index):
     recipe = recipe | {"index": index}
     workdir = run_recipe(recipe, folder / "work", "index")
     tracer = Tracer(validate(recipe, "recipe"), workdir)
-    codec = load_tokenizer(workdir / "tokenizer")
+    tokenizer = load_tokenizer(workdir / "tokenizer")
     read_by: dict[str, set[int]] = {}
     for k in range(tracer.num_samples):
         sample = tracer.samples.sample(k)
         tokens = [*sample["tokens"].tolist(), int(sample["targets"][-1])]
         read = []
         for span in tracer.documents_of(range(k, k + 1)):
-            read += [*codec.encode(tracer.text_of(span)), codec.end_of_document][span.start : span.stop]
+            read += [*tokenizer.encode(tracer.text_of(span)), tokenizer.end_of_document][span.start : span.stop]
             read_by.setdefault(span.doc_id, set()).add(k)
-        assert tokens[: len(read)] == read and set(tokens[len(read) :]) <= {codec.end_of_document}
+        assert tokens[: len(read)] == read and set(tokens[len(read) :]) <= {tokenizer.end_of_document}
     assert len(read_by) == 80
     for doc_id, numbers in read_by.items():
         assert {k for _, k, _ in tracer.samples_of(doc_id)} == numbers
@@ -78,13 +78,13 @@ def test_the_pieces_of_sentence_pairs_are_those_of_documents(corpus):
     )
     recipe["sources"] = [{"name": "s", "format": "jsonl", "paths": [str(folder / "pairs.jsonl")]}]
     workdir = run_recipe(recipe, folder / "pairs", "index")
-    tracer, codec = Tracer(validate(recipe, "recipe"), workdir), load_tokenizer(workdir / "tokenizer")
+    tracer, tokenizer = Tracer(validate(recipe, "recipe"), workdir), load_tokenizer(workdir / "tokenizer")
     indexed = list(IndexedReader(workdir / "index" / "train" / "s").documents())
     for k in range(60):
         pair = tracer.samples.pair(k)
         spans = tracer.documents_of(range(k, k + 1))
         [place] = tracer.orders["s"].documents(spans[0].row)
-        text = codec.decode(indexed[place].tolist()[:-1])
+        text = tokenizer.decode(indexed[place].tolist()[:-1])
         assert "".join(text.split()) == "".join(tracer.text_of(spans[0]).split())  # sentences are encoded apart
         tokens = [indexed[place][span.start : span.stop].tolist() for span in spans]
         assert [pair.first.tolist(), pair.second.tolist()] == (tokens[::-1] if pair.swapped else tokens)

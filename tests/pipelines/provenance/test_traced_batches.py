@@ -79,7 +79,7 @@ def run(launcher, order: dict) -> list[int]:
 
 def compare(recipe, workdir: Path, folder: Path) -> None:
     """Every sample of the run was read, and each time with the tokens of the documents that the trace names."""
-    tracer, codec = Tracer(recipe, workdir), load_tokenizer(workdir / "tokenizer")
+    tracer, tokenizer = Tracer(recipe, workdir), load_tokenizer(workdir / "tokenizer")
     recorded: dict[int, set[str]] = {}
     for path in sorted(folder.glob("rank-*.jsonl")):
         for line in path.read_text().splitlines():
@@ -92,6 +92,6 @@ def compare(recipe, workdir: Path, folder: Path) -> None:
     for k in samples:
         tokens: list[int] = []
         for span in tracer.documents_of(range(k, k + 1)):
-            tokens += [*codec.encode(tracer.text_of(span)), codec.end_of_document][span.start : span.stop]
-        tokens += [codec.end_of_document] * (LENGTH + 1 - len(tokens))
+            tokens += [*tokenizer.encode(tracer.text_of(span)), tokenizer.end_of_document][span.start : span.stop]
+        tokens += [tokenizer.end_of_document] * (LENGTH + 1 - len(tokens))
         assert recorded[k] == {digest(np.array(tokens))}

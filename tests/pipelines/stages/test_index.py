@@ -16,7 +16,7 @@ from gristmill.pipelines.recipes.config import Recipe
 from gristmill.pipelines.stages.index import indexed_mix, mix_events
 from gristmill.pipelines.stages.preflight import preflight
 from gristmill.pipelines.stages.stage_list import STAGES
-from gristmill.pipelines.workdir.data_forms import open_form, sampling
+from gristmill.pipelines.workdir.data_forms import open_format, sampling
 from tests.support.corpora import prose, tree_digests, write_jsonl
 
 
@@ -77,12 +77,12 @@ def test_a_run_reads_each_cell_as_often_as_the_table_says(indexed):
     loaded, workdir = indexed
     table = indexed_mix(loaded, workdir / "index").rows
     assert [row.times for row in table[:4]] == sorted(row.times for row in table[:4])
-    draws = open_form("windows", workdir / "index", "train", loaded).drawn(32768 // 32)
+    draws = open_format("windows", workdir / "index", "train", loaded).drawn(32768 // 32)
     by_name = {draw.source: draw for draw in draws}
     for row in table:
         assert by_name[row.cell.name].epochs == pytest.approx(row.times, abs=0.02)
     assert sum(draw.tokens for draw in draws) == 32768
-    held_out = open_form("windows", workdir / "index", "validation", loaded)
+    held_out = open_format("windows", workdir / "index", "validation", loaded)
     assert set(held_out.sources) == {"web", "books"}
 
 

@@ -19,7 +19,7 @@ from gristmill.foundation.runtime.tasks.local import LocalEngine
 from gristmill.pipelines.provenance.verify import reproduce
 from gristmill.pipelines.recipes.config import Recipe
 from gristmill.pipelines.stages import runner as runner_module
-from gristmill.pipelines.stages.runner import Processes, Runner
+from gristmill.pipelines.stages.runner import RunContext, Runner
 from gristmill.pipelines.stages.stage import Stage
 from gristmill.pipelines.workdir.remote import lease
 from gristmill.training.config.train import STEPS_WITHOUT_REPLICAS
@@ -66,7 +66,7 @@ class Mill:
 
     def runner(self, lock=LOCK):
         stages = [self.stage("a", (), reads_raw=True), self.stage("b", ("a",)), self.stage("c", ("b",))]
-        return Runner(RECIPE, self.workdir, stages, lock, self.reporter, Processes(overwrite=self.overwrite))
+        return Runner(RECIPE, self.workdir, stages, lock, self.reporter, RunContext(overwrite=self.overwrite))
 
     def run(self, **options):
         self.ran.clear()
@@ -374,7 +374,7 @@ def worker_rank(mill, parallel=("b",)):
         dataclasses.replace(stage, parallel=stage.name in parallel)
         for stage in (mill.stage("a", (), reads_raw=True), mill.stage("b", ("a",)), mill.stage("c", ("b",)))
     ]
-    return Runner(RECIPE, mill.workdir, stages, LOCK, mill.reporter, Processes(rank=1))
+    return Runner(RECIPE, mill.workdir, stages, LOCK, mill.reporter, RunContext(rank=1))
 
 
 def while_waiting(monkeypatch, *steps):

@@ -28,7 +28,7 @@ from gristmill.pipelines.recipes.config import Recipe
 from gristmill.pipelines.stages import index, tokenizer, train
 from gristmill.pipelines.stages.stage import StageContext
 from gristmill.pipelines.stages.train import open_data
-from gristmill.pipelines.workdir.data_forms import open_form, sampling
+from gristmill.pipelines.workdir.data_forms import open_format, sampling
 from gristmill.tokenizers import index_corpus
 from gristmill.tokenizers.tokenizer import load_tokenizer
 
@@ -160,7 +160,7 @@ def test_the_weights_of_a_recipe_decide_when_samples_are_drawn(stages):
         recipe = recipe_of(sources=weighed)
         assert index.config(recipe) == index.config(recipe_of()), "a new mixture rebuilds no index"
         assert tokenizer.config(recipe) == tokenizer.config(recipe_of())
-        drawn = open_form("windows", stages["index"], "train", recipe).drawn(1024 * 10)
+        drawn = open_format("windows", stages["index"], "train", recipe).drawn(1024 * 10)
         assert sum(draw.samples for draw in drawn) == 10240
         assert abs(drawn[0].samples - 10240 * weights[0] / sum(weights)) < 2
     assert train.config(recipe) != train.config(recipe_of())
@@ -172,7 +172,7 @@ def test_the_seed_of_training_orders_training_samples_alone(stages):
         assert stage.config(first) == stage.config(other)
     assert train.config(first) != train.config(other)
     for split, is_equal in (("train", False), ("validation", True), ("test", True)):
-        samples = [open_form("windows", stages["index"], split, recipe) for recipe in (first, other)]
+        samples = [open_format("windows", stages["index"], split, recipe) for recipe in (first, other)]
         batches = [opened.batch(range(8))["tokens"].tolist() for opened in samples]
         assert (batches[0] == batches[1]) is is_equal, split
 
@@ -264,7 +264,7 @@ def test_a_held_out_source_is_indexed_and_not_trained_on(corpus, stages, tmp_pat
         assert scored > 0
         assert (described.weight > 0, trained > 0) == (described.name.startswith("front"),) * 2
     for split in ("train", "validation"):
-        samples = open_form("windows", tmp_path / "index", split, recipe)
+        samples = open_format("windows", tmp_path / "index", split, recipe)
         assert all(name.startswith("front") for name in samples.sources)
 
 

@@ -21,7 +21,7 @@ from gristmill.foundation.runtime.store.store import Store
 from gristmill.pipelines.workdir import publication as remote_lease
 from gristmill.pipelines.workdir import remote as remote_work
 from gristmill.pipelines.workdir.publication import RemoteLease
-from gristmill.pipelines.workdir.remote import RemoteWork, fetched, mirror_of
+from gristmill.pipelines.workdir.remote import RemoteWork, fetched, local_mirror
 from tests.support.corpora import prose, tree_digests, write_jsonl
 from tests.support.s3_server import KEY, SECRET, s3_server, seaweed_server
 
@@ -89,7 +89,7 @@ def test_a_run_in_a_store_publishes_the_local_bytes_and_another_machine_reads_th
     monkeypatch.setenv("GRISTMILL_SCRATCH", str(tmp_path / "other-machine"))
     code, said = call("curate", "recipe.yaml", "--workdir", RUN, "--workers", 1)
     assert code == 0 and "curate: complete, skipped" in said
-    assert tree_digests(mirror_of(RUN) / "curate") == local
+    assert tree_digests(local_mirror(RUN) / "curate") == local
     ledger = next((tmp_path / "local/curate/ledger").glob("*.parquet"))
     doc_id = pq.read_table(ledger, columns=["doc_id"])["doc_id"][0].as_py()
     code, said = call("why", doc_id, "--corpus", RUN)
@@ -100,11 +100,11 @@ def test_a_run_in_a_store_publishes_the_local_bytes_and_another_machine_reads_th
     assert code == 0 and said == call("explore", "local", "--sql", query)[1] and "train" in said
     code, said = call("explore", RUN, "--sql", "SELECT count(*) AS n FROM ledger")
     assert code == 0 and "40" in said
-    assert not (mirror_of(RUN) / "curate").exists()  # nothing was downloaded as a whole
+    assert not (local_mirror(RUN) / "curate").exists()  # nothing was downloaded as a whole
     apps: list = []
     monkeypatch.setattr("gristmill.pipelines.explorer.server.serve_pages", lambda app, *_: apps.append(app))
     code, said = call("explore", RUN, "--web", "--port", 0)
-    assert code == 0 and len(apps) == 1 and not (mirror_of(RUN) / "curate").exists()
+    assert code == 0 and len(apps) == 1 and not (local_mirror(RUN) / "curate").exists()
     code, said = call("explore", "s3://corpus/other", "--sql", "SELECT 1")
     assert code == 1 and "the stage curate is not published here (published.json); run it" in said
     code, said = call("plan", "recipe.yaml", "--workdir", RUN)
@@ -120,12 +120,12 @@ def test_training_data_is_downloaded_as_it_is_read(bucket, call, tmp_path, monke
     (tmp_path / "recipe.yaml").write_text((tmp_path / "recipe.yaml").read_text() + "tokenizer: {vocab_size: 300}\n")
     code, said = call("run", "recipe.yaml", "--to", "index", "--workdir", RUN, "--workers", 1)
     assert code == 0, said
-    first = mirror_of(RUN) / "index"
+    first = local_mirror(RUN) / "index"
     local = open_samples(first, "train", 64, 1, IndexConfig())
     monkeypatch.setenv("GRISTMILL_SCRATCH", str(tmp_path / "other-machine"))
     monkeypatch.setattr(remote_work, "MIN_BLOCKS_BYTES", 1)
     monkeypatch.setattr(block_file, "DOWNLOAD_BLOCK_BYTES", 1000)
-    folder = fetched(mirror_of(RUN)) / "index"
+    folder = fetched(local_mirror(RUN)) / "index"
     there = open_samples(folder, "train", 64, 1, IndexConfig())
     path = folder / "train/lines.bin"
     blocks = np.memmap(block_mark(path).with_suffix(".blocks"), np.uint8, "r")
@@ -140,7 +140,7 @@ def test_training_data_is_downloaded_as_it_is_read(bucket, call, tmp_path, monke
     for key in keys(bucket):
         bucket.delete_object(Bucket="corpus", Key=key)
     with pytest.raises(InputError, match=r"was deleted, and .* holds a part of it"):
-        publish(RemoteWork.behind(mirror_of(RUN)), "index")
+        publish(RemoteWork.of_mirror(local_mirror(RUN)), "index")
 
 
 @pytest.mark.slow
@@ -153,8 +153,8 @@ def test_machines_that_train_and_evaluate_from_a_store_get_the_local_scores(buck
         code, said = call(command[0], "recipe.yaml", *command[1:], "--workdir", work)
         assert code == 0, said
         monkeypatch.setenv("GRISTMILL_SCRATCH", str(tmp_path / "other-machine"))
-    assert block_mark(mirror_of(RUN) / "index/train/lines.bin").is_file()
-    losses = [(folder / "train/metrics.jsonl").read_text() for folder in (mirror_of(RUN), tmp_path / "local")]
+    assert block_mark(local_mirror(RUN) / "index/train/lines.bin").is_file()
+    losses = [(folder / "train/metrics.jsonl").read_text() for folder in (local_mirror(RUN), tmp_path / "local")]
     of_run, of_local = ([json.loads(line).get("loss") for line in text.splitlines()] for text in losses)
     assert of_run == of_local and len(of_run) > 10
     monkeypatch.setenv("GRISTMILL_SCRATCH", str(tmp_path / "third-machine"))
@@ -207,7 +207,7 @@ def test_a_scratch_folder_that_cannot_be_written_to_is_refused(tmp_path, monkeyp
     (tmp_path / "file").touch()
     monkeypatch.setenv("GRISTMILL_SCRATCH", str(tmp_path / "file/scratch"))
     with pytest.raises(RecipeError, match=r"cannot hold the copy of memory://b/run \(Not a directory\); set GRIST"):
-        mirror_of("memory://b/run")
+        local_mirror("memory://b/run")
 
 
 def test_an_address_of_no_file_system_is_refused():
@@ -253,7 +253,7 @@ def test_a_writer_that_is_taken_over_before_its_last_request_publishes_nothing(b
 
 def test_a_folder_that_an_older_version_published_is_refused(bucket):
     bucket.put_object(Bucket="corpus", Key="run/index.json", Body=b'{"fingerprint": "f", "stage": "index"}')
-    for call in (lambda: RemoteLease(Store(RUN), print, 0.05), lambda: fetched(mirror_of(RUN))):
+    for call in (lambda: RemoteLease(Store(RUN), print, 0.05), lambda: fetched(local_mirror(RUN))):
         with pytest.raises(InputError, match=r"published by an older gristmill.*use another --workdir"):
             call()
 
@@ -277,7 +277,7 @@ def test_a_manifest_that_names_a_file_outside_is_refused(bucket, tmp_path):
     content["outputs"][0]["path"] = "../../outside"
     bucket.put_object(Bucket="corpus", Key=key, Body=digested_json(content))
     with pytest.raises(InputError, match=r"lists '\.\./\.\./outside', outside of it"):
-        RemoteWork.behind(mirror_of(RUN)).fetch()
+        RemoteWork.of_mirror(local_mirror(RUN)).fetch()
 
 
 @pytest.mark.parametrize("address", ["s3://no-such-bucket/run", "s3://corpus-that-is-not-there/a/b"])
@@ -326,12 +326,12 @@ def test_a_store_that_does_not_answer_is_an_error_soon(bucket, monkeypatch):
 
 
 def test_the_address_of_a_stage_is_a_folder_of_its_mirror(bucket):
-    assert mirror_of(f"{RUN}/train/checkpoints/step-5") == mirror_of(RUN) / "train/checkpoints/step-5"
-    assert mirror_of(f"{RUN}/curate/{MANIFEST_NAME}") == mirror_of(f"{RUN}/") / "curate"
-    assert RemoteWork.behind(mirror_of(f"{RUN}/curate")).store.address == RUN
-    assert RemoteWork.behind(mirror_of(RUN).parent) is None
+    assert local_mirror(f"{RUN}/train/checkpoints/step-5") == local_mirror(RUN) / "train/checkpoints/step-5"
+    assert local_mirror(f"{RUN}/curate/{MANIFEST_NAME}") == local_mirror(f"{RUN}/") / "curate"
+    assert RemoteWork.of_mirror(local_mirror(f"{RUN}/curate")).store.address == RUN
+    assert RemoteWork.of_mirror(local_mirror(RUN).parent) is None
     with pytest.raises(RecipeError, match="holds credentials"):
-        mirror_of(f"s3://{KEY}:{SECRET}@corpus/run")
+        local_mirror(f"s3://{KEY}:{SECRET}@corpus/run")
 
 
 @pytest.mark.slow

@@ -50,7 +50,7 @@ def theirs_of(order: str, model: Transformer) -> Any:
         "original": (BertConfig, BertForPreTraining),
     }[order]
     other = model_class(config_class(vocab_size=VOCAB, **family.write(model.config))).double().eval()
-    weights = family.to_theirs(model.config, {name: value.detach() for name, value in model.named_parameters()})
+    weights = family.to_hf(model.config, {name: value.detach() for name, value in model.named_parameters()})
     missing, unexpected = other.load_state_dict(weights, strict=False)
     assert set(missing) <= {"cls.predictions.decoder.weight", "cls.predictions.decoder.bias"} and not unexpected
     other.tie_weights()
@@ -85,7 +85,7 @@ def test_bert_is_the_bert_of_transformers(order: str, gelu: str) -> None:
     loss = ours[:, 0].sum() / fields["weights"].sum() + ours[:, 1].mean()
     torch.testing.assert_close(loss, found.loss, rtol=1e-12, atol=0)
     loss.backward()
-    gradients = ORDERS[order][1].to_theirs(model.config, {name: value.grad for name, value in model.named_parameters()})
+    gradients = ORDERS[order][1].to_hf(model.config, {name: value.grad for name, value in model.named_parameters()})
     for name, gradient in gradients.items():
         there = other.get_parameter(name).grad
         torch.testing.assert_close(gradient, there, rtol=0, atol=1e-10, msg=name)
@@ -99,7 +99,7 @@ def test_config_and_weights_come_back(order: str) -> None:
     read = ModelConfig(**family.read(family.write(model.config)))
     assert read == ModelConfig.model_validate(model.config.model_dump() | {"ffn_hidden_size": 4 * 32})
     tensors = {name: value.detach() for name, value in model.named_parameters()}
-    back = family.to_ours(model.config, family.to_theirs(model.config, tensors))
+    back = family.from_hf(model.config, family.to_hf(model.config, tensors))
     assert back.keys() == tensors.keys()
     assert all(torch.equal(back[name], tensors[name]) for name in tensors)
 

@@ -15,7 +15,7 @@ from gristmill.training.config.train import TrainConfig
 from gristmill.training.metrics import METRICS_NAME, read_metrics
 from gristmill.training.parallel.mesh import build_mesh
 from gristmill.training.planner.command import resolve_layout
-from gristmill.training.planner.layout_checks import objections
+from gristmill.training.planner.layout_checks import validation_errors
 from tests.support.training_runs import MODEL, new_run
 
 EXPERTS = ModelConfig(
@@ -100,7 +100,7 @@ BATCH = {"tokens": 10**6, "batch_tokens": 16 * 16}
 )
 def test_what_experts_cannot_be_laid_over_is_refused(model: dict, train: dict, says: str) -> None:
     config = TrainConfig(**(BATCH | train))
-    found = list(objections(ModelConfig(**(DENSE | model)), config, 50, config.layout.world_size))
+    found = list(validation_errors(ModelConfig(**(DENSE | model)), config, 50, config.layout.world_size))
     assert re.search(says, "\n".join(found)), found
 
 
@@ -109,7 +109,7 @@ def test_the_planner_chooses_an_expert_axis(more: dict[str, Any]) -> None:
     model = ModelConfig(**(DENSE | {"heads": 2, "moe": {"experts": 8, "top_k": 2, "ffn_hidden_size": 64}}))
     train = TrainConfig(**(BATCH | more), layout="auto")
     chosen = resolve_layout(model, 50, train, 4).layout
-    assert chosen.world_size == 4 and not list(objections(model, TrainConfig(**(BATCH | more), layout=chosen), 50, 4))
+    assert chosen.world_size == 4 and not list(validation_errors(model, TrainConfig(**(BATCH | more), layout=chosen), 50, 4))
 
 
 def test_an_expert_axis_that_divides_no_ranks_is_refused() -> None:

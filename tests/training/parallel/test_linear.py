@@ -23,7 +23,7 @@ from gristmill.training.parallel.linear import (
     place_jointly,
 )
 from gristmill.training.parallel.mesh import single_process
-from gristmill.training.planner.layout_checks import objections
+from gristmill.training.planner.layout_checks import validation_errors
 
 SIZES = (12, 4, 4)
 
@@ -159,7 +159,7 @@ def test_products_and_gradients_are_right_to_eight_bits() -> None:
 def test_sizes_that_do_not_fit_are_named() -> None:
     model = ModelConfig(layers=2, width=64, heads=4, ffn_hidden_size=72, sequence_length=24)
     train = TrainConfig(tokens=48, batch_tokens=24, float8=True, layout={"tensor": 2})
-    assert list(objections(model, train, 64, 2)) == [
+    assert list(validation_errors(model, train, 64, 2)) == [
         "float8 wants tokens of a micro-batch on a rank (24) to be a multiple of 16; change it, or set float8: false",
         "float8 wants hidden width on a tensor rank (36) to be a multiple of 16; change it, or set float8: false",
     ]

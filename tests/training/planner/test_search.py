@@ -24,7 +24,7 @@ from gristmill.training.planner.costs.model_shape import shape_of
 from gristmill.training.planner.engine_profile import FRAMEWORKS
 from gristmill.training.planner.hardware import GIB, load_hardware
 from gristmill.training.planner.layout import Layout, from_config
-from gristmill.training.planner.layout_checks import objections
+from gristmill.training.planner.layout_checks import validation_errors
 from gristmill.training.planner.report import explain, to_json
 from gristmill.training.planner.request import FixedChoices, PlanRequest, load_shape, named_shape
 from gristmill.training.planner.search import Planner, min_gpus, nothing_fits, search, search_with_offload
@@ -74,7 +74,7 @@ def test_every_ranked_layout_passes_the_check_of_the_recipe_it_prints(model, sam
         layout = one.layout.config(one.split_points).model_copy(update={"offload": plan.request.offload})
         tokens = samples * config.sequence_length
         train = TrainConfig(tokens=tokens, batch_tokens=tokens, compile=compiled, layout=layout.model_dump())
-        assert list(objections(config, train, 32000, 16)) == []
+        assert list(validation_errors(config, train, 32000, 16)) == []
 
 
 def test_a_fixed_context_axis_has_compiled_layers():
@@ -241,7 +241,7 @@ def test_auto_resolves_to_a_legal_layout():
     train = TrainConfig(tokens=10**9, batch_tokens=64 * 1024, compile=True, layout="auto")
     assert train.layout.auto
     chosen = resolve_layout(SMALL, 32000, train, 16)
-    assert list(objections(SMALL, chosen, 32000, 16)) == []
+    assert list(validation_errors(SMALL, chosen, 32000, 16)) == []
     assert not chosen.layout.auto and chosen.layout.world_size == 16 and chosen.layout.micro_batch
     assert chosen.layout.rank_order is None
 

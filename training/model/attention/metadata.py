@@ -159,7 +159,7 @@ class LayerHook:
         """Around the mixer and the norm before it: mix(x_BTD, metadata, state)."""
         return mix(*inputs)
 
-    def around_mixing(self, function: Callable[..., Tensor], *streams: Tensor) -> Tensor:
+    def around_token_mixing(self, function: Callable[..., Tensor], *streams: Tensor) -> Tensor:
         """Around all in a layer that is not computed token by token: function(*streams) [B, T, ...] of tensors
         [B, T, ...], such as attention of queries, keys and values, scans and routed experts. A hook may replace the
         result without calling the function. Called on the hook of the pass, `AttentionMetadata.hook`."""
@@ -205,7 +205,7 @@ class AttentionMetadata:
 
     def mix(self, function: Callable[..., Tensor], *streams: Tensor) -> Tensor:
         """function(*streams) [B, T, ...] of tensors [B, T, ...], which is not computed token by token."""
-        return self.hook.around_mixing(function, *streams)
+        return self.hook.around_token_mixing(function, *streams)
 
     def of_tokens(self, first: int, shards: int = 1) -> "AttentionMetadata":
         """For what is computed token by token, over the tokens from `first` on of each of so many shards."""

@@ -63,7 +63,7 @@ class MixtureOfExperts(nn.Module):
         self, x_BTD: Tensor, metadata: RoutingMetadata | None = None, mix: Callable[..., Tensor] = call
     ) -> Tensor:
         """mix(function, x_BTD): stands around what is computed of all tokens together, and may give its result without
-        calling it (`LayerHook.around_mixing`)."""
+        calling it (`LayerHook.around_token_mixing`)."""
 
         def routed(x_BTD: Tensor) -> Tensor:
             own_ND, places = self._own_tokens(x_BTD)

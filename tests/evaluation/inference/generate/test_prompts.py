@@ -29,37 +29,37 @@ def greedy_without_cache(causal_lm, prompt, new_tokens, end):
 
 
 @pytest.mark.parametrize("batch_tokens", [1, 40, 5000])
-def test_greedy_equals_reading_the_whole_text_anew(small_causal_lm, byte_codec, batch_tokens):
+def test_greedy_equals_reading_the_whole_text_anew(small_causal_lm, byte_tokenizer, batch_tokens):
     causal_lm = small_causal_lm(sequence_length=30)
-    found = generate(causal_lm, byte_codec, PROMPTS, GenerationSettings(40), size=BatchSize(batch_tokens))
+    found = generate(causal_lm, byte_tokenizer, PROMPTS, GenerationSettings(40), size=BatchSize(batch_tokens))
     for prompt, result in zip(PROMPTS, found, strict=True):
-        assert result.tokens == greedy_without_cache(causal_lm, prompt, 40, byte_codec.end_of_document)
+        assert result.tokens == greedy_without_cache(causal_lm, prompt, 40, byte_tokenizer.end_of_document)
         assert result.ended in ("length", "document")
 
 
-def test_sampling_depends_on_the_seed_and_the_prompts_place_alone(small_causal_lm, byte_codec):
+def test_sampling_depends_on_the_seed_and_the_prompts_place_alone(small_causal_lm, byte_tokenizer):
     causal_lm = small_causal_lm()
     warm = SamplingConfig(temperature=1.0, top_k=50, top_p=0.9, seed=5)
-    together = generate(causal_lm, byte_codec, PROMPTS, GenerationSettings(12, warm))
-    apart = generate(causal_lm, byte_codec, PROMPTS, GenerationSettings(12, warm), size=BatchSize(1))
+    together = generate(causal_lm, byte_tokenizer, PROMPTS, GenerationSettings(12, warm))
+    apart = generate(causal_lm, byte_tokenizer, PROMPTS, GenerationSettings(12, warm), size=BatchSize(1))
     assert together == apart
     assert together[0] != together[3]  # the same prompt twice is two draws
     assert (
-        generate(causal_lm, byte_codec, PROMPTS, GenerationSettings(12, SamplingConfig(temperature=1.0, seed=6)))
+        generate(causal_lm, byte_tokenizer, PROMPTS, GenerationSettings(12, SamplingConfig(temperature=1.0, seed=6)))
         != together
     )
 
 
-def test_a_stop_string_ends_the_text_before_it(small_causal_lm, byte_codec):
+def test_a_stop_string_ends_the_text_before_it(small_causal_lm, byte_tokenizer):
     causal_lm = small_causal_lm()
-    whole = generate(causal_lm, byte_codec, [[1, 2, 3]], GenerationSettings(12))[0]
+    whole = generate(causal_lm, byte_tokenizer, [[1, 2, 3]], GenerationSettings(12))[0]
     stop = whole.text[4:6]
-    stopped = generate(causal_lm, byte_codec, [[1, 2, 3]], GenerationSettings(12, stops=(stop,)))[0]
+    stopped = generate(causal_lm, byte_tokenizer, [[1, 2, 3]], GenerationSettings(12, stops=(stop,)))[0]
     assert stopped.ended == "stop"
     assert stopped.text == whole.text[: whole.text.find(stop)]
 
 
-def test_streamed_pieces_make_the_text(small_causal_lm, byte_codec):
+def test_streamed_pieces_make_the_text(small_causal_lm, byte_tokenizer):
     pieces: dict[int, str] = {}
 
     def stream(index: int, text: str) -> None:
@@ -67,7 +67,7 @@ def test_streamed_pieces_make_the_text(small_causal_lm, byte_codec):
 
     found = generate(
         small_causal_lm(),
-        byte_codec,
+        byte_tokenizer,
         PROMPTS,
         GenerationSettings(12, SamplingConfig(temperature=2.0), ("e",)),
         stream=stream,
@@ -75,11 +75,11 @@ def test_streamed_pieces_make_the_text(small_causal_lm, byte_codec):
     assert pieces == {index: result.text for index, result in enumerate(found) if result.text}
 
 
-def test_a_prompt_must_fit(small_causal_lm, byte_codec):
+def test_a_prompt_must_fit(small_causal_lm, byte_tokenizer):
     with pytest.raises(InputError, match="prompt 1 has 64 tokens; the model takes 1 to 63"):
-        generate(small_causal_lm(sequence_length=64), byte_codec, [[1], [1] * 64], GenerationSettings(4))
+        generate(small_causal_lm(sequence_length=64), byte_tokenizer, [[1], [1] * 64], GenerationSettings(4))
     with pytest.raises(InputError, match="prompt 0 has 0 tokens"):
-        generate(small_causal_lm(), byte_codec, [[]], GenerationSettings(4))
+        generate(small_causal_lm(), byte_tokenizer, [[]], GenerationSettings(4))
 
 
 # Prompt files: results in order, errors of single records, and going on after a kill.
@@ -104,7 +104,7 @@ class Interrupted(Exception):
 
 
 @pytest.fixture
-def run(tmp_path, small_causal_lm, byte_codec):
+def run(tmp_path, small_causal_lm, byte_tokenizer):
     """Runs a prompt file: (lines of the output, number of errors, read tokens). steps: killed after so many."""
 
     def generate_it(lines, name="out.jsonl", steps=None, model="m", slots=2):
@@ -112,7 +112,7 @@ def run(tmp_path, small_causal_lm, byte_codec):
         prompts.write_bytes(
             b"\n".join(line if isinstance(line, bytes) else json.dumps(line).encode() for line in lines)
         )
-        batch = ContinuousBatch(small_causal_lm(), byte_codec, BatchLimits(slots))
+        batch = ContinuousBatch(small_causal_lm(), byte_tokenizer, BatchLimits(slots))
         step, taken = batch.step, []
 
         def counted():
@@ -124,17 +124,19 @@ def run(tmp_path, small_causal_lm, byte_codec):
         batch.step = counted
         files = PromptFile(prompts, tmp_path / name)
         files.check()
-        errors = generate_file(files, batch, byte_codec.encode, DEFAULT, Writer({"model": model}, Reporter.silent()))
+        errors = generate_file(
+            files, batch, byte_tokenizer.encode, DEFAULT, Writer({"model": model}, Reporter.silent())
+        )
         return [json.loads(line) for line in (tmp_path / name).read_bytes().splitlines()], errors, batch.read_tokens
 
     return generate_it
 
 
-def test_each_record_has_its_line(run, small_causal_lm, byte_codec):
+def test_each_record_has_its_line(run, small_causal_lm, byte_tokenizer):
     found, errors, _ = run(RECORDS)
     assert [line["line"] for line in found] == list(range(1, 10)) and errors == 5
     assert found[0]["id"] == "first"
-    expected = generate(small_causal_lm(), byte_codec, [byte_codec.encode("abc")], DEFAULT)[0]
+    expected = generate(small_causal_lm(), byte_tokenizer, [byte_tokenizer.encode("abc")], DEFAULT)[0]
     assert found[0]["completions"] == [
         {"text": expected.text, "finish_reason": "length", "tokens": list(expected.tokens)}
     ]

@@ -49,7 +49,7 @@ def biases(loaded, **by_letter: int) -> dict[str, int]:
     letters = [
         (letter, value) for name, value in by_letter.items() for letter in (" \n\t\r" if name == "white" else name)
     ]
-    return {str(loaded.codec.encode(letter)[0]): value for letter, value in letters}
+    return {str(loaded.tokenizer.encode(letter)[0]): value for letter, value in letters}
 
 
 def test_a_required_and_a_named_tool_are_called(client, loaded) -> None:

@@ -25,7 +25,7 @@ CANCELLED = 1
 
 
 def new_batch(loaded):
-    return ContinuousBatch(loaded.causal_lm, loaded.codec, BatchLimits(2, 64))
+    return ContinuousBatch(loaded.causal_lm, loaded.tokenizer, BatchLimits(2, 64))
 
 
 def completed(engine):

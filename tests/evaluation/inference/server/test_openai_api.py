@@ -30,8 +30,8 @@ def test_the_tokenizers_template_and_its_control_symbols(tokenizer_folder):
     template = template_of(tokenizer_folder, None)
     text = template.render(MESSAGES)
     assert text == "<|end|>user:Who?>" and template.stops == ()
-    codec = ModelTokenizer.of(load_tokenizer(tokenizer_folder), tokenizer_folder)
-    assert codec.encode_with_symbols(text) == [256, *codec.encode("user:Who?>")]
+    tokenizer = ModelTokenizer.of(load_tokenizer(tokenizer_folder), tokenizer_folder)
+    assert tokenizer.encode_with_symbols(text) == [256, *tokenizer.encode("user:Who?>")]
     (tokenizer_folder / "chat_template.jinja").write_text("a file{{ messages[0].content }}")
     assert template_of(tokenizer_folder, None).render(MESSAGES) == "a fileWho?"
 

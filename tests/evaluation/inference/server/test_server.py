@@ -56,7 +56,7 @@ def loaded(random_checkpoint, tokenizer_folder):
 def running(loaded, max_requests=64, sequences=4, token=TOKEN, make_batch=None, body_seconds=60.0, origins=()):
     """Serves in a thread; yields the address and the engine."""
     engine = GenerationEngine(make_batch or (lambda: new_batch(loaded, BatchLimits(sequences))), max_requests)
-    model = ServedModel("mill", engine, loaded.codec, ChatTemplate(PLAIN, stops=PLAIN_STOPS), token, origins)
+    model = ServedModel("mill", engine, loaded.tokenizer, ChatTemplate(PLAIN, stops=PLAIN_STOPS), token, origins)
     server = uvicorn.Server(uvicorn.Config(make_app(model, body_seconds), log_level="warning", lifespan="off"))
     listener = bound("127.0.0.1", 0)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
@@ -102,8 +102,8 @@ def test_completions_of_the_openai_client(client, loaded):
         each.text
         for each in generate(
             loaded.causal_lm,
-            loaded.codec,
-            [[256, *loaded.codec.encode(text)] for text in prompts],
+            loaded.tokenizer,
+            [[256, *loaded.tokenizer.encode(text)] for text in prompts],
             GenerationSettings(12),
         )
     ]
@@ -138,8 +138,8 @@ def test_completions_of_the_openai_client(client, loaded):
 
 def test_chat_of_the_openai_client(client, loaded):
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Who grinds?"}]
-    prompt = [256, *loaded.codec.encode("system: Be brief.\n\nuser: Who grinds?\n\nassistant:")]
-    expected = generate(loaded.causal_lm, loaded.codec, [prompt], GenerationSettings(10, stops=PLAIN_STOPS))[0].text
+    prompt = [256, *loaded.tokenizer.encode("system: Be brief.\n\nuser: Who grinds?\n\nassistant:")]
+    expected = generate(loaded.causal_lm, loaded.tokenizer, [prompt], GenerationSettings(10, stops=PLAIN_STOPS))[0].text
     options = {"model": "mill", "messages": messages, "max_tokens": 10, "temperature": 0}
     found = client.chat.completions.create(**options, logprobs=True, top_logprobs=2)
     assert found.choices[0].message.content == expected
@@ -159,7 +159,7 @@ def test_lm_evals_local_completions_score_as_our_own_harness(server, loaded):
         base_url=f"{server[0]}/v1/completions", tokenizer_backend="remote", model="mill", max_length=128, batch_size=3,
         auth_token=TOKEN,
     )  # fmt: skip
-    ours = LmEvalAdapter(loaded.causal_lm, loaded.codec, 500, Reporter.silent())
+    ours = LmEvalAdapter(loaded.causal_lm, loaded.tokenizer, 500, Reporter.silent())
     texts = [("The mill", " grinds"), ("The mill", " a"), ("", "night"), ("Who", "?"), ("ab", chr(233))]
 
     def requests(kind, arguments):
@@ -295,8 +295,8 @@ def test_a_body_that_does_not_arrive_ends(loaded):
 
 def test_many_control_symbols_are_tokenized(server, loaded):
     """A text of 5,000 ends: one id each, whatever Python's limit of recursion."""
-    end = loaded.codec.end_of_document
-    status, reply = asked(server[0], "/tokenize", {"prompt": loaded.codec.pieces[end] * 5000})
+    end = loaded.tokenizer.end_of_document
+    status, reply = asked(server[0], "/tokenize", {"prompt": loaded.tokenizer.pieces[end] * 5000})
     assert (status, reply["tokens"]) == (200, [end] * 5000)
 
 

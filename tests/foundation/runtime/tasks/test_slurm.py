@@ -25,7 +25,7 @@ from gristmill.foundation.runtime.tasks.node import NodeRequirements, versions_h
 from gristmill.foundation.runtime.tasks.slurm import KEY_VARIABLE, SharedFiles, SlurmEngine, StoredFiles, TaskFolder
 from gristmill.foundation.runtime.tasks.task_files import Listing, TaskObjects, TransferError
 from gristmill.foundation.runtime.tasks.transport import DriverFiles, ThroughStore, packed, unpacked
-from gristmill.pipelines.workdir.remote import mirror_of
+from gristmill.pipelines.workdir.remote import local_mirror
 from tests.support import fake_slurm
 from tests.support.corpora import curate_with, prose, tree_digests, write_jsonl
 from tests.support.one_node_slurm import one_node_slurm
@@ -243,7 +243,7 @@ def test_a_run_in_a_store_gives_the_local_bytes(store, tmp_path, call, monkeypat
         code, said = call("run", "recipe.yaml", "--to", "index", *options)
         assert code == 0, said
     for stage in ("curate", "tokenizer", "index"):
-        there, here = (read_manifest(folder / stage).outputs for folder in (mirror_of(store), tmp_path / "local"))
+        there, here = (read_manifest(folder / stage).outputs for folder in (local_mirror(store), tmp_path / "local"))
         assert there == here and len(here) > 1
     assert not [name for name in sent if name.startswith("curate/") and "/train/" in name]
     assert len([name for name in copied if "documents/train/" in name]) >= 2

@@ -12,7 +12,7 @@ from gristmill.foundation.errors import InputError
 from gristmill.foundation.files import locked_temp_dir, remove_abandoned
 from gristmill.foundation.runtime.store.store import Store
 from gristmill.foundation.runtime.tasks import task_files
-from gristmill.foundation.runtime.tasks.task_files import Shuffle, TransferError, fetch, fetch_folder
+from gristmill.foundation.runtime.tasks.task_files import PartitionedFiles, TransferError, fetch, fetch_folder
 from gristmill.foundation.runtime.tasks.transport import DriverFiles, ThroughStore, run_in_view
 
 RECORD = np.dtype("<u4")
@@ -84,7 +84,7 @@ def test_a_file_that_is_linked_after_it_arrived_is_not_uploaded(files, monkeypat
 
 def pieces(task):
     found, number = task
-    return [(part, records.tolist()) for part, records in found.pieces(number)]
+    return [(part, records.tolist()) for part, records in found.segments(number)]
 
 
 @pytest.mark.parametrize("min_bytes", [0, 1 << 20])
@@ -93,7 +93,7 @@ def test_ranges_of_a_shuffle_are_read_from_the_store(files, monkeypatch, min_byt
     fetched = []
     plain = task_files.TaskObjects.get
     monkeypatch.setattr(task_files.TaskObjects, "get", lambda *a: fetched.append(a[1].name) or plain(*a))
-    found = Shuffle(files.root / "records", RECORD, 2, 3)
+    found = PartitionedFiles(files.root / "records", RECORD, 2, 3)
     found.write(0, np.array([1, 2, 3], RECORD), np.array([0, 1, 1, 3]))
     found.write(1, np.array([4, 5], RECORD), np.array([0, 0, 1, 2]))
     for number, expected in enumerate([[(0, [1])], [(1, [4])], [(0, [2, 3]), (1, [5])]]):

@@ -76,7 +76,10 @@ def test_the_planner_splits_the_model_as_the_engine(pipeline, layers, vocab):
         for rank, counted in enumerate(planned):
             own = [stages[number] for number in stages_of_rank(layout, rank)]
             assert sum(stage.num_layers for stage in own) == sum(counted.kinds)
-            assert (any(s.embeds for s in own), any(s.scores for s in own)) == (counted.embeds, counted.scores)
+            assert (any(s.has_embedding for s in own), any(s.has_head for s in own)) == (
+                counted.has_embedding,
+                counted.has_head,
+            )
 
 
 def test_stages_of_a_rank():
@@ -87,6 +90,6 @@ def test_stages_of_a_rank():
 
 def test_stages_at_split_points():
     stages = split_model(ModelConfig(layers=4, width=64, heads=4, sequence_length=64), 300, LayoutConfig(pipeline=2))
-    assert [(stage.embeds, stage.scores) for stage in stages] == [(True, False), (False, True)]
+    assert [(stage.has_embedding, stage.has_head) for stage in stages] == [(True, False), (False, True)]
     assert stages[0].last == stages[1].first and stages[1].last == 4
     assert [(stage.first, stage.last) for stage in stages_at((3, 6), 8)] == [(0, 3), (3, 6), (6, 8)]
