@@ -32,6 +32,7 @@ from gristmill.data_pipeline.decontamination.matches import (
     MATCHES,
     PIECES,
     QUESTION_CHARACTERS,
+    ContaminationReport,
     DocumentEdit,
     counting_ngrams,
     document_matches,
@@ -39,8 +40,8 @@ from gristmill.data_pipeline.decontamination.matches import (
     found_questions,
     match_row,
     question_order,
+    report_markdown,
 )
-from gristmill.data_pipeline.decontamination.report import ContaminationReport, report_markdown
 from gristmill.data_pipeline.dedup.folding import word_spans
 from gristmill.data_pipeline.ledger.document_file import (
     DocumentFile,

@@ -21,8 +21,16 @@ from gristmill.data_pipeline.extraction.attributes import (
     TAG,
 )
 from gristmill.data_pipeline.extraction.blocks_config import MetadataField
-from gristmill.data_pipeline.extraction.bylines import bylines, clean_author, names_after_by
-from gristmill.data_pipeline.extraction.markup import TAG_MARKS, attributes_of, cleaned, inner_text, unescaped
+from gristmill.data_pipeline.extraction.bylines import (
+    TAG_MARKS,
+    attributes_of,
+    bylines,
+    clean_author,
+    cleaned,
+    inner_text,
+    names_after_by,
+    unescaped,
+)
 from gristmill.data_pipeline.extraction.page import Page
 from gristmill.data_pipeline.extraction.tags import TAG_IDS
 

@@ -13,12 +13,11 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from gristmill.evaluation.convert.chat_template import LEGACY_NAME, NAMED_TEMPLATES, TEMPLATE_NAME
-from gristmill.evaluation.convert.generation_defaults import GENERATION_NAME
 from gristmill.evaluation.convert.hf.architecture import ModelFamily, UnsupportedConfig
 from gristmill.evaluation.convert.hf.bert import BERT, BERT_TASKS, MEGATRON_BERT
 from gristmill.evaluation.convert.hf.deepseek import DEEPSEEK_V2, DEEPSEEK_V3
 from gristmill.evaluation.convert.hf.gpt import GPT2, GPT_NEOX, GPTJ
-from gristmill.evaluation.convert.hf.llama import LLAMA, NANOCHAT
+from gristmill.evaluation.convert.hf.llama import LLAMA, MIXTRAL, NANOCHAT, OLMOE, QWEN3_MOE
 from gristmill.evaluation.convert.hf.llama_relatives import (
     GEMMA,
     GEMMA_2,
@@ -32,11 +31,10 @@ from gristmill.evaluation.convert.hf.llama_relatives import (
     STARCODER2,
 )
 from gristmill.evaluation.convert.hf.mamba2 import MAMBA2, NEMOTRON_H
-from gristmill.evaluation.convert.hf.moe import MIXTRAL, OLMOE, QWEN3_MOE
 from gristmill.evaluation.convert.hf.olmo_phi import OLMO, OLMO_2, OLMO_3, PHI_1, PHI_3
 from gristmill.evaluation.convert.hf.opt_bloom_falcon import BLOOM, FALCON, OPT
 from gristmill.evaluation.convert.lora_adapter import AdaptedWeights
-from gristmill.evaluation.convert.model_tokenizer import TextBounds
+from gristmill.evaluation.convert.model_tokenizer import GENERATION_NAME, TextBounds
 from gristmill.evaluation.convert.safetensors_folder import (
     SafetensorsFolder,
     WeightSource,

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import torch
 
-from gristmill.evaluation.convert.generation_defaults import GenerationDefaults
 from gristmill.evaluation.convert.hf.architecture import UnsupportedConfig
 from gristmill.evaluation.convert.huggingface import (
     ends_of_document,
@@ -17,7 +16,12 @@ from gristmill.evaluation.convert.huggingface import (
     own_source,
     read_source,
 )
-from gristmill.evaluation.convert.model_tokenizer import ModelTokenizer, TextBounds, load_model_tokenizer
+from gristmill.evaluation.convert.model_tokenizer import (
+    GenerationDefaults,
+    ModelTokenizer,
+    TextBounds,
+    load_model_tokenizer,
+)
 from gristmill.evaluation.convert.safetensors_folder import WeightSource
 from gristmill.evaluation.inference.causal_lm import CausalLM
 from gristmill.evaluation.inference.config import EvaluateConfig, OffloadParameters

@@ -10,11 +10,10 @@ from torch import Tensor, nn
 
 from gristmill.training.model.attention.attention import CoreAttention
 from gristmill.training.model.attention.metadata import AttentionMetadata
-from gristmill.training.model.decoding_cache import KVSlots, SlotRows, join_rows, take_rows
+from gristmill.training.model.decoding_cache import KVSlots, SlotRows, join_rows, pages_slots, take_rows
 from gristmill.training.model.flat_pass import FlatLayers, FlatTokens
 from gristmill.training.model.heads import Head
 from gristmill.training.model.layer import Layer
-from gristmill.training.model.slot_memory import pages_slots
 from gristmill.training.model.transformer import Transformer
 
 # The decoding cache of a model: KV slots of its attention layers, states of the running batch of its other mixers.

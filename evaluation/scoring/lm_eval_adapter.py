@@ -13,8 +13,7 @@ from lm_eval.api.instance import Instance
 from lm_eval.api.model import TemplateLM
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
-from gristmill.evaluation.convert.generation_defaults import GenerationDefaults
-from gristmill.evaluation.convert.model_tokenizer import ModelTokenizer
+from gristmill.evaluation.convert.model_tokenizer import GenerationDefaults, ModelTokenizer
 from gristmill.evaluation.inference.causal_lm import CausalLM
 from gristmill.evaluation.inference.config import SamplingConfig
 from gristmill.evaluation.inference.generate.prompts import BatchSize, generate

@@ -73,7 +73,7 @@ def chat(
     """Talk to a model in the terminal; a line is a turn, an empty line or Ctrl-D ends. A model without a chat template
     goes on with what you write."""
     folder = newest_run() if checkpoint is None else train_folder(checkpoint)
-    from gristmill.evaluation.inference.chat import Conversation, load_chat  # torch takes seconds to load
+    from gristmill.evaluation.commands import Conversation, load_chat  # torch takes seconds to load
 
     conversation: Conversation = load_chat(folder, system, temperature, tokens, seed)
     print(f"{conversation.name}; an empty line ends")

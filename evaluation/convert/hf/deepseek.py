@@ -20,8 +20,15 @@ from gristmill.evaluation.convert.hf.architecture import (
     unsupported_fields,
     without,
 )
-from gristmill.evaluation.convert.hf.llama import ends_rules, layer_rules, mlp_rules, read_llama, write_llama
-from gristmill.evaluation.convert.hf.moe import expert_rules, one_value
+from gristmill.evaluation.convert.hf.llama import (
+    ends_rules,
+    expert_rules,
+    layer_rules,
+    mlp_rules,
+    one_value,
+    read_llama,
+    write_llama,
+)
 from gristmill.training.config.mixers.latent_attention import LatentAttentionMixer
 from gristmill.training.config.model import ModelConfig
 

@@ -22,6 +22,7 @@ from gristmill.evaluation.convert.hf.architecture import (
     write_gelu,
 )
 from gristmill.evaluation.convert.hf.llama import (
+    QK_NORM_RULES,
     attention_rules,
     ends_rules,
     layer_rules,
@@ -29,7 +30,6 @@ from gristmill.evaluation.convert.hf.llama import (
     read_llama,
     write_llama,
 )
-from gristmill.evaluation.convert.hf.moe import QK_NORM_RULES
 from gristmill.evaluation.convert.hf.rope_and_windows import (
     FULL,
     SLIDING,

@@ -14,20 +14,18 @@ from torch import Tensor
 
 from gristmill.evaluation.inference.causal_lm import CausalLM
 from gristmill.evaluation.inference.generate.drafts import Speculation
-from gristmill.evaluation.inference.generate.joining import (
+from gristmill.evaluation.inference.generate.limits import BatchLimits
+from gristmill.evaluation.inference.generate.prefill import (
+    MAX_PROMPTS,
     SMALL_PASS_TOKENS,
     JoiningSequence,
-    first_columns,
-    joining_sequence,
-    next_to_join,
-    prompt_rows,
-)
-from gristmill.evaluation.inference.generate.limits import BatchLimits
-from gristmill.evaluation.inference.generate.prompt_parts import (
-    MAX_PROMPTS,
     PromptInParts,
     PromptParts,
+    first_columns,
+    joining_sequence,
     logits_of,
+    next_to_join,
+    prompt_rows,
     score_prompts,
 )
 from gristmill.evaluation.inference.generate.request import (

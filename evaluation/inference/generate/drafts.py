@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from gristmill.evaluation.inference.causal_lm import CausalLM, DecodingCache
-from gristmill.evaluation.inference.generate.prompt_parts import logits_of
+from gristmill.evaluation.inference.generate.prefill import logits_of
 from gristmill.evaluation.inference.generate.sequence import RunningSequence, choose_next
 from gristmill.evaluation.inference.generate.slots import BLOCK_TOKENS, Slot, Slots
 from gristmill.evaluation.inference.local_causal_lm import LocalCausalLM

@@ -11,7 +11,7 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from gristmill.evaluation.convert.generation_defaults import GenerationDefaults
+from gristmill.evaluation.convert.model_tokenizer import GenerationDefaults
 from gristmill.evaluation.inference.config import SamplingConfig
 from gristmill.evaluation.inference.generate.request import MAX_TOP_LOGPROBS, GenerationSettings, RequestOptions
 from gristmill.evaluation.inference.generate.structured import (

@@ -13,7 +13,7 @@ from pydantic import Field, field_validator
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
-from gristmill.evaluation.convert.generation_defaults import GenerationDefaults
+from gristmill.evaluation.convert.model_tokenizer import GenerationDefaults
 from gristmill.evaluation.inference.generate.request import Generation, GenerationRequest, GenerationSettings
 from gristmill.evaluation.inference.generate.structured import schema_grammar
 from gristmill.evaluation.inference.server.model_calls import (

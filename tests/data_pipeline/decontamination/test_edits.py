@@ -18,7 +18,7 @@ from gristmill.data_pipeline.decontamination.config import (
 )
 from gristmill.data_pipeline.decontamination.edits import WORD_BITS, align, max_score
 from gristmill.data_pipeline.decontamination.index import information, words_of
-from gristmill.data_pipeline.decontamination.report import report_markdown
+from gristmill.data_pipeline.decontamination.matches import report_markdown
 from gristmill.data_pipeline.decontamination.step import decontaminate
 
 QUESTION = "Which of the seven rivers that cross the old kingdom has never once frozen over in any recorded winter"

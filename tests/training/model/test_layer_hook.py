@@ -77,7 +77,7 @@ def bytes_kept(share: float, monkeypatch: pytest.MonkeyPatch, name: str = "llama
     def packed(self: Any, tensor: torch.Tensor) -> Any:
         nonlocal rows
         saved = pack(self, tensor)
-        rows += isinstance(saved, layer_hook._Rows)
+        rows += isinstance(saved, layer_hook._SavedRows)
         return saved
 
     monkeypatch.setattr(InHostMemory, "__init__", counted)

@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from gristmill.training.model.decoding_cache import KVSlots, SlotRows
-from gristmill.training.model.slot_memory import HAS_PAGES, GrownMemory, PagedMemory
+from gristmill.training.model.decoding_cache import HAS_PAGES, GrownMemory, KVSlots, PagedMemory, SlotRows
 
 pytestmark = pytest.mark.skipif(not HAS_PAGES, reason="pages are given back on Linux alone")
 TOKEN_BYTES = 2 * 32 * 4  # so that 16 tokens are a page
@@ -55,7 +54,7 @@ def rows_of(slots, positions):
 
 @pytest.mark.parametrize("kind", [PagedMemory, GrownMemory])
 def test_what_is_written_is_read_whatever_was_swapped_and_copied(kind, monkeypatch):
-    monkeypatch.setattr("gristmill.training.model.slot_memory.HAS_PAGES", kind is PagedMemory)
+    monkeypatch.setattr("gristmill.training.model.decoding_cache.HAS_PAGES", kind is PagedMemory)
     slots, generator = KVSlots(4, 600), torch.Generator().manual_seed(0)
     long, short = (torch.randn(1, count, 2, 32, generator=generator) for count in (300, 20))
     padding = torch.full((1, 280, 2, 32), torch.inf)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from gristmill.evaluation.convert.generation_defaults import GenerationDefaults
+from gristmill.evaluation.convert.model_tokenizer import GenerationDefaults
 from gristmill.evaluation.inference.config import SamplingConfig
 from gristmill.foundation.errors import InputError
 
