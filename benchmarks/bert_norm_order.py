@@ -34,8 +34,9 @@ from gristmill.pipelines.workdir.data_forms import sampling
 from gristmill.tokenizers.tokenizer import load_tokenizer
 from gristmill.training.config.model import ModelConfig
 from gristmill.training.config.train import TrainConfig
-from gristmill.training.metrics import METRICS_NAME, TrainingData, read_metrics
+from gristmill.training.metrics import METRICS_NAME, read_metrics
 from gristmill.training.objectives.masked import SPECIAL_TOKENS
+from gristmill.training.objectives.objective import TrainingData
 from gristmill.training.parallel.mesh import single_process
 from gristmill.training.run import Run, RunConfig
 

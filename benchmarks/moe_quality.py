@@ -27,13 +27,13 @@ from gristmill.pipelines.workdir.data_forms import open_format
 from gristmill.training.checkpoint.checkpoint import step_folder, steps_in
 from gristmill.training.config.model import ModelConfig
 from gristmill.training.config.train import TrainConfig
-from gristmill.training.metrics import METRICS_NAME, TrainingData, read_metrics
-from gristmill.training.objectives.objective import stack_samples
+from gristmill.training.metrics import METRICS_NAME, read_metrics
+from gristmill.training.model.moe.router import ExpertBalance
+from gristmill.training.objectives.objective import TrainingData, stack_samples
 from gristmill.training.parallel.mesh import single_process
 from gristmill.training.planner.costs.model_shape import flops_per_token, shape_of
 from gristmill.training.planner.costs.parameters import active_parameters, parameter_count
 from gristmill.training.run import CHECKPOINTS, Run, RunConfig
-from gristmill.training.trainer import ExpertBalance
 
 # Two-sided 95 % quantiles of Student's t by number of seeds.
 STUDENT_T = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776}

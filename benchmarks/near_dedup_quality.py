@@ -22,6 +22,7 @@ from support.planted import as_text, edited, edits_for, word_lists, write_parque
 from gristmill.data_pipeline.dedup.folding import fold_text
 from gristmill.data_pipeline.dedup.minhash import band_keys, candidate_probability, shingles_of, signatures_of
 from gristmill.data_pipeline.dedup.near import NearDedupConfig, near_duplicates
+from gristmill.data_pipeline.dedup.near_copies import minhashes
 from gristmill.data_pipeline.dedup.signatures import open_store
 from gristmill.data_pipeline.ledger.document_file import DocumentFile
 from gristmill.foundation.progress import Reporter
@@ -182,7 +183,7 @@ def destroyed(texts: list[str]) -> list[Figure]:
         return []
     with tempfile.TemporaryDirectory() as folder:
         ours = deduplicated(texts, Path(folder))
-        minhashes = dict(open_store(Path(folder) / "work" / "signatures").minhashes())
+        signed = dict(minhashes(open_store(Path(folder) / "work" / "signatures")))
     config = NearDedupConfig()
     print(f"of {len(texts)} real documents, {len(ours)} are removed")
     figures = []
@@ -190,7 +191,7 @@ def destroyed(texts: list[str]) -> list[Figure]:
         ("destroyed_with_datasketch_bands", MinHashLSH(threshold=config.threshold, num_perm=config.scheme.hashes)),
         ("destroyed_with_our_bands", MinHashLSH(num_perm=config.scheme.hashes, params=(config.bands, config.rows))),
     ):
-        theirs = removed_by_union_find(minhashes, index)
+        theirs = removed_by_union_find(signed, index)
         wrong = [(i, k) for i, k in theirs.items() if exact_jaccard(texts[int(i, 16)], texts[int(k, 16)]) < 0.8]
         print(
             f"MinHashLSH ({index.b} x {index.r}) with union-find removes {len(theirs)}, {len(wrong)} of them falsely:"

@@ -42,8 +42,8 @@ from gristmill.foundation.progress import Reporter
 from gristmill.pipelines.init.dial import SCHEDULE, ModelSize, batch_of, optimizer_of
 from gristmill.training.config.model import ModelConfig
 from gristmill.training.config.train import OptimizerConfig, TrainConfig
-from gristmill.training.metrics import TrainingData, read_metrics
-from gristmill.training.objectives.objective import stack_samples
+from gristmill.training.metrics import read_metrics
+from gristmill.training.objectives.objective import TrainingData, stack_samples
 from gristmill.training.parallel.mesh import single_process
 from gristmill.training.run import Run, RunConfig
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers

@@ -86,7 +86,6 @@ from gristmill.foundation.checksums import Lock, drop_damaged, remove_checksums
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.files import DigestCache, remove_tree
 from gristmill.foundation.runtime.tasks.engine import Engine
-from gristmill.foundation.runtime.tasks.task_files import PartitionedFiles
 
 
 @dataclass(frozen=True)
@@ -243,22 +242,16 @@ def deduplicate(
         work = work_folder(folder, "exact", document_files, settings.exact.model_dump(mode="json"))
         exact = find_exact_duplicates(document_files, settings.exact, engine, work, kept)
     if settings.near is not None:
-        before = [*removals, *_steps(exact, None, settings)]
+        before = removals if exact is None else [*removals, StoredRemovals("exact_dedup", 1.0, exact)]
         document_files = kept_document_files(curated, before)
         work = work_folder(folder, "near", document_files, settings.near.identity)
         near = find_near_duplicates(document_files, settings.near, engine, work, settings.protected, earlier)
         if exact is not None:
             exact, near = reassign_copies(exact, near, work / "reassigned", engine)
-    return [*removals, *_steps(exact, near, settings)]
-
-
-def _steps(
-    exact: PartitionedFiles | None, near: PartitionedFiles | None, settings: DedupSettings
-) -> list[StoredRemovals]:
     steps = [] if exact is None else [StoredRemovals("exact_dedup", 1.0, exact)]
     if near is not None and settings.near is not None:
         steps.append(StoredRemovals("near_dedup", settings.near.threshold, near))
-    return steps
+    return [*removals, *steps]
 
 
 def _edit_texts(state: CurationState, inputs: CurationInputs) -> CurationState:

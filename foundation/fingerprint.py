@@ -3,9 +3,11 @@
 import hashlib
 import json
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import xxhash
 
 DIGEST_FIELD = "digest"  # in manifests and locks, which hold the digests of other files
 
@@ -124,3 +126,26 @@ def mix_array(words: np.ndarray) -> np.ndarray:
     words = (words ^ (words >> np.uint64(30))) * np.uint64(MULTIPLIER_1)
     words = (words ^ (words >> np.uint64(27))) * np.uint64(MULTIPLIER_2)
     return words ^ (words >> np.uint64(31))
+
+
+# Registers by which the number of different values is estimated (Flajolet et al. 2007).
+
+HLL_BITS = 11  # 2,048 registers: a standard error of 2.3 % (1.04 / sqrt(2048))
+
+
+def hyperloglog(names: Sequence[str]) -> np.ndarray:
+    """int64[2**HLL_BITS]: the registers of these values (Flajolet et al. 2007), of which the maximum is a union's."""
+    hashes = np.fromiter((xxhash.xxh3_64_intdigest(name.encode()) for name in names), np.uint64, len(names))
+    registers = np.zeros(1 << HLL_BITS, np.int64)
+    rest = hashes << np.uint64(HLL_BITS) | np.uint64(1 << (HLL_BITS - 1))  # the bit ends the count of zeros
+    ranks = 64 - np.floor(np.log2(rest.astype(np.float64))).astype(np.int64)
+    np.maximum.at(registers, (hashes >> np.uint64(64 - HLL_BITS)).astype(np.int64), ranks)
+    return registers
+
+
+def distinct_estimate(registers: np.ndarray) -> int:
+    """The number of different values behind these registers, with linear counting where most are empty."""
+    size = len(registers)
+    estimate = 0.7213 / (1 + 1.079 / size) * size * size / float((2.0 ** -registers.astype(np.float64)).sum())
+    empty = int((registers == 0).sum())
+    return round(size * np.log(size / empty)) if estimate <= 2.5 * size and empty else round(estimate)

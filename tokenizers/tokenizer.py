@@ -422,9 +422,8 @@ def end_symbol(path: Path, content: bytes) -> str:
         added = {token["content"] for token in json.loads(content).get("added_tokens", [])}
     except (ValueError, TypeError, KeyError, AttributeError) as error:  # no JSON, or of another shape
         raise InputError(f"{path}: not a tokenizer.json ({error})") from error
-    for symbol in END_SYMBOLS:
-        if symbol in added:
-            return symbol
+    if symbol := next((symbol for symbol in END_SYMBOLS if symbol in added), ""):
+        return symbol
     raise InputError(
         f"{path}: {SETTINGS_NAME} beside it names no eos_token, and none of {END_SYMBOLS} is among its added tokens "
         f"{sorted(added)[:8]}; set tokenizer.end_of_document"

@@ -9,7 +9,7 @@ import os
 import resource
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,6 +26,7 @@ from gristmill.foundation.fingerprint import canonical_json
 from gristmill.foundation.manifest import LOG_FOLDER
 from gristmill.foundation.progress import Reporter
 from gristmill.training.config.train import (
+    GRADIENT_NOISE,
     LEFT_OUT,
     RANKS_NAME,
     RUN_NAME,
@@ -34,13 +35,14 @@ from gristmill.training.config.train import (
     MonitoringConfig,
     TrainConfig,
 )
+from gristmill.training.objectives.objective import TrainingData
 from gristmill.training.parallel.collectives import probe_link
 from gristmill.training.parallel.mesh import Mesh
-from gristmill.training.planner.noise_scale import METRIC
 from gristmill.training.trainer import StepReport
 
 METRICS_NAME = "metrics.jsonl"
 EVALUATIONS_NAME = "evaluations.jsonl"
+COMMUNICATION = ("gloo:", "nccl:", "ncclDevKernel")  # first letters of the profiler's events
 
 
 @dataclass(frozen=True)
@@ -58,12 +60,7 @@ class MetricsLog:
     are reported and restored from its checkpoint's copy."""
 
     def __init__(
-        self,
-        folder: Path,
-        start: ResumePoint,
-        monitoring: MonitoringConfig,
-        evaluates: bool,
-        reporter: Reporter,
+        self, folder: Path, start: ResumePoint, monitoring: MonitoringConfig, evaluates: bool, reporter: Reporter
     ):
         step, saved = start.step, start.saved
         logs = folder / LOG_FOLDER
@@ -135,16 +132,8 @@ def observed(folder: Path, step: int, rank: int, traced: bool, measured: bool) -
         trace.export_chrome_trace(str(folder / LOG_FOLDER / f"trace-{step:08d}-rank{rank}.json"))
     if measured:
         events = [(event.name(), event.start_ns(), event.end_ns()) for event in trace.profiler.kineto_results.events()]
-        observation.communication_seconds = (
-            covered(
-                [
-                    (since, until)
-                    for name, since, until in events
-                    if name.startswith(("gloo:", "nccl:", "ncclDevKernel"))
-                ]
-            )
-            / 1e9
-        )
+        spans = [(since, until) for name, since, until in events if name.startswith(COMMUNICATION)]
+        observation.communication_seconds = covered(spans) / 1e9
 
 
 def covered(intervals: Iterable[tuple[int, int]]) -> int:
@@ -236,25 +225,6 @@ def device_peak(device: torch.device) -> float | None:
     return next((peak for key, peak in BF16_PEAKS.items() if key in name), None)
 
 
-# The data of a training run.
-
-
-@dataclass(frozen=True)
-class TrainingData:
-    """Training and validation data, in the form that the objective's `data` names. held_out: None without validation.
-    bytes_per_token by source, of the held-out and of the training text, convert nats per token to bits per byte. pieces
-    and encode: of the tokenizer, for objectives that need them."""
-
-    samples: Any
-    held_out: Any
-    end_of_document: int
-    mask_documents: bool
-    bytes_per_token: Mapping[str, float]
-    training_bytes_per_token: Mapping[str, float] = field(default_factory=dict)
-    pieces: Sequence[str] = ()
-    encode: Callable[[str], list[int]] | None = None
-
-
 # What metrics.jsonl and timing.jsonl say of a step.
 
 
@@ -294,7 +264,7 @@ class StepMetrics:
         if (per_token := self._bytes_per_token(sources)) is not None:
             metrics["bits_per_byte"] = _finite(report.loss / math.log(2) / per_token)
         if report.gradient_noise is not None:
-            metrics[METRIC] = vars(report.gradient_noise)
+            metrics[GRADIENT_NOISE] = vars(report.gradient_noise)
         if report.expert_load is not None:
             metrics["expert_load"] = report.expert_load
         if len(report.means) > 1:
@@ -348,7 +318,6 @@ def _finite(value: float) -> float | None:
 
 # Seconds of every rank and speed of every axis's link in the measured steps of a run: logs/ranks.jsonl, which
 # `gristmill explain` compares with the forecast.
-
 
 FIRST_MEASURED = 10  # a step by which a run has settled
 PROBED = ("tensor", "context", "data", "pipeline", "expert")
@@ -461,16 +430,14 @@ class MLflow:
 
 
 def start_trackers(monitoring: MonitoringConfig, logs: Path, step: int) -> list[Tracker]:
-    """The trackers of the recipe, for a run that begins after `step`. Raises RecipeError if a package is
-    absent."""
+    """The recipe's trackers, for a run that begins after `step`. Raises RecipeError if a package is absent."""
     trackers: list[Tracker] = []
     for name in monitoring.trackers:
         if name == "tensorboard":
             trackers.append(TensorBoard(logs, step))
-        elif name == "wandb":
-            trackers.append(WeightsAndBiases(monitoring.project, logs))
         else:
-            trackers.append(MLflow(monitoring.project, logs))
+            tracker = WeightsAndBiases if name == "wandb" else MLflow
+            trackers.append(tracker(monitoring.project, logs))
     return trackers
 
 

@@ -49,7 +49,6 @@ from gristmill.training.metrics import (
     ResumePoint,
     StepMetrics,
     StepObservation,
-    TrainingData,
     is_measured,
     observed,
     read_metrics,
@@ -60,7 +59,7 @@ from gristmill.training.model.moe.dispatch import check_grouped_widths
 from gristmill.training.objectives.check import check_sample, checked_loss
 from gristmill.training.objectives.load import make_objective
 from gristmill.training.objectives.names import BUILT_IN
-from gristmill.training.objectives.objective import Batches, Objective, ObjectiveInputs, range_problem
+from gristmill.training.objectives.objective import Batches, Objective, ObjectiveInputs, TrainingData, range_problem
 from gristmill.training.optim.offload import build_optimizer
 from gristmill.training.parallel.linear import check_float8
 from gristmill.training.parallel.mesh import Mesh, broadcast_from_first, check_on_first

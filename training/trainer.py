@@ -2,13 +2,12 @@
 
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from gristmill.training.checkpoint.init_from import Teacher
@@ -17,8 +16,7 @@ from gristmill.training.engine.gradients import gradients_of, scale_gradients
 from gristmill.training.engine.local_model import LocalModel
 from gristmill.training.engine.passes import ForwardBackward
 from gristmill.training.launch.processes import Guard
-from gristmill.training.model.moe.router import routers
-from gristmill.training.model.transformer import Transformer
+from gristmill.training.model.moe.router import ExpertBalance
 from gristmill.training.objectives.objective import Batches, SampleSource, TermSpec, collate, on_device
 from gristmill.training.optim.optimizer import (
     LossScale,
@@ -337,68 +335,6 @@ def small_batch(batch: Mapping[str, Tensor], masked: bool) -> dict[str, Tensor]:
         weights = batch["weights"]
         return {**batch, "weights": weights * chosen.to(weights).view(-1, *(1,) * (weights.dim() - 1))}
     return {name: values[chosen] for name, values in batch.items()}
-
-
-# Load of the experts over a step, and the state updated from it: the balancing bias and the load of the last batch.
-
-# E experts
-
-
-class ExpertBalance:
-    """The routers of this process. All processes call the methods in the same order."""
-
-    def __init__(self, stages: Iterable[Transformer], mesh: Mesh):
-        self.routers = [router for part in stages for router in routers(part).values()]
-        self.mesh = mesh
-
-    @torch.no_grad()
-    def take_counts(self) -> list[Tensor]:
-        """Number of tokens of the global batch routed to each expert of each router; resets the counters."""
-        counts = [router.step_counts.clone() for router in self.routers]
-        for router in self.routers:
-            router.step_counts.zero_()
-        if self.mesh.stage.size > 1 and counts:
-            every = torch.cat(counts)
-            dist.all_reduce(every, group=self.mesh.stage.group)
-            counts = list(every.split([len(expert_counts) for expert_counts in counts]))
-        return counts
-
-    @torch.no_grad()
-    def update(self, counts: list[Tensor]) -> None:
-        """bias += rate x sign(mean - count) (arXiv 2408.15664, algorithm 1)."""
-        for router, counts_E in zip(self.routers, counts, strict=True):
-            load_E = counts_E.double()
-            if router.balance_bias is not None:
-                step_E = router.config.bias_update_rate * (load_E.mean() - load_E).sign()
-                router.balance_bias.add_(step_E.to(router.balance_bias.dtype))
-            if router.last_load is not None:
-                router.last_load.copy_(load_E)
-
-    def loads(self, counts: list[Tensor]) -> dict[str, Tensor]:
-        """`worst_load` as "expert", and `rank_load` as "rank" where there is one; on the device."""
-        rank_load = self.rank_load(counts)
-        return {"expert": self.worst_load(counts), **({} if rank_load is None else {"rank": rank_load})}
-
-    def worst_load(self, counts: list[Tensor]) -> Tensor:
-        """The highest load of an expert over the mean of its layer, over all layers of the model: float64, on the
-        device."""
-        ratios = [counts_E.max() / counts_E.double().mean() for counts_E in counts]
-        worst = torch.zeros((), dtype=torch.float64, device=self.mesh.device)
-        if ratios:
-            worst = torch.stack(ratios).max()
-        if self.mesh.distributed:
-            dist.all_reduce(worst, dist.ReduceOp.MAX, group=self.mesh.world.group)
-        return worst
-
-    def rank_load(self, counts: list[Tensor]) -> Tensor | None:
-        """Tokens of the busiest expert rank over the mean, summed over this stage's layers, which wait for it one by
-        one; None where every rank has all experts. Two layers of [6, 2] and [3, 5] over two ranks: 11 / 8."""
-        grid = self.mesh.expert_grid
-        if grid is None or grid.size(0) == 1 or not counts:
-            return None
-        by_rank = [counts_E.double().view(grid.size(0), -1).sum(dim=1) for counts_E in counts]
-        load_LR = torch.stack(by_rank)
-        return load_LR.max(dim=1).values.sum() / load_LR.mean(dim=1).sum()
 
 
 # Validation: loss and bits per byte of held-out samples, by source.

@@ -17,7 +17,8 @@ from gristmill.pipelines.stages.train import bytes_per_token
 from gristmill.pipelines.workdir.data_forms import open_format
 from gristmill.training.config.model import ModelConfig
 from gristmill.training.config.train import TrainConfig
-from gristmill.training.metrics import METRICS_NAME, TrainingData, read_metrics
+from gristmill.training.metrics import METRICS_NAME, read_metrics
+from gristmill.training.objectives.objective import TrainingData
 from gristmill.training.parallel.mesh import single_process
 from gristmill.training.planner.costs.model_shape import shape_of
 from gristmill.training.planner.costs.parameters import parameter_count

@@ -54,10 +54,7 @@ class DocumentCounts:
             self.add(name, entry["documents"], entry["bytes"])
 
     def total(self) -> dict[str, int]:
-        return {
-            "documents": sum(entry["documents"] for entry in self.counts.values()),
-            "bytes": sum(entry["bytes"] for entry in self.counts.values()),
-        }
+        return {unit: sum(entry[unit] for entry in self.counts.values()) for unit in ("documents", "bytes")}
 
 
 @dataclass(frozen=True)
@@ -103,9 +100,8 @@ def count_files(
     tasks, owners = [], []
     for state, final in zip(curated, written, strict=True):
         labels = tuple(rule.label for rule in state.rules.rules)
-        for path, file, read, results in zip(
-            state.paths, state.files, state.filter_results, final.filter_results, strict=True
-        ):
+        files = zip(state.paths, state.files, state.filter_results, final.filter_results, strict=True)
+        for path, file, read, results in files:
             names = tuple(source.name for source in state.batch)
             owners.append(names or (state.source.name,))
             tasks.append(CountTask(path, file, read, results, labels, tuple(removals), evidence[file], names))
@@ -120,8 +116,7 @@ def _count_file(task: CountTask) -> list[FileCounts]:
     """Counts of each source of the file."""
     read, written = task.read.load(), task.written.load()
     masks = [step.removed_mask(task.file, read.num_documents) for step in task.removals]
-    evidence = read_evidence(task.evidence) if task.evidence else None
-    ids = document_ids(task.path) if task.evidence else None
+    ids, evidence = (document_ids(task.path), read_evidence(task.evidence)) if task.evidence else (None, None)
     if not task.sources:
         return [_count_rows(task, (read, written), masks, (ids, evidence))]
     counts = []
@@ -131,8 +126,8 @@ def _count_file(task: CountTask) -> list[FileCounts]:
         of_source = rows.get(name, none)
         chosen = slice(of_source.start, of_source.stop)
         results = read.of_source(of_source), written.of_source(rows_written.get(name, none))
-        of_rows = None if ids is None else ids[chosen]
-        counts.append(_count_rows(task, results, [mask[chosen] for mask in masks], (of_rows, evidence)))
+        edits = None if ids is None else ids[chosen], evidence
+        counts.append(_count_rows(task, results, [mask[chosen] for mask in masks], edits))
     return counts
 
 
@@ -155,8 +150,7 @@ def _count_rows(
     for step, mask in zip(task.removals, masks, strict=True):
         removed.add_rows(step.step, mask & passed, read.bytes)
         left &= ~mask
-    num_bytes = int(read.bytes.sum(dtype=np.int64))
-    languages = _language_counts(read, len(task.rules))
+    num_bytes, languages = int(read.bytes.sum(dtype=np.int64)), _language_counts(read, len(task.rules))
     return FileCounts(num_bytes, kept, removed, languages, Counter(read.changes), *_edit_counts(*edits, left))
 
 
@@ -256,10 +250,8 @@ def source_counts(read: Mapping[str, int], outcomes: OutcomeCounts, pieces: int)
     of_spans = {"documents": 0, "bytes": sum(entry["bytes"] for entry in spans.values())}
     for unit in ("documents", "bytes"):
         if before[unit] != of_spans[unit] + sum(total[unit] for total in totals):
-            raise RuntimeError(
-                f"{unit} do not add up: read {read[unit]}, kept, removed, quarantined {totals}, removed spans {spans}, "
-                f"pieces {pieces}"
-            )
+            outcome = f"kept, removed, quarantined {totals}, removed spans {spans}, pieces {pieces}"
+            raise RuntimeError(f"{unit} do not add up: read {read[unit]}, {outcome}")
     return {
         "read": dict(read),
         "kept": outcomes.kept.counts,
@@ -305,7 +297,6 @@ def _loosening_advice(name: str) -> str:
 
 
 # counts.json: the counts and the rules of every source, and the check that every source keeps training documents.
-
 COUNTS_NAME = "counts.json"
 
 
@@ -455,5 +446,5 @@ def _removal_rows(name: str, entries: Sequence[Mapping[str, Any]], order: Sequen
     kept = total("kept")
     splits = ", ".join(f"{split} {kept[split]['documents']:,}" for split in SPLITS if split in kept)
     documents, num_bytes = (sum(counts[unit] for counts in kept.values()) for unit in ("documents", "bytes"))
-    share = f"{100 * documents / before:.1f} %"
-    return [*rows, ("", f"kept ({splits})" if splits else "kept", f"{documents:,}", amount(num_bytes, "B"), share)]
+    cells = f"{documents:,}", amount(num_bytes, "B"), f"{100 * documents / before:.1f} %"
+    return [*rows, ("", f"kept ({splits})" if splits else "kept", *cells)]

@@ -12,7 +12,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-import xxhash
 
 from gristmill.data_pipeline.corpus.shards import PII_FIELD, replaced_texts
 from gristmill.data_pipeline.corpus.small_sources import RowSpan, TableSlice, signals_name
@@ -20,7 +19,9 @@ from gristmill.data_pipeline.dedup.folding import picked_texts
 from gristmill.data_pipeline.filters.pii import PiiConfig
 from gristmill.data_pipeline.ledger.document_file import RowRange, read_rows
 from gristmill.data_pipeline.ledger.ledger import LedgerRows
+from gristmill.data_pipeline.readers.document import hosts_of
 from gristmill.foundation.checksums import write_with_checksum
+from gristmill.foundation.fingerprint import hyperloglog
 
 SKETCHES_FOLDER = "sketches"
 COUNTS_FILE, SAMPLES_FILE = "counts.parquet", "samples.parquet"
@@ -73,9 +74,7 @@ PERSONAL_SAMPLES = 25  # with the most placeholders
 EXCERPT_CHARACTERS = 240
 LISTED_HOSTS = 1_000  # of a shard
 SMALL_TABLE_ROWS = 1_024  # texts of a table of so many are read with its addresses, in one call
-HLL_BITS = 11  # 2,048 registers: a standard error of 2.3 % (1.04 / sqrt(2048))
 MANTISSA_SHIFT = 48  # of a float64: leaves sign, exponent and 4 bits, 16 bins between a number and its double
-HOST = r"^[a-zA-Z][a-zA-Z0-9+.-]*://(?:[^/?#@]*@)?(?P<host>[^/?#:]+)"  # RE2, which is linear
 UNSIGNALLED = ("doc_id", "detected_language", "script", "profile", "main_language", "record", "text_hash", "offset")
 ANNOTATED_FOLDER = "annotated"  # of the cache
 Constants = Mapping[str, str | None]  # columns with one value for all rows
@@ -84,10 +83,9 @@ Constants = Mapping[str, str | None]  # columns with one value for all rows
 @dataclass(frozen=True)
 class SketchTask:
     """A shard of documents (with its signals), or of the ledger, or an annotated file in the cache of a run that has no
-    shards yet. name: its path in the folder, without the suffix. rows: of the
-    annotated files behind a shard of the ledger, whose excerpts are read there. pii: what is replaced. stored: its rows
-    where they stand with those of other tables, which are read at once. digests: XXH3-128 of its files; empty if they
-    have checksum files."""
+    shards yet. name: its path in the folder, without the suffix. rows: of the annotated files behind a shard of the
+    ledger, whose excerpts are read there. pii: what is replaced. stored: its rows where they stand with those of other
+    tables, which are read at once. digests: XXH3-128 of its files; empty if they have checksum files."""
 
     folder: Path
     name: str
@@ -127,12 +125,10 @@ class SketchTask:
 
     def read(self, columns: Sequence[str]) -> pa.Table:
         """Columns of the table."""
-        return _read(self.table, columns) if self.stored is None else self.stored.read(columns)
-
-
-def _read(path: Path, columns: Sequence[str]) -> pa.Table:
-    with pq.ParquetFile(path) as file:
-        return file.read(list(columns), use_threads=False)
+        if self.stored is not None:
+            return self.stored.read(columns)
+        with pq.ParquetFile(self.table) as file:
+            return file.read(list(columns), use_threads=False)
 
 
 def write_sketch(tasks: Sequence[SketchTask], counts: Path, samples: Path) -> None:
@@ -285,11 +281,9 @@ def _read_counts(task: SketchTask, rows: pa.Table) -> list[pa.Table]:
 
 
 def signal_names(schema: pa.Schema) -> list[str]:
-    return [field.name for field in schema if field.name not in UNSIGNALLED and _is_number(field.type)]
-
-
-def _is_number(kind: pa.DataType) -> bool:
-    return pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)
+    is_number = (pa.types.is_integer, pa.types.is_floating, pa.types.is_boolean)
+    fields = [field for field in schema if field.name not in UNSIGNALLED]
+    return [field.name for field in fields if any(is_kind(field.type) for is_kind in is_number)]
 
 
 def count_table(constants: Constants, **columns: pa.Array | np.ndarray) -> pa.Table:
@@ -307,13 +301,6 @@ def count_table(constants: Constants, **columns: pa.Array | np.ndarray) -> pa.Ta
     return pa.table(arrays, schema=COUNT_SCHEMA)
 
 
-def hosts_of(urls: pa.ChunkedArray) -> pa.Array:
-    """The host of each URL in lower case, null where it has none."""
-    matches = pc.extract_regex(urls.combine_chunks() if isinstance(urls, pa.ChunkedArray) else urls, HOST)
-    hosts = matches.field("host") if len(matches) else pa.array([], pa.string())
-    return pc.utf8_lower(pc.if_else(pc.is_valid(matches), hosts, pa.scalar(None, pa.string())))
-
-
 def _host_counts(tasks: Sequence[SketchTask], urls: Sequence[pa.ChunkedArray]) -> list[pa.Table]:
     """urls: of the documents of each table."""
     hosts = hosts_of(pa.chunked_array([chunk for column in urls for chunk in column.chunks], pa.string()))
@@ -328,8 +315,7 @@ def _host_counts(tasks: Sequence[SketchTask], urls: Sequence[pa.ChunkedArray]) -
         constants = {"kind": "host", **task.constants}
         tables.append(count_table(constants, name=names.take(pa.array(listed)), documents=counts[listed]))
         if len(others):
-            rest = counts[others].sum(keepdims=True)
-            tables.append(count_table({**constants, "kind": "host_rest"}, documents=rest))
+            tables.append(count_table({**constants, "kind": "host_rest"}, documents=counts[others].sum(keepdims=True)))
         start += len(column)
     registers = hyperloglog(pc.unique(hosts.drop_null()).to_pylist())
     filled = np.flatnonzero(registers)
@@ -337,30 +323,8 @@ def _host_counts(tasks: Sequence[SketchTask], urls: Sequence[pa.ChunkedArray]) -
     return tables
 
 
-def hyperloglog(names: Sequence[str]) -> np.ndarray:
-    """int64[2**HLL_BITS]: the registers of these values (Flajolet et al. 2007), of which the maximum is a union's."""
-    hashes = np.fromiter((xxhash.xxh3_64_intdigest(name.encode()) for name in names), np.uint64, len(names))
-    registers = np.zeros(1 << HLL_BITS, np.int64)
-    rest = hashes << np.uint64(HLL_BITS) | np.uint64(1 << (HLL_BITS - 1))  # the bit ends the count of zeros
-    ranks = 64 - np.floor(np.log2(rest.astype(np.float64))).astype(np.int64)
-    np.maximum.at(registers, (hashes >> np.uint64(64 - HLL_BITS)).astype(np.int64), ranks)
-    return registers
-
-
-def distinct_estimate(registers: np.ndarray) -> int:
-    """The number of different values behind these registers, with linear counting where most are empty."""
-    size = len(registers)
-    estimate = 0.7213 / (1 + 1.079 / size) * size * size / float((2.0 ** -registers.astype(np.float64)).sum())
-    empty = int((registers == 0).sum())
-    return round(size * np.log(size / empty)) if estimate <= 2.5 * size and empty else round(estimate)
-
-
 def _kept_samples(
-    tasks: Sequence[SketchTask],
-    signals: pa.Table,
-    table_of: np.ndarray,
-    codes: np.ndarray,
-    texts: Sequence[TableTexts],
+    tasks: Sequence[SketchTask], signals: pa.Table, table_of: np.ndarray, codes: np.ndarray, texts: Sequence[TableTexts]
 ) -> pa.Table:
     """The documents of each table with the smallest ids, of each language too, and those with the most placeholders.
 
@@ -385,9 +349,7 @@ def _kept_samples(
         "language": pc.fill_null(picked.column("detected_language"), ""),
         "bytes": picked.column("num_bytes"),
         "replaced": pa.array(replaced[rows]),
-        "excerpt": _by_table(
-            tables_of_rows, lambda number, chosen: texts[number].excerpts(rows[chosen] - bounds[number])
-        ),
+        "excerpt": _by_table(tables_of_rows, lambda number, at: texts[number].excerpts(rows[at] - bounds[number])),
         "signals": pa.MapArray.from_arrays(pa.array(offsets), keys, pa.array(values.reshape(-1))),
     }
     return _sample_table(len(rows), columns)
@@ -427,20 +389,17 @@ def sketch_ledgers(tasks: Sequence[SketchTask]) -> tuple[pa.Table, pa.Table]:
     names = ["doc_id", "outcome", "split", "step", "rule", "value", "threshold", "duplicate_of", "failed", "bytes"]
     tables = [task.read(names) for task in tasks]
     rows, table_of = pa.concat_tables(tables).combine_chunks(), _table_of(tables)
-    is_alone = pc.and_(
-        pc.equal(pc.list_value_length(rows.column("failed")), 1), pc.equal(rows.column("step"), "filters")
-    )
+    fails_one_rule = pc.equal(pc.list_value_length(rows.column("failed")), 1)
+    is_alone = pc.and_(fails_one_rule, pc.equal(rows.column("step"), "filters"))
     rows = rows.drop_columns("failed").append_column("alone", pc.fill_null(is_alone, False))
     rows = rows.append_column("source", pa.array([task.source for task in tasks], pa.string()).take(pa.array(table_of)))
     keys = ["source", "outcome", "split", "step", "rule"]
     sums = rows.group_by(keys, use_threads=False).aggregate([("doc_id", "count"), ("bytes", "sum")])
     group = {name: sums.column(name).combine_chunks() for name in keys}
-    totals = {"documents": sums.column("doc_id_count"), "bytes": sums.column("bytes_sum")}
-    parts = [
-        count_table({"kind": "outcome"}, **group, **{name: column.combine_chunks() for name, column in totals.items()}),
-        _alone_counts(rows.filter(rows.column("alone"))),
-    ]
-    return pa.concat_tables(parts), _removed_samples(tasks, rows, table_of)
+    documents, num_bytes = (sums.column(name).combine_chunks() for name in ("doc_id_count", "bytes_sum"))
+    counts = count_table({"kind": "outcome"}, **group, documents=documents, bytes=num_bytes)
+    alone = _alone_counts(rows.filter(rows.column("alone")))
+    return pa.concat_tables([counts, alone]), _removed_samples(tasks, rows, table_of)
 
 
 def _alone_counts(alone: pa.Table) -> pa.Table:
@@ -469,8 +428,7 @@ def _removed_samples(tasks: Sequence[SketchTask], rows: pa.Table, table_of: np.n
     tables_of_gone, bounds = table_of[rows_of_gone], np.searchsorted(table_of, np.arange(len(tasks)))
     columns = {field.name: gone.column(field.name) for field in SAMPLE_SCHEMA if field.name in gone.schema.names}
     columns["excerpt"] = _by_table(
-        tables_of_gone,
-        lambda number, chosen: _annotated_excerpts(tasks[number], rows_of_gone[chosen] - bounds[number]),
+        tables_of_gone, lambda number, at: _annotated_excerpts(tasks[number], rows_of_gone[at] - bounds[number])
     )
     return _sample_table(len(gone), columns)
 

@@ -370,11 +370,10 @@ UNDECIDED, PROTECTED, SETTLED_KEPT, SETTLED_REMOVED = range(4)
 
 @dataclass(frozen=True)
 class Decisions:
-    """Decisions on the documents of a batch, which are in keep-order.
-
-    bucket_of: int64[documents, bands], -1 for no bucket. states: int8, as above. newest, older: of each
-    bucket the last kept document, of each kept document the one before it in its bucket. keepers: the most similar kept
-    document, the earliest of equals, -1 while there is none; boths: the shingles the two share; best: similarity."""
+    """Decisions on the documents of a batch, which are in keep-order. bucket_of: int64[documents, bands], -1 for no
+    bucket. states: int8, as above. newest, older: of each bucket the last kept document, of each kept document the one
+    before it in its bucket. keepers: the most similar kept document, the earliest of equals, -1 while there is none;
+    boths: the shingles the two share; best: similarity."""
 
     bucket_of: np.ndarray
     states: np.ndarray
@@ -406,14 +405,13 @@ def compare_blocks(
     decided: Decisions,
     block: tuple[int, int],
     block_sets: tuple[np.ndarray, np.ndarray],
-    before: tuple[int, int],
+    earlier_block: tuple[int, int],
     earlier_sets: tuple[np.ndarray, np.ndarray],
     threshold: float,
 ) -> None:
-    """Compares the documents of a block with the kept ones of an earlier block, or of its own, which decides it.
-
-    mine, theirs: the blocks' sets, one after the other, and int64[documents of the batch, 2]: first and last + 1."""
-    _compare(*vars(decided).values(), *block, *block_sets, *before, *earlier_sets, threshold)
+    """Compares the documents of a block with the kept ones of an earlier block, or of its own, which decides it. Sets:
+    those of the documents, one after the other, and int64[documents of the batch, 2]: first and last + 1."""
+    _compare(*vars(decided).values(), *block, *block_sets, *earlier_block, *earlier_sets, threshold)
 
 
 @cached_njit(nogil=True)

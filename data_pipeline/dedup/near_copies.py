@@ -5,24 +5,26 @@ Of many texts by shared bands of kept signatures (`BandLookup`), of one text in 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import starmap
-from typing import Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import pyarrow as pa
 
 from gristmill.data_pipeline.dedup.folding import document_ids, has_picked_texts, picked_texts
-from gristmill.data_pipeline.dedup.minhash import band_key, band_keys, jaccard, shingle_sets, signatures_of
+from gristmill.data_pipeline.dedup.minhash import ShingleHash, band_key, band_keys, jaccard, shingle_sets, signatures_of
 from gristmill.data_pipeline.dedup.signatures import (
     BLOCK_DOCUMENTS,
     SignatureCache,
     SignatureScheme,
     SignatureStore,
-    minhash_of,
 )
 from gristmill.data_pipeline.ledger.document_file import DocumentFile, unpacked_ids, utf8_of
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.runtime.kernels.cached_njit import cached_njit
 from gristmill.foundation.runtime.tasks.engine import Engine
+
+if TYPE_CHECKING:  # 0.6 s to load, which the workers need not wait for
+    from datasketch import MinHash
 
 # Documents by their band keys, to find which of many others share a band with one of them.
 
@@ -293,6 +295,30 @@ def signed_text(text: str, store: SignatureStore) -> tuple[np.ndarray, np.ndarra
     return signatures[0], shingle_sets(raw, offsets, scheme.ngram, scheme.unit)[0]
 
 
+def minhashes(store: SignatureStore) -> "Iterator[tuple[str, MinHash]]":
+    """Every document as (doc_id, datasketch.MinHash): to fill datasketch's LSH, Forest or Redis storage."""
+    permutations = minhash_of(np.zeros(store.scheme.hashes, np.uint32), store.scheme).permutations
+    for number in range(len(store.files)):
+        ids = store.documents(number).column("doc_id").to_pylist()
+        for doc_id, values in zip(ids, store.signatures(number), strict=True):
+            yield doc_id, minhash_of(values, store.scheme, permutations)
+
+
+def minhash_of(values: np.ndarray, scheme: SignatureScheme, permutations: Any = None) -> "MinHash":
+    """A signature as datasketch's MinHash. permutations: those of another of the scheme, which are then shared."""
+    from datasketch import MinHash
+
+    if permutations is None:
+        permutations = MinHash(scheme.hashes, scheme.seed, scheme=scheme.scheme).permutations
+    return MinHash(
+        seed=scheme.seed,
+        hashvalues=values,
+        permutations=permutations,
+        scheme=scheme.scheme,
+        hashfunc=ShingleHash(scheme.unit),
+    )
+
+
 def _proposed(signature: np.ndarray, store: SignatureStore) -> Iterator[tuple[float, int, int]]:
     """(estimate, file number, row) of the documents that share a bucket with the signature in datasketch's index."""
     from datasketch import MinHashLSH  # 0.6 s to load, which nothing else need wait for
@@ -300,11 +326,11 @@ def _proposed(signature: np.ndarray, store: SignatureStore) -> Iterator[tuple[fl
     rows = min(LOOKUP_ROWS, store.scheme.hashes)
     index = MinHashLSH(num_perm=store.scheme.hashes, params=(store.scheme.hashes // rows, rows))
     places: dict[str, tuple[int, int, int]] = {}
-    minhashes = store.minhashes()
+    documents = minhashes(store)
     with index.insertion_session() as session:
         for number in range(len(store.files)):
             for place, row in enumerate(store.documents(number).column("row").to_pylist()):
-                doc_id, minhash = next(minhashes)
+                doc_id, minhash = next(documents)
                 session.insert(doc_id, minhash)
                 places[doc_id] = (number, place, row)
     for doc_id in index.query(minhash_of(signature, store.scheme)):

@@ -34,6 +34,7 @@ from gristmill.data_pipeline.dedup.near_copies import BandLookup
 from gristmill.data_pipeline.dedup.signatures import SignatureShard, documents_file
 from gristmill.data_pipeline.ledger.document_file import (
     DocumentFile,
+    id_places,
     keep_order,
     load_array,
     packed_ids,
@@ -144,7 +145,7 @@ class ChangedDocuments:
                 moved[run.starts[old] : run.starts[old + 1]] = np.arange(start, stop)
         others = _documents_of(run.starts, sorted(before.values()), run.entries)
         read = _documents_of(documents.starts, changed, entries)
-        place = places(_salted(ids, *read), _salted(run.ids, *others), is_sorted=False)
+        place = id_places(_salted(ids, *read), _salted(run.ids, *others), is_sorted=False)
         moved[others[0][place[place >= 0]]] = read[0][place >= 0]
         return cls(entries, ids, moved, read[0][place < 0], frozenset(changed))
 
@@ -171,23 +172,13 @@ def _salted(ids: np.ndarray, positions: np.ndarray, salts: np.ndarray) -> np.nda
     return chosen
 
 
-def places(ids: np.ndarray, among: np.ndarray, is_sorted: bool = True) -> np.ndarray:
-    """int64[N]: the place of each packed id among others, -1 where it is not there."""
-    if not len(among):
-        return np.full(len(ids), -1, np.int64)
-    others, wanted = sortable_ids(among), sortable_ids(ids)
-    order = np.arange(len(others)) if is_sorted else np.argsort(others, kind="stable")
-    place = order[np.minimum(np.searchsorted(others[order], wanted), len(others) - 1)]
-    return np.where(others[place] == wanted, place, -1)
-
-
 # Documents that share a bucket with an undecided one.
 
 
 def undecided_at_first(run: DecidedRun, changes: ChangedDocuments, known: np.ndarray, starts: np.ndarray) -> np.ndarray:
     """int64[]: positions, ascending, of the new documents, and of the removed ones whose kept document has gone. known:
     the decisions on documents that are still there."""
-    is_orphan = places(known["duplicate_of"], run.ids[changes.moved < 0], is_sorted=False) >= 0
+    is_orphan = id_places(known["duplicate_of"], run.ids[changes.moved < 0], is_sorted=False) >= 0
     return np.union1d(changes.new, positions_of(known[is_orphan], starts))
 
 
@@ -336,7 +327,7 @@ class Undecided:
         values = self.known["value"][before]
         is_closer, is_equal = decided["value"][was_removed] > values, decided["value"][was_removed] == values
         flipped = ~was_removed & ~self.is_undecided[position]
-        is_orphan = places(self.known["duplicate_of"], decided["id"][flipped], is_sorted=False) >= 0
+        is_orphan = id_places(self.known["duplicate_of"], decided["id"][flipped], is_sorted=False) >= 0
         reopened = np.union1d(position[was_removed][is_equal], known_positions[is_orphan])
         is_new = ~was_removed
         is_new[was_removed] = is_closer

@@ -10,7 +10,7 @@ import shutil
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import Literal, Self
 
 import numpy as np
 import orjson
@@ -19,8 +19,8 @@ import pyarrow.parquet as pq
 from pydantic import Field, ValidationError
 
 from gristmill.data_pipeline.dedup.folding import KnownValues, document_ids
-from gristmill.data_pipeline.dedup.minhash import ShingleHash, Unit, signatures_of
-from gristmill.data_pipeline.ledger.document_file import DocumentFile, load_array, packed_ids, sortable_ids, utf8_of
+from gristmill.data_pipeline.dedup.minhash import Unit, signatures_of
+from gristmill.data_pipeline.ledger.document_file import DocumentFile, id_places, load_array, packed_ids, utf8_of
 from gristmill.foundation.checksums import (
     check_outputs,
     checksum_path,
@@ -35,9 +35,6 @@ from gristmill.foundation.files import atomic_path, file_digest, remove_tree, wr
 from gristmill.foundation.fingerprint import canonical_json, fingerprint
 from gristmill.foundation.runtime.tasks.engine import Engine
 from gristmill.foundation.runtime.tasks.task_files import fetch
-
-if TYPE_CHECKING:  # 0.6 s to load, which the workers need not wait for
-    from datasketch import MinHash
 
 STORE_FILE = "store.json"
 SIGN_AGAIN = "sign the corpus again"
@@ -137,29 +134,6 @@ class SignatureStore:
             document_files.append(DocumentFile(path, stored.source, stored.priority))
         return document_files
 
-    def minhashes(self) -> "Iterator[tuple[str, MinHash]]":
-        """Every document as (doc_id, datasketch.MinHash): to fill datasketch's LSH, Forest or Redis storage."""
-        permutations = minhash_of(np.zeros(self.scheme.hashes, np.uint32), self.scheme).permutations
-        for number in range(len(self.files)):
-            ids = self.documents(number).column("doc_id").to_pylist()
-            for doc_id, values in zip(ids, self.signatures(number), strict=True):
-                yield doc_id, minhash_of(values, self.scheme, permutations)
-
-
-def minhash_of(values: np.ndarray, scheme: SignatureScheme, permutations: Any = None) -> "MinHash":
-    """A signature as datasketch's MinHash. permutations: those of another of the scheme, which are then shared."""
-    from datasketch import MinHash
-
-    if permutations is None:
-        permutations = MinHash(scheme.hashes, scheme.seed, scheme=scheme.scheme).permutations
-    return MinHash(
-        seed=scheme.seed,
-        hashvalues=values,
-        permutations=permutations,
-        scheme=scheme.scheme,
-        hashfunc=ShingleHash(scheme.unit),
-    )
-
 
 # Signatures kept from run to run, so that a document of an annotated file of the same name is not signed again:
 # `cache/signatures/SCHEME/STEM.parquet` and `STEM.npy` hold what a store holds of one annotated file. Documents
@@ -179,12 +153,7 @@ class CachedSignatures:
 
     def places(self, ids: np.ndarray) -> np.ndarray:
         """int64[ids]: the row of each packed id, -1 where it has none."""
-        if not len(self.ids):
-            return np.full(len(ids), -1, np.int64)
-        known, wanted = sortable_ids(self.ids), sortable_ids(ids)
-        order = np.argsort(known, kind="stable")
-        place = order[np.minimum(np.searchsorted(known[order], wanted), len(known) - 1)]
-        return np.where(known[place] == wanted, place, -1)
+        return id_places(ids, self.ids, is_sorted=False)
 
     def rows(self, places: np.ndarray, extra: np.ndarray) -> np.ndarray:
         """Signatures at these places of `signatures` followed by `extra`."""
@@ -225,12 +194,8 @@ class SignatureCache:
         wanted = _packed_column(self.paths(document_file.path.stem)[0])[places]
         current = document_ids(document_file.path)
         rows = KnownValues.of(wanted).among(current)
-        if not len(rows):
-            return np.full(len(wanted), -1, np.int64)
-        known, ids = sortable_ids(current[rows]), sortable_ids(wanted)
-        order = np.argsort(known, kind="stable")
-        place = order[np.minimum(np.searchsorted(known[order], ids), len(known) - 1)]
-        return np.where(known[place] == ids, rows[place], -1)
+        place = id_places(wanted, current[rows], is_sorted=False)
+        return np.where(place >= 0, rows[place], -1) if len(rows) else place
 
     def part(self, document_file: DocumentFile) -> CachedSignatures | None:
         """Signatures of the file's documents; None if there are none."""

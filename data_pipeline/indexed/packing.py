@@ -162,8 +162,7 @@ class Packing(Protocol):
 
 
 class Concat:
-    """GPT's way: one stream of documents, cut every `sequence_length` tokens; window i begins at token
-    i * sequence_length.
+    """GPT's way: one stream of documents, cut every `sequence_length` tokens: window i begins at i * sequence_length.
 
     Neighbours share one token, which is the last target of one and the first input of the next: over an epoch every
     token but the stream's first and an incomplete last window is a target exactly once. Constant memory and time."""
@@ -192,9 +191,8 @@ class Concat:
 
     def windows_of(self, document: int) -> list[int]:
         (start,), (end,) = self._reader.token_ranges(np.array([document]))
-        first = max(
-            0, (int(start) - 1) // self._sequence_length
-        )  # a window's last target is its neighbour's first input
+        # a window's last target is its neighbour's first input
+        first = max(0, (int(start) - 1) // self._sequence_length)
         last = min(self.num_windows - 1, (int(end) - 1) // self._sequence_length)
         return list(range(first, last + 1)) if end > start else []
 
@@ -414,12 +412,10 @@ def kept_first_windows(
     identity: equal as long as the .idx holds the same bytes (verify.CheckedSource)."""
     path = table_path(folder, identity, sequence_length)
     groups = num_groups(reader.num_documents)
-    table = read_table(path, groups)
-    if table is not None:
+    if (table := read_table(path, groups)) is not None:
         return table
     with one_at_a_time(folder):
-        table = read_table(path, groups)  # another rank may have packed meanwhile
-        if table is None:
+        if (table := read_table(path, groups)) is None:  # another rank may have packed meanwhile
             if reader.num_documents >= SAID_FROM_DOCUMENTS:
                 info(f"{reader.prefix}: packing {reader.num_documents:,} documents, once; the table is kept")
             table = first_windows(reader, sequence_length)

@@ -206,6 +206,16 @@ def sortable_ids(packed: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(packed.astype(">u8")).view("S16").ravel()
 
 
+def id_places(ids: np.ndarray, among: np.ndarray, is_sorted: bool = True) -> np.ndarray:
+    """int64[N]: the place of each packed id among others, -1 where it is not there."""
+    if not len(among):
+        return np.full(len(ids), -1, np.int64)
+    others, wanted = sortable_ids(among), sortable_ids(ids)
+    order = np.arange(len(others)) if is_sorted else np.argsort(others, kind="stable")
+    place = order[np.minimum(np.searchsorted(others[order], wanted), len(others) - 1)]
+    return np.where(others[place] == wanted, place, -1)
+
+
 def unpacked_ids(packed: np.ndarray) -> pa.Array:
     """The hex digits of packed ids, as a string array."""
     digits = HEX_DIGITS[packed.astype(">u8").view(np.uint8).ravel()]

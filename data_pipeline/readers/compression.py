@@ -67,12 +67,11 @@ def blocks(file: BinaryIO, name: str) -> Iterator[bytes]:
     suffix = name.rpartition(".")[2]
     if suffix == "lz4":
         yield from _lz4(file)
-        return
-    if suffix not in SUFFIXES:
+    elif suffix in SUFFIXES:
+        yield from _joined(_decompressed(file, suffix))
+    else:
         while block := file.read(BLOCK_BYTES):
             yield block
-        return
-    yield from _joined(_decompressed(file, suffix))
 
 
 def _joined(pieces: Iterator[bytes]) -> Iterator[bytes]:
@@ -240,8 +239,7 @@ class ByteStream:
 
     def __init__(self, source: Iterator[bytes]):
         self._source = source
-        self._held = b""
-        self._at = 0  # in _held, of the next byte
+        self._held, self._at = b"", 0  # at: in _held, of the next byte
         self.offset = 0  # in the stream, of the next byte
 
     def line(self) -> bytes:
@@ -300,7 +298,6 @@ class ByteStream:
 
 # Detection of UTF-16 and UTF-32 text, with or without a byte order mark, and its conversion to UTF-8.
 
-
 UTF8_MARK = codecs.BOM_UTF8
 # UTF-32 first: its little-endian mark begins with UTF-16's.
 MARKS = (
@@ -320,9 +317,8 @@ BYTE_ORDER_MARK, WIDE_ENCODING = "byte_order_mark", "utf_16"
 
 def wide_encoding(head: bytes) -> str | None:
     """utf-16-le, utf-16-be, utf-32-le or utf-32-be by the file's first bytes; None for all other encodings."""
-    for mark, name in MARKS:
-        if head.startswith(mark):
-            return name
+    if name := next((name for mark, name in MARKS if head.startswith(mark)), None):
+        return name
     pairs = len(head) // 2
     if not pairs or not head[: 2 * pairs].count(0):
         return None
@@ -425,11 +421,10 @@ def repaired(line: bytes) -> tuple[Any, tuple[str, ...]]:
 def _decoded(line: bytes) -> str:
     try:
         return line.decode("utf-8")
-    except UnicodeDecodeError as error:
-        try:
+    except UnicodeDecodeError:
+        with suppress(UnicodeDecodeError):
             return line.decode("utf-8", "surrogatepass")
-        except UnicodeDecodeError:
-            raise error from None
+        raise
 
 
 def _without_surrogates(value: Any) -> Any:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import orjson
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from gristmill.data_pipeline.readers.compression import MAX_INTEGER, MIN_INTEGER, without_surrogates
 from gristmill.data_pipeline.signals.bits import PADDING, TextBuffer, add_newlines
@@ -141,6 +142,17 @@ def split_url(url: str) -> tuple[str, str]:
     end = min(ends, default=len(rest))
     host = rest[:end].rpartition("@")[2].partition(":")[0].rstrip(".").lower()
     return host, rest[end:]
+
+
+# RE2, which is linear
+HOST = r"^[a-zA-Z][a-zA-Z0-9+.-]*://(?:[^/?#@]*@)?(?P<host>[^/?#:]+)"
+
+
+def hosts_of(urls: pa.ChunkedArray) -> pa.Array:
+    """The host of each URL in lower case, null where it has none."""
+    matches = pc.extract_regex(urls.combine_chunks() if isinstance(urls, pa.ChunkedArray) else urls, HOST)
+    hosts = matches.field("host") if len(matches) else pa.array([], pa.string())
+    return pc.utf8_lower(pc.if_else(pc.is_valid(matches), hosts, pa.scalar(None, pa.string())))
 
 
 # Records as columns, a batch at a time: what annotation reads, without a Python object per record.

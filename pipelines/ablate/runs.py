@@ -31,7 +31,7 @@ from gristmill.training.checkpoint.checkpoint import load_model
 from gristmill.training.config.model import ModelConfig
 from gristmill.training.config.train import TrainConfig
 from gristmill.training.launch.processes import device_of_task
-from gristmill.training.metrics import TrainingData
+from gristmill.training.objectives.objective import TrainingData
 from gristmill.training.parallel.mesh import single_process
 from gristmill.training.run import Run, RunConfig
 

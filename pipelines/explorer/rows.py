@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 
 from gristmill.data_pipeline.corpus.corpus_files import CorpusFiles, picked_rows
 from gristmill.data_pipeline.corpus.id_index import RowPlace
-from gristmill.data_pipeline.corpus.sketches import ANNOTATED_FOLDER, hosts_of
+from gristmill.data_pipeline.corpus.sketches import ANNOTATED_FOLDER
 from gristmill.data_pipeline.corpus.small_sources import is_batch_file, rows_by_source, source_in_name
 from gristmill.data_pipeline.dedup.minhash import jaccard, shingle_sets
 from gristmill.data_pipeline.dedup.near_copies import EXCERPT, Neighbour, count_agreeing, signed_text
@@ -33,6 +33,7 @@ from gristmill.data_pipeline.dedup.signatures import (
     store_of,
 )
 from gristmill.data_pipeline.ledger.document_file import utf8_of
+from gristmill.data_pipeline.readers.document import hosts_of
 from gristmill.foundation.errors import InputError
 
 SEARCH_SECONDS = 0.12

@@ -20,18 +20,17 @@ from gristmill.data_pipeline.corpus.merged_sketches import merge_counts, merge_s
 from gristmill.data_pipeline.corpus.sketches import (
     ANNOTATED_FOLDER,
     COUNTS_FILE,
-    HLL_BITS,
     SAMPLES_FILE,
     SKETCHES_FOLDER,
     SketchTask,
     bin_edges,
-    distinct_estimate,
     sketch_documents,
     sketch_ledgers,
 )
 from gristmill.data_pipeline.corpus.small_sources import TableSlice, is_batch_file, rows_by_source, source_in_name
 from gristmill.data_pipeline.filters.profiles import WANTED_LANGUAGE
 from gristmill.foundation.errors import InputError
+from gristmill.foundation.fingerprint import HLL_BITS, distinct_estimate
 
 MAX_ROWS = 50
 

@@ -18,8 +18,7 @@ from gristmill.foundation.progress import Reporter
 from gristmill.training.config.model import ModelConfig
 from gristmill.training.config.train import TrainConfig
 from gristmill.training.launch.processes import device_of_task, keep_freed_memory
-from gristmill.training.metrics import TrainingData
-from gristmill.training.objectives.objective import stack_samples
+from gristmill.training.objectives.objective import TrainingData, stack_samples
 from gristmill.training.parallel.mesh import single_process
 from gristmill.training.run import Run, RunConfig
 

@@ -248,7 +248,7 @@ def live_evaluation(context: StageContext, data: Any, layout: LayoutConfig, mesh
 
 def open_data(context: StageContext) -> Any:
     """The training samples, and the validation samples if there are tokens for at least one."""
-    from gristmill.training.metrics import TrainingData
+    from gristmill.training.objectives.objective import TrainingData
 
     recipe, known = context.recipe, words(context)
     model, train = recipe.training()

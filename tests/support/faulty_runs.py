@@ -20,9 +20,8 @@ from gristmill.training.calibrate.hardware import measure
 from gristmill.training.config.model import ModelConfig
 from gristmill.training.config.train import TrainConfig
 from gristmill.training.launch.processes import keep_freed_memory
-from gristmill.training.metrics import TrainingData
 from gristmill.training.model.moe.router import routers
-from gristmill.training.objectives.objective import stack_samples
+from gristmill.training.objectives.objective import TrainingData, stack_samples
 from gristmill.training.parallel.mesh import build_mesh
 from gristmill.training.planner.hardware import Hardware
 from gristmill.training.run import Run, RunConfig

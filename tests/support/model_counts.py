@@ -2,6 +2,9 @@
 
 from gristmill.training.config.model import ModelConfig
 from gristmill.training.model.transformer import Transformer
+from gristmill.training.planner.costs.model_shape import ModelShape
+from gristmill.training.planner.costs.parameters import Weight, block_weights, embedding_weights, head_weights
+from gristmill.training.planner.layout import RankLayers
 
 
 def count_parameters(config: ModelConfig, vocab_size: int) -> int:
@@ -19,3 +22,12 @@ def matmul_flops_per_token(config: ModelConfig, vocab_size: int) -> int:
                 share = entry.top_k / entry.experts if ".experts." in name else 1
                 matrices += round(parameter.numel() * share)
     return 6 * matrices
+
+
+def rank_weights(shape: ModelShape, rank_layers: RankLayers) -> list[Weight]:
+    """Every parameter that a pipeline rank holds; a tied table on both ends of one rank once."""
+    blocks = [block for block, count in zip(shape.distinct, rank_layers.kinds, strict=True) for _ in range(count)]
+    weights = [weight for block in blocks for weight in block_weights(block)]
+    weights += embedding_weights(shape) if rank_layers.has_embedding else []
+    own_table = not (shape.tied and rank_layers.has_embedding)
+    return weights + (head_weights(shape, own_table) if rank_layers.has_head else [])

@@ -435,7 +435,7 @@ MUTATIONS: dict[str | None, Any] = {
     ),
     "tokens come back in another order": patched(("model.moe.dispatch.inverse", lambda order_N: order_N)),
     "counts of this rank only": patched(
-        ("trainer.ExpertBalance.take_counts", lambda self: [one.step_counts for one in self.routers])
+        ("model.moe.router.ExpertBalance.take_counts", lambda self: [one.step_counts for one in self.routers])
     ),
     "a router's gradient of this rank's tokens only": patched(
         ("model.moe.router.Sharding", SimpleNamespace(SPLIT_TOKENS=Sharding.REPLICATED))

@@ -24,7 +24,8 @@ from gristmill.training.config.model import ModelConfig
 from gristmill.training.config.train import CheckpointConfig
 from gristmill.training.engine.local_model import LocalModel
 from gristmill.training.launch.processes import RankInfo, init_distributed
-from gristmill.training.metrics import TrainingData, read_metrics
+from gristmill.training.metrics import read_metrics
+from gristmill.training.objectives.objective import TrainingData
 from gristmill.training.parallel.mesh import build_mesh, single_process
 from gristmill.training.run import Run, RunConfig
 from tests.support.training_runs import BATCH, MODEL, STEPS, Counting, digests, new_run, train_config

@@ -1,6 +1,7 @@
 """Configuration of one layer, and the kinds of parts it may have. Without torch."""
 
 import math
+from collections.abc import Sequence
 from math import isqrt
 from typing import Literal, Self
 
@@ -145,7 +146,17 @@ class MoeConfig(Config):
         settings = {name: getattr(self, name) for name in ("experts", "top_k", "ffn_hidden_size")}
         return {name: value for name, value in settings.items() if isinstance(value, tuple)}
 
-    def layer_problem(self, experts: int, top_k: int, ffn_hidden_size: int) -> str | None:
+    def problem(self, layers: Sequence[LayerConfig]) -> str | None:
+        """Why the model's layers are not legal with these experts, or None."""
+        for index, layer in enumerate(layers):
+            if problem := self._layer_problem(layer.experts, layer.top_k, layer.expert_ffn_hidden_size):
+                return f"moe: layer {index}: {problem}"
+            if layer.experts and layer.mlp not in ("swiglu", "gelu"):
+                return f"experts with mlp {layer.mlp} are not built yet; set mlp: swiglu or gelu"
+        has_experts = any(layer.experts for layer in layers)
+        return None if has_experts else "moe.experts is 0 in every layer; leave moe out for plain MLPs"
+
+    def _layer_problem(self, experts: int, top_k: int, ffn_hidden_size: int) -> str | None:
         """Why a layer with these numbers is not legal, or None."""
         if experts < 0 or ffn_hidden_size < 0 or experts > MAX_EXPERTS or ffn_hidden_size > MAX_WIDTH:
             return (

@@ -33,8 +33,6 @@ from gristmill.training.config.mixer import (
     pattern_stages,
 )
 
-# The fields of the model's configuration. Without torch.
-
 OMIT_DEFAULT: dict[str, Any] = {"omit_default": True}  # such a field is no part of what a run is at its default
 PATTERNS = ("mixer", "mlp", "window", "norm_order", "rope_layers")  # fields that take a list, repeated over the layers
 
@@ -233,11 +231,8 @@ class ModelConfig(ModelFields):
     @model_validator(mode="after")
     def patterns_fill_the_layers(self) -> Self:
         for name in PATTERNS:
-            pattern = getattr(self, name)
-            if isinstance(pattern, tuple) and (not pattern or self.layers % len(pattern)):
-                raise ValueError(
-                    f"{name} has {len(pattern)} entries, which do not repeat evenly over {self.layers} layers"
-                )
+            if isinstance(pattern := getattr(self, name), tuple):
+                self._repeats_evenly(name, pattern)
         problem = None if self.pattern is None else pattern_problem(self.pattern, self.layers)
         if problem is None and self.pattern is not None and (self.mixer != "attention" or isinstance(self.mlp, tuple)):
             problem = "pattern names the mixer of each layer; leave mixer out, and give mlp one value"
@@ -262,8 +257,7 @@ class ModelConfig(ModelFields):
             if (name := layer.mixer) == NO_MIXER:
                 continue
             mixer = self.mixer_named(name, layer)
-            problem = mixer.problem(self.width, self.sequence_length)
-            if problem is not None:
+            if (problem := mixer.problem(self.width, self.sequence_length)) is not None:
                 raise ValueError(problem if mixer.settings_of_model else f"mixers.{name}: {problem}")
         if idle := sorted(set(self.mixers) - set(self.used_mixers)):
             raise ValueError(f"mixers.{idle[0]} is set, but no layer has that mixer; leave it out, or set mixer")
@@ -284,7 +278,7 @@ class ModelConfig(ModelFields):
         return self
 
     @model_validator(mode="after")
-    def rotary_fields_fit(self) -> Self:
+    def positions_fit(self) -> Self:
         if self.rope_width > self.head_dim:
             raise ValueError(f"rope_width={self.rope_width} is more than the head width {self.head_dim}; lower it")
         for name in ("rope_width", "rope_layers", "window_rope_base"):
@@ -292,6 +286,9 @@ class ModelConfig(ModelFields):
                 raise ValueError(f"{name} needs positions: rope; leave it out")
         if self.position_offset and self.positions != "learned":
             raise ValueError("position_offset needs positions: learned; leave it out")
+        has_windows = any(layer.window is not None for layer in self.layer_list)
+        if self.attention == "bidirectional" and (self.positions == "alibi" or has_windows):
+            raise ValueError("bidirectional attention has neither windows nor alibi; leave them out")
         return self
 
     @model_validator(mode="after")
@@ -313,39 +310,23 @@ class ModelConfig(ModelFields):
 
     @model_validator(mode="after")
     def output_names_are_unique(self) -> Self:
-        names = [output.name for output in self.outputs]
-        if len(set(names)) < len(names):
+        if len(set(names := [output.name for output in self.outputs])) < len(names):
             raise ValueError(f"outputs has the names {names}; give each output its own")
-        return self
-
-    @model_validator(mode="after")
-    def bidirectional_sees_all(self) -> Self:
-        if self.attention == "bidirectional" and (
-            self.positions == "alibi" or any(layer.window is not None for layer in self.layer_list)
-        ):
-            raise ValueError("bidirectional attention has neither windows nor alibi; leave them out")
         return self
 
     @model_validator(mode="after")
     def experts_are_legal(self) -> Self:
         for name, pattern in (self.moe.patterns() if self.moe else {}).items():
-            if self.layers % len(pattern):
-                raise ValueError(
-                    f"moe.{name} has {len(pattern)} entries, which do not repeat evenly over {self.layers} layers"
-                )
-        for index, layer in enumerate(self.layer_list if self.moe else ()):
-            problem = (
-                self.moe.layer_problem(layer.experts, layer.top_k, layer.expert_ffn_hidden_size) if self.moe else None
-            )
-            if problem is not None:
-                raise ValueError(f"moe: layer {index}: {problem}")
-            if layer.experts and layer.mlp not in ("swiglu", "gelu"):
-                raise ValueError(f"experts with mlp {layer.mlp} are not built yet; set mlp: swiglu or gelu")
+            self._repeats_evenly(f"moe.{name}", pattern)
+        if self.moe and (problem := self.moe.problem(self.layer_list)):
+            raise ValueError(problem)
         if self.pattern is not None and self.moe is None and "E" in self.pattern:
             raise ValueError("pattern has layers of experts (E); set moe, such as {experts: 8, top_k: 2}")
-        if self.moe and not self.has_experts:
-            raise ValueError("moe.experts is 0 in every layer; leave moe out for plain MLPs")
         return self
+
+    def _repeats_evenly(self, name: str, pattern: tuple[Any, ...]) -> None:
+        if not pattern or self.layers % len(pattern):
+            raise ValueError(f"{name} has {len(pattern)} entries, which do not repeat evenly over {self.layers} layers")
 
     @property
     def layer_list(self) -> tuple[LayerConfig, ...]:
@@ -386,9 +367,8 @@ class ModelConfig(ModelFields):
     @property
     def attention_windows(self) -> tuple[int | None, ...]:
         """Window of each layer with attention."""
-        return tuple(
-            layer.window for layer in self.layer_list if layer.mixer != NO_MIXER and mixer_class(layer.mixer).attends
-        )
+        layers = (layer for layer in self.layer_list if layer.mixer != NO_MIXER)
+        return tuple(layer.window for layer in layers if mixer_class(layer.mixer).attends)
 
     @property
     def used_mixers(self) -> tuple[str, ...]:
@@ -405,14 +385,12 @@ class ModelConfig(ModelFields):
         """Mixers and MLPs, each of which adds to the residual stream."""
         return sum((self.mixer_of(index) != "none") + (self._mlp_of(index) != "none") for index in range(self.layers))
 
-    def _has_experts(self, index: int) -> bool:
-        has_experts = self.pattern is None or pattern_layers(self.pattern)[index].has_experts
-        return has_experts and self._mlp_of(index) != "none"
-
     def _widths(self, index: int) -> dict[str, int]:
         mlp = self._mlp_of(index)
         hidden = 0 if mlp == "none" else self.hidden_width(mlp)
-        if self.moe is None or not self._has_experts(index) or not (experts := _entry(self.moe.experts, index)):
+        has_experts = self.pattern is None or pattern_layers(self.pattern)[index].has_experts
+        experts = 0 if self.moe is None or mlp == "none" or not has_experts else _entry(self.moe.experts, index)
+        if self.moe is None or not experts:
             return {"ffn_hidden_size": hidden}
         width = _entry(self.moe.ffn_hidden_size, index) or hidden
         return {

@@ -147,6 +147,7 @@ RUN_NAME = "run.json"  # the training, the processes, the device
 # Of a line of metrics.jsonl: [first, behind the last] of the samples of each lost replica; of the stage's metadata: the
 # number of such lines.
 LEFT_OUT = "left_out_samples"
+GRADIENT_NOISE = "gradient_noise"  # of a line of metrics.jsonl
 STEPS_WITHOUT_REPLICAS = "steps_without_replicas"
 
 

@@ -1,5 +1,6 @@
 """Layer hooks that save the memory of activations: they recompute them, or keep them in host memory."""
 
+import math
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -36,10 +37,7 @@ _KEPT_OPERATORS: tuple[Any, ...] = (
 )
 if torch.backends.mkldnn.is_available():  # a torch built without oneDNN does not have the operator
     _KEPT_OPERATORS += (torch.ops.mkldnn._linear_pointwise.default,)
-_KEPT_WHEN_COMPILED: tuple[Any, ...] = (
-    ONEDNN_OPERATOR,
-    torch.ops.higher_order.flex_attention,
-)
+_KEPT_WHEN_COMPILED: tuple[Any, ...] = (ONEDNN_OPERATOR, torch.ops.higher_order.flex_attention)
 
 
 class RecomputedLayer(LayerHook):
@@ -358,7 +356,7 @@ class SwappedLayer(LayerHook):
         if isinstance(saved, _SavedTensor):
             return saved.order.restored(saved.copy.values())
         last = self._recomputed(saved.number)
-        if last.numel() == _product(saved.order.shape):  # not of tokens after all, but for its size
+        if last.numel() == math.prod(saved.order.shape):  # not of tokens after all, but for its size
             return saved.order.restored(last)
         parts = [] if saved.first is None else [saved.first.values()]
         whole = torch.cat([*parts, last.view(self.batch, saved.shards, self.tokens - self.cut, -1)], dim=2)
@@ -446,10 +444,3 @@ def _is_at(reference: StorageWeakRef, address: int) -> bool:
 def _key(tensor: Tensor) -> tuple[Any, ...]:
     storage = tensor.untyped_storage().data_ptr()
     return storage, tensor.storage_offset(), tensor.numel(), tensor.dtype, tensor._version
-
-
-def _product(shape: Iterable[int]) -> int:
-    result = 1
-    for size in shape:
-        result *= size
-    return result

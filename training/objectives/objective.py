@@ -5,7 +5,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -391,3 +391,19 @@ def _is_engine(path: Path) -> bool:
     if path.parent == OBJECTIVES:
         return path.stem in ("check", "load", "objective")
     return user_code.is_gristmill(path)
+
+
+@dataclass(frozen=True)
+class TrainingData:
+    """Training and validation data, in the form that the objective's `data` names. held_out: None without validation.
+    bytes_per_token by source, of the held-out and of the training text, convert nats per token to bits per byte. pieces
+    and encode: of the tokenizer, for objectives that need them."""
+
+    samples: Any
+    held_out: Any
+    end_of_document: int
+    mask_documents: bool
+    bytes_per_token: Mapping[str, float]
+    training_bytes_per_token: Mapping[str, float] = field(default_factory=dict)
+    pieces: Sequence[str] = ()
+    encode: Callable[[str], list[int]] | None = None

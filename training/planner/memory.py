@@ -3,6 +3,7 @@
 import shutil
 from collections import Counter
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from pathlib import Path
 
 from gristmill.foundation.errors import InputError
@@ -19,11 +20,10 @@ from gristmill.training.planner.activations import (
     logits_bytes,
     swap_bytes,
 )
-from gristmill.training.planner.costs.host_update import device_share, planned_stride
+from gristmill.training.planner.costs.host_update import WEIGHT_BYTES, host_bytes_per_parameter
 from gristmill.training.planner.costs.model_shape import ModelShape, shape_of
 from gristmill.training.planner.costs.parameters import (
     ExpertSharding,
-    Weight,
     block_weights,
     chunk_length,
     embedding_weights,
@@ -41,11 +41,12 @@ BF16_CUDA = ElementSizes()
 # CUDA context, NCCL's channels and cuBLAS workspaces: about 1.5 GiB on A100 and H100 before a model is loaded.
 CUDA_CONTEXT_BYTES = 1.5 * GIB
 LAYERS_HELD = 2  # of streamed weights, on the device at once (training/parallel/offload/weight_stream.py)
-CHUNK_ELEMENTS = (
-    1 << 20
-)  # of a gradient of earlier micro-batches that is read at once (training/parallel/offload/weight_stream.py)
+CHUNK_ELEMENTS = 1 << 20  # of a gradient of earlier micro-batches that is read at once (the same file)
 # Share of what comes and goes that the caching allocator loses to gaps.
 FRAGMENTATION = 0.05
+LAYER_FIELDS = attrgetter(  # of a layout: what decides the bytes of a layer
+    *("tensor", "context", "context_method", "micro_batch", "sequence_parallel", "recompute", "expert", "expert_tensor")
+)
 
 
 @dataclass(frozen=True)
@@ -91,20 +92,6 @@ class MemoryModel:
         self._counts: dict[tuple[object, ...], int] = {}
         self._layers: dict[tuple[object, ...], list[tuple[float, float]]] = {}
 
-    def weights(self, rank_layers: RankLayers) -> list[Weight]:
-        """Every parameter that a pipeline rank holds; a tied table on both ends of one rank once."""
-        shape = self.shape
-        weights = [
-            weight
-            for block, count in zip(shape.distinct, rank_layers.kinds, strict=True)
-            for _ in range(count)
-            for weight in block_weights(block)
-        ]
-        weights += embedding_weights(shape) if rank_layers.has_embedding else []
-        return weights + (
-            head_weights(shape, not (shape.tied and rank_layers.has_embedding)) if rank_layers.has_head else []
-        )
-
     def count(self, layout: Layout, rank_layers: RankLayers, sharded: bool) -> int:
         """Number of parameters on the first rank of a shard group, which holds the most rows of each."""
         shard = layout.shard * layout.context if sharded else 1
@@ -112,11 +99,8 @@ class MemoryModel:
         key = (layout.tensor, rank_layers, shard, sharded, experts)
         if key not in self._counts:
             shape, kv_heads = self.shape, self.shape.model.num_kv_heads
-            parts = [
-                (block_weights(block), count)
-                for block, count in zip(shape.distinct, rank_layers.kinds, strict=True)
-                if count
-            ]
+            blocks = zip(shape.distinct, rank_layers.kinds, strict=True)
+            parts = [(block_weights(block), count) for block, count in blocks if count]
             parts.append((embedding_weights(shape) if rank_layers.has_embedding else [], 1))
             parts.append(
                 (head_weights(shape, not (shape.tied and rank_layers.has_embedding)) if rank_layers.has_head else [], 1)
@@ -158,11 +142,8 @@ class MemoryModel:
         a pipeline."""
         if layout.recompute not in SWAPS:
             return 0.0
-        live = (
-            live_chunks(layout.pipeline_schedule, layout.pipeline, layout.virtual, microbatches, place) / layout.virtual
-        )
         kept = layout.num_layers_on_device if rank_layers.has_head else 0
-        return live * max(0, sum(rank_layers.kinds) - kept)
+        return _live(layout, place, microbatches) * max(0, sum(rank_layers.kinds) - kept)
 
     def ranks(self, layout: Layout, rank_layers: list[RankLayers], microbatches: int) -> list[Memory]:
         """Memory of every pipeline rank: of its tensor and data rank that needs the most."""
@@ -299,14 +280,7 @@ class MemoryModel:
     def held(self, layout: Layout, rank_layers: RankLayers, place: int, microbatches: int) -> float:
         """Bytes on the device that the micro-batches alive keep from their forward to their backward pass, without what
         comes and goes within one layer."""
-        extra = max(
-            (
-                transient
-                for count, (_, transient) in zip(rank_layers.kinds, self._layer_bytes(layout), strict=True)
-                if count
-            ),
-            default=0.0,
-        )
+        extra = self._transient(layout, rank_layers)
         kept_bytes = self._activations(layout, rank_layers, place, microbatches) - extra
         if layout.recompute in SWAPS and rank_layers.has_head:  # the last layers, which fill the buffers
             kept_bytes += min(layout.num_layers_on_device, sum(rank_layers.kinds)) * extra / ROUNDING_BUFFERS
@@ -315,35 +289,31 @@ class MemoryModel:
     def _activations(self, layout: Layout, rank_layers: RankLayers, place: int, microbatches: int) -> float:
         layers = self._layer_bytes(layout)
         chunk_bytes = sum(count * kept for count, (kept, _) in zip(rank_layers.kinds, layers, strict=True))
-        extra = max(
-            (transient for count, (_, transient) in zip(rank_layers.kinds, layers, strict=True) if count), default=0.0
-        )
         first, last = ends_bytes(self.shape, layout, self.framework, self.sizes)
-        live = (
-            live_chunks(layout.pipeline_schedule, layout.pipeline, layout.virtual, microbatches, place) / layout.virtual
-        )
         chunk_bytes += first if rank_layers.has_embedding else 0.0
         if layout.pipeline > 1:
             chunk_bytes += layout.virtual * boundary_bytes(self.shape, layout, self.framework, self.sizes)
         # The last stage runs each backward pass at once, so the head keeps one micro-batch.
-        return live * chunk_bytes + extra + (last if rank_layers.has_head else 0.0)
+        live = _live(layout, place, microbatches)
+        return live * chunk_bytes + self._transient(layout, rank_layers) + (last if rank_layers.has_head else 0.0)
+
+    def _transient(self, layout: Layout, rank_layers: RankLayers) -> float:
+        """Bytes that come and go within the rank's largest layer."""
+        return max((self._layer_bytes(layout)[kind][1] for kind in _present(rank_layers)), default=0.0)
 
     def _layer_bytes(self, layout: Layout) -> list[tuple[float, float]]:
-        key = (
-            layout.tensor,
-            layout.context,
-            layout.context_method,
-            layout.micro_batch,
-            layout.sequence_parallel,
-            layout.recompute,
-            layout.expert,
-            layout.expert_tensor,
-        )
+        key = LAYER_FIELDS(layout)
         if key not in self._layers:
             self._layers[key] = [
                 layer_bytes(block, self.shape, layout, self.framework, self.sizes) for block in self.shape.distinct
             ]
         return self._layers[key]
+
+
+def _live(layout: Layout, place: int, microbatches: int) -> float:
+    """Micro-batches alive on a pipeline rank."""
+    chunks = live_chunks(layout.pipeline_schedule, layout.pipeline, layout.virtual, microbatches, place)
+    return chunks / layout.virtual
 
 
 def _present(rank_layers: RankLayers) -> list[int]:
@@ -356,14 +326,11 @@ def _only(rank_layers: RankLayers, kind: int) -> RankLayers:
     return RankLayers(tuple(int(k == kind) for k in range(len(rank_layers.kinds))), False, False)
 
 
-# Checks before allocation that the state of a model fits in memory. No torch here.
-
+# Checks before allocation that the state of a model fits in memory.
 
 # Weights, gradients and one moment of the optimizer, four bytes each (fp32; training/engine/local_model.py). AdamW has
 # a second moment, and activations come on top: what is refused for this could not be trained in any case.
 MIN_BYTES_PER_PARAMETER = 12
-WEIGHT_BYTES = 4
-PLANNED_SUBGROUPS = 24  # more change the placement no further
 PRECISION_BYTES = {"bf16": (2, 4), "fp16": (2, 4), "fp32": (4, 4), "fp64": (8, 8)}  # computation, stored
 LARGEST_DEVICE_BYTES = 2**40  # no accelerator has a TiB of its own; where the device is not known, this is refused
 
@@ -412,20 +379,6 @@ def stated_memory(model: ModelConfig, train: TrainConfig, vocab_size: int, cuda:
     return memories.fullest(planned, ranks, planned.microbatches(train.batch_tokens // model.sequence_length))
 
 
-def host_bytes_per_parameter(train: TrainConfig, parameters: float) -> float:
-    """Bytes in host memory of each of a process's parameters under `layout.offload`: the optimizer's state in fp32, and
-    of what the host updates the weight and the gradient. AdamW on the host alone: 16."""
-    offload = train.layout.offload
-    if not offload.active:
-        return 0.0
-    stride = None
-    if offload.optimizer == "auto":
-        count = min(max(1, round(parameters / offload.subgroup_parameters)), PLANNED_SUBGROUPS)
-        stride = planned_stride(train.layout.hardware, [parameters / count] * count)
-    state = 4 if train.optimizer.name == "muon" else 8
-    return state + 2 * WEIGHT_BYTES * (1 - device_share(offload, stride))
-
-
 def check_host_memory(
     model: ModelConfig, train: TrainConfig, vocab_size: int, processes: int, memory_bytes: int
 ) -> None:
@@ -434,7 +387,7 @@ def check_host_memory(
     parameters = process_parameters(model, train, vocab_size)
     if train.layout.offload.streams_weights:
         needed = stated_memory(model, train, vocab_size).host
-        _check_room(needed, parameters, processes, memory_bytes, "host memory")
+        _check_fits(needed, parameters, processes, memory_bytes, "host memory")
         return
     parameter_bytes = host_bytes_per_parameter(train, parameters)
     if parameters * parameter_bytes * processes <= memory_bytes:
@@ -458,10 +411,10 @@ def check_disk(model: ModelConfig, train: TrainConfig, vocab_size: int, processe
     while not folder.exists():
         folder = folder.parent
     free = shutil.disk_usage(folder).free
-    _check_room(needed, process_parameters(model, train, vocab_size), processes, free, f"the disk of {folder}")
+    _check_fits(needed, process_parameters(model, train, vocab_size), processes, free, f"the disk of {folder}")
 
 
-def _check_room(needed: float, parameters: float, processes: int, free: int, place: str) -> None:
+def _check_fits(needed: float, parameters: float, processes: int, free: int, place: str) -> None:
     if needed * processes <= free:
         return
     fits = int(free / processes / needed * parameters)

@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-METRIC = "gradient_noise"  # of a line of metrics.jsonl
+from gristmill.training.config.train import GRADIENT_NOISE
+
 MIN_MEASUREMENTS = 5
 
 
@@ -40,7 +41,7 @@ def noise_scale(measurements: Sequence[GradientNoise]) -> float | None:
 
 def measurements_of(lines: Sequence[Mapping[str, Any]]) -> list[GradientNoise]:
     """Those of the lines of metrics.jsonl."""
-    return [GradientNoise(**line[METRIC]) for line in lines if METRIC in line]
+    return [GradientNoise(**line[GRADIENT_NOISE]) for line in lines if GRADIENT_NOISE in line]
 
 
 def batch_advice(lines: Sequence[Mapping[str, Any]], batch_tokens: int) -> str | None:

@@ -28,11 +28,7 @@ from gristmill.evaluation.inference.generate.prefill import (
     prompt_rows,
     score_prompts,
 )
-from gristmill.evaluation.inference.generate.request import (
-    GenerationRequest,
-    PieceStream,
-    RequestResult,
-)
+from gristmill.evaluation.inference.generate.request import GenerationRequest, PieceStream, RequestResult
 from gristmill.evaluation.inference.generate.sequence import (
     RequestJob,
     RunningSequence,

@@ -14,7 +14,6 @@ import pyarrow.parquet as pq
 
 from gristmill.data_pipeline.annotate.tombstones import read_tombstones
 from gristmill.data_pipeline.corpus.document_history import open_corpus
-from gristmill.data_pipeline.corpus.sketches import HOST
 from gristmill.data_pipeline.corpus.small_sources import is_batch_file, rows_by_source, source_in_name
 from gristmill.data_pipeline.dedup.folding import (
     KnownValues,
@@ -34,6 +33,7 @@ from gristmill.data_pipeline.ledger.document_file import (
     read_rows,
     unpacked_ids,
 )
+from gristmill.data_pipeline.readers.document import hosts_of
 from gristmill.data_pipeline.run_curation import annotated
 from gristmill.foundation.checksums import Lock
 from gristmill.foundation.errors import InputError, RecipeError
@@ -254,7 +254,7 @@ def _wanted_rows(keys: np.ndarray, path: Path, wanted: Wanted) -> np.ndarray:
 
 def _of_host(urls: pa.ChunkedArray, host: str) -> np.ndarray:
     """bool[rows]: the URL's host is this one or below it."""
-    hosts = pc.utf8_lower(pc.struct_field(pc.extract_regex(pc.fill_null(urls, ""), HOST), "host"))
+    hosts = hosts_of(urls)
     is_below = pc.or_(pc.equal(hosts, host), pc.ends_with(hosts, f".{host}"))
     return pc.fill_null(is_below, False).to_numpy()
 

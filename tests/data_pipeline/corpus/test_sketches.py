@@ -15,11 +15,10 @@ from gristmill.data_pipeline.corpus.sketches import (
     SOURCE_SAMPLES,
     bin_edges,
     bins_of,
-    distinct_estimate,
-    hyperloglog,
     write_sketch,
 )
 from gristmill.data_pipeline.readers.source import SourceConfig
+from gristmill.foundation.fingerprint import distinct_estimate, hyperloglog
 from tests.support.corpora import prose, run_curate, write_jsonl
 
 

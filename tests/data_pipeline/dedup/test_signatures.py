@@ -10,7 +10,7 @@ from planted import engine, padded, write_part
 from gristmill.data_pipeline.dedup.folding import fold_text
 from gristmill.data_pipeline.dedup.minhash import ShingleHash, shingles_of
 from gristmill.data_pipeline.dedup.near import keep_signatures
-from gristmill.data_pipeline.dedup.near_copies import similar
+from gristmill.data_pipeline.dedup.near_copies import minhashes, similar
 from gristmill.data_pipeline.dedup.signatures import SignatureScheme, find_store, merge_stores, open_store, sign_corpus
 from gristmill.foundation.errors import InputError
 
@@ -26,7 +26,7 @@ def test_datasketch_takes_the_store(tmp_path: Path):
     part = write_part(tmp_path / "p.parquet", TEXTS)
     store = sign_corpus([part], SCHEME, engine(), tmp_path / "store")
     index, forest = MinHashLSH(threshold=0.5, num_perm=128), MinHashLSHForest(num_perm=128)
-    for doc_id, minhash in store.minhashes():
+    for doc_id, minhash in minhashes(store):
         index.insert(doc_id, minhash)
         forest.add(doc_id, minhash)
     forest.index()
@@ -34,7 +34,7 @@ def test_datasketch_takes_the_store(tmp_path: Path):
     question.update_batch(shingles_of(fold_text(TEXTS["1"].upper()), 2))
     assert set(index.query(question)) == {padded("1"), padded("2")}
     assert set(forest.query(question, 2)) == {padded("1"), padded("2")}
-    assert question.jaccard(dict(store.minhashes())[padded("1")]) == 1.0
+    assert question.jaccard(dict(minhashes(store))[padded("1")]) == 1.0
 
 
 def test_similar_measures_exactly(tmp_path: Path):

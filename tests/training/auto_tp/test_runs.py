@@ -13,7 +13,8 @@ from gristmill.training.auto_tp.transformers_folder import open_causal_folder, o
 from gristmill.training.checkpoint.checkpoint import TRANSFORMERS
 from gristmill.training.config.layout import LayoutConfig
 from gristmill.training.config.model import ModelConfig
-from gristmill.training.metrics import METRICS_NAME, TrainingData, read_metrics
+from gristmill.training.metrics import METRICS_NAME, read_metrics
+from gristmill.training.objectives.objective import TrainingData
 from gristmill.training.parallel.mesh import build_mesh, single_process
 from gristmill.training.run import Run, RunConfig
 from tests.support.training_runs import Counting, train_config

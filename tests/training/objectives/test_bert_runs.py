@@ -11,7 +11,8 @@ from gristmill.foundation.progress import Reporter
 from gristmill.training.checkpoint.checkpoint import load_model, step_folder
 from gristmill.training.config.layout import LayoutConfig
 from gristmill.training.config.model import ModelConfig
-from gristmill.training.metrics import METRICS_NAME, TrainingData, read_metrics
+from gristmill.training.metrics import METRICS_NAME, read_metrics
+from gristmill.training.objectives.objective import TrainingData
 from gristmill.training.parallel.mesh import build_mesh, single_process
 from gristmill.training.run import Run, RunConfig
 from tests.support.parity import BERT

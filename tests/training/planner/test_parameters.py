@@ -3,7 +3,7 @@
 from math import prod
 
 import pytest
-from model_counts import count_parameters
+from model_counts import count_parameters, rank_weights
 
 from gristmill.training.config.layout import LayoutConfig
 from gristmill.training.config.model import ModelConfig
@@ -172,7 +172,7 @@ def test_parameters_gradients_and_moments_of_every_rank_equal_the_engines(name, 
         place, tensor = rank // inner, rank % layout.tensor
         index = rank // layout.tensor % layout.shard
         counted = sharded_count(
-            memory.weights(held[place]), layout.tensor, tensor, model.num_kv_heads, layout.shard, index
+            rank_weights(shape, held[place]), layout.tensor, tensor, model.num_kv_heads, layout.shard, index
         )
         shapes = engine_shapes(model, 101, layout, rank)
         copied = prod(shapes.pop("", (0,)))

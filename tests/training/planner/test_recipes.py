@@ -3,7 +3,7 @@
 from math import prod
 
 import pytest
-from model_counts import count_parameters, matmul_flops_per_token
+from model_counts import count_parameters, matmul_flops_per_token, rank_weights
 
 from gristmill.pipelines.recipes.recipe_file import load_recipe
 from gristmill.training.planner.costs import model_shape
@@ -62,7 +62,7 @@ def test_what_the_first_a_middle_and_the_last_rank_keep(name, hardware, engine_s
         shapes = engine_shapes(model, vocab, layout, rank)
         copied = prod(shapes.pop("", (0,)))
         real = sum(prod(each) for each in shapes.values())
-        weights = memory.weights(held[place])
+        weights = rank_weights(shape, held[place])
         counted = sharded_count(weights, layout.tensor, 0, model.num_kv_heads, layout.shard, 0)
         assert counted + planned.expert_sharding.sharded_count(weights) == real
         forecast = memory.rank(

@@ -3,7 +3,7 @@
 Everything is computed in float32 (or float64). What depends on more tokens than one (balance, capacity) looks at a
 whole sample or a whole batch, never at a micro-batch or at one rank's tokens, so the layout does not change it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -20,7 +20,7 @@ from gristmill.training.model.loss import upcast, upcast_dtype
 from gristmill.training.model.modules import token_priorities
 from gristmill.training.parallel.collectives import all_gather_rows
 from gristmill.training.parallel.context import TokenShares
-from gristmill.training.parallel.mesh import Axis
+from gristmill.training.parallel.mesh import Axis, Mesh
 from gristmill.training.parallel.tensor import Sharding, TensorAxis
 
 # B samples, T tokens of a sample, N tokens of this rank, D width, E experts, K experts of a token, G groups of experts
@@ -269,3 +269,63 @@ def within_capacity(cells_BTK: Tensor, limit: int, priority_BT: Tensor) -> Tenso
     kept_BM = torch.zeros_like(flat_BM, dtype=torch.bool).scatter_(1, by_expert_BM, position_M - first_BM < limit)
     kept_BTK = kept_BM.unflatten(1, (tokens, top_k))
     return torch.zeros_like(kept_BTK).scatter_(1, by_priority_BT.unsqueeze(-1).expand(-1, -1, top_k), kept_BTK)
+
+
+# Load of the experts over a step, and the state updated from it: the balancing bias and the load of the last batch.
+
+
+class ExpertBalance:
+    """The routers of this process. All processes call the methods in the same order."""
+
+    def __init__(self, stages: Iterable[nn.Module], mesh: Mesh):
+        self.routers = [router for part in stages for router in routers(part).values()]
+        self.mesh = mesh
+
+    @torch.no_grad()
+    def take_counts(self) -> list[Tensor]:
+        """Number of tokens of the global batch routed to each expert of each router; resets the counters."""
+        counts = [router.step_counts.clone() for router in self.routers]
+        for router in self.routers:
+            router.step_counts.zero_()
+        if self.mesh.stage.size > 1 and counts:
+            every = torch.cat(counts)
+            dist.all_reduce(every, group=self.mesh.stage.group)
+            counts = list(every.split([len(expert_counts) for expert_counts in counts]))
+        return counts
+
+    @torch.no_grad()
+    def update(self, counts: list[Tensor]) -> None:
+        """bias += rate x sign(mean - count) (arXiv 2408.15664, algorithm 1)."""
+        for router, counts_E in zip(self.routers, counts, strict=True):
+            load_E = counts_E.double()
+            if router.balance_bias is not None:
+                step_E = router.config.bias_update_rate * (load_E.mean() - load_E).sign()
+                router.balance_bias.add_(step_E.to(router.balance_bias.dtype))
+            if router.last_load is not None:
+                router.last_load.copy_(load_E)
+
+    def loads(self, counts: list[Tensor]) -> dict[str, Tensor]:
+        """`worst_load` as "expert", and `rank_load` as "rank" where there is one; on the device."""
+        rank_load = self.rank_load(counts)
+        return {"expert": self.worst_load(counts), **({} if rank_load is None else {"rank": rank_load})}
+
+    def worst_load(self, counts: list[Tensor]) -> Tensor:
+        """The highest load of an expert over the mean of its layer, over all layers of the model: float64, on the
+        device."""
+        ratios = [counts_E.max() / counts_E.double().mean() for counts_E in counts]
+        worst = torch.zeros((), dtype=torch.float64, device=self.mesh.device)
+        if ratios:
+            worst = torch.stack(ratios).max()
+        if self.mesh.distributed:
+            dist.all_reduce(worst, dist.ReduceOp.MAX, group=self.mesh.world.group)
+        return worst
+
+    def rank_load(self, counts: list[Tensor]) -> Tensor | None:
+        """Tokens of the busiest expert rank over the mean, summed over this stage's layers, which wait for it one by
+        one; None where every rank has all experts. Two layers of [6, 2] and [3, 5] over two ranks: 11 / 8."""
+        grid = self.mesh.expert_grid
+        if grid is None or grid.size(0) == 1 or not counts:
+            return None
+        by_rank = [counts_E.double().view(grid.size(0), -1).sum(dim=1) for counts_E in counts]
+        load_LR = torch.stack(by_rank)
+        return load_LR.max(dim=1).values.sum() / load_LR.mean(dim=1).sum()

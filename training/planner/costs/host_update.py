@@ -7,6 +7,7 @@ from math import inf
 from typing import Literal, NamedTuple
 
 from gristmill.training.config.layout import OffloadConfig
+from gristmill.training.config.train import TrainConfig
 from gristmill.training.planner.hardware import Hardware, load_hardware
 
 MAX_STRIDE = 8
@@ -213,3 +214,21 @@ def offloaded_update(offload: OffloadConfig, rates: HostRates) -> tuple[float, f
     stride = best_stride(sizes, rates) if offload.optimizer == "auto" else None
     seconds = update_seconds(sizes, on_device(len(sizes), offload, stride), rates)
     return device_share(offload, stride), seconds / sum(sizes)
+
+
+WEIGHT_BYTES = 4
+PLANNED_SUBGROUPS = 24  # more change the placement no further
+
+
+def host_bytes_per_parameter(train: TrainConfig, parameters: float) -> float:
+    """Bytes in host memory of each of a process's parameters under `layout.offload`: the optimizer's state in fp32, and
+    of what the host updates the weight and the gradient. AdamW on the host alone: 16."""
+    offload = train.layout.offload
+    if not offload.active:
+        return 0.0
+    stride = None
+    if offload.optimizer == "auto":
+        count = min(max(1, round(parameters / offload.subgroup_parameters)), PLANNED_SUBGROUPS)
+        stride = planned_stride(train.layout.hardware, [parameters / count] * count)
+    state = 4 if train.optimizer.name == "muon" else 8
+    return state + 2 * WEIGHT_BYTES * (1 - device_share(offload, stride))
