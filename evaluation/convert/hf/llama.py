@@ -193,7 +193,7 @@ MIXTRAL_NAMES = ("block_sparse_moe", {"w1": "gate", "w3": "up", "w2": "down"})
 QWEN_NAMES = ("mlp", {"gate_proj": "gate", "up_proj": "up", "down_proj": "down"})
 
 
-def _rules(names: tuple[str, dict[str, str]], config: ModelConfig) -> list[WeightRule]:
+def _moe_rules(names: tuple[str, dict[str, str]], config: ModelConfig) -> list[WeightRule]:
     block, experts = names
     sparse = tuple(index for index, layer in enumerate(config.layer_list) if layer.experts)
     dense = tuple(index for index, layer in enumerate(config.layer_list) if not layer.experts)
@@ -224,7 +224,7 @@ def one_value(config: ModelConfig, name: str) -> int:
     return next(getattr(layer, name) for layer in config.layer_list if layer.experts)
 
 
-def _unsupported(config: ModelConfig, windows: bool = False, **wanted: Any) -> list[str]:
+def _moe_unsupported(config: ModelConfig, windows: bool = False, **wanted: Any) -> list[str]:
     if config.moe is None or not config.has_experts:
         return ["model without experts"]
     moe, sparse = config.moe, [layer for layer in config.layer_list if layer.experts]
@@ -333,16 +333,16 @@ def _read_olmoe(fields: Mapping[str, Any]) -> Fields:
 
 
 def _mixtral_lacks(config: ModelConfig) -> list[str]:
-    lacking = _all_layers(config, _unsupported(config, windows=True, qk_norm=False, normalize_gates=True))
+    lacking = _all_layers(config, _moe_unsupported(config, windows=True, qk_norm=False, normalize_gates=True))
     return lacking + several_windows(config) + some_windows(config)
 
 
 def _qwen_lacks(config: ModelConfig) -> list[str]:
-    return _unsupported(config, qk_norm=True)
+    return _moe_unsupported(config, qk_norm=True)
 
 
 def _olmoe_lacks(config: ModelConfig) -> list[str]:
-    lacking = _all_layers(config, _unsupported(config, qk_norm="width"))
+    lacking = _all_layers(config, _moe_unsupported(config, qk_norm="width"))
     return [*lacking, f"head_width={config.head_dim}"] if config.head_dim * config.heads != config.width else lacking
 
 
@@ -350,11 +350,13 @@ MIXTRAL = ModelFamily(
     "MixtralForCausalLM",
     "mixtral",
     _mixtral_lacks,
-    partial(_rules, MIXTRAL_NAMES),
+    partial(_moe_rules, MIXTRAL_NAMES),
     _write_mixtral,
     _read_mixtral,
 )
 QWEN3_MOE = ModelFamily(
-    "Qwen3MoeForCausalLM", "qwen3_moe", _qwen_lacks, partial(_rules, QWEN_NAMES), _write_qwen, _read_qwen
+    "Qwen3MoeForCausalLM", "qwen3_moe", _qwen_lacks, partial(_moe_rules, QWEN_NAMES), _write_qwen, _read_qwen
 )
-OLMOE = ModelFamily("OlmoeForCausalLM", "olmoe", _olmoe_lacks, partial(_rules, QWEN_NAMES), _write_olmoe, _read_olmoe)
+OLMOE = ModelFamily(
+    "OlmoeForCausalLM", "olmoe", _olmoe_lacks, partial(_moe_rules, QWEN_NAMES), _write_olmoe, _read_olmoe
+)
