@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from types import FrameType
 from typing import TYPE_CHECKING, Any, TextIO
 
-from gristmill.foundation.deferred_module import DeferredModule
+from gristmill.foundation.startup import DeferredModule
 
 if TYPE_CHECKING:
     from rich.console import Console

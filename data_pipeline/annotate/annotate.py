@@ -43,10 +43,10 @@ from gristmill.data_pipeline.signals.names import SIGNAL_FIELDS, edit_fields
 from gristmill.data_pipeline.signals.reference import WordRule
 from gristmill.foundation.checksums import LockedSource, RawFile, checksum_path, checksummed_path, matches_checksum
 from gristmill.foundation.config import Config
-from gristmill.foundation.deferred_module import DeferredModule
 from gristmill.foundation.files import file_digest, remove_tree
 from gristmill.foundation.fingerprint import fingerprint
 from gristmill.foundation.runtime.tasks.engine import Engine
+from gristmill.foundation.startup import DeferredModule
 
 # For HTML alone.
 extraction_weights = DeferredModule("gristmill.data_pipeline.extraction.weights")

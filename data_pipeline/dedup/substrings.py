@@ -31,12 +31,12 @@ from gristmill.data_pipeline.ledger.document_file import (
     utf8_of,
 )
 from gristmill.foundation.config import Config
-from gristmill.foundation.deferred_module import DeferredModule
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.runtime.kernels.cached_njit import cached_njit
 from gristmill.foundation.runtime.tasks.engine import Engine
 from gristmill.foundation.runtime.tasks.local import LocalEngine
 from gristmill.foundation.runtime.tasks.task_files import PartitionedFiles, range_of_keys, ranges_for
+from gristmill.foundation.startup import DeferredModule
 
 pydivsufsort = DeferredModule("pydivsufsort")
 

@@ -14,7 +14,7 @@ from resiliparse.parse.html import DOMContext, HTMLTree, traverse_dom
 from gristmill.data_pipeline.extraction.blocks import NotAPage, extract_blocks, kept_blocks
 from gristmill.data_pipeline.extraction.blocks_config import BlocksConfig, HostBlocks
 from gristmill.data_pipeline.extraction.weights import load_weights
-from gristmill.foundation.deferred_module import DeferredModule
+from gristmill.foundation.startup import DeferredModule
 
 trafilatura = DeferredModule("trafilatura")  # 0.25 s, for HTML alone
 

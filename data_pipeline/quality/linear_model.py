@@ -17,11 +17,10 @@ from safetensors.numpy import save
 from gristmill.data_pipeline.quality.config import MIN_DOCUMENTS
 from gristmill.data_pipeline.signals.bits import TextBuffer
 from gristmill.data_pipeline.signals.hashed_ngrams import MAX_NGRAM, linear_sums, ngram_slots
-from gristmill.foundation.deferred_module import DeferredModule
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.files import write_atomic
 from gristmill.foundation.fingerprint import canonical_json
-from gristmill.foundation.runtime.startup import check_room_for_scipy
+from gristmill.foundation.startup import DeferredModule, check_room_for_scipy
 
 FORMAT = "gristmill-linear-quality"
 FORMAT_VERSION = 1  # of the file, the tokens and the hashes

@@ -39,11 +39,11 @@ from gristmill.data_pipeline.readers.source import SourceConfig
 from gristmill.data_pipeline.readers.text_files import read_delimited, read_mailbox, read_plain
 from gristmill.data_pipeline.readers.warc import read_arc, read_warc
 from gristmill.foundation.checksums import LockedSource, RawFile, read_kept, write_kept
-from gristmill.foundation.deferred_module import DeferredModule
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.files import is_address
 from gristmill.foundation.fingerprint import fingerprint
 from gristmill.foundation.runtime.tasks.engine import Engine
+from gristmill.foundation.startup import DeferredModule
 
 html_extraction = DeferredModule("gristmill.data_pipeline.extraction.html_extraction")  # for HTML alone
 # For documents alone: they import lxml, and compile the layout of pages.

@@ -27,7 +27,7 @@ from gristmill.data_pipeline.readers.compression import (
 )
 from gristmill.data_pipeline.readers.document import Record, Unreadable, excerpt, first_line, too_large
 from gristmill.data_pipeline.readers.source import FieldMap, SourceConfig
-from gristmill.foundation.deferred_module import DeferredModule
+from gristmill.foundation.startup import DeferredModule
 
 _BLANK_LINE = re.compile(rb"[ \t]*\r?\n")
 _SPACE = b" \t\n\r\f\v"

@@ -5,8 +5,8 @@ widest vector instructions that the processor has."""
 
 from typing import Any
 
-from gristmill.foundation.deferred_module import DeferredModule
 from gristmill.foundation.runtime.kernels.cached_njit import intrinsic
+from gristmill.foundation.startup import DeferredModule
 
 # Only compiling needs numba.
 ir = DeferredModule("llvmlite.ir")

@@ -4,8 +4,8 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from gristmill.foundation.deferred_module import DeferredModule
 from gristmill.foundation.progress import JsonLog, plain_console
+from gristmill.foundation.startup import DeferredModule
 
 rich_table = DeferredModule("rich.table")  # 0.03 s, for tables alone
 

@@ -9,10 +9,9 @@ import threading
 from collections.abc import Sequence
 from contextlib import suppress
 
-from gristmill.foundation.deferred_module import DeferredModule
 from gristmill.foundation.errors import InputError, RecipeError, explain_disk_error
 from gristmill.foundation.progress import Terminated, remember_interrupts
-from gristmill.foundation.runtime.startup import delay_collections
+from gristmill.foundation.startup import DeferredModule, delay_collections
 
 # Worker processes import this file with the command's script, and run no command.
 application = DeferredModule("gristmill.pipelines.cli.commands")

@@ -11,14 +11,13 @@ from typing import Annotated, Any, Literal, get_type_hints
 
 import typer
 
-from gristmill.foundation.deferred_module import DeferredModule
 from gristmill.foundation.errors import InputError, RecipeError
 from gristmill.foundation.files import is_address
 from gristmill.foundation.manifest import MANIFEST_NAME
 from gristmill.foundation.progress import Reporter
-from gristmill.foundation.runtime.startup import freeze_loaded_modules, rank_and_world_size
 from gristmill.foundation.runtime.tasks.engine import Engine
 from gristmill.foundation.runtime.tasks.local import LocalEngine, may_fork
+from gristmill.foundation.startup import DeferredModule, freeze_loaded_modules, rank_and_world_size
 from gristmill.pipelines.recipes.config import Recipe
 from gristmill.pipelines.recipes.recipe_file import load_recipe
 from gristmill.pipelines.stages.preflight import check_workdir, require_ready

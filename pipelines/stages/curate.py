@@ -16,7 +16,7 @@ from gristmill.data_pipeline.ledger.ledger import QUARANTINE_NAME
 from gristmill.data_pipeline.quality.scores import locked_labels, locked_scores
 from gristmill.data_pipeline.run_curation import CurationInputs, curate
 from gristmill.data_pipeline.signals.language import model_digest
-from gristmill.foundation.deferred_module import DeferredModule
+from gristmill.foundation.startup import DeferredModule
 from gristmill.pipelines.recipes.config import Recipe, identity
 from gristmill.pipelines.stages.stage import Stage, StageContext, run_as_script
 

@@ -17,9 +17,9 @@ from gristmill.data_pipeline.indexed.dataset import Dataset, read_dataset
 from gristmill.data_pipeline.indexed.draws import epochs_by_source, repeat_warnings
 from gristmill.data_pipeline.indexed.language_shares import RunLength, held_out_notes, tokens_by_language
 from gristmill.data_pipeline.indexed.mix import CELLS_FOLDER, Cell, CellRepeats, cells_of, mix_repeats
-from gristmill.foundation.deferred_module import DeferredModule
 from gristmill.foundation.errors import RecipeError
 from gristmill.foundation.manifest import MANIFEST_NAME, read_manifest
+from gristmill.foundation.startup import DeferredModule
 from gristmill.pipelines.recipes.config import Recipe
 from gristmill.pipelines.recipes.recipe_file import validate
 from gristmill.pipelines.stages.stage import Stage, StageContext, run_as_script

@@ -17,12 +17,11 @@ from gristmill.data_pipeline.readers.python_records import reader_of
 from gristmill.data_pipeline.readers.read import locate
 from gristmill.data_pipeline.readers.source import SourceConfig
 from gristmill.evaluation.inference.config import RECALL_TASKS, EvaluateConfig
-from gristmill.foundation.deferred_module import DeferredModule
 from gristmill.foundation.errors import InputError, RecipeError
 from gristmill.foundation.files import is_address
 from gristmill.foundation.manifest import MANIFEST_NAME, read_manifest
 from gristmill.foundation.progress import Reporter
-from gristmill.foundation.runtime.startup import block_pandas_import, host_bytes
+from gristmill.foundation.startup import DeferredModule, block_pandas_import, host_bytes
 from gristmill.pipelines.recipes.config import Recipe
 from gristmill.pipelines.stages import index
 from gristmill.pipelines.stages.stage import Stage

@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from gristmill.foundation.deferred_module import DeferredModule
 from gristmill.foundation.files import write_atomic
 from gristmill.foundation.manifest import LOG_FOLDER
+from gristmill.foundation.startup import DeferredModule
 from gristmill.pipelines.recipes.config import Recipe
 from gristmill.pipelines.stages.stage import Stage, StageContext, run_as_script
 

@@ -4,9 +4,9 @@ tokenizer."""
 from typing import Any
 
 from gristmill.data_pipeline.corpus.counts import sources_without_documents
-from gristmill.foundation.deferred_module import DeferredModule
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.files import write_atomic
+from gristmill.foundation.startup import DeferredModule
 from gristmill.pipelines.recipes.config import Recipe, identity
 from gristmill.pipelines.stages.stage import Stage, StageContext, run_as_script
 

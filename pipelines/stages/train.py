@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gristmill.data_pipeline.indexed.dataset import Dataset, read_dataset
-from gristmill.foundation.deferred_module import DeferredModule
 from gristmill.foundation.errors import InputError, RecipeError
 from gristmill.foundation.fingerprint import fingerprint
 from gristmill.foundation.manifest import MANIFEST_NAME
 from gristmill.foundation.progress import Reporter
 from gristmill.foundation.runtime.tasks.local import LocalEngine
+from gristmill.foundation.startup import DeferredModule
 from gristmill.pipelines.recipes.config import Recipe, identity
 from gristmill.pipelines.stages.stage import Stage, StageContext, run_as_script, task_identity
 from gristmill.pipelines.stages.training_data import open_held_out, open_split, vocabulary, words
@@ -86,7 +86,7 @@ def run(context: StageContext) -> dict[str, Any]:
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # silences the start and stop messages of torch's profiler
     # Imported here: torch takes seconds to load, and `gristmill plan` and other stages do not need it.
     from gristmill.evaluation.convert.huggingface import copy_tokenizer
-    from gristmill.foundation.runtime.startup import host_bytes
+    from gristmill.foundation.startup import host_bytes
     from gristmill.training.auto_tp.transformers_folder import open_causal_folder
     from gristmill.training.checkpoint.checkpoint import TRANSFORMERS
     from gristmill.training.launch.processes import (

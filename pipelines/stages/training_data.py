@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from gristmill.data_pipeline.indexed.dataset import read_dataset
-from gristmill.foundation.deferred_module import DeferredModule
 from gristmill.foundation.errors import RecipeError
+from gristmill.foundation.startup import DeferredModule
 from gristmill.pipelines.stages.stage import StageContext
 from gristmill.pipelines.workdir.data_forms import open_format, sample_format
 

@@ -8,7 +8,7 @@ from gristmill.data_pipeline.indexed.config import IndexConfig, PhaseConfig
 from gristmill.data_pipeline.indexed.dataset import Dataset, read_dataset
 from gristmill.data_pipeline.indexed.language_shares import RunLength, resolved_weights
 from gristmill.data_pipeline.indexed.mix import mix_weights
-from gristmill.foundation.deferred_module import DeferredModule
+from gristmill.foundation.startup import DeferredModule
 from gristmill.pipelines.recipes.config import Recipe
 
 # For runs of the stages train and evaluate.

@@ -15,11 +15,11 @@ from gristmill.data_pipeline.readers.read import locate
 from gristmill.data_pipeline.readers.resolve import resolve
 from gristmill.data_pipeline.readers.source import SourceConfig
 from gristmill.foundation.checksums import LOCK_NAME, Lock, LockedSource, lock_differences, read_lock, write_lock
-from gristmill.foundation.deferred_module import DeferredModule
 from gristmill.foundation.errors import InputError, nearest_name
 from gristmill.foundation.files import is_address
 from gristmill.foundation.manifest import CACHE_FOLDER, LOG_FOLDER, MANIFEST_NAME
 from gristmill.foundation.runtime.tasks.engine import Engine
+from gristmill.foundation.startup import DeferredModule
 from gristmill.pipelines.recipes.config import Recipe
 
 MAX_NAMED = 5

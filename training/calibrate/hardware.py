@@ -18,7 +18,7 @@ import yaml
 
 from gristmill.foundation.errors import RecipeError
 from gristmill.foundation.progress import Reporter
-from gristmill.foundation.runtime.startup import host_bytes
+from gristmill.foundation.startup import host_bytes
 from gristmill.training.calibrate.layers import expert_works, fit_experts, fit_layers, layer_works, rested_machine
 from gristmill.training.calibrate.links import (
     WARM_UP,

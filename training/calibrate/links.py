@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch.optim.adamw import adamw
 
-from gristmill.foundation.runtime.startup import torchrun_variable
+from gristmill.foundation.startup import torchrun_variable
 from gristmill.training.parallel.collectives import finish, reduce_scatter
 from gristmill.training.planner.hardware import Link
 

@@ -23,7 +23,7 @@ import torch.distributed as dist
 
 from gristmill.foundation.errors import InputError, RecipeError
 from gristmill.foundation.progress import Terminated
-from gristmill.foundation.runtime.startup import host_bytes, torchrun_variable
+from gristmill.foundation.startup import host_bytes, torchrun_variable
 from gristmill.training.config.layout import LayoutConfig
 from gristmill.training.config.model import ModelConfig
 from gristmill.training.config.train import GuardConfig

@@ -9,7 +9,7 @@ from gristmill.evaluation.inference.causal_lm import CausalLM
 from gristmill.evaluation.inference.generate.drafts import NO_DRAFTS, Drafting
 from gristmill.evaluation.inference.generate.slots import BLOCK_TOKENS
 from gristmill.foundation.errors import RecipeError
-from gristmill.foundation.runtime.startup import available_bytes
+from gristmill.foundation.startup import available_bytes
 from gristmill.training.parallel.mesh import ALONE, Axis
 
 

@@ -23,7 +23,7 @@ from gristmill.evaluation.inference.generate.request import GenerationRequest, R
 from gristmill.evaluation.inference.generate.slots import CacheUse
 from gristmill.evaluation.inference.server.engine import GenerationEngine, Ticket
 from gristmill.evaluation.inference.server.openai_api import known_fields
-from gristmill.foundation.runtime.startup import without_garbage_collection
+from gristmill.foundation.startup import without_garbage_collection
 
 # Counters of a server in the text format of Prometheus.
 

@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 
-from gristmill.foundation.deferred_module import DeferredModule
 from gristmill.foundation.runtime.kernels.kernel_files import (
     ENTRY,
     Entry,
@@ -28,6 +27,7 @@ from gristmill.foundation.runtime.kernels.kernel_files import (
     sources_of_function,
     write_kernel,
 )
+from gristmill.foundation.startup import DeferredModule
 
 numba = DeferredModule("numba")
 compiled_kernel = DeferredModule("gristmill.foundation.runtime.kernels.compiled_kernel")  # imports numba

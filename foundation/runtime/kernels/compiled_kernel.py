@@ -29,7 +29,7 @@ from gristmill.foundation.runtime.kernels.kernel_files import (
     release,
     write_kernel,
 )
-from gristmill.foundation.runtime.startup import block_imports, without_garbage_collection
+from gristmill.foundation.startup import block_imports, without_garbage_collection
 
 
 class KernelCache(_Cache):

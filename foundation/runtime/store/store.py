@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 import orjson
 
-from gristmill.foundation.deferred_module import DeferredModule
 from gristmill.foundation.errors import InputError, RecipeError
 from gristmill.foundation.files import atomic_path, is_address, without_credentials, write_atomic
+from gristmill.foundation.startup import DeferredModule
 
 # Files behind fsspec addresses (`s3://`, `gs://`, `hf://`, `https://`, `memory://`), read only.
 #

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from gristmill.foundation.progress import Reporter
-from gristmill.foundation.runtime.startup import release_unused_memory
+from gristmill.foundation.startup import release_unused_memory
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")

@@ -25,8 +25,8 @@ from typing import Any
 
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.progress import Reporter
-from gristmill.foundation.runtime.startup import block_pandas_import, without_huge_pages
 from gristmill.foundation.runtime.tasks.engine import Engine, Result, Task, task_name
+from gristmill.foundation.startup import block_pandas_import, without_huge_pages
 
 PR_SET_PDEATHSIG = 1  # Linux, prctl(2): the signal a process gets when its parent ends
 SECONDS_TO_TIDY_UP = 2.0  # between SIGTERM and SIGKILL

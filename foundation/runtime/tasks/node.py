@@ -17,10 +17,10 @@ from pathlib import Path
 
 from gristmill.foundation.errors import InputError, RecipeError
 from gristmill.foundation.files import locked_temp_dir
-from gristmill.foundation.runtime.startup import block_pandas_import
 from gristmill.foundation.runtime.tasks.local import answer_of, failure
 from gristmill.foundation.runtime.tasks.task_files import Listing, TaskObjects, node_scratch
 from gristmill.foundation.runtime.tasks.transport import PickledValue, packed, run_in_view, unpacked
+from gristmill.foundation.startup import block_pandas_import
 
 PACKAGE = Path(__file__).parents[3]
 FOLDERS = ("data_pipeline", "evaluation", "foundation", "pipelines", "tokenizers", "training")

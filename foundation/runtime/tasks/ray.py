@@ -18,7 +18,6 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-from gristmill.foundation.deferred_module import DeferredModule
 from gristmill.foundation.errors import InputError, RecipeError
 from gristmill.foundation.files import scratch_folder
 from gristmill.foundation.progress import Reporter
@@ -40,6 +39,7 @@ from gristmill.foundation.runtime.tasks.transport import (
     ThroughStore,
     is_transient,
 )
+from gristmill.foundation.startup import DeferredModule
 
 ray = DeferredModule("ray")
 ray_exceptions = DeferredModule("ray.exceptions")

@@ -6,7 +6,7 @@ import yaml
 
 from gristmill.foundation.errors import RecipeError
 from gristmill.foundation.progress import Reporter
-from gristmill.foundation.runtime.startup import host_bytes
+from gristmill.foundation.startup import host_bytes
 from gristmill.training.calibrate import hardware as measure
 from gristmill.training.calibrate import layers
 from gristmill.training.calibrate.hardware import (

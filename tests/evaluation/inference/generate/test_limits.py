@@ -8,7 +8,7 @@ import torch
 from gristmill.evaluation.inference.generate.drafts import Drafting
 from gristmill.evaluation.inference.generate.limits import default_limits
 from gristmill.foundation.errors import RecipeError
-from gristmill.foundation.runtime.startup import available_bytes
+from gristmill.foundation.startup import available_bytes
 from gristmill.training.config.layout import LayoutConfig
 from gristmill.training.parallel.mesh import build_mesh
 from tests.evaluation.inference.generate.test_batch import CONTEXT, model_of

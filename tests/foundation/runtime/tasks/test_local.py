@@ -13,9 +13,9 @@ from rich.console import Console
 
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.progress import Reporter, Terminated, amount
-from gristmill.foundation.runtime.startup import are_huge_pages_allowed
 from gristmill.foundation.runtime.tasks.engine import Stragglers, task_batches
 from gristmill.foundation.runtime.tasks.local import LocalEngine, may_fork
+from gristmill.foundation.startup import are_huge_pages_allowed
 
 ROOT = Path(__file__).parents[4]
 

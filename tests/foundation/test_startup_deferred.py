@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from gristmill.foundation.deferred_module import DeferredModule
+from gristmill.foundation.startup import DeferredModule
 
 
 def test_it_is_imported_at_the_first_access(tmp_path, monkeypatch):

@@ -1,9 +1,9 @@
-"""Process-wide settings: hidden imports, garbage collection, memory pages, torchrun's variables, free memory.
-
-Modules that a library asks for and does without are not imported."""
+"""What a process does once: blocked and deferred imports, garbage collection, memory pages, torchrun's variables, free
+memory. Modules that a library asks for and does without are not imported."""
 
 import ctypes
 import gc
+import importlib
 import mmap
 import os
 import sys
@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from gristmill.foundation.errors import RecipeError
 
@@ -189,3 +190,25 @@ def available_bytes(memory_info: Path = MEMORY_INFO, group: Path = GROUP) -> int
     if limit.is_file() and used.is_file() and (text := limit.read_text().strip()).isdigit():
         available = min(available, max(0, int(text) - int(used.read_text())))
     return available
+
+
+# Modules that are imported when they are first used: for large libraries that most runs of a command do not need.
+
+
+class DeferredModule:
+    """Stands for a module of that name and imports it at the first access to an attribute.
+
+    trafilatura = DeferredModule("trafilatura") at the top of a file, then trafilatura.extract(page) as usual. An import
+    error is raised at that access."""
+
+    def __init__(self, name: str):
+        self._name = name
+
+    def __getattr__(self, attribute: str) -> Any:
+        return getattr(self._loaded(), attribute)
+
+    def __repr__(self) -> str:
+        return f"<deferred module {self._name!r}>"
+
+    def _loaded(self) -> ModuleType:
+        return importlib.import_module(self._name)

@@ -7,12 +7,12 @@ import sys
 
 import pytest
 
-from gristmill.foundation.runtime.startup import block_imports
+from gristmill.foundation.startup import block_imports
 
 PROGRAM = """
 import sys
 import pyarrow
-from gristmill.foundation.runtime.startup import block_pandas_import
+from gristmill.foundation.startup import block_pandas_import
 
 block_pandas_import()
 table = pyarrow.table({"a": pyarrow.array([1, 2])})
@@ -28,7 +28,7 @@ def test_pandas_is_imported_only_for_to_pandas():
 # A process of its own: in one that has run other tests, the arrays would fill memory that is already held.
 SCRIPT = """
 import json, numpy, psutil, pyarrow
-from gristmill.foundation.runtime.startup import release_unused_memory
+from gristmill.foundation.startup import release_unused_memory
 
 def resident():
     return psutil.Process().memory_info().rss

@@ -1,6 +1,6 @@
 """Memory that a process may still take."""
 
-from gristmill.foundation.runtime.startup import available_bytes
+from gristmill.foundation.startup import available_bytes
 
 
 def test_the_limit_of_a_control_group_counts(tmp_path):
