@@ -1,5 +1,5 @@
-"""What a process does once: blocked and deferred imports, garbage collection, memory pages, torchrun's variables, free
-memory. Modules that a library asks for and does without are not imported."""
+"""Settings of a whole process: blocked and deferred imports, garbage collection, memory pages, torchrun's variables,
+free memory. Modules that a library asks for and does without are not imported."""
 
 import ctypes
 import gc

@@ -77,7 +77,7 @@ def test_an_imported_module_stays(module_on_disk):
 
 LIMITED_IMPORT = """
 import resource
-from gristmill.foundation.runtime import startup
+from gristmill.foundation import startup
 pages = int(open("/proc/self/statm").read().split()[0])
 most = pages * resource.getpagesize() + {more}
 resource.setrlimit(resource.RLIMIT_AS, (most, most))

@@ -109,7 +109,9 @@ def test_the_planner_chooses_an_expert_axis(more: dict[str, Any]) -> None:
     model = ModelConfig(**(DENSE | {"heads": 2, "moe": {"experts": 8, "top_k": 2, "ffn_hidden_size": 64}}))
     train = TrainConfig(**(BATCH | more), layout="auto")
     chosen = resolve_layout(model, 50, train, 4).layout
-    assert chosen.world_size == 4 and not list(validation_errors(model, TrainConfig(**(BATCH | more), layout=chosen), 50, 4))
+    assert chosen.world_size == 4 and not list(
+        validation_errors(model, TrainConfig(**(BATCH | more), layout=chosen), 50, 4)
+    )
 
 
 def test_an_expert_axis_that_divides_no_ranks_is_refused() -> None:
