@@ -256,7 +256,7 @@ def _of_host(urls: pa.ChunkedArray, host: str) -> np.ndarray:
     """bool[rows]: the URL's host is this one or below it."""
     hosts = hosts_of(urls)
     is_below = pc.or_(pc.equal(hosts, host), pc.ends_with(hosts, f".{host}"))
-    return pc.fill_null(is_below, False).to_numpy()
+    return pc.fill_null(is_below, False).to_numpy(zero_copy_only=False)
 
 
 def _texts(documents: ReadDocuments, asked: Sequence[ScannedRow]) -> list[str]:
