@@ -25,7 +25,7 @@ import transformers
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 
-from gristmill.training.auto_tp.apply import ShardedRegion, apply_plan, whole_parameters
+from gristmill.training.auto_tp.apply_plan import ShardedRegion, apply_plan, whole_parameters
 from gristmill.training.auto_tp.plan import NO_LINEAR, CollectiveCounter, LayerRole, hand_plan_collectives, pattern
 from gristmill.training.auto_tp.transformers_folder import plan_for
 from tests.support.forked_pool import ForkedPool, RankFailed

@@ -25,9 +25,9 @@ from gristmill.data_pipeline.decontamination.config import (
     DecontaminateConfig,
     read_benchmark,
 )
+from gristmill.data_pipeline.decontamination.decontaminate import decontaminate
 from gristmill.data_pipeline.decontamination.edits import build_indexes, search_edits
-from gristmill.data_pipeline.decontamination.index import search, words_of_bytes
-from gristmill.data_pipeline.decontamination.step import decontaminate
+from gristmill.data_pipeline.decontamination.ngram_index import search, words_of_bytes
 from gristmill.data_pipeline.dedup.folding import fold_text
 from gristmill.data_pipeline.ledger.document_file import DocumentFile
 from gristmill.foundation.progress import Reporter

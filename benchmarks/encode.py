@@ -61,7 +61,7 @@ from gristmill.tokenizers.tokenizer import (
     load_encoder,
     load_tokenizer,
 )
-from gristmill.tokenizers.train import train
+from gristmill.tokenizers.train_tokenizer import train
 from tokenizers import models, normalizers, pre_tokenizers, trainers
 
 DOCUMENT_CHARACTERS = 4000

@@ -31,8 +31,8 @@ from gristmill.evaluation.convert.huggingface import write_huggingface
 from gristmill.evaluation.inference.causal_lm import CausalLM
 from gristmill.evaluation.inference.generate.batch import ContinuousBatch
 from gristmill.evaluation.inference.generate.drafts import Drafting
+from gristmill.evaluation.inference.generate.generation_request import GenerationRequest, GenerationSettings
 from gristmill.evaluation.inference.generate.limits import BatchLimits
-from gristmill.evaluation.inference.generate.request import GenerationRequest, GenerationSettings
 from gristmill.evaluation.inference.local_causal_lm import LocalCausalLM
 from gristmill.evaluation.inference.transformers_causal_lm import load_transformers_causal_lm
 from gristmill.training.auto_tp.transformers_folder import open_causal_folder

@@ -24,7 +24,7 @@ from rich.console import Console
 from rich.table import Table
 from torch.distributed.pipelining.stage import PipelineStage
 
-from gristmill.training.calibrate.layers import causal_loss
+from gristmill.training.calibrate.measure_layers import causal_loss
 from gristmill.training.config.model import ModelConfig
 from gristmill.training.config.train import OptimizerConfig, TrainConfig
 from gristmill.training.engine import fsdp

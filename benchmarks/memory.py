@@ -41,8 +41,8 @@ from support.training_step import VOCABULARY
 from torch.utils._python_dispatch import _disable_current_modes
 
 from gristmill.foundation.progress import Reporter
-from gristmill.training.calibrate.hardware import write_profile
-from gristmill.training.calibrate.layers import causal_loss
+from gristmill.training.calibrate.measure_hardware import write_profile
+from gristmill.training.calibrate.measure_layers import causal_loss
 from gristmill.training.config.layout import OffloadConfig
 from gristmill.training.config.model import ModelConfig
 from gristmill.training.config.train import TrainConfig

@@ -23,7 +23,7 @@ from rich.table import Table
 from support.measured_forecasts import cuda_figures, forecast_figures
 
 from gristmill.training.planner.hardware import FITTED, Hardware, load_hardware
-from gristmill.training.planner.request import PlanRequest, named_shape
+from gristmill.training.planner.plan_request import PlanRequest, named_shape
 from gristmill.training.planner.search import THROUGHPUT_ERROR, search
 
 

@@ -37,11 +37,15 @@ from transformers import AutoModelForCausalLM, TemperatureLogitsWarper, TopPLogi
 from gristmill.evaluation.convert.huggingface import write_huggingface
 from gristmill.evaluation.inference.config import EvaluateConfig, SamplingConfig
 from gristmill.evaluation.inference.generate.batch import ContinuousBatch
+from gristmill.evaluation.inference.generate.generation_request import (
+    GenerationRequest,
+    GenerationSettings,
+    RequestResult,
+)
 from gristmill.evaluation.inference.generate.limits import BatchLimits
-from gristmill.evaluation.inference.generate.request import GenerationRequest, GenerationSettings, RequestResult
 from gristmill.evaluation.inference.generate.sampler import RowChoice, choose_tokens
-from gristmill.evaluation.inference.load import load_for_evaluation
-from gristmill.evaluation.inference.server.engine import GenerationEngine, Ticket
+from gristmill.evaluation.inference.load_model import load_for_evaluation
+from gristmill.evaluation.inference.server.generation_engine import GenerationEngine, Ticket
 from gristmill.evaluation.inference.server.server import ServerOptions, serve
 from gristmill.evaluation.inference.workdir import CheckpointPaths
 from gristmill.foundation.progress import Reporter

@@ -26,7 +26,7 @@ from text import documents
 from gristmill.foundation.progress import Reporter
 from gristmill.foundation.runtime.tasks.local import LocalEngine
 from gristmill.tokenizers.config import TokenizerConfig
-from gristmill.tokenizers.train import SUPERWORD_BYTES, WORD_PATTERN, train_byte_level, train_on_words
+from gristmill.tokenizers.train_tokenizer import SUPERWORD_BYTES, WORD_PATTERN, train_byte_level, train_on_words
 from gristmill.tokenizers.training_sample import texts_of_part, training_sample
 from gristmill.tokenizers.word_counts import count_sample
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers, trainers

@@ -49,8 +49,8 @@ from gristmill.data_pipeline.signals.language import (
     model_languages,
     require_language_code,
 )
-from gristmill.data_pipeline.signals.names import SIGNALS
 from gristmill.data_pipeline.signals.reference import WordRule
+from gristmill.data_pipeline.signals.signal_names import SIGNALS
 from gristmill.foundation.config import Config
 from gristmill.foundation.errors import RecipeError, nearest_names
 from gristmill.foundation.user_code import UserCode

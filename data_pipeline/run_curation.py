@@ -47,7 +47,7 @@ from gristmill.data_pipeline.curate_config import (
     source_filters,
 )
 from gristmill.data_pipeline.decontamination.config import BenchmarkExample, missing_fields
-from gristmill.data_pipeline.decontamination.step import all_examples, write_contamination
+from gristmill.data_pipeline.decontamination.decontaminate import all_examples, write_contamination
 from gristmill.data_pipeline.dedup.exact import (
     EXACT_KEYS,
     ExactDedupConfig,
@@ -77,8 +77,8 @@ from gristmill.data_pipeline.ledger.removal_step import (
     work_folder,
 )
 from gristmill.data_pipeline.quality.config import QUALITY_FOLDER
+from gristmill.data_pipeline.quality.remove_by_quality import QualityFolders, score_quality
 from gristmill.data_pipeline.quality.scores import write_model_reports
-from gristmill.data_pipeline.quality.step import QualityFolders, score_quality
 from gristmill.data_pipeline.readers.source import SourceConfig
 from gristmill.data_pipeline.signals.language import model_digest
 from gristmill.data_pipeline.text_edits.edit_texts import EditSettings, TextEdits, edit_texts, reannotate

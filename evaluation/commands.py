@@ -8,10 +8,10 @@ from pathlib import Path
 from gristmill.evaluation.convert.chat_template import ChatTemplate
 from gristmill.evaluation.inference.config import EvaluateConfig, SamplingConfig
 from gristmill.evaluation.inference.generate.batch import ContinuousBatch
+from gristmill.evaluation.inference.generate.generation_request import Generation, GenerationSettings, TextStream
 from gristmill.evaluation.inference.generate.limits import default_limits
 from gristmill.evaluation.inference.generate.prompts import BatchSize, PromptFile, Writer, generate, generate_file
-from gristmill.evaluation.inference.generate.request import Generation, GenerationSettings, TextStream
-from gristmill.evaluation.inference.load import (
+from gristmill.evaluation.inference.load_model import (
     NO_MODEL_PARALLEL,
     NO_OTHER_RANKS,
     ONLY_PROCESS,

@@ -30,7 +30,7 @@ from gristmill.evaluation.convert.megatron_lm import (
 )
 from gristmill.evaluation.convert.model_tokenizer import ModelTokenizer, load_model_tokenizer
 from gristmill.evaluation.convert.safetensors_folder import WeightSource, check_shapes
-from gristmill.evaluation.inference.load import check_tokenizer, load_checkpoint_tokenizer
+from gristmill.evaluation.inference.load_model import check_tokenizer, load_checkpoint_tokenizer
 from gristmill.evaluation.inference.workdir import CheckpointPaths, Workdir
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.files import file_digest, write_atomic
@@ -47,7 +47,7 @@ from gristmill.training.checkpoint.checkpoint import (
 from gristmill.training.checkpoint.save import save_streamed
 from gristmill.training.model.moe.router import saved_buffers
 from gristmill.training.model.transformer import Transformer
-from gristmill.training.objectives.names import label_name
+from gristmill.training.objectives.objective_names import label_name
 
 CLASS_NAMES = {"classification": "labels", "source_classification": "sources"}  # the options that hold them
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}

@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor
 from gristmill.evaluation.convert.model_tokenizer import ModelTokenizer
 from gristmill.evaluation.inference.causal_lm import CausalLM
 from gristmill.evaluation.inference.config import EvaluateConfig
-from gristmill.evaluation.inference.load import check_tokenizer
+from gristmill.evaluation.inference.load_model import check_tokenizer
 from gristmill.evaluation.inference.local_causal_lm import LocalCausalLM
 from gristmill.evaluation.inference.sharded import ShardedCausalLM
 from gristmill.evaluation.inference.workdir import HeldOutCorpus

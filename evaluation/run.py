@@ -12,14 +12,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from gristmill.data_pipeline.decontamination.step import DECONTAMINATION_FOLDER, QUESTIONS_NAME, REPORT_JSON
+from gristmill.data_pipeline.decontamination.decontaminate import DECONTAMINATION_FOLDER, QUESTIONS_NAME, REPORT_JSON
 from gristmill.data_pipeline.indexed.format import IndexedReader
 from gristmill.evaluation.convert.model_tokenizer import ModelTokenizer
 from gristmill.evaluation.inference.causal_lm import CausalLM
 from gristmill.evaluation.inference.config import RECALL_TASKS, EvaluateConfig
+from gristmill.evaluation.inference.generate.generation_request import GenerationSettings
 from gristmill.evaluation.inference.generate.prompts import generate
-from gristmill.evaluation.inference.generate.request import GenerationSettings
-from gristmill.evaluation.inference.load import LoadedModel, load_for_evaluation
+from gristmill.evaluation.inference.load_model import LoadedModel, load_for_evaluation
 from gristmill.evaluation.inference.workdir import CheckpointPaths, HeldOutCorpus
 from gristmill.evaluation.results.statistics import (
     LN2,

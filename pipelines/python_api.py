@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import duckdb
     import pyarrow as pa
 
-    from gristmill.evaluation.inference.load import LoadedModel
+    from gristmill.evaluation.inference.load_model import LoadedModel
     from gristmill.evaluation.results.compare import Comparison
     from gristmill.training.planner.search import Forecast
 
@@ -80,8 +80,8 @@ class Model:
         """A continuation of each prompt. sampling: temperature, top_k, top_p, min_p, repetition_penalty, seed; greedy
         by default, as `gristmill generate`."""
         from gristmill.evaluation.inference.config import SamplingConfig
+        from gristmill.evaluation.inference.generate.generation_request import GenerationSettings
         from gristmill.evaluation.inference.generate.prompts import generate
-        from gristmill.evaluation.inference.generate.request import GenerationSettings
         from gristmill.pipelines.recipes.recipe_file import validate_config
 
         _require_texts("prompts", prompts)
@@ -159,7 +159,7 @@ def open_corpus(folder: str | Path) -> Corpus:
 def load(checkpoint: str | Path, tokenizer: str | Path | None = None) -> Model:
     """A checkpoint, a run (its newest), a work folder, or a Hugging Face folder. Raises InputError for what is none."""
     from gristmill.evaluation.inference.config import EvaluateConfig  # torch takes seconds to load
-    from gristmill.evaluation.inference.load import load_for_evaluation
+    from gristmill.evaluation.inference.load_model import load_for_evaluation
     from gristmill.evaluation.inference.workdir import CheckpointPaths
 
     folder = Path(checkpoint)

@@ -20,7 +20,7 @@ TORCH_FREE = (
     "tokenizers/",
     "training/config/",
     "training/planner/",
-    "training/objectives/names.py",
+    "training/objectives/objective_names.py",
     "evaluation/inference/config.py",
 )
 

@@ -14,7 +14,7 @@ from gristmill.foundation.errors import InputError
 from gristmill.foundation.files import DigestCache, is_temporary
 from gristmill.foundation.manifest import LOG_FOLDER
 from gristmill.foundation.progress import ProgressMeter, Reporter
-from gristmill.training.auto_tp.model import build_transformers_model, save_transformers_folder
+from gristmill.training.auto_tp.parallel_model import build_transformers_model, save_transformers_folder
 from gristmill.training.auto_tp.transformers_folder import TransformersFolder
 from gristmill.training.checkpoint import checkpoint
 from gristmill.training.checkpoint.init_from import (
@@ -57,9 +57,9 @@ from gristmill.training.metrics import (
 from gristmill.training.model.init import draw_in_place
 from gristmill.training.model.moe.dispatch import check_grouped_widths
 from gristmill.training.objectives.check import check_sample, checked_loss
-from gristmill.training.objectives.load import make_objective
-from gristmill.training.objectives.names import BUILT_IN
+from gristmill.training.objectives.load_objective import make_objective
 from gristmill.training.objectives.objective import Batches, Objective, ObjectiveInputs, TrainingData, range_problem
+from gristmill.training.objectives.objective_names import BUILT_IN
 from gristmill.training.optim.offload import build_optimizer
 from gristmill.training.parallel.linear import check_float8
 from gristmill.training.parallel.mesh import Mesh, broadcast_from_first, check_on_first

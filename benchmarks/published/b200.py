@@ -7,7 +7,7 @@ from published.torch_fsdp import by_tokens
 
 from gristmill.training.planner.costs.model_shape import ModelShape
 from gristmill.training.planner.layout import Layout
-from gristmill.training.planner.request import named_shape
+from gristmill.training.planner.plan_request import named_shape
 
 BRIDGE = (
     "NVIDIA-NeMo/Megatron-Bridge, docs/performance-summary-archive.md, containers 25.11 and 26.02, DGX-B200, experts "

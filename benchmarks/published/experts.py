@@ -7,7 +7,7 @@ from published.torch_fsdp import by_tokens
 from gristmill.training.config.model import ModelConfig
 from gristmill.training.planner.costs.model_shape import ModelShape, shape_of
 from gristmill.training.planner.layout import Layout
-from gristmill.training.planner.request import named_shape
+from gristmill.training.planner.plan_request import named_shape
 
 MCORE = "NVIDIA/Megatron-LM, megatron/core/transformer/moe/README.md, v0.9: 468 TFLOP/s; the layout is ours"
 BRIDGE = (

@@ -12,7 +12,7 @@ from published.h100 import LLM_C_RUN
 from published.megatron import CALIBRATION
 from published.run import PublishedRun
 
-from gristmill.training.calibrate.hardware import pattern_search
+from gristmill.training.calibrate.measure_hardware import pattern_search
 from gristmill.training.planner.costs.model_shape import recomputed_flops, step_flops
 from gristmill.training.planner.engine_profile import FRAMEWORKS
 from gristmill.training.planner.hardware import FITTED, ROUTED, Hardware, Rates, Routed, Sustained, load_hardware

@@ -6,7 +6,7 @@ from published.torch_fsdp import LLAMA2, by_tokens
 from gristmill.training.config.model import ModelConfig
 from gristmill.training.planner.costs.model_shape import ModelShape, gpt, shape_of
 from gristmill.training.planner.layout import Layout
-from gristmill.training.planner.request import named_shape
+from gristmill.training.planner.plan_request import named_shape
 
 # 2.80 s for 1,048,576 tokens: 482 TFLOP/s by 6 N and full attention. The H100's `sustained` is fitted to this run.
 LLM_C_RUN = PublishedRun(

@@ -10,7 +10,7 @@ from gristmill.training.config.layout import Recompute
 from gristmill.training.config.model import ModelConfig
 from gristmill.training.planner.costs.model_shape import ModelShape, flops_per_token, shape_of
 from gristmill.training.planner.layout import Layout
-from gristmill.training.planner.request import named_shape
+from gristmill.training.planner.plan_request import named_shape
 
 FOUNDRY = "mosaicml/llm-foundry, scripts/train/benchmarking/README.md, rows at 2,048 tokens, FULL_SHARD"
 # (layers, width, heads) of its scripts/train/yamls; vocabulary 50368, GELU of 4 x width, ALiBi, tied tables.

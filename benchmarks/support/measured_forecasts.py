@@ -10,9 +10,9 @@ import torch
 from measure import Figure
 
 from gristmill.foundation.progress import Reporter
-from gristmill.training.calibrate.hardware import measure_beside
-from gristmill.training.calibrate.layers import causal_loss
 from gristmill.training.calibrate.links import Work, interleaved_seconds
+from gristmill.training.calibrate.measure_hardware import measure_beside
+from gristmill.training.calibrate.measure_layers import causal_loss
 from gristmill.training.config.layout import LayoutConfig
 from gristmill.training.config.model import ModelConfig
 from gristmill.training.config.train import TrainConfig

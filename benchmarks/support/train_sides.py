@@ -11,7 +11,7 @@ from support.step_counts import StepCounts, step_counts
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from gristmill.training.calibrate.layers import causal_loss
+from gristmill.training.calibrate.measure_layers import causal_loss
 from gristmill.training.config.model import ModelConfig
 from gristmill.training.config.train import OptimizerConfig, TrainConfig
 from gristmill.training.engine.gradients import Gradients

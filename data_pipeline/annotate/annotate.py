@@ -39,8 +39,8 @@ from gristmill.data_pipeline.readers.source import SourceConfig
 from gristmill.data_pipeline.signals.bits import TextBuffer
 from gristmill.data_pipeline.signals.kernel import measure_edited
 from gristmill.data_pipeline.signals.language import LANGUAGE_FIELDS, LanguageConfig, detect_buffer
-from gristmill.data_pipeline.signals.names import SIGNAL_FIELDS, edit_fields
 from gristmill.data_pipeline.signals.reference import WordRule
+from gristmill.data_pipeline.signals.signal_names import SIGNAL_FIELDS, edit_fields
 from gristmill.foundation.checksums import LockedSource, RawFile, checksum_path, checksummed_path, matches_checksum
 from gristmill.foundation.config import Config
 from gristmill.foundation.files import file_digest, remove_tree

@@ -34,7 +34,7 @@ from gristmill.data_pipeline.ledger.ledger import runs_of_size
 from gristmill.data_pipeline.ledger.removal_step import SourceState
 from gristmill.data_pipeline.readers.document import DOCUMENT_SCHEMA
 from gristmill.data_pipeline.signals.language import LANGUAGE_FIELDS
-from gristmill.data_pipeline.signals.names import SIGNAL_FIELDS, edit_fields
+from gristmill.data_pipeline.signals.signal_names import SIGNAL_FIELDS, edit_fields
 from gristmill.foundation.checksums import checksummed_path, link_file, matches_checksum
 from gristmill.foundation.runtime.tasks.task_files import fetch
 

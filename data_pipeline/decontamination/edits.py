@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gristmill.data_pipeline.decontamination.config import BenchmarkExample, DecontaminateConfig
-from gristmill.data_pipeline.decontamination.index import (
+from gristmill.data_pipeline.decontamination.ngram_index import (
     NgramIndex,
     Words,
     bit_filter,

@@ -16,7 +16,7 @@ from gristmill.data_pipeline.decontamination.edits import (
     Indexes,
     copy_of,
 )
-from gristmill.data_pipeline.decontamination.index import (
+from gristmill.data_pipeline.decontamination.ngram_index import (
     NgramIndex,
     words_of,
 )

@@ -1,4 +1,4 @@
-"""The published filters as tables of thresholds, each with its source. Names of signals: signals/names.py.
+"""The published filters as tables of thresholds, each with its source. Names of signals: signals/signal_names.py.
 
 Two of them also edit texts (filters/lines.py); their line options are here too. Filters before them in a recipe apply
 to the text before the edit, filters after them to the edited text."""

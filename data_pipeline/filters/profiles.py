@@ -20,7 +20,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 
 from gristmill.data_pipeline.filters.presets import PRESETS, PROFILE_RULES, FilterChoice, Rule
 from gristmill.data_pipeline.signals.language import LATIN, NO_LETTERS, LanguageConfig, language_code, script_code
-from gristmill.data_pipeline.signals.names import SIGNALS, before
+from gristmill.data_pipeline.signals.signal_names import SIGNALS, before
 from gristmill.data_pipeline.signals.stop_words import matched_words
 from gristmill.foundation.config import Config, read_yaml
 from gristmill.foundation.errors import RecipeError

@@ -28,9 +28,9 @@ from gristmill.data_pipeline.signals.lines import (
     count_addresses,
     scan_lines,
 )
-from gristmill.data_pipeline.signals.names import COUNTS, RATIOS, SIGNAL_FIELDS
 from gristmill.data_pipeline.signals.ngrams import LAST_STAMP, NgramWork, ngram_chars, table_bits
 from gristmill.data_pipeline.signals.reference import WordRule
+from gristmill.data_pipeline.signals.signal_names import COUNTS, RATIOS, SIGNAL_FIELDS
 from gristmill.data_pipeline.signals.words import (
     ALPHA_WORDS,
     CHARS,

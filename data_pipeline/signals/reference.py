@@ -44,7 +44,7 @@ def abbreviation_pattern() -> re.Pattern[str]:
 
 
 def signals(text: str, word_rule: WordRule) -> dict[str, float]:
-    """Name -> value of every signal in signals/names.py."""
+    """Name -> value of every signal in signals/signal_names.py."""
     words = split_words(text, word_rule)
     measured: dict[str, float] = {"num_bytes": len(text.encode()), "num_chars": len(text)}
     measured |= _word_signals(text, words)

@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 from gristmill.data_pipeline.annotate.annotate import ROW_GROUP_ROWS, AnnotateConfig
 from gristmill.data_pipeline.annotate.optional_signals import own_columns
 from gristmill.data_pipeline.decontamination.config import BenchmarkExample, DecontaminateConfig
-from gristmill.data_pipeline.decontamination.step import Decontamination, decontaminate
+from gristmill.data_pipeline.decontamination.decontaminate import Decontamination, decontaminate
 from gristmill.data_pipeline.dedup.spans import SpanDedupConfig, find_duplicate_spans
 from gristmill.data_pipeline.dedup.substrings import SubstringDedupConfig, find_repeated_substrings
 from gristmill.data_pipeline.filters.apply import (
@@ -45,7 +45,7 @@ from gristmill.data_pipeline.readers.document import metadata_json
 from gristmill.data_pipeline.signals.bits import TextBuffer
 from gristmill.data_pipeline.signals.kernel import measure_buffer
 from gristmill.data_pipeline.signals.language import LANGUAGE_FIELDS, detect_buffer
-from gristmill.data_pipeline.signals.names import SIGNAL_FIELDS
+from gristmill.data_pipeline.signals.signal_names import SIGNAL_FIELDS
 from gristmill.data_pipeline.text_edits.span_removal import EditedFile, SpanRemoval, edit_document_files
 from gristmill.foundation.checksums import checksummed_path
 from gristmill.foundation.runtime.tasks.engine import Engine

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from gristmill.foundation.errors import RecipeError
-from gristmill.training.auto_tp.apply import ShardedRegion, apply_plan
+from gristmill.training.auto_tp.apply_plan import ShardedRegion, apply_plan
 from gristmill.training.auto_tp.plan import described
 from gristmill.training.auto_tp.transformers_folder import TransformersFolder, plan_for
 from gristmill.training.model.decoding_cache import SlotRows

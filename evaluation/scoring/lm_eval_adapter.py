@@ -16,8 +16,8 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from gristmill.evaluation.convert.model_tokenizer import GenerationDefaults, ModelTokenizer
 from gristmill.evaluation.inference.causal_lm import CausalLM
 from gristmill.evaluation.inference.config import SamplingConfig
+from gristmill.evaluation.inference.generate.generation_request import GenerationSettings
 from gristmill.evaluation.inference.generate.prompts import BatchSize, generate
-from gristmill.evaluation.inference.generate.request import GenerationSettings
 from gristmill.evaluation.scoring.loglikelihood import Request, Score, score
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.progress import Reporter

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from gristmill.data_pipeline.corpus.splits import document_ranges, read
-from gristmill.data_pipeline.decontamination.index import NgramIndex, build_index, search, words_of
+from gristmill.data_pipeline.decontamination.ngram_index import NgramIndex, build_index, search, words_of
 from gristmill.data_pipeline.indexed.config import MixConfig
 from gristmill.data_pipeline.indexed.draws import Permutation, key_of
 from gristmill.data_pipeline.indexed.mix import CELLS_FOLDER, cell_names, source_cells, write_cells
@@ -29,7 +29,7 @@ from gristmill.tokenizers.config import TokenizerConfig
 from gristmill.tokenizers.export import write_huggingface
 from gristmill.tokenizers.index_corpus import IndexRequest, index_corpus
 from gristmill.tokenizers.tokenizer import MODEL_NAME
-from gristmill.tokenizers.train import train
+from gristmill.tokenizers.train_tokenizer import train
 from gristmill.tokenizers.training_sample import training_texts
 
 MIN_MIXED_SOURCES = 2

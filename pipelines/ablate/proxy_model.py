@@ -19,8 +19,8 @@ from gristmill.foundation.files import write_atomic
 from gristmill.foundation.fingerprint import canonical_json, fingerprint
 from gristmill.foundation.progress import Reporter
 from gristmill.tokenizers.config import ProxyConfig
-from gristmill.tokenizers.report import ModelBitsPerByte, ReportText
 from gristmill.tokenizers.tokenizer import Tokenizer
+from gristmill.tokenizers.tokenizer_report import ModelBitsPerByte, ReportText
 from gristmill.training.config.model import ModelConfig
 from gristmill.training.model.init import initialize
 from gristmill.training.model.transformer import Transformer

@@ -18,9 +18,9 @@ from gristmill.foundation.files import file_digest, write_atomic
 from gristmill.foundation.progress import Reporter
 from gristmill.tokenizers.config import PRESETS, ProxyConfig, TokenizerConfig
 from gristmill.tokenizers.pretrained import write_json
-from gristmill.tokenizers.report import ModelBitsPerByte, ReportText, TokenizerReport, tokenizer_report
 from gristmill.tokenizers.tokenizer import MODEL_NAME, Tokenizer, load_tokenizer
-from gristmill.tokenizers.train import END_OF_DOCUMENT, train, train_byte_level
+from gristmill.tokenizers.tokenizer_report import ModelBitsPerByte, ReportText, TokenizerReport, tokenizer_report
+from gristmill.tokenizers.train_tokenizer import END_OF_DOCUMENT, train, train_byte_level
 from gristmill.tokenizers.word_counts import count_texts
 
 # One text in 10 is held out, by a hash of its key: translations of one text stay in the same split.

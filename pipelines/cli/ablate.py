@@ -99,8 +99,8 @@ def ablate(
             runner.run(only="curate")
             done[identity] = workdir / "curate"
         curated.append(done[identity])
+    from gristmill.pipelines.ablate.ablation_report import terminal_table, write_report
     from gristmill.pipelines.ablate.experiment import Plan, experiment  # torch takes seconds to load
-    from gristmill.pipelines.ablate.report import terminal_table, write_report
 
     plan = Plan(
         folder,
@@ -378,8 +378,8 @@ def mix(recipe: Annotated[str, typer.Argument(metavar="RECIPE")], options: MixOp
     runner = make_runner(loaded, stages_up_to(loaded, stages_of(loaded), "curate"), stage_options)
     runner.run(only="curate")
     from gristmill.pipelines.ablate import mixing  # torch takes seconds to load
+    from gristmill.pipelines.ablate.ablation_report import terminal_table, write_report
     from gristmill.pipelines.ablate.experiment import Plan
-    from gristmill.pipelines.ablate.report import terminal_table, write_report
 
     targets = tuple(options.target or ())
     plan = mixing.MixPlan(

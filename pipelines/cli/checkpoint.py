@@ -19,8 +19,8 @@ from gristmill.pipelines.recipes.recipe_file import validate_config
 from gristmill.pipelines.workdir.remote import fetched, local_folder
 
 if TYPE_CHECKING:
-    from gristmill.evaluation.inference.generate.request import GenerationSettings
-    from gristmill.evaluation.inference.load import Ranks
+    from gristmill.evaluation.inference.generate.generation_request import GenerationSettings
+    from gristmill.evaluation.inference.load_model import Ranks
     from gristmill.evaluation.inference.workdir import CheckpointPaths
 
 CheckpointOption = Annotated[
@@ -104,7 +104,7 @@ def evaluate_checkpoint(model: EvaluatedModel, tasks: TaskOptions, output: Path 
     """Evaluates a checkpoint, or a series of a run, and prints the table. Raises InputError or RecipeError."""
     from gristmill.evaluation.commands import evaluate_checkpoint as evaluate_one
     from gristmill.evaluation.commands import evaluate_series
-    from gristmill.evaluation.inference.load import ModelParallel
+    from gristmill.evaluation.inference.load_model import ModelParallel
     from gristmill.evaluation.inference.workdir import CheckpointPaths, Workdir
     from gristmill.evaluation.run import EvaluationPaths
     from gristmill.training.launch.processes import RankInfo
@@ -201,8 +201,8 @@ def generate(
 ) -> None:
     """Generate text from a prompt, streamed to the terminal, or from a file of prompts."""
     from gristmill.evaluation.commands import generate_text
-    from gristmill.evaluation.inference.generate.request import GenerationSettings
-    from gristmill.evaluation.inference.load import DraftOptions, ModelParallel, Ranks
+    from gristmill.evaluation.inference.generate.generation_request import GenerationSettings
+    from gristmill.evaluation.inference.load_model import DraftOptions, ModelParallel, Ranks
     from gristmill.evaluation.inference.workdir import CheckpointPaths
     from gristmill.training.launch.processes import RankInfo
 
@@ -375,7 +375,7 @@ def serve(
         raise RecipeError(
             f"{error.name} is not installed; run `pip install -c constraints.txt 'gristmill[serve]'`"
         ) from error
-    from gristmill.evaluation.inference.load import DraftOptions, ModelParallel, Ranks
+    from gristmill.evaluation.inference.load_model import DraftOptions, ModelParallel, Ranks
     from gristmill.evaluation.inference.workdir import CheckpointPaths
     from gristmill.training.launch.processes import RankInfo
 

@@ -177,7 +177,7 @@ def explore(
 def _explore_web(corpus: Path, host: str, port: int, token: str | None) -> None:
     try:
         from gristmill.pipelines.explorer.corpus import ExploredCorpus
-        from gristmill.pipelines.explorer.server import Address, make_app, serve_pages  # the extra `serve`
+        from gristmill.pipelines.explorer.explorer_server import Address, make_app, serve_pages  # the extra `serve`
     except ModuleNotFoundError as error:
         raise RecipeError(
             f"{error.name} is not installed; run `pip install -c constraints.txt 'gristmill[serve]'`"

@@ -26,8 +26,8 @@ from gristmill.pipelines.cli.console import print_rows
 from gristmill.pipelines.cli.options import with_option_groups
 from gristmill.pipelines.cli.stages import stage_command
 from gristmill.tokenizers.config import PRESETS, ProxyConfig
-from gristmill.tokenizers.report import inspect_tokenizer
 from gristmill.tokenizers.tokenizer import load_tokenizer
+from gristmill.tokenizers.tokenizer_report import inspect_tokenizer
 
 data_app = typer.Typer(no_args_is_help=True, help="Inspect, merge, append and slice indexed datasets.")
 

@@ -31,8 +31,8 @@ from gristmill.training.planner.command import (
 from gristmill.training.planner.costs.model_shape import shape_of
 from gristmill.training.planner.explain import NAMED, Explanation, explain_run
 from gristmill.training.planner.hardware import load_hardware
-from gristmill.training.planner.report import tables, to_json
-from gristmill.training.planner.request import MEMORY_MARGIN, FixedChoices, load_shape
+from gristmill.training.planner.plan_report import tables, to_json
+from gristmill.training.planner.plan_request import MEMORY_MARGIN, FixedChoices, load_shape
 from gristmill.training.planner.search import SearchResult
 
 
@@ -180,7 +180,7 @@ def calibrate(
 ) -> None:
     """Measure matmuls, copies and, under torchrun, collectives of this machine; write its hardware profile."""
     # The one command here that loads torch.
-    from gristmill.training.calibrate.hardware import write_profile
+    from gristmill.training.calibrate.measure_hardware import write_profile
 
     profile = write_profile(output, base, Reporter.to_terminal(), repeats)
     device = profile.device

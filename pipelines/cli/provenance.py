@@ -326,7 +326,7 @@ def summary(
         print(f"{folder}: raw files, stages, numbers and papers are as they were written")
         return
     content = write_summary(workdir, folder, answers)
-    from gristmill.pipelines.provenance.summary.content import open_questions
+    from gristmill.pipelines.provenance.summary.summary_content import open_questions
 
     questions = list(open_questions(content.answers, content.sources))
     print(f"{folder}: {len(content.facts)} tables of numbers, each with its query and digest")

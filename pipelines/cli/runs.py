@@ -281,7 +281,7 @@ def watch(
 ) -> None:
     """Serve a page on runs while they go on: curves, rate, time left, memory, samples of text. Until Ctrl-C."""
     try:
-        from gristmill.pipelines.explorer.server import Address, serve_pages  # the extra `serve`
+        from gristmill.pipelines.explorer.explorer_server import Address, serve_pages  # the extra `serve`
         from gristmill.pipelines.explorer.watch import make_watch_app, watched_runs
     except ModuleNotFoundError as error:
         raise RecipeError(

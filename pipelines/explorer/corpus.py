@@ -23,7 +23,7 @@ from gristmill.data_pipeline.corpus.document_history import (
     open_incomplete,
 )
 from gristmill.data_pipeline.corpus.sketches import ANNOTATED_FOLDER
-from gristmill.data_pipeline.decontamination.step import DECONTAMINATION_FOLDER, QUESTIONS_NAME, REPORT_JSON
+from gristmill.data_pipeline.decontamination.decontaminate import DECONTAMINATION_FOLDER, QUESTIONS_NAME, REPORT_JSON
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.files import is_temporary
 from gristmill.foundation.manifest import CACHE_FOLDER

@@ -14,7 +14,7 @@ from starlette.routing import Route
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.manifest import MANIFEST_NAME
 from gristmill.pipelines.explorer import pages
-from gristmill.pipelines.explorer.server import guarded, rendered
+from gristmill.pipelines.explorer.explorer_server import guarded, rendered
 from gristmill.pipelines.report.content import moving_average
 from gristmill.pipelines.report.figures import curves
 from gristmill.pipelines.report.render import visible

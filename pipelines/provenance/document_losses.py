@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gristmill.evaluation.inference.causal_lm import CausalLM
 from gristmill.evaluation.inference.config import EvaluateConfig
-from gristmill.evaluation.inference.load import load_for_evaluation
+from gristmill.evaluation.inference.load_model import load_for_evaluation
 from gristmill.evaluation.inference.workdir import CheckpointPaths
 from gristmill.foundation.errors import InputError, RecipeError
 from gristmill.pipelines.provenance.trace import Tracer

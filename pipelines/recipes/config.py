@@ -15,7 +15,7 @@ from gristmill.foundation.errors import RecipeError
 from gristmill.tokenizers.config import TokenizerConfig
 from gristmill.training.config.model import ModelConfig
 from gristmill.training.config.train import TrainConfig
-from gristmill.training.objectives.names import BUILT_IN, OWN_DATA
+from gristmill.training.objectives.objective_names import BUILT_IN, OWN_DATA
 
 
 class TrainingSections(NamedTuple):

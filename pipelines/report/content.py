@@ -19,7 +19,7 @@ from gristmill.pipelines.report.figures import curves
 from gristmill.pipelines.report.flow import source_colors
 from gristmill.pipelines.report.render import Block, Excerpt, Figure, Heading, Paragraph, Table
 from gristmill.pipelines.workdir.data_forms import open_format, sample_format, sampling
-from gristmill.tokenizers.report import LANGUAGES_NAME
+from gristmill.tokenizers.tokenizer_report import LANGUAGES_NAME
 from gristmill.training.config.train import RUN_NAME, TIMING_NAME
 
 RATE_FIGURES = ("loss", "learning_rate", "valid_tokens")

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 
 from gristmill.data_pipeline.corpus.counts import rule_order
 from gristmill.data_pipeline.corpus.shards import PII_FIELD
-from gristmill.data_pipeline.decontamination.step import DECONTAMINATION_FOLDER, REPORT_JSON
+from gristmill.data_pipeline.decontamination.decontaminate import DECONTAMINATION_FOLDER, REPORT_JSON
 from gristmill.data_pipeline.filters.threshold_sweep import heavy_removals
 from gristmill.data_pipeline.quality.config import QUALITY_FOLDER, REPORTS_NAME
 from gristmill.foundation.manifest import read_manifest

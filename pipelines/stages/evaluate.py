@@ -6,7 +6,7 @@ from typing import Any
 from gristmill.pipelines.recipes.config import Recipe, identity
 from gristmill.pipelines.stages.stage import Stage, StageContext, run_as_script, task_identity
 from gristmill.pipelines.stages.training_data import objective_on_test_split
-from gristmill.training.objectives.names import SCORED_BY_TASKS
+from gristmill.training.objectives.objective_names import SCORED_BY_TASKS
 
 MAX_SAMPLES = 1000  # of an objective on the corpus; evaluate.limit may lower it
 

@@ -28,14 +28,14 @@ from gristmill.pipelines.stages.stage import Stage
 from gristmill.pipelines.stages.training_data import needs_sources
 from gristmill.pipelines.workdir import raw_files
 from gristmill.training.config.train import TRACKER_PACKAGES
-from gristmill.training.objectives.names import SCORED_BY_TASKS
+from gristmill.training.objectives.objective_names import SCORED_BY_TASKS
 from gristmill.training.planner.layout_checks import validation_errors
 
 # For recipes that get as far as these stages.
 memory = DeferredModule("gristmill.training.planner.memory")
 planner = DeferredModule("gristmill.training.planner.command")
 hardware = DeferredModule("gristmill.training.planner.hardware")
-objectives = DeferredModule("gristmill.training.objectives.load")
+objectives = DeferredModule("gristmill.training.objectives.load_objective")
 pretrained = DeferredModule("gristmill.tokenizers.pretrained")
 
 HELD_OUT_TASKS = ("bits_per_byte", "cloze")

@@ -15,10 +15,10 @@ encoders = DeferredModule("gristmill.tokenizers.encoders")
 export = DeferredModule("gristmill.tokenizers.export")
 pretrained = DeferredModule("gristmill.tokenizers.pretrained")
 sample = DeferredModule("gristmill.tokenizers.training_sample")
-languages = DeferredModule("gristmill.tokenizers.report")
+languages = DeferredModule("gristmill.tokenizers.tokenizer_report")
 loading = DeferredModule("gristmill.tokenizers.tokenizer")
 counts = DeferredModule("gristmill.tokenizers.word_counts")
-training = DeferredModule("gristmill.tokenizers.train")
+training = DeferredModule("gristmill.tokenizers.train_tokenizer")
 
 
 def config(recipe: Recipe) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from gristmill.pipelines.stages.training_data import open_held_out, open_split, 
 from gristmill.pipelines.workdir.data_forms import sample_format
 from gristmill.training.config.layout import LayoutConfig
 from gristmill.training.config.train import TrainConfig
-from gristmill.training.objectives.names import OWN_DATA, SCORED_BY_TASKS, objective_identity, records_digests
+from gristmill.training.objectives.objective_names import OWN_DATA, SCORED_BY_TASKS, objective_identity, records_digests
 
 if TYPE_CHECKING:  # imports torch
     from gristmill.training.parallel.replicas import ReplicaProcess

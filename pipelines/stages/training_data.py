@@ -69,7 +69,7 @@ def words(context: StageContext) -> VocabularyInfo:
 
 def objective_on_test_split(context: StageContext) -> Any:
     """The recipe's objective on the test split."""
-    from gristmill.training.objectives.load import make_objective  # as above
+    from gristmill.training.objectives.load_objective import make_objective  # as above
     from gristmill.training.objectives.objective import ObjectiveInputs
 
     recipe, known = context.recipe, words(context)

@@ -20,7 +20,9 @@ def sample_format(objective: str) -> str:
     """`data` of the objective's class: windows, sentence_pairs or own."""
     if objective == "causal":
         return "windows"
-    from gristmill.training.objectives.load import load_objective  # imports torch, which the report does not need
+    from gristmill.training.objectives.load_objective import (
+        load_objective,  # imports torch, which the report does not need
+    )
 
     return load_objective(objective).data
 

@@ -9,7 +9,7 @@ from support.address_plan import live_peak, recorded
 from support.pass_peak import pass_peak
 from torch.utils._python_dispatch import _disable_current_modes
 
-from gristmill.training.calibrate.layers import causal_loss
+from gristmill.training.calibrate.measure_layers import causal_loss
 from gristmill.training.config.model import ModelConfig
 from gristmill.training.config.train import TrainConfig
 from gristmill.training.engine.local_model import build_local_model

@@ -44,7 +44,7 @@ NOT_TEXT = {
     "data_pipeline/filters/threshold_sweep.py": "a sweep's range",
     "evaluation/results/table.py": "a task's name",
     "evaluation/tasks/corpus_tasks.py": "a language's tag",
-    "tokenizers/train.py": "a message of SentencePiece",
+    "tokenizers/train_tokenizer.py": "a message of SentencePiece",
 }
 # Expressions that are only asked whether a text begins with them (match) or is one (fullmatch).
 ANCHORED = {

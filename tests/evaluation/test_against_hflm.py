@@ -6,7 +6,7 @@ from lm_eval.api.instance import Instance
 from gristmill.evaluation.convert.huggingface import write_huggingface
 from gristmill.evaluation.import_export import export_checkpoint, import_checkpoint
 from gristmill.evaluation.inference.config import EvaluateConfig
-from gristmill.evaluation.inference.load import load_for_evaluation
+from gristmill.evaluation.inference.load_model import load_for_evaluation
 from gristmill.evaluation.inference.workdir import CheckpointPaths
 from gristmill.evaluation.scoring.lm_eval_adapter import LmEvalAdapter
 from gristmill.evaluation.tasks.corpus_tasks import HeldOutDocument, bits_per_byte_task

@@ -11,8 +11,8 @@ from gristmill.evaluation.commands import generate_text
 from gristmill.evaluation.convert.huggingface import copy_tokenizer, write_huggingface
 from gristmill.evaluation.import_export import export_checkpoint, import_checkpoint
 from gristmill.evaluation.inference.config import EvaluateConfig
-from gristmill.evaluation.inference.generate.request import GenerationSettings
-from gristmill.evaluation.inference.load import load_checkpoint_tokenizer, load_for_evaluation
+from gristmill.evaluation.inference.generate.generation_request import GenerationSettings
+from gristmill.evaluation.inference.load_model import load_checkpoint_tokenizer, load_for_evaluation
 from gristmill.evaluation.inference.workdir import CheckpointPaths
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.manifest import StageIdentity, write_manifest

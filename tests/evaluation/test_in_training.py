@@ -12,7 +12,7 @@ from gristmill.evaluation.inference.workdir import CheckpointPaths
 from gristmill.evaluation.run import EvaluationPaths
 from gristmill.foundation.errors import InputError, RecipeError
 from gristmill.foundation.progress import Reporter
-from gristmill.training.calibrate.layers import causal_loss
+from gristmill.training.calibrate.measure_layers import causal_loss
 from gristmill.training.checkpoint.checkpoint import (
     CheckpointContent,
     SavedModelConfig,

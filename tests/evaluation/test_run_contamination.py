@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from gristmill.data_pipeline.decontamination.step import DECONTAMINATION_FOLDER, QUESTIONS_NAME, REPORT_JSON
+from gristmill.data_pipeline.decontamination.decontaminate import DECONTAMINATION_FOLDER, QUESTIONS_NAME, REPORT_JSON
 from gristmill.evaluation.run import contaminated_questions, contamination_rows
 from gristmill.evaluation.tasks.harness import TaskResults
 from gristmill.foundation.errors import InputError

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from gristmill.foundation.progress import Reporter
-from gristmill.training.calibrate.hardware import measure
+from gristmill.training.calibrate.measure_hardware import measure
 from gristmill.training.config.model import ModelConfig
 from gristmill.training.config.train import TrainConfig
 from gristmill.training.launch.processes import keep_freed_memory

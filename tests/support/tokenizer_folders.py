@@ -6,7 +6,7 @@ from gristmill.tokenizers.config import TokenizerConfig
 from gristmill.tokenizers.export import write_huggingface
 from gristmill.tokenizers.pretrained import copy_pretrained, write_json
 from gristmill.tokenizers.tokenizer import MODEL_NAME
-from gristmill.tokenizers.train import END_OF_DOCUMENT, train_byte_level, train_on_words
+from gristmill.tokenizers.train_tokenizer import END_OF_DOCUMENT, train_byte_level, train_on_words
 from gristmill.tokenizers.word_counts import count_texts
 from tests.support.published_layouts import TEXT
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers

@@ -11,7 +11,7 @@ from gristmill.foundation.files import write_atomic
 from gristmill.tokenizers.config import TokenizerConfig
 from gristmill.tokenizers.export import write_huggingface
 from gristmill.tokenizers.tokenizer import MODEL_NAME
-from gristmill.tokenizers.train import train
+from gristmill.tokenizers.train_tokenizer import train
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 SCRIPTS = (

@@ -16,7 +16,7 @@ from gristmill.tokenizers.byte_merges import MergeTrainer
 from gristmill.tokenizers.config import TokenizerConfig
 from gristmill.tokenizers.pretrained import write_json
 from gristmill.tokenizers.tokenizer import load_bulk_tokenizer, load_tokenizer
-from gristmill.tokenizers.train import ALPHABET, END_OF_DOCUMENT, train_byte_level, trained_merges
+from gristmill.tokenizers.train_tokenizer import ALPHABET, END_OF_DOCUMENT, train_byte_level, trained_merges
 from gristmill.tokenizers.word_counts import count_texts
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 

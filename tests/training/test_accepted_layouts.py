@@ -18,7 +18,7 @@ from gristmill.training.planner.engine_profile import FRAMEWORKS
 from gristmill.training.planner.hardware import load_hardware
 from gristmill.training.planner.layout import from_config
 from gristmill.training.planner.layout_checks import micro_batch_size, reasons_of, validation_errors
-from gristmill.training.planner.request import PlanRequest
+from gristmill.training.planner.plan_request import PlanRequest
 from tests.support.forked_pool import ForkedPool, RankFailed
 from tests.support.parity import MODELS, STEPS, Case, mesh_of_group, outcome
 

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import torch
 
+from gristmill.evaluation.inference.generate.generation_request import GenerationSettings
 from gristmill.evaluation.inference.generate.prompts import generate
-from gristmill.evaluation.inference.generate.request import GenerationSettings
 from gristmill.evaluation.inference.local_causal_lm import LocalCausalLM
 from gristmill.evaluation.inference.quantize import quantize
 from gristmill.evaluation.scoring.loglikelihood import Request, score

@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from gristmill.training.auto_tp.trace import LinearCall, Trace
+from gristmill.training.auto_tp.module_trace import LinearCall, Trace
 
 NO_LINEAR = "its matrices are not those of a linear layer"
 ALIGNED_FEATURES = 8  # of 2 bytes: torch's grouped products read rows of multiples of 16 bytes

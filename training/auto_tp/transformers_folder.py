@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from gristmill.foundation.errors import InputError, RecipeError
 from gristmill.foundation.files import file_digest
 from gristmill.foundation.fingerprint import fingerprint
+from gristmill.training.auto_tp.module_trace import Trace, trace
 from gristmill.training.auto_tp.plan import Tables, TensorPlan, plan_tensor_parallel
-from gristmill.training.auto_tp.trace import Trace, trace
 
 CONFIG_NAME = "config.json"
 POSITIONS = ("max_position_embeddings", "max_seq_len", "max_sequence_length", "n_ctx")  # their limit, in a config

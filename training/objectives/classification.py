@@ -12,8 +12,8 @@ from gristmill.foundation.config import Config
 from gristmill.foundation.errors import InputError, RecipeError
 from gristmill.training.model.heads import ModelOutput
 from gristmill.training.objectives.labelled_files import LabelledFiles, LabelledFilesOptions, text_of
-from gristmill.training.objectives.names import Located, label_name
 from gristmill.training.objectives.objective import Batch, Objective, ObjectiveInputs, Term
+from gristmill.training.objectives.objective_names import Located, label_name
 
 
 class ClassificationOptions(LabelledFilesOptions):

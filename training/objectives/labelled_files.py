@@ -11,12 +11,12 @@ from gristmill.data_pipeline.indexed.draws import Permutation, key_of
 from gristmill.foundation.config import Config
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.fingerprint import fingerprint
-from gristmill.training.objectives.names import RECORD_FILES, Located, read_records, records_digest
 from gristmill.training.objectives.objective import Objective, ObjectiveInputs
+from gristmill.training.objectives.objective_names import RECORD_FILES, Located, read_records, records_digest
 
 
 class LabelledFilesOptions(Config):
-    """train, validation, test: files of records, or folders of such files (`names.py`). test defaults to the
+    """train, validation, test: files of records, or folders of such files (`objective_names.py`). test defaults to the
     validation records, these to the training records."""
 
     train: Path

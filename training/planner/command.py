@@ -17,8 +17,8 @@ from gristmill.training.planner.engine_profile import FRAMEWORKS
 from gristmill.training.planner.hardware import GIB, load_hardware
 from gristmill.training.planner.layout import Layout, from_config
 from gristmill.training.planner.layout_checks import micro_batch_size, validation_errors
-from gristmill.training.planner.report import compare, default_gpu_counts, plot_throughput, throughput_by_gpus
-from gristmill.training.planner.request import MEMORY_MARGIN, FixedChoices, PlanRequest
+from gristmill.training.planner.plan_report import compare, default_gpu_counts, plot_throughput, throughput_by_gpus
+from gristmill.training.planner.plan_request import MEMORY_MARGIN, FixedChoices, PlanRequest
 from gristmill.training.planner.search import Forecast, Planner, SearchResult, nothing_fits, search, search_with_offload
 
 

@@ -24,7 +24,7 @@ from gristmill.training.planner.hardware import FITTED, FLOAT32, Hardware, float
 from gristmill.training.planner.layout import Layout, from_config
 from gristmill.training.planner.layout_checks import micro_batch_size
 from gristmill.training.planner.network import AxisLinks, GroupLink, gather_volume
-from gristmill.training.planner.request import PlanRequest
+from gristmill.training.planner.plan_request import PlanRequest
 from gristmill.training.planner.search import Forecast, Planner
 from gristmill.training.planner.step_time import StepTime
 

@@ -5,7 +5,7 @@ from math import exp, expm1, sqrt
 
 from gristmill.training.planner.costs.parameters import parameter_count
 from gristmill.training.planner.hardware import Hardware
-from gristmill.training.planner.request import PlanRequest
+from gristmill.training.planner.plan_request import PlanRequest
 from gristmill.training.planner.search import Forecast
 
 CHECKPOINT_BYTES = 12  # of a parameter: float32 weight and two moments

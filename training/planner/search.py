@@ -8,14 +8,14 @@ from math import ceil
 from gristmill.foundation.errors import RecipeError
 from gristmill.training.config.layout import ON_DEVICE, SWAPS, OffloadConfig, Recompute
 from gristmill.training.planner.activations import ElementSizes, SwapPlan, solve_share
-from gristmill.training.planner.candidates import Placement, naive_links, open_layouts, place
 from gristmill.training.planner.costs.model_shape import ModelShape, step_flops
 from gristmill.training.planner.costs.parameters import parameter_count
 from gristmill.training.planner.costs.stage_splitting import balance_by_speed, rank_of_stage
 from gristmill.training.planner.hardware import GIB, Rates, routed_on
 from gristmill.training.planner.layout import Layout
+from gristmill.training.planner.layout_candidates import Placement, naive_links, open_layouts, place
 from gristmill.training.planner.memory import Memory, MemoryModel
-from gristmill.training.planner.request import PlanRequest, check
+from gristmill.training.planner.plan_request import PlanRequest, check
 from gristmill.training.planner.step_time import StepModel, StepTime
 
 # A layout that needs so many times the usable memory under the strongest recomputation is not tried under others.

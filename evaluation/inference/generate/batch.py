@@ -14,6 +14,7 @@ from torch import Tensor
 
 from gristmill.evaluation.inference.causal_lm import CausalLM
 from gristmill.evaluation.inference.generate.drafts import Speculation
+from gristmill.evaluation.inference.generate.generation_request import GenerationRequest, PieceStream, RequestResult
 from gristmill.evaluation.inference.generate.limits import BatchLimits
 from gristmill.evaluation.inference.generate.prefill import (
     MAX_PROMPTS,
@@ -28,7 +29,6 @@ from gristmill.evaluation.inference.generate.prefill import (
     prompt_rows,
     score_prompts,
 )
-from gristmill.evaluation.inference.generate.request import GenerationRequest, PieceStream, RequestResult
 from gristmill.evaluation.inference.generate.sequence import (
     RequestJob,
     RunningSequence,

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gristmill.evaluation.inference.causal_lm import CausalLM
-from gristmill.evaluation.inference.generate.request import TokenLogprob
+from gristmill.evaluation.inference.generate.generation_request import TokenLogprob
 from gristmill.evaluation.inference.generate.sequence import RunningSequence, log_softmax, top_logprobs
 from gristmill.evaluation.inference.generate.slots import MIN_SHARED_TOKENS, Slots, blocks_of, common_prefix
 from gristmill.evaluation.inference.local_causal_lm import DividedPass, LocalCausalLM

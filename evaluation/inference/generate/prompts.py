@@ -12,8 +12,7 @@ from pydantic import Field, ValidationError, model_validator
 from gristmill.evaluation.inference.causal_lm import CausalLM
 from gristmill.evaluation.inference.generate.batch import ContinuousBatch
 from gristmill.evaluation.inference.generate.drafts import NO_DRAFTS, Drafting
-from gristmill.evaluation.inference.generate.limits import BatchLimits
-from gristmill.evaluation.inference.generate.request import (
+from gristmill.evaluation.inference.generate.generation_request import (
     Generation,
     GenerationRequest,
     GenerationSettings,
@@ -23,6 +22,7 @@ from gristmill.evaluation.inference.generate.request import (
     TextStream,
     TokenLogprob,
 )
+from gristmill.evaluation.inference.generate.limits import BatchLimits
 from gristmill.evaluation.inference.generate.sequence import TokenDecoder
 from gristmill.foundation.config import Config
 from gristmill.foundation.errors import InputError, RecipeError, did_you_mean

@@ -7,7 +7,7 @@ from typing import Protocol
 import numpy as np
 from torch import Tensor
 
-from gristmill.evaluation.inference.generate.request import (
+from gristmill.evaluation.inference.generate.generation_request import (
     Ending,
     Generation,
     GenerationRequest,

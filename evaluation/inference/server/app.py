@@ -19,9 +19,13 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from gristmill.evaluation.inference.generate.request import GenerationRequest, GenerationSettings, RequestResult
+from gristmill.evaluation.inference.generate.generation_request import (
+    GenerationRequest,
+    GenerationSettings,
+    RequestResult,
+)
 from gristmill.evaluation.inference.server import chat_page
-from gristmill.evaluation.inference.server.engine import ServerBusyError, Ticket
+from gristmill.evaluation.inference.server.generation_engine import ServerBusyError, Ticket
 from gristmill.evaluation.inference.server.model_calls import (
     IGNORED_HEADER,
     HttpError,

@@ -18,10 +18,10 @@ from starlette.requests import ClientDisconnect, Request
 
 from gristmill.evaluation.convert.chat_template import ChatTemplate
 from gristmill.evaluation.convert.model_tokenizer import ModelTokenizer
+from gristmill.evaluation.inference.generate.generation_request import GenerationRequest, RequestResult, TokenLogprob
 from gristmill.evaluation.inference.generate.prompts import format_validation_error
-from gristmill.evaluation.inference.generate.request import GenerationRequest, RequestResult, TokenLogprob
 from gristmill.evaluation.inference.generate.slots import CacheUse
-from gristmill.evaluation.inference.server.engine import GenerationEngine, Ticket
+from gristmill.evaluation.inference.server.generation_engine import GenerationEngine, Ticket
 from gristmill.evaluation.inference.server.openai_api import known_fields
 from gristmill.foundation.startup import without_garbage_collection
 

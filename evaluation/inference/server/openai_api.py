@@ -13,7 +13,11 @@ from pydantic import Field, field_validator, model_validator
 
 from gristmill.evaluation.convert.model_tokenizer import GenerationDefaults
 from gristmill.evaluation.inference.config import SamplingConfig
-from gristmill.evaluation.inference.generate.request import MAX_TOP_LOGPROBS, GenerationSettings, RequestOptions
+from gristmill.evaluation.inference.generate.generation_request import (
+    MAX_TOP_LOGPROBS,
+    GenerationSettings,
+    RequestOptions,
+)
 from gristmill.evaluation.inference.generate.structured import (
     choice_grammar,
     lark_grammar,

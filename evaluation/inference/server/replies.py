@@ -10,7 +10,7 @@ from typing import Any, Literal, Protocol
 
 from pydantic import Field
 
-from gristmill.evaluation.inference.generate.request import Generation, RequestResult, TokenLogprob
+from gristmill.evaluation.inference.generate.generation_request import Generation, RequestResult, TokenLogprob
 from gristmill.evaluation.inference.generate.structured import schema_grammar
 from gristmill.foundation.config import Config
 

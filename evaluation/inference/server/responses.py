@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from gristmill.evaluation.convert.model_tokenizer import GenerationDefaults
-from gristmill.evaluation.inference.generate.request import Generation, GenerationRequest, GenerationSettings
+from gristmill.evaluation.inference.generate.generation_request import Generation, GenerationRequest, GenerationSettings
 from gristmill.evaluation.inference.generate.structured import schema_grammar
 from gristmill.evaluation.inference.server.model_calls import (
     ServedModel,

@@ -12,9 +12,15 @@ import uvicorn
 from gristmill.evaluation.inference.config import EvaluateConfig
 from gristmill.evaluation.inference.generate.batch import ContinuousBatch
 from gristmill.evaluation.inference.generate.limits import BatchLimits, default_limits
-from gristmill.evaluation.inference.load import NO_OTHER_RANKS, LoadedModel, Ranks, load_drafting, one_model_on_ranks
+from gristmill.evaluation.inference.load_model import (
+    NO_OTHER_RANKS,
+    LoadedModel,
+    Ranks,
+    load_drafting,
+    one_model_on_ranks,
+)
 from gristmill.evaluation.inference.server.app import ServedModel, make_app
-from gristmill.evaluation.inference.server.engine import GenerationEngine, announcer, follow
+from gristmill.evaluation.inference.server.generation_engine import GenerationEngine, announcer, follow
 from gristmill.evaluation.inference.workdir import CheckpointPaths
 from gristmill.foundation.errors import InputError, RecipeError
 from gristmill.foundation.progress import Reporter

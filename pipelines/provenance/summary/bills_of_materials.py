@@ -11,7 +11,7 @@ from typing import Any
 from uuid import NAMESPACE_URL, uuid5
 
 from gristmill.foundation.errors import InputError
-from gristmill.pipelines.provenance.summary.content import Content, Fact
+from gristmill.pipelines.provenance.summary.summary_content import Content, Fact
 
 try:  # an optional extra
     from spdx_python_model import v3_0_1 as spdx

@@ -12,7 +12,7 @@ import yaml
 from gristmill.data_pipeline.readers.document import DOCUMENT_SCHEMA
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.manifest import Output
-from gristmill.pipelines.provenance.summary.content import Content, open_questions, plain
+from gristmill.pipelines.provenance.summary.summary_content import Content, open_questions, plain
 
 # The hub's size categories, by documents.
 SIZES = ((10**3, "n<1K"), (10**4, "1K<n<10K"), (10**5, "10K<n<100K"), (10**6, "100K<n<1M"), (10**7, "1M<n<10M"),

@@ -24,7 +24,8 @@ from gristmill.pipelines.provenance.summary.cards import (
     model_card,
     public_summary,
 )
-from gristmill.pipelines.provenance.summary.content import (
+from gristmill.pipelines.provenance.summary.queries import queries
+from gristmill.pipelines.provenance.summary.summary_content import (
     ANSWERS_NAME,
     Content,
     Fact,
@@ -37,7 +38,6 @@ from gristmill.pipelines.provenance.summary.content import (
     open_questions,
     read_answers,
 )
-from gristmill.pipelines.provenance.summary.queries import queries
 from gristmill.pipelines.provenance.verify import CROISSANT_NAME, verify
 from gristmill.pipelines.recipes.config import Recipe
 from gristmill.pipelines.recipes.recipe_file import validate

@@ -16,10 +16,10 @@ from gristmill.data_pipeline.decontamination.config import (
     missing_fields,
     read_benchmark,
 )
+from gristmill.data_pipeline.decontamination.decontaminate import decontaminate
 from gristmill.data_pipeline.decontamination.edits import WORD_BITS, align, max_score
-from gristmill.data_pipeline.decontamination.index import information, words_of
 from gristmill.data_pipeline.decontamination.matches import report_markdown
-from gristmill.data_pipeline.decontamination.step import decontaminate
+from gristmill.data_pipeline.decontamination.ngram_index import information, words_of
 
 QUESTION = "Which of the seven rivers that cross the old kingdom has never once frozen over in any recorded winter"
 PROSE = "The miller rose before dawn and walked down to the weir. " * 10

@@ -14,7 +14,7 @@ from gristmill.data_pipeline.filters.lines import EDIT_COUNTS
 from gristmill.data_pipeline.filters.presets import LINE_OPTIONS, PRESETS, PROFILE_RULES, FilterChoice
 from gristmill.data_pipeline.filters.profiles import rules_of
 from gristmill.data_pipeline.signals.language import LanguageConfig
-from gristmill.data_pipeline.signals.names import SIGNALS
+from gristmill.data_pipeline.signals.signal_names import SIGNALS
 
 RULES = [rule for rules in PRESETS.values() for rule in rules]
 # The published numbers, written down a second time: (rule, threshold, which side is kept).

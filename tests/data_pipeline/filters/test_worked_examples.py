@@ -13,7 +13,7 @@ from gristmill.data_pipeline.readers.source import SourceConfig
 from gristmill.data_pipeline.signals.bits import TextBuffer
 from gristmill.data_pipeline.signals.kernel import measure
 from gristmill.data_pipeline.signals.language import ParagraphLanguageConfig, paragraph_language_columns
-from gristmill.data_pipeline.signals.names import SIGNALS
+from gristmill.data_pipeline.signals.signal_names import SIGNALS
 from gristmill.data_pipeline.signals.stop_words import stop_word_columns
 from tests.support.corpora import prose, run_curate, write_jsonl
 

@@ -7,8 +7,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from gristmill.data_pipeline.signals.kernel import measure
-from gristmill.data_pipeline.signals.names import SIGNALS
 from gristmill.data_pipeline.signals.reference import count_sentences, signals, split_words
+from gristmill.data_pipeline.signals.signal_names import SIGNALS
 
 # What the kernels treat apart: white space, line ends, joiners, closers, scripts, addresses, stop words.
 BARRED = (

@@ -11,7 +11,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 from gristmill.evaluation.convert.gguf_file import check_gguf, is_gguf
 from gristmill.evaluation.import_export import import_checkpoint
 from gristmill.evaluation.inference.config import EvaluateConfig
-from gristmill.evaluation.inference.load import load_for_evaluation
+from gristmill.evaluation.inference.load_model import load_for_evaluation
 from gristmill.evaluation.inference.workdir import CheckpointPaths
 from gristmill.foundation.errors import InputError
 from tokenizers import pre_tokenizers

@@ -11,9 +11,9 @@ from safetensors.torch import load_file
 from gristmill.evaluation.convert.model_tokenizer import load_model_tokenizer
 from gristmill.evaluation.import_export import export_checkpoint, import_checkpoint
 from gristmill.evaluation.inference.config import EvaluateConfig, SamplingConfig
+from gristmill.evaluation.inference.generate.generation_request import GenerationSettings
 from gristmill.evaluation.inference.generate.prompts import generate
-from gristmill.evaluation.inference.generate.request import GenerationSettings
-from gristmill.evaluation.inference.load import LoadedModel, load_for_evaluation
+from gristmill.evaluation.inference.load_model import LoadedModel, load_for_evaluation
 from gristmill.evaluation.inference.workdir import CheckpointPaths
 from gristmill.evaluation.scoring.lm_eval_adapter import LmEvalAdapter
 from gristmill.foundation.errors import InputError

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from gristmill.evaluation.inference.config import EvaluateConfig
+from gristmill.evaluation.inference.generate.generation_request import GenerationSettings
 from gristmill.evaluation.inference.generate.prompts import BatchSize, generate
-from gristmill.evaluation.inference.generate.request import GenerationSettings
-from gristmill.evaluation.inference.load import load_for_evaluation
+from gristmill.evaluation.inference.load_model import load_for_evaluation
 from gristmill.evaluation.inference.sharded import load_sharded
 from gristmill.evaluation.inference.workdir import CheckpointPaths
 from gristmill.evaluation.scoring.lm_eval_adapter import LmEvalAdapter

@@ -5,9 +5,9 @@ import torch
 
 from gristmill.evaluation.convert.huggingface import write_huggingface
 from gristmill.evaluation.inference.config import EvaluateConfig
+from gristmill.evaluation.inference.generate.generation_request import GenerationSettings
 from gristmill.evaluation.inference.generate.prompts import BatchSize, generate
-from gristmill.evaluation.inference.generate.request import GenerationSettings
-from gristmill.evaluation.inference.load import load_for_evaluation, load_for_evaluation_sharded
+from gristmill.evaluation.inference.load_model import load_for_evaluation, load_for_evaluation_sharded
 from gristmill.evaluation.inference.workdir import CheckpointPaths
 from gristmill.training.checkpoint.checkpoint import load_model
 from gristmill.training.config.layout import LayoutConfig

@@ -10,10 +10,10 @@ from gristmill.evaluation.convert.huggingface import has_family
 from gristmill.evaluation.import_export import import_checkpoint
 from gristmill.evaluation.inference.config import EvaluateConfig
 from gristmill.evaluation.inference.generate.batch import ContinuousBatch
+from gristmill.evaluation.inference.generate.generation_request import GenerationRequest, GenerationSettings
 from gristmill.evaluation.inference.generate.limits import BatchLimits
 from gristmill.evaluation.inference.generate.prompts import BatchSize, generate
-from gristmill.evaluation.inference.generate.request import GenerationRequest, GenerationSettings
-from gristmill.evaluation.inference.load import LoadedModel, load_for_evaluation, load_for_evaluation_sharded
+from gristmill.evaluation.inference.load_model import LoadedModel, load_for_evaluation, load_for_evaluation_sharded
 from gristmill.evaluation.inference.local_causal_lm import LocalCausalLM
 from gristmill.evaluation.inference.transformers_causal_lm import TransformersCausalLM, load_transformers_causal_lm
 from gristmill.evaluation.inference.workdir import CheckpointPaths

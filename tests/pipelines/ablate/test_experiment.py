@@ -7,19 +7,19 @@ import numpy as np
 import pytest
 import torch
 
-from gristmill.data_pipeline.decontamination.index import build_index, words_of
+from gristmill.data_pipeline.decontamination.ngram_index import build_index, words_of
 from gristmill.evaluation.inference.local_causal_lm import LocalCausalLM
 from gristmill.evaluation.scoring.loglikelihood import Request, score
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.progress import Reporter
 from gristmill.foundation.runtime.tasks.local import LocalEngine
 from gristmill.pipelines.ablate import corpora, experiment, runs
+from gristmill.pipelines.ablate.ablation_report import terminal_table, write_report
 from gristmill.pipelines.ablate.corpora import Arm, Texts, arms_of
-from gristmill.pipelines.ablate.report import terminal_table, write_report
 from gristmill.pipelines.ablate.runs import ProxySize
 from gristmill.pipelines.python_api import run as run_recipe
 from gristmill.tokenizers.config import TokenizerConfig
-from gristmill.tokenizers.train import train
+from gristmill.tokenizers.train_tokenizer import train
 from gristmill.training.config.model import ModelConfig
 from gristmill.training.model.init import initialize
 from gristmill.training.model.transformer import Transformer

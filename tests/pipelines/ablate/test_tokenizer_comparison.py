@@ -17,7 +17,7 @@ from gristmill.pipelines.ablate.tokenizer_comparison import (
     rows,
 )
 from gristmill.tokenizers.config import ProxyConfig
-from gristmill.tokenizers.report import TokenizerReport
+from gristmill.tokenizers.tokenizer_report import TokenizerReport
 
 PROXY = ProxyConfig(
     layers=1, width=16, heads=1, sequence_length=16, batch=4, text_bytes=5_000, held_out_bytes=1_000, seeds=2

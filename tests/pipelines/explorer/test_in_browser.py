@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from gristmill.pipelines.explorer.corpus import ExploredCorpus
-from gristmill.pipelines.explorer.server import make_app
+from gristmill.pipelines.explorer.explorer_server import make_app
 from tests.support.chromium import UNREADABLE, chromium
 from tests.support.served import served
 

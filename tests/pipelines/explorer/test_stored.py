@@ -13,7 +13,7 @@ from gristmill.data_pipeline.corpus.corpus_files import RemoteCorpusFiles
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.manifest import MANIFEST_NAME, read_manifest
 from gristmill.pipelines.explorer.corpus import ExploredCorpus
-from gristmill.pipelines.explorer.server import make_app
+from gristmill.pipelines.explorer.explorer_server import make_app
 from gristmill.pipelines.workdir.publication import Published, folder_name
 from gristmill.pipelines.workdir.remote import RemoteWork, local_mirror
 from tests.support.corpora import prose, write_jsonl

@@ -102,7 +102,7 @@ def test_a_run_in_a_store_publishes_the_local_bytes_and_another_machine_reads_th
     assert code == 0 and "40" in said
     assert not (local_mirror(RUN) / "curate").exists()  # nothing was downloaded as a whole
     apps: list = []
-    monkeypatch.setattr("gristmill.pipelines.explorer.server.serve_pages", lambda app, *_: apps.append(app))
+    monkeypatch.setattr("gristmill.pipelines.explorer.explorer_server.serve_pages", lambda app, *_: apps.append(app))
     code, said = call("explore", RUN, "--web", "--port", 0)
     assert code == 0 and len(apps) == 1 and not (local_mirror(RUN) / "curate").exists()
     code, said = call("explore", "s3://corpus/other", "--sql", "SELECT 1")

@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 
-from gristmill.training.auto_tp.apply import ShardedRegion, apply_plan, whole_parameters
-from gristmill.training.auto_tp.model import local_model, parallelize
+from gristmill.training.auto_tp.apply_plan import ShardedRegion, apply_plan, whole_parameters
+from gristmill.training.auto_tp.parallel_model import local_model, parallelize
 from gristmill.training.auto_tp.plan import CollectiveCounter, LayerRole, collectives, described, hand_plan_collectives
 from gristmill.training.auto_tp.transformers_folder import plan_for
-from gristmill.training.calibrate.layers import causal_loss
+from gristmill.training.calibrate.measure_layers import causal_loss
 from gristmill.training.config.layout import LayoutConfig
 from gristmill.training.engine.gradients import global_norm
 from gristmill.training.engine.local_model import PRECISIONS

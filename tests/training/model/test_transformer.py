@@ -6,7 +6,7 @@ from torch.nn import functional as F
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from gristmill.evaluation.inference.local_causal_lm import LocalCausalLM
-from gristmill.training.calibrate.layers import causal_loss
+from gristmill.training.calibrate.measure_layers import causal_loss
 from gristmill.training.config.layout import CHUNK_LOGITS
 from gristmill.training.config.model import ModelConfig
 from gristmill.training.model.attention.attention import attend

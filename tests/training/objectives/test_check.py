@@ -8,9 +8,9 @@ import pytest
 from gristmill.foundation.errors import RecipeError
 from gristmill.training.config.model import ModelConfig
 from gristmill.training.objectives.check import checked_loss
-from gristmill.training.objectives.load import make_objective
-from gristmill.training.objectives.names import objective_identity
+from gristmill.training.objectives.load_objective import make_objective
 from gristmill.training.objectives.objective import ObjectiveInputs, TermSpec
+from gristmill.training.objectives.objective_names import objective_identity
 from tests.support.training_runs import MODEL, Counting, new_run
 
 GOOD = """

@@ -9,7 +9,7 @@ import pytest
 from gristmill.foundation.errors import InputError, RecipeError
 from gristmill.training.objectives.check import checked_loss
 from gristmill.training.objectives.labelled_files import packed
-from gristmill.training.objectives.load import make_objective
+from gristmill.training.objectives.load_objective import make_objective
 from gristmill.training.objectives.objective import NoCorpus, ObjectiveInputs, TermSpec
 from tests.support.synthetic_pairs import PIECES, VOCAB
 from tests.training.objectives.test_masked import CLS, PAD, SEP, model

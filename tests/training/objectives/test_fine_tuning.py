@@ -13,7 +13,7 @@ from gristmill.foundation.errors import InputError
 from gristmill.training.model.init import initialize
 from gristmill.training.model.transformer import Transformer
 from gristmill.training.objectives.check import checked_loss
-from gristmill.training.objectives.load import make_objective
+from gristmill.training.objectives.load_objective import make_objective
 from gristmill.training.objectives.objective import NoCorpus, ObjectiveInputs
 from gristmill.training.objectives.span_extraction import _space_before_words, normalized, word_f1
 from tests.support.synthetic_pairs import PIECES, VOCAB

@@ -8,7 +8,7 @@ import pytest
 from gristmill.foundation.errors import RecipeError
 from gristmill.training.config.model import ModelConfig
 from gristmill.training.objectives.check import checked_loss
-from gristmill.training.objectives.load import make_objective
+from gristmill.training.objectives.load_objective import make_objective
 from gristmill.training.objectives.masked import Masked, MaskedOptions, choose_masked, word_starts, words_of
 from gristmill.training.objectives.objective import ObjectiveInputs, TermSpec
 from tests.support.parity import MODELS

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 
-from gristmill.training.calibrate.layers import causal_loss
+from gristmill.training.calibrate.measure_layers import causal_loss
 from gristmill.training.config.train import TrainConfig
 from gristmill.training.objectives.objective import Batches, collate
 from gristmill.training.parallel.mesh import Axis, single_process

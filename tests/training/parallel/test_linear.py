@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.profiler import profile
 
 from gristmill.foundation.errors import RecipeError
-from gristmill.training.calibrate.layers import causal_loss
+from gristmill.training.calibrate.measure_layers import causal_loss
 from gristmill.training.config.model import ModelConfig
 from gristmill.training.config.train import TrainConfig
 from gristmill.training.engine.local_model import build_local_model

@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves
 
 from gristmill.foundation.errors import RecipeError
 from gristmill.pipelines.recipes.recipe_file import load_recipe
-from gristmill.training.calibrate.layers import causal_loss
+from gristmill.training.calibrate.measure_layers import causal_loss
 from gristmill.training.config.layout import LayoutConfig
 from gristmill.training.config.model import ModelConfig
 from gristmill.training.model.transformer import ComputeOptions, Transformer
@@ -32,7 +32,7 @@ from gristmill.training.planner.costs.model_shape import gpt, shape_of
 from gristmill.training.planner.engine_profile import GRISTMILL
 from gristmill.training.planner.hardware import GIB, load_hardware
 from gristmill.training.planner.layout import from_config
-from gristmill.training.planner.report import explain
+from gristmill.training.planner.plan_report import explain
 from gristmill.training.planner.search import Planner
 
 GPT2 = {"mlp": "gelu", "norm": "layernorm", "positions": "learned", "biases": True, "tied_embeddings": True}

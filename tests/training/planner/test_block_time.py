@@ -6,11 +6,11 @@ import pytest
 
 from gristmill.training.config.model import ModelConfig
 from gristmill.training.planner.block_time import BlockTimes, newton_schulz_seconds, orthogonal_seconds
-from gristmill.training.planner.candidates import place
 from gristmill.training.planner.costs.model_shape import shape_of
 from gristmill.training.planner.engine_profile import FRAMEWORKS, GRISTMILL
 from gristmill.training.planner.hardware import ROUTED, Rates, Sustained, load_hardware
 from gristmill.training.planner.layout import Layout, RankLayers
+from gristmill.training.planner.layout_candidates import place
 from gristmill.training.planner.memory import MemoryModel
 from gristmill.training.planner.step_time import StepModel
 

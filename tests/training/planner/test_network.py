@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from gristmill.training.calibrate.layers import causal_loss
+from gristmill.training.calibrate.measure_layers import causal_loss
 from gristmill.training.config.layout import LayoutConfig
 from gristmill.training.config.model import ModelConfig
 from gristmill.training.config.train import TrainConfig
@@ -28,7 +28,7 @@ from gristmill.training.planner.network import (
     pipeline_volume,
     tensor_volume,
 )
-from gristmill.training.planner.request import named_shape
+from gristmill.training.planner.plan_request import named_shape
 
 MODEL = ModelConfig(layers=3, width=64, heads=4, kv_heads=4, sequence_length=32)
 VOCAB = 128

@@ -19,7 +19,7 @@ from gristmill.training.planner.engine_profile import GRISTMILL
 from gristmill.training.planner.hardware import FITTED, Rates
 from gristmill.training.planner.layout import from_config
 from gristmill.training.planner.memory import MemoryModel
-from gristmill.training.planner.request import named_shape
+from gristmill.training.planner.plan_request import named_shape
 from gristmill.training.planner.step_time import StepModel
 
 LLAMA = {"layers": 6, "width": 64, "heads": 8, "kv_heads": 2, "sequence_length": 32}

@@ -7,8 +7,8 @@ import pytest
 
 from gristmill.training.config.train import TrainConfig
 from gristmill.training.planner.command import PlanOptions, make_request
-from gristmill.training.planner.report import explain
-from gristmill.training.planner.request import PlanRequest, named_shape
+from gristmill.training.planner.plan_report import explain
+from gristmill.training.planner.plan_request import PlanRequest, named_shape
 from gristmill.training.planner.run_cost import Interruptions, best_interval, cost, days
 from gristmill.training.planner.search import SearchResult, search, support
 

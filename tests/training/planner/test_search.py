@@ -25,8 +25,8 @@ from gristmill.training.planner.engine_profile import FRAMEWORKS
 from gristmill.training.planner.hardware import GIB, load_hardware
 from gristmill.training.planner.layout import Layout, from_config
 from gristmill.training.planner.layout_checks import validation_errors
-from gristmill.training.planner.report import explain, to_json
-from gristmill.training.planner.request import FixedChoices, PlanRequest, load_shape, named_shape
+from gristmill.training.planner.plan_report import explain, to_json
+from gristmill.training.planner.plan_request import FixedChoices, PlanRequest, load_shape, named_shape
 from gristmill.training.planner.search import Planner, min_gpus, nothing_fits, search, search_with_offload
 
 SMALL = ModelConfig(layers=8, width=1024, heads=8, kv_heads=4, sequence_length=1024)

@@ -9,8 +9,8 @@ import torch
 
 from gristmill.evaluation.inference.config import SamplingConfig
 from gristmill.evaluation.inference.generate.batch import ContinuousBatch
+from gristmill.evaluation.inference.generate.generation_request import GenerationRequest, GenerationSettings
 from gristmill.evaluation.inference.generate.limits import BatchLimits
-from gristmill.evaluation.inference.generate.request import GenerationRequest, GenerationSettings
 from gristmill.evaluation.inference.generate.sequence import log_softmax
 from gristmill.evaluation.inference.local_causal_lm import LocalCausalLM
 from gristmill.foundation.errors import InputError

@@ -8,8 +8,8 @@ from scipy.stats import chisquare
 from gristmill.evaluation.inference.config import SamplingConfig
 from gristmill.evaluation.inference.generate.batch import ContinuousBatch
 from gristmill.evaluation.inference.generate.drafts import Drafting, ngram_draft
+from gristmill.evaluation.inference.generate.generation_request import GenerationRequest, GenerationSettings
 from gristmill.evaluation.inference.generate.limits import BatchLimits
-from gristmill.evaluation.inference.generate.request import GenerationRequest, GenerationSettings
 from gristmill.evaluation.inference.generate.sampler import LogitRules
 from tests.evaluation.inference.generate.test_batch import Words, model_of, requests, run
 

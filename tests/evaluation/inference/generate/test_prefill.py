@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from gristmill.evaluation.inference.generate.batch import ContinuousBatch
+from gristmill.evaluation.inference.generate.generation_request import GenerationRequest, GenerationSettings
 from gristmill.evaluation.inference.generate.limits import BatchLimits
 from gristmill.evaluation.inference.generate.prefill import part_size
-from gristmill.evaluation.inference.generate.request import GenerationRequest, GenerationSettings
 from tests.evaluation.inference.generate.test_batch import Words, by_whole_passes, model_of
 
 

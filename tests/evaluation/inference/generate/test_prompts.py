@@ -7,9 +7,9 @@ import torch
 
 from gristmill.evaluation.inference.config import SamplingConfig
 from gristmill.evaluation.inference.generate.batch import ContinuousBatch
+from gristmill.evaluation.inference.generate.generation_request import GenerationSettings
 from gristmill.evaluation.inference.generate.limits import BatchLimits
 from gristmill.evaluation.inference.generate.prompts import BatchSize, PromptFile, Writer, generate, generate_file
-from gristmill.evaluation.inference.generate.request import GenerationSettings
 from gristmill.foundation.errors import InputError, RecipeError
 from gristmill.foundation.progress import Reporter
 

@@ -7,8 +7,8 @@ from gristmill.evaluation.inference.config import SamplingConfig
 from gristmill.evaluation.inference.generate import slots as slots_file
 from gristmill.evaluation.inference.generate.batch import ContinuousBatch
 from gristmill.evaluation.inference.generate.drafts import Drafting
+from gristmill.evaluation.inference.generate.generation_request import GenerationRequest, GenerationSettings
 from gristmill.evaluation.inference.generate.limits import BatchLimits
-from gristmill.evaluation.inference.generate.request import GenerationRequest, GenerationSettings
 from gristmill.evaluation.inference.generate.slots import BLOCK_TOKENS, Slots
 from gristmill.foundation.errors import InputError
 from gristmill.training.model.decoding_cache import SharedPrefix

@@ -8,7 +8,7 @@ import torch
 
 from gristmill.evaluation.inference.config import EvaluateConfig
 from gristmill.evaluation.inference.generate.limits import BatchLimits
-from gristmill.evaluation.inference.load import load_for_evaluation
+from gristmill.evaluation.inference.load_model import load_for_evaluation
 from gristmill.evaluation.inference.server.server import new_batch
 from gristmill.evaluation.inference.workdir import CheckpointPaths
 from tests.evaluation.inference.server.test_server import TOKEN, asked, running

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gristmill.evaluation.inference.server.engine import IDLE_PROMPT_TOKENS, PromptPace
+from gristmill.evaluation.inference.server.generation_engine import IDLE_PROMPT_TOKENS, PromptPace
 
 
 @pytest.mark.parametrize("fixed, token", [(0.2, 0.01), (0.5, 0.001), (0.7, 0.05)])

@@ -17,13 +17,13 @@ import pytest
 from gristmill.evaluation.convert.chat_template import PLAIN, PLAIN_STOPS, ChatTemplate
 from gristmill.evaluation.convert.model_tokenizer import ModelTokenizer
 from gristmill.evaluation.inference.config import EvaluateConfig
+from gristmill.evaluation.inference.generate.generation_request import GenerationSettings
 from gristmill.evaluation.inference.generate.limits import BatchLimits
 from gristmill.evaluation.inference.generate.prompts import generate
-from gristmill.evaluation.inference.generate.request import GenerationSettings
-from gristmill.evaluation.inference.load import load_for_evaluation
+from gristmill.evaluation.inference.load_model import load_for_evaluation
 from gristmill.evaluation.inference.server import model_calls
 from gristmill.evaluation.inference.server.app import make_app
-from gristmill.evaluation.inference.server.engine import GenerationEngine
+from gristmill.evaluation.inference.server.generation_engine import GenerationEngine
 from gristmill.evaluation.inference.server.model_calls import ServedModel
 from gristmill.evaluation.inference.server.server import (
     ServerOptions,

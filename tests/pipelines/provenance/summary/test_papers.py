@@ -10,8 +10,8 @@ import pytest
 
 from gristmill.pipelines.provenance.summary.bills_of_materials import check_bill, check_spdx
 from gristmill.pipelines.provenance.summary.cards import check_croissant
-from gristmill.pipelines.provenance.summary.content import PaperAnswers, answers_form, open_questions
 from gristmill.pipelines.provenance.summary.papers import write_summary
+from gristmill.pipelines.provenance.summary.summary_content import PaperAnswers, answers_form, open_questions
 from gristmill.pipelines.python_api import run as run_recipe
 from tests.support.corpora import prose, write_jsonl
 

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from torch.utils._pytree import tree_leaves
 
 from gristmill.foundation.errors import RecipeError
-from gristmill.training.calibrate.layers import causal_loss
+from gristmill.training.calibrate.measure_layers import causal_loss
 from gristmill.training.config.layers import MoeConfig
 from gristmill.training.config.layout import LayoutConfig
 from gristmill.training.config.model import ModelConfig

@@ -7,7 +7,7 @@ import torch
 from model_counts import matmul_flops_per_token
 from torch.utils.flop_counter import FlopCounterMode
 
-from gristmill.training.calibrate.layers import causal_loss
+from gristmill.training.calibrate.measure_layers import causal_loss
 from gristmill.training.config.mixers.attention import attended_pairs
 from gristmill.training.config.model import ModelConfig
 from gristmill.training.model.init import initialize

@@ -3,8 +3,15 @@
 import pytest
 import torch
 
-from gristmill.training.calibrate.layers import CPU_GROUPS, PRODUCTS, ROW_WIDTH, ROWS_ON_CPU, expert_works, fit_experts
 from gristmill.training.calibrate.links import interleaved_seconds
+from gristmill.training.calibrate.measure_layers import (
+    CPU_GROUPS,
+    PRODUCTS,
+    ROW_WIDTH,
+    ROWS_ON_CPU,
+    expert_works,
+    fit_experts,
+)
 from gristmill.training.planner.hardware import ROUTED, Rates, Sustained, load_hardware, routed_on
 
 CPU = torch.device("cpu")

@@ -13,7 +13,7 @@ from gristmill.training.planner.engine_profile import EngineProfile
 from gristmill.training.planner.hardware import Cluster, Hardware, Link, Rates
 from gristmill.training.planner.layout import Layout
 from gristmill.training.planner.network import AxisLinks, GroupLink, between_nodes, min_members
-from gristmill.training.planner.request import FixedChoices, PlanRequest
+from gristmill.training.planner.plan_request import FixedChoices, PlanRequest
 from gristmill.training.planner.step_time import default_links
 
 MICRO_BATCHES = (1, 2, 4, 8, 16, 32)

@@ -14,7 +14,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.func import functional_call
 
-from gristmill.training.auto_tp.apply import ShardedRegion, apply_plan, whole_parameters
+from gristmill.training.auto_tp.apply_plan import ShardedRegion, apply_plan, whole_parameters
 from gristmill.training.auto_tp.plan import TensorPlan, described
 from gristmill.training.auto_tp.transformers_folder import TransformersFolder, plan_for
 from gristmill.training.config.train import TrainConfig

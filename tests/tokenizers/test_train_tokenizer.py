@@ -14,7 +14,7 @@ from gristmill.tokenizers import train as training
 from gristmill.tokenizers.config import FIM_SYMBOLS, TokenizerConfig
 from gristmill.tokenizers.export import transforms_of
 from gristmill.tokenizers.tokenizer import MODEL_NAME, SETTINGS_NAME, load_tokenizer
-from gristmill.tokenizers.train import END_OF_DOCUMENT, train, train_on_words
+from gristmill.tokenizers.train_tokenizer import END_OF_DOCUMENT, train, train_on_words
 from gristmill.tokenizers.word_counts import count_texts
 
 
@@ -37,7 +37,7 @@ def test_the_same_input_gives_the_same_bytes_on_any_number_of_cores(training_tex
     script = (
         "import os, sys, hashlib; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\n"
         "from gristmill.tokenizers.config import TokenizerConfig\n"
-        "from gristmill.tokenizers.train import train\n"
+        "from gristmill.tokenizers.train_tokenizer import train\n"
         f"texts = open({str(tmp_path / 'texts')!r}, 'rb').read().decode().split(chr(0))\n"
         f"sys.stdout.buffer.write(train(texts, TokenizerConfig(algorithm={algorithm!r}, vocab_size=700)))\n"
     )

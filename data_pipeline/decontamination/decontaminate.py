@@ -15,17 +15,6 @@ import pyarrow.parquet as pq
 
 from gristmill.data_pipeline.decontamination.config import BenchmarkExample, DecontaminateConfig, read_benchmark
 from gristmill.data_pipeline.decontamination.edits import build_indexes, load_indexes, save_indexes, search_edits
-from gristmill.data_pipeline.decontamination.index import (
-    PHRASE,
-    NgramMatches,
-    common_ngrams,
-    common_phrases,
-    phrase_counts,
-    phrase_ranges,
-    search,
-    without_common,
-    words_of_bytes,
-)
 from gristmill.data_pipeline.decontamination.matches import (
     DROPPING_RULES,
     HITS,
@@ -41,6 +30,17 @@ from gristmill.data_pipeline.decontamination.matches import (
     match_row,
     question_order,
     report_markdown,
+)
+from gristmill.data_pipeline.decontamination.ngram_index import (
+    PHRASE,
+    NgramMatches,
+    common_ngrams,
+    common_phrases,
+    phrase_counts,
+    phrase_ranges,
+    search,
+    without_common,
+    words_of_bytes,
 )
 from gristmill.data_pipeline.dedup.folding import word_spans
 from gristmill.data_pipeline.ledger.document_file import (

@@ -23,8 +23,8 @@ from torch.func import functional_call
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 
+from gristmill.training.auto_tp.module_trace import is_transposed
 from gristmill.training.auto_tp.plan import LayerPlan, LayerRole, TensorPlan
-from gristmill.training.auto_tp.trace import is_transposed
 
 Site = tuple[nn.Module, str]
 

@@ -8,15 +8,15 @@ from gristmill.foundation.errors import RecipeError
 from gristmill.foundation.progress import Reporter
 from gristmill.foundation.startup import host_bytes
 from gristmill.training.calibrate import hardware as measure
-from gristmill.training.calibrate import layers
-from gristmill.training.calibrate.hardware import (
+from gristmill.training.calibrate import measure_layers as layers
+from gristmill.training.calibrate.links import Sent, fit_link
+from gristmill.training.calibrate.measure_hardware import (
     CUDA_SHAPES,
     MeasuredProduct,
     fit_device,
     pattern_search,
     write_profile,
 )
-from gristmill.training.calibrate.links import Sent, fit_link
 from gristmill.training.planner.hardware import GIB, Rates, Sustained, load_hardware
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from gristmill.foundation.errors import InputError
 from gristmill.training.objectives.classification import MultipleChoice, MultipleChoiceOptions
-from gristmill.training.objectives.names import read_records, records_digest
+from gristmill.training.objectives.objective_names import read_records, records_digest
 from gristmill.training.objectives.span_extraction import SpanExtraction, SpanExtractionOptions
 
 SQUAD_FILE = {

@@ -15,20 +15,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gristmill.foundation.errors import RecipeError
-from gristmill.training.calibrate.layers import causal_loss
+from gristmill.training.calibrate.measure_layers import causal_loss
 from gristmill.training.config.layout import LayoutConfig
 from gristmill.training.config.model import ModelConfig
 from gristmill.training.config.train import TrainConfig
 from gristmill.training.engine.local_model import build_local_model
 from gristmill.training.launch.processes import RankInfo, init_distributed
 from gristmill.training.parallel.mesh import Mesh, single_process
-from gristmill.training.planner.candidates import axis_groups, naive_links, place, stays_in_nodes
 from gristmill.training.planner.costs.model_shape import shape_of
 from gristmill.training.planner.hardware import FITTED, PROFILES, Hardware, Rates, parse_hardware
 from gristmill.training.planner.layout import Layout
+from gristmill.training.planner.layout_candidates import axis_groups, naive_links, place, stays_in_nodes
 from gristmill.training.planner.network import min_members_per_node
-from gristmill.training.planner.report import explain
-from gristmill.training.planner.request import FixedChoices, PlanRequest, named_shape
+from gristmill.training.planner.plan_report import explain
+from gristmill.training.planner.plan_request import FixedChoices, PlanRequest, named_shape
 from gristmill.training.planner.search import Planner, search
 from gristmill.training.planner.step_time import default_links
 from gristmill.training.run import RunConfig, build_forward_backward

@@ -12,9 +12,9 @@ from starlette.testclient import TestClient
 from gristmill.foundation.errors import InputError, RecipeError
 from gristmill.pipelines.explorer import rows
 from gristmill.pipelines.explorer.corpus import ExploredCorpus
+from gristmill.pipelines.explorer.explorer_server import Address, make_app
 from gristmill.pipelines.explorer.pages import compared, contamination, marked_spans
 from gristmill.pipelines.explorer.rows import Cursor, Filters
-from gristmill.pipelines.explorer.server import Address, make_app
 
 SCRIPT = "<script>alert(1)</script> the \u202egnp.exe and \x1b[2J"
 RECIPE = {

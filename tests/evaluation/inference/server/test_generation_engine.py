@@ -7,10 +7,16 @@ import torch
 
 from gristmill.evaluation.inference.config import EvaluateConfig, SamplingConfig
 from gristmill.evaluation.inference.generate.batch import ContinuousBatch
+from gristmill.evaluation.inference.generate.generation_request import GenerationRequest, GenerationSettings
 from gristmill.evaluation.inference.generate.limits import BatchLimits
-from gristmill.evaluation.inference.generate.request import GenerationRequest, GenerationSettings
-from gristmill.evaluation.inference.load import load_for_evaluation, load_for_evaluation_sharded
-from gristmill.evaluation.inference.server.engine import GenerationEngine, ServerBusyError, Ticket, announcer, follow
+from gristmill.evaluation.inference.load_model import load_for_evaluation, load_for_evaluation_sharded
+from gristmill.evaluation.inference.server.generation_engine import (
+    GenerationEngine,
+    ServerBusyError,
+    Ticket,
+    announcer,
+    follow,
+)
 from gristmill.evaluation.inference.workdir import CheckpointPaths
 from gristmill.training.config.layout import LayoutConfig
 from gristmill.training.parallel.mesh import build_mesh

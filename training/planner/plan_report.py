@@ -11,12 +11,12 @@ from rich.text import Text
 
 from gristmill.foundation.errors import RecipeError
 from gristmill.training.config.layout import SWAPS
-from gristmill.training.planner.candidates import stays_in_nodes
 from gristmill.training.planner.costs.parameters import parameter_count
 from gristmill.training.planner.hardware import GIB
 from gristmill.training.planner.layout import Layout, bubble_share
+from gristmill.training.planner.layout_candidates import stays_in_nodes
 from gristmill.training.planner.network import expert_data_volumes, volumes
-from gristmill.training.planner.request import PlanRequest
+from gristmill.training.planner.plan_request import PlanRequest
 from gristmill.training.planner.run_cost import cost, days
 from gristmill.training.planner.run_cost import sentences as run_sentences
 from gristmill.training.planner.search import LARGEST_ERROR, Forecast, Planner, SearchResult, search, support

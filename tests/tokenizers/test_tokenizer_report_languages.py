@@ -11,9 +11,9 @@ from gristmill.pipelines.report.content import tokenizer_blocks
 from gristmill.pipelines.report.render import Table
 from gristmill.tokenizers.config import PRESETS, TokenizerConfig, TokenizerRequirements
 from gristmill.tokenizers.export import differences, write_huggingface
-from gristmill.tokenizers.report import GroupReport, missed_requirements, translation_key
 from gristmill.tokenizers.tokenizer import MODEL_NAME, load_bulk_tokenizer, load_tokenizer
-from gristmill.tokenizers.train import train
+from gristmill.tokenizers.tokenizer_report import GroupReport, missed_requirements, translation_key
+from gristmill.tokenizers.train_tokenizer import train
 
 
 @pytest.fixture(scope="module")

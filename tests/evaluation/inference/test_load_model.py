@@ -7,7 +7,7 @@ import pytest
 
 from gristmill.evaluation.convert.huggingface import write_huggingface
 from gristmill.evaluation.inference.config import EvaluateConfig
-from gristmill.evaluation.inference.load import check_causal, load_for_evaluation
+from gristmill.evaluation.inference.load_model import check_causal, load_for_evaluation
 from gristmill.evaluation.inference.workdir import CheckpointPaths, find_checkpoint
 from gristmill.foundation.errors import InputError
 from gristmill.training.checkpoint.checkpoint import load_model

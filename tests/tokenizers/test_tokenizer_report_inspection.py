@@ -3,10 +3,11 @@
 import pytest
 
 from gristmill.foundation.errors import InputError
-from gristmill.tokenizers import report, words
+from gristmill.tokenizers import tokenizer_report as report
+from gristmill.tokenizers import words
 from gristmill.tokenizers.byte_level import GigatokenEncoder
-from gristmill.tokenizers.report import inspect_tokenizer
 from gristmill.tokenizers.tokenizer import load_bulk_tokenizer
+from gristmill.tokenizers.tokenizer_report import inspect_tokenizer
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 

@@ -1,7 +1,7 @@
 """Measure a machine and write its hardware profile: matmuls, copies and, with several processes, collectives.
 
-`gristmill calibrate`, or `torchrun --nproc-per-node 8 -m gristmill.training.calibrate.hardware PROFILE.yaml` for the
-links of a node. The planner itself needs no torch.
+`gristmill calibrate`, or for the links of a node `torchrun --nproc-per-node 8 -m
+gristmill.training.calibrate.measure_hardware PROFILE.yaml`. The planner itself needs no torch.
 """
 
 import os
@@ -19,7 +19,6 @@ import yaml
 from gristmill.foundation.errors import RecipeError
 from gristmill.foundation.progress import Reporter
 from gristmill.foundation.startup import host_bytes
-from gristmill.training.calibrate.layers import expert_works, fit_experts, fit_layers, layer_works, rested_machine
 from gristmill.training.calibrate.links import (
     WARM_UP,
     Work,
@@ -33,6 +32,13 @@ from gristmill.training.calibrate.links import (
     processes_here,
     send_works,
     sent_messages,
+)
+from gristmill.training.calibrate.measure_layers import (
+    expert_works,
+    fit_experts,
+    fit_layers,
+    layer_works,
+    rested_machine,
 )
 from gristmill.training.launch.processes import RankInfo, host_threads, keep_freed_memory, local_device
 from gristmill.training.optim.offload import with_threads

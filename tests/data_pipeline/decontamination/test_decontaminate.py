@@ -15,9 +15,9 @@ from gristmill.data_pipeline.decontamination.config import (
     numbered_examples,
     read_benchmark,
 )
-from gristmill.data_pipeline.decontamination.index import build_index, search, words_of
+from gristmill.data_pipeline.decontamination.decontaminate import decontaminate
 from gristmill.data_pipeline.decontamination.matches import piece_id, report_markdown
-from gristmill.data_pipeline.decontamination.step import decontaminate
+from gristmill.data_pipeline.decontamination.ngram_index import build_index, search, words_of
 from gristmill.data_pipeline.dedup.folding import fold_text
 from gristmill.foundation.errors import InputError, RecipeError
 

@@ -11,7 +11,12 @@ from hypothesis import strategies as st
 
 from gristmill.data_pipeline.ledger.document_file import packed_ids
 from gristmill.data_pipeline.quality.config import QualityConfig
-from gristmill.data_pipeline.quality.step import SCORE_STEPS, lowest_of_best, pareto_draws, select_documents
+from gristmill.data_pipeline.quality.remove_by_quality import (
+    SCORE_STEPS,
+    lowest_of_best,
+    pareto_draws,
+    select_documents,
+)
 
 CONFIG = QualityConfig(positive=("books",), negative=("web",), features=2**12)
 DIGITS = [hashlib.sha256(b"%d" % k).hexdigest()[:32] for k in range(2000)]

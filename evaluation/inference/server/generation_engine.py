@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch.distributed as dist
 
 from gristmill.evaluation.inference.generate.batch import ContinuousBatch
-from gristmill.evaluation.inference.generate.request import GenerationRequest, PieceStream, RequestResult
+from gristmill.evaluation.inference.generate.generation_request import GenerationRequest, PieceStream, RequestResult
 from gristmill.evaluation.inference.generate.slots import CacheUse
 from gristmill.foundation.errors import InputError
 from gristmill.training.parallel.mesh import Axis

@@ -4,8 +4,8 @@ import pytest
 
 from gristmill.evaluation.commands import generate_text
 from gristmill.evaluation.inference.config import EvaluateConfig
-from gristmill.evaluation.inference.generate.request import GenerationSettings
-from gristmill.evaluation.inference.load import DraftOptions, Ranks, load_drafting, load_for_evaluation
+from gristmill.evaluation.inference.generate.generation_request import GenerationSettings
+from gristmill.evaluation.inference.load_model import DraftOptions, Ranks, load_drafting, load_for_evaluation
 from gristmill.evaluation.inference.workdir import CheckpointPaths
 from gristmill.foundation.errors import RecipeError
 

@@ -12,7 +12,6 @@ from gristmill.foundation.errors import RecipeError
 from gristmill.foundation.user_code import read_source, run_file
 from gristmill.training.objectives.classification import Classification, MultipleChoice, SourceClassification
 from gristmill.training.objectives.masked import Masked, SpanCorruption
-from gristmill.training.objectives.names import parse_user_objective
 from gristmill.training.objectives.objective import (
     Causal,
     Distillation,
@@ -22,6 +21,7 @@ from gristmill.training.objectives.objective import (
     errors_named,
     wrong,
 )
+from gristmill.training.objectives.objective_names import parse_user_objective
 from gristmill.training.objectives.span_extraction import SpanExtraction
 
 OBJECTIVES: Mapping[str, type[Objective]] = {

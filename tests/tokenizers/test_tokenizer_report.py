@@ -2,8 +2,8 @@
 
 import pytest
 
-from gristmill.tokenizers.report import ReportText, byte_ids, tokenizer_report
 from gristmill.tokenizers.tokenizer import load_tokenizer
+from gristmill.tokenizers.tokenizer_report import ReportText, byte_ids, tokenizer_report
 
 
 def test_metrics_computed_by_hand(trained):
