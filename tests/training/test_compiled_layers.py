@@ -69,12 +69,12 @@ def products_of_a_pass(layout: dict[str, Any], monkeypatch: pytest.MonkeyPatch) 
     return len(counted)
 
 
-@pytest.mark.parametrize("model", [slow("gemma2"), slow("experts"), "hybrid_experts"])
+@pytest.mark.parametrize("model", [slow("gemma2"), slow("experts"), "hybrid_experts", "tcnca"])
 def test_a_group_of_layers_trains_the_model_of_single_ones(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two steps in float64 with dropout, side losses and counts of experts, through the compiler's autograd."""
     compiler = torch.compile
     alone = outcome(Case({}, model), single_process())
-    monkeypatch.setattr(torch, "compile", lambda function: compiler(function, backend="aot_eager"))
+    monkeypatch.setattr(torch, "compile", partial(compiler, backend="aot_eager"))
     together = outcome(Case({}, model, compiled=True), single_process())
     assert relative(together.losses, alone.losses) <= 1e-12
     assert worst(together.gradients, alone.gradients) <= 1e-12
@@ -88,7 +88,7 @@ def graphs_of_a_pass(
     model = ModelConfig(**{"layers": 4, "width": 32, "heads": 4, "sequence_length": TOKENS} | MODELS[name])
     train = TrainConfig(tokens=1, batch_tokens=1, precision=precision, compile=True, layout={"micro_batch": 2} | layout)
     with monkeypatch.context() as patch:
-        patch.setattr(torch, "compile", lambda function: compiler(function, backend=backend))
+        patch.setattr(torch, "compile", partial(compiler, backend=backend))
         mesh = single_process(torch.device("cpu"))
         parts = build_local_model(model, 64, train, mesh, seed=1)
         passes = build_forward_backward(parts, RunConfig(model, train, 1), mesh, causal_loss())

@@ -103,11 +103,6 @@ LAYOUTS = [
     ({"layout": {"tensor": 3}}, {}, "8 heads of mamba2 do not split evenly"),
     ({"layout": {"pipeline": 2}}, {"pattern": "M|M|M*"}, "model.pattern has 3 stages and the layout 2"),
     ({"layout": {"tensor": 3}}, {"mixer": "tcnca", "pattern": None, "mixers": {"tcnca": {"chunk": 8}}}, "64 channels"),
-    (
-        {"compile": True},
-        {"mixer": "tcnca", "pattern": None, "mixers": {"tcnca": {"chunk": 8}}},
-        "compile is not built for the mixer tcnca yet; set compile: false",
-    ),
     ({"precision": "bf16", "float8": True}, {}, "float8 is not built for the mixer mamba2 yet"),
 ]
 

@@ -85,7 +85,8 @@ class Mixer(Config):
     order of the tokens before it, so that they cannot form a tree. attends: softmax attention, under the masks and
     rotary angles of the pass. marks_mixing: its module calls `metadata.mix` for all that is not computed token by
     token, so that the rest can be computed again for some tokens. settings_of_model: there are no options, `of` reads
-    the model. compiles: a mixer that carries a state says so where `train.compile` was tried with it."""
+    the model. compiles: a mixer that carries a state says so where `train.compile` was tried with it. static_shapes:
+    its layers are compiled for each shape anew, since the compiler fails on them with sizes that it does not know."""
 
     symbol: ClassVar[str]
     module: ClassVar[str]
@@ -94,6 +95,7 @@ class Mixer(Config):
     attends: ClassVar[bool] = False
     marks_mixing: ClassVar[bool] = False
     compiles: ClassVar[bool] = False
+    static_shapes: ClassVar[bool] = False
     settings_of_model: ClassVar[bool] = False
 
     @classmethod

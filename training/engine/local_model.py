@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
 from gristmill.training.config.layout import LayoutConfig
+from gristmill.training.config.mixer import mixer_class
 from gristmill.training.config.model import ModelConfig
 from gristmill.training.config.train import TrainConfig
 from gristmill.training.engine.fsdp import gathers_inside, parameter_groups, shard_over_data
@@ -323,16 +324,17 @@ def compile_layers(model: Transformer, mesh: Mesh) -> None:
 
     One function serves all groups; those that differ (by windows, or by number for dropout) need a graph each."""
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 2 * model.config.layers)
+    dynamic = False if any(mixer_class(name).static_shapes for name in model.config.used_mixers) else None
     if mesh.distributed or any(layer.hook is not NO_HOOK for layer in model.layers.values()):
         for layer in model.layers.values():
             if isinstance(layer.hook, RecomputedOperators) and not (mesh.distributed and gathers_inside(model, layer)):
-                layer.hook = CompiledOperators()
+                layer.hook = CompiledOperators(dynamic)
             else:
-                layer.compute = torch.compile(layer.compute)  # type: ignore[method-assign]
+                layer.compute = torch.compile(layer.compute, dynamic=dynamic)  # type: ignore[method-assign]
         return
     groups = -(-len(model.layers) // COMPILED_TOGETHER)
     model.layers_at_once = -(-len(model.layers) // groups)  # of one size, where that is possible
-    model.run_layers = torch.compile(run_layers)
+    model.run_layers = torch.compile(run_layers, dynamic=dynamic)
 
 
 def _with_one_name_each(

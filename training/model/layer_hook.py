@@ -58,8 +58,9 @@ class CompiledOperators(LayerHook):
     """recompute: operators, of a layer that is compiled with the hook around it: the compiler keeps the results.
     Operators inside a compiled function cannot be seen from outside."""
 
-    def __init__(self) -> None:
-        self.train, self.evaluate = torch.compile(_with_kept_results), torch.compile(_called)
+    def __init__(self, dynamic: bool | None = None) -> None:
+        """dynamic: of torch.compile."""
+        self.train, self.evaluate = (torch.compile(call, dynamic=dynamic) for call in (_with_kept_results, _called))
 
     def around_layer(self, compute: Callable[..., Any], *inputs: Any) -> Any:
         return self.train(compute, inputs) if torch.is_grad_enabled() else self.evaluate(compute, inputs)

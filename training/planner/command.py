@@ -67,7 +67,7 @@ def make_request(
 
 
 def default_framework(shape: ModelShape) -> str:
-    """gristmill, or gristmill-eager where the engine does not compile the model's layers (TCNCA)."""
+    """gristmill, or gristmill-eager where the engine does not compile the model's layers (a mixer that says so)."""
     train = TrainConfig(tokens=shape.sequence_length, batch_tokens=shape.sequence_length, compile=True)
     model = shape.model.model_copy(update={"sequence_length": shape.sequence_length})
     return "gristmill-eager" if any(validation_errors(model, train, shape.vocab, 1)) else "gristmill"

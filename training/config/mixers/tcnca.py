@@ -19,6 +19,8 @@ class Tcnca(Mixer):
     symbol: ClassVar[str] = "T"
     module: ClassVar[str] = "gristmill.training.model.ssm.tcnca:TcncaMixer"
     marks_mixing: ClassVar[bool] = True
+    compiles: ClassVar[bool] = True
+    static_shapes: ClassVar[bool] = True
 
     kernel: int = Field(17, ge=1, le=1024, description="taps of a convolution")
     dilation: int = Field(4, ge=1, le=64, description="growth of the dilation from block to block")
