@@ -23,7 +23,7 @@ import pyarrow as pa
 from measure import Figure, arguments, print_figures
 
 from gristmill.data_pipeline.curate_config import CurateConfig
-from gristmill.data_pipeline.decontamination import step as decontamination
+from gristmill.data_pipeline.decontamination import decontaminate as decontamination
 from gristmill.data_pipeline.dedup import spans, substrings
 from gristmill.data_pipeline.readers.resolve import resolve
 from gristmill.data_pipeline.readers.source import SourceConfig

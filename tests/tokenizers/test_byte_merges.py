@@ -10,7 +10,7 @@ import pytest
 from pydantic import ValidationError
 
 from gristmill.foundation.errors import InputError
-from gristmill.tokenizers import train as training
+from gristmill.tokenizers import train_tokenizer as training
 from gristmill.tokenizers.byte_level import BYTE_OF, bytes_to_unicode
 from gristmill.tokenizers.byte_merges import MergeTrainer
 from gristmill.tokenizers.config import TokenizerConfig

@@ -10,7 +10,7 @@ import sentencepiece
 from sentencepiece import sentencepiece_model_pb2
 
 from gristmill.foundation.errors import InputError
-from gristmill.tokenizers import train as training
+from gristmill.tokenizers import train_tokenizer as training
 from gristmill.tokenizers.config import FIM_SYMBOLS, TokenizerConfig
 from gristmill.tokenizers.export import transforms_of
 from gristmill.tokenizers.tokenizer import MODEL_NAME, SETTINGS_NAME, load_tokenizer

@@ -31,7 +31,7 @@ from gristmill.training.parallel.tensor import TensorAxis
 class WholeModel:
     """The stage as the engine sees it: it computes the loss and has no experts of ours."""
 
-    scores: bool = True
+    has_head: bool = True
     has_embedding: bool = True
     has_experts: bool = False
 

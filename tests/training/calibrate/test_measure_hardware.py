@@ -7,7 +7,7 @@ import yaml
 from gristmill.foundation.errors import RecipeError
 from gristmill.foundation.progress import Reporter
 from gristmill.foundation.startup import host_bytes
-from gristmill.training.calibrate import hardware as measure
+from gristmill.training.calibrate import measure_hardware as measure
 from gristmill.training.calibrate import measure_layers as layers
 from gristmill.training.calibrate.links import Sent, fit_link
 from gristmill.training.calibrate.measure_hardware import (

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gristmill.training.calibrate import layers as measure_layers
+from gristmill.training.calibrate import measure_layers
 from gristmill.training.calibrate.measure_layers import LENGTHS, PASSES, WIDTHS, fit_layers, layer_of, rested_machine
 from gristmill.training.planner.block_time import head_products
 from gristmill.training.planner.hardware import FLOAT32, Device, Rates
