@@ -4,7 +4,8 @@
 
 Prints a JSON line for each case: {"case", "passes": [{"generated", "products"}, ...]}, the calls of generated kernels
 and of library products in each compiled pass: the layers forward, then backward. The case "apart" is the dense one
-without fusion, as a control.
+without fusion, as a control. The case "liger" is a dense layer of liger-kernel's functions, with weights in bf16: its
+launches of Triton kernels, other operators that write memory, and products (pip install --no-deps triton liger-kernel).
 
 The step runs on fake tensors (fake_cuda.py). The compiler is inductor as it is, but that an H100's properties stand
 here, that its code is read and not loaded, and that the graph runs in its place. It needs no Triton, which would
@@ -19,6 +20,7 @@ if __name__ == "__main__":
 
 import copy
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
@@ -33,6 +35,7 @@ from torch._dynamo.device_interface import CudaInterface
 from torch._inductor import compile_fx, config
 from torch._inductor.graph import GraphLowering
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from gristmill.training.config.model import ModelConfig
 from gristmill.training.config.train import TrainConfig
@@ -52,7 +55,7 @@ H100 = SimpleNamespace(
     shared_memory_per_block_optin=227 << 10,
     gcnArchName="",  # of AMD
 )
-APART = "apart"
+APART, LIGER = "apart", "liger"
 GENERATED = re.compile(r"^\s+triton_\w+\.run\(", re.MULTILINE)
 PRODUCTS = re.compile(
     r"^\s+(?:extern_kernels\.\w+|\w+ = torch\.ops\.aten\.\w*(?:attention|mm)\w*\.\w+)\(", re.MULTILINE
@@ -151,6 +154,66 @@ def passes_of(case: str) -> list[dict[str, int]]:
     return [{"generated": len(GENERATED.findall(code)), "products": len(PRODUCTS.findall(code))} for code in codes]
 
 
+WRITES_NOTHING = {"empty", "empty_like", "new_empty", "new_empty_strided", "empty_strided", "device", "_unsafe_view"}
+
+
+class Launches(TorchDispatchMode):
+    """Counts what a pass launches: {"generated", "others", "products"}; counts begin anew when they are taken."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func._schema.name.removeprefix("aten::")
+        if not func.is_view and name.removeprefix("prim::") not in WRITES_NOTHING:
+            self.counts["products" if name == "mm" or "attention" in name else "others"] += 1
+        return func(*args, **(kwargs or {}))
+
+    def kernel(self, *arguments: Any, **named: Any) -> None:
+        """In the place of a Triton kernel's launch."""
+        self.counts["generated"] += 1
+
+    def take(self) -> dict[str, int]:
+        taken, self.counts = dict(self.counts), Counter()
+        return taken
+
+
+def passes_of_liger() -> list[dict[str, int]]:
+    """Both passes of the layer of the case "dense", whose residual additions liger fuses with its norms."""
+    from liger_kernel.ops.fused_add_rms_norm import LigerFusedAddRMSNormFunction as AddNorm  # an optional package
+    from liger_kernel.ops.rope import LigerRopeFunction as Rope
+    from liger_kernel.ops.swiglu import LigerSiLUMulFunction as SwiGLU
+    from triton.runtime.jit import JITFunction
+
+    width, heads, groups = MODEL["width"], MODEL["heads"], MODEL["kv_heads"]
+    head, hidden = width // heads, 2 * width
+
+    def numbers(*shape: int) -> Tensor:
+        return torch.zeros(shape, dtype=torch.bfloat16, device="cuda", requires_grad=True)
+
+    with compiler_for_h100([]), mock.patch.object(torch.cuda, "device", lambda device: nullcontext()):
+        launches = Launches()
+        with mock.patch.object(JITFunction, "run", launches.kernel), FakeTensorMode(), launches:
+            x, residual = (numbers(SAMPLES, TOKENS, width) for _ in range(2))
+            angles = numbers(1, TOKENS, head).detach()
+            first, second = numbers(width), numbers(width)
+            joint, output = numbers((heads + 2 * groups) * head, width), numbers(width, width)
+            gate, up, down = numbers(hidden, width), numbers(hidden, width), numbers(width, hidden)
+            launches.take()
+            normed, residual = AddNorm.apply(x, residual, first, 1e-5)
+            streams = F.linear(normed, joint).unflatten(-1, (-1, head)).transpose(1, 2)
+            query, key, value = streams.split([heads, groups, groups], dim=1)
+            query, key = Rope.apply(query, key, angles, angles)
+            mixed = fused_attention(query, key, value, is_causal=True, enable_gqa=True)
+            mixed = F.linear(mixed.transpose(1, 2).flatten(2), output)
+            normed, residual = AddNorm.apply(mixed, residual, second, 1e-5)
+            y = F.linear(SwiGLU.apply(F.linear(normed, gate), F.linear(normed, up)), down)
+            passes = [launches.take()]
+            torch.autograd.backward([y, residual], [y.detach(), residual.detach()])
+            return [*passes, launches.take()]
+
+
 if __name__ == "__main__":
     for name in sys.argv[2:]:
-        print(json.dumps({"case": name, "passes": passes_of(name)}), flush=True)
+        print(json.dumps({"case": name, "passes": passes_of_liger() if name == LIGER else passes_of(name)}), flush=True)

@@ -87,6 +87,17 @@ def test_a_compiled_layer_is_few_kernels(library: Path, case: str) -> None:
     assert are_within(counts, BUDGETS[case]), counts
 
 
+CASTS = 5  # of the compiled dense layer's kernels forward: of its fp32 weights, which liger is given in bf16
+
+
+@pytest.mark.slow
+def test_a_layer_of_liger_is_no_fewer_kernels(library: Path) -> None:
+    pytest.importorskip("liger_kernel", reason="pip install --no-deps triton liger-kernel")
+    (record,) = records_of("gpu_kernels.py", library, ["liger"])
+    forward, backward = (passed["generated"] + passed["others"] for passed in record["passes"])
+    assert forward >= BUDGETS["dense"][0][0] - CASTS and backward >= BUDGETS["dense"][1][0]
+
+
 @pytest.mark.slow
 def test_without_fusion_a_layer_is_more_kernels(library: Path) -> None:
     assert not are_within(kernels_of_a_layer(library, "apart"), BUDGETS["dense"])
