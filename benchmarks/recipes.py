@@ -1,6 +1,6 @@
 """Time to loss: the recipe that `gristmill init` writes beside those of nanoGPT and nanochat, on the same tokens.
 
-    python benchmarks/recipes.py [--results FOLDER] [--depth 3] [--rates RECIPE=MULTIPLE ...]
+    python benchmarks/recipes.py [--results FOLDER] [--depth 3] [--samples 1600] [--rates RECIPE=MULTIPLE ...]
     python benchmarks/recipes.py --changes [NAME ...] [--seeds 3]
 
 Each recipe has depth 3 and width 192 (init's and nanochat's 64 a layer), a vocabulary of 2,048 and 256 tokens a sample,
@@ -84,8 +84,8 @@ CHANGES: dict[str, dict[str, dict[str, Any]]] = {
     "ReLU^2": {"model": {"mlp": "relu2"}},
     "biases": {"model": {"biases": True}},
     "a window of 128 in every other layer": {"model": {"window": [128, None]}},
-    "the batch grows from 1,024 tokens over half of the run": {
-        "train": {"batch_ramp": {"start_tokens": 1024, "increment_tokens": 256, "over_tokens": 307_200}}
+    "the batch grows from 1,024 tokens over 92,160": {
+        "train": {"batch_ramp": {"start_tokens": 1024, "increment_tokens": 256, "over_tokens": 92_160}}
     },
     "norms without weights": {"model": {"norm": "plain_rmsnorm"}},
     "init before": {  # what init wrote until November 2026
@@ -351,15 +351,15 @@ def figures(runs: Runs, seeds: tuple[int, ...], rates: dict[str, float]) -> list
     return lines
 
 
-def train_changes(data: Text, folder: Path, names: list[str], seeds: tuple[int, ...]) -> None:
+def train_changes(data: Text, folder: Path, names: list[str], seeds: tuple[int, ...], samples: int) -> None:
     """Prints the final loss of each of these CHANGES, and its difference to that of init's recipe."""
     of_init: list[float] = []
     for name in dict.fromkeys(["init", *(names or CHANGES)]):
         changes = CHANGES[name]
         batch = changes.get("train", {}).get("batch", batch_of(SMALL_SIZE) // SEQUENCE_LENGTH)
-        recipe = Written(SMALL_SIZE, changes, held_out=64)
+        recipe = Written(SMALL_SIZE, changes)
         curves = [
-            train_ours(data, seed, 1.0, batch, SMALL_SAMPLES // batch, folder / f"{name}-{seed}-{os.getpid()}", recipe)
+            train_ours(data, seed, 1.0, batch, samples // batch, folder / f"{name}-{seed}-{os.getpid()}", recipe)
             for seed in seeds
         ]
         bits = [curve.bits[-1] for curve in curves]
@@ -375,6 +375,7 @@ def main() -> None:
     parser = arguments(__doc__ or "")
     parser.add_argument("--results", type=Path, default=Path("work/recipes"), help="folder that keeps each run")
     parser.add_argument("--depth", type=int, default=SIZE.depth, help="layers; the width is 64 a layer")
+    parser.add_argument("--samples", type=int, help=f"of a run: {SAMPLES}, of --changes {SMALL_SAMPLES}")
     parser.add_argument(
         "--rates", nargs="+", default=[], metavar="RECIPE=MULTIPLE", help="recipes, `ours` too; no grid"
     )
@@ -384,10 +385,13 @@ def main() -> None:
     torch.set_num_threads(1)
     options.results.mkdir(parents=True, exist_ok=True)
     if options.changes is not None:
-        train_changes(text(options.data or SHARED), options.results, options.changes, SEEDS[: options.seeds])
+        seeds, samples = SEEDS[: options.seeds], options.samples or SMALL_SAMPLES
+        train_changes(text(options.data or SHARED), options.results, options.changes, seeds, samples)
         return
     size = ModelSize(options.depth, VOCABULARY, SEQUENCE_LENGTH)
-    runs = Runs(text(options.data or SHARED), options.results, 320 if options.quick else SAMPLES, size)
+    runs = Runs(
+        text(options.data or SHARED), options.results, 320 if options.quick else options.samples or SAMPLES, size
+    )
     rates = {recipe: float(multiple) for recipe, _, multiple in (pair.partition("=") for pair in options.rates)}
     print_figures(figures(runs, SEEDS[:2] if options.quick else SEEDS, rates))
 
