@@ -20,9 +20,10 @@ from gristmill.training.model.moe import mixture as mixtures
 from gristmill.training.model.transformer import Transformer
 from gristmill.training.objectives.objective import Batches
 from gristmill.training.optim.offload import build_optimizer
+from gristmill.training.parallel.context import HOST_DOCUMENTS
 from gristmill.training.parallel.mesh import Mesh, single_process
 from gristmill.training.trainer import Trainer
-from tests.support.parity import Case, mesh_of_group
+from tests.support.parity import Case, mesh_of_group, outcome
 
 READS = ("item", "tolist", "cpu", "numpy", "nonzero", "__bool__", "__int__", "__float__", "__index__")
 COPIES = ("tensor", "as_tensor", "new_tensor")  # of numbers of the host to the device
@@ -141,6 +142,30 @@ def on_a_context_rank(method: str) -> Counter[str]:
             stack.enter_context(mock.patch.object(place, name, counted(getattr(place, name))))
         trainer.step()
     return waits
+
+
+def inputs_of_passes(layout: dict[str, Any]) -> set[tuple[bool, bool]]:
+    """Whether each pass of a step has the documents on the host among its inputs, which FSDP moves to a GPU, and beside
+    them."""
+    seen: set[tuple[bool, bool]] = set()
+    case = Case({"context": 2} | layout, "llama", "fp32", documents=True)
+    forward = Transformer.forward
+
+    def recorded(model: Transformer, x: Tensor, **batch: Tensor) -> Any:
+        seen.add((HOST_DOCUMENTS in batch, model.host_documents is not None))
+        result = forward(model, x, **batch)
+        assert model.host_documents is None
+        return result
+
+    with mock.patch.object(Transformer, "forward", recorded):
+        outcome(case, mesh_of_group(*case.configs))
+    return seen
+
+
+@pytest.mark.parametrize("layout", [{}, {"pipeline": 2, "micro_batch": 4}], ids=["alone", "pipeline"])
+def test_documents_on_the_host_are_no_input(layout: dict[str, Any], pool: Any) -> None:
+    ranks = 2 * layout.get("pipeline", 1)
+    assert pool.run(ranks, inputs_of_passes, layout) == [{(False, True)}] * ranks
 
 
 @pytest.mark.parametrize("method", ["ring", "all_to_all"])

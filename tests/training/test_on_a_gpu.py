@@ -14,6 +14,9 @@ from torch import Tensor
 
 from gristmill.training.config.model import ModelConfig
 from gristmill.training.engine.passes import GradientAccumulation
+from gristmill.training.model.attention import ring
+from gristmill.training.model.moe.dispatch import Runs, grouped_linear
+from gristmill.training.parallel.linear import GROUPED_CAPABILITIES
 from gristmill.training.parallel.mesh import Mesh, build_mesh, single_process
 from gristmill.training.trainer import Trainer
 from tests.support import parity
@@ -24,7 +27,18 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a G
 # Largest relative difference of (losses, gradients). bfloat16 has 8 bits, a rounding of 1 in 256 at each operator; a
 # token near a tie may take another expert.
 TOLERANCES = {"fp64": (1e-12, 1e-9), "fp32": (1e-5, 1e-3), "bf16": (1e-2, 0.5)}
-COMPILED = ("llama", "gpt2", "bloom", "gemma2", "latent", "three_mixers", "experts", "hybrid_experts", "pr_moe")
+COMPILED = (
+    "llama",
+    "gpt2",
+    "bloom",
+    "gemma2",
+    "latent",
+    "three_mixers",
+    "experts",
+    "hybrid_experts",
+    "pr_moe",
+    "tcnca",
+)
 RECORDED = ("llama", "bloom", "gemma2", "experts", "hybrid_experts", "tcnca", "latent", "mamba2")
 
 
@@ -159,6 +173,55 @@ def test_a_step_waits_once() -> None:
     with mock.patch.object(Trainer, "step", counted):
         on_the_gpu(case)
     assert waits[-1] == 1
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["bf16", "fp32"])
+@pytest.mark.parametrize("kind", ["none", "causal", "bias"])
+def test_a_tile_of_the_ring_is_that_of_matmuls(kind: str, dtype: torch.dtype) -> None:
+    """Of 300 queries and keys in 4 heads on 2, and 300 keys before: results over all 600, gradients of the second half.
+    bfloat16 rounds by 1 in 256, and its sums have 600 summands."""
+    if kind == "causal" and dtype == torch.float32:
+        pytest.skip("the flash kernel takes 16 bits")
+    generator = torch.Generator().manual_seed(5)
+    shapes = (2, 4, 300, 64), (2, 2, 600, 64), (2, 2, 600, 64), (2, 4, 300, 64)
+    streams = [torch.randn(shape, generator=generator).to(dtype) for shape in shapes]
+    hidden = {"none": torch.zeros(300, 300), "causal": torch.ones(300, 300).triu(1)}.get(kind)
+    hidden = torch.rand(300, 300, generator=generator) < 0.5 if hidden is None else hidden > 0
+    bias = torch.zeros(300, 300, dtype=torch.float64).masked_fill(hidden, -torch.inf).expand(2, 1, 300, 300)
+
+    def results(device: str, precision: torch.dtype, mask: Any) -> list[Tensor]:
+        query, key, value, upstream = (stream.to(device, precision) for stream in streams)
+        scoring = ring.ScoreScale(0.125)
+        first = ring.attend_tile(query, key[:, :, :300], value[:, :, :300], None, scoring)
+        second = query, key[:, :, 300:], value[:, :, 300:]
+        both = ring.merge(*first, *ring.attend_tile(*second, mask, scoring))
+        tile = ring.TileResult(*second, both[0].to(precision), both[1])
+        return [*both, *ring.tile_gradients(tile, upstream, mask, scoring)]
+
+    mask = {"none": None, "causal": ring.CAUSAL_MASK}.get(kind, bias.to("cuda", torch.float32))
+    tolerance = 2e-2 if dtype == torch.bfloat16 else 1e-4
+    for found, wanted in zip(results("cuda", dtype, mask), results("cpu", torch.float64, bias), strict=True):
+        assert ((found.cpu().double() - wanted).norm() / wanted.norm()).item() <= tolerance
+
+
+def test_experts_in_eight_bits_are_those_of_the_cpu() -> None:
+    """Runs of 16, 0 and 48 rows; the kernel's sums of 14 bits are below the rounding of bfloat16."""
+    if torch.cuda.get_device_capability()[0] not in GROUPED_CAPABILITIES:
+        pytest.skip("needs grouped 8-bit matmuls")
+    generator = torch.Generator().manual_seed(6)
+    x, weight, upstream = (
+        torch.randn(shape, generator=generator).bfloat16() for shape in ((64, 128), (3, 96, 128), (64, 96))
+    )
+
+    def results(device: str) -> list[Tensor]:
+        own = [value.to(device).requires_grad_() for value in (x, weight)]
+        ends = torch.tensor([16, 16, 64], dtype=torch.int32, device=device)
+        y = grouped_linear(*own, Runs(ends_E=ends), float8=True)
+        y.backward(upstream.to(device))
+        return [y.detach(), *(value.grad for value in own)]
+
+    for found, wanted in zip(results("cuda"), results("cpu"), strict=True):
+        assert ((found.cpu().float() - wanted.float()).norm() / wanted.float().norm()).item() <= 1e-2
 
 
 def test_two_runs_are_bitwise_equal_with_deterministic_operators(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from gristmill.training.engine.local_model import LocalModel, build_local_model
 from gristmill.training.engine.passes import Batch, ForwardBackward
 from gristmill.training.model.heads import FrozenHead, TeacherStage
 from gristmill.training.model.transformer import INPUT_FIELDS, Transformer
+from gristmill.training.parallel.context import HOST_DOCUMENTS
 from gristmill.training.parallel.mesh import Mesh, local, local_shard
 from gristmill.training.planner.layout_checks import validation_errors
 
@@ -216,7 +217,7 @@ class Teacher:
         `until_tokens`."""
         if tokens >= self.until_tokens:
             return {}
-        inputs = {name: batch[name] for name in ("tokens", *INPUT_FIELDS) if name in batch}
+        inputs = {name: batch[name] for name in ("tokens", *INPUT_FIELDS, HOST_DOCUMENTS) if name in batch}
         hidden_NTD = self.forward_backward.evaluate(inputs)
         return {} if hidden_NTD is None else {"teacher": hidden_NTD.unflatten(0, (len(batch["tokens"]), -1))}
 

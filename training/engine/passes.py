@@ -28,6 +28,7 @@ from gristmill.training.engine.local_model import LocalModel
 from gristmill.training.model.heads import ModelOutput
 from gristmill.training.model.loss import upcast_dtype
 from gristmill.training.model.transformer import OutputFunction, Transformer
+from gristmill.training.parallel.context import HOST_DOCUMENTS
 from gristmill.training.parallel.mesh import Mesh
 from gristmill.training.planner.costs.stage_splitting import stages_of_rank
 
@@ -81,6 +82,7 @@ class GradientAccumulation:
             for index, micro in enumerate(micro_batches):
                 self._sum_over_ranks(index == len(micro_batches) - 1)
                 begin("forward")
+                self.model.host_documents = micro.pop(HOST_DOCUMENTS, None)
                 losses_bn = self.model(micro["tokens"], **micro)
                 begin("backward")
                 self.before_backward(index == len(micro_batches) - 1)
@@ -91,7 +93,11 @@ class GradientAccumulation:
     @torch.no_grad()
     def evaluate(self, batch: Batch, output: OutputFunction | None = None) -> Any:
         with output_of([self.model], output or self.loss):
-            return joined([self.model(micro["tokens"], **micro) for micro in split(batch, self.micro_batch)])
+            return joined([self._evaluate_micro(micro) for micro in split(batch, self.micro_batch)])
+
+    def _evaluate_micro(self, micro: dict[str, Tensor]) -> Any:
+        self.model.host_documents = micro.pop(HOST_DOCUMENTS, None)
+        return self.model(micro["tokens"], **micro)
 
     def _sum_over_ranks(self, last: bool) -> None:
         if isinstance(self.model, FSDPModule):
@@ -151,9 +157,10 @@ MULTIPLE = {"interleaved": ScheduleInterleaved1F1B, "zbv": ScheduleZBVZeroBubble
 
 
 class _PhaseCallback:
-    """Phase callback of the current step."""
+    """Phase callback of the current step, and its documents on the host by micro-batch."""
 
     begin: Callable[[str], None] = staticmethod(no_callback)
+    host_documents: Sequence[Tensor] = ()
 
 
 class _Stage(PipelineStage):
@@ -187,8 +194,10 @@ class _Stage(PipelineStage):
         gradients = stage_backward(bwd_kwargs["stage_output"], bwd_kwargs["output_grads"], bwd_kwargs["input_values"])
         return gradients, None
 
-    def forward_one_chunk(self, *arguments: Any, **named: Any) -> Any:
-        return self._within("forward", super().forward_one_chunk, arguments, named)
+    def forward_one_chunk(self, fwd_chunk_id: int, *arguments: Any, **named: Any) -> Any:
+        if self._phase.host_documents:
+            self.submod.host_documents = self._phase.host_documents[fwd_chunk_id]
+        return self._within("forward", super().forward_one_chunk, (fwd_chunk_id, *arguments), named)
 
     def backward_one_chunk(self, *arguments: Any, **named: Any) -> Any:
         return self._within("backward", super().backward_one_chunk, arguments, named)
@@ -238,6 +247,8 @@ class PipelineSchedule:
         with side_losses_scaled_by(factors[0], stages), output_of(stages, self.loss):
             self._factors = factors
             fields: dict[str, Any] = dict(batch)
+            documents = fields.pop(HOST_DOCUMENTS, None)
+            self._phase.host_documents = () if documents is None else documents.split(self.micro_batch)
             losses = schedule.step(*first, target=target, **fields)
         return None if losses is None else losses.detach()
 
@@ -247,12 +258,14 @@ class PipelineSchedule:
             results = [self._evaluate_micro(micro) for micro in split(batch, self.micro_batch)]
         return joined(results) if self._last in self.stages else None
 
-    def _evaluate_micro(self, micro: Batch) -> Any:
+    def _evaluate_micro(self, micro: dict[str, Tensor]) -> Any:
         tokens = x = micro["tokens"]
+        documents = micro.pop(HOST_DOCUMENTS, None)
         for stage in sorted(self.stages):
             if stage > 0 and stage - 1 not in self.stages:
                 x = self._boundary(tokens.shape)
                 dist.recv(x, group=self.mesh.pipeline.group, group_src=self._rank_of[stage - 1])
+            self.stages[stage].host_documents = documents
             x = self.stages[stage](x, **micro)
             if stage < self._last and stage + 1 not in self.stages:
                 dist.send(x, group=self.mesh.pipeline.group, group_dst=self._rank_of[stage + 1])

@@ -27,7 +27,6 @@ from gristmill.training.model.decoding_cache import SlotRows
 from gristmill.training.model.heads import Head, ModelOutput, NamedOutputs, TeacherStage
 from gristmill.training.model.layer import Layer, build_hook
 from gristmill.training.model.modules import Dropout, Norm, TokenTable, rotary_angles
-from gristmill.training.parallel.context import HOST_DOCUMENTS
 from gristmill.training.parallel.mesh import Mesh, single_process
 from gristmill.training.parallel.offload.swap import SwapStreams
 from gristmill.training.parallel.tensor import TensorAxis, VocabularyEmbedding
@@ -87,6 +86,8 @@ class Transformer(nn.Module):
         )
         self.side_loss_factor: float | Tensor | None = None  # set during training passes (engine/passes.py)
         self.output: OutputFunction | None = None  # set during training and evaluation passes (engine/passes.py)
+        # Documents of the next pass on the host, for a context axis (engine/passes.py): FSDP moves inputs to the GPU.
+        self.host_documents: Tensor | None = None
         self.teacher: TeacherStage | None = None
         self.run_layers, self.layers_at_once = run_layers, max(1, config.layers)  # `train.compile` changes both
         self.embedding = self.positions = self.segments = self.embedding_norm = None
@@ -128,10 +129,7 @@ class Transformer(nn.Module):
         if "samples" in batch:
             rows["samples"] = _row_numbers(batch["samples"], len(x))
         segments_BT = rows.pop("segments", None)
-        host_documents = batch[HOST_DOCUMENTS].flatten(0, -2) if HOST_DOCUMENTS in batch else None
-        metadata = self.attention_metadata(
-            x, rows.get("positions"), rows.get("documents"), rows.get("samples"), host_documents=host_documents
-        )
+        metadata = self.attention_metadata(x, rows.get("positions"), rows.get("documents"), rows.get("samples"))
         if self.side_loss_factor is not None and self.has_experts:
             samples_B = rows.get("samples", torch.arange(len(x), device=x.device))
             weights_BT = batch["weights"].flatten(0, -2)
@@ -181,21 +179,20 @@ class Transformer(nn.Module):
         documents: Tensor | None = None,
         samples: Tensor | None = None,
         flex: bool = True,
-        host_documents: Tensor | None = None,
     ) -> AttentionMetadata:
         """Attention over whole sequences, also where x holds this rank's tokens only.
 
-        flex: use the flex kernels on GPUs, which are compiled for each sequence length. host_documents: the documents
-        on the host, for a context axis; without them they are read from the device."""
+        flex: use the flex kernels on GPUs, which are compiled for each sequence length."""
         tokens = x.shape[1] if self.stage.has_embedding else x.shape[1] * self.context * self._tensor_parts
         token_index_T = torch.arange(tokens, device=x.device)
         positions_BT = token_index_T.unsqueeze(0) if positions is None else positions
         shares, ring, segments = None, None, None
         if self.context > 1:
             axis = self.tensor.mesh.context
-            if host_documents is None and documents is not None:
-                host_documents = documents.cpu()
-            shares, visible = context_metadata(self.config, axis, self.context_method, host_documents, x, tokens)
+            on_host, self.host_documents = self.host_documents, None
+            if documents is not None:
+                on_host = documents.cpu() if on_host is None else on_host.flatten(0, -2)
+            shares, visible = context_metadata(self.config, axis, self.context_method, on_host, x, tokens)
             ring = ring_plans(visible, shares, self.slopes(x.device) if self.config.positions == "alibi" else None)
             token_index_T, positions_BT = shares.own_T, shares.own(positions_BT)
             segments = Segments(shares, documents) if self.carries_state else None
