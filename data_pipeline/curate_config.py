@@ -5,7 +5,7 @@ from typing import Self
 
 from pydantic import Field, field_validator, model_validator
 
-from gristmill.data_pipeline.annotate.list_file import ListsConfig, locked_list, locked_robots
+from gristmill.data_pipeline.annotate.list_file import ListsConfig
 from gristmill.data_pipeline.annotate.normalize import NormalizeConfig
 from gristmill.data_pipeline.annotate.optional_signals import (
     OPTIONAL_SIGNALS,
@@ -13,6 +13,8 @@ from gristmill.data_pipeline.annotate.optional_signals import (
     OriginFields,
     OwnSignal,
     check_own_signals,
+    locked_list,
+    locked_robots,
 )
 from gristmill.data_pipeline.corpus.splits import SplitConfig
 from gristmill.data_pipeline.decontamination.config import DecontaminateConfig

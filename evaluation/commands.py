@@ -237,11 +237,11 @@ class Conversation:
         """Streams the answer to `write` and returns it. What no longer fits the model's context is forgotten, the
         oldest first."""
         prompt = self._prompt(line)
-        room = self.loaded.causal_lm.sequence_length - 1
-        while len(prompt) > room // 2 and len(self.messages) > 2:
+        free_tokens = self.loaded.causal_lm.sequence_length - 1
+        while len(prompt) > free_tokens // 2 and len(self.messages) > 2:
             del self.messages[:2]
             prompt = self._rendered()
-        prompt = prompt[-max(1, room - min(self.settings.max_new_tokens, room // 2)) :]
+        prompt = prompt[-max(1, free_tokens - min(self.settings.max_new_tokens, free_tokens // 2)) :]
         (generation,) = generate(
             self.loaded.causal_lm, self.loaded.tokenizer, [prompt], self.settings, stream=lambda _, text: write(text)
         )

@@ -209,14 +209,6 @@ def lock_lists(lists: ListsConfig) -> tuple[LockedSource, ...]:
     return tuple(locked_lists)
 
 
-def locked_robots(lists: ListsConfig) -> LockedRobots | None:
-    """Pin the robots.txt files by their current digests, without parsing them; None if the recipe names none."""
-    locked = locked_list(lists.robots)
-    if locked is None:
-        return None
-    return LockedRobots(digests=locked.digests, agents=lists.robots_agents, paths=locked.paths)
-
-
 def list_days(lists: ListsConfig, name: str) -> list[tuple[str, str, str]]:
     """(SHA-256, first day, last day) of each file of `opt_outs` or `robots`. Raises InputError as `lock_lists` does."""
     days = []
@@ -240,10 +232,8 @@ def list_day(path: str) -> str:
     return match[1].decode()
 
 
-def locked_list(patterns: Sequence[str]) -> LockedList | None:
-    """Pin the list by its files' current digests, without parsing them; None if the recipe names no file."""
-    if not patterns:
-        return None
+def list_digests(patterns: Sequence[str]) -> LockedList:
+    """The list with its files' current digests; their content is not parsed."""
     paths = tuple(location for _, location in _located(patterns))
     return LockedList(digests=tuple(sorted(_digest(_raw(path)) for path in paths)), paths=paths)
 

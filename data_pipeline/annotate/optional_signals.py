@@ -16,9 +16,11 @@ from pydantic import Field
 from gristmill.data_pipeline.annotate.list_file import (
     BadWords,
     BlockedUrls,
+    ListsConfig,
     LockedList,
     LockedRobots,
     RobotsRules,
+    list_digests,
     read_locked_list,
     rules_of_robots,
 )
@@ -322,6 +324,19 @@ class OptionalSignals(Config):
 def zlib_ratio(text: bytes) -> float:
     """How far a text can be compressed: near 0 for repetition, above 1 for a few bytes; 1 for no text."""
     return len(zlib.compress(text, ZLIB_LEVEL)) / len(text) if text else 1.0
+
+
+def locked_list(patterns: Sequence[str]) -> LockedList | None:
+    """Pin the list by its files' current digests, without parsing them; None if the recipe names no file."""
+    return list_digests(patterns) if patterns else None
+
+
+def locked_robots(lists: ListsConfig) -> LockedRobots | None:
+    """Pin the robots.txt files by their current digests, without parsing them; None if the recipe names none."""
+    locked = locked_list(lists.robots)
+    if locked is None:
+        return None
+    return LockedRobots(digests=locked.digests, agents=lists.robots_agents, paths=locked.paths)
 
 
 @lru_cache(maxsize=1)

@@ -321,8 +321,8 @@ def small_sample_factor(runs: int, sources: int) -> float:
 def optimum(laws: Sequence[MixtureLaw], lowest_S: np.ndarray, highest_S: np.ndarray) -> np.ndarray:
     """The weights with the least mean prediction."""
     slopes_VS = np.array([law.slopes for law in laws])
-    room = highest_S - lowest_S
-    start = lowest_S + room * ((1 - lowest_S.sum()) / max(room.sum(), 1e-12))
+    interval_S = highest_S - lowest_S
+    start = lowest_S + interval_S * ((1 - lowest_S.sum()) / max(interval_S.sum(), 1e-12))
 
     def gradient(weights: np.ndarray) -> np.ndarray:
         exponents = np.clip([law.intercept for law in laws] + slopes_VS @ weights, -MAX_EXPONENT, MAX_EXPONENT)

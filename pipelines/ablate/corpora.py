@@ -353,10 +353,10 @@ def tokenizer_settings(texts: Sequence[str], vocabulary: int) -> TokenizerConfig
     for text in texts:
         counts.update(text)
     shares = np.cumsum(sorted(counts.values(), reverse=True)) / max(1, counts.total())
-    room = vocabulary - BYTE_AND_CONTROL_PIECES
-    if len(shares) == 0 or np.searchsorted(shares, settings.character_coverage) + 1 < room:
+    free_pieces = vocabulary - BYTE_AND_CONTROL_PIECES
+    if len(shares) == 0 or np.searchsorted(shares, settings.character_coverage) + 1 < free_pieces:
         return settings
-    coverage = max(MIN_COVERAGE, float(shares[room // 2 - 1]))
+    coverage = max(MIN_COVERAGE, float(shares[free_pieces // 2 - 1]))
     characters = int(np.searchsorted(shares, coverage)) + 1
     needed = max(vocabulary, BYTE_AND_CONTROL_PIECES + 2 * characters)
     return TokenizerConfig(vocab_size=needed, character_coverage=coverage)

@@ -12,7 +12,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("foundation", "data_pipeline", "tokenizers", "training", "evaluation", "pipelines")
 # They say nothing of the value: a noun of the field does (document, layer, matches, kept_rows).
-VAGUE_NAMES = {"found", "one", "each", "held", "mine", "theirs", "shown", "again"}
+VAGUE_NAMES = {"found", "one", "each", "held", "mine", "theirs", "shown", "again", "room"}
 # Classes and functions of earlier versions, and the field's word that they have now.
 FIELD_WORDS = {
     "Finding": "Issue",

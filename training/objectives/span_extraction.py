@@ -160,14 +160,14 @@ class SpanExtraction(LabelledFiles):
         return begin, end
 
     def _windows(self, question: SpanQuestion) -> list[ContextWindow]:
-        room = self.inputs.model.sequence_length - len(self._question_tokens(question)) - 3
-        if room < 1:
+        free_tokens = self.inputs.model.sequence_length - len(self._question_tokens(question)) - 3
+        if free_tokens < 1:
             raise RecipeError(
                 f"model.sequence_length {self.inputs.model.sequence_length} leaves no room for the context behind the "
                 "question; raise it or lower train.objective_options.max_question_tokens"
             )
-        surplus = max(0, len(self._context_tokens(question)[0]) - room)
-        firsts = range(0, surplus + min(self.options.stride, room), min(self.options.stride, room))
+        surplus = max(0, len(self._context_tokens(question)[0]) - free_tokens)
+        firsts = range(0, surplus + min(self.options.stride, free_tokens), min(self.options.stride, free_tokens))
         return [ContextWindow(question, first, number, len(firsts)) for number, first in enumerate(firsts)]
 
     def _question_tokens(self, question: SpanQuestion) -> list[int]:

@@ -272,14 +272,14 @@ def rounds(operands: Sequence[Operands], parameters: Mapping[str, Tensor], max_e
     for operand in operands:
         by_shape.setdefault(parameters[operand.name].shape, []).append(operand)
     runs: list[list[Operands]] = []
-    room = 0
+    free_elements = 0
     for operand in (operand for same in by_shape.values() for operand in same):
         elements = parameters[operand.name].numel()
-        if elements > room:
+        if elements > free_elements:
             runs.append([])
-            room = max_elements
+            free_elements = max_elements
         runs[-1].append(operand)
-        room -= elements
+        free_elements -= elements
     return runs
 
 

@@ -60,10 +60,9 @@ def split_into_subgroups(
     for name, parameter in parameters.items():
         start, end, shard_elements = 0, _longest_shard(parameter), local(parameter.detach()).numel()
         while start < end:
-            room = max(0, free)
             taken = end - start
-            if taken > room:
-                taken = taken if is_whole(name) else room // PIECE_ELEMENTS * PIECE_ELEMENTS
+            if taken > max(0, free) and not is_whole(name):
+                taken = max(0, free) // PIECE_ELEMENTS * PIECE_ELEMENTS
             if pieces and (taken == 0 or taken > free):
                 groups.append(tuple(pieces))
                 pieces, free = [], size

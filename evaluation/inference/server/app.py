@@ -240,9 +240,9 @@ async def _chat(model: ServedModel, request: Request) -> Response:
     # A tool that must be called is in the grammar, which needs no template that knows tools.
     stated = None if model.template.is_plain and fields.tool_choice != "auto" else fields.template_tools()
     messages = [message.for_template() for message in fields.messages]
-    prompt, room = await chat_prompt(model, messages, stated, fields.chat_template_kwargs)
+    prompt, free_tokens = await chat_prompt(model, messages, stated, fields.chat_template_kwargs)
     settings = await asyncio.to_thread(
-        fields.generation_settings, room, model.template.stops, model.tokenizer.generation
+        fields.generation_settings, free_tokens, model.template.stops, model.tokenizer.generation
     )
     requests = [GenerationRequest(tuple(prompt), settings)]
     reads = partial(read_calls, tools=tools, choice=fields.tool_choice) if tools else None

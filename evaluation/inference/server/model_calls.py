@@ -193,12 +193,12 @@ async def chat_prompt(
     """(token ids of a conversation, tokens that the context has left)."""
     text = await asyncio.to_thread(model.template.render, messages, tools, variables)
     prompt = await asyncio.to_thread(model.tokenizer.encode_chat, text, model.template)
-    room = model.sequence_length - len(prompt)
-    if room <= 0:
+    free_tokens = model.sequence_length - len(prompt)
+    if free_tokens <= 0:
         raise HttpError(
             400, f"the messages have {len(prompt)} tokens; this server takes {model.sequence_length - 1}: shorten them"
         )
-    return prompt, room
+    return prompt, free_tokens
 
 
 async def completed(model: ServedModel, request: Request, requests: Sequence[GenerationRequest]) -> list[RequestResult]:

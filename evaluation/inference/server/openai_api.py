@@ -285,10 +285,10 @@ class ChatRequest(ApiRequest):
         return [tool.model_dump(exclude_none=True) for tool in self.active_tools] or None
 
     def generation_settings(
-        self, room: int, stops: tuple[str, ...], defaults: GenerationDefaults
+        self, free_tokens: int, stops: tuple[str, ...], defaults: GenerationDefaults
     ) -> GenerationSettings:
-        """room: tokens that the context has left. stops: of the chat template."""
-        settings = self.settings(self.default_settings(self.max_completion_tokens or room, defaults))
+        """free_tokens: those that the context has left. stops: of the chat template."""
+        settings = self.settings(self.default_settings(self.max_completion_tokens or free_tokens, defaults))
         called = call_grammar(self.active_tools, self.tool_choice)
         if called is not None and settings.grammar is not None:
             raise InputError("a tool must be called and the text has a form; leave tool_choice or the form out")

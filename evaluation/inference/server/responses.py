@@ -115,10 +115,10 @@ class ResponseRequest(ApiRequest):
         return schema_grammar(ANY_OBJECT if self.text.format.schema_ is None else self.text.format.schema_)
 
     def generation_settings(
-        self, room: int, stops: tuple[str, ...], defaults: GenerationDefaults
+        self, free_tokens: int, stops: tuple[str, ...], defaults: GenerationDefaults
     ) -> GenerationSettings:
-        """room: tokens that the context has left. stops: of the chat template."""
-        settings = self.settings(self.default_settings(self.max_output_tokens or room, defaults))
+        """free_tokens: those that the context has left. stops: of the chat template."""
+        settings = self.settings(self.default_settings(self.max_output_tokens or free_tokens, defaults))
         return replace(settings, stops=settings.stops + stops)
 
 
@@ -187,9 +187,9 @@ def text_part(text: str) -> dict[str, Any]:
 async def respond(model: ServedModel, request: Request) -> Response:
     stated: tuple[ResponseRequest, list[str]] = checked(model, ResponseRequest, await read_body(request))
     fields, ignored = stated
-    prompt, room = await chat_prompt(model, fields.messages, None, {})
+    prompt, free_tokens = await chat_prompt(model, fields.messages, None, {})
     settings = await asyncio.to_thread(
-        fields.generation_settings, room, model.template.stops, model.tokenizer.generation
+        fields.generation_settings, free_tokens, model.template.stops, model.tokenizer.generation
     )
     body = ResponseBody(model.name, fields, GenerationRequest(tuple(prompt), settings))
     headers = ignored_header(ignored)

@@ -3,7 +3,8 @@ import hashlib
 
 import pytest
 
-from gristmill.data_pipeline.annotate.list_file import ListsConfig, lock_lists, locked_list, read_list, read_locked_list
+from gristmill.data_pipeline.annotate.list_file import ListsConfig, lock_lists, read_list, read_locked_list
+from gristmill.data_pipeline.annotate.optional_signals import locked_list
 from gristmill.foundation.errors import InputError
 
 
