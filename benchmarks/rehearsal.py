@@ -42,7 +42,7 @@ from support.sparse_corpus import (
 )
 
 from gristmill.data_pipeline.corpus.counts import count_files
-from gristmill.data_pipeline.corpus.shards import SourceToWrite, training_shards
+from gristmill.data_pipeline.corpus.shards import SourceToWrite, plan_shards, training_shards
 from gristmill.data_pipeline.corpus.splits import SPLITS, split_indices
 from gristmill.data_pipeline.corpus.writer import ledger_key, shard_key
 from gristmill.data_pipeline.curate_config import CurateConfig
@@ -370,10 +370,10 @@ class Rehearsal:
         with self.steps.step("shards: plan"):
             final, _ = reannotate(states, edits, {}, annotations, self.folder / "edits", self.engine)
             shards = []
-            for state, annotation in zip(final, annotations, strict=True):
-                source = SourceToWrite(state, annotation, None)
-                shards += training_shards(source, config.shard_bytes, None, corpus)[0]
-            ledgers = ledger_tasks(states, edits.removals, evidence, corpus, SPLITS)
+            plans = self.engine.map(plan_shards, [(state, config.shard_bytes) for state in final], "plan")
+            for state, annotation, plan in zip(final, annotations, plans, strict=True):
+                shards += training_shards(SourceToWrite(state, annotation, None), plan, None, corpus)
+            ledgers = ledger_tasks(states, edits.removals, evidence, corpus, SPLITS, self.engine)
         with self.steps.step("shards: keys of files"):
             self.engine.map(shard_key, shards, "keys")
             self.engine.map(ledger_key, ledgers, "keys")

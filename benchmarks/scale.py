@@ -5,10 +5,10 @@ groups. Each size runs in a process of its own (the driver) with a pool of worke
 slope of the driver's peak between the two largest sizes from a million documents on; below, the steps run in the driver
 by intention. `--documents 1e7 1e8` takes 79 GB of disk; rehearsal.py takes 40. `--network MEGABYTES` curates so much
 text instead, with the work folder in an S3 server of this process and Slurm's elements as other processes:
-`driver_network_bytes_per_document` is what the driver's store sends and receives. `--sources NUMBER` curates so many
-sources of one document each; `--files NUMBER` lists and pins so many files of a line. The rates of text are measured in
-the same run and, with the rest, make the forecast. Prices: 0.045 dollars a core-hour, 0.40 a million GET, 5 a million
-PUT (AWS, us-east-1)."""
+`driver_network_bytes_per_document` is what the driver's store sends and receives, the slope from half of the text on.
+`--sources NUMBER` curates so many sources of one document each; `--files NUMBER` lists and pins so many files of a
+line. The rates of text are measured in the same run and, with the rest, make the forecast. Prices: 0.045 dollars a
+core-hour, 0.40 a million GET, 5 a million PUT (AWS, us-east-1)."""
 
 import json
 import os
@@ -33,6 +33,7 @@ from support.curation_inputs import made_texts, paragraphs, write_jsonl
 from support.curation_runs import recipe, run_gristmill, timed
 from support.planted import write_parquet
 
+from gristmill.data_pipeline.dedup import candidates
 from gristmill.data_pipeline.dedup.candidates import Banding, StoredDocuments, write_groups, write_keys, write_links
 from gristmill.data_pipeline.dedup.near import BATCH_SHINGLES, NearDedupConfig, find_near_duplicates
 from gristmill.data_pipeline.dedup.signatures import (
@@ -114,30 +115,42 @@ def main() -> None:
 
 
 def network_figures(megabytes: float, data: Path | None) -> list[Figure]:
-    """Bytes that the driver sends to and receives from the store, in all and by document, with their text."""
-    with tempfile.TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patch, s3_server(patch) as client:
+    """Bytes that the driver sends to and receives from the store: by document, which is the slope between half of the
+    text and all of it, and those that do not grow with the documents, with the text of a document."""
+    with pytest.MonkeyPatch.context() as patch, s3_server(patch) as client:
+        client.create_bucket(Bucket="scale")
+        half, whole = (curated_through_a_store(part, data) for part in (megabytes / 2, megabytes))
+    documents = whole["documents"] - half["documents"]
+    slopes = {kind: (whole[kind] - half[kind]) / documents for kind in ("sent", "received", "copied", "text")}
+    fixed = whole["sent"] + whole["received"] - (slopes["sent"] + slopes["received"]) * whole["documents"]
+    return [
+        Figure("driver_network_bytes_per_document", slopes["sent"] + slopes["received"], "bytes"),
+        Figure("driver_bytes_sent_per_document", slopes["sent"], "bytes"),
+        Figure("driver_network_bytes_of_a_run", fixed, f"bytes, of {whole['documents']:,} documents in one file"),
+        Figure("driver_bytes_copied_in_the_store_per_document", slopes["copied"], "bytes"),
+        Figure("text_bytes_per_document", slopes["text"], "bytes"),
+    ]
+
+
+def curated_through_a_store(megabytes: float, data: Path | None) -> dict[str, int]:
+    """documents, text (bytes), sent, received, copied. The steps that run in the driver for few documents run on nodes,
+    as they do for many."""
+    with tempfile.TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patch:
         folder = Path(name)
         (folder / "raw").mkdir()
         texts = list(made_texts(paragraphs(data), int(megabytes * 1e6), 4000))
         write_jsonl(folder / "raw", texts)
         (folder / "recipe.yaml").write_text(json.dumps(recipe(folder / "raw", "jsonl", None, ("en",), True)))
-        client.create_bucket(Bucket="scale")
         patch.setenv("PATH", f"{fake_slurm.install(folder / 'slurm')}{os.pathsep}{os.environ['PATH']}")
         patch.setenv(fake_slurm.NODES, str(folder / "nodes"))
         patch.setenv("GRISTMILL_SCRATCH", str(folder / "driver"))
         patch.setattr(slurm, "NODE_OUTPUT", str(folder / "element-%A-%a.log"))
+        patch.setattr(candidates, "POOL_DOCUMENTS", 0)
         moved = count_transfers(patch)
-        options = ["--to", "curate", "--workdir", "s3://scale/run", "--engine", "slurm", "--workers", "2"]
+        options = ["--to", "curate", "--workdir", f"s3://scale/{folder.name}", "--engine", "slurm", "--workers", "2"]
         with suppress(SystemExit):  # by which every command ends
             gristmill(["run", str(folder / "recipe.yaml"), *options])
-    sent, received = moved["sent"] / len(texts), moved["received"] / len(texts)
-    text_bytes = sum(len(text.encode()) for text in texts) / len(texts)
-    return [
-        Figure("driver_network_bytes_per_document", sent + received, "bytes"),
-        Figure("driver_bytes_sent_per_document", sent, "bytes"),
-        Figure("driver_bytes_copied_in_the_store_per_document", moved["copied"] / len(texts), "bytes"),
-        Figure("text_bytes_per_document", text_bytes, "bytes"),
-    ]
+    return {**moved, "documents": len(texts), "text": sum(len(text.encode()) for text in texts)}
 
 
 def source_figures(sources: int, data: Path | None) -> list[Figure]:

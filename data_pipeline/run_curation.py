@@ -274,7 +274,7 @@ def _write(state: CurationState, inputs: CurationInputs) -> dict[str, Any]:
     config, folder, engine = inputs.config, inputs.folder, inputs.engine
     assert state.edits is not None
     alone = [of_group for of_group in state.sources if not of_group.batch]
-    ledgers = ledger_tasks(alone, state.removals, state.edits.evidence(), folder, SPLITS)
+    ledgers = ledger_tasks(alone, state.removals, state.edits.evidence(), folder, SPLITS, engine)
     batches = _batches_to_write(state, inputs)
     read = source_states(state.sources, [source.name for source in inputs.sources])
     summary = {"sources": _counts(state, read, inputs), "rules": rule_table(read)}

@@ -23,7 +23,7 @@ import xxhash
 
 from gristmill.foundation.config import Config
 from gristmill.foundation.errors import InputError
-from gristmill.foundation.files import atomic_path, digest_changes, file_digest, write_atomic
+from gristmill.foundation.files import atomic_path, digest_changes, file_digest, stub_at, write_atomic
 from gristmill.foundation.fingerprint import canonical_json, digested_json, fingerprint, read_digested_json
 from gristmill.foundation.manifest import CACHE_FOLDER, MANIFEST_NAME, Manifest, Output, read_manifest
 
@@ -246,6 +246,8 @@ def _write_checksum_file(path: Path, content: dict[str, Any]) -> None:
 
 
 def _digest(path: Path) -> str:
+    if (stub := stub_at(path)) is not None:
+        return stub.xxh3
     hasher = xxhash.xxh3_128()
     with path.open("rb") as file:
         while piece := file.read(READ_BYTES):

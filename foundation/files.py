@@ -1,16 +1,20 @@
-"""File digests, atomic writes and durable renames."""
+"""File digests, atomic writes and durable renames, and files whose content is in an object store."""
 
 import fcntl
 import hashlib
 import os
 import re
 import shutil
+import stat
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
 from urllib.parse import unquote
+
+import orjson
 
 PROGRESS_BYTES = 2**24  # of a file that is hashed, between two calls of on_progress
 REMOVED_SUFFIX = ".removed"  # of a folder that is being removed
@@ -19,8 +23,11 @@ SCRATCH_SUFFIX = ".scratch"  # of a folder that is removed when its process ends
 
 
 def file_digest(path: Path, on_progress: Callable[[], None] | None = None) -> str:
-    """SHA-256 of the file's bytes, 64 hex digits. on_progress is called after every 16 MB."""
+    """SHA-256 of the file's bytes, 64 hex digits; of a stub, of what it stands for. on_progress is called after every
+    16 MB."""
     with path.open("rb") as file:
+        if (stub := _stub_of(file.fileno())) is not None:
+            return stub.sha256
         if on_progress is None:
             return hashlib.file_digest(file, "sha256").hexdigest()
         digest = hashlib.sha256()
@@ -262,6 +269,75 @@ class DigestCache:
 def _state(path: Path) -> tuple[int, ...]:
     status = path.stat()
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+
+
+# A stub stands in a work folder for a file whose bytes are in an object store: a sparse file of the same size that
+# begins with what it stands for, so it keeps its meaning when it or its folder is renamed, linked or copied.
+
+STUB_MAGIC = b"gristmill stub 1\n"
+STUB_BYTES = 4096  # of its description; a file up to this has no stub
+
+
+@dataclass(frozen=True)
+class Stub:
+    """object: name in the store of the work folder. sha256, xxh3: digests of the content."""
+
+    object: str
+    sha256: str
+    xxh3: str
+
+    def _described(self) -> bytes:
+        described = STUB_MAGIC + orjson.dumps(asdict(self))
+        if len(described) > STUB_BYTES:
+            raise ValueError(f"{self.object}: too long a name for a stub")
+        return described.ljust(STUB_BYTES, b"\0")
+
+    def write(self, path: Path, num_bytes: int) -> None:
+        """A new stub of a file of more than STUB_BYTES."""
+        with _temporary_of(path) as (temporary, descriptor):
+            os.truncate(descriptor, num_bytes)
+            os.pwrite(descriptor, self._described(), 0)
+            os.fsync(descriptor)
+            temporary.replace(path)
+
+    def rewrite(self, path: Path) -> None:
+        """Changes what a stub says, under all its names."""
+        descriptor = os.open(path, os.O_WRONLY)
+        try:
+            os.pwrite(descriptor, self._described(), 0)
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def stub_at(path: Path) -> Stub | None:
+    """The description in a stub; None if the file is none, or not there."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+    except OSError:
+        return None
+    try:
+        return _stub_of(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def stubs_below(folder: Path) -> Iterator[tuple[Path, Stub]]:
+    """The stubs below the folder, hidden folders included."""
+    for entry in entries_below(folder):
+        if entry.is_file(follow_symlinks=False) and entry.stat().st_size > STUB_BYTES:
+            path = Path(entry.path)
+            if (stub := stub_at(path)) is not None:
+                yield path, stub
+
+
+def _stub_of(descriptor: int) -> Stub | None:
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode) or os.pread(descriptor, len(STUB_MAGIC), 0) != STUB_MAGIC:
+        return None
+    try:
+        return Stub(**orjson.loads(os.pread(descriptor, STUB_BYTES, 0)[len(STUB_MAGIC) :].rstrip(b"\0")))
+    except (ValueError, TypeError):
+        return None
 
 
 def is_address(location: str) -> bool:

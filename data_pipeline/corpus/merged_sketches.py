@@ -42,6 +42,7 @@ from gristmill.data_pipeline.corpus.sketches import (
 from gristmill.data_pipeline.corpus.small_sources import BatchTable
 from gristmill.data_pipeline.corpus.writer import ReusedFiles, sketch_key
 from gristmill.data_pipeline.filters.pii import PiiConfig
+from gristmill.data_pipeline.ledger.document_file import parquet_metadata
 from gristmill.data_pipeline.ledger.ledger import LedgerTask
 from gristmill.foundation.checksums import content_digest, matches_checksum
 from gristmill.foundation.fingerprint import fingerprint
@@ -124,7 +125,7 @@ def write_sketches(
     engine.map(_merge, merges, "merge sketches")
     clusters = cluster_counts([pair for _, largest, _ in sizes for pair in largest], [counts for *_, counts in sizes])
     merged = [merge.files for merge in merges]
-    counts = merge_counts([clusters, *(pq.ParquetFile(files[COUNTS_FILE]).read() for files in merged)])
+    counts = merge_counts([clusters, *(pq.ParquetFile(fetch(files[COUNTS_FILE])).read() for files in merged)])
     write_table(folder / SKETCHES_FOLDER / COUNTS_FILE, counts)
     samples = merge_files([files[SAMPLES_FILE] for files in merged], merge_samples, SAMPLE_SCHEMA)
     write_table(folder / SKETCHES_FOLDER / SAMPLES_FILE, samples)
@@ -182,7 +183,7 @@ def _rows_of_tables(tasks: Sequence[SketchTask]) -> list[int]:
         status = task.table.stat()
         file = status.st_dev, status.st_ino
         if file not in known:
-            known[file] = pq.read_metadata(task.table).num_rows
+            known[file] = parquet_metadata(task.table).num_rows
         rows.append(known[file])
     return rows
 
@@ -392,6 +393,6 @@ def merge_files(paths: Sequence[Path], merge: Callable[[Sequence[pa.Table]], pa.
     """The merged sketch of these files, of which few are in memory at a time."""
     merged = merge([])
     for start in range(0, len(paths), MERGED_FILES):
-        tables = [pq.ParquetFile(path).read().cast(schema) for path in paths[start : start + MERGED_FILES]]
+        tables = [pq.ParquetFile(fetch(path)).read().cast(schema) for path in paths[start : start + MERGED_FILES]]
         merged = merge([merged, *tables])
     return merged

@@ -345,9 +345,10 @@ class ShardPlan:
         return range(len(self.starts) - 1)
 
 
-def plan_shards(state: SourceState, shard_bytes: int) -> ShardPlan:
-    """A shard's task reads from its first training document up to that of the next shard; of a shard all are written
-    but those of other splits."""
+def plan_shards(task: tuple[SourceState, int]) -> ShardPlan:
+    """The plan of a source, for shards of so many bytes. A shard's task reads from its first training document up to
+    that of the next shard; of a shard all are written but those of other splits."""
+    state, shard_bytes = task
     runs = [runs_of_size(*total, MIN_SHARD_BYTES, shard_bytes) for total in _totals(state)]
     starts, kept_by_file, held_out = [0], [], Counter[tuple[int, int]]()
     kept = trained = 0
@@ -380,11 +381,8 @@ class SourceToWrite:
     scores: Mapping[Path, Path] | None
 
 
-def training_shards(
-    source: SourceToWrite, shard_bytes: int, pii: PiiConfig | None, folder: Path
-) -> tuple[list[ShardTask], ShardPlan]:
+def training_shards(source: SourceToWrite, plan: ShardPlan, pii: PiiConfig | None, folder: Path) -> list[ShardTask]:
     state, name = source.state, source.state.source.name
-    plan = plan_shards(state, shard_bytes)
     edits = tuple(edit.preset for edit in source.annotation.edits)
     shard_format = ShardFormat(name, edits, pii, source.scores is not None, source.annotation.optional)
     spans = spans_of_runs(plan.kept, list(pairwise(plan.starts)))
@@ -400,7 +398,7 @@ def training_shards(
         }
         scores = None if source.scores is None else tuple(source.scores[row_range.path] for row_range in rows)
         tasks.append(ShardTask(folder, SPLITS[0], f"{name}-{number:05}.parquet", shard_format, rows, scores, held_out))
-    return tasks, plan
+    return tasks
 
 
 def held_out_shards(training: Sequence[ShardTask], plan: ShardPlan, split: int) -> Iterator[ShardTask]:

@@ -100,7 +100,7 @@ def is_batch_file(path: Path) -> bool:
 
 def rows_by_source(path: Path) -> list[tuple[str, int, int]]:
     """(source, first row, last + 1) of each source that an annotated file has documents of."""
-    with pq.ParquetFile(path) as file:
+    with pq.ParquetFile(fetch(path)) as file:
         if not is_batch_file(path):
             return [(source_in_name(path), 0, file.metadata.num_rows)]
         return source_runs(file.read([SOURCE], use_threads=False).column(0))

@@ -13,9 +13,11 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pydantic import Field, model_validator
 
+from gristmill.data_pipeline.ledger.document_file import parquet_metadata
 from gristmill.foundation.config import Config
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.fingerprint import INCREMENT, mix_array
+from gristmill.foundation.runtime.tasks.task_files import fetch
 
 SPLITS = ("train", "validation", "test")
 
@@ -73,7 +75,7 @@ def document_ranges(corpus: Path, split: str, source: str) -> list[DocumentRange
     ranges: list[DocumentRange] = []
     for path in document_shards(corpus, split, source):
         try:
-            metadata = pq.read_metadata(path)
+            metadata = parquet_metadata(path)
         except (pa.ArrowException, OSError) as error:
             raise InputError(f"{path}: not a readable Parquet file ({error}); run `gristmill curate` again") from error
         columns = [metadata.schema.column(index).path for index in range(metadata.num_columns)]
@@ -94,7 +96,7 @@ def document_shards(corpus: Path, split: str, source: str) -> list[Path]:
 def read(documents: DocumentRange, *columns: str) -> pa.Table:
     """Raises InputError if the row group cannot be read."""
     try:
-        table = pq.ParquetFile(documents.path).read_row_group(documents.row_group, columns=list(columns))
+        table = pq.ParquetFile(fetch(documents.path)).read_row_group(documents.row_group, columns=list(columns))
     except (pa.ArrowException, OSError) as error:
         raise InputError(
             f"{documents.path}: row group {documents.row_group} cannot be read ({error}); curate again"
@@ -138,7 +140,7 @@ def read_repeats(corpus: Path, by_size: Mapping[int, int]) -> Repeats:
     paths = sorted((corpus / "ledger").glob("*.parquet"))
     if not paths:
         raise InputError(f"{corpus / 'ledger'}: no ledger, which index.rehydrate needs; run `gristmill curate` again")
-    kept = pa.concat_tables([pq.read_table(path, columns=["duplicate_of"]) for path in paths])["duplicate_of"]
+    kept = pa.concat_tables([pq.read_table(fetch(path), columns=["duplicate_of"]) for path in paths])["duplicate_of"]
     counted = pc.value_counts(pc.drop_null(kept.cast(pa.string())).combine_chunks())
     sizes = 1 + counted.field("counts").to_numpy()
     return Repeats(counted.field("values").cast(pa.string()), repeats_of(sizes, by_size))

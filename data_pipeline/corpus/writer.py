@@ -19,6 +19,7 @@ from gristmill.data_pipeline.corpus.shards import (
     SourceToWrite,
     held_out_shards,
     link_empty_shards,
+    plan_shards,
     training_shards,
     write_shard_run,
 )
@@ -227,8 +228,10 @@ def write_corpus(
     of the same documents are taken from there. Returns the keys of all files, and the tables of the batches."""
     training: list[ShardTask] = []
     held_out: list[ShardTask] = []
-    for source in corpus.sources:
-        tasks, plan = training_shards(source, corpus.shard_bytes, corpus.pii, folder)
+    states = [(source.state, corpus.shard_bytes) for source in corpus.sources]
+    plans = engine.map(plan_shards, states, "plan shards", unit="sources")
+    for source, plan in zip(corpus.sources, plans, strict=True):
+        tasks = training_shards(source, plan, corpus.pii, folder)
         training += tasks
         for split in range(1, len(SPLITS)):
             held_out += held_out_shards(tasks, plan, split)

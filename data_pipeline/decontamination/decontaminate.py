@@ -64,7 +64,7 @@ from gristmill.foundation.files import atomic_path, write_atomic
 from gristmill.foundation.fingerprint import canonical_json
 from gristmill.foundation.runtime.tasks.engine import Engine
 from gristmill.foundation.runtime.tasks.local import LocalEngine
-from gristmill.foundation.runtime.tasks.task_files import PartitionedFiles, ranges_for
+from gristmill.foundation.runtime.tasks.task_files import PartitionedFiles, fetch, ranges_for
 
 MATCHES_OF_TASK = 1_000_000  # 1 kB each as Python objects
 PHRASE_BYTES = 1000  # of a document file, for the number of ranges: a guess that decides memory alone
@@ -150,7 +150,7 @@ def decontaminate(
 
 
 def _read(prefix: Path, name: str, schema: pa.Schema) -> pa.Table:
-    return pq.read_table(result_file(prefix, name), schema=schema)
+    return pq.read_table(fetch(result_file(prefix, name)), schema=schema)
 
 
 @dataclass(frozen=True)
@@ -396,5 +396,5 @@ def write_contamination(decontamination: Decontamination, folder: Path) -> None:
     write_atomic(where / REPORT_MARKDOWN, report_markdown(decontamination.report).encode())
     with atomic_path(where / QUESTIONS_NAME) as temporary, temporary.open("wb") as file:
         for path in decontamination.question_files:
-            with path.open("rb") as lines:
+            with fetch(path).open("rb") as lines:
                 shutil.copyfileobj(lines, file)

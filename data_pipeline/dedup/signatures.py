@@ -20,7 +20,14 @@ from pydantic import Field, ValidationError
 
 from gristmill.data_pipeline.dedup.folding import KnownValues, document_ids
 from gristmill.data_pipeline.dedup.minhash import Unit, signatures_of
-from gristmill.data_pipeline.ledger.document_file import DocumentFile, id_places, load_array, packed_ids, utf8_of
+from gristmill.data_pipeline.ledger.document_file import (
+    DocumentFile,
+    id_places,
+    load_array,
+    packed_ids,
+    parquet_metadata,
+    utf8_of,
+)
 from gristmill.foundation.checksums import (
     check_outputs,
     checksum_path,
@@ -270,7 +277,7 @@ def sign_corpus(
     rows_of = {task[3]: rows for task, rows in zip(missing, signed, strict=True)}
     stored = []
     for number, document_file in enumerate(document_files):
-        rows = rows_of[number] if number in rows_of else pq.read_metadata(documents_file(folder, number)).num_rows
+        rows = rows_of[number] if number in rows_of else parquet_metadata(documents_file(folder, number)).num_rows
         file = _seen_from(folder, document_file.path) if is_kept else ""
         stored.append(
             StoredFile(source=document_file.source, priority=document_file.priority, documents=rows, file=file)

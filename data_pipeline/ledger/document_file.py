@@ -18,7 +18,7 @@ from gristmill.foundation.checksums import checksum_path, checksummed_path, read
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.files import is_temporary, remove_tree, sweep, write_atomic
 from gristmill.foundation.fingerprint import canonical_json
-from gristmill.foundation.runtime.tasks.task_files import fetch
+from gristmill.foundation.runtime.tasks.task_files import fetch, read_range
 
 # Rows and bytes of text held in memory at a time while a file is read. Thousands of rows, because a batch of pyarrow
 # costs 0.1 ms by itself; the bytes bound files of long documents.
@@ -171,7 +171,31 @@ def num_rows_of(document_file: DocumentFile) -> int:
 
 @lru_cache(maxsize=COUNTED_FILES)
 def _num_rows(path: Path, *_: int) -> int:
-    return int(open_document_file(path).metadata.num_rows)
+    return int((_stub_metadata(path) or open_document_file(path).metadata).num_rows)
+
+
+def parquet_metadata(path: Path) -> pq.FileMetaData:
+    """The metadata of a Parquet file; of one that is in the store nothing else is downloaded."""
+    return _stub_metadata(path) or pq.read_metadata(path)
+
+
+def _stub_metadata(path: Path) -> pq.FileMetaData | None:
+    if read_range(path, 0, 0) is None:
+        return None
+    return pq.read_metadata(pa.BufferReader(_footer(path, path.stat().st_size)))
+
+
+def _footer(path: Path, size: int) -> bytes:
+    """The end of a Parquet file of so many bytes, from its metadata on."""
+
+    def read(start: int) -> bytes:
+        if (content := read_range(path, max(start, 0), size)) is not None:
+            return content
+        with path.open("rb") as file:
+            file.seek(max(start, 0))
+            return file.read()
+
+    return read(size - int.from_bytes(read(size - 8)[:4], "little") - 8)
 
 
 def utf8_of(texts: pa.Array) -> tuple[np.ndarray, np.ndarray]:
@@ -270,15 +294,14 @@ def open_workspace(folder: Path, identity: dict[str, Any]) -> None:
 
 
 def document_file_identity(document_file: DocumentFile) -> dict[str, Any]:
-    """Values that decide the work on one document file: source, priority, kept rows, file size, Parquet footer.
+    """Values that decide the work on one document file: source, priority, kept rows, file size, and the digest in its
+    checksum file, without one of the Parquet footer.
 
     The footer holds the sizes, offsets and statistics of every column of every row group."""
-    size = int(document_file.bytes)
-    with document_file.path.open("rb") as file:
-        file.seek(max(size - 8, 0))
-        footer = int.from_bytes(file.read(4), "little") + 8
-        file.seek(max(size - footer, 0))
-        digest = hashlib.sha256(file.read()).hexdigest()
+    size, checksum = int(document_file.bytes), read_cached(checksum_path(document_file.path))
+    digest = checksum.get("xxh3") if isinstance(checksum, dict) else None
+    if digest is None:
+        digest = hashlib.sha256(_footer(document_file.path, size)).hexdigest()
     return {
         "source": document_file.source,
         "priority": document_file.priority,
@@ -365,7 +388,7 @@ def row_range_groups(row_range: RowRange, columns: Sequence[str]) -> Iterator[pa
 def row_groups_of_range(row_range: RowRange, reader: RowGroups) -> Iterator[tuple[pa.Table, int]]:
     """(all rows of a row group from the range's start up to its end, place of the first in the mask), for each row
     group with a row of the range."""
-    with pq.ParquetFile(row_range.path) as file:
+    with pq.ParquetFile(fetch(row_range.path)) as file:
         start = -row_range.start  # of the row group, counted from the start of the range
         for group in range(file.num_row_groups):
             end = start + file.metadata.row_group(group).num_rows

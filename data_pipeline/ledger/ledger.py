@@ -34,6 +34,8 @@ from gristmill.data_pipeline.ledger.removal_step import (
 )
 from gristmill.foundation.checksums import checksummed_path, matches_checksum
 from gristmill.foundation.files import atomic_path
+from gristmill.foundation.runtime.tasks.engine import Engine
+from gristmill.foundation.runtime.tasks.task_files import fetch
 
 FAILURE = pa.struct([("rule", pa.string()), ("value", pa.float64()), ("threshold", pa.float64())])
 LEDGER_SCHEMA = pa.schema(
@@ -313,15 +315,13 @@ def ledger_tasks(
     evidence: Sequence[EvidenceFiles],
     folder: Path,
     split_names: tuple[str, ...],
+    engine: Engine,
 ) -> list[LedgerTask]:
     """evidence: of each annotated file of all sources. Ledgers are cut where their documents say, as shards are."""
     tasks = []
-    for state in curated:
-        runs = runs_of_size(state.num_documents, state.num_documents, MIN_LEDGER_ROWS, MAX_LEDGER_ROWS)
-        for results in state.filter_results:
-            marks = results.load().marks
-            runs.add(np.ones(len(marks), np.int64), marks)
-        for number, (start, stop) in enumerate(runs.bounds()):
+    bounds_of_sources = engine.map(_ledger_bounds, curated, "plan ledgers", unit="sources")
+    for state, bounds in zip(curated, bounds_of_sources, strict=True):
+        for number, (start, stop) in enumerate(bounds):
             rows = tuple(
                 LedgerRows(
                     state.paths[file],
@@ -337,6 +337,15 @@ def ledger_tasks(
             path = folder / "ledger" / f"{state.source.name}-{number:05}.parquet"
             tasks.append(LedgerTask(path, state.source.name, state.rules, rows, split_names))
     return tasks
+
+
+def _ledger_bounds(state: SourceState) -> list[tuple[int, int]]:
+    """The first and the last row, plus 1, of each ledger of a source."""
+    runs = runs_of_size(state.num_documents, state.num_documents, MIN_LEDGER_ROWS, MAX_LEDGER_ROWS)
+    for results in state.filter_results:
+        marks = results.load().marks
+        runs.add(np.ones(len(marks), np.int64), marks)
+    return runs.bounds()
 
 
 def write_quarantine(curated: Sequence[SourceState], folder: Path) -> None:
@@ -355,4 +364,4 @@ def quarantined_rows(state: SourceState, columns: Sequence[str]) -> Iterator[dic
         unreadable &= pc.field(SOURCE) == state.source.name
     for path, results in zip(state.paths, state.filter_results, strict=True):
         if results.num_quarantined:
-            yield from pq.read_table(path, columns=list(columns), filters=unreadable).to_pylist()
+            yield from pq.read_table(fetch(path), columns=list(columns), filters=unreadable).to_pylist()

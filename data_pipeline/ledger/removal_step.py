@@ -15,7 +15,7 @@ from gristmill.data_pipeline.filters.profiles import Rules
 from gristmill.data_pipeline.ledger.document_file import DocumentFile
 from gristmill.data_pipeline.readers.source import SourceConfig
 from gristmill.foundation.fingerprint import fingerprint
-from gristmill.foundation.runtime.tasks.task_files import PartitionedFiles
+from gristmill.foundation.runtime.tasks.task_files import PartitionedFiles, fetch
 
 REMOVED_FIELDS = {"row": "<i8", "value": "<f8", "duplicate_of": ("<u8", 2), "threshold": "<f8", "rule": "i1"}
 
@@ -377,7 +377,7 @@ class Evidence:
 def read_evidence(files: EvidenceFiles) -> Evidence:
     matches = pa.schema([("doc_id", pa.string()), *MATCH])
     return Evidence(
-        sorted_spans([pq.read_table(path, schema=REMOVED_SPANS) for path in files.removed_spans]),
+        sorted_spans([pq.read_table(fetch(path), schema=REMOVED_SPANS) for path in files.removed_spans]),
         matches.empty_table() if files.matches is None else pq.read_table(files.matches, schema=matches),
         PIECE.empty_table() if files.pieces is None else pq.read_table(files.pieces, schema=PIECE),
     )

@@ -184,7 +184,7 @@ def _texts(source: ScoredSource, config: QualityConfig) -> list[str]:
     Memory: 40 bytes for each of max_documents and for each document of a file."""
     chosen = np.empty(0, LOWEST)
     for number, (path, mask) in enumerate(zip(source.paths, source.kept_masks(), strict=True)):
-        table = pq.read_table(path, columns=["text_hash", "doc_id"]).filter(pa.array(mask))
+        table = pq.read_table(fetch(path), columns=["text_hash", "doc_id"]).filter(pa.array(mask))
         ranks = np.empty(len(table), LOWEST)
         ranks["hash"], ranks["file"], ranks["row"] = table.column("text_hash").to_numpy(), number, np.flatnonzero(mask)
         ranks["id"] = packed_ids(table.column("doc_id"), path)

@@ -15,6 +15,7 @@ from gristmill.foundation.errors import InputError, RecipeError
 from gristmill.foundation.files import is_address
 from gristmill.foundation.manifest import MANIFEST_NAME
 from gristmill.foundation.progress import Reporter
+from gristmill.foundation.runtime.store.store import download_stubs
 from gristmill.foundation.runtime.tasks.engine import Engine
 from gristmill.foundation.runtime.tasks.local import LocalEngine, may_fork
 from gristmill.foundation.startup import DeferredModule, freeze_loaded_modules, rank_and_world_size
@@ -98,7 +99,11 @@ class EngineOptions:
     def open(self, reporter: Reporter, work_folder: Path | None = None) -> Engine:
         """The engine. Raises RecipeError or InputError if a cluster cannot be used; see RayEngine."""
         folder = work_folder or Path("work")
-        remote = RemoteWork.of_mirror(folder) if self.engine != "local" else None
+        remote = RemoteWork.of_mirror(folder)
+        if remote is not None:
+            remote.check_stubs()
+            if self.engine == "local":
+                download_stubs(remote.store, folder)
         store = "" if remote is None else remote.store.address
         if self.engine == "ray":
             return ray_engine.RayEngine(self.address or "auto", reporter, folder, store=store)
@@ -186,7 +191,7 @@ def make_runner(
             recipe, [candidate for candidate in stages if only in (None, candidate.name)], folder, world_size, reporter
         )
     freeze_loaded_modules()
-    publisher = _uploader(folder, reporter) if rank == 0 else None
+    publisher = _uploader(folder, reporter, options.engine != "local") if rank == 0 else None
     try:
         engine = options.open(reporter, folder) if rank == 0 else LocalEngine(1, reporter)
         if rank == 0:
@@ -203,8 +208,9 @@ def make_runner(
     return Runner(recipe, folder, stages, lock, reporter, processes)
 
 
-def _uploader(folder: Path, reporter: Reporter) -> Uploader | None:
+def _uploader(folder: Path, reporter: Reporter, on_nodes: bool) -> Uploader | None:
     """Uploader of a mirror's stages with the store's lease; the mirror is filled first. None for other folders.
+    on_nodes: what nodes wrote is left in the store.
 
     Raises InputError if the store cannot be written to or another process writes there."""
     remote = RemoteWork.of_mirror(folder)
@@ -213,7 +219,7 @@ def _uploader(folder: Path, reporter: Reporter) -> Uploader | None:
     remote.store.check_writable()
     publisher = Uploader(remote, RemoteLease(remote.store, reporter.info), reporter.info)
     try:
-        remote.fetch(in_blocks=True)
+        remote.fetch(in_blocks=True, keep_stubs=on_nodes)
     except BaseException:
         publisher.close()
         raise

@@ -97,6 +97,7 @@ STAGE: Stage = Stage(
     run=run,
     sections=("index",),
     libraries=("sentencepiece", "tokenizers", "kitoken", "tiktoken", "gigatoken", "numpy"),
+    by_tasks=True,
 )
 
 if __name__ == "__main__":

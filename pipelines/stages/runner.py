@@ -197,6 +197,8 @@ class Runner:
             self._publish(stage)
             return
         started = time.monotonic()
+        if self.publisher is not None and not stage.by_tasks:
+            self.publisher.fill(stage.inputs)
         incomplete = self.incomplete_folder(stage, plan.fingerprint)
         self._remove_outdated(stage, incomplete)
         incomplete.mkdir(parents=True, exist_ok=True)

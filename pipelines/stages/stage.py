@@ -45,7 +45,8 @@ class Stage:
     stage. run: writes the folder and returns metadata for the manifest (counts, sizes, vocabulary).
     sections: the recipe sections the stage reads; those without defaults are required to run it.
     reads_raw: the identity includes the locked raw files. parallel: under torchrun the stage runs on every rank.
-    worker_modules: what workers import for its tasks."""
+    worker_modules: what workers import for its tasks. by_tasks: its tasks read its inputs; the driver needs few
+    of their bytes."""
 
     name: str
     code_version: int
@@ -57,6 +58,7 @@ class Stage:
     reads_raw: bool = False
     parallel: bool = False
     worker_modules: tuple[str, ...] = ()
+    by_tasks: bool = False
 
 
 # How evaluation tasks enter the fingerprint of a stage: by name, and task files by content.

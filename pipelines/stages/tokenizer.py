@@ -119,6 +119,7 @@ STAGE: Stage = Stage(
     run=run,
     sections=("tokenizer",),
     libraries=("sentencepiece", "tokenizers", "kitoken"),
+    by_tasks=True,
 )
 
 if __name__ == "__main__":

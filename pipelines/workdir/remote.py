@@ -10,7 +10,7 @@ import fcntl
 import hashlib
 import os
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
@@ -21,12 +21,12 @@ import xxhash
 
 from gristmill.data_pipeline.corpus.corpus_files import RemoteCorpusFiles
 from gristmill.data_pipeline.indexed.format import block_mark
-from gristmill.foundation.checksums import LOCK_NAME
+from gristmill.foundation.checksums import LOCK_NAME, checksum_path
 from gristmill.foundation.errors import InputError, RecipeError
-from gristmill.foundation.files import is_address, remove_tree, write_atomic
+from gristmill.foundation.files import is_address, remove_tree, stub_at, stubs_below, write_atomic
 from gristmill.foundation.fingerprint import canonical_json
 from gristmill.foundation.manifest import MANIFEST_NAME, Manifest, output_files, read_manifest
-from gristmill.foundation.runtime.store.store import BlockFile, Store
+from gristmill.foundation.runtime.store.store import BlockFile, Store, download_stub
 from gristmill.foundation.runtime.tasks.task_files import TASKS_FOLDER, scratch_root
 from gristmill.pipelines.workdir.publication import POINTER_NAME, STAGE_NAMES, Published, RemoteLease, folder_name
 
@@ -89,6 +89,10 @@ class RemoteWork:
             self._check_same(f"{stage}/{current}", content)
         if self.store.read(f"{stage}/{name}/{MANIFEST_NAME}") is None:
             self._upload(folder, f"{stage}/{name}", manifest, content)
+        for output in manifest.outputs:  # the objects that its tasks wrote are removed
+            target, stub = f"{stage}/{name}/{output.path}", stub_at(folder / output.path)
+            if stub is not None and stub.object != target:
+                replace(stub, object=target).rewrite(folder / output.path)
         lock = self._upload_lock()
         writer.publish(
             lambda published: replace(
@@ -112,9 +116,11 @@ class RemoteWork:
             )
         written = self.store.list(TASKS_FOLDER)
         for output in manifest.outputs:
-            of_task = f"{TASKS_FOLDER}/{output.sha256}"
+            of_task, stub = f"{TASKS_FOLDER}/{output.sha256}", stub_at(folder / output.path)
             if written.get(of_task) == output.bytes:
                 self.store.copy(of_task, f"{prefix}/{output.path}")
+            elif stub is not None:  # of a stage that was set aside
+                self.store.copy(stub.object, f"{prefix}/{output.path}")
             else:
                 self.store.put(f"{prefix}/{output.path}", folder / output.path)
         self.store.put_bytes(f"{prefix}/{MANIFEST_NAME}", content)
@@ -130,11 +136,16 @@ class RemoteWork:
         return digest
 
     def fetch(
-        self, stages: Sequence[str] = STAGE_NAMES, with_outputs: bool = True, in_blocks: bool = False
+        self,
+        stages: Sequence[str] = STAGE_NAMES,
+        with_outputs: bool = True,
+        in_blocks: bool = False,
+        keep_stubs: bool = False,
     ) -> list[str]:
         """Downloads the published stages that the mirror lacks, and the lock; returns the published stages' names.
 
-        in_blocks: large files of tokens are downloaded as they are read."""
+        in_blocks: large files of tokens are downloaded as they are read. keep_stubs: what nodes wrote is left where it
+        is."""
         published, _ = Published.read(self.store)
         if published.lock and not (self.mirror / LOCK_NAME).exists():
             lock = self.store.read(_lock_name(published.lock))
@@ -144,7 +155,32 @@ class RemoteWork:
         names = [stage for stage in stages if stage in published.stages]
         for stage in names:
             self._fetch_stage(stage, published.stages[stage], with_outputs, in_blocks)
+            if with_outputs and not keep_stubs:
+                self.fill(stage, in_blocks)
         return names
+
+    def fill(self, stage: str, in_blocks: bool = True) -> None:
+        """Downloads what the stage's folder has stubs of."""
+        for path, stub in list(stubs_below(self.mirror / stage)):
+            if not (in_blocks and self._as_blocks(stage, path, stub.object, path.stat().st_size)):
+                download_stub(self.store, path, stub)
+
+    def _as_blocks(self, stage: str, path: Path, name: str, num_bytes: int) -> bool:
+        """Whether the file is one of tokens that is downloaded as it is read; then it is so from now on."""
+        if stage != "index" or path.suffix != ".bin" or num_bytes < MIN_BLOCKS_BYTES:
+            return False
+        BlockFile.create(path, block_mark(path), (self.store, name), num_bytes)
+        return True
+
+    def check_stubs(self) -> None:
+        """Removes stubs of objects that are gone, such as after another machine ran here, but not from complete stages:
+        what they stand for is made again."""
+        stubs = list(stubs_below(self.mirror))
+        objects = self.store.list() if stubs else {}
+        for path, stub in stubs:
+            if stub.object not in objects and not path.relative_to(self.mirror).parts[0].startswith(STAGE_NAMES):
+                path.unlink()
+                checksum_path(path).unlink(missing_ok=True)
 
     def address_of(self, stage: str) -> str:
         """Address of the published stage's folder. Raises InputError if it is not published."""
@@ -185,9 +221,7 @@ class RemoteWork:
             return
         for output in manifest.outputs if with_outputs else ():
             name, path = f"{prefix}/{output.path}", new / output.path
-            if in_blocks and stage == "index" and path.suffix == ".bin" and output.bytes >= MIN_BLOCKS_BYTES:
-                BlockFile.create(path, block_mark(path), (self.store, name), output.bytes)
-            else:
+            if not (in_blocks and self._as_blocks(stage, path, name, output.bytes)):
                 self.store.download(name, path, (output.bytes, output.sha256))
         remove_tree(folder)
         new.rename(folder)
@@ -220,6 +254,10 @@ class Uploader:
     def publish(self, stage: str) -> None:
         self.remote.publish(stage, self.lease)
         self.info(f"{stage}: published at {self.remote.store.address}")
+
+    def fill(self, stages: Iterable[str]) -> None:
+        for stage in stages:
+            self.remote.fill(stage)
 
     def close(self) -> None:
         self.lease.release()

@@ -10,6 +10,7 @@ import io
 import os
 import uuid
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
@@ -18,8 +19,9 @@ from typing import Any
 import numpy as np
 import orjson
 
+from gristmill.foundation.checksums import checksum_path, write_known_checksum
 from gristmill.foundation.errors import InputError, RecipeError
-from gristmill.foundation.files import atomic_path, is_address, without_credentials, write_atomic
+from gristmill.foundation.files import Stub, atomic_path, is_address, stubs_below, without_credentials, write_atomic
 from gristmill.foundation.startup import DeferredModule
 
 # Files behind fsspec addresses (`s3://`, `gs://`, `hf://`, `https://`, `memory://`), read only.
@@ -296,6 +298,34 @@ def _is_refused(error: OSError) -> bool:
     response = getattr(error.__cause__, "response", None) or {}
     status = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
     return isinstance(error, FileExistsError) or (status in REFUSED and response["Error"]["Code"] != "NoSuchBucket")
+
+
+THREADS = 8  # of transfers at once
+_stub_stores: dict[Path, Store] = {}  # of the work folders of this process's engines
+
+
+def use_stubs(root: Path, store: Store) -> None:
+    """In this process `fetch` and `read_range` (task_files.py) give the content of the work folder's stubs."""
+    _stub_stores[root] = store
+
+
+def store_behind(path: Path) -> Store | None:
+    return next((store for root, store in _stub_stores.items() if path.is_relative_to(root)), None)
+
+
+def download_stub(store: Store, path: Path, stub: Stub) -> None:
+    """The stub becomes the file that it stands for."""
+    has_checksum = checksum_path(path).exists()
+    store.download(stub.object, path, (path.stat().st_size, stub.sha256))
+    if has_checksum:
+        write_known_checksum(path, stub.xxh3)
+
+
+def download_stubs(store: Store, folder: Path) -> None:
+    """As `download_stub`, of all below the folder."""
+    with ThreadPoolExecutor(THREADS) as threads:
+        for download in [threads.submit(download_stub, store, path, stub) for path, stub in stubs_below(folder)]:
+            download.result()
 
 
 # Large files of an object store as sparse local files: what is read is downloaded, block by block, and stays.

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 import uuid
+import zlib
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -117,6 +118,7 @@ class StoredFiles:
         return Store(self.address)
 
     def put(self, name: str, content: bytes) -> None:
+        content = zlib.compress(content, level=1)
         self._store.put_bytes(name, self._digest(name, content) + content)
 
     def get(self, name: str) -> bytes:
@@ -126,7 +128,7 @@ class StoredFiles:
         content = signed[DIGEST_BYTES:]
         if not hmac.compare_digest(signed[:DIGEST_BYTES], self._digest(name, content)):
             raise InputError(f"{self.address}/{name}: not written by this run, or {KEY_VARIABLE} is another run's")
-        return content
+        return zlib.decompress(content)
 
     def remove(self, name: str) -> None:
         self._store.delete(name)

@@ -1,7 +1,8 @@
 """Files of tasks: on machines that share no disk they travel through an object store, named by their content; records
 that tasks write for each other are a shuffle.
 
-The driver has all files of the work folder. A task runs in a view: a folder of its process that stands for the work
+The driver has the names of all files of the work folder; what tasks wrote is in the store, and has a stub here until
+the driver itself reads it. A task runs in a view: a folder of its process that stands for the work
 folder and holds the files that the task names, taken from a cache of the node. What the task writes there is uploaded
 before its answer is given. So a task that runs twice, or after its node was cut off, disturbs nobody."""
 
@@ -10,20 +11,20 @@ import hashlib
 import mmap
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cache, lru_cache
 from pathlib import Path
 
 import numpy as np
 import orjson
 
-from gristmill.foundation.checksums import checksum_path, read_cached, write_with_checksum
+from gristmill.foundation.checksums import checksum_path, content_digest, read_cached, write_with_checksum
 from gristmill.foundation.errors import InputError
-from gristmill.foundation.files import file_digest, is_temporary, locked_temp_dir, remove_abandoned
-from gristmill.foundation.runtime.store.store import Store
+from gristmill.foundation.files import file_digest, is_temporary, locked_temp_dir, remove_abandoned, stub_at
+from gristmill.foundation.runtime.store.store import Store, download_stub, download_stubs, store_behind
 
 TASKS_FOLDER = "tasks"  # of the objects; removed after each stage
 MIN_FREE_SHARE = 0.1  # of the disk under a node's cache; below it the oldest files are removed
@@ -36,12 +37,13 @@ class TransferError(InputError):
 @dataclass(frozen=True)
 class TaskFile:
     """A file of the work folder. name: relative to it. digest: SHA-256. checksum: XXH3-128 in its checksum file, "" for
-    none."""
+    none. xxh3: of a file that a task wrote, with or without that."""
 
     name: str
     bytes: int
     digest: str
     checksum: str = ""
+    xxh3: str = field(default="", compare=False)
 
     @classmethod
     def of(cls, path: Path, root: Path) -> "TaskFile":
@@ -69,6 +71,15 @@ class TaskObjects:
         with _transfer():
             self.store.download(f"{TASKS_FOLDER}/{digest}", path, (num_bytes, digest))
 
+    def put_file(self, path: Path, digest: str) -> None:
+        """As `put`; of a stub, which stands for this object or one of a published stage, the store makes it."""
+        stub = stub_at(path)
+        if stub is None:
+            self.put(path, digest)
+        elif stub.object != f"{TASKS_FOLDER}/{digest}":
+            with _transfer():
+                self.store.copy(stub.object, f"{TASKS_FOLDER}/{digest}")
+
     def read_range(self, digest: str, start: int, stop: int) -> bytes:
         with _transfer():
             return self.store.read_range(f"{TASKS_FOLDER}/{digest}", start, stop)
@@ -87,9 +98,10 @@ class TaskObjects:
                 raise InputError(f"{self.address}/{TASKS_FOLDER}/{digest}: gone or altered; run the command again")
         return content
 
-    def delete_all(self) -> None:
+    def delete_all(self, but: Collection[str] = ()) -> None:
         for name in self.store.list(TASKS_FOLDER):
-            self.store.delete(name)
+            if name not in but:
+                self.store.delete(name)
 
 
 @cache
@@ -171,6 +183,7 @@ class TaskView:
             if path.name.startswith(".") or not path.is_file() or path.stat().st_ino in self._inodes:
                 continue
             file = TaskFile.of(path, self.root)
+            file = replace(file, xxh3=file.checksum or content_digest(path))
             self.objects.put(path, file.digest)
             path.replace(self.cache / file.digest)
             written.append(file)
@@ -221,10 +234,13 @@ def _free_disk(folder: Path) -> None:
 
 
 def fetch(path: Path) -> Path:
-    """The path, whose file is there if the driver has it: for files that the running task does not name itself."""
+    """The path, whose file is there if the driver has it: for files that the running task does not name itself, and
+    for those that the driver reads."""
     view = _view_of(path)
     if view is not None:
         view.add(path)
+    elif (store := store_behind(path)) is not None and (stub := stub_at(path)) is not None:
+        download_stub(store, path, stub)
     return path
 
 
@@ -233,13 +249,17 @@ def fetch_folder(folder: Path) -> Path:
     view = _view_of(folder)
     if view is not None:
         view.add_folder(folder)
+    elif (store := store_behind(folder)) is not None:
+        download_stubs(store, folder)
     return folder
 
 
 def read_range(path: Path, start: int, stop: int, min_bytes: int = 0) -> bytes | None:
-    """Bytes of a file of at least `min_bytes` that the running task does not have; None for others, and for a task that
-    runs on the driver's machine."""
+    """Bytes of a file of at least `min_bytes` that the running task does not have, or of which the driver has a stub;
+    None for others."""
     view = _view_of(path)
+    if view is None and (store := store_behind(path)) is not None and (stub := stub_at(path)) is not None:
+        return store.read_range(stub.object, start, stop) if stop > start else b""
     file = None if view is None else view.listed(path)
     if view is None or file is None or file.bytes < min_bytes or (view.cache / file.digest).exists():
         return None
@@ -296,7 +316,7 @@ class PartitionedFiles:
         return [self.path(output) for output in range(self.map_outputs)]
 
     def has(self, output: int) -> bool:
-        return fetch(self.path(output)).exists()
+        return self.path(output).exists() or fetch(self.path(output)).exists()
 
     def is_whole(self) -> bool:
         """Whether all outputs are there."""
@@ -364,7 +384,12 @@ class PartitionedFiles:
         )
 
     def num_records(self) -> int:
-        return sum(int(self.map_output(output)[0][-1]) for output in range(self.map_outputs))
+        return sum(map(self._num_records, range(self.map_outputs)))
+
+    def _num_records(self, output: int) -> int:
+        last = HEAD_BYTES + 8 * self.ranges
+        content = read_range(self.path(output), last, last + 8)
+        return int(self.map_output(output)[0][-1]) if content is None else int.from_bytes(content, "little")
 
 
 @lru_cache(maxsize=1 << 14)

@@ -12,6 +12,7 @@ import os
 import pickle
 import sys
 import tempfile
+import zlib
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -23,9 +24,11 @@ import xxhash
 
 from gristmill.foundation.checksums import file_state, write_known_checksum
 from gristmill.foundation.errors import InputError
-from gristmill.foundation.files import atomic_path, file_digest
+from gristmill.foundation.files import STUB_BYTES, Stub, atomic_path, stubs_below
+from gristmill.foundation.runtime.store.store import THREADS, use_stubs
 from gristmill.foundation.runtime.tasks.local import answer_of
 from gristmill.foundation.runtime.tasks.task_files import (
+    TASKS_FOLDER,
     Listing,
     TaskFile,
     TaskObjects,
@@ -222,9 +225,7 @@ def _write(file: Any, pieces: Sequence[memoryview]) -> None:
         file.write(bytes(_padded(piece.nbytes) - piece.nbytes))
 
 
-# The driver's side of `task_files.py`: uploads the files that tasks name, and downloads those that they wrote.
-
-THREADS = 8
+# The driver's side of `task_files.py`: uploads the files that tasks name, and writes stubs of those that they wrote.
 
 
 class DriverFiles:
@@ -235,6 +236,7 @@ class DriverFiles:
         self._known: dict[str, tuple[dict[str, int], TaskFile]] = {}  # name -> its state and the object like it
         self._stored: set[str] = set()  # digests of the objects
         self._threads = ThreadPoolExecutor(THREADS)
+        use_stubs(self.root, self.objects.store)
         self._arriving: list[Future[None]] = []
 
     def listing(self, named: Iterable[Path]) -> Listing:
@@ -249,13 +251,13 @@ class DriverFiles:
         if name not in self._known or self._known[name][0] != state:
             file = TaskFile.of(path, self.root)
             if file.digest not in self._stored:  # as is a file that a task wrote, under another name or linked since
-                self.objects.put(path, file.digest)
+                self.objects.put_file(path, file.digest)
                 self._stored.add(file.digest)
             self._known[name] = state, file
         return self._known[name][1]
 
     def receive(self, written: Sequence[TaskFile]) -> None:
-        """Download what a task wrote; `wait` ends when all of it is there."""
+        """Write stubs of what a task wrote, and download small files; `wait` ends when all of it is there."""
         for file in written:
             if PurePosixPath(file.name).is_absolute() or ".." in PurePosixPath(file.name).parts:
                 raise InputError(f"{file.name!r}: a task wrote it outside of the work folder")
@@ -265,7 +267,10 @@ class DriverFiles:
         path = self.root / file.name
         known = self._known.get(file.name)
         if known is None or known[1] != file or not path.exists() or known[0] != file_state(path):
-            self.objects.get(path, file.bytes, file.digest)
+            if file.bytes > STUB_BYTES and file.xxh3:
+                Stub(f"{TASKS_FOLDER}/{file.digest}", file.digest, file.xxh3).write(path, file.bytes)
+            else:
+                self.objects.get(path, file.bytes, file.digest)
             self._stored.add(file.digest)
             if file.checksum:
                 write_known_checksum(path, file.checksum)
@@ -277,9 +282,9 @@ class DriverFiles:
             download.result()
 
     def clear(self) -> None:
-        """Remove all objects."""
+        """Remove all objects for which no stub stands."""
         self._known, self._stored = {}, set()
-        self.objects.delete_all()
+        self.objects.delete_all(but={stub.object for _, stub in stubs_below(self.root)} if self.root.exists() else ())
 
 
 def _files_at(path: Path) -> Iterable[Path]:
@@ -348,8 +353,7 @@ class ThroughStore:
         return _uploaded(parcel, self.files.objects)
 
     def answer(self, parcel: PickledValue) -> tuple[bool, Any]:
-        with tempfile.TemporaryDirectory(dir=self.folder) as name:
-            (answer, written), _ = unpacked_below(_downloaded(parcel, self.files.objects, Path(name)), self.files.root)
+        (answer, written), _ = unpacked_below(_downloaded(parcel, self.files.objects), self.files.root)
         self.files.receive(written)
         return answer
 
@@ -368,7 +372,7 @@ def run_in_view(order: PickledValue, listing: Listing) -> PickledValue:
     Raises TransferError if the store does not give or take a file."""
     with task_view(node_scratch(listing.objects.address), listing) as view, tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        (function, task), named = unpacked_below(_downloaded(order, listing.objects, folder), view.root)
+        (function, task), named = unpacked_below(_downloaded(order, listing.objects), view.root)
         for path in sorted(named):
             view.add(path)
         answer = answer_of(function, task)
@@ -391,18 +395,15 @@ def _with_driver_paths(failure: tuple[Exception, str], view: TaskView, listing: 
 
 
 def _uploaded(parcel: PickledValue, objects: TaskObjects) -> PickledValue:
-    """The parcel, whose file, if it has one, becomes an object."""
+    """The parcel, whose file, if it has one, becomes an object: compressed, since each order repeats the settings."""
     if not parcel.path:
         return parcel
-    path = Path(parcel.path)
-    digest = file_digest(path)
-    objects.put(path, digest)
-    path.unlink()
-    return replace(parcel, path=digest)
+    content = zlib.compress(Path(parcel.path).read_bytes(), level=1)
+    Path(parcel.path).unlink()
+    return replace(parcel, path=objects.put_bytes(content))
 
 
-def _downloaded(parcel: PickledValue, objects: TaskObjects, folder: Path) -> PickledValue:
+def _downloaded(parcel: PickledValue, objects: TaskObjects) -> PickledValue:
     if not parcel.path:
         return parcel
-    objects.get(folder / parcel.path, parcel.num_bytes, parcel.path)
-    return replace(parcel, path=str(folder / parcel.path))
+    return replace(parcel, content=zlib.decompress(objects.get_bytes(parcel.path)), path="")

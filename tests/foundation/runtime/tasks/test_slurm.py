@@ -14,7 +14,7 @@ import pytest
 
 from gristmill.data_pipeline.readers.source import SourceConfig
 from gristmill.foundation.errors import InputError, RecipeError
-from gristmill.foundation.files import atomic_path
+from gristmill.foundation.files import atomic_path, file_digest, stubs_below
 from gristmill.foundation.manifest import read_manifest
 from gristmill.foundation.progress import Reporter
 from gristmill.foundation.runtime.store.store import Store
@@ -28,6 +28,7 @@ from gristmill.foundation.runtime.tasks.transport import DriverFiles, ThroughSto
 from gristmill.pipelines.workdir.remote import local_mirror
 from tests.support import fake_slurm
 from tests.support.corpora import curate_with, prose, tree_digests, write_jsonl
+from tests.support.kills import write_corpus
 from tests.support.one_node_slurm import one_node_slurm
 from tests.support.s3_server import s3_server
 
@@ -248,7 +249,31 @@ def test_a_run_in_a_store_gives_the_local_bytes(store, tmp_path, call, monkeypat
     assert not [name for name in sent if name.startswith("curate/") and "/train/" in name]
     assert len([name for name in copied if "documents/train/" in name]) >= 2
     print(json.dumps({"sent": sum(sent.values()), "copied": len(copied), "text": raw.stat().st_size}))
-    assert not Store(store).list("tasks") and {path.name for path in (tmp_path / "nodes").iterdir()} == {"0", "1"}
+    assert {path.name for path in (tmp_path / "nodes").iterdir()} == {"0", "1"}
+    stubs = {
+        path.relative_to(local_mirror(store)).as_posix(): stub.object for path, stub in stubs_below(local_mirror(store))
+    }
+    assert {name.partition("/")[0] for name in stubs} == {"curate", "cache"}
+    assert set(Store(store).list("tasks")) == {name for name in stubs.values() if name.startswith("tasks/")}
+    assert all(stubs[path].startswith("curate/") for path in stubs if path.startswith("curate/"))
+    code, said = call("run", "recipe.yaml", "--to", "index", "--workdir", store)  # this machine downloads them
+    assert code == 0 and not list(stubs_below(local_mirror(store))), said
+    for output in read_manifest(local_mirror(store) / "curate").outputs:
+        assert file_digest(local_mirror(store) / "curate" / output.path) == output.sha256
+
+
+@pytest.mark.slow
+def test_every_step_in_a_store_gives_the_local_bytes(store, tmp_path, call):
+    """With quality, edits of texts and kept signatures; training, evaluation and the report read what nodes wrote."""
+    recipe = write_corpus(tmp_path / "raw")
+    with (tmp_path / "raw/plain0.jsonl").open("a") as file:
+        file.write("no JSON\n")  # is quarantined
+    for options in (("--workdir", store, "--engine", "slurm"), ("--workdir", "local")):
+        code, said = call("run", recipe, "--to", "report", *options)
+        assert code == 0, said
+    for stage in ("curate", "tokenizer", "index", "train", "evaluate", "report"):
+        there, here = (read_manifest(folder / stage).outputs for folder in (local_mirror(store), tmp_path / "local"))
+        assert there == here and len(here) > 1
 
 
 def fails_twice(path):

@@ -1,15 +1,22 @@
 """Tasks on a machine that shares nothing with the driver but a store, here fsspec's in memory."""
 
+import hashlib
 import os
 import uuid
 from dataclasses import replace
 
 import numpy as np
 import pytest
+import xxhash
 
-from gristmill.foundation.checksums import checksummed_path, matches_checksum
+from gristmill.foundation.checksums import (
+    checksummed_path,
+    content_digest,
+    link_with_checksum,
+    matches_checksum,
+)
 from gristmill.foundation.errors import InputError
-from gristmill.foundation.files import locked_temp_dir, remove_abandoned
+from gristmill.foundation.files import atomic_path, file_digest, locked_temp_dir, remove_abandoned, stubs_below
 from gristmill.foundation.runtime.store.store import Store
 from gristmill.foundation.runtime.tasks import task_files
 from gristmill.foundation.runtime.tasks.task_files import PartitionedFiles, TransferError, fetch, fetch_folder
@@ -80,6 +87,39 @@ def test_a_file_that_is_linked_after_it_arrived_is_not_uploaded(files, monkeypat
         "kept.txt",
     }
     assert sent == []
+
+
+def write_twice(task):
+    """Two files with the text of the first, so often that they are worth a stub."""
+    source, folder = task
+    for name in ("sealed.txt", "plain.txt"):
+        with (checksummed_path if name == "sealed.txt" else atomic_path)(folder / name) as temporary:
+            temporary.write_text(source.read_text() * 2000)
+
+
+def test_what_a_task_wrote_stays_in_the_store_until_the_driver_reads_it(files):
+    root = files.root
+    (root / "a.txt").write_text("abc ")
+    run(files, write_twice, (root / "a.txt", root / "new"))
+    sealed, plain, content = root / "new/sealed.txt", root / "new/plain.txt", b"abc " * 2000
+    assert [path for path, _ in stubs_below(root)] == [plain, sealed]
+    for path in (sealed, plain):
+        assert path.stat().st_size == len(content) and path.read_bytes() != content
+        assert file_digest(path) == hashlib.sha256(content).hexdigest()
+        assert content_digest(path) == xxhash.xxh3_128_hexdigest(content)
+    link_with_checksum(sealed, root / "linked.txt")
+    (root / "new").rename(root / "old")
+    sealed, plain = root / "old/sealed.txt", root / "old/plain.txt"
+    assert matches_checksum(sealed) and matches_checksum(root / "linked.txt")
+    assert run(files, read, root / "linked.txt") == content.decode()  # a node has it from the store
+    assert task_files.read_range(plain, 4, 8) == b"abc "
+    files.clear()  # all but what the stubs stand for
+    assert len(files.objects.store.list("tasks")) == 1
+    assert fetch(sealed).read_bytes() == content and matches_checksum(sealed)
+    fetch_folder(root)
+    assert not list(stubs_below(root)) and plain.read_bytes() == content
+    files.clear()
+    assert not files.objects.store.list("tasks")
 
 
 def pieces(task):
