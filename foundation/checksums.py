@@ -144,8 +144,10 @@ def write_checksum(path: Path) -> None:
 
 
 def write_known_checksum(path: Path, digest: str) -> None:
-    """Write the checksum file of an existing file whose XXH3-128 is known."""
-    _write_checksum_file(path, {"xxh3": digest, "state": file_state(path)})
+    """Write the checksum file of a file whose XXH3-128 is known. What else it says of the same bytes stays."""
+    known = read_cached(checksum_path(path))
+    same = known if isinstance(known, dict) and known.get("xxh3") == digest else {}
+    _write_checksum_file(path, same | {"xxh3": digest, "state": file_state(path)})
 
 
 def _write_state(path: Path, digest: str) -> None:

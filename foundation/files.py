@@ -16,6 +16,8 @@ from urllib.parse import unquote
 
 import orjson
 
+from gristmill.foundation.errors import InputError
+
 PROGRESS_BYTES = 2**24  # of a file that is hashed, between two calls of on_progress
 REMOVED_SUFFIX = ".removed"  # of a folder that is being removed
 HELD_SUFFIX = ".held"  # of the locked file beside a folder of `locked_temp_dir`
@@ -320,6 +322,15 @@ def stub_at(path: Path) -> Stub | None:
         return _stub_of(descriptor)
     finally:
         os.close(descriptor)
+
+
+def refuse_stub(path: Path) -> None:
+    """Raises InputError for a stub: before a file is read whose format would not tell it from content."""
+    if (stub := stub_at(path)) is not None:
+        raise InputError(
+            f"{path}: stands for {stub.object} in the store of its work folder, and has no content; read that by the "
+            "store's address"
+        )
 
 
 def stubs_below(folder: Path) -> Iterator[tuple[Path, Stub]]:

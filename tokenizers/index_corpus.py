@@ -95,7 +95,7 @@ class EncodeTask:
         note = counts_path(self.prefix)
         if not (note.is_file() and idx_path(self.prefix).is_file()):
             return False
-        return json.loads(note.read_bytes()).get("ranges") == self.places()
+        return json.loads(fetch(note).read_bytes()).get("ranges") == self.places()
 
     def places(self) -> list[list[str | int]]:
         """The file's name, row group, first row and number of rows of each range."""

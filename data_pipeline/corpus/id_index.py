@@ -27,7 +27,7 @@ from gristmill.foundation.checksums import (
     write_with_checksum,
 )
 from gristmill.foundation.errors import InputError
-from gristmill.foundation.files import remove_tree, write_atomic
+from gristmill.foundation.files import refuse_stub, remove_tree, write_atomic
 from gristmill.foundation.fingerprint import canonical_json
 from gristmill.foundation.runtime.kernels.cached_njit import cached_njit
 from gristmill.foundation.runtime.tasks.task_files import PartitionedFiles, fetch, range_of_keys
@@ -66,6 +66,7 @@ def ids_name(number: int) -> str:
 
 def id_blocks(path: Path) -> Iterator[np.ndarray]:
     """uint64[N, 2]: the ids of a file of the index in their order, each once in a block of ID_BLOCK records."""
+    refuse_stub(path)
     records = np.memmap(path, ID_RECORD, "r") if path.stat().st_size else np.empty(0, ID_RECORD)
     for start in range(0, len(records), ID_BLOCK):
         ids = np.ascontiguousarray(records["id"][start : start + ID_BLOCK])

@@ -190,9 +190,9 @@ def _write_found(task: QuestionsTask) -> None:
     matches, hits = [MATCHES.empty_table()], [HITS.empty_table()]
     wanted = pa.array(list(task.beginnings), pa.int64())
     for matches_path, hits_path in task.results:
-        table = pq.read_table(matches_path, schema=MATCHES)
+        table = pq.read_table(fetch(matches_path), schema=MATCHES)
         matches.append(table.filter(pc.is_in(table.column("text"), value_set=wanted)))
-        table = pq.read_table(hits_path, schema=HITS)
+        table = pq.read_table(fetch(hits_path), schema=HITS)
         hits.append(table.filter(pc.is_in(table.column("doc_id"), value_set=matches[-1].column("doc_id"))))
     joined = pa.concat_tables(matches).sort_by([(key, "ascending") for key in SORT_KEYS["matches"]])
     questions = found_questions(joined, pa.concat_tables(hits), task.beginnings)

@@ -25,7 +25,7 @@ from typing import Any, BinaryIO, NoReturn
 import numpy as np
 
 from gristmill.foundation.errors import InputError
-from gristmill.foundation.files import atomic_path
+from gristmill.foundation.files import atomic_path, refuse_stub
 from gristmill.foundation.manifest import CACHE_FOLDER
 from gristmill.foundation.runtime.store.store import BlockArray, BlockFile
 from gristmill.foundation.runtime.tasks.task_files import fetch
@@ -320,6 +320,7 @@ def _map_file(path: Path) -> np.ndarray:
         raise InputError(f"{path}: no such file; a dataset is PREFIX.bin with PREFIX.idx, named by PREFIX")
     if path.stat().st_size == 0:
         return np.zeros(0, np.uint8)
+    refuse_stub(path)
     try:
         return np.asarray(np.memmap(path, dtype=np.uint8, mode="r"))
     except OSError as error:

@@ -109,13 +109,13 @@ def source_cells(corpus: Path, source: str, documents: pa.Table, sizes: np.ndarr
     paths = sorted((corpus / "signals" / "train").glob(f"{source}-[0-9][0-9][0-9][0-9][0-9].parquet"))
     columns = [name for name in (mix.score, mix.topic) if name is not None]
     for path in paths[:1]:
-        present = pq.read_schema(path).names
+        present = pq.read_schema(fetch(path)).names
         if missing := [name for name in columns if name not in present]:
             raise InputError(
                 f"{path}: no signal {missing[0]!r}, which index.mix names; source {source} has {', '.join(present)}: "
                 "name one of these, or the sources that have it in index.mix.sources"
             )
-    signals = pa.concat_tables([pq.read_table(path, columns=["doc_id", *columns]) for path in paths])
+    signals = pa.concat_tables([pq.read_table(fetch(path), columns=["doc_id", *columns]) for path in paths])
     if len(signals) > len(documents):
         signals = signals.filter(pc.is_in(signals["doc_id"], value_set=documents["doc_id"].combine_chunks()))
     if signals["doc_id"].to_pylist() != documents["doc_id"].to_pylist():

@@ -49,6 +49,7 @@ from gristmill.data_pipeline.signals.signal_names import SIGNAL_FIELDS
 from gristmill.data_pipeline.text_edits.span_removal import EditedFile, SpanRemoval, edit_document_files
 from gristmill.foundation.checksums import checksummed_path
 from gristmill.foundation.runtime.tasks.engine import Engine
+from gristmill.foundation.runtime.tasks.task_files import fetch
 
 PARENT_ROW = pa.field("parent_row", pa.int64())  # the row of the annotated file that it comes from
 PARENT_KEY, PIECE_KEY = "parent_id", "piece"  # keys in the metadata of a piece
@@ -251,7 +252,7 @@ class RewrittenResults(WrittenResults):
     path: Path
 
     def load(self) -> FilterResults:
-        with pq.ParquetFile(self.path) as file:
+        with pq.ParquetFile(fetch(self.path)) as file:
             names = ["num_bytes", "text_hash", PARENT_ROW.name]
             table = file.read([*names, SOURCE] if SOURCE in file.schema_arrow.names else names)
         runs = source_runs(table.column(SOURCE)) if SOURCE in table.column_names else []

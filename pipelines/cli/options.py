@@ -101,7 +101,7 @@ class EngineOptions:
         folder = work_folder or Path("work")
         remote = RemoteWork.of_mirror(folder)
         if remote is not None:
-            remote.check_stubs()
+            remote.check_stubs(reporter.info)
             if self.engine == "local":
                 download_stubs(remote.store, folder)
         store = "" if remote is None else remote.store.address

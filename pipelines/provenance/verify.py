@@ -10,7 +10,7 @@ from pathlib import Path
 from gristmill.data_pipeline.annotate.tombstones import TOMBSTONES_NAME, read_tombstones, write_tombstones
 from gristmill.foundation.checksums import LOCK_NAME, Lock, read_lock, write_lock
 from gristmill.foundation.errors import InputError
-from gristmill.foundation.files import digest_changes, is_address, is_temporary
+from gristmill.foundation.files import digest_changes, is_address, is_temporary, stubs_below
 from gristmill.foundation.manifest import (
     CACHE_FOLDER,
     LOG_FOLDER,
@@ -90,6 +90,17 @@ def _verify_stage(folder: Path, verification: Verification) -> None:
     verification.lines.append(
         f"{folder}: {len(manifest.outputs)} files, {'identical' if not wrong else f'{len(wrong)} differ'}"
     )
+    if stubs := list(stubs_below(folder)):
+        remote = RemoteWork.of_mirror(folder)
+        if remote is None:
+            verification.wrong.append(
+                f"{folder}: {len(stubs)} files are stubs of objects in a store, without content; copy them from there"
+            )
+        else:
+            verification.lines.append(
+                f"{folder}: {len(stubs)} of these files are in the store and were not read; `gristmill verify "
+                f"{remote.store.address}` reads them"
+            )
     verification.wrong += wrong
 
 

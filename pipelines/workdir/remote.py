@@ -89,10 +89,7 @@ class RemoteWork:
             self._check_same(f"{stage}/{current}", content)
         if self.store.read(f"{stage}/{name}/{MANIFEST_NAME}") is None:
             self._upload(folder, f"{stage}/{name}", manifest, content)
-        for output in manifest.outputs:  # the objects that its tasks wrote are removed
-            target, stub = f"{stage}/{name}/{output.path}", stub_at(folder / output.path)
-            if stub is not None and stub.object != target:
-                replace(stub, object=target).rewrite(folder / output.path)
+        _name_published(folder, f"{stage}/{name}", manifest)
         lock = self._upload_lock()
         writer.publish(
             lambda published: replace(
@@ -172,15 +169,26 @@ class RemoteWork:
         BlockFile.create(path, block_mark(path), (self.store, name), num_bytes)
         return True
 
-    def check_stubs(self) -> None:
-        """Removes stubs of objects that are gone, such as after another machine ran here, but not from complete stages:
-        what they stand for is made again."""
+    def check_stubs(self, info: Callable[[str], None]) -> None:
+        """Removes stubs of objects that are gone, such as after another machine ran here, and complete stages with such
+        stubs that are not the published ones: they are made again."""
         stubs = list(stubs_below(self.mirror))
         objects = self.store.list() if stubs else {}
         for path, stub in stubs:
-            if stub.object not in objects and not path.relative_to(self.mirror).parts[0].startswith(STAGE_NAMES):
+            folder = self.mirror / path.relative_to(self.mirror).parts[0]
+            if stub.object in objects or not path.exists():
+                continue
+            if not (folder / MANIFEST_NAME).is_file():
                 path.unlink()
                 checksum_path(path).unlink(missing_ok=True)
+            elif not self._is_published(folder):
+                info(f"{folder}: removed, since {self.store.address}/{stub.object} is gone; it is made again if needed")
+                remove_tree(folder)
+
+    def _is_published(self, folder: Path) -> bool:
+        content = (folder / MANIFEST_NAME).read_bytes()
+        name = folder_name(read_manifest(folder).fingerprint, content)
+        return Published.read(self.store)[0].stages.get(folder.name) == name
 
     def address_of(self, stage: str) -> str:
         """Address of the published stage's folder. Raises InputError if it is not published."""
@@ -218,6 +226,7 @@ class RemoteWork:
         content = (new / MANIFEST_NAME).read_bytes()
         if (folder / MANIFEST_NAME).is_file() and (folder / MANIFEST_NAME).read_bytes() == content:
             shutil.rmtree(new)
+            _name_published(folder, prefix, manifest)  # which a kill after the upload left undone
             return
         for output in manifest.outputs if with_outputs else ():
             name, path = f"{prefix}/{output.path}", new / output.path
@@ -237,6 +246,14 @@ class RemoteWork:
                 known = {f"{prefix}/{output.path}" for output in manifest.outputs} | {f"{prefix}/{MANIFEST_NAME}"}
                 extra += sorted(set(self.store.list(prefix)) - known)
         return extra
+
+
+def _name_published(folder: Path, prefix: str, manifest: Manifest) -> None:
+    """Stubs of a published stage name its objects: those that its tasks wrote are removed."""
+    for output in manifest.outputs:
+        target, stub = f"{prefix}/{output.path}", stub_at(folder / output.path)
+        if stub is not None and stub.object != target:
+            replace(stub, object=target).rewrite(folder / output.path)
 
 
 def _lock_name(digest: str) -> str:

@@ -348,19 +348,17 @@ class BlockFile:
 
     @classmethod
     def create(cls, path: Path, mark: Path, source: tuple[Store, str], num_bytes: int) -> "BlockFile":
-        """source: store and name of the object. The mark is written last."""
-        blocks = -(-num_bytes // DOWNLOAD_BLOCK_BYTES)
-        for place, size in ((path, num_bytes), (_map_path(mark), blocks)):
-            place.parent.mkdir(parents=True, exist_ok=True)
-            with place.open("wb") as file:
-                file.truncate(size)
+        """source: store and name of the object. A stub at the path stays until the mark and its map are there: a kill
+        leaves nothing that could be taken for content."""
         content = {
             "address": source[0].address,
             "object": source[1],
             "bytes": num_bytes,
             "block_bytes": DOWNLOAD_BLOCK_BYTES,
         }
+        _write_sparse(_map_path(mark), -(-num_bytes // DOWNLOAD_BLOCK_BYTES))
         write_atomic(mark, orjson.dumps(content))
+        _write_sparse(path, num_bytes)
         return cls(path, mark)
 
     @cached_property
@@ -416,6 +414,11 @@ class BlockArray:
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         return np.asarray(self[:], dtype)
+
+
+def _write_sparse(path: Path, num_bytes: int) -> None:
+    with atomic_path(path) as temporary:
+        os.truncate(temporary, num_bytes)
 
 
 def _map_path(mark: Path) -> Path:

@@ -14,7 +14,7 @@ import sys
 import tempfile
 import zlib
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any, Protocol
@@ -282,7 +282,9 @@ class DriverFiles:
             download.result()
 
     def clear(self) -> None:
-        """Remove all objects for which no stub stands."""
+        """Remove all objects for which no stub stands, once those that arrive are written."""
+        wait(self._arriving)
+        self._arriving = []
         self._known, self._stored = {}, set()
         self.objects.delete_all(but={stub.object for _, stub in stubs_below(self.root)} if self.root.exists() else ())
 

@@ -1,6 +1,9 @@
 """Work folders in an S3 server of this machine: the local bytes, whole objects, one writer, no credentials."""
 
+import hashlib
 import json
+import os
+import shutil
 import socket
 import time
 
@@ -8,11 +11,13 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import s3fs
+import xxhash
 
 from gristmill.data_pipeline.indexed.config import IndexConfig
-from gristmill.data_pipeline.indexed.format import IndexedReader, block_mark
+from gristmill.data_pipeline.indexed.format import IndexedReader, _map_file, block_mark
 from gristmill.data_pipeline.indexed.samples import open_samples
 from gristmill.foundation.errors import InputError, RecipeError
+from gristmill.foundation.files import Stub, stubs_below
 from gristmill.foundation.fingerprint import digested_json, read_digested_json
 from gristmill.foundation.manifest import MANIFEST_NAME, StageIdentity, write_manifest
 from gristmill.foundation.runtime.store import store as addresses
@@ -323,6 +328,83 @@ def test_a_store_that_does_not_answer_is_an_error_soon(bucket, monkeypatch):
             with pytest.raises(InputError, match="s3://corpus/run"):
                 call()
     s3fs.S3FileSystem.clear_instance_cache()
+
+
+CONTENT = b"0123456789" * 1000
+
+
+def write_stub_stage(folder, name: str = "curate", output: str = "documents/lines.parquet") -> RemoteWork:
+    """A complete stage in the mirror, whose one output is a stub of what a node wrote."""
+    remote, digest = RemoteWork(folder, Store(RUN)), hashlib.sha256(CONTENT).hexdigest()
+    remote.store.put_bytes(f"tasks/{digest}", CONTENT)
+    (folder / name / output).parent.mkdir(parents=True)
+    stub = Stub(f"tasks/{digest}", digest, xxhash.xxh3_128_hexdigest(CONTENT))
+    stub.write(folder / name / output, len(CONTENT))
+    write_manifest(folder / name, StageIdentity(name, 1), {}, {})
+    return remote
+
+
+def test_a_kill_between_publication_and_the_names_of_stubs_loses_nothing(bucket, monkeypatch):
+    mirror = local_mirror(RUN)
+    remote = write_stub_stage(mirror)
+    with monkeypatch.context() as patch:
+        patch.setattr(remote_work, "_name_published", lambda *_: None)  # as if the driver had died before it
+        publish(remote)
+    for name in remote.store.list("tasks"):  # by a driver on another machine
+        remote.store.delete(name)
+    remote.check_stubs(print)
+    fetched(mirror)
+    assert (mirror / "curate/documents/lines.parquet").read_bytes() == CONTENT
+
+
+def test_stubs_of_objects_that_are_gone_are_made_again(bucket):
+    """A stage that was never published, one that was set aside, an interrupted one and a cached file."""
+    mirror, said = local_mirror(RUN), []
+    for name in ("curate", "index.superseded-0123", ".train-0123", "tokenizer", "cache"):
+        remote = write_stub_stage(mirror, name)
+        if name[0] == "." or name == "cache":
+            (mirror / name / MANIFEST_NAME).unlink()
+    publish(remote, "tokenizer")
+    remote.check_stubs(said.append)
+    assert not said and len(list(stubs_below(mirror))) == 5
+    for name in remote.store.list("tasks"):
+        remote.store.delete(name)
+    remote.check_stubs(said.append)
+    assert [path.parts[-3] for path, _ in stubs_below(mirror)] == ["tokenizer"]
+    assert [name for name in ("curate", "index.superseded-0123") if (mirror / name).exists()] == []
+    assert len(said) == 2 and all("is gone; it is made again" in line for line in said)
+
+
+@pytest.mark.parametrize("step", ["_write_sparse", "write_atomic"])
+def test_a_stub_of_tokens_that_is_killed_on_its_way_to_blocks_stays_one(bucket, monkeypatch, step):
+    monkeypatch.setattr(remote_work, "MIN_BLOCKS_BYTES", 1)
+    mirror = local_mirror(RUN)
+    remote = write_stub_stage(mirror, "index", "lines.bin")
+    path = mirror / "index/lines.bin"
+    os.link(path, mirror / "cached.bin")
+    publish(remote, "index")
+    with monkeypatch.context() as patch:
+        patch.setattr(block_file, step, lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            remote.fill("index")
+    assert [found for found, _ in stubs_below(mirror)] == [mirror / "cached.bin", path]
+    with pytest.raises(InputError, match=r"stands for .*index/.*lines\.bin in the store"):
+        _map_file(path)
+    remote.fill("index")
+    assert [found for found, _ in stubs_below(mirror)] == [mirror / "cached.bin"]
+    file = block_file.BlockFile(path, block_mark(path))
+    file.load(5, 15)
+    assert file.content[5:15].tobytes() == CONTENT[5:15]
+
+
+def test_verify_says_which_files_it_did_not_read(bucket, call, tmp_path):
+    mirror = local_mirror(RUN)
+    publish(write_stub_stage(mirror))
+    code, said = call("verify", mirror)
+    assert code == 0 and f"1 of these files are in the store and were not read; `gristmill verify {RUN}`" in said, said
+    shutil.copytree(mirror / "curate", tmp_path / "copy")
+    code, said = call("verify", tmp_path / "copy")
+    assert code == 1 and "1 files are stubs of objects in a store, without content" in said, said
 
 
 def test_the_address_of_a_stage_is_a_folder_of_its_mirror(bucket):

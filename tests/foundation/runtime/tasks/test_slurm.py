@@ -12,19 +12,23 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from gristmill.data_pipeline import run_curation
 from gristmill.data_pipeline.readers.source import SourceConfig
+from gristmill.foundation import files
 from gristmill.foundation.errors import InputError, RecipeError
-from gristmill.foundation.files import atomic_path, file_digest, stubs_below
+from gristmill.foundation.files import atomic_path, file_digest, scratch_folder, stubs_below
 from gristmill.foundation.manifest import read_manifest
 from gristmill.foundation.progress import Reporter
 from gristmill.foundation.runtime.store.store import Store
 from gristmill.foundation.runtime.tasks import engine as base_engine
 from gristmill.foundation.runtime.tasks import slurm as slurm_engine
+from gristmill.foundation.runtime.tasks import transport
+from gristmill.foundation.runtime.tasks.engine import Engine
 from gristmill.foundation.runtime.tasks.local import LocalEngine
 from gristmill.foundation.runtime.tasks.node import NodeRequirements, versions_here
 from gristmill.foundation.runtime.tasks.slurm import KEY_VARIABLE, SharedFiles, SlurmEngine, StoredFiles, TaskFolder
 from gristmill.foundation.runtime.tasks.task_files import Listing, TaskObjects, TransferError
-from gristmill.foundation.runtime.tasks.transport import DriverFiles, ThroughStore, packed, unpacked
+from gristmill.foundation.runtime.tasks.transport import DriverFiles, ThroughStore, packed, run_in_view, unpacked
 from gristmill.pipelines.workdir.remote import local_mirror
 from tests.support import fake_slurm
 from tests.support.corpora import curate_with, prose, tree_digests, write_jsonl
@@ -262,9 +266,56 @@ def test_a_run_in_a_store_gives_the_local_bytes(store, tmp_path, call, monkeypat
         assert file_digest(local_mirror(store) / "curate" / output.path) == output.sha256
 
 
+class NodesOfThisProcess(Engine):
+    """As `SlurmEngine`, but each task runs here, in a view of its own."""
+
+    workers = 2
+
+    def __init__(self, _, reporter, folder, store):
+        self.reporter, self.folder, self.files = reporter, folder.absolute(), DriverFiles(folder, store)
+
+    def _results(self, function, tasks, weights, description):
+        with scratch_folder(self.folder) as scratch:
+            carrier = ThroughStore(self.files, scratch, function, tasks)
+            for number, task in enumerate(tasks):
+                ok, value = carrier.answer(run_in_view(carrier.order(task), carrier.scratch))
+                assert ok, (description, value)
+                yield number, value
+            carrier.finish()
+
+    def close(self):
+        self.files.clear()
+
+
 @pytest.mark.slow
-def test_every_step_in_a_store_gives_the_local_bytes(store, tmp_path, call):
-    """With quality, edits of texts and kept signatures; training, evaluation and the report read what nodes wrote."""
+def test_no_step_of_the_driver_takes_a_stub_for_content(store, tmp_path, call, monkeypatch):
+    """All files of more than 512 bytes are stubs, as those of many documents are. A run that is stopped in the middle
+    goes on from its stubs, and what the driver runs itself for few documents downloads what it reads."""
+    for module in (files, transport):
+        monkeypatch.setattr(module, "STUB_BYTES", 512)
+    monkeypatch.setattr(slurm_engine, "SlurmEngine", NodesOfThisProcess)
+    recipe = write_corpus(tmp_path / "raw")
+    with (tmp_path / "raw/plain0.jsonl").open("a") as file:
+        file.write("no JSON\n")  # is quarantined
+    with monkeypatch.context() as patch:
+        patch.setattr(run_curation, "_write", lambda *_: sys.exit("stopped"))
+        code, said = call("run", recipe, "--workdir", store, "--engine", "slurm")
+        assert code == "stopped" and list(stubs_below(local_mirror(store))), said
+    for options in (("--workdir", store, "--engine", "slurm"), ("--workdir", "local")):
+        code, said = call("run", recipe, "--to", "index", *options)
+        assert code == 0, said
+    for stage in ("curate", "tokenizer", "index"):
+        there, here = (read_manifest(folder / stage).outputs for folder in (local_mirror(store), tmp_path / "local"))
+        assert there == here and len(here) > 1
+    assert len(list(stubs_below(local_mirror(store)))) > 20
+
+
+@pytest.mark.slow
+def test_every_step_in_a_store_gives_the_local_bytes(store, tmp_path, call, monkeypatch):
+    """With quality, edits of texts and kept signatures; training, evaluation and the report read what nodes wrote. All
+    files of more than 512 bytes are stubs, as those of many documents are."""
+    for module in (files, transport):
+        monkeypatch.setattr(module, "STUB_BYTES", 512)
     recipe = write_corpus(tmp_path / "raw")
     with (tmp_path / "raw/plain0.jsonl").open("a") as file:
         file.write("no JSON\n")  # is quarantined

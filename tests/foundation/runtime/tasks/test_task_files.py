@@ -1,5 +1,6 @@
 """Tasks on a machine that shares nothing with the driver but a store, here fsspec's in memory."""
 
+import errno
 import hashlib
 import os
 import uuid
@@ -10,10 +11,12 @@ import pytest
 import xxhash
 
 from gristmill.foundation.checksums import (
+    checksum_path,
     checksummed_path,
     content_digest,
     link_with_checksum,
     matches_checksum,
+    read_cached,
 )
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.files import atomic_path, file_digest, locked_temp_dir, remove_abandoned, stubs_below
@@ -120,6 +123,43 @@ def test_what_a_task_wrote_stays_in_the_store_until_the_driver_reads_it(files):
     assert not list(stubs_below(root)) and plain.read_bytes() == content
     files.clear()
     assert not files.objects.store.list("tasks")
+
+
+class FailingFile:
+    """A stored file whose second piece does not arrive."""
+
+    def __init__(self, content, error):
+        self.pieces = iter((content[:1000], error))
+
+    def read(self, _):
+        if isinstance(piece := next(self.pieces), BaseException):
+            raise piece
+        return piece
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        return None
+
+
+@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "no space"), KeyboardInterrupt()], ids=["full", "stopped"])
+def test_a_download_that_fails_in_the_middle_leaves_the_stub(files, monkeypatch, error):
+    root, content = files.root, b"abc " * 2000
+    (root / "a.txt").write_text("abc ")
+    run(files, write_twice, (root / "a.txt", root / "new"))
+    sealed, linked = root / "new/sealed.txt", root / "linked.txt"
+    link_with_checksum(sealed, linked, note={"made_from": "abc"})
+    before = sealed.read_bytes()
+    with monkeypatch.context() as patch:
+        patch.setattr(files.objects.store._files, "open", lambda *_, **__: FailingFile(content, error))
+        with pytest.raises((InputError, KeyboardInterrupt)):
+            fetch(sealed)
+    assert sealed.read_bytes() == before and matches_checksum(sealed) and len(list(stubs_below(root))) == 3
+    assert not list(root.rglob(".*.tmp"))
+    fetch_folder(root)
+    assert sealed.read_bytes() == linked.read_bytes() == content
+    assert read_cached(checksum_path(linked))["made_from"] == "abc" and matches_checksum(linked)
 
 
 def pieces(task):
