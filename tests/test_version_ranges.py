@@ -32,6 +32,7 @@ CASES = {
     "pyarrow 22": (("pyarrow==22.0.0",), TABLES),
     "pydantic 2.12": (("pydantic==2.12.0", "pydantic_core==2.41.1"), RECIPES),
     "pydantic 2.14.4": (("pydantic==2.14.4", "pydantic_core==2.50.5"), RECIPES),
+    "torch 2.11": (("torch==2.11.0",), ENGINE),
     "torch 2.14.1": (("torch==2.14.1",), ENGINE),
     "transformers 5.12": (("transformers==5.12.0",), MODELS),
     "transformers 5.24": (("transformers==5.24.0",), MODELS),

@@ -187,8 +187,12 @@ def load(folder: Path, tensors: Mapping[str, Tensor], mesh: Mesh) -> None:
 
     Raises InputError for a checkpoint that does not hold them; runs no code of it."""
     errors = errors_of_ranks(DAMAGED, f"{folder}: this checkpoint cannot be loaded; take another one")
-    with without_warning(), errors, _quiet_loader():
-        dcp.load(dict(tensors), storage_reader=TensorReader(folder), no_dist=not mesh.distributed)
+    reader = TensorReader(folder)
+    try:
+        with without_warning(), errors, _quiet_loader():
+            dcp.load(dict(tensors), storage_reader=reader, no_dist=not mesh.distributed)
+    except InputError as error:
+        raise (reader.problem or error) from error
 
 
 def verified(folder: Path, digests: DigestCache | None = None) -> dict[str, Any]:

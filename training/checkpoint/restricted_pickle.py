@@ -75,11 +75,21 @@ def read_metadata_pickle(path: Path) -> Metadata:
 
 
 class TensorReader(FileSystemReader):
-    """Reads the tensors of a distributed checkpoint, and nothing else: an entry of another kind would be unpickled."""
+    """Reads the tensors of a distributed checkpoint, and nothing else: an entry of another kind would be unpickled.
+
+    problem: what is wrong with its .metadata, which torch 2.11 leaves out of its own error."""
+
+    problem: InputError | None = None
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         """Raises InputError as `read_metadata_pickle` does, and for an entry that is no tensor."""
-        path = Path(self.path) / ".metadata"
+        try:
+            return self._read_metadata(Path(self.path) / ".metadata")
+        except InputError as error:
+            self.problem = error
+            raise
+
+    def _read_metadata(self, path: Path) -> Metadata:
         metadata = read_metadata_pickle(path)
         for name, entry in metadata.state_dict_metadata.items():
             if not isinstance(entry, TensorStorageMetadata):
