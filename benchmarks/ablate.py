@@ -37,10 +37,10 @@ import zstandard
 from gristmill.evaluation.results.ablation import LEVEL
 from gristmill.foundation.progress import Reporter
 from gristmill.foundation.runtime.tasks.local import LocalEngine
+from gristmill.pipelines.ablate.compare_arms import compare_arms
 from gristmill.pipelines.ablate.corpora import Arm
 from gristmill.pipelines.ablate.experiment import AblationResult, Plan, experiment
 from gristmill.pipelines.ablate.runs import Budget
-from gristmill.pipelines.ablate.verdicts import verdicts
 from gristmill.pipelines.recipes.recipe_file import load_recipe
 
 FRAME = (
@@ -182,7 +182,7 @@ def judge(outcome: AblationResult, arm: int, name: str, number: int) -> dict[str
         for (place, seed, rate), values in outcome.bits.items()
         if place in (0, arm)
     }
-    ((row,), _) = verdicts(["baseline", name], outcome.held_out, bits, outcome.rates, outcome.plan.seeds)
+    ((row,), _) = compare_arms(["baseline", name], outcome.held_out, bits, outcome.rates, outcome.plan.seeds)
     return {
         "control": "equal" if name.startswith("equal") else name,
         "repetition": number,

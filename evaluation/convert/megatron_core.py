@@ -265,10 +265,10 @@ def _first(arguments: Any, *names: str, default: Any) -> Any:
     return next((getattr(arguments, name) for name in names if getattr(arguments, name, None) is not None), default)
 
 
-def _not_of_transformers(_: Mapping[str, Any] | ModelConfig) -> Any:
+def _no_transformers_form(_: Mapping[str, Any] | ModelConfig) -> Any:
     raise NotImplementedError("Megatron-Core's checkpoints are read, by open_megatron_core, and not written")
 
 
 GPT_MODEL = ModelFamily(
-    "GPTModel", "megatron-core", _not_of_transformers, _rules, _not_of_transformers, _not_of_transformers
+    "GPTModel", "megatron-core", _no_transformers_form, _rules, _no_transformers_form, _no_transformers_form
 )

@@ -12,9 +12,9 @@ from rich.table import Table as TerminalTable
 from gristmill.evaluation.results.ablation import LEVEL, what_it_takes
 from gristmill.foundation.files import write_atomic
 from gristmill.foundation.fingerprint import canonical_json
+from gristmill.pipelines.ablate.compare_arms import ArmComparison
 from gristmill.pipelines.ablate.experiment import AblationResult
 from gristmill.pipelines.ablate.runs import COOLDOWN_SHARE
-from gristmill.pipelines.ablate.verdicts import ArmComparison
 from gristmill.pipelines.report.figures import curves
 from gristmill.pipelines.report.render import Block, Figure, Heading, Paragraph, Table, to_html, to_markdown
 

@@ -22,6 +22,14 @@ from gristmill.foundation.errors import InputError, RecipeError
 from gristmill.foundation.fingerprint import canonical_json, fingerprint
 from gristmill.foundation.runtime.tasks.engine import Engine
 from gristmill.pipelines.ablate import corpora
+from gristmill.pipelines.ablate.compare_arms import (
+    ArmComparison,
+    Bits,
+    DifferingDocument,
+    baseline_bits,
+    compare_arms,
+    differing_documents,
+)
 from gristmill.pipelines.ablate.corpora import Arm, missing_sources
 from gristmill.pipelines.ablate.paired_samples import KEYS_FOLDER, DocumentDraw
 from gristmill.pipelines.ablate.runs import (
@@ -35,14 +43,6 @@ from gristmill.pipelines.ablate.runs import (
     RunTask,
     choose_size,
     run,
-)
-from gristmill.pipelines.ablate.verdicts import (
-    ArmComparison,
-    Bits,
-    DifferingDocument,
-    baseline_bits,
-    differing_documents,
-    verdicts,
 )
 from gristmill.tokenizers.tokenizer import MODEL_NAME, load_tokenizer
 
@@ -175,7 +175,7 @@ def decided(material: Material, plan: Plan, engine: Engine) -> AblationResult:
     engine.map(run, list(runs.values()), "ablate: training", unit="runs")
     bits = {place: np.load(task.scores) for place, task in runs.items()}
     names = [arm.name for arm in arms]
-    rows, left_out = verdicts(names, material.held_out, bits, rates, plan.seeds)
+    rows, left_out = compare_arms(names, material.held_out, bits, rates, plan.seeds)
     return AblationResult(
         arms=list(arms),
         rows=rows,

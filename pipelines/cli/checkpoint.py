@@ -319,8 +319,8 @@ TOKEN_VARIABLE = "GRISTMILL_API_TOKEN"
 
 
 @dataclass(frozen=True)
-class AddressOptions:
-    """Options of the address."""
+class ListenOptions:
+    """Where the server listens, and the token that it asks for."""
 
     host: Annotated[str, typer.Option(help="Address to listen on; others than loopback need a token.")] = "127.0.0.1"
     port: Annotated[int, typer.Option(min=0, max=65_535, help="Port to listen on; 0 takes a free one.")] = 8000
@@ -362,7 +362,7 @@ class ServingOptions:
 @with_option_groups
 def serve(
     checkpoint: CheckpointOption,
-    address: AddressOptions,
+    address: ListenOptions,
     served: ServingOptions,
     model: GenerationModelOptions,
 ) -> None:

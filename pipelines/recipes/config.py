@@ -81,7 +81,7 @@ class Recipe(Config):
     @model_validator(mode="after")
     def transformers_models_combine(self) -> Self:
         if self.model is not None and self.train is not None and self.model.transformers is not None:
-            unsupported = [name for name, is_set in not_of_transformers(self.train).items() if is_set]
+            unsupported = [name for name, is_set in unsupported_by_transformers(self.train).items() if is_set]
             unsupported += ["index.mask_documents"] * self.index.mask_documents
             if unsupported:
                 raise ValueError(
@@ -133,7 +133,7 @@ class Recipe(Config):
         return TrainingSections(self.model, self.train)
 
 
-def not_of_transformers(train: TrainConfig) -> dict[str, bool]:
+def unsupported_by_transformers(train: TrainConfig) -> dict[str, bool]:
     """Settings that a model of transformers does not train with: recipe field -> whether the recipe sets it."""
     layout = train.layout
     axes = ("pipeline", "context", "expert", "expert_tensor")

@@ -15,6 +15,7 @@ FOLDERS = ("foundation", "data_pipeline", "tokenizers", "training", "evaluation"
 VAGUE_NAMES = {"found", "one", "each", "held", "mine", "theirs", "shown", "again", "room"}
 # Classes and functions of earlier versions, and the field's word that they have now.
 FIELD_WORDS = {
+    "AddressOptions": "ListenOptions",
     "Finding": "Issue",
     "Found": "a noun of the field (NgramMatches, BenchmarkHits)",
     "Played": "ScheduleTrace",
@@ -27,6 +28,7 @@ FIELD_WORDS = {
     "behind": "of_mirror",
     "last_line": "error_summary",
     "marked": "capital_letter_rules",
+    "not_of_transformers": "unsupported_by_transformers",
     "play": "simulate",
     "say": "info",
     "shown": "format_value, html_text or what it returns",

@@ -52,7 +52,7 @@ def scored_sets(held_out: HeldOut) -> tuple[dict[str, tuple[int, ...]], list[str
     return chosen, notes
 
 
-def verdicts(
+def compare_arms(
     names: Sequence[str], held_out: HeldOut, bits: Bits, rates: tuple[float, float], seeds: int
 ) -> tuple[list[ArmComparison], list[str]]:
     """(a row for each arm and set, notes on sets that are too small). names: of the arms, the baseline first. Corrected

@@ -3,15 +3,15 @@
 import numpy as np
 import pytest
 
-from gristmill.pipelines.ablate.corpora import HeldOut, Texts
-from gristmill.pipelines.ablate.verdicts import (
+from gristmill.pipelines.ablate.compare_arms import (
     ALL_DOCUMENTS,
     NOT_COUNTED,
     baseline_bits,
+    compare_arms,
     differing_documents,
     scored_sets,
-    verdicts,
 )
+from gristmill.pipelines.ablate.corpora import HeldOut, Texts
 
 RATES = (0.01, 0.001)
 SEEDS = 4
@@ -36,7 +36,7 @@ def bits_of(held: HeldOut, effect: float) -> dict[tuple[int, int, float], np.nda
 
 def test_a_row_for_each_set_and_for_all_documents_together():
     held = held_out()
-    rows, notes = verdicts(["baseline", "arm1"], held, bits_of(held, 0.1), RATES, SEEDS)
+    rows, notes = compare_arms(["baseline", "arm1"], held, bits_of(held, 0.1), RATES, SEEDS)
     assert [(row.set_name, row.decision) for row in rows] == [
         (ALL_DOCUMENTS, "worse"), ("held out of a", "worse"), ("target b", "worse")
     ]  # fmt: skip
@@ -55,7 +55,7 @@ def test_a_task_that_decides_by_chance_is_shown_and_does_not_vote():
     """And it takes no part in the correction for the number of comparisons."""
     questions = [("question", "answer")] * 30
     alone, held = held_out(), held_out().with_tasks({"boolq": questions, "arc_easy": questions})
-    rows, _ = verdicts(["baseline", "arm1"], held, bits_of(held, 0.1), RATES, SEEDS)
+    rows, _ = compare_arms(["baseline", "arm1"], held, bits_of(held, 0.1), RATES, SEEDS)
     decisions = {row.set_name: row.decision for row in rows}
     assert decisions["task boolq"] == NOT_COUNTED and decisions["task arc_easy"] == "worse"
     assert rows[0].set_name == ALL_DOCUMENTS and rows[0].tuned.documents == len(alone.texts.texts)
