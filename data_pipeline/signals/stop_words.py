@@ -76,6 +76,7 @@ def stop_word_columns(
     texts: TextBuffer, languages: Sequence[str], table: StopWordTable | None = None
 ) -> list[pa.Array]:
     """The columns STOP_WORD_FIELDS; null where there is no list for the text's language. table: ours if none is given.
+    Words are those of signals/reference.split_words without hyphens and @ before them: -the counts as the.
 
     "The mill and the river" in English -> 2 different ones (the, and), 3 of 5 words."""
     table = table or stop_word_table()

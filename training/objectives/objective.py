@@ -389,7 +389,7 @@ def defined_at(objective: type, function: str) -> str:
 def _is_engine(path: Path) -> bool:
     """True for gristmill's files but those of the objectives that come with it."""
     if path.parent == OBJECTIVES:
-        return path.stem in ("check", "load", "objective")
+        return path.stem in ("check", "load_objective", "objective")
     return user_code.is_gristmill(path)
 
 

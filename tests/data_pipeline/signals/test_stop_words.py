@@ -45,7 +45,7 @@ def test_worked_examples(language, text, different, ratio):
 
 @given(st.lists(st.tuples(st.text() | st.sampled_from(["the", " and of", "don't", "à la", "的了"]), st.sampled_from(
     ["en", "fr", "zh", "xx"])), max_size=6))  # fmt: skip
-@example([("the\u200ddog's the's of/and", "en"), ("İ la", "fr")])
+@example([("the\u200ddog's the's of/and", "en"), ("İ la", "fr"), ("@A --the -of me@a", "en")])
 def test_the_kernel_equals_plain_python(pairs):
     texts, languages = [text for text, _ in pairs], [language for _, language in pairs]
     texts = [text.encode("utf-8", "replace").decode() for text in texts]
@@ -59,8 +59,8 @@ def by_hand(text: str, language: str) -> tuple[int | None, float | None]:
     if language not in stop_words():
         return None, None
     wanted, flags = stop_words()[language], character_table()
-    found = split_words(text.lower(), "unicode")
-    words = [word for word in found if any(flags[ord(character)] & (WORD | IDEOGRAPH) for character in word)]  # as -0
+    bare_words = [word.lstrip("-@") for word in split_words(text.lower(), "unicode")]  # -the is the
+    words = [word for word in bare_words if any(flags[ord(character)] & (WORD | IDEOGRAPH) for character in word)]
     among = [word for word in words if word in wanted]
     return len(set(among)), len(among) / len(words) if words else None
 
