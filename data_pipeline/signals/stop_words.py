@@ -76,7 +76,7 @@ def stop_word_columns(
     texts: TextBuffer, languages: Sequence[str], table: StopWordTable | None = None
 ) -> list[pa.Array]:
     """The columns STOP_WORD_FIELDS; null where there is no list for the text's language. table: ours if none is given.
-    Words are those of signals/reference.split_words without hyphens and @ before them: -the counts as the.
+    Words are those of signals/reference.split_words: -the is not the.
 
     "The mill and the river" in English -> 2 different ones (the, and), 3 of 5 words."""
     table = table or stop_word_table()
@@ -160,11 +160,12 @@ def _count(texts, lists, tables, counts):
 
 @cached_njit(nogil=True)
 def _count_text(span, table, by_blocks, counts):
-    text, at, end, flags = span
-    seen = ZERO
+    text, begin, end, flags = span
+    at, seen = begin, ZERO
     while at < end:
+        behind_sign = at > begin and _is_sign(text[at - 1])  # of a block: signs are taken with their word below
         if by_blocks and bytes_within(text, at, 0x80, 0x80) == ZERO:
-            stop, seen = _count_block(text, at, end, table, seen, counts)
+            stop, seen = _count_block(text, at, end, behind_sign, table, seen, counts)
             if stop > at:
                 at = stop
                 continue
@@ -174,23 +175,40 @@ def _count_text(span, table, by_blocks, counts):
         at += size
         if flag & SPACE:
             continue
+        if _is_sign(code):
+            while at < end and _is_sign(text[at]):
+                at += 1
+            if at < end:
+                flag = flags[decode(text, at)[0]] & WORD
         if flag & WORD:
             at = _word_end(text, at, end, flags)
         counts[2] += flag & (WORD | IDEOGRAPH) != 0
-        seen = _look_up(text, first, at, table, seen, counts)
+        if not (behind_sign and flag & WORD):
+            seen = _look_up(text, first, at, table, seen, counts)
     counts[0] += np.int64(ones(seen))
 
 
 @cached_njit(nogil=True, forceinline=True)
-def _count_block(text, at, end, table, seen, counts):
-    """Counts the words of an ASCII block, which begins where a word may begin. Returns (the start of the word that may
-    go on behind it, `at` if that is the first; the stop words seen). Words are runs as in words.scan_words."""
+def _is_sign(code):
+    """True for - and @, which begin the word behind them: -the is not the."""
+    return code == 0x2D or code == 0x40
+
+
+@cached_njit(nogil=True, forceinline=True)
+def _count_block(text, at, end, behind_sign, table, seen, counts):
+    """Counts the words of an ASCII block, which begins where a word may begin, behind_sign or not. Returns (the start
+    of the word that may go on behind it, `at` if that is the first; the stop words seen). Words are runs as in
+    words.scan_words; none behind a sign is a stop word, since all of these begin with a character of words."""
     inside = below(end - at)
     word = letters_within(text, at, 0x61, 26) | bytes_within(text, at, 0x30, 10) | bytes_within(text, at, 0x5F, 1)
     word &= inside
-    joiner = bytes_within(text, at, 0x2E, 2) | bytes_within(text, at, 0x27, 1) | bytes_within(text, at, 0x3A, 1)
-    joiner |= bytes_within(text, at, 0x40, 1)
+    at_sign = bytes_within(text, at, 0x40, 1)
+    joiner = (
+        bytes_within(text, at, 0x2E, 2) | bytes_within(text, at, 0x27, 1) | bytes_within(text, at, 0x3A, 1) | at_sign
+    )
     run = word | joiner & (word << ONE) & (word >> ONE)
+    signs = bytes_within(text, at, 0x2D, 1) | at_sign
+    bare = ~(signs << ONE | np.uint64(behind_sign))
     starts, stops = run & ~(run << ONE), ~run & (run << ONE)
     whole = end - at < BLOCK
     limit = at + BLOCK - 2  # a run that ends there or later may go on behind a joiner
@@ -200,7 +218,8 @@ def _count_block(text, at, end, table, seen, counts):
         if not whole and stop >= limit:
             return first, seen
         counts[2] += 1
-        seen = _look_up(text, first, stop, table, seen, counts)
+        if starts & -starts & bare:
+            seen = _look_up(text, first, stop, table, seen, counts)
         starts, stops = without_first(starts), without_first(stops)
     return (end if whole else limit), seen
 

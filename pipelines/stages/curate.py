@@ -132,7 +132,7 @@ def quarantined(context: StageContext) -> list[str]:
 
 STAGE: Stage = Stage(
     name="curate",
-    code_version=26,
+    code_version=27,
     inputs=(),
     config=config,
     run=run,
