@@ -17,6 +17,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -90,7 +91,10 @@ class Worker:
             target=_work, args=(remote, os.getpid(), from_main_thread, tuple(modules)), daemon=True
         )
         # Ctrl-C goes to the whole group. A worker that is still importing would print a traceback: it begins with the
-        # signal blocked, which its own start-up inherits, until `_work` ignores it.
+        # signal blocked, which its own start-up inherits, until `_work` ignores it. The tracker that the first spawned
+        # process starts would unblock it again (multiprocessing/resource_tracker.py, ensure_running).
+        if not forked:
+            resource_tracker.ensure_running()
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             with nullcontext() if imports_main else _no_main_module():

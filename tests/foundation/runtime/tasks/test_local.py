@@ -295,6 +295,30 @@ if __name__ == "__main__":
 """
 
 
+MASKS = """
+import signal
+from multiprocessing import util
+from gristmill.foundation.runtime.tasks.local import LocalEngine
+from gristmill.foundation.progress import Reporter
+spawn, blocked = util.spawnv_passfds, []
+def recording(path, args, descriptors):
+    blocked.append(signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, []))
+    return spawn(path, args, descriptors)
+util.spawnv_passfds = recording
+if __name__ == "__main__":
+    LocalEngine(2, Reporter.silent()).map(abs, [-1, -2], "numbers")
+    print(blocked, signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, []))
+"""
+
+
+def test_every_worker_begins_with_ctrl_c_blocked(tmp_path):
+    """One that imports would print a traceback. The first process is the tracker of multiprocessing."""
+    path = tmp_path / "parent.py"
+    path.write_text(MASKS)
+    done = subprocess.run([sys.executable, str(path)], capture_output=True, text=True, check=True)
+    assert done.stdout == "[True, True, True] False\n"
+
+
 @pytest.mark.parametrize("start", ["", "engine.start([])"])
 def test_workers_end_when_their_parent_is_killed(tmp_path, start):
     path = tmp_path / "parent.py"
