@@ -91,6 +91,16 @@ class RunConfig:
     replicas: Replicas | None = None
 
 
+def check_device(mesh: Mesh, config: RunConfig) -> None:
+    """Raises RecipeError for kernels that the recipe asks for and the device does not have."""
+    model, train, device = config.model, config.train, mesh.device
+    if train.float8:
+        check_float8(device, model.has_experts)
+    if train.cuda_graphs:
+        check_cuda_graphs(device)
+    check_grouped_widths(device, PRECISIONS[train.precision].compute, model, train.layout.expert_tensor)
+
+
 class Run:
     """One training run on this process: model, optimizer, batches, logs and checkpoints.
 
@@ -125,12 +135,7 @@ class Run:
         loss = checked_loss(objective, train.z_loss, train.teacher is not None)
         if train.objective not in BUILT_IN:
             check_sample(objective, train.tokens // model.sequence_length - 1)
-        if train.float8:
-            check_float8(mesh.device, model.has_experts)
-        if train.cuda_graphs:
-            check_cuda_graphs(mesh.device)
-        compute = PRECISIONS[train.precision].compute
-        check_grouped_widths(mesh.device, compute, model, train.layout.expert_tensor)
+        check_device(mesh, config)
         # A checkpoint will probably fill the weights, so they are not drawn before it was looked at.
         self._left_empty = broadcast_from_first(mesh, bool(checkpoint.steps_in(self.root)))
         self.model = self._build_model(model, vocab_size)
@@ -152,17 +157,7 @@ class Run:
         self.trainer = Trainer(train, self.model, forward_backward, self.optimizer, self.batches, mesh)
         self.trainer.replicas = replicas
         self.trainer.teacher = self._load_teacher(model) if train.teacher is not None else None
-        self.validation = None
-        if data.held_out is not None and train.validation.every:
-            held_out = self._objective(data.held_out, model, "validation")
-            self.validation = Validation(
-                held_out,
-                min(train.validation.samples, held_out.num_samples or train.validation.samples),
-                data.bytes_per_token if objective.bits_per_byte else {},
-                forward_backward,
-                mesh,
-            )
-            self.validation.teacher = self.trainer.teacher
+        self.validation = self._build_validation(objective.bits_per_byte, model, forward_backward)
         self.saver = Saver(self.root, train.checkpoint, mesh)
         self.objective, self.data_fingerprint = objective, objective.fingerprint
         self.num_parameters, flops = self._size(model, vocab_size)
@@ -178,10 +173,10 @@ class Run:
         if self.replicas is not None:
             self.replicas.join()
         if self._leads:
-            if self._is_first:
+            if self.mesh.is_first:
                 remove_temporary_files(self.folder)
             saved = self._resume()
-            if self._is_first:
+            if self.mesh.is_first:
                 checkpoint.write_model_config(self.folder, self.saved_config)
                 self._open_log(saved)
         self._share_state()
@@ -205,7 +200,7 @@ class Run:
         if self.transformers is not None:
             save_transformers_folder(self.model, self.transformers, self.folder / checkpoint.TRANSFORMERS, self.mesh)
         self.reporter.info(f"train: {self.step_metrics.waiting_share:.2%} of the time was waiting for data")
-        if self._is_first and self.config.monitoring.noise_scale_every:
+        if self.mesh.is_first and self.config.monitoring.noise_scale_every:
             advice = batch_advice(read_metrics(self.folder / METRICS_NAME), self.config.batch_tokens)
             self.reporter.info(f"train: {advice or 'too few measurements of the gradient noise scale'}")
         if self.evaluate is not None:
@@ -268,7 +263,7 @@ class Run:
         written = False
         while not written:
             if self._leads:
-                if self._is_first and self.log is None:
+                if self.mesh.is_first and self.log is None:
                     self._take_over()
                 if self.log is not None:
                     self.log.write(metrics, timing)
@@ -312,7 +307,7 @@ class Run:
 
     def _check_kept(self) -> None:
         """Raises InputError if a saved checkpoint is damaged, before the stage's manifest records its digest."""
-        for step in checkpoint.steps_in(self.root) if self._is_first and self._leads else []:
+        for step in checkpoint.steps_in(self.root) if self.mesh.is_first and self._leads else []:
             checkpoint.verified(checkpoint.step_folder(self.root, step), self.saver.digests)
 
     def _init_from_checkpoint(self, initial: Path) -> None:
@@ -341,6 +336,18 @@ class Run:
         forward_backward = build_forward_backward(local_model, RunConfig(model, self.config, 0), self.mesh, None)
         self.reporter.info(f"train: learns from the teacher {folder}")
         return Teacher(forward_backward, self.config.teacher.stop_at_fraction * self.config.tokens)
+
+    def _build_validation(
+        self, bits_per_byte: bool, model: ModelConfig, forward_backward: ForwardBackward
+    ) -> Validation | None:
+        data, config = self.data, self.config.validation
+        if data.held_out is None or not config.every:
+            return None
+        held_out = self._objective(data.held_out, model, "validation")
+        count, num_bytes = min(config.samples, held_out.num_samples or config.samples), data.bytes_per_token
+        validation = Validation(held_out, count, num_bytes if bits_per_byte else {}, forward_backward, self.mesh)
+        validation.teacher = self.trainer.teacher
+        return validation
 
     def _objective(self, samples: Any, model: ModelConfig, split: Literal["train", "validation"]) -> Objective:
         data = self.data
@@ -404,7 +411,7 @@ class Run:
 
     def _summary(self) -> dict[str, Any]:
         """Summary of the run, read from metrics.jsonl, so that a run killed after its last step gives the same."""
-        if not self._is_first:
+        if not self.mesh.is_first:
             return {}
         lines = read_metrics(self.folder / METRICS_NAME)
         metadata = {name: lines[-1][name] for name in ("step", "tokens", "loss")}
@@ -422,10 +429,6 @@ class Run:
     def _leads(self) -> bool:
         """Whether this process's replica writes the files."""
         return self.replicas is None or self.replicas.leads
-
-    @property
-    def _is_first(self) -> bool:
-        return self.mesh.is_first
 
 
 def build_forward_backward(local: LocalModel, config: RunConfig, mesh: Mesh, loss: Loss | None) -> ForwardBackward:
