@@ -7,7 +7,6 @@ import itertools
 import json
 import lzma
 import math
-import zlib
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from typing import Any, BinaryIO
 
 import pyarrow as pa
 import zstandard
+from zlib_ng import zlib_ng  # zlib's interface and bytes; decompresses twice as fast
 
 # Small enough that a decompressed block stays in the CPU cache until its lines are parsed: 1 << 20 took a third longer
 # for JSON lines in zstd.
@@ -105,7 +105,7 @@ def _decompressed(file: BinaryIO, suffix: str) -> Iterator[bytes]:
                 stream = _decompressor(suffix)
             try:
                 yield from _FEEDS[suffix](stream, compressed)
-            except (zlib.error, zstandard.ZstdError, lzma.LZMAError, OSError, ValueError, EOFError) as error:
+            except (zlib_ng.error, zstandard.ZstdError, lzma.LZMAError, OSError, ValueError, EOFError) as error:
                 raise Damaged("damaged", f"damaged {suffix} data: {error}") from error
             compressed = b""
             if stream.eof:
@@ -158,7 +158,7 @@ _FEEDS: dict[str, Any] = {"gz": _feed_zlib, "zst": _ZstdStream.feed, "bz2": _fee
 
 def _decompressor(suffix: str) -> Any:
     if suffix == "gz":
-        return zlib.decompressobj(wbits=31)
+        return zlib_ng.decompressobj(wbits=31)
     if suffix == "zst":
         return _ZstdStream()
     return bz2.BZ2Decompressor() if suffix == "bz2" else lzma.LZMADecompressor(memlimit=XZ_MEMORY_BYTES)

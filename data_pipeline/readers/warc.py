@@ -5,11 +5,11 @@ without a page (warcinfo, request, metadata, revisit ...) are numbered and skipp
 counted in quarantine."""
 
 import re
-import zlib
 from collections.abc import Iterator, Mapping
 from typing import BinaryIO
 
 import brotli
+from zlib_ng import zlib_ng
 
 from gristmill.data_pipeline.readers.compression import MAX_HEADER_BYTES, ByteStream, Damaged, Malformed, blocks
 from gristmill.data_pipeline.readers.document import Record, Unreadable, excerpt, too_large
@@ -191,12 +191,12 @@ def _body(body: bytes, fields: Mapping[str, str], limit: int) -> bytes:
     coding = fields.get("content-encoding", "").lower().strip()
     try:
         if coding in ("gzip", "x-gzip") and body[:2] == b"\x1f\x8b":
-            return zlib.decompressobj(wbits=31).decompress(body, limit + 1)
+            return zlib_ng.decompressobj(wbits=31).decompress(body, limit + 1)
         if coding == "deflate":
-            return zlib.decompressobj(wbits=15 if body[:1] == b"\x78" else -15).decompress(body, limit + 1)
+            return zlib_ng.decompressobj(wbits=15 if body[:1] == b"\x78" else -15).decompress(body, limit + 1)
         if coding == "br":
             return _unbrotli(body, limit)
-    except (zlib.error, brotli.error) as error:
+    except (zlib_ng.error, brotli.error) as error:  # type: ignore[misc]  # the stub of zlib_ng names no class
         raise Damaged("damaged", f"damaged {coding} body: {error}") from error
     return body
 
