@@ -122,9 +122,10 @@ class MemoryModel:
         logits = logits_bytes(self.shape, layout, self.framework, self.sizes) if rank_layers.has_head else 0.0
         moving = activations + logits + static["buffers"]
         swapped = self.swapped_layers(layout, rank_layers, place, microbatches)
-        static["host"] += swapped * max(
-            (self.swap_bytes(layout, kind).of_share(layout.token_share) for kind in _present(rank_layers)), default=0.0
-        )
+        if swapped:
+            static["host"] += swapped * max(
+                self.swap_bytes(layout, kind).of_share(layout.token_share) for kind in _present(rank_layers)
+            )
         return Memory(
             **static,
             activations=activations,

@@ -77,11 +77,21 @@ class PlanRequest:
         """The first reason why the engine refuses a layout, with a fix; None if it runs.
 
         Of other programs' layouts, what the engine refuses whether its layers are compiled or not."""
+        if layout not in self._reasons:
+            self._reasons[layout] = self._first_error(layout)
+        return self._reasons[layout]
+
+    def _first_error(self, layout: Layout) -> str | None:
         try:
             train = self.training(layout)
         except ValidationError as error:
             return reasons_of(error)
         return next(self._checked.validation_errors(train, layout.gpus), None)
+
+    @cached_property
+    def _reasons(self) -> dict[Layout, str | None]:
+        """Layout -> what `illegal_reason` found: a search asks more than once."""
+        return {}
 
     @cached_property
     def _checked(self) -> CheckedModel:
