@@ -1,6 +1,7 @@
 """Shared fixtures: files outside the repository, and a small real corpus from the Python installation."""
 
 import ast
+import gc
 import json
 import os
 import signal
@@ -23,6 +24,9 @@ POOL: pytest.StashKey["ForkedPool"] = pytest.StashKey()
 # No test asserts a time: a first call that compiles a kernel is slow.
 settings.register_profile("no_deadline", deadline=None)
 settings.load_profile("no_deadline")
+
+# Until all tests are collected nearly everything that is made stays: a search for garbage finds none.
+gc.disable()
 
 # A shell without job control starts background commands with Ctrl-C ignored, and every process under them inherits it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -47,8 +51,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """One pool of forked processes for all tests that ask for it: made after their modules are loaded, and before torch
+    """What is loaded by now stays to the end, and is not searched for garbage again: each search took half a second.
+
+    One pool of forked processes for all tests that ask for it: made after their modules are loaded, and before torch
     computes anything in this process."""
+    gc.enable()
+    gc.freeze()
     wanted = any("pool" in getattr(item, "fixturenames", ()) for item in session.items)
     if wanted and not session.config.option.collectonly:
         from tests.support.forked_pool import ForkedPool

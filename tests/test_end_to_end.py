@@ -166,6 +166,7 @@ def test_a_stage_is_a_script_too(whole, place):
     assert done.returncode == 0 and "curate: complete, skipped" in done.stderr
 
 
+@pytest.mark.slow  # test_launch.py runs torchrun's processes, test_run.py compares the losses of layouts
 def test_two_processes_train_the_same_model(whole, place):
     """torchrun, two data-parallel ranks: the loss of every step is that of one process."""
     workdir = place / "two_ranks"

@@ -99,6 +99,7 @@ def test_figures_of_strategies_by_hand():
     assert (against.ours, against.peer, against.ratio) == (3200, 800, 4)
 
 
+@pytest.mark.slow
 def test_the_half_for_gpus_gives_every_figure():
     found = list(memory.gpu_figures(CPU, memory.TINY, None, ("lengths", "offload")))
     policies = [f"memory_{policy}_{what}" for policy in ("full", "swap", "tokens") for what in ("64_tokens", "longest")]

@@ -95,8 +95,12 @@ def module_patterns() -> dict[str, re.Pattern]:
     return found | {f"data_pipeline/filters/pii.py:{kind}:0": pii_pattern(kind) for kind in PII_KINDS}
 
 
+@functools.cache
 def calls_of_re(path: Path) -> list[ast.Call]:
-    calls = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
+    source = path.read_text()
+    if not re.search(r"\b(re|regex)\.", source):  # most modules, which are not parsed then
+        return []
+    calls = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)]
     return [
         call
         for call in calls

@@ -247,8 +247,11 @@ def test_what_is_more_than_merges_of_bytes_stays_with_tokenizers(gpt2_like):
 
 @pytest.mark.parametrize(
     "pattern",
-    [CL100K_PATTERN, GPT2_PATTERN.replace(r"\p{N}+", r"\p{Nd}+"), GPT2_PATTERN.replace(r"\s+(?!\S)|", "")],
-    ids=["cl100k", "digits alone", "no look-ahead"],
+    [
+        pytest.param(CL100K_PATTERN, id="cl100k", marks=pytest.mark.slow),
+        pytest.param(GPT2_PATTERN.replace(r"\p{N}+", r"\p{Nd}+"), id="digits alone", marks=pytest.mark.slow),
+        pytest.param(GPT2_PATTERN.replace(r"\s+(?!\S)|", ""), id="no look-ahead"),
+    ],
 )
 def test_another_pattern_is_found_by_the_proof(gpt2_like, pattern):
     content = content_of(gpt2_like)

@@ -69,7 +69,7 @@ def products_of_a_pass(layout: dict[str, Any], monkeypatch: pytest.MonkeyPatch) 
     return len(counted)
 
 
-@pytest.mark.parametrize("model", [slow("gemma2"), slow("experts"), "hybrid_experts", "tcnca"])
+@pytest.mark.parametrize("model", [slow("gemma2"), slow("experts"), "hybrid_experts", slow("tcnca")])
 def test_a_group_of_layers_trains_the_model_of_single_ones(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two steps in float64 with dropout, side losses and counts of experts, through the compiler's autograd."""
     compiler = torch.compile
