@@ -117,12 +117,16 @@ def kind_features(sums, page, seen, token_table, row):
     """Fill row (float32[len(KIND_FEATURES)]). seen: bool[TABLE_SIZE]; token_table: float32[TABLE_SIZE, NUM_KINDS]."""
     page_features(sums, page, row, 0)
     row[NUM_PAGE_FEATURES:] = 0
-    for token in range(len(seen)):
-        if seen[token]:
-            at = NUM_PAGE_FEATURES if token < NUM_TOKENS else NUM_PAGE_FEATURES + NUM_KINDS + 1
-            row[at + NUM_KINDS] += 1
-            for kind in range(NUM_KINDS):
-                row[at + kind] += token_table[token, kind]
+    eights = seen.view(np.uint64)  # few places of the table are seen
+    for eight in range(len(eights)):
+        if eights[eight] == 0:
+            continue
+        for token in range(8 * eight, 8 * eight + 8):
+            if seen[token]:
+                at = NUM_PAGE_FEATURES if token < NUM_TOKENS else NUM_PAGE_FEATURES + NUM_KINDS + 1
+                row[at + NUM_KINDS] += 1
+                for kind in range(NUM_KINDS):
+                    row[at + kind] += token_table[token, kind]
 
 
 @cached_njit(nogil=True)
@@ -244,9 +248,11 @@ def without_copies(page: Page, kept: np.ndarray) -> np.ndarray:
     """The kept blocks without those that repeat a kept one before them below another element, as on pages that have a
     layout for phones too. Tables and code repeat lines on purpose, and so does a text with more than MAX_REPEATS.
     kept: bool[B]."""
-    flags, repeats = page.elements[page.blocks[:, ELEMENT], ELEMENT_FLAGS], page.counts[:, REPEATS]
-    is_repeated = kept & (repeats > 1) & (repeats <= MAX_REPEATS) & (page.counts[:, WORDS] >= MIN_REPEATED_WORDS)
-    chosen = np.flatnonzero(is_repeated & (flags & (IN_TABLE | IN_CODE) == 0))
+    chosen = np.flatnonzero(kept & (page.counts[:, REPEATS] > 1))
+    if len(chosen):
+        flags, counts = page.elements[page.blocks[chosen, ELEMENT], ELEMENT_FLAGS], page.counts[chosen]
+        is_repeated = (counts[:, REPEATS] <= MAX_REPEATS) & (counts[:, WORDS] >= MIN_REPEATED_WORDS)
+        chosen = chosen[is_repeated & (flags & (IN_TABLE | IN_CODE) == 0)]
     if not len(chosen):
         return kept
     parents: dict[bytes, set[int]] = {}

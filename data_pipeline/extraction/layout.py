@@ -71,7 +71,7 @@ class PlacedBlock(NamedTuple):
     place: BlockPlace
 
 
-@dataclass
+@dataclass(slots=True)
 class Piece:
     """A part of the text that blank lines or line ends separate from the next. group: the list, table or code that its
     lines belong to; 0 for a paragraph."""
@@ -92,9 +92,9 @@ class Places:
 
     def of(self, element: int) -> BlockPlace:
         """element: a structural one, or the page's row 0."""
-        chain = []
+        chain, elements = [], self.elements
         while element not in self.known:
-            tag, parent = self.elements[element, (TAG, PARENT)].tolist()
+            tag, parent = int(elements[element, TAG]), int(elements[element, PARENT])
             chain.append((element, tag, parent))
             element = int(self.nearest[parent])
         place = self.known[element]
@@ -147,10 +147,11 @@ def layout(elements: np.ndarray, blocks: np.ndarray, text: bytes, kept: np.ndarr
     ordinals, counts, nearest = np.zeros((3, len(elements)), np.int32)
     _find_structure(elements, ordinals, counts, nearest)
     places = Places(elements, nearest)
+    known = places.known
     rows = blocks[np.flatnonzero(kept)]
     columns = (nearest[rows[:, ELEMENT]].tolist(), rows[:, START].tolist(), rows[:, END].tolist())
     chosen = [
-        PlacedBlock(number, text[start:end].decode("utf-8", "replace"), places.of(element))
+        PlacedBlock(number, text[start:end].decode("utf-8", "replace"), known.get(element) or places.of(element))
         for number, (element, start, end) in enumerate(zip(*columns, strict=True))
     ]
     tables = data_tables(chosen) if options.table_rows else set()
@@ -228,9 +229,19 @@ def _pieces(
                 end += 1
             is_first = at == 0 or item not in blocks[at - 1].place.items
             yield _item(blocks[at:end], is_first, elements, ordinals, options)
-        else:
+        elif place.definitions or options.format == "markdown" or options.marks or not options.line_breaks:
             yield _paragraph(blocks[at], options)
+        else:  # most blocks: paragraphs whose text is written as it is, many in one piece because pieces take time
+            while end < len(blocks) and _is_paragraph(blocks[end].place, tables):
+                end += 1
+            yield Piece(["\n\n".join([block.text for block in blocks[at:end]])], ("", 0))
         at = end
+
+
+def _is_paragraph(place: BlockPlace, tables: set[int]) -> bool:
+    if place.items or place.code or place.definitions:
+        return False
+    return not place.cell or place.table not in tables
 
 
 def _paragraph(block: PlacedBlock, options: LayoutOptions) -> Piece:
