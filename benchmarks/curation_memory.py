@@ -1,5 +1,5 @@
-"""How the driver's memory grows with the documents in curation with a quality classifier, duplicate lines, repeated
-substrings and decontamination.
+"""How the driver's memory grows with the documents in curation with near duplicates, a quality classifier, duplicate
+lines, repeated substrings and decontamination.
 
 Short documents of made words, of which one in five repeats a sentence, one in three scores low and one in fifty quotes
 a benchmark. Each size runs in a process of its own (the driver) with a pool of workers. Steps that the driver runs by
@@ -100,7 +100,7 @@ def measured(documents: int, workers: int, folder: Path) -> dict[str, int]:
         filters=(),
         language_id=None,
         exact_dedup=None,
-        near_dedup=None,
+        near_dedup={},
         quality={"positive": ["good"], "negative": ["web"], "keep": "quantile", "value": 0.7, "max_documents": 200},
         span_dedup=[{"unit": "line", "min_count": 5}],
         substring_dedup={"min_bytes": 60, "group_bytes": 4_000_000},

@@ -26,6 +26,7 @@ from gristmill.data_pipeline.dedup.folding import (
     keys_of,
     keys_path,
     remove_keys,
+    restore_keys,
     write_keys,
 )
 from gristmill.data_pipeline.extraction.blocks_config import load_repeated_blocks
@@ -239,12 +240,15 @@ def text_bytes(name: str, num_bytes: int) -> int:
 
 
 def annotate_all(tasks: Sequence[AnnotateTask], engine: Engine) -> None:
-    """Write every task's file, unless a complete one exists."""
+    """Write every task's file, unless a complete one exists, and its array of keys."""
     missing = [task for task in tasks if not matches_checksum(task.path)]
     # of equally large ranges the later ones first: a compressed file is decompressed from its beginning
     missing.sort(key=lambda task: task.ranges[0].start if task.ranges else 0, reverse=True)
     if missing:
         engine.map(annotate, missing, "annotate", [float(task.bytes) for task in missing], "B")
+    without_keys = [task.path for task in tasks if not keys_path(task.path).is_file()]
+    if without_keys:
+        engine.map(restore_keys, without_keys, "text keys")
 
 
 def annotate(task: AnnotateTask) -> None:

@@ -52,6 +52,7 @@ from gristmill.foundation.runtime.tasks.task_files import PartitionedFiles, fetc
 MERGED_HOSTS = 20_000  # the others are host_rest
 MERGED_FILES = 32  # in memory at a time
 INDEX_CACHE = "id_index"  # in the cache of a work folder
+POOL_ROWS = 50_000  # with fewer one task writes the index, in this process: starting workers would take longer
 RUN_UNITS = 8  # sketches that are merged first, about
 # Tables of sources that have no more rows are sketched together, up to so many rows and tables.
 UNIT_ROWS, UNIT_TABLES = 4_096, 256
@@ -166,7 +167,8 @@ def _write_index(
         IndexTask(records, number, folder, None if renumbered is None else kept.path(number), renumbered)
         for number in range(ranges)
     ]
-    sizes = engine.map(write_ids, index_tasks, "index of ids", unit="files")
+    more = [None] if ranges == 1 and num_rows >= POOL_ROWS else []  # a single task would run in this process
+    sizes = engine.map(write_ids, [*index_tasks, *more], "index of ids", unit="files")[:ranges]
     write_index_file(folder, [f"{task.name}.parquet" for task in tables], [size for size, _, _ in sizes])
     kept.keep(folder, digests, ranges)
     return sizes

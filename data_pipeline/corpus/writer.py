@@ -1,7 +1,7 @@
 """Writes the output folder of curation: shards, ledger, quarantine, examples, decontamination report. Takes what the
 run before made of the same documents."""
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import groupby
@@ -324,14 +324,14 @@ def borderline_examples(
     """Source after source: for each rule that removed a document of the source, the EXAMPLES_PER_SIDE documents nearest
     its threshold on either side; for each later step, the removed documents with the lowest values. Of equals the first
     in the source."""
-    removed_of: dict[tuple[str, int], RemovalStep] = {}  # of the files of batches, which many sources have
+    removed_of: dict[str, tuple[int, RemovalStep]] = {}  # of the last file of batches, which many sources have
 
     def removed(state: SourceState, step: Removals, number: int) -> RemovalStep:
         if state.rows is None:
             return step.in_file(number)
-        if (step.step, number) not in removed_of:
-            removed_of[step.step, number] = step.in_file(number)
-        return removed_of[step.step, number].in_rows(state.rows.start, state.rows.stop)
+        if step.step not in removed_of or removed_of[step.step][0] != number:
+            removed_of[step.step] = number, step.in_file(number)
+        return removed_of[step.step][1].in_rows(state.rows.start, state.rows.stop)
 
     chosen = [
         [
@@ -339,7 +339,7 @@ def borderline_examples(
             *(
                 example
                 for step in removals
-                for example in _step_examples(step, [removed(state, step, number) for number in state.files])
+                for example in _step_examples(step, (removed(state, step, number) for number in state.files))
             ),
         ]
         for state in curated
@@ -383,8 +383,8 @@ def _rule_examples(state: SourceState) -> Iterator[ThresholdExample]:
             )
 
 
-def _step_examples(step: Removals, of_files: Sequence[RemovalStep]) -> list[ThresholdExample]:
-    """of_files: the documents that the step removed of each file of a source."""
+def _step_examples(step: Removals, of_files: Iterable[RemovalStep]) -> list[ThresholdExample]:
+    """of_files: the documents that the step removed of each file of a source, of which one is held at a time."""
     lowest: list[ThresholdExample] = []
     for file, removed in enumerate(of_files):
         if not len(removed.rows):

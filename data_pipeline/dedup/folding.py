@@ -299,6 +299,11 @@ def write_keys(path: Path, keys: np.ndarray) -> None:
     save_array(keys_path(path), with_starts)
 
 
+def restore_keys(path: Path) -> None:
+    """Writes the array of an annotated file whose writer was stopped between the two."""
+    save_array(keys_path(path), document_keys(path))
+
+
 def remove_keys(path: Path) -> None:
     """Removes the array of an annotated file that is about to change."""
     keys_path(path).unlink(missing_ok=True)

@@ -1,6 +1,6 @@
 """Near duplicates: LSH proposes, exact Jaccard decides, and only a document that is kept removes another."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -29,7 +29,8 @@ from gristmill.data_pipeline.dedup.near_decisions import (
     Undecided,
     are_few,
     bucket_neighbours,
-    placed,
+    ids_of_shard,
+    placed_by_file,
     refuse_known,
     still_there,
     undecided_at_first,
@@ -208,18 +209,20 @@ def _decide_changed(
 ) -> PartitionedFiles:
     """The duplicates, of which those that an earlier run decided are taken from there if few documents are undecided.
     Keeps the decisions for the next run, last: after a kill the same ones are taken."""
-    run = kept.read()
-    changes = ChangedDocuments.since(run, documents, kept.entries_of(documents, document_files))
+    run, entries = kept.read(), kept.entries_of(documents, document_files)
     decisions = None
+    ids: Iterator[np.ndarray] = map(ids_of_shard, documents.shards)
     if run is not None:
+        changes = ChangedDocuments.since(run, documents, entries, folder)
         decisions = _decide_few(document_files, documents, config, (run, changes), engine, folder)
+        ids = changes.blocks_of_ids()
     if decisions is None:
         duplicates = _compare_all(document_files, documents, config, engine, folder)
-        decisions = placed(documents, duplicates.read_all())
+        kept.write(entries, documents.starts, ids, placed_by_file(documents, duplicates))
     else:
         duplicates = PartitionedFiles(folder / "known", DUPLICATE, 1, len(document_files))
         write_duplicates(decisions, duplicates)
-    kept.write(DecidedRun(changes.entries, documents.starts, changes.ids, decisions))
+        kept.write(entries, documents.starts, ids, [decisions])
     return duplicates
 
 

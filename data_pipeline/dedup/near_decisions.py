@@ -1,7 +1,9 @@
 """Decisions on near duplicates that an earlier run made, and what has to be decided anew.
 
-`cache/near_decisions/CONFIG/state.npz` holds the documents of the last run, file by file, and those of them that were
-removed, each with the document that was kept instead.
+`cache/near_decisions/CONFIG/state.json` names the files of the last run and two files of records beside it: the ids of
+its documents, file by file, and the decisions on those of them that were removed, each with the document that was kept
+instead. They are written and read by parts: a run that compares all documents holds nothing of one here; one that
+decides few holds 64 bytes for each removed document and 56 for each document of a changed file.
 
 A decision on a document depends on the kept documents before it that share a bucket with it. Undecided are new
 documents, and those whose kept document has gone: what has gone besides had removed none. They are compared with the
@@ -10,7 +12,8 @@ not compared with each other. Where a document that was kept is removed now, its
 is compared once more. Who shares a bucket is seen by comparing the band keys of the undecided documents with those of
 all others, which need not be sorted for that."""
 
-from collections.abc import Iterator, Mapping, Sequence
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -41,13 +44,21 @@ from gristmill.data_pipeline.ledger.document_file import (
     save_array,
     sortable_ids,
 )
-from gristmill.foundation.checksums import checksummed_path, content_digest, matches_checksum
+from gristmill.foundation.checksums import (
+    checksum_path,
+    checksummed_path,
+    content_digest,
+    matches_checksum,
+    write_with_checksum,
+)
 from gristmill.foundation.files import remove_tree
+from gristmill.foundation.fingerprint import fingerprint
 from gristmill.foundation.runtime.tasks.engine import Engine
 from gristmill.foundation.runtime.tasks.task_files import PartitionedFiles, fetch
 
 NEAR_DECISIONS = "near_decisions"  # in the cache of a work folder
-STATE_VERSION = 2
+STATE_VERSION = 3
+ID = np.dtype(("<u8", 2))
 # A removed document. file: its number among those of the run; place: of the document among its signed ones; row: of the
 # file. value: similarity to duplicate_of, the packed id of the document that was kept.
 DECISION = np.dtype(
@@ -60,7 +71,8 @@ DECISION = np.dtype(
         ("value", "<f8"),
     ]
 )
-MAX_DOCUMENTS = 100_000_000  # 16 bytes of memory each, and 64 for each that is removed; of more nothing is kept
+MAX_DOCUMENTS = 100_000_000  # 16 bytes of disk each, and 64 for each that is removed; of more nothing is kept
+BLOCK_DOCUMENTS = 1 << 20  # whose ids are looked at together
 MAX_UNDECIDED, MAX_UNDECIDED_SHARE = 1_000_000, 0.25  # with more of them all are compared as in a first run
 Entry = tuple[str, str, str]  # of a file: name, digest of the table of its signed documents, identity of their texts
 
@@ -85,25 +97,38 @@ class KeptDecisions:
 
     @property
     def path(self) -> Path:
-        return self.folder / "state.npz"
+        return self.folder / "state.json"
 
     def read(self) -> DecidedRun | None:
         """The last run; None if nothing was kept."""
         if not matches_checksum(self.path):
             return None
-        with np.load(self.path, allow_pickle=False) as stored:
-            entries = [tuple(entry) for entry in orjson.loads(stored["entries"].tobytes())]
-            return DecidedRun(entries, stored["starts"], stored["ids"], stored["decisions"])
+        stored = orjson.loads(self.path.read_bytes())
+        ids, decisions = (self.folder / stored[name] for name in ("ids", "decisions"))
+        if not (matches_checksum(ids) and matches_checksum(decisions)):
+            return None
+        entries, starts = [tuple(entry) for entry in stored["entries"]], np.array(stored["starts"])
+        return DecidedRun(entries, starts, _mapped(ids, ID), _mapped(decisions, DECISION))
 
-    def write(self, run: DecidedRun) -> None:
-        """Keeps the run in the place of the one before."""
+    def write(
+        self, entries: Sequence[Entry], starts: np.ndarray, ids: Iterable[np.ndarray], decisions: Iterable[np.ndarray]
+    ) -> None:
+        """Keeps the run in the place of the one before. ids, decisions: of DecidedRun, in parts."""
         for other in self.folder.parent.glob("*"):
             if other != self.folder:
                 remove_tree(other)
         self.folder.mkdir(parents=True, exist_ok=True)
-        entries = np.frombuffer(orjson.dumps(run.entries), np.uint8)
-        with checksummed_path(self.path) as temporary, temporary.open("wb") as file:
-            np.savez(file, entries=entries, starts=run.starts, ids=run.ids, decisions=run.decisions)
+        run = fingerprint(entries)[:16]
+        names = {"ids": f"ids-{run}.rec", "decisions": f"decisions-{run}.rec"}
+        for name, parts in (("ids", ids), ("decisions", decisions)):
+            with checksummed_path(self.folder / names[name]) as temporary, temporary.open("wb") as file:
+                for part in parts:
+                    file.write(np.ascontiguousarray(part).view(np.uint8).data)
+        write_with_checksum(self.path, orjson.dumps({"entries": entries, "starts": starts.tolist(), **names}))
+        for path in sorted(self.folder.glob("*.rec")):
+            if path.name not in names.values():
+                path.unlink()
+                checksum_path(path).unlink(missing_ok=True)
 
     def entries_of(self, documents: StoredDocuments, document_files: Sequence[DocumentFile]) -> list[Entry]:
         """The entries of the files now."""
@@ -116,11 +141,32 @@ class KeptDecisions:
         return entries
 
 
+def _mapped(path: Path, dtype: np.dtype) -> np.ndarray:
+    """The records of the file, mapped from disk."""
+    return np.memmap(path, dtype.base, "r").reshape(-1, *dtype.shape) if path.stat().st_size else np.empty(0, dtype)
+
+
+def _on_disk(folder: Path, dtype: np.dtype, size: int) -> np.ndarray:
+    """Zeros, in a file without a name, so that they take no memory that the kernel cannot free."""
+    if not size:
+        return np.zeros(0, dtype)
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f".{os.getpid()}.map"
+    with path.open("w+b") as file:
+        path.unlink()
+        os.posix_fallocate(file.fileno(), 0, size * dtype.itemsize)  # a full disk is an error here, not a signal later
+        return np.memmap(file, dtype.base, "r+", shape=(size, *dtype.shape))
+
+
+def _blocks(size: int) -> Iterator[slice]:
+    return (slice(start, start + BLOCK_DOCUMENTS) for start in range(0, size, BLOCK_DOCUMENTS))
+
+
 @dataclass(frozen=True)
 class ChangedDocuments:
     """Changes since the last run. entries, ids: of the documents now. moved int64[documents of that run]: the
     position of each now, -1 if it has gone. new int64[]: positions of the others, ascending. changed: files that are
-    not as they were."""
+    not as they were. ids and moved stand on disk."""
 
     entries: Sequence[Entry]
     ids: np.ndarray
@@ -129,11 +175,16 @@ class ChangedDocuments:
     changed: frozenset[int]
 
     @classmethod
-    def since(cls, run: DecidedRun | None, documents: StoredDocuments, entries: Sequence[Entry]) -> "ChangedDocuments":
-        if run is None:
-            run = DecidedRun((), np.zeros(1, np.int64), np.empty((0, 2), np.uint64), np.empty(0, DECISION))
+    def since(
+        cls, run: DecidedRun, documents: StoredDocuments, entries: Sequence[Entry], folder: Path
+    ) -> "ChangedDocuments":
         before = {entry: number for number, entry in enumerate(run.entries)}
-        ids, moved = np.empty((len(documents), 2), np.uint64), np.full(len(run.ids), -1, np.int64)
+        ids, moved = (
+            _on_disk(folder, ID, len(documents)).reshape(-1, 2),
+            _on_disk(folder, np.dtype("<i8"), len(run.ids)),
+        )
+        for block in _blocks(len(moved)):
+            moved[block] = -1
         changed = []
         for number, entry in enumerate(entries):
             start, stop = documents.starts[number : number + 2]
@@ -148,6 +199,14 @@ class ChangedDocuments:
         place = id_places(_salted(ids, *read), _salted(run.ids, *others), is_sorted=False)
         moved[others[0][place[place >= 0]]] = read[0][place >= 0]
         return cls(entries, ids, moved, read[0][place < 0], frozenset(changed))
+
+    def blocks_of_ids(self) -> Iterator[np.ndarray]:
+        return (self.ids[block] for block in _blocks(len(self.ids)))
+
+    def gone(self, run: DecidedRun) -> np.ndarray:
+        """The ids of the run's documents that have gone."""
+        parts = [run.ids[block][self.moved[block] < 0] for block in _blocks(len(self.moved))]
+        return np.concatenate([np.empty((0, 2), np.uint64), *parts])
 
 
 def ids_of_shard(shard: SignatureShard) -> np.ndarray:
@@ -178,7 +237,7 @@ def _salted(ids: np.ndarray, positions: np.ndarray, salts: np.ndarray) -> np.nda
 def undecided_at_first(run: DecidedRun, changes: ChangedDocuments, known: np.ndarray, starts: np.ndarray) -> np.ndarray:
     """int64[]: positions, ascending, of the new documents, and of the removed ones whose kept document has gone. known:
     the decisions on documents that are still there."""
-    is_orphan = id_places(known["duplicate_of"], run.ids[changes.moved < 0], is_sorted=False) >= 0
+    is_orphan = id_places(known["duplicate_of"], changes.gone(run), is_sorted=False) >= 0
     return np.union1d(changes.new, positions_of(known[is_orphan], starts))
 
 
@@ -189,9 +248,10 @@ def are_few(undecided: np.ndarray, documents: int) -> bool:
 def refuse_known(documents: StoredDocuments, changes: ChangedDocuments) -> None:
     """Raises InputError if a new document is there already."""
     if len(changes.new):
-        low, ids = np.sort(changes.ids[changes.new, 1]), changes.ids[:, 1]
-        is_alike = low[np.minimum(np.searchsorted(low, ids), len(low) - 1)] == ids
-        check_unique_ids(documents, np.flatnonzero(is_alike))
+        low, alike = np.sort(changes.ids[changes.new, 1]), [np.empty(0, np.int64)]
+        for block in _blocks(len(changes.ids)):
+            alike.append(block.start + np.flatnonzero(_is_among(changes.ids[block, 1], low)))
+        check_unique_ids(documents, np.concatenate(alike))
 
 
 def bucket_neighbours(
@@ -274,13 +334,15 @@ class Undecided:
         """known: decisions of the run before, of which those on undecided documents are dropped."""
         return cls(documents, ids, positions, known[~np.isin(positions_of(known, documents.starts), positions)])
 
-    @cached_property
-    def is_undecided(self) -> np.ndarray:
-        return _mask(len(self.documents), self.positions)
+    def is_undecided(self, positions: np.ndarray) -> np.ndarray:
+        return _is_among(positions, self.positions)
+
+    def was_removed(self, positions: np.ndarray) -> np.ndarray:
+        return _is_among(positions, self._removed_positions)
 
     @cached_property
-    def was_removed(self) -> np.ndarray:
-        return _mask(len(self.documents), positions_of(self.known, self.documents.starts))
+    def _removed_positions(self) -> np.ndarray:
+        return np.sort(positions_of(self.known, self.documents.starts))
 
     def write_candidates(
         self, neighbours: tuple[np.ndarray, np.ndarray], batch_shingles: int, candidates: PartitionedFiles
@@ -288,7 +350,7 @@ class Undecided:
         """Writes the documents to compare, in groups that share no bucket. neighbours: of `bucket_neighbours`. Returns
         the number of batches."""
         positions, firsts = neighbours
-        matters = self.is_undecided[positions] | ~self.was_removed[positions]
+        matters = self.is_undecided(positions) | ~self.was_removed(positions)
         others = np.flatnonzero(~matters)
         matters[others] = self._comes_after(positions[others], firsts[others])
         matters &= positions != firsts
@@ -297,8 +359,8 @@ class Undecided:
         parents = np.arange(len(chosen))
         union_pairs(parents, np.searchsorted(chosen, positions), np.searchsorted(chosen, firsts))
         states = np.full(len(chosen), SETTLED_KEPT, np.int8)
-        states[self.was_removed[chosen]] = SETTLED_REMOVED
-        states[self.is_undecided[chosen]] = UNDECIDED
+        states[self.was_removed(chosen)] = SETTLED_REMOVED
+        states[self.is_undecided(chosen)] = UNDECIDED
         write_candidates(self.documents, chosen, find_roots(parents), batch_shingles, candidates, states)
         return int(candidates.map_output(0)[1]["batch"].max(initial=-1)) + 1
 
@@ -320,13 +382,13 @@ class Undecided:
         the compared documents that were removed."""
         decided = placed(self.documents, records)
         position = positions_of(decided, self.documents.starts)
-        was_removed = self.was_removed[position]
+        was_removed = self.was_removed(position)
         known_positions = positions_of(self.known, self.documents.starts)
         order = np.argsort(known_positions)
         before = order[np.searchsorted(known_positions[order], position[was_removed])]
         values = self.known["value"][before]
         is_closer, is_equal = decided["value"][was_removed] > values, decided["value"][was_removed] == values
-        flipped = ~was_removed & ~self.is_undecided[position]
+        flipped = ~was_removed & ~self.is_undecided(position)
         is_orphan = id_places(self.known["duplicate_of"], decided["id"][flipped], is_sorted=False) >= 0
         reopened = np.union1d(position[was_removed][is_equal], known_positions[is_orphan])
         is_new = ~was_removed
@@ -336,10 +398,11 @@ class Undecided:
         return np.concatenate([self.known[holds], decided[is_new]]), reopened
 
 
-def _mask(size: int, positions: np.ndarray) -> np.ndarray:
-    mask = np.zeros(size, bool)
-    mask[positions] = True
-    return mask
+def _is_among(values: np.ndarray, chosen: np.ndarray) -> np.ndarray:
+    """bool[values]. chosen: ascending."""
+    if not len(chosen):
+        return np.zeros(len(values), bool)
+    return chosen[np.minimum(np.searchsorted(chosen, values), len(chosen) - 1)] == values
 
 
 def positions_of(decisions: np.ndarray, starts: np.ndarray) -> np.ndarray:
@@ -380,3 +443,8 @@ def placed(documents: StoredDocuments, records: np.ndarray) -> np.ndarray:
         rows = documents.shards[number].documents(["row"]).column("row").to_numpy()
         decisions["place"][of_file] = np.searchsorted(rows, records["row"][of_file])
     return decisions
+
+
+def placed_by_file(documents: StoredDocuments, duplicates: PartitionedFiles) -> Iterator[np.ndarray]:
+    """DECISION[] of each file."""
+    return (placed(documents, duplicates.read(number)) for number in range(duplicates.ranges))

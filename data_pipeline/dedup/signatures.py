@@ -271,7 +271,7 @@ def sign_corpus(
     is_kept: the store is to outlive this work, so it says where its document files stand, seen from its folder.
     cache: signatures of earlier runs, which are not computed again."""
     tasks = [(document_file, scheme, folder, number, cache) for number, document_file in enumerate(document_files)]
-    missing = [task for task in tasks if not documents_file(folder, task[3]).exists()]
+    missing = [task for task in tasks if not _is_signed(task)]
     sizes = [task[0].bytes for task in missing]
     signed = engine.map(_sign_file, missing, "near duplicates: MinHash signatures", sizes, "B")
     rows_of = {task[3]: rows for task, rows in zip(missing, signed, strict=True)}
@@ -376,11 +376,23 @@ def _write_store(folder: Path, scheme: SignatureScheme, files: tuple[StoredFile,
     return SignatureStore(folder, scheme, files)
 
 
-def _sign_file(task: tuple[DocumentFile, SignatureScheme, Path, int, SignatureCache | None]) -> int:
+SignTask = tuple[DocumentFile, SignatureScheme, Path, int, SignatureCache | None]
+
+
+def _is_signed(task: SignTask) -> bool:
+    """Whether the shard is written, and kept in the cache."""
+    document_file, _, folder, number, cache = task
+    return documents_file(folder, number).exists() and (cache is None or cache.is_of(document_file))
+
+
+def _sign_file(task: SignTask) -> int:
     """The number of documents."""
     document_file, scheme, folder, number, cache = task
     names = documents_file(folder, number), signatures_file(folder, number)
     documents = int(document_file.kept_mask().sum())
+    if cache is not None and names[0].exists():  # a run was stopped before it kept them
+        cache.keep(document_file, *names)
+        return documents
     if cache is not None and cache.is_of(document_file):
         table_path, signatures_path = cache.paths(document_file.path.stem)
         link_with_checksum(signatures_path, names[1])

@@ -3,19 +3,26 @@
  *
  * arm() is called in the process whose calls count, before it starts workers; the counter is a shared mapping, so its
  * forks count with it. Before arm() every call passes through. With journal() after it the k-th call ends the process
- * group, and every sync and every change of a name is noted: inodes, names, and a link to what a name lost. */
+ * group, and every sync and every change of a name is noted: inodes, names, and a link to what a name lost. With
+ * explore() after it each call of the main thread fails in a fork, in a copy of the folder. */
 #define _GNU_SOURCE
+#include <dirent.h>
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/mman.h>
+#include <sys/mount.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 struct counter { long calls; long failed; char name[16]; char path[PATH_MAX]; long kept; };
@@ -44,10 +51,164 @@ int arm(const char *below, const char *counter_path, long at, int every_later_to
     return 0;
 }
 
+static int questions = -1, answers = -1; /* pipes of explore() */
+static pid_t explorer;
+static char copy[PATH_MAX / 2], copy_log[PATH_MAX / 2];
+
+#define CHECK(condition) do { if (!(condition)) { dprintf(2, "failing_calls.c:%d: %s: %m\n", __LINE__, #condition); _exit(99); } } while (0)
+
+/* From now on this process sees `whole`, a copy, in the place of the folder. */
+int enter(const char *whole, const char *place) {
+    return unshare(CLONE_NEWNS) || mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) || mount(whole, place, NULL, MS_BIND, NULL);
+}
+
+struct descriptor { int number, same_as, flags, is_removed, lock; off_t offset; char path[PATH_MAX]; };
+
+/* LOCK_EX or LOCK_SH if this description holds one, else 0. */
+static int lock_of(int number) {
+    char name[64], line[256];
+    int lock = 0;
+    snprintf(name, sizeof name, "/proc/self/fdinfo/%d", number);
+    FILE *lines = fopen(name, "r");
+    CHECK(lines);
+    while (fgets(line, sizeof line, lines))
+        if (strstr(line, "FLOCK")) lock = strstr(line, "WRITE") ? LOCK_EX : LOCK_SH;
+    fclose(lines);
+    return lock;
+}
+
+/* Open files and folders, with their positions and locks. */
+static int list_descriptors(struct descriptor *list, int most) {
+    int count = 0;
+    DIR *folders = opendir("/proc/self/fd");
+    CHECK(folders);
+    for (struct dirent *entry; (entry = readdir(folders));) {
+        struct descriptor *file = &list[count];
+        struct stat state;
+        file->number = atoi(entry->d_name);
+        if (file->number <= 2 || file->number == dirfd(folders) || fstat(file->number, &state)) continue;
+        if (!S_ISREG(state.st_mode) && !S_ISDIR(state.st_mode)) continue;
+        ssize_t length = readlinkat(dirfd(folders), entry->d_name, file->path, sizeof file->path - 1);
+        CHECK(length > 0);
+        file->path[length] = 0;
+        if (!strncmp(file->path, "/proc/", 6) || !strncmp(file->path, "/memfd:", 7)) continue;
+        file->is_removed = state.st_nlink == 0;
+        file->flags = fcntl(file->number, F_GETFL);
+        file->offset = S_ISREG(state.st_mode) ? lseek(file->number, 0, SEEK_CUR) : 0;
+        file->lock = lock_of(file->number);
+        file->same_as = -1;
+        for (int k = 0; k < count; k++)
+            if (!syscall(SYS_kcmp, getpid(), getpid(), 0 /* KCMP_FILE */, list[k].number, file->number)) file->same_as = list[k].number;
+        CHECK(++count < most);
+    }
+    closedir(folders);
+    return count;
+}
+
+/* Opens the file in this process's copy of the folder, under the same number, at the same position. */
+static void open_again(const struct descriptor *file) {
+    int close_flag = fcntl(file->number, F_GETFD) & FD_CLOEXEC ? O_CLOEXEC : 0;
+    if (file->same_as >= 0) { CHECK(dup3(file->same_as, file->number, close_flag) == file->number); return; }
+    int number = REAL(open)(file->is_removed ? copy : file->path, (file->flags & (O_ACCMODE | O_APPEND)) | (file->is_removed ? O_TMPFILE | O_RDWR : 0), 0600);
+    CHECK(number >= 0);
+    char block[65536];
+    ssize_t length;
+    for (off_t place = 0; file->is_removed && (length = pread(file->number, block, sizeof block, place)) > 0; place += length)
+        CHECK(REAL(pwrite)(number, block, length, place) == length);
+    if (file->offset) CHECK(lseek(number, file->offset, SEEK_SET) == file->offset);
+    CHECK(dup3(number, file->number, close_flag) == file->number);
+    close(number);
+    if (file->lock) CHECK(!flock(file->number, file->lock | LOCK_NB));
+}
+
+/* Maps the files again that the process writes through a map. */
+static void map_again(void) {
+    FILE *maps = fopen("/proc/self/maps", "r");
+    char line[PATH_MAX + 128];
+    CHECK(maps);
+    while (fgets(line, sizeof line, maps)) {
+        unsigned long begin, end, place;
+        char kind[8], path[PATH_MAX];
+        if (sscanf(line, "%lx-%lx %7s %lx %*s %*s %[^\n]", &begin, &end, kind, &place, path) != 5) continue;
+        if (kind[1] != 'w' || kind[3] != 's' || strncmp(path, folder, folder_length)) continue;
+        int number = REAL(open)(path, O_RDWR);
+        CHECK(number >= 0);
+        CHECK(REAL(mmap)((void *)begin, end - begin, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, number, place) != MAP_FAILED);
+        close(number);
+    }
+    fclose(maps);
+}
+
+/* In the fork: the copy in the folder's place, files and log of its own. */
+static void leave_explorer(void) {
+    static struct descriptor list[512];
+    close(questions);
+    close(answers);
+    setsid();
+    int log = REAL(open)(copy_log, O_WRONLY | O_CREAT | O_TRUNC | O_APPEND, 0600);
+    CHECK(log >= 0 && dup2(log, 1) == 1 && dup2(log, 2) == 2);
+    close(log);
+    int count = list_descriptors(list, 512);
+    CHECK(!enter(copy, folder));
+    for (int k = 0; k < count; k++) open_again(&list[k]);
+    map_again();
+}
+
+#define PYTHON(type, name, ...) ((type (*)(__VA_ARGS__))dlsym(RTLD_DEFAULT, #name))
+
+/* Asks whether the call shall fail; if so, 1 in a fork of this process, and 0 here once that has ended. */
+static int forks(long number, const char *name, const char *path, int error) {
+    struct counter *counted = counter;
+    char answer;
+    int status, here = errno;
+    dprintf(questions, "%ld\t%d\t%s\t%s\n", number, error, name, path);
+    CHECK(read(answers, &answer, 1) == 1);
+    if (answer == 'n') { errno = here; return 0; }
+    counter = NULL;
+    int state = PYTHON(int, PyGILState_Ensure, void)();
+    PYTHON(void, PyOS_BeforeFork, void)();
+    pid_t child = fork();
+    if (child == 0) {
+        PYTHON(void, PyOS_AfterFork_Child, void)();
+        leave_explorer();
+        counted = REAL(mmap)(NULL, sizeof *counter, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+        CHECK(counted != MAP_FAILED);
+        counted->calls = number;
+        explorer = 0;
+        fail_at = number;
+        permanent = answer == 'a';
+    } else {
+        PYTHON(void, PyOS_AfterFork_Parent, void)();
+        CHECK(child > 0);
+        dprintf(questions, "%d\n", child);
+        CHECK(waitpid(child, &status, 0) == child);
+        dprintf(questions, "%d\n", status);
+        CHECK(read(answers, &answer, 1) == 1);
+    }
+    PYTHON(void, PyGILState_Release, int)(state);
+    counter = counted;
+    errno = here;
+    return child == 0;
+}
+
+/* Each call of this process's main thread is asked about: a line NUMBER ERRNO NAME PATH to the first pipe, and from the
+ * second a byte: n (it does not fail), o (it fails once) or a (later writes fail too). If it fails, it does in a fork,
+ * which sees the folder `whole` in place of the work folder and writes its output to `log`; two lines follow, the fork's
+ * process id and its wait status, and a byte is read before this process goes on. */
+int explore(const char *asks, const char *is_told, const char *whole, const char *log) {
+    questions = REAL(open)(asks, O_WRONLY | O_CLOEXEC);
+    answers = REAL(open)(is_told, O_RDONLY | O_CLOEXEC);
+    strncpy(copy, whole, sizeof copy - 1);
+    strncpy(copy_log, log, sizeof copy_log - 1);
+    explorer = getpid();
+    return questions < 0 || answers < 0;
+}
+
 /* Whether this call fails; errno is set. */
 static int fails(const char *name, const char *path, const int *errors, int count) {
     if (!counter || strncmp(path, folder, folder_length) || (path[folder_length] && path[folder_length] != '/')) return 0;
     long number = __atomic_add_fetch(&counter->calls, 1, __ATOMIC_SEQ_CST);
+    if (explorer && explorer == syscall(SYS_gettid) && !forks(number, name, path, errors[number % count])) return 0;
     if (number != fail_at && !(permanent && fail_at && number > fail_at && errors == OF_DATA)) return 0;
     if (notes >= 0) {
         if (number == fail_at) { strncpy(counter->name, name, sizeof counter->name - 1); strncpy(counter->path, path, sizeof counter->path - 1); }

@@ -100,7 +100,7 @@ class PowerCuts(FailingStages):
         backups.mkdir()
         before = states_of(self.work)
         code, said, _ = self.run(stage, fail_at, journal=(journal, backups))
-        _, _, name, path = self._counted()
+        _, _, name, path = self.counted()
         failure = Failure(fail_at, name, path.replace(str(self.folder), ""), 0)
         problems = [] if code in (-9, 0) else [f"exit code {code}: {said[-1500:]}"]
         noted = Journal(journal, backups)
@@ -111,7 +111,7 @@ class PowerCuts(FailingStages):
         again, said, _ = self.run(stage, 0)
         if again or "Traceback" in said:
             problems.append(f"did not go on: {said[-1500:]}")
-        elif different := self._different():
+        elif different := self.different(self.work):
             problems.append(f"other files after the same command: {different}")
         return failure, problems
 

@@ -102,14 +102,14 @@ class Launcher:
         *arguments: object,
         cwd: Path,
         arm: Sequence[object] = (),
-        journal: Sequence[object] = (),
         memory: int | None = None,
+        **calls: Sequence[object],
     ) -> Run:
         self.count += 1
         log = self.folder / f"{self.count:05d}.log"
         order = {"arguments": [str(argument) for argument in arguments], "cwd": str(cwd), "log": str(log)}
         order |= {"arm": list(arm)} if arm else {}
-        order |= {"journal": list(map(str, journal))} if journal else {}
+        order |= {name: list(map(str, values)) for name, values in calls.items() if values}
         order |= {} if memory is None else {"memory": memory}
         self.process.stdin.write(json.dumps(order).encode() + b"\n")
         return Run(self, json.loads(self.process.stdout.readline())["pid"], log)

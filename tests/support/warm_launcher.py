@@ -1,11 +1,10 @@
 """Runs gristmill's command line in forks of one process that has imported everything, to save start-up time.
 
 Reads one JSON line a run from standard input, {"arguments": [...], "cwd": ..., "log": ...}; answers with one line that
-names the run's process, the leader of a process group of its own, and with one line that gives its wait status. "arm"
-and "journal", where they are given, are the arguments of these functions of the preloaded
-tests/simulation/failing_calls.c; "memory"
-is the bytes of addresses that the run and each of its workers may take beyond those of this process.
-Arguments of the program: the modules to import, by default those of all stages."""
+names the run's process, the leader of a process group of its own, and with one line that gives its wait status. "arm",
+"journal", "explore" and "enter", where they are given, are the arguments of these functions of the preloaded
+tests/simulation/failing_calls.c; "memory" is the bytes of addresses that the run and each of its workers may take
+beyond those of this process. Arguments of the program: the modules to import, by default those of all stages."""
 
 import ctypes
 import importlib
@@ -35,6 +34,10 @@ def main() -> None:
                 assert ctypes.CDLL(None).arm(os.fsencode(folder), os.fsencode(counter), *numbers) == 0
             if "journal" in order:
                 assert ctypes.CDLL(None).journal(*map(os.fsencode, order["journal"])) == 0
+            if "explore" in order:
+                assert ctypes.CDLL(None).explore(*map(os.fsencode, order["explore"])) == 0
+            if "enter" in order:
+                assert ctypes.CDLL(None).enter(*map(os.fsencode, order["enter"])) == 0
             if "memory" in order:
                 pages = int(Path("/proc/self/statm").read_text().split()[0])
                 most = pages * resource.getpagesize() + order["memory"]

@@ -7,7 +7,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from gristmill.data_pipeline.annotate import annotate as annotate_module
-from gristmill.data_pipeline.annotate.annotate import AnnotateConfig, AnnotateTask, annotate, annotation_tasks
+from gristmill.data_pipeline.annotate.annotate import (
+    AnnotateConfig,
+    AnnotateTask,
+    annotate,
+    annotate_all,
+    annotation_tasks,
+)
 from gristmill.data_pipeline.annotate.normalize import NormalizeConfig
 from gristmill.data_pipeline.dedup.folding import COLUMNS, document_ids, document_keys, keys_of, keys_path
 from gristmill.data_pipeline.readers.resolve import resolve
@@ -43,6 +49,14 @@ def test_the_array_is_what_the_file_has(task):
     assert texts == ["The mill turns.", "", "", "Das Mühlrad dreht sich."]
     keys_path(task.path).unlink()
     assert np.array_equal(document_keys(task.path), stored) and np.array_equal(document_ids(task.path), stored["id"])
+
+
+def test_an_array_that_a_stopped_writer_left_out_is_written(task):
+    annotate(task)
+    content = keys_path(task.path).read_bytes()
+    keys_path(task.path).unlink()
+    annotate_all([task], LocalEngine(1, Reporter.silent()))
+    assert keys_path(task.path).read_bytes() == content
 
 
 def test_an_array_of_other_rows_does_not_outlive_its_file(task, monkeypatch):

@@ -62,3 +62,12 @@ def test_a_document_that_its_file_has_lost_is_no_copy(tmp_path):
     texts = SignedTexts.of([text], NearDedupConfig().scheme)
     copies = near_copies(texts, [file], cache, 0.8, planted.engine())
     assert [(copy.row, copy.doc_id, copy.similarity) for copy in copies] == [(1, planted.padded("3"), 1.0)]
+
+
+def test_signatures_that_a_stopped_run_did_not_keep_are_kept_by_the_next(tmp_path):
+    file = planted.write_part(tmp_path / "part.parquet", {"1": "one two three four five six seven"})
+    cache = signed(file, tmp_path)
+    content = [path.read_bytes() for path in cache.paths("part")]
+    for path in cache.paths("part"):
+        path.unlink()
+    assert [path.read_bytes() for path in signed(file, tmp_path).paths("part")] == content
