@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from tests.simulation.failing_calls import STAGES, FailingStages, compile_library, tried
+from tests.simulation.failing_calls import STAGES, EveryCall, FailingStages, compile_library, tried
 from tests.simulation.power_cuts import Journal, PowerCuts, drop_data, drop_names, states_of
 from tests.support.kills import write_corpus, write_small_sources
 
@@ -44,6 +44,20 @@ def test_a_failed_call_of_curation_of_small_sources(tmp_path, library):
 @pytest.mark.slow
 def test_failed_calls_of_curation_of_small_sources(tmp_path, library):
     check(tmp_path, library, "curate", MANY, corpus=write_small_sources)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount a copy of the work folder in its place")
+def test_every_call_of_curation_of_small_sources(tmp_path, library):
+    stages = FailingStages(tmp_path, library, "curate", write_small_sources)
+    every = EveryCall(stages, "curate")
+    try:
+        tried = list(every.tried_by_kind())
+    finally:
+        every.close()
+        stages.close()
+    assert len(tried) == every.calls and every.elsewhere == 0
+    assert [(failure, problems) for failure, problems in tried if problems] == []
 
 
 @pytest.mark.slow
