@@ -130,8 +130,9 @@ def write_sketches(
     write_table(folder / SKETCHES_FOLDER / COUNTS_FILE, counts)
     samples = merge_files([files[SAMPLES_FILE] for files in merged], merge_samples, SAMPLE_SCHEMA)
     write_table(folder / SKETCHES_FOLDER / SAMPLES_FILE, samples)
-    for unit in to_merge:
-        reused.keep(key_of[unit.prefix], unit.files)
+    for unit in units:
+        if unit.is_complete:  # those of a run that was stopped after it merged them, too
+            reused.keep(key_of[unit.prefix], unit.files)
     for run in runs:
         reused.keep(run.key, run.files)
     return [*keys, *(run.key for run in runs)]

@@ -1,5 +1,6 @@
 """Shards of the curated corpus: documents and, row for row, their signals."""
 
+import mmap
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -36,6 +37,7 @@ from gristmill.data_pipeline.readers.document import DOCUMENT_SCHEMA
 from gristmill.data_pipeline.signals.language import LANGUAGE_FIELDS
 from gristmill.data_pipeline.signals.signal_names import SIGNAL_FIELDS, edit_fields
 from gristmill.foundation.checksums import checksummed_path, link_file, matches_checksum
+from gristmill.foundation.errors import InputError
 from gristmill.foundation.runtime.tasks.task_files import fetch
 
 # A row group holds at most this many rows; one of documents also at most so many bytes of text (a longer text is alone
@@ -257,8 +259,17 @@ def _tables(task: ShardTask, reader: RowGroups, stack: ExitStack) -> Iterator[pa
 
 def held_out_rows(rows: ShardRows) -> pa.Table:
     """These rows of a file that HeldOutFile wrote."""
-    with pa.memory_map(str(fetch(rows.path))) as file:
-        return pa.ipc.open_file(file).read_all().slice(rows.start, rows.num_rows)
+    return mapped_table(fetch(rows.path)).slice(rows.start, rows.num_rows)
+
+
+def mapped_table(path: Path) -> pa.Table:
+    """The table of a file in Arrow's format, mapped from disk."""
+    try:
+        with path.open("rb", buffering=0) as file:
+            content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror}); run the same command again") from error
+    return pa.ipc.open_file(pa.BufferReader(pa.py_buffer(content))).read_all()
 
 
 class HeldOutFile:

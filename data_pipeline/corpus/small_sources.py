@@ -24,6 +24,7 @@ from gristmill.data_pipeline.corpus.shards import (
     ROW_GROUP_ROWS,
     ShardFormat,
     document_columns,
+    mapped_table,
     with_document_columns,
     write_row_group,
     write_rows,
@@ -197,9 +198,7 @@ class TableSlice:
 
 @lru_cache(maxsize=MAPPED_FILES)
 def _mapped(path: Path, _: int) -> pa.Table:
-    """The file's table, mapped from disk."""
-    with pa.memory_map(str(path)) as file:
-        return pa.ipc.open_file(file).read_all()
+    return mapped_table(path)
 
 
 @lru_cache(maxsize=1)
