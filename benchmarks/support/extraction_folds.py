@@ -23,11 +23,12 @@ from gristmill.data_pipeline.extraction.page import (
     block_texts,
     first_rows,
     read_page,
-    second_rows,
+    second_inputs,
 )
 from gristmill.data_pipeline.extraction.page_stats import LCA_READABLE, P_READABLE_BEST
 from gristmill.data_pipeline.extraction.weights import Weights, load_weights, save_weights
 from gristmill.foundation.progress import Reporter
+from gristmill.pipelines.cli import train_extractor
 
 KEPT = Path(__file__).parents[2] / "build" / "extraction"
 CHUNKS, ARTICLES, READABILITY, KINDS = "trafilatura_eval", "article_extraction", "readability", "wcxb_dev"
@@ -47,8 +48,8 @@ def labelled_sets(html: Path) -> dict[str, list[Labelled]]:
     for name in (CHUNKS, ARTICLES, READABILITY, KINDS):
         pages = labelled_pages(html / name)
         found[name] = [
-            Labelled(page, *arrays, fold_of(page.site))
-            for page, *arrays in zip(pages, *_labels(name, pages), strict=True)
+            Labelled(page, labels, weights, shares, fold_of(page.site))
+            for page, labels, weights, shares in zip(pages, *_labels(name, pages), strict=True)
         ]
     return found
 
@@ -78,6 +79,7 @@ def code_of_fit() -> bytes:
     digest = hashlib.sha256()
     for name in ("fit", "labelled_pages"):
         digest.update(Path(fit.__file__).with_name(f"{name}.py").read_bytes())
+    digest.update(Path(train_extractor.__file__).read_bytes())
     return digest.hexdigest().encode()
 
 
@@ -87,7 +89,8 @@ def features_sample(pages: Sequence[LabelledPage]) -> bytes:
     for one in pages[::10]:
         page = read_page(one.html, NO_TOKENS, with_pairs=True)
         rows = first_rows(page)
-        second, hints = second_rows(page, rows, np.float32(0.5) * rows[:, 0] % 1), np.array(hint_tokens(one.html))
+        second = second_inputs(page, rows, np.float32(0.5) * rows[:, 0] % 1).rows
+        hints = np.array(hint_tokens(one.html))
         for array in (page.text, page.pairs, rows, second, hints):
             digest.update(np.ascontiguousarray(array).tobytes())
     return digest.digest()
@@ -120,7 +123,7 @@ def _fitted(pages: Sequence[Labelled], folds: Sequence[int]) -> dict[int, Weight
     paths = {fold: KEPT / f"weights-{digest.hexdigest()[:16]}-{fold}.npz" for fold in folds}
     if not all(path.exists() for path in paths.values()):
         KEPT.mkdir(parents=True, exist_ok=True)
-        for fold, weights in fit.fit_without_folds(pages, folds, {}).items():
+        for fold, weights in fit.fit_without_folds(pages, folds, train_extractor.train_network).items():
             save_weights(paths[fold], weights)
     return {fold: load_weights(str(path)) for fold, path in paths.items()}
 

@@ -239,7 +239,7 @@ def classified(
     """(the page with its kinds, its blocks of main text as bool[B]). threshold: None for the page's own."""
     page = read_page(html, weights.token_weights, space)
     set_kinds(page, html, weights.kind_tokens, weights.kinds)
-    probabilities = classify(page, weights.first, weights.second)
+    probabilities = classify(page, weights.first, weights.second, weights.network)
     kept = probabilities >= (page_threshold(page, probabilities) if threshold is None else threshold)
     return page, without_copies(page, kept)
 

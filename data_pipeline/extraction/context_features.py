@@ -1,5 +1,8 @@
-"""Features of text blocks for the second stage of trees: those of the first stage, then what the first stage says of
-the block's surroundings. SECOND_FEATURES names them in the order in which the kernels write them."""
+"""The second stage: features of text blocks (those of the first stage, then what it says of the block's surroundings;
+SECOND_FEATURES names them in the order in which the kernels write them), and the network that decides, together with
+trees, from them and from the blocks around, of the same path and of the same items."""
+
+from typing import NamedTuple
 
 import numpy as np
 
@@ -23,6 +26,7 @@ from gristmill.data_pipeline.extraction.page_stats import (
     I_BYTES,
     I_LIKELY,
     ITEM,
+    ITEM_SLOTS,
     LIKELY_BYTES,
     P_BLOCKS,
     P_CARDS,
@@ -30,6 +34,7 @@ from gristmill.data_pipeline.extraction.page_stats import (
     P_LARGEST,
     P_READABLE_BEST,
     SECTION,
+    WORDS,
     item_slot,
 )
 from gristmill.foundation.runtime.kernels.cached_njit import cached_njit
@@ -150,3 +155,169 @@ def second_features(k, p, totals, elements, blocks, counts, sums, groups, items,
     row[at + 10] = runs[k, PLACE]
     row[at + 11] = totals[0]
     row[at + 12] = totals[1]
+
+
+# Inputs of the network: the features of the second stage and the log-odds of the first, on a scale of logarithms.
+NUM_INPUTS = NUM_SECOND + 1
+WIDTH, LAYERS = 48, 2
+# What a layer sees of each block: itself, the block before it and behind it, and the means over the GROUPINGS sets of
+# blocks that it is in: of its path, its item, its group of items, and the page.
+GROUPINGS = 4
+NUM_PARTS = 3 + GROUPINGS
+MAX_INPUT, MAX_ODDS = np.float32(4.0), np.float32(1e4)
+ONE_BITS, BIT = np.int32(0x3F800000), np.float32(2.0**-23)
+MIN_MEAN_WEIGHT = np.float32(0.1)
+
+
+class Network(NamedTuple):
+    """float32 arrays of NETWORK_SHAPES. means, scales: what is taken from each input, and what it is multiplied with.
+    A block's state is relu(inputs first) at first; each layer adds relu([parts of the state] mixes) outs to it; the
+    log-odds are state last. Each has its biases."""
+
+    means: np.ndarray
+    scales: np.ndarray
+    first: np.ndarray
+    first_bias: np.ndarray
+    mixes: np.ndarray
+    mix_bias: np.ndarray
+    outs: np.ndarray
+    out_bias: np.ndarray
+    last: np.ndarray
+    last_bias: np.ndarray
+
+
+NETWORK_SHAPES = {
+    "means": (NUM_INPUTS,), "scales": (NUM_INPUTS,), "first": (NUM_INPUTS, WIDTH), "first_bias": (WIDTH,),
+    "mixes": (LAYERS, NUM_PARTS * WIDTH, WIDTH), "mix_bias": (LAYERS, WIDTH), "outs": (LAYERS, WIDTH, WIDTH),
+    "out_bias": (LAYERS, WIDTH), "last": (WIDTH,), "last_bias": (1,),
+}  # fmt: skip
+
+
+@cached_njit(nogil=True)
+def scale_inputs(rows, p):
+    """Turn features into inputs: the sign and about the binary logarithm of 1 + |x|, which is linear between powers of
+    two and the same on every machine; and in the last column that of the odds of p (float32[N], of the first stage)."""
+    bits = rows.view(np.int32)
+    for k in range(len(rows)):
+        for column in range(NUM_SECOND):
+            value = rows[k, column]
+            rows[k, column] = np.float32(1) + abs(value)
+            logarithm = np.float32(bits[k, column] - ONE_BITS) * BIT
+            rows[k, column] = -logarithm if value < 0 else logarithm
+        odds = min(p[k] / max(np.float32(1) - p[k], np.float32(1) / MAX_ODDS), MAX_ODDS)
+        rows[k, NUM_SECOND] = max(odds, np.float32(1) / MAX_ODDS)
+        rows[k, NUM_SECOND] = np.float32(bits[k, NUM_SECOND] - ONE_BITS) * BIT
+
+
+@cached_njit(nogil=True)
+def find_groups(chosen, elements, blocks, sums, groups):
+    """Fill groups (int32[GROUPINGS, N]) with the number, from 0, of the chosen blocks' path, item, group of items and
+    page; returns int64[GROUPINGS], how many there are of each."""
+    numbers = np.full((GROUPINGS, max(GROUP_SLOTS, ITEM_SLOTS, len(elements))), -1, np.int32)
+    counts, slots = np.zeros(GROUPINGS, np.int64), np.zeros(GROUPINGS, np.int64)
+    for k in range(len(chosen)):
+        e = blocks[chosen[k], ELEMENT]
+        item = np.int64(sums[e, ITEM])
+        slots[0] = elements[e, PATH_HASH] & (GROUP_SLOTS - 1)
+        slots[1], slots[2] = item, item_slot(elements, item)
+        for grouping in range(GROUPINGS):
+            if numbers[grouping, slots[grouping]] < 0:
+                numbers[grouping, slots[grouping]] = counts[grouping]
+                counts[grouping] += 1
+            groups[grouping, k] = numbers[grouping, slots[grouping]]
+    return counts
+
+
+@cached_njit(nogil=True)
+def mean_weights(chosen, counts, weights):
+    """Fill weights (float32[N]): what the chosen blocks count in the mean of a group, about the logarithm of their
+    words."""
+    bits = weights.view(np.int32)
+    for k in range(len(chosen)):
+        weights[k] = np.float32(1 + counts[chosen[k], WORDS])
+        weights[k] = np.float32(bits[k] - ONE_BITS) * BIT + MIN_MEAN_WEIGHT
+
+
+@cached_njit(nogil=True)
+def _add_products(x, weights, result):
+    """Add x weights to the result, float32[N, WIDTH]. Two blocks and four of their inputs together, for which weights
+    and results are loaded once; a block's sums do not depend on the blocks beside it."""
+    num_blocks, num_inputs = x.shape
+    for k in range(0, num_blocks - 1, 2):
+        row, other = result[k], result[k + 1]
+        for j in range(0, num_inputs - 3, 4):
+            a, b, c, d = x[k, j], x[k, j + 1], x[k, j + 2], x[k, j + 3]
+            e, f, g, h = x[k + 1, j], x[k + 1, j + 1], x[k + 1, j + 2], x[k + 1, j + 3]
+            for o in range(WIDTH):
+                p, q, r, s = weights[j, o], weights[j + 1, o], weights[j + 2, o], weights[j + 3, o]
+                row[o] += (a * p + b * q) + (c * r + d * s)
+                other[o] += (e * p + f * q) + (g * r + h * s)
+    if num_blocks % 2:
+        k = num_blocks - 1
+        row = result[k]
+        for j in range(0, num_inputs - 3, 4):
+            a, b, c, d = x[k, j], x[k, j + 1], x[k, j + 2], x[k, j + 3]
+            for o in range(WIDTH):
+                row[o] += (a * weights[j, o] + b * weights[j + 1, o]) + (c * weights[j + 2, o] + d * weights[j + 3, o])
+    for j in range(num_inputs // 4 * 4, num_inputs):
+        for k in range(num_blocks):
+            for o in range(WIDTH):
+                result[k, o] += x[k, j] * weights[j, o]
+
+
+@cached_njit(nogil=True)
+def _add_means(state, weights, group, count, mix, result):
+    """Add to the result (float32[N, WIDTH]) the mean of the state in each block's group, times mix."""
+    means, totals = np.zeros((count, WIDTH), np.float32), np.zeros(count, np.float32)
+    for k in range(len(state)):
+        totals[group[k]] += weights[k]
+        for o in range(WIDTH):
+            means[group[k], o] += weights[k] * state[k, o]
+    for g in range(count):
+        for o in range(WIDTH):
+            means[g, o] /= totals[g]
+    mixed = np.zeros((count, WIDTH), np.float32)
+    _add_products(means, mix, mixed)
+    for k in range(len(state)):
+        for o in range(WIDTH):
+            result[k, o] += mixed[group[k], o]
+
+
+@cached_njit(nogil=True)
+def _relu(values):
+    for k in range(len(values)):
+        for o in range(WIDTH):
+            values[k, o] = values[k, o] if values[k, o] > 0 else np.float32(0)
+
+
+@cached_njit(nogil=True)
+def predict_network(network, inputs, weights, groups, counts, result):
+    """Fill result (float32[N]) with the log-odds of blocks. inputs: of scale_inputs; they are normalized in place.
+    weights: of mean_weights; groups, counts: of find_groups."""
+    num_blocks = len(inputs)
+    state, mixed = np.empty((num_blocks, WIDTH), np.float32), np.empty((num_blocks, WIDTH), np.float32)
+    for k in range(num_blocks):
+        for column in range(NUM_INPUTS):
+            value = (inputs[k, column] - network.means[column]) * network.scales[column]
+            value = value if value < MAX_INPUT else MAX_INPUT
+            inputs[k, column] = value if value > -MAX_INPUT else -MAX_INPUT
+        state[k] = network.first_bias
+    _add_products(inputs, network.first, state)
+    _relu(state)
+    for layer in range(LAYERS):
+        mix = network.mixes[layer]
+        mixed[:] = network.mix_bias[layer]
+        _add_products(state, mix[:WIDTH], mixed)
+        _add_products(state[:-1], mix[WIDTH : 2 * WIDTH], mixed[1:])
+        _add_products(state[1:], mix[2 * WIDTH : 3 * WIDTH], mixed[:-1])
+        for grouping in range(GROUPINGS):
+            part = mix[(3 + grouping) * WIDTH : (4 + grouping) * WIDTH]
+            _add_means(state, weights, groups[grouping], counts[grouping], part, mixed)
+        _relu(mixed)
+        state += network.out_bias[layer]
+        _add_products(mixed, network.outs[layer], state)
+    for k in range(num_blocks):
+        total = np.float64(network.last_bias[0])
+        for o in range(WIDTH):
+            total += state[k, o] * network.last[o]
+        result[k] = total

@@ -1,8 +1,9 @@
-"""Fit the extractor's weights from labelled pages: token weights, page kinds, then the two stages of trees, each on
-values of folds that did not fit them. LightGBM is deterministic here: one thread, fixed seeds."""
+"""Fit the extractor's weights from labelled pages: token weights, page kinds, two stages of trees and the
+network of the second, each on values of folds that did not fit them. The caller gives the network's fit, which takes
+torch. One thread and fixed seeds: equal pages give equal weights on one machine."""
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,6 +23,7 @@ from gristmill.data_pipeline.extraction.attributes import (
 from gristmill.data_pipeline.extraction.block_features import KIND_FEATURES
 from gristmill.data_pipeline.extraction.blocks import hint_tokens, kind_features, set_kinds
 from gristmill.data_pipeline.extraction.blocks_config import NUM_KINDS, PAGE_KINDS
+from gristmill.data_pipeline.extraction.context_features import NUM_SECOND, Network, scale_inputs
 from gristmill.data_pipeline.extraction.html_extraction import NotExtracted, extract
 from gristmill.data_pipeline.extraction.labelled_pages import (
     BODY_WEIGHT,
@@ -30,16 +32,18 @@ from gristmill.data_pipeline.extraction.labelled_pages import (
     block_labels,
     fold_of,
     labelled_pages,
+    words,
 )
 from gristmill.data_pipeline.extraction.page import (
-    MIN_FIRST,
     NO_TOKENS,
     Page,
+    SecondInputs,
     block_texts,
     first_rows,
     read_page,
-    second_rows,
+    second_inputs,
 )
+from gristmill.data_pipeline.extraction.page_stats import WORDS
 from gristmill.data_pipeline.extraction.weights import (
     KIND_STEPS,
     Trees,
@@ -61,8 +65,8 @@ SETTINGS: dict[str, Any] = {
     "feature_fraction": 0.35, "bagging_fraction": 0.7, "bagging_freq": 1, "lambda_l2": 2.0,
     "num_threads": 1, "deterministic": True, "force_row_wise": True, "seed": 16, "verbosity": -1,
 }  # fmt: skip
-# Of the two stages. The first rules blocks out and describes their surroundings, the second decides.
-NUM_TREES, LEARNING_RATES = (72, 208), (0.12, 0.05)
+# Of the two stages. The first rules blocks out and describes their surroundings, the second decides with the network.
+NUM_TREES, LEARNING_RATES = (72, 104), (0.12, 0.05)
 NEGATIVE_SAMPLING = 3
 KIND_SETTINGS = SETTINGS | {"num_leaves": 8, "min_data_in_leaf": 10, "learning_rate": 0.08}
 NUM_KIND_TREES = 40
@@ -88,7 +92,26 @@ class PageTokens(NamedTuple):
     seen: np.ndarray
 
 
-def fit_weights(folders: Sequence[Path], output: Path, reporter: Reporter) -> Weights:
+class Example(NamedTuple):
+    """A page for the network: its blocks' inputs, labels (0 or 1), weights and words, float32[N]; the words of its main
+    text; whether its F1 counts, which takes an annotation of the whole text."""
+
+    inputs: SecondInputs
+    labels: np.ndarray
+    weights: np.ndarray
+    words: np.ndarray
+    total: float
+    has_f1: bool
+
+
+class NetworkTrainer(NamedTuple):
+    """train: fits the network of the second stage. settings: versions and constants, for the weights' provenance."""
+
+    train: Callable[[Sequence[Example]], Network]
+    settings: dict[str, Any]
+
+
+def fit_weights(folders: Sequence[Path], output: Path, trainer: NetworkTrainer, reporter: Reporter) -> Weights:
     """Fit on the labelled pages of the folders and write the weights file. Raises InputError for folders without
     readable pages, if the pages are of fewer sites than there are folds, and if their blocks have one label only."""
     labelled = [page for folder in folders for page in labelled_pages(folder)]
@@ -105,14 +128,15 @@ def fit_weights(folders: Sequence[Path], output: Path, reporter: Reporter) -> We
         "pages_digest": pages_digest(labelled),
         "lightgbm": lightgbm.__version__,
         "trafilatura": trafilatura.__version__,
-        "settings": {
-            **SETTINGS,
+        "settings": SETTINGS
+        | {
             "num_trees": list(NUM_TREES),
             "learning_rates": list(LEARNING_RATES),
             "negative_sampling": NEGATIVE_SAMPLING,
         },
+        "network": trainer.settings,
     }
-    weights = fit(pages, provenance)
+    weights = fit_without_folds(pages, (ALL_FOLDS,), trainer.train)[ALL_FOLDS]._replace(provenance=provenance)
     save_weights(output, weights)
     return weights
 
@@ -240,15 +264,11 @@ class PageKinds(NamedTuple):
         return page
 
 
-def fit(pages: Sequence[Labelled], provenance: dict[str, Any]) -> Weights:
-    """The weights fitted on all pages."""
-    return fit_without_folds(pages, (ALL_FOLDS,), provenance)[ALL_FOLDS]
-
-
 def fit_without_folds(
-    pages: Sequence[Labelled], left_out: Sequence[int], provenance: dict[str, Any]
+    pages: Sequence[Labelled], left_out: Sequence[int], train_network: Callable[[Sequence[Example]], Network]
 ) -> dict[int, Weights]:
-    """By fold, weights of which no part was fitted on its pages; under ALL_FOLDS those fitted on all.
+    """By fold, weights of which no part was fitted on its pages; under ALL_FOLDS those fitted on all. Their provenance
+    is empty.
 
     Every part learns from values that did not see the page they are of: a page's kind and its rows of the first stage
     use token weights of the other folds, its rows of the second stage the first stage of the other folds."""
@@ -256,21 +276,21 @@ def fit_without_folds(
     folds = sorted({labelled.fold for labelled in pages})
     readers = page_kinds_out_of_fold(pages, counts, folds)
     rows = [first_rows(readers[labelled.fold].read(labelled.page.html)) for labelled in pages]
-    firsts = {fold: _train(_others(pages, fold), rows, pages) for fold in folds}
-    if ALL_FOLDS in left_out:
-        firsts[ALL_FOLDS] = _train(range(len(pages)), rows, pages)
-    seconds, chosen = [], []
+    firsts = {fold: train(_others(pages, fold), rows, pages, 0) for fold in sorted({*folds, *left_out})}
+    examples = []
     for labelled, row in zip(pages, rows, strict=True):
-        p = predict_rows(firsts[labelled.fold], row)
-        keep = p >= MIN_FIRST
-        seconds.append(second_rows(readers[labelled.fold].read(labelled.page.html), row, p)[keep])
-        # The second stage decides, so its blocks count by their share of the page; the first sees all blocks alike.
-        weights = (labelled.weights * labelled.shares)[keep]
-        chosen.append(labelled._replace(labels=labelled.labels[keep], weights=weights))
-    return {
-        fold: Weights(*readers[fold], firsts[fold], _train(_others(pages, fold), seconds, chosen, stage=1), provenance)
-        for fold in left_out
-    }
+        page = readers[labelled.fold].read(labelled.page.html)
+        examples.append(example(labelled, page, second_inputs(page, row, predict_rows(firsts[labelled.fold], row))))
+    features = [page_example.inputs.rows[:, :NUM_SECOND] for page_example in examples]
+    chosen = [
+        labelled._replace(labels=labelled.labels[page_example.inputs.chosen], weights=page_example.weights)
+        for labelled, page_example in zip(pages, examples, strict=True)
+    ]
+    seconds = {fold: train(_others(pages, fold), features, chosen, 1) for fold in left_out}
+    for page_example in examples:
+        scale_inputs(page_example.inputs.rows, page_example.inputs.p)
+    networks = {fold: train_network([examples[k] for k in _others(pages, fold)]) for fold in left_out}
+    return {fold: Weights(*readers[fold], firsts[fold], seconds[fold], networks[fold], {}) for fold in left_out}
 
 
 def _others(pages: Sequence[Labelled], fold: int) -> list[int]:
@@ -321,22 +341,25 @@ def train_kinds(rows: np.ndarray, kinds: np.ndarray) -> Trees:
     return in_half_precision(flatten(structures))
 
 
-def _train(chosen: Sequence[int], rows: Sequence[np.ndarray], pages: Sequence[Labelled], stage: int = 0) -> Trees:
-    """Trees fitted on the rows of the chosen pages. stage: place in NUM_TREES and LEARNING_RATES."""
-    return train(
-        np.concatenate([rows[k] for k in chosen]),
-        np.concatenate([pages[k].labels for k in chosen]),
-        np.concatenate([pages[k].weights for k in chosen]),
-        stage,
-    )
-
-
-def train(rows: np.ndarray, labels: np.ndarray, weights: np.ndarray, stage: int) -> Trees:
-    """Trees fitted on a sample: of the light blocks outside the main text, one of NEGATIVE_SAMPLING is drawn and weighs
-    as much as all: most are menus, and all of them would double the time."""
+def train(chosen: Sequence[int], rows: Sequence[np.ndarray], pages: Sequence[Labelled], stage: int) -> Trees:
+    """Trees fitted on a sample of the chosen pages' rows: of the light blocks outside the main text, one of
+    NEGATIVE_SAMPLING is drawn and weighs as much as all: most are menus, and all of them would double the time.
+    stage: place in NUM_TREES and LEARNING_RATES."""
     settings = SETTINGS | {"learning_rate": LEARNING_RATES[stage]}
+    labels = np.concatenate([pages[k].labels for k in chosen])
+    weights = np.concatenate([pages[k].weights for k in chosen])
     common = ~labels & (weights <= BODY_WEIGHT)
     drawn = ~common | (np.random.default_rng(SETTINGS["seed"]).random(len(labels)) < 1 / NEGATIVE_SAMPLING)
-    weights = np.where(common, weights * NEGATIVE_SAMPLING, weights)
-    data = lightgbm.Dataset(rows[drawn], labels[drawn].astype(np.float32), weight=weights[drawn], params=settings)
+    weights = np.where(common, weights * NEGATIVE_SAMPLING, weights)[drawn]
+    sample = np.concatenate([rows[k] for k in chosen])[drawn]
+    data = lightgbm.Dataset(sample, labels[drawn].astype(np.float32), weight=weights, params=settings)
     return in_half_precision(pack(lightgbm.train(settings, data, NUM_TREES[stage]).dump_model()))
+
+
+def example(labelled: Labelled, page: Page, inputs: SecondInputs) -> Example:
+    """The blocks of the second stage count by their share of the page; the first sees all blocks alike."""
+    chosen, body = inputs.chosen, labelled.page.body
+    labels, sizes = labelled.labels[chosen].astype(np.float32), page.counts[chosen, WORDS].astype(np.float32)
+    weights = (labelled.weights * labelled.shares)[chosen].astype(np.float32)
+    total = max(len(words(body or "")), float(labels @ sizes), 1.0)
+    return Example(inputs, labels, weights, sizes, total, body is not None and bool(labelled.weights.any()))

@@ -1,5 +1,6 @@
 """One page in flat arrays: tokenized, counted, and classified block by block."""
 
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -28,7 +29,18 @@ from gristmill.data_pipeline.extraction.block_features import (
     first_features,
     group_by_path,
 )
-from gristmill.data_pipeline.extraction.context_features import NUM_RUNS, NUM_SECOND, second_features, sum_probabilities
+from gristmill.data_pipeline.extraction.context_features import (
+    GROUPINGS,
+    NUM_INPUTS,
+    NUM_RUNS,
+    Network,
+    find_groups,
+    mean_weights,
+    predict_network,
+    scale_inputs,
+    second_features,
+    sum_probabilities,
+)
 from gristmill.data_pipeline.extraction.page_stats import (
     ITEM_SLOTS,
     NUM_COUNTS,
@@ -42,18 +54,20 @@ from gristmill.data_pipeline.extraction.page_stats import (
     sum_elements,
 )
 from gristmill.data_pipeline.extraction.tokenizer import tokenize
-from gristmill.data_pipeline.extraction.weights import Trees, predict
+from gristmill.data_pipeline.extraction.weights import Trees, predict, sum_groups
 from gristmill.foundation.runtime.kernels.cached_njit import cached_njit
 
 NO_TOKENS = np.zeros(TABLE_SIZE, np.float32)  # token weights of a page whose tokens do not count
 NO_PAIRS = np.zeros((0, 2), np.int32)
-MIN_FIRST = 0.02  # the second stage is fitted on blocks from this probability of the first on
-MIN_SECOND = 0.05  # blocks below it skip the second stage
-MIN_THRESHOLD, MAX_THRESHOLD, THRESHOLD_STEPS = 0.2, 0.55, 200
+MIN_FIRST = 0.02  # blocks from this probability of the first stage on are inputs of the second
+MIN_SECOND = 0.05  # those below this one keep it
+# Share of the trees in the mean of the second stage's log-odds, chosen on WCXB's development pages in folds by site.
+# Labelled pages are long: on shorter ones than MIN_NETWORK_BLOCKS the network keeps menus, and the trees decide alone.
+TREES_SHARE, MIN_NETWORK_BLOCKS = 0.3, 6
+MIN_THRESHOLD, MAX_THRESHOLD, THRESHOLD_STEPS = 0.2, 0.5, 200
 # Added to MIN_THRESHOLD by the probability of each page kind: all text of a listing may be in doubt, and that of a
 # product stands among as much that is not. Chosen on WCXB's development pages in folds by site.
 KIND_THRESHOLDS = np.array([0.2, 0.0, 0.1, -0.1, -0.1, 0.15, 0.0])
-SURE_F1 = 0.8  # from this expected F1 on, a page has MAX_THRESHOLD
 
 
 class Page(NamedTuple):
@@ -168,16 +182,16 @@ def block_texts(page: Page) -> list[str]:
     return [text[row[START] : row[END]].decode("utf-8", "replace") for row in page.blocks]
 
 
-def classify(page: Page, first: Trees, second: Trees) -> np.ndarray:
+def classify(page: Page, first: Trees, second: Trees, network: Network) -> np.ndarray:
     """float32[B]: the probability of each block to be main text."""
     probabilities = np.empty(len(page.blocks), np.float32)
-    _classify(*page[:10], page.source_bytes, first, second, probabilities)
+    _classify(*page[1:10], page.source_bytes, first, second, network, probabilities)
     return probabilities
 
 
 def page_threshold(page: Page, probabilities: np.ndarray) -> float:
-    """MAX_THRESHOLD, or on a page in doubt the probability from which the kept words have the largest expected F1, at
-    least MIN_THRESHOLD and what KIND_THRESHOLDS adds. It is half of that F1 (Lipton, Elkan and Naryanaswamy 2014)."""
+    """The probability from which the kept words have the largest expected F1, at most MAX_THRESHOLD and at least
+    MIN_THRESHOLD and what KIND_THRESHOLDS adds. It is half of that F1 (Lipton, Elkan and Naryanaswamy 2014)."""
     return _threshold(probabilities, page.counts, MIN_THRESHOLD + page.totals[P_KINDS:] @ KIND_THRESHOLDS)
 
 
@@ -194,29 +208,50 @@ def _threshold(probabilities, counts, minimum):
         right += likely[step]
         if words[step] > 0 and 2 * right > highest * (kept + total):
             best, highest = step, 2 * right / (kept + total)
-    if highest >= SURE_F1:
-        return MAX_THRESHOLD
     return min(max(best / THRESHOLD_STEPS, minimum), MAX_THRESHOLD)
 
 
 @cached_njit(nogil=True)
 def _classify(
-    text, elements, weights, blocks, counts, sums, groups, items, ranges, totals, size, first, second, result
-):  # fmt: skip
+    elements, weights, blocks, counts, sums, groups, items, ranges, totals, size, first, second, network, result
+):
     num_blocks = len(blocks)
-    p, row = np.empty(num_blocks, np.float32), np.zeros((1, NUM_SECOND), np.float32)
+    rows, num_chosen = np.empty((num_blocks, NUM_INPUTS), np.float32), 0
+    chosen, p = np.empty(num_blocks, np.int32), np.empty(num_blocks, np.float32)
     for k in range(num_blocks):
+        row = rows[num_chosen : num_chosen + 1]
         first_features(k, k + 1, elements, weights, blocks, counts, sums, groups, items, ranges, totals, size, row)
-        p[k] = predict(first, row[0])
-    runs = np.empty((num_blocks, NUM_RUNS), np.float32)
-    likely = sum_probabilities(p, elements, len(elements), blocks, num_blocks, counts, sums, groups, items, runs)
-    for k in range(num_blocks):
-        if p[k] < MIN_SECOND:
-            result[k] = p[k]
-            continue
-        first_features(k, k + 1, elements, weights, blocks, counts, sums, groups, items, ranges, totals, size, row)
-        second_features(k, p, likely, elements, blocks, counts, sums, groups, items, runs, totals, row[0])
-        result[k] = predict(second, row[0])
+        result[k] = predict(first, row[0])
+        if result[k] >= MIN_FIRST:
+            chosen[num_chosen], p[num_chosen] = k, result[k]
+            num_chosen += 1
+    rows, chosen, p = rows[:num_chosen], chosen[:num_chosen], p[:num_chosen]
+    _second_rows(chosen, elements, blocks, counts, sums, groups, items, totals, result, rows)
+    trees, decided = np.empty(num_chosen, np.float64), np.flatnonzero(p >= MIN_SECOND)
+    for n in decided:
+        trees[n] = sum_groups(second, rows[n], 0, len(second.depths))
+    if len(decided) < MIN_NETWORK_BLOCKS:
+        for n in decided:
+            result[chosen[n]] = 1 / (1 + math.exp(-trees[n]))
+        return
+    scale_inputs(rows, p)
+    of_block, mean_weight = np.empty((GROUPINGS, num_chosen), np.int32), np.empty(num_chosen, np.float32)
+    num_groups = find_groups(chosen, elements, blocks, sums, of_block)
+    mean_weights(chosen, counts, mean_weight)
+    log_odds = np.empty(num_chosen, np.float32)
+    predict_network(network, rows, mean_weight, of_block, num_groups, log_odds)
+    for n in decided:
+        mean = TREES_SHARE * trees[n] + (1 - TREES_SHARE) * log_odds[n]
+        result[chosen[n]] = 1 / (1 + math.exp(-mean))
+
+
+@cached_njit(nogil=True)
+def _second_rows(chosen, elements, blocks, counts, sums, groups, items, totals, p, rows):
+    """Add the second stage's features to the rows of the chosen blocks. p: float32[B], of the first stage."""
+    runs = np.empty((len(blocks), NUM_RUNS), np.float32)
+    likely = sum_probabilities(p, elements, len(elements), blocks, len(blocks), counts, sums, groups, items, runs)
+    for n in range(len(chosen)):
+        second_features(chosen[n], p, likely, elements, blocks, counts, sums, groups, items, runs, totals, rows[n])
 
 
 def first_rows(page: Page) -> np.ndarray:
@@ -226,17 +261,26 @@ def first_rows(page: Page) -> np.ndarray:
     return rows
 
 
-def second_rows(page: Page, rows: np.ndarray, p: np.ndarray) -> np.ndarray:
-    """float32[B, NUM_SECOND]. rows: of first_rows; p: float32[B], of a first stage that was not fitted on the page."""
-    result = np.zeros((len(rows), NUM_SECOND), np.float32)
-    result[:, :NUM_FIRST] = rows
-    _second_rows(*page[1:10], p, result)
-    return result
+class SecondInputs(NamedTuple):
+    """Blocks that reach the second stage: their numbers on the page, their probabilities of the first (float32[N]),
+    their features, which scale_inputs turns into the network's inputs (float32[N, NUM_INPUTS]), and the groups and
+    weights of their means (find_groups, mean_weights)."""
+
+    chosen: np.ndarray
+    p: np.ndarray
+    rows: np.ndarray
+    groups: np.ndarray
+    mean_weights: np.ndarray
 
 
-@cached_njit(nogil=True)
-def _second_rows(elements, weights, blocks, counts, sums, groups, items, ranges, totals, p, result):
-    runs = np.empty((len(blocks), NUM_RUNS), np.float32)
-    likely = sum_probabilities(p, elements, len(elements), blocks, len(blocks), counts, sums, groups, items, runs)
-    for k in range(len(blocks)):
-        second_features(k, p, likely, elements, blocks, counts, sums, groups, items, runs, totals, result[k])
+def second_inputs(page: Page, rows: np.ndarray, p: np.ndarray) -> SecondInputs:
+    """For fitting. rows: of first_rows; p: float32[B], of a first stage that was not fitted on the page."""
+    chosen = np.flatnonzero(p >= MIN_FIRST).astype(np.int32)
+    inputs = np.zeros((len(chosen), NUM_INPUTS), np.float32)
+    inputs[:, :NUM_FIRST] = rows[chosen]
+    elements, _, blocks, counts, sums, groups, items, _, totals = page[1:10]
+    _second_rows(chosen, elements, blocks, counts, sums, groups, items, totals, p, inputs)
+    of_block, weights = np.empty((GROUPINGS, len(chosen)), np.int32), np.empty(len(chosen), np.float32)
+    find_groups(chosen, elements, blocks, sums, of_block)
+    mean_weights(chosen, counts, weights)
+    return SecondInputs(chosen, p[chosen], inputs, of_block, weights)

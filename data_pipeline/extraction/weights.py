@@ -1,4 +1,4 @@
-"""Weights files of the extractor `blocks`: token weights, two stages of trees, and where they come from."""
+"""Weights files of the extractor `blocks`: token weights, trees, a network, and where they come from."""
 
 import hashlib
 import io
@@ -14,7 +14,7 @@ import numpy as np
 from gristmill.data_pipeline.extraction.attributes import TABLE_SIZE
 from gristmill.data_pipeline.extraction.block_features import FIRST_FEATURES, KIND_FEATURES
 from gristmill.data_pipeline.extraction.blocks_config import BUNDLED_WEIGHTS, NUM_KINDS
-from gristmill.data_pipeline.extraction.context_features import SECOND_FEATURES
+from gristmill.data_pipeline.extraction.context_features import NETWORK_SHAPES, SECOND_FEATURES, Network
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.files import write_atomic
 from gristmill.foundation.runtime.kernels.cached_njit import cached_njit
@@ -50,6 +50,12 @@ def predict(trees, row):
 @cached_njit(nogil=True)
 def predict_groups(trees, row, first, last):
     """The probability by the groups of trees from first to last."""
+    return 1 / (1 + math.exp(-sum_groups(trees, row, first, last)))
+
+
+@cached_njit(nogil=True)
+def sum_groups(trees, row, first, last):
+    """The log-odds by the groups of trees from first to last."""
     features, thresholds, children, values = trees.features, trees.thresholds, trees.children, trees.values
     total = 0.0
     for group in range(first, last):
@@ -66,7 +72,7 @@ def predict_groups(trees, row, first, last):
             g = children[g] + np.uint32(row[features[g]] > thresholds[g])
             h = children[h] + np.uint32(row[features[h]] > thresholds[h])
         total += values[a] + values[b] + values[c] + values[d] + values[e] + values[f] + values[g] + values[h]
-    return 1 / (1 + math.exp(-total))
+    return total
 
 
 def predict_rows(trees: Trees, rows: np.ndarray) -> np.ndarray:
@@ -135,7 +141,8 @@ def _float32_below(value: float) -> float:
 
 
 BUNDLED_PATH = Path(__file__).parent / "blocks_weights.npz"
-STAGES = ("kinds", "first", "second")
+STAGES = ("kinds", "first", "second")  # of trees
+NORMALIZATION = ("means", "scales")  # arrays of the network that are stored as they are
 KIND_STEPS = 16  # of the weights of tokens for page kinds, which are stored in a byte
 MAX_TREE_DEPTH = 1000
 COMPACT = ("sizes", "leaves", "features", "thresholds", "values")
@@ -150,6 +157,7 @@ class Weights(NamedTuple):
     kinds: Trees
     first: Trees
     second: Trees
+    network: Network
     provenance: dict[str, Any]
 
 
@@ -161,11 +169,13 @@ def features_digest() -> str:
 
 
 def save_weights(path: Path, weights: Weights) -> None:
-    """Equal weights give equal bytes. Token weights and leaves are stored in half precision."""
+    """Equal weights give equal bytes. Token weights, leaves and the network are stored in half precision."""
     arrays: dict[str, Any] = {"token_weights": weights.token_weights.astype(np.float16)}
     arrays["kind_tokens"] = np.round(weights.kind_tokens * KIND_STEPS).astype(np.int8)
     for stage in STAGES:
         arrays |= {f"{stage}_{name}": array for name, array in compact(getattr(weights, stage)).items()}
+    for name, array in weights.network._asdict().items():
+        arrays[f"network_{name}"] = array if name in NORMALIZATION else array.astype(np.float16)
     described = {"features": features_digest(), "provenance": weights.provenance}
     arrays["description"] = np.frombuffer(json.dumps(described, sort_keys=True).encode(), np.uint8)
     content = io.BytesIO()
@@ -223,6 +233,16 @@ def in_half_precision(trees: Trees) -> Trees:
     return trees._replace(values=trees.values.astype(np.float16).astype(np.float32))
 
 
+def network_in_half_precision(network: Network) -> Network:
+    """The network as a weights file holds it."""
+    halved = {
+        name: array.astype(np.float16).astype(np.float32)
+        for name, array in network._asdict().items()
+        if name not in NORMALIZATION
+    }
+    return network._replace(**halved)
+
+
 def weights_path(weights: str) -> Path:
     return BUNDLED_PATH if weights == BUNDLED_WEIGHTS else Path(weights)
 
@@ -253,9 +273,10 @@ def _loaded(path: Path, modified: int) -> Weights:
             if described["features"] != features_digest():
                 raise other
             kinds, first, second = (expand(*(file[f"{stage}_{name}"] for name in COMPACT)) for stage in STAGES)
+            network = Network(*(file[f"network_{name}"].astype(np.float32) for name in Network._fields))
             tokens = file["token_weights"].astype(np.float32)
             kind_tokens = file["kind_tokens"].astype(np.float32) / KIND_STEPS
-        weights = Weights(tokens, kind_tokens, kinds, first, second, described["provenance"])
+        weights = Weights(tokens, kind_tokens, kinds, first, second, network, described["provenance"])
     except InputError:
         raise
     except Exception as error:  # zipfile, zlib, numpy and json have many kinds for damaged, encrypted and cut files
@@ -265,6 +286,10 @@ def _loaded(path: Path, modified: int) -> Weights:
     for stage, trees, names in zip(STAGES, weights[2:5], (KIND_FEATURES, FIRST_FEATURES, SECOND_FEATURES), strict=True):
         if not _is_sound(trees, len(names)):
             raise InputError(f"{path}: damaged trees of the {stage} stage; fit it again with `gristmill extractor fit`")
+    if {name: array.shape for name, array in network._asdict().items()} != NETWORK_SHAPES or not all(
+        np.all(np.isfinite(array)) for array in network
+    ):
+        raise InputError(f"{path}: a damaged network; fit it again with `gristmill extractor fit`")
     return weights
 
 

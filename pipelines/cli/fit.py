@@ -57,7 +57,9 @@ def fit_command(
         if error.name != "lightgbm":
             raise
         raise RecipeError("fitting needs LightGBM: pip install 'gristmill[extractor]'") from None
-    weights = fit_weights(folders, output, Reporter.to_terminal())
+    from gristmill.pipelines.cli.train_extractor import TRAINER  # torch
+
+    weights = fit_weights(folders, output, TRAINER, Reporter.to_terminal())
     described = weights.provenance
     print(f"{output}: {described['pages']} pages of {described['sites']} sites, {described['blocks']} blocks")
 

@@ -132,7 +132,7 @@ def quarantined(context: StageContext) -> list[str]:
 
 STAGE: Stage = Stage(
     name="curate",
-    code_version=27,
+    code_version=28,
     inputs=(),
     config=config,
     run=run,

@@ -93,7 +93,7 @@ def test_kinds_are_probabilities_and_the_bundled_weights_know_them():
 
 def test_the_threshold_of_a_page_follows_from_its_doubt():
     page = read_page(b"<p>one two<p>one two<p>one two<p>one two", NO_TOKENS)
-    assert page_threshold(page, np.array([0.99, 0.98, 0.01, 0.01], np.float32)) == 0.55
+    assert page_threshold(page, np.array([0.99, 0.98, 0.01, 0.01], np.float32)) == 0.5
     assert page_threshold(page, np.array([0.4, 0.4, 0.35, 0.01], np.float32)) == pytest.approx(0.35, abs=0.01)
     doubtful = np.array([0.1, 0.1, 0.1, 0.1], np.float32)
     assert page_threshold(page, doubtful) == 0.2

@@ -172,6 +172,7 @@ def made_page(site: int, rng: np.random.Generator) -> tuple[str, str]:
 def test_weights_that_are_fitted_twice_are_equal_and_find_the_story(tmp_path):
     pytest.importorskip("lightgbm", reason="fitting needs the extra `extractor`")
     from gristmill.data_pipeline.extraction.fit import fit_weights  # imports LightGBM
+    from gristmill.pipelines.cli.train_extractor import TRAINER
 
     rng, truth = np.random.default_rng(0), {}
     for site in range(40):
@@ -180,7 +181,7 @@ def test_weights_that_are_fitted_twice_are_equal_and_find_the_story(tmp_path):
         truth[str(site)] = {"articleBody": body, "url": f"https://site{site}.org/"}
     (tmp_path / "pages/ground-truth.json").write_text(json.dumps(truth))
     for name in ("one.npz", "two.npz"):
-        fit_weights([tmp_path / "pages"], tmp_path / name, Reporter.silent())
+        fit_weights([tmp_path / "pages"], tmp_path / name, TRAINER, Reporter.silent())
     assert (tmp_path / "one.npz").read_bytes() == (tmp_path / "two.npz").read_bytes()
     html, body = made_page(99, rng)
     text = extract(html.encode(), None, "blocks", BlocksConfig(weights=str(tmp_path / "one.npz")))

@@ -2,6 +2,15 @@ import numpy as np
 import pytest
 
 from gristmill.data_pipeline.extraction.blocks_config import BlocksConfig
+from gristmill.data_pipeline.extraction.context_features import (
+    GROUPINGS,
+    LAYERS,
+    NETWORK_SHAPES,
+    NUM_INPUTS,
+    Network,
+    predict_network,
+    scale_inputs,
+)
 from gristmill.data_pipeline.extraction.html_extraction import extract
 from gristmill.data_pipeline.extraction.weights import (
     BUNDLED_PATH,
@@ -34,7 +43,7 @@ def test_a_file_that_holds_no_weights_says_so(tmp_path, content):
         load_weights(str(tmp_path / "none.npz"))
 
 
-def test_damaged_trees_are_refused(tmp_path):
+def test_damaged_trees_and_networks_are_refused(tmp_path):
     save_weights(tmp_path / "good.npz", load_weights("bundled"))
     with np.load(tmp_path / "good.npz") as file:
         arrays = dict(file)
@@ -43,11 +52,15 @@ def test_damaged_trees_are_refused(tmp_path):
         ("first_leaves", ~arrays["first_leaves"]),
         ("second_sizes", arrays["second_sizes"][:-1]),
         ("second_values", arrays["second_values"][:-1]),
+        ("network_mixes", arrays["network_mixes"][:1]),
+        ("network_outs", arrays["network_outs"] * np.float16(np.nan)),
         ("kinds_thresholds", arrays["kinds_thresholds"][1:]),
         ("kinds_values", arrays["kinds_values"] * np.float16(np.inf)),
     ):
         np.savez_compressed(tmp_path / f"{name}.npz", **(arrays | {name: change}))
-        with pytest.raises(InputError, match=f"{name}.npz: (not a weights file|damaged trees of the)"):
+        with pytest.raises(
+            InputError, match=f"{name}.npz: (not a weights file|damaged trees of the|a damaged network)"
+        ):
             load_weights(str(tmp_path / f"{name}.npz"))
 
 
@@ -80,3 +93,33 @@ def test_packed_trees_are_lightgbms():
     booster = lightgbm.train(settings, lightgbm.Dataset(rows, labels), 50)
     found = predict_rows(pack(booster.dump_model()), rows)
     assert np.abs(found - booster.predict(rows)).max() < 1e-6
+
+
+def test_inputs_are_about_logarithms():
+    rows = np.zeros((2, NUM_INPUTS), np.float32)
+    rows[0, :5] = [0, 1, 3, -3, 5]
+    scale_inputs(rows, np.array([0.5, 0.8], np.float32))
+    assert rows[0, :5].tolist() == [0, 1, 2, -2, 2.5]
+    assert rows[:, -1] == pytest.approx([0, 2], abs=1e-6)  # odds of 1 and 4
+
+
+def test_a_network_mixes_neighbours_and_groups():
+    """The same sums in numpy, block by block."""
+    rng = np.random.default_rng(5)
+    network = Network(*(rng.normal(0, 0.1, shape).astype(np.float32) for shape in NETWORK_SHAPES.values()))
+    inputs, weights = rng.normal(size=(5, NUM_INPUTS)).astype(np.float32), np.array([1, 2, 0.5, 1, 3], np.float32)
+    groups = np.array([[0, 1, 0, 1, 2], [0, 0, 0, 0, 1], [0, 1, 2, 3, 4], [0] * 5], np.int32)
+    state = np.maximum((inputs - network.means) * network.scales @ network.first + network.first_bias, 0)
+    for layer in range(LAYERS):
+        before, behind = np.zeros_like(state), np.zeros_like(state)
+        before[1:], behind[:-1] = state[:-1], state[1:]
+        parts = [state, before, behind]
+        for group in groups:
+            same = (group[:, None] == group) * weights
+            parts.append(same @ state / same.sum(axis=1, keepdims=True))
+        mixed = np.maximum(np.concatenate(parts, axis=1) @ network.mixes[layer] + network.mix_bias[layer], 0)
+        state = state + mixed @ network.outs[layer] + network.out_bias[layer]
+    found, counts = np.empty(5, np.float32), np.array([3, 2, 5, 1])
+    assert len(groups) == GROUPINGS
+    predict_network(network, inputs, weights, groups, counts, found)
+    assert found == pytest.approx(state @ network.last + network.last_bias, abs=1e-5)
