@@ -1,6 +1,6 @@
 """Time to loss: the recipe that `gristmill init` writes beside those of nanoGPT and nanochat, on the same tokens.
 
-    python benchmarks/recipes.py [--results FOLDER] [--depth 3] [--samples 1600] [--rates RECIPE=MULTIPLE ...]
+    python benchmarks/recipes.py [--depth 3] [--samples 1600] [--rates RECIPE=MULTIPLE ...] [--seeds 3]
     python benchmarks/recipes.py --changes [NAME ...] [--seeds 3]
 
 Each recipe has depth 3 and width 192 (init's and nanochat's 64 a layer), a vocabulary of 2,048 and 256 tokens a sample,
@@ -321,26 +321,38 @@ def time_speed_up(ours: Curve, peer: Curve) -> float:
 
 def interval(ratios: list[float]) -> tuple[float, float, float]:
     """(geometric mean, lower end, upper end of Student's 95 %)."""
-    logs = [math.log(ratio) for ratio in ratios]
-    mean = statistics.mean(logs)
-    half = STUDENT[len(logs) - 1] * statistics.stdev(logs) / math.sqrt(len(logs))
+    mean, half = mean_and_half([math.log(ratio) for ratio in ratios])
     return math.exp(mean), math.exp(mean - half), math.exp(mean + half)
+
+
+def mean_and_half(values: list[float]) -> tuple[float, float]:
+    """(mean, half of Student's interval of 95 %); of one value the half is not a number."""
+    if len(values) == 1:
+        return values[0], math.nan
+    return statistics.mean(values), STUDENT[len(values) - 1] * statistics.stdev(values) / math.sqrt(len(values))
+
+
+def effect(bits: list[float], of_first: list[float]) -> str:
+    """The difference of final losses, seed by seed."""
+    return "{:+.4f} +- {:.4f}".format(*mean_and_half([own - other for own, other in zip(bits, of_first, strict=True)]))
 
 
 def figures(runs: Runs, seeds: tuple[int, ...], rates: dict[str, float]) -> list[Figure]:
     """rates: of the recipes to compare; empty: all recipes, each with its best rate."""
     rates = rates or {recipe: runs.best_rate(recipe) for recipe in ("ours", *PEER_BATCHES)}
     curves = {recipe: [runs.curve(recipe, rate, seed) for seed in seeds] for recipe, rate in rates.items()}
-    table = Table("recipe", "tokens a step", "rates times", "FLOPs", "CPU s", "bits per byte", "by seed")
+    names = ("recipe", "tokens a step", "rates times", "FLOPs", "CPU s", "bits per byte", "to the first", "by seed")
+    table, of_first = Table(*names), [curve.bits[-1] for curve in curves[next(iter(rates))]]
     for recipe in rates:
         bits = [curve.bits[-1] for curve in curves[recipe]]
         first, step_tokens = curves[recipe][0], runs.batches[recipe] * SEQUENCE_LENGTH
         cells = (f"{step_tokens}", f"{rates[recipe]:g}", f"{first.flops[-1]:.3g}", f"{first.seconds:.0f}")
-        table.add_row(recipe, *cells, f"{statistics.mean(bits):.4f}", ", ".join(f"{value:.4f}" for value in bits))
-    Console(width=120).print(table)
+        by_seed = ", ".join(f"{value:.4f}" for value in bits)
+        table.add_row(recipe, *cells, f"{statistics.mean(bits):.4f}", effect(bits, of_first), by_seed)
+    Console(width=140).print(table)
     lines = []
     for recipe, goal in (("nanogpt", 1.3), ("nanochat", 1.05), ("nanochat_batch_8", 1.05)):
-        if recipe not in curves:
+        if not {"ours", recipe} <= set(curves):
             continue
         pairs = list(zip(curves["ours"], curves[recipe], strict=True))
         ratio, low, high = interval([speed_up(*pair) for pair in pairs])
@@ -364,11 +376,9 @@ def train_changes(data: Text, folder: Path, names: list[str], seeds: tuple[int, 
         ]
         bits = [curve.bits[-1] for curve in curves]
         of_init = of_init or bits
-        differences = [own - other for own, other in zip(bits, of_init, strict=True)]
-        spread = statistics.stdev(differences) / len(seeds) ** 0.5 if len(seeds) > 1 else math.nan
-        effect = f"{statistics.mean(differences):+.4f} +- {STUDENT.get(len(seeds) - 1, 1.0) * spread:.4f} to init"
         seconds = f"{statistics.mean(curve.seconds for curve in curves):.0f} s of CPU time a seed"
-        print(f"{name}: {statistics.mean(bits):.4f} bits per byte, {effect}, {seconds}", flush=True)
+        of_name = f"{statistics.mean(bits):.4f} bits per byte, {effect(bits, of_init)} to init"
+        print(f"{name}: {of_name}, {seconds}", flush=True)
 
 
 def main() -> None:
@@ -380,12 +390,12 @@ def main() -> None:
         "--rates", nargs="+", default=[], metavar="RECIPE=MULTIPLE", help="recipes, `ours` too; no grid"
     )
     parser.add_argument("--changes", nargs="*", metavar="NAME", help="init's recipe with one change each, at depth 2")
-    parser.add_argument("--seeds", type=int, default=1, choices=(1, 2, 3), help="of --changes")
+    parser.add_argument("--seeds", type=int, choices=(1, 2, 3), help="3; of --changes 1")
     options = parser.parse_args()
     torch.set_num_threads(1)
     options.results.mkdir(parents=True, exist_ok=True)
     if options.changes is not None:
-        seeds, samples = SEEDS[: options.seeds], options.samples or SMALL_SAMPLES
+        seeds, samples = SEEDS[: options.seeds or 1], options.samples or SMALL_SAMPLES
         train_changes(text(options.data or SHARED), options.results, options.changes, seeds, samples)
         return
     size = ModelSize(options.depth, VOCABULARY, SEQUENCE_LENGTH)
@@ -393,7 +403,7 @@ def main() -> None:
         text(options.data or SHARED), options.results, 320 if options.quick else options.samples or SAMPLES, size
     )
     rates = {recipe: float(multiple) for recipe, _, multiple in (pair.partition("=") for pair in options.rates)}
-    print_figures(figures(runs, SEEDS[:2] if options.quick else SEEDS, rates))
+    print_figures(figures(runs, SEEDS[: options.seeds or (2 if options.quick else 3)], rates))
 
 
 if __name__ == "__main__":
