@@ -105,7 +105,7 @@ def _decompressed(file: BinaryIO, suffix: str) -> Iterator[bytes]:
                 stream = _decompressor(suffix)
             try:
                 yield from _FEEDS[suffix](stream, compressed)
-            except (zlib_ng.error, zstandard.ZstdError, lzma.LZMAError, OSError, ValueError, EOFError) as error:
+            except (zlib_ng.error, zstandard.ZstdError, lzma.LZMAError, OSError, ValueError, EOFError) as error:  # type: ignore[misc]
                 raise Damaged("damaged", f"damaged {suffix} data: {error}") from error
             compressed = b""
             if stream.eof:
