@@ -193,14 +193,11 @@ def ladder(
     loaded = load_recipe(recipe, options.set_ or [])
     base = LadderBase.of(loaded)
     if loaded.curate.splits.validation == 0:
-        raise RecipeError(
-            "curate.splits.validation is 0: sizes are compared by their loss on it; hold out 0.05 or more"
-        )
-    reference = read_reference(options.reference) if options.reference else None
-    steps = rungs(base, options.tokens_per_parameter, options.sizes)
-    equal: tuple[Rung, ...] = ()
-    if options.isoflop:
-        equal = isoflop_rungs(base, steps[-2].flops, options.tokens_per_parameter, options.isoflop)
+        raise RecipeError("curate.splits.validation is 0: sizes are compared by their loss on it; hold out 0.05")
+    per_parameter = options.tokens_per_parameter
+    reference = read_reference(options.reference, per_parameter) if options.reference else None
+    steps = rungs(base, per_parameter, options.sizes)
+    equal = isoflop_rungs(base, steps[-2].flops, per_parameter, options.isoflop) if options.isoflop else ()
     runs = LadderRuns(recipe, options.workdir or Path("work") / f"ladder-{loaded.name}", options)
     losses = [runs.train(rung, options.seeds) for rung in steps[:-1]] + [runs.train(steps[-1], 1)]
     dataset = read_dataset(runs.folder / "index")
@@ -219,18 +216,21 @@ def ladder(
         isoflop = (equal, own, profile(equal, own, outcome.seed_noise))
         print_block(profile_table(equal, own))
         print(profile_sentence(isoflop[2]))
-    result = to_json(steps, losses, outcome, isoflop)
-    write_atomic(runs.folder / RESULT, json.dumps(result, indent=2).encode() + b"\n")
+    write_atomic(runs.folder / RESULT, json.dumps(to_json(steps, losses, outcome, isoflop), indent=2).encode() + b"\n")
 
 
-def read_reference(path: Path) -> tuple[RungLosses, float]:
-    """All sizes of an earlier ladder, the one it held back too, and its `untrained_loss`."""
+def read_reference(path: Path, per_parameter: float) -> tuple[RungLosses, float]:
+    """All sizes of an earlier ladder, of as many tokens a parameter to a tenth, and its `untrained_loss`."""
     try:
         earlier = json.loads(path.read_text("utf-8"))
         flops, losses = zip(*((size["flops"], size["losses"]) for size in earlier["sizes"]), strict=True)
-        return RungLosses(flops, losses), float(earlier["curve"]["start"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        measured, start = RungLosses(flops, losses), float(earlier["curve"]["start"])
+        own = float(earlier["sizes"][-1]["tokens"] / earlier["sizes"][-1]["active"])
+    except (OSError, ValueError, KeyError, TypeError, ArithmeticError) as error:
         raise InputError(f"{path}: no result of `gristmill ladder`: {error}") from None
+    if not math.isclose(own, per_parameter, rel_tol=0.1):
+        raise InputError(f"{path}: of {own:.3g} tokens a parameter, here {per_parameter:g}; take a ladder of as many")
+    return measured, start
 
 
 def check_same_text(path: Path, of_reference: float, start: float) -> None:

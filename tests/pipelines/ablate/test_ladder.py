@@ -109,20 +109,22 @@ def test_a_reference_of_the_same_text_fixes_the_floor() -> None:
         assert other.curve.floor == pytest.approx(1.0, abs=0.1)
 
 
-def test_a_reference_of_other_text_is_refused(tmp_path: Path) -> None:
+def test_a_reference_of_other_text_or_another_number_of_tokens_a_parameter_is_refused(tmp_path: Path) -> None:
     steps = rungs(BASE, 20, 4)
     losses = one_seed([ScalingCurve(1.0, 40.0, 0.12, START)(rung.flops) for rung in steps])
     outcome = extrapolate(RungLosses([rung.flops for rung in steps], losses), START)
     path = tmp_path / "ladder.json"
     path.write_text(json.dumps(to_json(steps, losses, outcome)))
-    measured, start = read_reference(path)
+    measured, start = read_reference(path, 20)
     assert list(measured.means) == [seeds[0] for seeds in losses]
     check_same_text(path, start, START)
     with pytest.raises(InputError, match=r"has 4\.5000 there and 4\.4000 here"):
         check_same_text(path, start, 4.4)
+    with pytest.raises(InputError, match=r"of 20 tokens a parameter, here 1; take a ladder of as many"):
+        read_reference(path, 1)
     path.write_text("[]")
     with pytest.raises(InputError, match="no result of `gristmill ladder`"):
-        read_reference(path)
+        read_reference(path, 20)
 
 
 def test_far_below_an_untrained_model_the_curve_is_a_power_law() -> None:
