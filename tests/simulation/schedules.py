@@ -144,8 +144,8 @@ class Schedule:
 
     def _check_published(self, session: Session, stage: str, name: str) -> None:
         session.published.append(stage)
-        others = [other for other in self.sessions if other is not session and other.began >= session.began]
-        if not others and self._pointer.stages.get(stage) != name:
+        is_replaced = any(self._follows(other, session) for other in self.sessions)  # who may have published since
+        if not is_replaced and self._pointer.stages.get(stage) != name:
             self._break(f"{session.client.name} published {stage}, and the pointer does not name it")
 
     def _watch(self, client: Client, name: str) -> None:
@@ -167,6 +167,10 @@ class Schedule:
             missing = [name for name in self._objects if name.startswith(f"run/{stage}/{folder}/")]
             if not missing or any(name not in self.world.objects for name in missing):
                 self._break(f"the pointer names {stage}/{folder}, which is not whole")
+
+    def _follows(self, later: Session, earlier: Session) -> bool:
+        """Whether one got its lease after the other had its own; it may have begun before."""
+        return earlier.leased is not None and later.leased is not None and later.leased > earlier.leased
 
     def _succeeds(self, later: Session, earlier: Session) -> bool:
         """Whether one's lease was begun after the other had its own, and was got."""
