@@ -21,7 +21,7 @@ from typing import Any
 import orjson
 import pyarrow as pa
 import xxhash
-from pydantic import ConfigDict
+from pydantic import ConfigDict, StrictInt
 
 from gristmill.foundation.config import Config
 from gristmill.foundation.errors import InputError
@@ -49,9 +49,9 @@ class RawFile:
     __pydantic_config__ = ConfigDict(extra="forbid")
 
     name: str
-    bytes: int
+    bytes: StrictInt
     sha256: str
-    copy_index: int = 0
+    copy_index: StrictInt = 0
 
 
 class LockedSource(Config):

@@ -1,7 +1,8 @@
 import pytest
 
-from gristmill.foundation.checksums import Lock, LockedSource, RawFile, in_canonical_order, lock_differences
+from gristmill.foundation.checksums import Lock, LockedSource, RawFile, in_canonical_order, lock_differences, read_lock
 from gristmill.foundation.errors import InputError
+from gristmill.foundation.fingerprint import digested_json
 
 
 def raw(name, digest, copy_index=0):
@@ -56,3 +57,12 @@ def test_contents_and_copies_count_in_the_identity():
 def test_equal_files_are_numbered_from_zero():
     files = in_canonical_order([raw(name, "d") for name in "cab"])
     assert [(file.name, file.copy_index) for file in files] == [("a", 0), ("b", 1), ("c", 2)]
+
+
+@pytest.mark.parametrize("num_bytes", [True, "1", None])
+def test_a_size_that_is_no_number_is_refused(tmp_path, num_bytes):
+    lock = Lock(sources=(LockedSource(name="s", request={}, files=(raw("a", "d"),)),)).model_dump(mode="json")
+    lock["sources"][0]["files"][0]["bytes"] = num_bytes
+    (tmp_path / "lock.json").write_bytes(digested_json(lock))
+    with pytest.raises(InputError, match=r"lock\.json: not a lock (.|\n)*files.0.bytes"):
+        read_lock(tmp_path / "lock.json")
