@@ -104,11 +104,16 @@ class KeptDecisions:
         if not matches_checksum(self.path):
             return None
         stored = orjson.loads(self.path.read_bytes())
-        ids, decisions = (self.folder / stored[name] for name in ("ids", "decisions"))
+        entries, starts = [tuple(entry) for entry in stored["entries"]], np.array(stored["starts"])
+        ids, decisions = self._records_of(entries)
         if not (matches_checksum(ids) and matches_checksum(decisions)):
             return None
-        entries, starts = [tuple(entry) for entry in stored["entries"]], np.array(stored["starts"])
         return DecidedRun(entries, starts, _mapped(ids, ID), _mapped(decisions, DECISION))
+
+    def _records_of(self, entries: Sequence[Entry]) -> tuple[Path, Path]:
+        """Files of the ids and of the decisions of a run."""
+        run = fingerprint(entries)[:16]
+        return self.folder / f"ids-{run}.rec", self.folder / f"decisions-{run}.rec"
 
     def write(
         self, entries: Sequence[Entry], starts: np.ndarray, ids: Iterable[np.ndarray], decisions: Iterable[np.ndarray]
@@ -118,15 +123,14 @@ class KeptDecisions:
             if other != self.folder:
                 remove_tree(other)
         self.folder.mkdir(parents=True, exist_ok=True)
-        run = fingerprint(entries)[:16]
-        names = {"ids": f"ids-{run}.rec", "decisions": f"decisions-{run}.rec"}
-        for name, parts in (("ids", ids), ("decisions", decisions)):
-            with checksummed_path(self.folder / names[name]) as temporary, temporary.open("wb") as file:
+        paths = self._records_of(entries)
+        for path, parts in zip(paths, (ids, decisions), strict=True):
+            with checksummed_path(path) as temporary, temporary.open("wb") as file:
                 for part in parts:
                     file.write(np.ascontiguousarray(part).view(np.uint8).data)
-        write_with_checksum(self.path, orjson.dumps({"entries": entries, "starts": starts.tolist(), **names}))
+        write_with_checksum(self.path, orjson.dumps({"entries": entries, "starts": starts.tolist()}))
         for path in sorted(self.folder.glob("*.rec")):
-            if path.name not in names.values():
+            if path not in paths:
                 path.unlink()
                 checksum_path(path).unlink(missing_ok=True)
 
@@ -179,12 +183,8 @@ class ChangedDocuments:
         cls, run: DecidedRun, documents: StoredDocuments, entries: Sequence[Entry], folder: Path
     ) -> "ChangedDocuments":
         before = {entry: number for number, entry in enumerate(run.entries)}
-        ids, moved = (
-            _on_disk(folder, ID, len(documents)).reshape(-1, 2),
-            _on_disk(folder, np.dtype("<i8"), len(run.ids)),
-        )
-        for block in _blocks(len(moved)):
-            moved[block] = -1
+        ids, moved = _on_disk(folder, ID, len(documents)), _on_disk(folder, np.dtype("<i8"), len(run.ids))
+        moved[:] = -1
         changed = []
         for number, entry in enumerate(entries):
             start, stop = documents.starts[number : number + 2]
