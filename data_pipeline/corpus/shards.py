@@ -267,9 +267,9 @@ def mapped_table(path: Path) -> pa.Table:
     try:
         with path.open("rb", buffering=0) as file:
             content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror}); run the same command again") from error
-    return pa.ipc.open_file(pa.BufferReader(pa.py_buffer(content))).read_all()
+        return pa.ipc.open_file(pa.BufferReader(pa.py_buffer(content))).read_all()
+    except (OSError, ValueError, pa.ArrowException) as error:  # ValueError: an empty file cannot be mapped
+        raise InputError(f"{path}: no readable table ({error}); run the same command again") from error
 
 
 class HeldOutFile:

@@ -8,6 +8,7 @@ import pytest
 from gristmill.data_pipeline import run_curation
 from gristmill.data_pipeline.annotate.tombstones import Tombstones
 from gristmill.data_pipeline.corpus import small_sources
+from gristmill.data_pipeline.corpus.shards import mapped_table
 from gristmill.data_pipeline.corpus.small_sources import group_sources
 from gristmill.data_pipeline.curate_config import CurateConfig
 from gristmill.data_pipeline.readers.resolve import resolve
@@ -166,3 +167,13 @@ def test_what_is_batched():
     assert len([batch for batch in batches if batch not in more]) == 1
     few = {f"s{number}": 100 for number in range(small_sources.MIN_BATCHED_SOURCES - 1)}
     assert groups_of(few) == [(name,) for name in few]
+
+
+@pytest.mark.parametrize("content", [b"", b"ARROW1\0\0 and no more", b"\0" * 4096], ids=["empty", "cut off", "zeros"])
+def test_a_damaged_table_is_named(content, tmp_path):
+    path = tmp_path / "rows.arrow"
+    path.write_bytes(content)
+    with pytest.raises(InputError, match=r"rows\.arrow: no readable table .* run the same command again"):
+        mapped_table(path)
+    with pytest.raises(InputError, match=r"gone\.arrow"):
+        mapped_table(tmp_path / "gone.arrow")
