@@ -63,7 +63,8 @@ from gristmill.data_pipeline.dedup.near import (
     keep_signatures,
     protected_corpora,
 )
-from gristmill.data_pipeline.dedup.signatures import SIGNATURE_CACHE, STORE_FILE, SignatureCache
+from gristmill.data_pipeline.dedup.signature_cache import SIGNATURE_CACHE, SignatureCache
+from gristmill.data_pipeline.dedup.signatures import STORE_FILE
 from gristmill.data_pipeline.filters.apply import FILTER_RESULTS, FilterTask, apply_filters_to_files
 from gristmill.data_pipeline.filters.presets import FilterChoice
 from gristmill.data_pipeline.ledger.document_file import IDENTITY_FILE

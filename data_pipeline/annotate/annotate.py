@@ -21,12 +21,11 @@ from gristmill.data_pipeline.dedup.folding import (
     DOCUMENT_KEY,
     KEY_BYTES,
     TEXT_KEY,
-    fold_texts,
-    folded_keys,
     keys_of,
     keys_path,
     remove_keys,
     restore_keys,
+    text_keys,
     write_keys,
 )
 from gristmill.data_pipeline.extraction.blocks_config import load_repeated_blocks
@@ -336,7 +335,7 @@ def _description(batch: RecordColumns, repairs: np.ndarray, final: TextBuffer) -
         "raw_digest": pa.concat_arrays([pa.repeat(pa.scalar(file.sha256), rows) for _, file, rows in batch.files]),
         "record": batch.numbers,
         "text_hash": text_hashes(final),
-        TEXT_KEY: text_keys(final),
+        TEXT_KEY: text_keys(final.text, final.offsets),
         "changes": _changes(batch, repairs),
     }
     for name, attribute in (("unreadable", "kind"), ("reason", "reason"), ("offset", "offset"), ("excerpt", "excerpt")):
@@ -354,15 +353,6 @@ def text_hashes(texts: TextBuffer) -> np.ndarray:
     digest = xxhash.xxh3_64_intdigest
     hashes = [digest(raw[start : end - 1]) for start, end in pairwise(ends)]
     return np.array(hashes, np.uint64)
-
-
-def text_keys(texts: TextBuffer) -> pa.Array:
-    """XXH3-128 of each text after white space is folded (`folding.py`), as exact deduplication compares texts."""
-    offsets = np.asarray(texts.offsets, np.int64)
-    folded, bounds = fold_texts(texts.text, offsets, "space")
-    return pa.FixedSizeBinaryArray.from_buffers(
-        pa.binary(KEY_BYTES), len(offsets) - 1, [None, pa.py_buffer(folded_keys(folded, bounds))]
-    )
 
 
 def _changes(batch: RecordColumns, repairs: np.ndarray) -> pa.Array:

@@ -175,6 +175,14 @@ def fold_texts(data: np.ndarray, offsets: np.ndarray, fold: Fold = "word") -> tu
     return folded, ends
 
 
+def text_keys(data: np.ndarray, offsets: np.ndarray) -> pa.Array:
+    """XXH3-128 of each text after white space is folded, as exact deduplication compares texts: the column TEXT_KEY."""
+    folded, ends = fold_texts(data, np.asarray(offsets, np.int64), "space")
+    return pa.FixedSizeBinaryArray.from_buffers(
+        pa.binary(KEY_BYTES), len(offsets) - 1, [None, pa.py_buffer(folded_keys(folded, ends))]
+    )
+
+
 def folded_keys(folded: np.ndarray, ends: np.ndarray, seed: int = 0) -> bytes:
     """XXH3-128 with this seed of every folded text, KEY_BYTES each."""
     view = memoryview(folded.data)

@@ -36,10 +36,9 @@ from gristmill.data_pipeline.dedup.near_decisions import (
     undecided_at_first,
     write_duplicates,
 )
+from gristmill.data_pipeline.dedup.signature_cache import SIGNATURE_CACHE, SignatureCache
 from gristmill.data_pipeline.dedup.signatures import (
-    SIGNATURE_CACHE,
     STORE_FOLDER,
-    SignatureCache,
     SignatureScheme,
     SignatureStore,
     find_store,

@@ -12,12 +12,8 @@ import pyarrow as pa
 
 from gristmill.data_pipeline.dedup.folding import document_ids, has_picked_texts, picked_texts
 from gristmill.data_pipeline.dedup.minhash import ShingleHash, band_key, band_keys, jaccard, shingle_sets, signatures_of
-from gristmill.data_pipeline.dedup.signatures import (
-    BLOCK_DOCUMENTS,
-    SignatureCache,
-    SignatureScheme,
-    SignatureStore,
-)
+from gristmill.data_pipeline.dedup.signature_cache import SignatureCache
+from gristmill.data_pipeline.dedup.signatures import BLOCK_DOCUMENTS, SignatureScheme, SignatureStore
 from gristmill.data_pipeline.ledger.document_file import DocumentFile, unpacked_ids, utf8_of
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.runtime.kernels.cached_njit import cached_njit

@@ -24,7 +24,8 @@ from gristmill.data_pipeline.dedup.folding import (
 )
 from gristmill.data_pipeline.dedup.near import NearDedupConfig
 from gristmill.data_pipeline.dedup.near_copies import SignedTexts, near_copies
-from gristmill.data_pipeline.dedup.signatures import SIGNATURE_CACHE, SignatureCache, sign_corpus
+from gristmill.data_pipeline.dedup.signature_cache import SIGNATURE_CACHE, SignatureCache
+from gristmill.data_pipeline.dedup.signatures import sign_corpus
 from gristmill.data_pipeline.filters.apply import KEPT, FilterTask, apply_filters
 from gristmill.data_pipeline.ledger.document_file import (
     DocumentFile,

@@ -5,7 +5,8 @@ import planted
 
 from gristmill.data_pipeline.dedup.near import NearDedupConfig
 from gristmill.data_pipeline.dedup.near_copies import SignedTexts, near_copies
-from gristmill.data_pipeline.dedup.signatures import SignatureCache, sign_corpus
+from gristmill.data_pipeline.dedup.signature_cache import SignatureCache
+from gristmill.data_pipeline.dedup.signatures import sign_corpus
 
 WORDS = np.array([f"w{number}" for number in range(4000)])
 COPIES, OTHERS, LENGTH = 400, 2000, 200
