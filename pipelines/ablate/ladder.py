@@ -313,6 +313,11 @@ def untrained_loss(dataset: Dataset) -> float:
     return math.log2(dataset.vocab_size) * sum(ratios) / len(ratios)
 
 
+def check_learned(loss: float, start: float) -> None:
+    if not loss < start:
+        raise InputError(f"a size ended at {loss:.3f}, not below an untrained model's {start:.3f}; train longer")
+
+
 def fit_each(
     flops: Sequence[Sequence[float]], losses_DN: Sequence[np.ndarray], start: float
 ) -> list[tuple[ScalingCurve, ...]]:
@@ -320,8 +325,7 @@ def fit_each(
     errors: at any floor, log (loss - floor) / (start - loss) = log scale - exponent log C is a line. Raises InputError
     where a loss is not below `start`."""
     highest = max(float(losses.max()) for losses in losses_DN)
-    if highest >= start:
-        raise InputError(f"a size ended at {highest:.3f}, not below an untrained model's {start:.3f}; train longer")
+    check_learned(highest, start)
     lowest_D = np.min([losses.min(axis=1) for losses in losses_DN], axis=0)
     floor_DF1 = (lowest_D[:, None] * FLOORS)[:, :, None]
     lines = [_lines(np.log(sizes), losses, floor_DF1, start) for sizes, losses in zip(flops, losses_DN, strict=True)]
@@ -366,7 +370,8 @@ def extrapolate(trained: RungLosses, start: float, reference: RungLosses | None 
     random, draws = np.random.default_rng(seed), []
     for ladder, row in zip(ladders, means, strict=True):
         of_means = [max(spread, of_run / len(seeds) ** 0.5) for seeds in ladder.losses]
-        draws.append(row * (1 + random.normal(scale=of_means, size=(DRAWS, len(row)))))
+        moved = row * (1 + random.normal(scale=of_means, size=(DRAWS, len(row))))
+        draws.append(np.minimum(moved, start * (1 - 1e-9)))  # there a loss has next to no weight in the fit
     refits = [own for own, *_ in fit_each(flops, draws, start)]
     of_last = random.normal(scale=of_run / len(trained.losses[-1]) ** 0.5, size=DRAWS)
     forecasts = [refit(trained.flops[-1]) for refit in refits] * (1 + of_last)
@@ -430,21 +435,3 @@ def _valley(logs: np.ndarray, losses: np.ndarray) -> float | None:
         return None
     least = float(logs.mean() - line / (2 * square))
     return least if logs.min() <= least <= logs.max() else None
-
-
-def to_json(
-    steps: Sequence[Rung],
-    losses: Sequence[Sequence[float]],
-    outcome: Extrapolation,
-    isoflop: tuple[Sequence[Rung], Sequence[float], IsoflopProfile] | None = None,
-) -> dict[str, Any]:
-    """losses: of each size, by seed."""
-
-    def sizes(steps: Sequence[Rung], losses: Sequence[Sequence[float]]) -> list[dict[str, Any]]:
-        return [{**vars(rung), "losses": list(seeds)} for rung, seeds in zip(steps, losses, strict=True)]
-
-    answer = {"sizes": sizes(steps, losses), **vars(outcome), "curve": vars(outcome.curve), "error": outcome.error}
-    if isoflop is not None:
-        profiled, own, fitted = isoflop
-        answer["isoflop"] = vars(fitted) | {"sizes": sizes(profiled, [[loss] for loss in own])}
-    return answer

@@ -29,7 +29,7 @@ COMMANDS = {
     "watch": "runs:watch",
     "explain": "layout:explain",
     "ablate": "ablate:ablate",
-    "ladder": "ablate:ladder",
+    "ladder": "ladder:ladder",
     "mix": "ablate:mix",
     "chat": "start:chat",
     "generate": "checkpoint:generate",

@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -25,11 +26,19 @@ from gristmill.pipelines.ablate.ladder import (
     profile,
     rungs,
     seed_noise,
-    to_json,
     untrained_loss,
 )
-from gristmill.pipelines.cli.ablate import check_same_text, profile_sentence, read_reference, repeats, sentences, table
 from gristmill.pipelines.cli.commands import app
+from gristmill.pipelines.cli.ladder import (
+    check_same_text,
+    profile_sentence,
+    read_reference,
+    repeats,
+    sentences,
+    table,
+    text_of,
+    to_json,
+)
 from gristmill.pipelines.init.dial import DEPTHS, ModelSize, optimizer_of
 from gristmill.pipelines.recipes.recipe_file import load_recipe
 from gristmill.training.config.model import ModelConfig
@@ -71,7 +80,7 @@ def test_a_held_back_size_is_forecast_with_an_interval() -> None:
     assert exact.residuals == pytest.approx([0] * 4, abs=1e-4)
     assert exact.forecast_range[0] < exact.measured < exact.forecast_range[1]
     off = extrapolate(RungLosses(COMPUTE, one_seed([*losses[:-1], 1.1 * losses[-1]])), START)
-    assert off.error == pytest.approx(1 / 1.1 - 1, abs=1e-3) and "outside" in sentences(off)[1]
+    assert off.error == pytest.approx(1 / 1.1 - 1, abs=1e-3) and "outside" in sentences(off, [1.0])[1]
 
 
 def test_noise_of_seeds_is_relative_and_pooled_over_sizes() -> None:
@@ -109,22 +118,82 @@ def test_a_reference_of_the_same_text_fixes_the_floor() -> None:
         assert other.curve.floor == pytest.approx(1.0, abs=0.1)
 
 
-def test_a_reference_of_other_text_or_another_number_of_tokens_a_parameter_is_refused(tmp_path: Path) -> None:
+def reference_file(path: Path) -> tuple[dict[str, Any], list[list[float]]]:
+    """Writes a ladder of 20 tokens a parameter. (its text, its losses)."""
     steps = rungs(BASE, 20, 4)
     losses = one_seed([ScalingCurve(1.0, 40.0, 0.12, START)(rung.flops) for rung in steps])
     outcome = extrapolate(RungLosses([rung.flops for rung in steps], losses), START)
+    text = text_of(dataset_of({"train": 10_000, "validation": 1000}), BASE)
+    path.write_text(json.dumps({"text": text, **to_json(steps, losses, outcome)}))
+    return text, losses
+
+
+def dataset_of(tokens: dict[str, int], tokenizer: str = "bpe") -> Dataset:
+    splits = {
+        name: SplitCounts(documents=1, tokens=count, bytes=2 * count, sha256=f"{name} {count}")
+        for name, count in tokens.items()
+    }
+    source = IndexedSource(name="a", weight=1.0, tokenizer=tokenizer, splits=splits)
+    return Dataset(vocab_size=1024, end_of_document=1, dtype="uint16", fim=None, sources=(source,))
+
+
+def test_a_reference_of_another_number_of_tokens_a_parameter_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "ladder.json"
-    path.write_text(json.dumps(to_json(steps, losses, outcome)))
-    measured, start = read_reference(path, 20)
-    assert list(measured.means) == [seeds[0] for seeds in losses]
-    check_same_text(path, start, START)
-    with pytest.raises(InputError, match=r"has 4\.5000 there and 4\.4000 here"):
-        check_same_text(path, start, 4.4)
+    text, losses = reference_file(path)
+    reference = read_reference(path, 20)
+    assert reference.text == text and list(reference.measured.means) == [seeds[0] for seeds in losses]
     with pytest.raises(InputError, match=r"of 20 tokens a parameter, here 1; take a ladder of as many"):
         read_reference(path, 1)
-    path.write_text("[]")
-    with pytest.raises(InputError, match="no result of `gristmill ladder`"):
-        read_reference(path, 20)
+
+
+@pytest.mark.parametrize(
+    ("train", "validation", "tokenizer", "length", "said"),
+    [
+        (10_001, 1000, "bpe", 256, r'sources\.a\.train: "train 10000" -> "train 10001"'),
+        (10_000, 900, "bpe", 256, r"sources\.a\.validation"),
+        (10_000, 1000, "other", 256, r'tokenizer: "bpe" -> "other"'),
+        (10_000, 1000, "bpe", 128, r"sequence_length: 256 -> 128"),
+    ],
+)
+def test_a_reference_of_other_text_is_refused(
+    tmp_path: Path, train: int, validation: int, tokenizer: str, length: int, said: str
+) -> None:
+    path = tmp_path / "ladder.json"
+    text, _ = reference_file(path)
+    check_same_text(path, text, text)
+    base = base_of(MODEL.model_copy(update={"sequence_length": length}))
+    other = text_of(dataset_of({"train": train, "validation": validation}, tokenizer), base)
+    with pytest.raises(InputError, match=said):
+        check_same_text(path, text, other)
+
+
+def test_held_out_text_without_a_whole_sample_is_refused() -> None:
+    """A sample of 256 tokens has 257 with the last target."""
+    assert text_of(dataset_of({"train": 999, "validation": 257}), BASE)["sequence_length"] == 256
+    for splits in ({"train": 999, "validation": 256}, {"train": 999}):
+        with pytest.raises(InputError, match="no source holds out 257 tokens"):
+            text_of(dataset_of(splits), BASE)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda fields: fields.pop("text"),
+        lambda fields: fields.update(sizes=fields["sizes"][:3]),
+        lambda fields: fields["sizes"][0].update(losses=[]),
+        lambda fields: fields["sizes"][0].update(losses=["high"]),
+        lambda fields: fields["sizes"][-1].update(active=0),
+    ],
+)
+def test_a_reference_of_another_kind_is_refused(tmp_path: Path, change: Callable[[dict[str, Any]], Any]) -> None:
+    path = tmp_path / "ladder.json"
+    reference_file(path)
+    fields = json.loads(path.read_text())
+    change(fields)
+    for content in (json.dumps(fields), "[]", "{", '"text"'):
+        path.write_text(content)
+        with pytest.raises(InputError, match="no result of `gristmill ladder`"):
+            read_reference(path, 20)
 
 
 def test_far_below_an_untrained_model_the_curve_is_a_power_law() -> None:
@@ -334,6 +403,37 @@ def test_the_result_is_json() -> None:
     assert len(table(steps, losses, outcome).rows) == 5
 
 
-def test_a_recipe_that_holds_nothing_out_is_refused_before_work() -> None:
-    result = CliRunner().invoke(app, ["ladder", "demo", "--set", "curate.splits.validation=0"])
-    assert isinstance(result.exception, RecipeError) and "curate.splits.validation is 0" in str(result.exception)
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("curate.splits.validation=0", r"curate\.splits\.validation is 0"),
+        ("train.init_from=checkpoint", r"train\.init_from has weights of one size"),
+        ("train.objective=masked", r"train\.objective is masked"),
+        ("train.lr_schedule.over_tokens=100000", r"over_tokens is of one size"),
+        ("train.layout.tensor=8", r"at width \d+ with"),
+    ],
+)
+def test_what_would_stop_a_size_is_refused_before_work(override: str, said: str, tmp_path: Path) -> None:
+    work = tmp_path / "work"
+    arguments = ["ladder", "demo", "--set", override, "--sizes", "4", "--workdir", str(work)]
+    with pytest.raises(RecipeError, match=said):
+        CliRunner().invoke(app, arguments, catch_exceptions=False)
+    assert not work.exists()
+
+
+def test_sizes_that_hardly_learned_have_a_forecast_with_a_wide_interval() -> None:
+    """A loss just below an untrained model's is moved above it by the noise of the refits."""
+    losses = [[4.4999], [4.49], [4.47], [4.4], [2.0]]
+    outcome = extrapolate(RungLosses(COMPUTE, losses), START)
+    assert np.diff(outcome.forecast_range) > 0.3
+    assert sentences(outcome, losses[-1])[0].startswith("warning: the exponent is at the edge")
+
+
+def test_the_held_back_size_may_have_several_seeds() -> None:
+    """The forecast is compared with their mean."""
+    losses = [[ScalingCurve(1.0, 40.0, 0.12, START)(value)] for value in COMPUTE]
+    mean = losses[-1][0]
+    outcome = extrapolate(RungLosses(COMPUTE, [*losses[:-1], [mean - 0.02, mean + 0.02]]), START)
+    assert outcome.measured == pytest.approx(mean)
+    said = sentences(outcome, [mean - 0.02, mean + 0.02])[-1]
+    assert f"measured {mean:.4f} (the mean of 2, {mean - 0.02:.4f} to {mean + 0.02:.4f}), off by" in said
