@@ -432,4 +432,8 @@ for _name, _flag in FLAG_TAGS:
     S_INLINE_FLAGS, NUM_LINKS, S_HTML_START, S_HTML_END,
 ) = range(25)  # fmt: skip
 NUM_STATES = 25
+# Behind them: what scan_attributes finds of the current tag, and the tags whose end tag is missing.
+FOUND_WEIGHTS = NUM_STATES + NUM_FOUND
+MISSING = FOUND_WEIGHTS + 2  # three weights of four bytes
+STATE_SIZE = MISSING + len(TAG_KINDS)
 NO_SPACE, ONE_SPACE, LINE_END = 0, 1, 2

@@ -187,10 +187,12 @@ def first_features(first, last, elements, weights, blocks, counts, sums, groups,
         at = _element(blocks[k, ELEMENT], elements, weights, row, at)
         at = _containers(blocks[k, ELEMENT], elements, sums, row, at)
         at = _candidates(k, blocks[k, ELEMENT], elements, weights, sums, ranges, page, row, at)
-        at = page_features(sums, page, row, at)
-        for kind in range(NUM_KINDS):
-            row[at + kind] = page[P_KINDS + kind]
-        at += NUM_KINDS
+        if k == first:
+            page_features(sums, page, row, at)
+            row[at + NUM_PAGE_FEATURES : at + len(PAGE)] = page[P_KINDS:]
+        else:
+            row[at : at + len(PAGE)] = rows[0, at : at + len(PAGE)]
+        at += len(PAGE)
         at = _position(k, blocks, page, size, row, at)
         at = _group(blocks[k, ELEMENT], elements, groups, page, row, at)
         at = _item(blocks[k, ELEMENT], elements, sums, items, page, row, at)

@@ -29,8 +29,8 @@ from gristmill.data_pipeline.extraction.layout import LayoutOptions, layout, lay
 from gristmill.data_pipeline.extraction.metadata import page_metadata
 from gristmill.data_pipeline.extraction.page import NO_TOKENS, Page, PageBuffers, classify, page_threshold, read_page
 from gristmill.data_pipeline.extraction.page_stats import P_KINDS, REPEATS, WORDS
-from gristmill.data_pipeline.extraction.weights import Trees, Weights, predict_groups
-from gristmill.data_pipeline.signals.intrinsics import bytes_within, trailing_zeros
+from gristmill.data_pipeline.extraction.weights import Trees, Weights, borrowed_trees, probability, sum_trees
+from gristmill.data_pipeline.signals.intrinsics import FLOAT_LANES, bytes_within, trailing_zeros
 from gristmill.foundation.runtime.kernels.cached_njit import cached_njit
 
 # Kind of a page (article, listing, product, ...) from its layout: class and id tokens, hints in the markup, and what
@@ -132,9 +132,13 @@ def kind_features(sums, page, seen, token_table, row):
 @cached_njit(nogil=True)
 def predict_kinds(row, trees, page):
     """Write the probabilities of the kinds into page, from P_KINDS on. trees: equally many for each kind."""
-    total, groups = 0.0, len(trees.depths) // NUM_KINDS
+    total, num_trees = 0.0, (len(trees.starts) - 1) // NUM_KINDS
+    panel = np.zeros((len(trees.columns), FLOAT_LANES), np.float32)
+    panel[:, 0] = row[trees.columns]
+    sums, totals = np.empty(FLOAT_LANES, np.float32), np.empty(FLOAT_LANES)
     for kind in range(NUM_KINDS):
-        page[P_KINDS + kind] = predict_groups(trees, row, kind * groups, (kind + 1) * groups)
+        sum_trees(trees, panel, kind * num_trees, (kind + 1) * num_trees, sums, totals)
+        page[P_KINDS + kind] = probability(totals[0])
         total += page[P_KINDS + kind]
     for kind in range(NUM_KINDS):
         page[P_KINDS + kind] /= total
@@ -150,7 +154,7 @@ def set_kinds(page: Page, html: bytes, kind_tokens: np.ndarray, trees: Trees) ->
 @cached_njit(nogil=True)
 def _set_kinds(sums, page, seen, kind_tokens, trees, row):
     kind_features(sums, page, seen, kind_tokens, row)
-    predict_kinds(row, trees, page)
+    predict_kinds(row, borrowed_trees(trees), page)
 
 
 def page_kind(page: Page) -> tuple[str, float]:

@@ -37,6 +37,7 @@ from gristmill.data_pipeline.extraction.page_stats import (
     WORDS,
     item_slot,
 )
+from gristmill.data_pipeline.signals.intrinsics import add_products_48
 from gristmill.foundation.runtime.kernels.cached_njit import cached_njit
 
 SECOND_FEATURES = (
@@ -243,22 +244,8 @@ def _add_products(x, weights, result):
     """Add x weights to the result, float32[N, WIDTH]. Two blocks and four of their inputs together, for which weights
     and results are loaded once; a block's sums do not depend on the blocks beside it."""
     num_blocks, num_inputs = x.shape
-    for k in range(0, num_blocks - 1, 2):
-        row, other = result[k], result[k + 1]
-        for j in range(0, num_inputs - 3, 4):
-            a, b, c, d = x[k, j], x[k, j + 1], x[k, j + 2], x[k, j + 3]
-            e, f, g, h = x[k + 1, j], x[k + 1, j + 1], x[k + 1, j + 2], x[k + 1, j + 3]
-            for o in range(WIDTH):
-                p, q, r, s = weights[j, o], weights[j + 1, o], weights[j + 2, o], weights[j + 3, o]
-                row[o] += (a * p + b * q) + (c * r + d * s)
-                other[o] += (e * p + f * q) + (g * r + h * s)
-    if num_blocks % 2:
-        k = num_blocks - 1
-        row = result[k]
-        for j in range(0, num_inputs - 3, 4):
-            a, b, c, d = x[k, j], x[k, j + 1], x[k, j + 2], x[k, j + 3]
-            for o in range(WIDTH):
-                row[o] += (a * weights[j, o] + b * weights[j + 1, o]) + (c * weights[j + 2, o] + d * weights[j + 3, o])
+    for k in range(0, num_blocks, 2):
+        add_products_48(x, weights, result, k, min(k + 1, num_blocks - 1))  # an odd last block is computed twice
     for j in range(num_inputs // 4 * 4, num_inputs):
         for k in range(num_blocks):
             for o in range(WIDTH):

@@ -1,6 +1,5 @@
 """One page in flat arrays: tokenized, counted, and classified block by block."""
 
-import math
 from typing import NamedTuple
 
 import numpy as np
@@ -12,10 +11,10 @@ from gristmill.data_pipeline.extraction.attributes import (
     NUM_ELEMENTS,
     NUM_LINKS,
     NUM_PAIRS,
-    NUM_STATES,
     OUT,
     PADDING,
     START,
+    STATE_SIZE,
     TABLE_SIZE,
     TITLE_END,
     TITLE_START,
@@ -54,7 +53,8 @@ from gristmill.data_pipeline.extraction.page_stats import (
     sum_elements,
 )
 from gristmill.data_pipeline.extraction.tokenizer import tokenize
-from gristmill.data_pipeline.extraction.weights import Trees, predict, sum_groups
+from gristmill.data_pipeline.extraction.weights import Trees, borrowed_trees, fill_panel, probability, sum_trees
+from gristmill.data_pipeline.signals.intrinsics import FLOAT_LANES, borrowed
 from gristmill.foundation.runtime.kernels.cached_njit import cached_njit
 
 NO_TOKENS = np.zeros(TABLE_SIZE, np.float32)  # token weights of a page whose tokens do not count
@@ -130,7 +130,7 @@ def read_page(
     space.source[:size] = np.frombuffer(html, np.uint8)
     space.source[size : size + PADDING] = 0
     pairs, words = (np.empty((size // 2 + 1, 2), np.int32) if with_pairs else NO_PAIRS for _ in range(2))
-    state, ranges, totals = np.zeros(NUM_STATES, np.int64), np.empty((3, 2), np.int32), np.empty(NUM_PAGE, np.float64)
+    state, ranges, totals = np.zeros(STATE_SIZE, np.int64), np.empty((3, 2), np.int32), np.empty(NUM_PAGE, np.float64)
     num_words = _read(
         space.source, size, token_weights, space.text, space.elements, space.weights, space.blocks, space.links,
         space.seen, pairs, state, space.counts, space.sums, space.groups, space.items, ranges, totals, words,
@@ -165,6 +165,10 @@ def _read(
     totals,
     words,
 ):
+    source, token_weights, text = borrowed(source), borrowed(token_weights), borrowed(text)
+    elements, weights, blocks, links = borrowed(elements), borrowed(weights), borrowed(blocks), borrowed(links)
+    seen, pairs, state, counts = borrowed(seen), borrowed(pairs), borrowed(state), borrowed(counts)
+    sums, groups, items, totals = borrowed(sums), borrowed(groups), borrowed(items), borrowed(totals)
     seen[:] = False
     tokenize(source, size, token_weights, text, elements, weights, blocks, links, seen, pairs, state)
     num_blocks, num_elements = state[NUM_BLOCKS], state[NUM_ELEMENTS]
@@ -215,24 +219,35 @@ def _threshold(probabilities, counts, minimum):
 def _classify(
     elements, weights, blocks, counts, sums, groups, items, ranges, totals, size, first, second, network, result
 ):
-    num_blocks = len(blocks)
-    rows, num_chosen = np.empty((num_blocks, NUM_INPUTS), np.float32), 0
-    chosen, p = np.empty(num_blocks, np.int32), np.empty(num_blocks, np.float32)
-    for k in range(num_blocks):
-        row = rows[num_chosen : num_chosen + 1]
-        first_features(k, k + 1, elements, weights, blocks, counts, sums, groups, items, ranges, totals, size, row)
-        result[k] = predict(first, row[0])
-        if result[k] >= MIN_FIRST:
-            chosen[num_chosen], p[num_chosen] = k, result[k]
-            num_chosen += 1
+    elements, weights, blocks, counts = borrowed(elements), borrowed(weights), borrowed(blocks), borrowed(counts)
+    sums, groups, items, totals = borrowed(sums), borrowed(groups), borrowed(items), borrowed(totals)
+    ranges, result, num_blocks = borrowed(ranges), borrowed(result), len(blocks)
+    first, second = borrowed_trees(first), borrowed_trees(second)
+    rows, chosen = np.empty((num_blocks + FLOAT_LANES, NUM_INPUTS), np.float32), np.empty(num_blocks, np.int32)
+    p, num_chosen = np.empty(num_blocks, np.float32), 0
+    panel = np.zeros((max(len(first.columns), len(second.columns)), FLOAT_LANES), np.float32)
+    every, sums_16, totals_16 = np.arange(len(rows)), np.empty(FLOAT_LANES, np.float32), np.empty(FLOAT_LANES)
+    for start in range(0, num_blocks, FLOAT_LANES):
+        base, end = num_chosen, min(start + FLOAT_LANES, num_blocks)
+        batch = borrowed(rows[base : base + FLOAT_LANES])
+        first_features(start, end, elements, weights, blocks, counts, sums, groups, items, ranges, totals, size, batch)
+        fill_panel(first, rows, every, base, base + end - start, panel)
+        sum_trees(first, panel, 0, len(first.starts) - 1, sums_16, totals_16)
+        for k in range(start, end):
+            result[k] = probability(totals_16[k - start])
+            if result[k] >= MIN_FIRST:
+                chosen[num_chosen], p[num_chosen] = k, result[k]
+                if num_chosen < base + k - start:
+                    rows[num_chosen, :NUM_FIRST] = rows[base + k - start, :NUM_FIRST]
+                num_chosen += 1
     rows, chosen, p = rows[:num_chosen], chosen[:num_chosen], p[:num_chosen]
-    _second_rows(chosen, elements, blocks, counts, sums, groups, items, totals, result, rows)
+    runs = np.empty((num_blocks, NUM_RUNS), np.float32)
+    _second_rows(chosen, elements, blocks, counts, sums, groups, items, totals, result, runs, rows)
     trees, decided = np.empty(num_chosen, np.float64), np.flatnonzero(p >= MIN_SECOND)
-    for n in decided:
-        trees[n] = sum_groups(second, rows[n], 0, len(second.depths))
+    _sum_rows(second, rows, decided, panel, trees)
     if len(decided) < MIN_NETWORK_BLOCKS:
         for n in decided:
-            result[chosen[n]] = 1 / (1 + math.exp(-trees[n]))
+            result[chosen[n]] = probability(trees[n])
         return
     scale_inputs(rows, p)
     of_block, mean_weight = np.empty((GROUPINGS, num_chosen), np.int32), np.empty(num_chosen, np.float32)
@@ -242,13 +257,26 @@ def _classify(
     predict_network(network, rows, mean_weight, of_block, num_groups, log_odds)
     for n in decided:
         mean = TREES_SHARE * trees[n] + (1 - TREES_SHARE) * log_odds[n]
-        result[chosen[n]] = 1 / (1 + math.exp(-mean))
+        result[chosen[n]] = probability(mean)
 
 
 @cached_njit(nogil=True)
-def _second_rows(chosen, elements, blocks, counts, sums, groups, items, totals, p, rows):
-    """Add the second stage's features to the rows of the chosen blocks. p: float32[B], of the first stage."""
-    runs = np.empty((len(blocks), NUM_RUNS), np.float32)
+def _sum_rows(trees, rows, chosen, panel, result):
+    """Write the log-odds of the chosen rows into the result (float64[N]). panel: work space."""
+    sums, totals = np.empty(FLOAT_LANES, np.float32), np.empty(FLOAT_LANES)
+    for start in range(0, len(chosen), FLOAT_LANES):
+        end = min(start + FLOAT_LANES, len(chosen))
+        fill_panel(trees, rows, chosen, start, end, panel)
+        sum_trees(trees, panel, 0, len(trees.starts) - 1, sums, totals)
+        for n in range(start, end):
+            result[chosen[n]] = totals[n - start]
+
+
+@cached_njit(nogil=True)
+def _second_rows(chosen, elements, blocks, counts, sums, groups, items, totals, p, runs, rows):
+    """Add the second stage's features to the rows of the chosen blocks. p: float32[B], of the first stage. runs:
+    float32[B, NUM_RUNS], work space."""
+    runs, rows = borrowed(runs), borrowed(rows)
     likely = sum_probabilities(p, elements, len(elements), blocks, len(blocks), counts, sums, groups, items, runs)
     for n in range(len(chosen)):
         second_features(chosen[n], p, likely, elements, blocks, counts, sums, groups, items, runs, totals, rows[n])
@@ -279,7 +307,8 @@ def second_inputs(page: Page, rows: np.ndarray, p: np.ndarray) -> SecondInputs:
     inputs = np.zeros((len(chosen), NUM_INPUTS), np.float32)
     inputs[:, :NUM_FIRST] = rows[chosen]
     elements, _, blocks, counts, sums, groups, items, _, totals = page[1:10]
-    _second_rows(chosen, elements, blocks, counts, sums, groups, items, totals, p, inputs)
+    runs = np.empty((len(blocks), NUM_RUNS), np.float32)
+    _second_rows(chosen, elements, blocks, counts, sums, groups, items, totals, p, runs, inputs)
     of_block, weights = np.empty((GROUPINGS, len(chosen)), np.int32), np.empty(len(chosen), np.float32)
     find_groups(chosen, elements, blocks, sums, of_block)
     mean_weights(chosen, counts, weights)

@@ -12,15 +12,17 @@ from gristmill.data_pipeline.extraction.attributes import (
     DEPTH,
     ELEMENT_FLAGS,
     FLAGS,
+    FOUND_WEIGHTS,
     IS_RENDERED_MATH,
     IS_TEX,
     LINK_FROM,
     MAX_WEIGHT,
     MIN_WEIGHT,
+    MISSING,
     NUM_CHILDREN,
     NUM_ELEMENTS,
-    NUM_FOUND,
     NUM_PAIRS,
+    NUM_STATES,
     OUT,
     OVERFLOW,
     OWN_MAX,
@@ -35,6 +37,7 @@ from gristmill.data_pipeline.extraction.attributes import (
     S_CONTROLS,
     SEEN_BODY,
     SELF_CLOSED,
+    STATE_SIZE,
     SUM_WEIGHT,
     TAG,
     TAG_FLAGS,
@@ -77,7 +80,7 @@ TITLE, SCRIPT, STYLE_TAG, RT, RP, RB, RUBY, MATH_TAG, ANNOTATION = (
 @cached_njit(nogil=True)
 def tokenize(html, end, weights, out, elements, element_weights, blocks, links, seen, pairs, state):
     """Fill out (the blocks' text), elements, element_weights, blocks, links and pairs; state has their lengths.
-    seen gets the page's tokens.
+    seen gets the page's tokens. No array is made here: a kernel that owns one counts its references at every call.
 
     html: uint8[end + PADDING]. Row 0 of elements is the page itself. out has 3 / 2 of the page's bytes (no character
     reference grows by more), elements, blocks and links a row for each '<' and one more."""
@@ -86,8 +89,8 @@ def tokenize(html, end, weights, out, elements, element_weights, blocks, links, 
     elements[0] = 0
     element_weights[0] = 0
     state[NUM_ELEMENTS] = 1
-    missing = np.zeros(len(TAG_KINDS), np.bool_)
-    properties, property_weights = np.zeros(NUM_FOUND, np.int64), np.zeros(3, np.float32)
+    properties, missing = state[NUM_STATES:FOUND_WEIGHTS], state[MISSING:STATE_SIZE]
+    property_weights = state[FOUND_WEIGHTS:MISSING].view(np.float32)
     at = 0
     while at < end:
         at = copy_text(html, at, end, out, elements, state)
@@ -169,7 +172,7 @@ def _skip_content(html, at, end, tag, kind, self_closed, missing, state):
         k = find_byte(html, k + 1, end, 60)
     if tag in (SCRIPT, STYLE_TAG):
         return end
-    missing[tag] = True
+    missing[tag] = 1
     return at
 
 
@@ -216,7 +219,7 @@ def _skip_element(html, at, end, name, missing):
     """The position behind the end tag of an inline element, counting elements of its name inside; `at` without one,
     and from then on for all elements, so that the time is linear."""
     depth, k = 1, find_byte(html, at, end, 60)
-    while k < end and not missing[RENDERED]:
+    while k < end and missing[RENDERED] == 0:
         is_end = html[k + 1] == 47
         key, name_end = _tag_name(html, k + 1 + is_end, end)
         if key == name:
@@ -226,7 +229,7 @@ def _skip_element(html, at, end, name, missing):
         elif TAG_KINDS[_lookup(key)] & BLOCK:
             break
         k = find_byte(html, k + 1, end, 60)
-    missing[RENDERED] = True
+    missing[RENDERED] = 1
     return at
 
 

@@ -15,64 +15,78 @@ from gristmill.data_pipeline.extraction.attributes import TABLE_SIZE
 from gristmill.data_pipeline.extraction.block_features import FIRST_FEATURES, KIND_FEATURES
 from gristmill.data_pipeline.extraction.blocks_config import BUNDLED_WEIGHTS, NUM_KINDS
 from gristmill.data_pipeline.extraction.context_features import NETWORK_SHAPES, SECOND_FEATURES, Network
+from gristmill.data_pipeline.signals.intrinsics import FLOAT_LANES, borrowed, find_leaves
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.files import write_atomic
 from gristmill.foundation.runtime.kernels.cached_njit import cached_njit
 
 # Gradient-boosted trees as flat arrays: prediction in a compiled loop, packing of a fitted LightGBM model.
 
-# Trees that are walked side by side: a walk waits for memory at every step, and eight walks wait together.
-GROUP = 8
+GROUP = 8  # trees whose values are summed in float32, before the sums are added in float64
+MAX_LEAVES = 32  # of a tree: one bit each
 
 
 class Trees(NamedTuple):
-    """Binary trees over float32 features, GROUP of them together: the last group is filled up with leaves of value 0.
+    """Binary trees over float32 features, a multiple of GROUP of them; filled up with leaves of value 0.
 
-    roots: uint32[T]. depths: int32[T / GROUP], steps to the deepest leaf of the group. Of each node: its feature and
-    threshold, the node where the feature is at most the threshold (where it is above, the next one), and its value in
-    log-odds. A leaf is followed by itself: its threshold is infinite. Indices are unsigned, for which numba compiles no
-    check of negative ones."""
+    columns: uint32[C], the features that are used. starts: int64[T + 1], the first inner node of each tree; parents
+    stand before their children. Of each inner node: its feature as a place in columns, its threshold, and one bit for
+    each leaf of its tree, from left to right: 0 for those that are out if the feature is above the threshold. values:
+    float32, log-odds of the leaves from left to right. leaves: bool, whether each node is a leaf, level by level."""
 
-    roots: np.ndarray
-    depths: np.ndarray
+    columns: np.ndarray
+    starts: np.ndarray
     features: np.ndarray
     thresholds: np.ndarray
-    children: np.ndarray
+    masks: np.ndarray
     values: np.ndarray
+    leaves: np.ndarray
 
 
 @cached_njit(nogil=True)
-def predict(trees, row):
-    """The probability of the row's block. trees: Trees."""
-    return predict_groups(trees, row, 0, len(trees.depths))
+def sum_trees(trees, panel, first, last, sums, totals):
+    """Fill totals (float64[FLOAT_LANES]) with the log-odds of the rows of a panel by the trees from first to last.
+    first: a multiple of GROUP. sums: float32[FLOAT_LANES], work space.
+
+    Each node is compared for all rows together and takes leaves out of the rows' sets; the leftmost that stays is the
+    row's leaf. Source: Lucchese et al., QuickScorer, SIGIR 2015."""
+    values = trees.values
+    reached = np.empty(FLOAT_LANES, np.int32)
+    totals[:] = 0
+    for tree in range(first, last):
+        start = trees.starts[tree]
+        find_leaves(panel, (trees.features, trees.thresholds, trees.masks), start, trees.starts[tree + 1], reached)
+        if tree % GROUP == 0:
+            sums[:] = 0
+        for lane in range(FLOAT_LANES):
+            sums[lane] += values[start + tree + reached[lane]]
+        if tree % GROUP == GROUP - 1:
+            for lane in range(FLOAT_LANES):
+                totals[lane] += sums[lane]
 
 
 @cached_njit(nogil=True)
-def predict_groups(trees, row, first, last):
-    """The probability by the groups of trees from first to last."""
-    return 1 / (1 + math.exp(-sum_groups(trees, row, first, last)))
+def fill_panel(trees, rows, chosen, first, last, panel):
+    """Fill panel (float32[C, FLOAT_LANES]) with the used features of the rows that chosen names from first to last."""
+    columns = trees.columns
+    for n in range(first, last):
+        lane, row = n - first, chosen[n]
+        for column in range(len(columns)):
+            panel[column, lane] = rows[row, columns[column]]
 
 
-@cached_njit(nogil=True)
-def sum_groups(trees, row, first, last):
-    """The log-odds by the groups of trees from first to last."""
-    features, thresholds, children, values = trees.features, trees.thresholds, trees.children, trees.values
-    total = 0.0
-    for group in range(first, last):
-        at = group * GROUP
-        a, b, c, d = trees.roots[at], trees.roots[at + 1], trees.roots[at + 2], trees.roots[at + 3]
-        e, f, g, h = trees.roots[at + 4], trees.roots[at + 5], trees.roots[at + 6], trees.roots[at + 7]
-        for _ in range(trees.depths[group]):
-            a = children[a] + np.uint32(row[features[a]] > thresholds[a])
-            b = children[b] + np.uint32(row[features[b]] > thresholds[b])
-            c = children[c] + np.uint32(row[features[c]] > thresholds[c])
-            d = children[d] + np.uint32(row[features[d]] > thresholds[d])
-            e = children[e] + np.uint32(row[features[e]] > thresholds[e])
-            f = children[f] + np.uint32(row[features[f]] > thresholds[f])
-            g = children[g] + np.uint32(row[features[g]] > thresholds[g])
-            h = children[h] + np.uint32(row[features[h]] > thresholds[h])
-        total += values[a] + values[b] + values[c] + values[d] + values[e] + values[f] + values[g] + values[h]
-    return total
+@cached_njit(nogil=True, forceinline=True)
+def probability(log_odds):
+    return 1 / (1 + math.exp(-log_odds))
+
+
+@cached_njit(nogil=True, forceinline=True)
+def borrowed_trees(trees):
+    """The trees for a kernel that calls others often; its caller keeps them alive."""
+    return Trees(
+        borrowed(trees.columns), borrowed(trees.starts), borrowed(trees.features), borrowed(trees.thresholds),
+        borrowed(trees.masks), borrowed(trees.values), borrowed(trees.leaves),
+    )  # fmt: skip
 
 
 def predict_rows(trees: Trees, rows: np.ndarray) -> np.ndarray:
@@ -84,8 +98,14 @@ def predict_rows(trees: Trees, rows: np.ndarray) -> np.ndarray:
 
 @cached_njit(nogil=True)
 def _predict_rows(trees, rows, result):
-    for k in range(len(rows)):
-        result[k] = predict(trees, rows[k])
+    panel, every = np.zeros((len(trees.columns), FLOAT_LANES), np.float32), np.arange(len(rows))
+    sums, totals = np.empty(FLOAT_LANES, np.float32), np.empty(FLOAT_LANES, np.float64)
+    for first in range(0, len(rows), FLOAT_LANES):
+        last = min(first + FLOAT_LANES, len(rows))
+        fill_panel(trees, rows, every, first, last, panel)
+        sum_trees(trees, panel, 0, len(trees.starts) - 1, sums, totals)
+        for n in range(first, last):
+            result[n] = probability(totals[n - first])
 
 
 def pack(model: Mapping[str, Any]) -> Trees:
@@ -97,41 +117,30 @@ def pack(model: Mapping[str, Any]) -> Trees:
 
 def flatten(structures: Iterable[Mapping[str, Any]]) -> Trees:
     """structures: nodes as LightGBM dumps them."""
-    nodes: list[tuple[int, float, int, float]] = []
-    roots, depths = [], []
+    nodes: list[tuple[int, float, bool, float]] = []
+    sizes: list[int] = []
     for structure in structures:
-        roots.append(len(nodes))
-        depths.append(_flatten_tree(structure, nodes))
-    while len(roots) % GROUP:
-        roots.append(len(nodes))
-        depths.append(_flatten_tree({"leaf_value": 0.0}, nodes))
-    features, thresholds, children, values = zip(*nodes, strict=True)
-    return Trees(
-        np.array(roots, np.uint32),
-        np.array(depths, np.int32).reshape(-1, GROUP).max(axis=1),
-        np.array(features, np.uint32),
-        np.array(thresholds, np.float32),
-        np.array(children, np.uint32),
-        np.array(values, np.float32),
+        sizes.append(_flatten_tree(structure, nodes))
+    while len(sizes) % GROUP:
+        sizes.append(_flatten_tree({"leaf_value": 0.0}, nodes))
+    features, thresholds, leaves, values = (np.array(column) for column in zip(*nodes, strict=True))
+    return expand(
+        np.array(sizes), np.packbits(leaves), features[~leaves], thresholds[~leaves].astype(np.float32), values[leaves]
     )
 
 
-def _flatten_tree(structure: Mapping[str, Any], nodes: list[tuple[int, float, int, float]]) -> int:
-    """Append the tree's nodes, siblings side by side; returns the steps to its deepest leaf."""
-    depth, waiting = 0, [(structure, len(nodes), 0)]
-    nodes.append((0, math.inf, 0, 0.0))
-    for node, place, level in waiting:
-        depth = max(depth, level)
+def _flatten_tree(structure: Mapping[str, Any], nodes: list[tuple[int, float, bool, float]]) -> int:
+    """Append the tree's nodes (feature, threshold, is a leaf, value), level by level; returns their number."""
+    waiting = [structure]
+    for node in waiting:
         if "leaf_value" in node:
-            nodes[place] = (0, math.inf, place, node["leaf_value"])
+            nodes.append((0, math.inf, True, node["leaf_value"]))
             continue
         if node["decision_type"] != "<=":
             raise ValueError(f"a split by {node['decision_type']!r}; only numeric splits can be packed")
-        nodes[place] = (node["split_feature"], _float32_below(node["threshold"]), len(nodes), 0.0)
-        for side in ("left_child", "right_child"):
-            waiting.append((node[side], len(nodes), level + 1))
-            nodes.append((0, math.inf, 0, 0.0))
-    return depth
+        nodes.append((node["split_feature"], _float32_below(node["threshold"]), False, 0.0))
+        waiting += [node["left_child"], node["right_child"]]
+    return len(waiting)
 
 
 def _float32_below(value: float) -> float:
@@ -144,7 +153,6 @@ BUNDLED_PATH = Path(__file__).parent / "blocks_weights.npz"
 STAGES = ("kinds", "first", "second")  # of trees
 NORMALIZATION = ("means", "scales")  # arrays of the network that are stored as they are
 KIND_STEPS = 16  # of the weights of tokens for page kinds, which are stored in a byte
-MAX_TREE_DEPTH = 1000
 COMPACT = ("sizes", "leaves", "features", "thresholds", "values")
 
 
@@ -185,15 +193,14 @@ def save_weights(path: Path, weights: Weights) -> None:
 
 def compact(trees: Trees) -> dict[str, np.ndarray]:
     """Arrays that `expand` makes the trees of: of each tree its number of nodes, of each node whether it is a leaf, of
-    the others feature and threshold, of leaves the value. A node's children follow from the order of the nodes."""
-    places = np.arange(len(trees.features))
-    is_leaf = trees.children == places
+    the others feature and threshold, of leaves the value, level by level."""
+    sizes, features = 2 * np.diff(trees.starts) + 1, trees.columns[trees.features]
     return {
-        "sizes": np.diff([*trees.roots, len(places)]).astype(np.uint16),
-        "leaves": np.packbits(is_leaf),
-        "features": trees.features[~is_leaf].astype(np.uint8 if trees.features.max() < 256 else np.uint16),
-        "thresholds": trees.thresholds[~is_leaf],
-        "values": trees.values[is_leaf].astype(np.float16),
+        "sizes": sizes.astype(np.uint16),
+        "leaves": np.packbits(trees.leaves),
+        "features": features.astype(np.uint8 if features.max(initial=0) < 256 else np.uint16),
+        "thresholds": trees.thresholds,
+        "values": trees.values[_leaf_order(sizes, trees.leaves)[0]].astype(np.float16),
     }
 
 
@@ -201,31 +208,46 @@ def expand(
     sizes: np.ndarray, leaves: np.ndarray, features: np.ndarray, thresholds: np.ndarray, values: np.ndarray
 ) -> Trees:
     """The trees of `compact`. Raises ValueError if the arrays do not fit each other."""
-    starts = np.concatenate([[0], np.cumsum(sizes.astype(np.int64))])
-    count = int(starts[-1])
-    is_leaf = np.unpackbits(leaves, count=count).astype(np.bool_)
-    inner = np.cumsum(~is_leaf) - 1
-    tree = np.repeat(np.arange(len(sizes)), sizes)
-    first = np.concatenate([inner, [len(features)]])[starts[:-1]] + is_leaf[starts[:-1]] if count else starts[:-1]
-    children = np.where(is_leaf, np.arange(count), starts[:-1][tree] + 1 + 2 * (inner - first[tree]))
-    num_inner = np.bincount(tree, ~is_leaf, len(sizes))
-    if len(sizes) % GROUP or not count or np.any(sizes != 2 * num_inner + 1) or len(features) != len(thresholds):
+    sizes = sizes.astype(np.int64)
+    is_leaf = np.unpackbits(leaves, count=int(sizes.sum())).astype(np.bool_)
+    num_inner = np.bincount(np.repeat(np.arange(len(sizes)), sizes), ~is_leaf, len(sizes))
+    starts = np.concatenate([[0], np.cumsum(num_inner)]).astype(np.int64)
+    lengths = (len(features), len(thresholds), len(values) - len(sizes))
+    if not len(sizes) or len(sizes) % GROUP or np.any(sizes != 2 * num_inner + 1) or set(lengths) != {int(starts[-1])}:
         raise ValueError("trees whose arrays do not fit each other")
-    all_features, all_thresholds = np.zeros(count, np.uint32), np.full(count, np.inf, np.float32)
-    all_values = np.zeros(count, np.float32)
-    all_features[~is_leaf], all_thresholds[~is_leaf], all_values[is_leaf] = features, thresholds, values
-    depths = np.zeros(count, np.int32)
-    for node in np.flatnonzero(~is_leaf).tolist():  # parents come first
-        depths[children[node] : children[node] + 2] = depths[node] + 1
-    deepest = np.maximum.reduceat(depths, starts[:-1])
+    if sizes.max() >= 2 * MAX_LEAVES:
+        raise ValueError(f"a tree of {(sizes.max() + 1) // 2} leaves; at most {MAX_LEAVES} can be packed")
+    order, masks = _leaf_order(sizes, is_leaf)
+    columns, places = np.unique(features, return_inverse=True)
+    ordered = np.empty(len(values), np.float32)
+    ordered[order] = values
     return Trees(
-        starts[:-1].astype(np.uint32),
-        deepest.reshape(-1, GROUP).max(axis=1).astype(np.int32),
-        all_features,
-        all_thresholds,
-        children.astype(np.uint32),
-        all_values,
-    )
+        columns.astype(np.uint32), starts, places.astype(np.uint32), thresholds.astype(np.float32), masks, ordered,
+        is_leaf,
+    )  # fmt: skip
+
+
+def _leaf_order(sizes: np.ndarray, leaves: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(the place of each leaf if those of each tree stand from left to right, masks of Trees). sizes: nodes of each
+    tree; leaves: of each node. Raises ValueError if nodes are not level by level."""
+    order: list[int] = []
+    masks: list[int] = []
+    end = 0
+    for size in sizes.tolist():
+        is_leaf, first_leaf = leaves[end : end + size].tolist(), len(order)
+        end += size
+        inner = [node for node in range(size) if not is_leaf[node]]
+        if any(2 * k + 1 <= node for k, node in enumerate(inner)):
+            raise ValueError("trees whose nodes are not in order")
+        counts, firsts = [1] * size, [0] * size
+        for k in range(len(inner) - 1, -1, -1):
+            counts[inner[k]] = counts[2 * k + 1] + counts[2 * k + 2]
+        for k, node in enumerate(inner):
+            firsts[2 * k + 1] = firsts[node]
+            firsts[2 * k + 2] = firsts[node] + counts[2 * k + 1]
+            masks.append(0xFFFFFFFF ^ (((1 << counts[2 * k + 1]) - 1) << firsts[node]))
+        order += [first_leaf + firsts[node] for node in range(size) if is_leaf[node]]
+    return np.array(order, np.int64), np.array(masks, np.uint32)
 
 
 def in_half_precision(trees: Trees) -> Trees:
@@ -294,12 +316,6 @@ def _loaded(path: Path, modified: int) -> Weights:
 
 
 def _is_sound(trees: Trees, num_features: int) -> bool:
-    """Whether every index is in range. Prediction ends in any case: it takes as many steps as depths says."""
-    nodes = len(trees.features)
-    return bool(
-        np.all(trees.roots < nodes)
-        and np.all(trees.depths < MAX_TREE_DEPTH)
-        and np.all(trees.children < nodes)
-        and np.all(trees.features < num_features)
-        and np.all(np.isfinite(trees.values))
-    )
+    """Whether every feature is in range and every number finite."""
+    numbers = np.concatenate([trees.values, trees.thresholds])
+    return bool(np.all(trees.columns < num_features) and np.all(np.isfinite(numbers)))

@@ -12,6 +12,7 @@ from gristmill.foundation.startup import DeferredModule
 ir = DeferredModule("llvmlite.ir")
 cgutils, types = DeferredModule("numba.core.cgutils"), DeferredModule("numba.core.types")
 LANES = 64
+FLOAT_LANES = 16
 
 
 def _pointer(typing_context, array, index):
@@ -25,6 +26,21 @@ def _pointer(typing_context, array, index):
 
 
 pointer: Any = intrinsic(_pointer)
+
+
+def _borrowed(typing_context, array):
+    """The array without its owner. Passing it to another kernel counts no references, which are atomic and took a
+    sixth of the time of a page: the caller keeps the array alive."""
+
+    def generate(context, builder, signature, arguments):
+        view = cgutils.create_struct_proxy(signature.args[0])(context, builder, value=arguments[0])
+        view.meminfo = cgutils.get_null_value(view.meminfo.type)
+        return view._getvalue()
+
+    return array(array), generate
+
+
+borrowed: Any = intrinsic(_borrowed)
 
 
 def _data(context, builder, kind, value):
@@ -119,23 +135,106 @@ def _add_16(typing_context, total, index, values, start):
     """total[index : index + 16] += values[start : start + 16] of float32, in one vector instruction or two."""
 
     def generate(context, builder, signature, arguments):
-        kind = ir.VectorType(ir.FloatType(), 16).as_pointer()
-        places = [
-            builder.bitcast(
-                builder.gep(_data(context, builder, signature.args[i], arguments[i]), [arguments[i + 1]]), kind
-            )
-            for i in (0, 2)
-        ]
-        loaded = [builder.load(place) for place in places]
-        stored = builder.store(builder.fadd(*loaded), places[0])
-        for value in (*loaded, stored):
-            value.align = 4
+        data = [_data(context, builder, signature.args[i], arguments[i]) for i in (0, 2)]
+        loaded = [_load_floats(builder, array, arguments[i]) for array, i in zip(data, (1, 3), strict=True)]
+        _store_lanes(builder, builder.fadd(*loaded), data[0], arguments[1])
         return context.get_dummy_value()
 
     return types.void(total, types.int64, values, types.int64), generate
 
 
 add_16: Any = intrinsic(_add_16)
+
+
+def _find_leaves(typing_context, panel, nodes, start, stop, leaves):
+    """Fill leaves (int32[16]) with the leaf of each row of a panel (float32[C, 16]) in one decision tree, as the number
+    of zeros below the bits that stay. nodes: (features, thresholds, masks); each from start to stop clears the bits
+    that its mask does not have, in rows whose feature is above its threshold."""
+
+    def generate(context, builder, signature, arguments):
+        node_arrays = zip(signature.args[1].types, cgutils.unpack_tuple(builder, arguments[1]), strict=True)
+        node_data = [_data(context, builder, kind, array) for kind, array in node_arrays]
+        panel_data, leaf_data = (_data(context, builder, signature.args[i], arguments[i]) for i in (0, 4))
+        bits, places = ir.VectorType(ir.IntType(32), FLOAT_LANES), ir.IntType(64)
+        every = ir.Constant(bits, [0xFFFFFFFF] * FLOAT_LANES)
+        stays = cgutils.alloca_once_value(builder, every)
+        with cgutils.for_range(builder, arguments[3], start=arguments[2]) as loop:
+            feature, threshold, mask = (builder.load(builder.gep(array, [loop.index])) for array in node_data)
+            row = builder.mul(builder.zext(feature, places), ir.Constant(places, FLOAT_LANES))
+            values = _load_floats(builder, panel_data, row)
+            is_above = builder.fcmp_ordered(">", values, _splat(builder, threshold, FLOAT_LANES))
+            kept = builder.select(is_above, _splat(builder, mask, FLOAT_LANES), every)
+            builder.store(builder.and_(builder.load(stays), kept), stays)
+        kind = ir.FunctionType(bits, [bits, ir.IntType(1)])
+        count = cgutils.get_or_insert_function(builder.module, kind, f"llvm.cttz.v{FLOAT_LANES}i32")
+        zeros = builder.call(count, [builder.load(stays), ir.Constant(ir.IntType(1), 0)])
+        _store_lanes(builder, zeros, leaf_data, ir.Constant(places, 0))
+        return context.get_dummy_value()
+
+    return types.void(panel, nodes, types.int64, types.int64, leaves), generate
+
+
+find_leaves: Any = intrinsic(_find_leaves)
+
+
+def _add_products_48(typing_context, x, weights, result, row, other):
+    """Add x weights to two rows of the result, float32[N, 48]. x: float32[N, K], weights: float32[K, 48]; the last
+    columns of x that are not a multiple of four are left out. Each sum is result + ((a p + b q) + (c r + d s)), four
+    inputs after four, and stays in registers."""
+
+    def generate(context, builder, signature, arguments):
+        data = [_data(context, builder, signature.args[i], arguments[i]) for i in range(3)]
+        shape = cgutils.create_struct_proxy(signature.args[0])(context, builder, value=arguments[0]).shape
+        width = cgutils.unpack_tuple(builder, shape)[1]
+        parts = [
+            [builder.add(builder.mul(at, _number(at, 48)), _number(at, k * FLOAT_LANES)) for k in range(3)]
+            for at in arguments[3:5]
+        ]
+        sums = [[cgutils.alloca_once_value(builder, _load_floats(builder, data[2], at)) for at in row] for row in parts]
+        with cgutils.for_range(builder, builder.udiv(width, _number(width, 4))) as loop:
+            for k in range(3):
+                places = [
+                    builder.add(
+                        builder.mul(loop.index, _number(width, 4 * 48)), _number(width, j * 48 + k * FLOAT_LANES)
+                    )
+                    for j in range(4)
+                ]
+                p, q, r, s = (_load_floats(builder, data[1], place) for place in places)
+                for at, row_sums in zip(arguments[3:5], sums, strict=True):
+                    start = builder.add(builder.mul(at, width), builder.mul(loop.index, _number(width, 4)))
+                    places = [builder.gep(data[0], [builder.add(start, _number(width, j))]) for j in range(4)]
+                    a, b, c, d = (_splat(builder, builder.load(place), FLOAT_LANES) for place in places)
+                    left = builder.fadd(builder.fmul(a, p), builder.fmul(b, q))
+                    right = builder.fadd(builder.fmul(c, r), builder.fmul(d, s))
+                    builder.store(builder.fadd(builder.load(row_sums[k]), builder.fadd(left, right)), row_sums[k])
+        for places, row_sums in zip(parts, sums, strict=True):
+            for place, total in zip(places, row_sums, strict=True):
+                _store_lanes(builder, builder.load(total), data[2], place)
+        return context.get_dummy_value()
+
+    return types.void(x, weights, result, types.int64, types.int64), generate
+
+
+add_products_48: Any = intrinsic(_add_products_48)
+
+
+def _number(like, value):
+    return ir.Constant(like.type, value)
+
+
+def _floats():
+    return ir.VectorType(ir.FloatType(), FLOAT_LANES)
+
+
+def _load_floats(builder, data, place):
+    loaded = builder.load(builder.bitcast(builder.gep(data, [place]), _floats().as_pointer()))
+    loaded.align = 4
+    return loaded
+
+
+def _store_lanes(builder, value, data, place):
+    address = builder.bitcast(builder.gep(data, [place]), value.type.as_pointer())
+    builder.store(value, address).align = 4
 
 
 def _trailing_zeros(typing_context, value):
@@ -215,9 +314,11 @@ def _within(builder, bytes_64, low, count):
     return builder.bitcast(inside, ir.IntType(64))
 
 
-def _splat(builder, byte):
-    first = builder.insert_element(ir.Constant(_vector(), ir.Undefined), byte, ir.Constant(ir.IntType(32), 0))
-    return builder.shuffle_vector(first, first, ir.Constant(ir.VectorType(ir.IntType(32), LANES), [0] * LANES))
+def _splat(builder, value, lanes=LANES):
+    first = builder.insert_element(
+        ir.Constant(ir.VectorType(value.type, lanes), ir.Undefined), value, ir.Constant(ir.IntType(32), 0)
+    )
+    return builder.shuffle_vector(first, first, ir.Constant(ir.VectorType(ir.IntType(32), lanes), [0] * lanes))
 
 
 def _product(typing_context, left, right):

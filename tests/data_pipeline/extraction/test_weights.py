@@ -80,8 +80,28 @@ def test_a_tree_worked_by_hand():
     trees = flatten([tree | {"left_child": {"leaf_value": -1.0}, "right_child": inner}])
     rows = np.array([[9, 2], [0.5, 2.1], [0.6, 3]], np.float32)
     assert predict_rows(trees, rows) == pytest.approx([1 / (1 + np.e), 0.5, 1 / (1 + 1 / np.e)])
-    assert trees.features[:5].tolist() == [1, 0, 0, 0, 0] and trees.children[:5].tolist() == [1, 1, 3, 3, 4]
-    assert trees.depths.tolist() == [2] and len(trees.roots) == 8
+    assert trees.columns[trees.features].tolist() == [1, 0] and trees.starts.tolist() == [0, *[2] * 8]
+    assert [f"{~mask & 0b111:03b}" for mask in trees.masks.tolist()] == [
+        "001",
+        "010",
+    ]  # leaves out above, from the right
+    assert trees.values.tolist() == [-1, 0, 1, *[0] * 7]
+
+
+LEAVES = {"left_child": {"leaf_value": 0.0}, "right_child": {"leaf_value": 1.0}}
+
+
+def test_trees_of_more_leaves_than_bits_and_nodes_out_of_order_are_refused():
+    inner = {"decision_type": "<=", "split_feature": 0, "threshold": 0.0}
+    tree: dict = inner | LEAVES
+    for _ in range(5):  # 2, 4, ... 64 leaves
+        tree = inner | {"left_child": tree, "right_child": tree}
+    with pytest.raises(ValueError, match="leaves; at most 32 can be packed"):
+        flatten([tree])
+    arrays = compact(flatten([inner | LEAVES]))
+    arrays["leaves"] = np.packbits([True, False, True] + 7 * [True])
+    with pytest.raises(ValueError, match="not in order"):
+        expand(**arrays)
 
 
 def test_packed_trees_are_lightgbms():
