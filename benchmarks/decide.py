@@ -19,8 +19,8 @@ from gristmill.data_pipeline.filters.apply import apply_filters, apply_filters_t
 from gristmill.data_pipeline.readers.resolve import resolve
 from gristmill.data_pipeline.readers.source import SourceConfig
 from gristmill.data_pipeline.run_curation import CurationInputs, annotated, curate
-from gristmill.foundation.checksums import Lock
 from gristmill.foundation.files import atomic_path
+from gristmill.foundation.lock import Lock
 from gristmill.foundation.progress import Reporter
 from gristmill.foundation.runtime.tasks.local import LocalEngine
 

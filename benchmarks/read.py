@@ -19,8 +19,8 @@ from text import documents
 
 from gristmill.data_pipeline.readers.read import FileRange, read_columns
 from gristmill.data_pipeline.readers.source import Format, SourceConfig
-from gristmill.foundation.checksums import RawFile
 from gristmill.foundation.files import file_digest
+from gristmill.foundation.lock import RawFile
 
 LIMIT = 1.3  # times the bare loop's time, at most
 

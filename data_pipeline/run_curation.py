@@ -83,9 +83,10 @@ from gristmill.data_pipeline.quality.scores import write_model_reports
 from gristmill.data_pipeline.readers.source import SourceConfig
 from gristmill.data_pipeline.signals.language import model_digest
 from gristmill.data_pipeline.text_edits.edit_texts import EditSettings, TextEdits, edit_texts, reannotate
-from gristmill.foundation.checksums import Lock, drop_damaged, remove_checksums
+from gristmill.foundation.checksums import drop_damaged, remove_checksums
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.files import DigestCache, remove_tree
+from gristmill.foundation.lock import Lock
 from gristmill.foundation.runtime.tasks.engine import Engine
 
 

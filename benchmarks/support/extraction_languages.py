@@ -15,8 +15,8 @@ from gristmill.data_pipeline.readers.document import Record
 from gristmill.data_pipeline.readers.read import FileRange, read_range
 from gristmill.data_pipeline.readers.source import SourceConfig
 from gristmill.data_pipeline.signals.language import LanguageConfig, detect
-from gristmill.foundation.checksums import RawFile
 from gristmill.foundation.files import file_digest
+from gristmill.foundation.lock import RawFile
 
 MIN_PAGES = 5  # of a language with a row of its own
 

@@ -19,8 +19,8 @@ from gristmill.data_pipeline.extraction.labelled_pages import labelled_pages
 from gristmill.data_pipeline.readers.document import Record
 from gristmill.data_pipeline.readers.read import FileRange, read_range
 from gristmill.data_pipeline.readers.source import SourceConfig
-from gristmill.foundation.checksums import RawFile
 from gristmill.foundation.files import file_digest
+from gristmill.foundation.lock import RawFile
 
 QUICK_PAGES = 20
 GZIP_BITS = 31  # zlib's wbits of the gzip format

@@ -41,10 +41,11 @@ from gristmill.data_pipeline.signals.kernel import measure_edited
 from gristmill.data_pipeline.signals.language import LANGUAGE_FIELDS, LanguageConfig, detect_buffer
 from gristmill.data_pipeline.signals.reference import WordRule
 from gristmill.data_pipeline.signals.signal_names import SIGNAL_FIELDS, edit_fields
-from gristmill.foundation.checksums import LockedSource, RawFile, checksum_path, checksummed_path, matches_checksum
+from gristmill.foundation.checksums import checksum_path, checksummed_path, matches_checksum
 from gristmill.foundation.config import Config
 from gristmill.foundation.files import file_digest, remove_tree
 from gristmill.foundation.fingerprint import fingerprint
+from gristmill.foundation.lock import LockedSource, RawFile
 from gristmill.foundation.runtime.tasks.engine import Engine
 from gristmill.foundation.startup import DeferredModule
 

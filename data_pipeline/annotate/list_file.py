@@ -19,9 +19,9 @@ from gristmill.data_pipeline.readers.document import excerpt, split_url
 from gristmill.data_pipeline.readers.files import matching, open_raw
 from gristmill.data_pipeline.readers.warc import read_responses
 from gristmill.data_pipeline.signals.characters import IDEOGRAPH, character_table
-from gristmill.foundation.checksums import LockedSource, RawFile, in_canonical_order
 from gristmill.foundation.config import Config
 from gristmill.foundation.errors import InputError
+from gristmill.foundation.lock import LockedSource, RawFile, in_canonical_order
 
 # robots.txt files of hosts as dated inputs: whether a crawler may fetch a document's address, applied after the crawl.
 #
@@ -273,7 +273,7 @@ def read_list(path: str) -> tuple[str, tuple[str, ...]]:
 
 def _located(patterns: Sequence[str]) -> list[tuple[str, str]]:
     """Return (name, location) of every file, each location once."""
-    locations = {location: name for pattern in patterns for name, location in matching(pattern).items()}
+    locations = {location: name for pattern in patterns for name, location in sorted(matching(pattern))}
     return [(name, location) for location, name in locations.items()]
 
 

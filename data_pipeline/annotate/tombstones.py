@@ -31,19 +31,12 @@ from gristmill.data_pipeline.annotate.annotate import (
 )
 from gristmill.data_pipeline.dedup.folding import KnownValues, bytes_of_words, document_keys, remove_keys, write_keys
 from gristmill.data_pipeline.ledger.document_file import packed_ids
-from gristmill.foundation.checksums import (
-    LockedSource,
-    RawFile,
-    checksummed_path,
-    content_digest,
-    read_cached,
-    read_kept,
-    write_kept,
-)
+from gristmill.foundation.checksums import checksummed_path, content_digest, read_cached, read_kept, write_kept
 from gristmill.foundation.config import Config
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.files import write_atomic
 from gristmill.foundation.fingerprint import canonical_json, digested_json, read_digested_json
+from gristmill.foundation.lock import LockedSource, RawFile
 from gristmill.foundation.runtime.kernels.cached_njit import cached_njit
 from gristmill.foundation.runtime.tasks.engine import Engine
 

@@ -18,8 +18,9 @@ from gristmill.data_pipeline.corpus.id_index import RowPlace
 from gristmill.data_pipeline.filters.profiles import WANTED_LANGUAGE
 from gristmill.data_pipeline.ledger.ledger import QUARANTINE_NAME
 from gristmill.data_pipeline.readers.document import excerpt
-from gristmill.foundation.checksums import LOCK_NAME, check_outputs, read_lock, reading
+from gristmill.foundation.checksums import check_outputs, reading
 from gristmill.foundation.errors import InputError, RecipeError
+from gristmill.foundation.lock import LOCK_NAME, read_lock
 from gristmill.foundation.runtime.store.store import as_os_errors, filesystem_of
 
 MAX_SHOWN = 10  # duplicates (removed spans, benchmark texts) listed one by one

@@ -43,15 +43,10 @@ from gristmill.data_pipeline.ledger.ledger import (
 )
 from gristmill.data_pipeline.ledger.removal_step import EvidenceFiles, Removals, SourceState
 from gristmill.data_pipeline.readers.source import SourceConfig
-from gristmill.foundation.checksums import (
-    LockedSource,
-    checksummed_path,
-    link_file,
-    matches_checksum,
-    write_with_checksum,
-)
+from gristmill.foundation.checksums import checksummed_path, link_file, matches_checksum, write_with_checksum
 from gristmill.foundation.files import write_unsynced
 from gristmill.foundation.fingerprint import fingerprint
+from gristmill.foundation.lock import LockedSource
 from gristmill.foundation.runtime.tasks.task_files import fetch
 
 # Text of a source that is batched: above, its own steps take longer than its files and tasks.

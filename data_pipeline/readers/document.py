@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from gristmill.data_pipeline.readers.compression import MAX_INTEGER, MIN_INTEGER, without_surrogates
 from gristmill.data_pipeline.signals.bits import PADDING, TextBuffer, add_newlines
-from gristmill.foundation.checksums import RawFile
+from gristmill.foundation.lock import RawFile
 
 NO_METADATA: Mapping[str, Any] = MappingProxyType({})
 

@@ -5,9 +5,11 @@ import glob
 import hashlib
 import io
 import os
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import chain, groupby
 from pathlib import Path
 from typing import BinaryIO, cast
 from urllib.parse import unquote, urlsplit
@@ -15,9 +17,9 @@ from urllib.parse import unquote, urlsplit
 import numpy as np
 import xxhash
 
-from gristmill.foundation.checksums import RawFile
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.files import is_address
+from gristmill.foundation.lock import RawFile
 from gristmill.foundation.runtime.store.store import address_size, matching_addresses, open_address
 
 
@@ -54,25 +56,30 @@ def raw_size(location: str) -> int:
         ) from error
 
 
-def matching(pattern: str) -> dict[str, str]:
-    """Name -> location of every file that matches the glob, sorted; a name is the path below the folder before the
-    first wildcard.
+def matching(pattern: str) -> Iterator[tuple[str, str]]:
+    """(name, location) of every file that matches the glob; a name is the path below the folder before the first
+    wildcard.
 
-    data/*/a.txt -> {"x/a.txt": "data/x/a.txt", ...}. A folder stands for all files below it. Hidden files are left
+    data/*/a.txt -> ("x/a.txt", "data/x/a.txt"), ... A folder stands for all files below it. Hidden files are left
     out. `~` and file:/// are expanded. A name is always text: shown_path says how.
     Raises InputError if nothing matches."""
     pattern = local_path(pattern)
-    locations = _remote(pattern) if is_address(pattern) else local_files(pattern)
-    if not locations and not is_address(pattern) and os.path.exists(pattern) and not os.path.isdir(pattern):
-        raise InputError(
+    locations = iter(_remote(pattern)) if is_address(pattern) else local_files(pattern)
+    if (first := next(locations, None)) is None:
+        raise _no_match(pattern)
+    fixed = _fixed_folder(pattern)
+    for location in chain([first], locations):
+        yield shown_path(location[len(fixed) :].lstrip("/")), location
+
+
+def _no_match(pattern: str) -> InputError:
+    if is_address(pattern):
+        return InputError(f"{pattern}: no file matches; check the address, the bucket and your access to it")
+    if os.path.exists(pattern) and not os.path.isdir(pattern):
+        return InputError(
             f"{pattern}: a pipe or device, which cannot be pinned and read again; write it to a file first"
         )
-    if not locations and is_address(pattern):
-        raise InputError(f"{pattern}: no file matches; check the address, the bucket and your access to it")
-    if not locations:
-        raise InputError(f"{pattern}: no file matches; check the path, or quote the glob so that your shell leaves it")
-    fixed = _fixed_folder(pattern)
-    return {shown_path(location[len(fixed) :].lstrip("/")): location for location in sorted(locations)}
+    return InputError(f"{pattern}: no file matches; check the path, or quote the glob so that your shell leaves it")
 
 
 def _remote(pattern: str) -> list[str]:
@@ -129,45 +136,73 @@ def local_path(pattern: str) -> str:
     return unquote(parts.path)
 
 
-def local_files(pattern: str) -> list[str]:
-    """Paths of the files that match a glob or lie below a folder, sorted. Hidden files are excluded.
+def local_files(pattern: str) -> Iterator[str]:
+    """Paths of the files that match a glob or lie below a folder. Hidden files are excluded.
 
     The path of an existing file or folder is no glob, also if it contains brackets: "data [2024]". A link to a folder
     that was already visited is not followed, so loops of links end."""
     if os.path.isfile(pattern):
-        return [pattern]
+        yield pattern
+        return
     if os.path.isdir(pattern):
-        return sorted("/".join([pattern.rstrip("/"), *below]) for below in _files_below(pattern))
+        yield from ("/".join([pattern.rstrip("/"), *below]) for below in _files_below(pattern))
+        return
     parts = pattern.split("/")
     if "**" not in parts:
-        return sorted(path for path in glob.glob(pattern) if os.path.isfile(path))
+        yield from _files_by_glob(pattern)
+        return
     first = parts.index("**")
     start, rest = "/".join(parts[:first]), [part for part, _ in groupby(parts[first:])]
     folders = glob.glob(start) if glob.has_magic(start) else [start or ("." if first == 0 else "/")]
-    paths = set()
     for folder in folders:
         prefix = [] if first == 0 else [folder.rstrip("/")]
-        paths |= {"/".join([*prefix, *below]) for below in _files_below(folder) if _matches(below, rest)}
-    return sorted(paths)
+        yield from ("/".join([*prefix, *below]) for below in _files_below(folder) if _matches(below, rest))
+
+
+def _files_by_glob(pattern: str) -> Iterator[str]:
+    """As glob.iglob, which holds the names of a folder."""
+    folder, last = os.path.split(pattern)
+    if not glob.has_magic(last):
+        yield from filter(os.path.isfile, glob.iglob(pattern))
+        return
+    is_match, is_hidden = re.compile(fnmatch.translate(last)).match, last.startswith(".")
+    for inside in glob.iglob(folder) if glob.has_magic(folder) else [folder]:
+        for entry in _entries(inside):
+            if is_match(entry.name) and (is_hidden or not entry.name.startswith(".")) and _holds(entry.is_file):
+                yield os.path.join(inside, entry.name)
 
 
 def _files_below(folder: str) -> Iterator[list[str]]:
-    """Path components of every file below a folder, relative to it: data -> [["a.txt"], ["x", "b.txt"]]."""
-    entered = {_identity(folder)}
-    for here, folders, names in os.walk(folder, followlinks=True):
+    """Path components of every file below a folder, relative to it: data -> ["a.txt"], ["x", "b.txt"]."""
+    entered, waiting = {_identity(folder)}, [list[str]()]
+    while waiting:
+        parts = waiting.pop()
         inside = []
-        for name in sorted(folders, key=lambda name: (os.path.islink(os.path.join(here, name)), name)):
-            identity = _identity(os.path.join(here, name))
-            if not name.startswith(".") and identity not in entered:
+        for entry in _entries("/".join([folder, *parts])):
+            if not entry.name.startswith("."):
+                if _holds(entry.is_file):
+                    yield [*parts, entry.name]
+                elif _holds(entry.is_dir):
+                    inside.append((entry.is_symlink(), entry.name, entry.path))
+        below = []
+        for _, name, path in sorted(inside):  # a folder before a link to it
+            if (identity := _identity(path)) not in entered:
                 entered.add(identity)
-                inside.append(name)
-        folders[:] = inside
-        parts = [] if here == folder else os.path.relpath(here, folder).split("/")
-        yield from ([*parts, name] for name in names if _is_shown(here, name))
+                below.append([*parts, name])
+        waiting += reversed(below)
 
 
-def _is_shown(folder: str, name: str) -> bool:
-    return not name.startswith(".") and os.path.isfile(os.path.join(folder, name))
+def _entries(folder: str) -> Iterator[os.DirEntry[str]]:
+    """None of what is no folder or cannot be read."""
+    with suppress(OSError), os.scandir(folder or ".") as entries:
+        yield from entries
+
+
+def _holds(is_kind: Callable[[], bool]) -> bool:
+    try:
+        return is_kind()
+    except OSError:  # a link in circles
+        return False
 
 
 def _identity(folder: str) -> tuple[int, int]:
@@ -223,18 +258,18 @@ def foreign_kind(head: bytes, format_: str) -> str | None:
     return None
 
 
-def check_kinds(source: str, format_: str, locations: list[str]) -> None:
+def check_kinds(source: str, format_: str, locations: Iterable[str]) -> None:
     """Raises InputError that names the first local file of another kind and the number of such files."""
-    mismatches = []
+    first, count = None, 0
     for location in locations:
         if not is_address(location):
             with open_raw(location) as file:
                 kind = foreign_kind(file.read(LOOKED_AT_BYTES), format_)
             if kind is not None:
-                mismatches.append((location, kind))
-    if mismatches:
-        location, kind = mismatches[0]
-        others = f" (and {len(mismatches) - 1} files more are of such kinds)" if len(mismatches) > 1 else ""
+                first, count = first or (location, kind), count + 1
+    if first is not None:
+        location, kind = first
+        others = f" (and {count - 1} files more are of such kinds)" if count > 1 else ""
         raise InputError(
             f"source {source}: {location} is {kind}, which format {format_} does not read{others}; name the files by a "
             f"glob such as **/*.{SUFFIXES.get(format_, format_)}, or move it away"

@@ -11,9 +11,9 @@ from gristmill.data_pipeline.readers.compression import Damaged, blocks, without
 from gristmill.data_pipeline.readers.document import Record, Unreadable, first_line, too_large
 from gristmill.data_pipeline.readers.files import check_digest
 from gristmill.data_pipeline.readers.source import FieldMap, SourceConfig
-from gristmill.foundation.checksums import RawFile
 from gristmill.foundation.errors import InputError, RecipeError
 from gristmill.foundation.files import file_digest
+from gristmill.foundation.lock import RawFile
 from gristmill.foundation.user_code import defined_at, errors_named, parameter_names
 
 # Hugging Face datasets: from the hub, pinned by commit, or from a local folder, pinned by its files.

@@ -4,6 +4,8 @@ verified against the lock."""
 import io
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -38,10 +40,11 @@ from gristmill.data_pipeline.readers.python_records import read_dataset, read_ow
 from gristmill.data_pipeline.readers.source import SourceConfig
 from gristmill.data_pipeline.readers.text_files import read_delimited, read_mailbox, read_plain
 from gristmill.data_pipeline.readers.warc import read_arc, read_warc
-from gristmill.foundation.checksums import LockedSource, RawFile, read_kept, write_kept
+from gristmill.foundation.checksums import read_kept, write_kept
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.files import is_address
 from gristmill.foundation.fingerprint import fingerprint
+from gristmill.foundation.lock import LockedSource, RawFile, SortedRecords
 from gristmill.foundation.runtime.tasks.engine import Engine
 from gristmill.foundation.startup import DeferredModule
 
@@ -52,33 +55,40 @@ pdf = DeferredModule("gristmill.data_pipeline.readers.pdf")
 whole_files = DeferredModule("gristmill.data_pipeline.readers.whole_files")
 
 
-def locate(source: SourceConfig) -> dict[str, str]:
-    """Name -> location of every raw file, without reading any. Names hold no folders of this machine.
+def locate(source: SourceConfig) -> SortedRecords:
+    """(name, location) of every raw file, without reading any. Names hold no folders of this machine.
 
     If two globs find the same name in two places, the second is named by its complete location. A file that is found
     by two paths, or through a link, is counted once."""
     if source.format == "python_docs":
-        return python_files(source)
+        return SortedRecords(python_files(source).items())
     if source.format == "datasets":
-        return {source.paths[0]: source.paths[0]}
-    locations: dict[str, str] = {}
-    seen: set[str] = set()
+        return SortedRecords([(source.paths[0], source.paths[0])])
+    return SortedRecords(_named_once(SortedRecords(_matched_once(source.paths))))
+
+
+def _matched_once(patterns: Sequence[str]) -> Iterator[tuple[str, int, str]]:
+    """(name, number of the pattern, location) of each file by the first of its paths."""
     real_path = RealPaths()
-    for pattern in source.paths:
-        for name, location in matching(pattern).items():
-            same = location if is_address(location) else real_path(location)
-            if same in seen:
-                continue
-            seen.add(same)
-            if name in locations:
-                name = shown_path(location)
-            locations[name] = location
-    return locations
+    matches = (
+        (location if is_address(location) else real_path(location), number, location, name)
+        for number, pattern in enumerate(patterns)
+        for name, location in matching(pattern)
+    )
+    for _, same in groupby(SortedRecords(matches), key=itemgetter(0)):
+        _, number, location, name = next(same)
+        yield name, number, location
+
+
+def _named_once(matches: Iterable[tuple[str, int, str]]) -> Iterator[tuple[str, str]]:
+    for name, same in groupby(matches, key=itemgetter(0)):
+        for place, (_, _, location) in enumerate(same):
+            yield name if place == 0 else shown_path(location), location
 
 
 def located_files(source: SourceConfig, locked: LockedSource) -> list[tuple[RawFile, str]]:
     """The locked files with their locations, in the lock's order. Raises InputError for a missing file."""
-    located = locate(source)
+    located: dict[str, str] = dict(locate(source))
     for file in locked.files:
         if file.name not in located:
             raise InputError(

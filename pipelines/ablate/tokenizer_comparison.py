@@ -12,9 +12,9 @@ from gristmill.data_pipeline.indexed.draws import key_of
 from gristmill.data_pipeline.readers.document import Record
 from gristmill.data_pipeline.readers.read import FileRange, read_range
 from gristmill.data_pipeline.readers.source import SourceConfig
-from gristmill.foundation.checksums import RawFile
 from gristmill.foundation.errors import InputError, RecipeError
 from gristmill.foundation.files import file_digest, write_atomic
+from gristmill.foundation.lock import RawFile
 from gristmill.foundation.progress import Reporter
 from gristmill.tokenizers.config import PRESETS, ProxyConfig, TokenizerConfig
 from gristmill.tokenizers.pretrained import write_json

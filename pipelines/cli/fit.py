@@ -263,7 +263,7 @@ def _records(path: Path, documents: LabelledDocuments, label_field: str | None) 
             text_field=documents.text_field,
             metadata_fields="none" if label_field is None else (label_field,),
         )
-        for location in locate(source).values():
+        for _, location in locate(source):
             for record in records_of(location, source):
                 if isinstance(record, Unreadable):
                     raise InputError(f"{file}: record {record.number}: {record.reason}")

@@ -16,8 +16,8 @@ from gristmill.data_pipeline.readers.source import SourceConfig
 from gristmill.data_pipeline.run_curation import CurationInputs, curate
 from gristmill.data_pipeline.signals.bits import TextBuffer
 from gristmill.data_pipeline.signals.language import LanguageConfig, detect_buffer
-from gristmill.foundation.checksums import Lock
 from gristmill.foundation.errors import InputError
+from gristmill.foundation.lock import Lock
 from gristmill.foundation.progress import Reporter
 from gristmill.foundation.runtime.tasks.local import LocalEngine
 from gristmill.pipelines.init.dial import SCHEDULE, Choice, optimizer_of

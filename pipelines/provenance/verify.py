@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gristmill.data_pipeline.annotate.tombstones import TOMBSTONES_NAME, read_tombstones, write_tombstones
-from gristmill.foundation.checksums import LOCK_NAME, Lock, read_lock, write_lock
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.files import digest_changes, is_address, is_temporary, stubs_below
+from gristmill.foundation.lock import LOCK_NAME, Lock, read_lock, write_lock
 from gristmill.foundation.manifest import (
     CACHE_FOLDER,
     LOG_FOLDER,

@@ -120,9 +120,18 @@ def run(context: StageContext) -> dict[str, Any]:
 
 def quarantined(context: StageContext) -> list[str]:
     """The first unreadable records, by file and number; quarantine.jsonl lists all."""
-    names = {(source.name, file.sha256): file.name for source in context.lock.sources for file in source.files}
-    with (context.folder / QUARANTINE_NAME).open(encoding="utf-8") as file:
-        records = [json.loads(line) for line in islice(file, MAX_SHOWN)]
+    with (context.folder / QUARANTINE_NAME).open(encoding="utf-8") as lines:
+        records = [json.loads(line) for line in islice(lines, MAX_SHOWN)]
+    digests: dict[str, set[str]] = {}
+    for record in records:
+        digests.setdefault(record["source"], set()).add(record["raw_digest"])
+    names = {
+        (source.name, file.sha256): file.name
+        for source in context.lock.sources
+        if source.name in digests
+        for file in source.files
+        if file.sha256 in digests[source.name]
+    }
     return [
         f"source {record['source']}, {names[record['source'], record['raw_digest']]}, record {record['record']}: "
         f"{record['reason']}"

@@ -112,7 +112,7 @@ def _sources(recipe: Recipe, world_size: int) -> Iterator[Issue]:
         if source.format in ("python_docs", "datasets") or any(map(is_address, source.paths)):
             continue
         try:
-            check_kinds(source.name, source.format, list(locate(source).values()))
+            check_kinds(source.name, source.format, (location for _, location in locate(source)))
             yield from _sample(source, recipe)
         except InputError as error:
             yield Issue(f"source {source.name}: {str(error).removeprefix(f'source {source.name}: ')}", InputError)
@@ -407,12 +407,12 @@ def _text_bytes(source: SourceConfig) -> int:
     if source.format in ("python_docs", "datasets", *MARKUP_FORMATS) or any(map(is_address, source.paths)):
         return 0
     try:
-        locations = locate(source).values()
+        located = locate(source)
     except InputError:  # reported by _sources
         return 0
     return sum(
         Path(path).stat().st_size * (COMPRESSED_RATIO if path.endswith(COMPRESSED_SUFFIXES) else 1)
-        for path in locations
+        for _, path in located
     )
 
 

@@ -15,10 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gristmill.foundation.checksums import Lock, check_against
+from gristmill.foundation.checksums import check_against
 from gristmill.foundation.errors import InputError, explain_disk_error
 from gristmill.foundation.files import DigestCache, remove_tree, sweep, sync, sync_tree, write_atomic
 from gristmill.foundation.fingerprint import differing_fields
+from gristmill.foundation.lock import Lock
 from gristmill.foundation.manifest import (
     LOG_FOLDER,
     MANIFEST_NAME,

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from gristmill.evaluation.inference.config import EvaluateConfig
-from gristmill.foundation.checksums import Lock
 from gristmill.foundation.files import DigestCache
+from gristmill.foundation.lock import Lock
 from gristmill.foundation.progress import Reporter
 from gristmill.foundation.runtime.tasks.engine import Engine
 from gristmill.foundation.user_code import is_reference, read_source

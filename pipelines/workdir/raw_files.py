@@ -14,9 +14,9 @@ from gristmill.data_pipeline.readers.files import RealPaths, local_path
 from gristmill.data_pipeline.readers.read import locate
 from gristmill.data_pipeline.readers.resolve import resolve
 from gristmill.data_pipeline.readers.source import SourceConfig
-from gristmill.foundation.checksums import LOCK_NAME, Lock, LockedSource, lock_differences, read_lock, write_lock
 from gristmill.foundation.errors import InputError, nearest_name
 from gristmill.foundation.files import is_address
+from gristmill.foundation.lock import LOCK_NAME, Lock, LockedSource, lock_differences, read_lock, write_lock
 from gristmill.foundation.manifest import CACHE_FOLDER, LOG_FOLDER, MANIFEST_NAME
 from gristmill.foundation.runtime.tasks.engine import Engine
 from gristmill.foundation.startup import DeferredModule
@@ -49,7 +49,7 @@ def lock_raw_files(
         for locked in lock.sources:
             former = former_sources.get(locked.name)
             if former is not None and former.request == locked.request:
-                _check_unchanged(path, former, _files_of_lock(former, locked) if update == "added" else locked)
+                _check_unchanged(path, former, locked, update != "added")
     if write and lock != before:
         write_lock(path, lock)
     return lock
@@ -58,7 +58,7 @@ def lock_raw_files(
 def local_bytes(recipe: Recipe) -> int:
     """Bytes of the recipe's raw files on this machine. Raises InputError for a path that matches nothing."""
     sources = [source for source in recipe.sources if source.format not in ("python_docs", "datasets")]
-    locations = [location for source in sources for location in locate(source).values() if not is_address(location)]
+    locations = (location for source in sources for _, location in locate(source) if not is_address(location))
     return sum(os.path.getsize(location) for location in locations if os.path.exists(location))
 
 
@@ -69,7 +69,7 @@ def _check_outside(source: SourceConfig, workdir: Path, work: str, real_path: Re
         return
     folders = [os.path.realpath(local_path(path)) for path in source.paths if not is_address(path)]
     is_below = any(f"{work}/".startswith(f"{folder}/") for folder in folders if os.path.isdir(folder))
-    files = (real_path(location) for location in locate(source).values() if not is_address(location))
+    files = (real_path(location) for _, location in locate(source) if not is_address(location))
     tops = {file.removeprefix(f"{work}/").partition("/")[0] for file in files if file.startswith(f"{work}/")}
     if is_below or any(top in (CACHE_FOLDER, LOG_FOLDER) or (workdir / top / MANIFEST_NAME).exists() for top in tops):
         raise InputError(
@@ -78,15 +78,8 @@ def _check_outside(source: SourceConfig, workdir: Path, work: str, real_path: Re
         )
 
 
-def _files_of_lock(former: LockedSource, current: LockedSource) -> LockedSource:
-    """The current source with the files alone whose names the former one has."""
-    names = {file.name for file in former.files}
-    files = tuple(file for file in current.files if file.name in names)
-    return LockedSource(name=current.name, request=current.request, files=files)
-
-
-def _check_unchanged(path: Path, former: LockedSource, current: LockedSource) -> None:
-    differing = lock_differences(former, current)
+def _check_unchanged(path: Path, former: LockedSource, current: LockedSource, with_new: bool) -> None:
+    differing = lock_differences(former, current, with_new)
     if differing:
         more = f"\n  and {len(differing) - MAX_NAMED} more" if len(differing) > MAX_NAMED else ""
         raise InputError(
@@ -126,11 +119,12 @@ def look_at(source: SourceConfig) -> SourceSample | None:
     InputError for a glob without files."""
     if source.format in ("python_docs", "datasets") or any(map(is_address, source.paths)):
         return None
-    locations = sorted(locate(source).values())
-    step = max(1, len(locations) // MAX_FILES)
+    located = locate(source)
+    files = sum(1 for _ in located)
+    step = max(1, files // MAX_FILES)
     texts: list[str] = []
     unreadable: list[Unreadable] = []
-    spread = locations[::step][:MAX_FILES]
+    spread = [location for _, location in islice(located, 0, MAX_FILES * step, step)]
     chosen = spread[:: max(1, len(spread) // FILES)][:FILES]
     chosen += [location for location in spread if location not in chosen]
     looked_at = empty = 0
@@ -145,7 +139,7 @@ def look_at(source: SourceConfig) -> SourceSample | None:
                     texts.append(record.text)
                 else:
                     unreadable.append(record)
-    return SourceSample(source, len(locations), looked_at, empty, tuple(texts), tuple(unreadable))
+    return SourceSample(source, files, looked_at, empty, tuple(texts), tuple(unreadable))
 
 
 def _records(location: str, source: SourceConfig) -> Iterator[Record | Unreadable]:

@@ -21,10 +21,11 @@ import xxhash
 
 from gristmill.data_pipeline.corpus.corpus_files import RemoteCorpusFiles
 from gristmill.data_pipeline.indexed.format import block_mark
-from gristmill.foundation.checksums import LOCK_NAME, checksum_path
+from gristmill.foundation.checksums import checksum_path
 from gristmill.foundation.errors import InputError, RecipeError
 from gristmill.foundation.files import is_address, remove_tree, stub_at, stubs_below, write_atomic
 from gristmill.foundation.fingerprint import canonical_json
+from gristmill.foundation.lock import LOCK_NAME
 from gristmill.foundation.manifest import MANIFEST_NAME, Manifest, output_files, read_manifest
 from gristmill.foundation.runtime.store.store import BlockFile, Store, download_stub
 from gristmill.foundation.runtime.tasks.task_files import TASKS_FOLDER, scratch_root

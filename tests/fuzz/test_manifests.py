@@ -13,17 +13,9 @@ from gristmill.data_pipeline.corpus.counts import COUNTS_NAME
 from gristmill.data_pipeline.corpus.document_history import open_corpus, why
 from gristmill.data_pipeline.readers.source import SourceConfig
 from gristmill.foundation import files
-from gristmill.foundation.checksums import (
-    Lock,
-    LockedSource,
-    check_outputs,
-    checksum_path,
-    checksummed_path,
-    matches_checksum,
-    read_lock,
-    write_lock,
-)
+from gristmill.foundation.checksums import check_outputs, checksum_path, checksummed_path, matches_checksum
 from gristmill.foundation.errors import InputError
+from gristmill.foundation.lock import Lock, LockedSource, read_lock, write_lock
 from gristmill.foundation.manifest import StageIdentity, read_manifest, write_manifest
 from gristmill.pipelines.provenance.verify import verify
 from gristmill.pipelines.workdir.remote import LEASE_NAME, lease

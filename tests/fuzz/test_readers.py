@@ -19,9 +19,9 @@ from record_rows import rows_of_columns, rows_one_by_one
 from gristmill.data_pipeline.readers.document import Record, Unreadable, metadata_json
 from gristmill.data_pipeline.readers.read import FileRange, file_ranges, read_range
 from gristmill.data_pipeline.readers.source import SourceConfig
-from gristmill.foundation.checksums import RawFile
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.files import file_digest
+from gristmill.foundation.lock import RawFile
 
 SEED = 20261122
 IN_CI, SLOW = 105, 20_000  # mutants of each file

@@ -28,7 +28,7 @@ from gristmill.foundation.runtime.tasks.local import LocalEngine
 from gristmill.foundation.progress import Reporter
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.files import atomic_path, write_atomic
-from gristmill.foundation.checksums import Lock
+from gristmill.foundation.lock import Lock
 from gristmill.pipelines.stages.runner import Runner
 from gristmill.pipelines.stages.stage import Stage
 from gristmill.pipelines.recipes.config import Recipe

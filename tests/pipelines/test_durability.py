@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from gristmill.foundation import checksums
-from gristmill.foundation.checksums import Lock, check_outputs, file_state, is_settled
+from gristmill.foundation.checksums import check_outputs, file_state, is_settled
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.files import write_atomic
+from gristmill.foundation.lock import Lock
 from gristmill.foundation.manifest import read_manifest
 from gristmill.foundation.progress import Reporter
 from gristmill.pipelines.provenance.verify import verify

@@ -9,8 +9,8 @@ from gristmill.data_pipeline.curate_config import CurateConfig
 from gristmill.data_pipeline.readers.resolve import resolve
 from gristmill.data_pipeline.readers.source import SourceConfig
 from gristmill.data_pipeline.run_curation import CurationInputs, curate
-from gristmill.foundation.checksums import Lock
 from gristmill.foundation.files import file_digest
+from gristmill.foundation.lock import Lock
 from gristmill.foundation.progress import Reporter
 from gristmill.foundation.runtime.tasks.engine import Engine
 from gristmill.foundation.runtime.tasks.local import LocalEngine

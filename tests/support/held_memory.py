@@ -11,8 +11,8 @@ import psutil
 from gristmill.data_pipeline.readers.document import Unreadable
 from gristmill.data_pipeline.readers.read import FileRange, read_range
 from gristmill.data_pipeline.readers.source import SourceConfig
-from gristmill.foundation.checksums import RawFile
 from gristmill.foundation.files import file_digest
+from gristmill.foundation.lock import RawFile
 
 ROUNDS, READS = 10, 12
 

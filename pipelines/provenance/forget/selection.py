@@ -36,9 +36,9 @@ from gristmill.data_pipeline.ledger.document_file import (
 )
 from gristmill.data_pipeline.readers.document import hosts_of
 from gristmill.data_pipeline.run_curation import annotated
-from gristmill.foundation.checksums import Lock
 from gristmill.foundation.errors import InputError, RecipeError
 from gristmill.foundation.files import remove_tree
+from gristmill.foundation.lock import Lock
 from gristmill.foundation.runtime.tasks.engine import Engine
 from gristmill.pipelines.provenance.forget.places import open_index
 from gristmill.pipelines.recipes.config import Recipe

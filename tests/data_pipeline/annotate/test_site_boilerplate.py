@@ -15,9 +15,9 @@ from gristmill.data_pipeline.extraction.html_extraction import main_blocks
 from gristmill.data_pipeline.readers.document import Record, Unreadable
 from gristmill.data_pipeline.readers.read import FileRange, read_range
 from gristmill.data_pipeline.readers.source import SourceConfig
-from gristmill.foundation.checksums import RawFile
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.files import file_digest
+from gristmill.foundation.lock import RawFile
 from gristmill.foundation.progress import Reporter
 from gristmill.foundation.runtime.tasks.local import LocalEngine
 

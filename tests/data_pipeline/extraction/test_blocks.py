@@ -19,8 +19,8 @@ from gristmill.data_pipeline.extraction.page import NO_TOKENS, read_page
 from gristmill.data_pipeline.readers.document import Record
 from gristmill.data_pipeline.readers.read import FileRange, read_range
 from gristmill.data_pipeline.readers.source import SourceConfig
-from gristmill.foundation.checksums import RawFile
 from gristmill.foundation.files import file_digest
+from gristmill.foundation.lock import RawFile
 
 STORY = [" ".join(f"Sentence {k} of part {j} tells of the mill, and of the river." for k in range(8)) for j in range(6)]
 PAGE = f"""<html><head><title>The mill</title><script>var menu = "<p>x</p>";</script></head><body>

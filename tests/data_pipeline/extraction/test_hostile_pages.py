@@ -11,8 +11,8 @@ from gristmill.data_pipeline.extraction.html_extraction import MAX_HTML_BYTES, N
 from gristmill.data_pipeline.readers.document import Record, Unreadable
 from gristmill.data_pipeline.readers.read import FileRange, read_range
 from gristmill.data_pipeline.readers.source import SourceConfig
-from gristmill.foundation.checksums import RawFile
 from gristmill.foundation.files import file_digest
+from gristmill.foundation.lock import RawFile
 
 STORY = "".join(
     f"<p>Sentence {k} tells of the mill, of the river, and of the people who live there all year.</p>"

@@ -29,7 +29,8 @@ from gristmill.data_pipeline.readers.resolve import resolve
 from gristmill.data_pipeline.readers.source import SourceConfig
 from gristmill.data_pipeline.run_curation import annotated
 from gristmill.data_pipeline.signals.language import LanguageConfig
-from gristmill.foundation.checksums import Lock, checksummed_path
+from gristmill.foundation.checksums import checksummed_path
+from gristmill.foundation.lock import Lock
 from gristmill.foundation.progress import Reporter
 from gristmill.foundation.runtime.tasks.local import LocalEngine
 from gristmill.pipelines.report.curation import language_blocks

@@ -6,8 +6,8 @@ from gristmill.data_pipeline.filters.threshold_sweep import parse_sweep, sweep
 from gristmill.data_pipeline.readers.resolve import resolve
 from gristmill.data_pipeline.readers.source import SourceConfig
 from gristmill.data_pipeline.run_curation import annotated
-from gristmill.foundation.checksums import Lock
 from gristmill.foundation.errors import InputError, RecipeError
+from gristmill.foundation.lock import Lock
 from gristmill.foundation.progress import Reporter
 from gristmill.foundation.runtime.tasks.local import LocalEngine
 from tests.support.corpora import prose, run_curate, write_jsonl

@@ -60,9 +60,9 @@ def test_files_in_s3_give_the_bytes_of_local_files(raw, bucket, tmp_path, monkey
 
 
 def test_a_folder_and_a_glob_name_the_same_files(raw, bucket):
-    found = matching("s3://corpus/raw")
+    found = dict(matching("s3://corpus/raw"))
     assert found == {f"raw/{name}": f"s3://corpus/raw/{name}" for name in ("a.jsonl", "b.jsonl.zst", "c.parquet")}
-    assert matching("s3://corpus/ra*/*") == found
+    assert dict(matching("s3://corpus/ra*/*")) == found
     assert raw_size(found["raw/a.jsonl"]) == (raw / "a.jsonl").stat().st_size
     with open_raw(found["raw/a.jsonl"]) as file:
         assert file.read() == (raw / "a.jsonl").read_bytes()
@@ -71,7 +71,7 @@ def test_a_folder_and_a_glob_name_the_same_files(raw, bucket):
 @pytest.mark.parametrize("address", ["s3://no-such-bucket/raw", "s3://corpus/none/*.jsonl", "s3://corpus/raw/none"])
 def test_a_bucket_or_file_that_is_not_there(bucket, address):
     with pytest.raises(InputError, match="^" + address.replace("*", r"\*").replace("?", "")):
-        matching(address)
+        dict(matching(address))
     with pytest.raises(InputError, match=r"no-such|none"):
         open_raw(address)
 
@@ -82,7 +82,7 @@ def test_missing_credentials_are_one_sentence(bucket, monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", str(tmp_path))
     s3fs.S3FileSystem.clear_instance_cache()
     with pytest.raises(InputError, match="s3://corpus/raw: cannot be listed"):
-        matching("s3://corpus/raw")
+        dict(matching("s3://corpus/raw"))
 
 
 def test_a_store_that_does_not_answer_is_an_error_soon(monkeypatch):
@@ -95,7 +95,7 @@ def test_a_store_that_does_not_answer_is_an_error_soon(monkeypatch):
         monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{silent.getsockname()[1]}")
         s3fs.S3FileSystem.clear_instance_cache()
         with pytest.raises(InputError) as caught:
-            matching("s3://corpus/raw")
+            dict(matching("s3://corpus/raw"))
     assert "s3://corpus/raw: cannot be listed" in str(caught.value) and SECRET not in str(caught.value)
     s3fs.S3FileSystem.clear_instance_cache()
 
@@ -143,10 +143,10 @@ def test_a_file_behind_http_is_read(raw):
         threading.Thread(target=server.serve_forever, daemon=True).start()
         address = f"http://127.0.0.1:{server.server_port}/a.jsonl"
         try:
-            assert matching(address) == {"a.jsonl": address}
+            assert dict(matching(address)) == {"a.jsonl": address}
             with open_raw(address) as file:
                 assert file.read() == (raw / "a.jsonl").read_bytes()
             with pytest.raises(InputError, match=r"none.jsonl: no file matches; check the address"):
-                matching(address.replace("a.jsonl", "none.jsonl"))
+                dict(matching(address.replace("a.jsonl", "none.jsonl")))
         finally:
             server.shutdown()

@@ -14,8 +14,8 @@ from record_rows import rows_of_columns, rows_one_by_one
 from gristmill.data_pipeline.readers.document import Unreadable
 from gristmill.data_pipeline.readers.read import FileRange, file_ranges, read_columns
 from gristmill.data_pipeline.readers.source import SourceConfig
-from gristmill.foundation.checksums import RawFile
 from gristmill.foundation.files import file_digest
+from gristmill.foundation.lock import RawFile
 
 LINES = (
     b'{"text": "the mill"}',

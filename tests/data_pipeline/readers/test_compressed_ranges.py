@@ -10,8 +10,8 @@ import pytest
 from gristmill.data_pipeline.readers.jsonl import json_lines
 from gristmill.data_pipeline.readers.read import FileRange, file_ranges, read_columns, read_range
 from gristmill.data_pipeline.readers.source import SourceConfig
-from gristmill.foundation.checksums import RawFile
 from gristmill.foundation.files import file_digest
+from gristmill.foundation.lock import RawFile
 from tests.support.compressors import COMPRESSORS
 
 SOURCE = SourceConfig(name="s", format="jsonl", paths=("x",), max_record_bytes=3000)

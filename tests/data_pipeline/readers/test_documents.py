@@ -14,8 +14,8 @@ from gristmill.data_pipeline.readers.document import Record, Unreadable
 from gristmill.data_pipeline.readers.pdf import Line, joined_lines
 from gristmill.data_pipeline.readers.read import FileRange, read_range
 from gristmill.data_pipeline.readers.source import SourceConfig
-from gristmill.foundation.checksums import RawFile
 from gristmill.foundation.files import file_digest
+from gristmill.foundation.lock import RawFile
 
 MARKDOWN = {"blocks": {"format": "markdown"}}
 

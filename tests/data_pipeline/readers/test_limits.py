@@ -14,8 +14,8 @@ from gristmill.data_pipeline.readers.document import Record, Unreadable
 from gristmill.data_pipeline.readers.parquet import column_chunks, page_sizes
 from gristmill.data_pipeline.readers.read import FileRange, read_range
 from gristmill.data_pipeline.readers.source import SourceConfig
-from gristmill.foundation.checksums import RawFile
 from gristmill.foundation.files import file_digest
+from gristmill.foundation.lock import RawFile
 from tests.support.compressors import COMPRESSORS
 
 LIMIT = 1000

@@ -10,8 +10,8 @@ from gristmill.data_pipeline.readers.compression import repaired
 from gristmill.data_pipeline.readers.document import Record, Unreadable, metadata_json
 from gristmill.data_pipeline.readers.read import file_ranges, read_range
 from gristmill.data_pipeline.readers.source import SourceConfig
-from gristmill.foundation.checksums import RawFile
 from gristmill.foundation.files import file_digest
+from gristmill.foundation.lock import RawFile
 
 
 def read(path, kind: str = "jsonl", part_bytes: int = 1 << 30, **settings) -> list[Record | Unreadable]:

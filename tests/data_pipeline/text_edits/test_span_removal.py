@@ -241,7 +241,7 @@ def test_scores_edits_and_personal_data_go_with_what_is_left(tmp_path):
 def test_texts_of_tasks_are_handed_in(books, tmp_path):
     from gristmill.data_pipeline.readers.resolve import resolve
     from gristmill.data_pipeline.run_curation import CurationInputs, curate
-    from gristmill.foundation.checksums import Lock
+    from gristmill.foundation.lock import Lock
     from gristmill.foundation.progress import Reporter
     from gristmill.foundation.runtime.tasks.local import LocalEngine
 

@@ -2,10 +2,10 @@
 
 import pytest
 
-from gristmill.foundation.checksums import Lock, LockedSource, RawFile, write_lock
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.files import write_atomic
 from gristmill.foundation.fingerprint import digested_json, fingerprint
+from gristmill.foundation.lock import Lock, LockedSource, RawFile, write_lock
 from gristmill.foundation.manifest import StageIdentity, read_manifest, write_manifest
 from gristmill.pipelines.provenance.verify import verify
 

@@ -10,9 +10,9 @@ import sys
 
 import pytest
 
-from gristmill.foundation.checksums import Lock, LockedSource, RawFile
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.files import write_atomic
+from gristmill.foundation.lock import Lock, LockedSource, RawFile
 from gristmill.foundation.manifest import read_manifest
 from gristmill.foundation.progress import Reporter
 from gristmill.foundation.runtime.tasks.local import LocalEngine

@@ -19,8 +19,8 @@ from gristmill.data_pipeline.corpus import splits
 from gristmill.data_pipeline.indexed.dataset import read_dataset
 from gristmill.data_pipeline.indexed.draws import Permutation, key_of
 from gristmill.data_pipeline.indexed.format import IndexedReader
-from gristmill.foundation.checksums import Lock
 from gristmill.foundation.errors import InputError
+from gristmill.foundation.lock import Lock
 from gristmill.foundation.manifest import StageIdentity, output_files, write_manifest
 from gristmill.foundation.progress import Reporter
 from gristmill.foundation.runtime.tasks.local import LocalEngine
