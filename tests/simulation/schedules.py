@@ -1,23 +1,29 @@
 """Schedules of drivers that publish into one virtual store, and the laws that hold in each. As a program:
-MIRRORS FIRST COUNT runs these seeds and prints {"schedules": N, "events": N, "taken_over": N, "broken": [...]}."""
+MIRRORS FIRST COUNT [small] runs these seeds and prints {"schedules": N, "events": N, "taken_over": N, "broken": []}."""
 
 import json
+import random
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import ClassVar
 
 from greenlet import getcurrent
 
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.manifest import MANIFEST_NAME, StageIdentity, output_files, write_manifest
-from gristmill.pipelines.workdir.publication import POINTER_NAME, Published, RemoteLease, folder_name
+from gristmill.foundation.runtime.store.store import Store
+from gristmill.pipelines.workdir.publication import BEAT_SECONDS, POINTER_NAME, Published, RemoteLease, folder_name
 from gristmill.pipelines.workdir.remote import RemoteWork
-from tests.simulation.virtual_store import Client, World
+from tests.simulation.virtual_store import Client, Faults, World
 
 STAGES = ("curate", "tokenizer")
 CALM_AT = 900.0  # seconds: from then on nothing fails, and a last driver must succeed
 CALM_SECONDS = 1500.0
+SMALL_SECONDS = 60.0
+SMALL_REQUESTS = 24  # of a command, about
+NO_FAULTS: Mapping[int, Faults] = {}
 
 
 @dataclass(frozen=True)
@@ -69,9 +75,12 @@ class Schedule:
     mirrors: list[Mirror]
     lease_class: type[RemoteLease] = RemoteLease
     broken: list[str] = field(default_factory=list)
+    stages: ClassVar[Sequence[str]] = STAGES
+    beat_seconds: ClassVar[float] = BEAT_SECONDS
+    draw_faults: ClassVar[Callable[[random.Random], Faults]] = Faults.draw
 
     def __post_init__(self) -> None:
-        self.world = World(self.seed)
+        self.world = World(self.seed, self.draw_faults)
         self.sessions: list[Session] = []
         self._objects = {name: content for mirror in self.mirrors for name, content in mirror.objects.items()}
         self._pointer = Published()
@@ -88,13 +97,18 @@ class Schedule:
         self.world.run(CALM_AT + CALM_SECONDS)
         if not self._is_done:
             self._break("no driver could publish although nothing failed any more")
+        return self._end()
+
+    def _end(self) -> list[str]:
         self.world.end()
         for client in self._clients:
             client.close()
         return self.broken
 
-    def _start(self, call: Callable[[], None]) -> None:
-        client = Client(self.world, f"client {len(self._clients)}", rate=self.world.rng.choice((0.3, 1.0, 1.0, 3.0)))
+    def _start(self, call: Callable[[], None], faults: Mapping[int, Faults] = NO_FAULTS) -> None:
+        rate = self.world.rng.choice((0.3, 1.0, 1.0, 3.0))
+        name = f"client {len(self._clients)}"
+        client = Client(self.world, name, rate, 7.5 * self.beat_seconds, faults=faults)
         self._clients.append(client)
         self._is_done = False
         client.start(call)
@@ -127,18 +141,21 @@ class Schedule:
             session = Session(client, self.world.now)
             self.sessions.append(session)
             try:
-                lease = self.lease_class(store, lambda _: None, clock=client)
+                lease = self.lease_class(store, lambda _: None, self.beat_seconds, client)
                 session.leased = self.world.now
                 try:
-                    for stage in STAGES:
-                        client.sleep(20.0 * self.world.rng.random())
-                        RemoteWork(mirror.folder, store).publish(stage, lease)
+                    for stage in self.stages:
+                        client.sleep(5 * self.beat_seconds * self.world.rng.random())
+                        self._publish(mirror, store, stage, lease)
                         self._check_published(session, stage, mirror.names[stage])
                     return
                 finally:
                     lease.release()
             except InputError as error:
                 session.error = str(error)
+
+    def _publish(self, mirror: Mirror, store: Store, stage: str, lease: RemoteLease) -> None:
+        RemoteWork(mirror.folder, store).publish(stage, lease)
 
     # Laws
 
@@ -180,13 +197,41 @@ class Schedule:
         self.broken.append(f"seed {self.seed}, {self.world.now:.1f} s: {law}")
 
 
+class SmallSchedule(Schedule):
+    """Two commands, near in time, that publish the manifest of one stage; nothing is read from a disk, and what comes
+    after them is not tried: a tenth of a schedule's time."""
+
+    stages = STAGES[:1]
+    beat_seconds = 1.0
+    draw_faults = Faults.none
+
+    def run(self) -> list[str]:
+        rng = self.world.rng
+        self._pointer = Published(version=1)
+        self.world.objects[f"run/{POINTER_NAME}"] = self._pointer.content(), '"0"'
+        self._objects = {name: content for name, content in self._objects.items() if name.endswith(MANIFEST_NAME)}
+        for start, num_faults in ((0.0, rng.choice((1, 2, 3))), (1.0 + 6.0 * rng.random(), rng.choice((0, 0, 1, 2)))):
+            mirror = rng.choice(self.mirrors)
+            faults = {rng.randint(1, SMALL_REQUESTS): Faults.of_one_request(rng) for _ in range(num_faults)}
+            self._start(lambda mirror=mirror, start=start: self._drive(mirror, start, tries=1), faults)
+        self.world.run(SMALL_SECONDS)
+        return self._end()
+
+    def _publish(self, mirror: Mirror, store: Store, stage: str, lease: RemoteLease) -> None:
+        lease.check()
+        place = f"{stage}/{mirror.names[stage]}/{MANIFEST_NAME}"
+        store.put_bytes(place, mirror.objects[f"run/{place}"])
+        lease.publish(lambda published: replace(published, stages={**published.stages, stage: mirror.names[stage]}))
+
+
 def main() -> None:
     base, first, count = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+    schedule_class = SmallSchedule if sys.argv[4:] == ["small"] else Schedule
     mirrors = write_mirrors(base)
     broken: list[str] = []
     events = taken_over = 0
     for seed in range(first, first + count):
-        schedule = Schedule(seed, mirrors)
+        schedule = schedule_class(seed, mirrors)
         broken += schedule.run()
         events += schedule.world.num_events
         taken_over += any("took this work folder over" in session.error for session in schedule.sessions)

@@ -6,8 +6,8 @@ thread of a client is a greenlet, which gives way where it waits alone, so a see
 
 import heapq
 import random
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from greenlet import GreenletExit, getcurrent, greenlet
@@ -16,7 +16,7 @@ from gristmill.foundation.runtime.store.store import Store
 from gristmill.pipelines.workdir.publication import LeaseClock
 
 ADDRESS = "memory://run"
-REQUEST_SECONDS = 30.0  # a client's patience; it asks twice, as botocore does
+REQUEST_SECONDS = 30.0
 ATTEMPTS = 2
 LOST = object()
 
@@ -53,13 +53,24 @@ class Faults:
             cut_off=probability(0.03),
         )
 
+    @classmethod
+    def none(cls, rng: random.Random) -> "Faults":
+        return cls(lost=0, repeated=0, slow=0, slow_seconds=0, halts=0, halt_seconds=0, dies=0, cut_off=0)
+
+    @classmethod
+    def of_one_request(cls, rng: random.Random) -> "Faults":
+        """One to three kinds, likely."""
+        kinds = rng.sample(("lost", "repeated", "slow", "halts", "dies", "cut_off"), rng.randint(1, 3))
+        seconds = {"slow_seconds": rng.choice((2.0, 20.0)), "halt_seconds": rng.choice((5.0, 20.0))}
+        return replace(cls.none(rng), **dict.fromkeys(kinds, 0.7), **seconds)
+
 
 class World:
     """Virtual time: events by (time, number), and the objects of the store by name."""
 
-    def __init__(self, seed: int):
+    def __init__(self, seed: int, draw_faults: Callable[[random.Random], Faults] = Faults.draw):
         self.rng, self.now = random.Random(seed), 0.0
-        self.faults = Faults.draw(self.rng)
+        self.faults = draw_faults(self.rng)
         self.objects: dict[str, tuple[bytes, str]] = {}
         self.watchers: list[Callable[[Client, str], None]] = []
         self._events: list[tuple[float, int, Callable[[], None]]] = []
@@ -94,19 +105,23 @@ class World:
 
 @dataclass
 class Client(LeaseClock):
-    """A driver's machine. rate: seconds of its clock in one of the world's."""
+    """A driver's machine. rate: seconds of its clock in one of the world's. faults: of requests by number, instead of
+    the world's. request_seconds: its patience; it asks twice, as botocore does."""
 
     world: World
     name: str
     rate: float = 1.0
+    request_seconds: float = REQUEST_SECONDS
     is_dead: bool = False
+    faults: Mapping[int, Faults] = field(default_factory=dict)
+    _num_requests: int = 0
     _halted_until: float = 0.0
     _cut_off_until: float = 0.0
     _threads: list[greenlet] = field(default_factory=list)
 
     def store(self) -> Store:
-        store = Store(ADDRESS)
-        store._files, store._root = VirtualFiles(self), "run"
+        store = Store.__new__(Store)  # without a look for the package of the address, which is most of its time
+        store.address, store._files, store._root = ADDRESS, VirtualFiles(self), "run"
         return store
 
     def start(self, call: Callable[[], object]) -> None:
@@ -155,8 +170,9 @@ class Client(LeaseClock):
         """What the operation gives at the store, or an OSError after all attempts; it may have happened even so."""
         if self.is_dead:
             raise GreenletExit
-        rng, faults = self.world.rng, self.world.faults
-        self._misfortune()
+        self._num_requests += 1
+        rng, faults = self.world.rng, self.faults.get(self._num_requests) or self.world.faults
+        self._misfortune(rng, faults)
         for _ in range(ATTEMPTS):
             answer = self._attempt(operation, rng, faults)
             if answer is not LOST:
@@ -166,8 +182,8 @@ class Client(LeaseClock):
                 return value
         raise TimeoutError("no answer")
 
-    def _misfortune(self) -> None:
-        rng, faults, now = self.world.rng, self.world.faults, self.world.now
+    def _misfortune(self, rng: random.Random, faults: Faults) -> None:
+        now = self.world.now
         if rng.random() < faults.dies:
             self.die()
         if rng.random() < faults.halts:
@@ -182,7 +198,7 @@ class Client(LeaseClock):
         def answer(value: Any) -> None:
             if is_waiting[0] and (value is LOST or world.now >= self._cut_off_until):
                 is_waiting[0] = False
-                self._resume(world.now, thread, value)
+                self._resumed(thread, value)
 
         def arrive(answer_seconds: float | None) -> None:
             try:
@@ -194,25 +210,25 @@ class Client(LeaseClock):
 
         if world.now >= self._cut_off_until and rng.random() >= faults.lost:
             for _ in range(2 if rng.random() < faults.repeated else 1):
-                back = None if rng.random() < faults.lost else self._seconds()
-                world.at(world.now + self._seconds(), lambda back=back: arrive(back))
-        world.at(world.now + REQUEST_SECONDS / self.rate, lambda: answer(LOST))
+                back = None if rng.random() < faults.lost else _seconds(rng, faults)
+                world.at(world.now + _seconds(rng, faults), lambda back=back: arrive(back))
+        world.at(world.now + self.request_seconds / self.rate, lambda: answer(LOST))
         return world.wait()
 
-    def _seconds(self) -> float:
-        rng, faults = self.world.rng, self.world.faults
-        return rng.random() * (faults.slow_seconds if rng.random() < faults.slow else 0.2)
-
     def _resume(self, time: float, thread: Any, value: Any) -> None:
-        def resume() -> None:
-            if self.is_dead:
-                return
-            if self._halted_until > self.world.now:
-                self.world.at(self._halted_until, resume)
-            else:
-                thread.switch(value)
+        self.world.at(time, lambda: self._resumed(thread, value))
 
-        self.world.at(time, resume)
+    def _resumed(self, thread: Any, value: Any) -> None:
+        if self.is_dead:
+            return
+        if self._halted_until > self.world.now:
+            self._resume(self._halted_until, thread, value)
+        else:
+            thread.switch(value)
+
+
+def _seconds(rng: random.Random, faults: Faults) -> float:
+    return rng.random() * (faults.slow_seconds if rng.random() < faults.slow else 0.2)
 
 
 class VirtualFiles:

@@ -271,26 +271,23 @@ class Store:
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
-        wrong: InputError | None = None
         try:
-            with as_os_errors():
-                try:
-                    yield
-                except InputError as error:
-                    wrong = error
+            yield
+        except InputError:
+            raise
         except ImportError as error:
             raise RecipeError(
                 f"{self.address}: its package is missing ({error}); install it: pip install 'gristmill[cluster]' -c "
                 "constraints.txt (s3), gcsfs (gs)"
             ) from error
-        except OSError as error:
-            said: Any = str(error).strip() or type(error).__name__
+        except Exception as error:  # botocore, aiohttp and others have classes of their own
+            said = str(error).strip() or type(error).__name__
+            if not isinstance(error, OSError):
+                said = f"{type(error).__name__}: {error}"
             raise InputError(
                 f"{self.address}: {said}; check that the bucket exists, that it may be written to, and the "
                 "credentials in the environment"
             ) from error
-        if wrong is not None:
-            raise wrong
 
 
 def _is_refused(error: OSError) -> bool:
