@@ -146,7 +146,7 @@ class KitokenEncoder(Encoder):
     @cached_property
     def _kitoken(self) -> kitoken.Kitoken:
         """Read at first use: 0.05 s that a worker whose segments are all encoded by merges does not spend."""
-        return kitoken.Kitoken.from_sentencepiece_file(str(self._path))
+        return kitoken.Kitoken.from_sentencepiece(self._path.read_bytes())
 
     def encode(self, text: str) -> list[int]:
         return self._kitoken.encode(text, False)
@@ -165,7 +165,7 @@ class HuggingFaceEncoder(Encoder):
     @cached_property
     def _tokenizer(self) -> HuggingFaceTokenizer:
         source = self._source
-        tokenizer = HuggingFaceTokenizer.from_file(str(source)) if isinstance(source, Path) else source
+        tokenizer = HuggingFaceTokenizer.from_buffer(source.read_bytes()) if isinstance(source, Path) else source
         tokenizer.no_truncation()
         tokenizer.no_padding()
         tokenizer.encode_special_tokens = True
@@ -187,9 +187,11 @@ class HuggingFaceEncoder(Encoder):
 
 def first_difference(expected: Sequence[list[int]], other: Encoder, strings: Sequence[str]) -> str | None:
     """The first string that `other` encodes to other ids than expected, None if there is none; the first string if it
-    raises."""
+    raises. Raises OSError and MemoryError, which say nothing of the encoder."""
     try:
         other_ids = other.encode_batch(strings)
+    except (OSError, MemoryError):
+        raise
     except Exception:  # whatever the error, `other` cannot replace the reference
         return strings[0]
     pairs = zip(strings, expected, other_ids, strict=True)

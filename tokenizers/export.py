@@ -123,8 +123,10 @@ def settings_json(end_of_document: str, transforms: Sequence[str] = ()) -> dict[
 
 def differences(folder: Path, strings: Sequence[str]) -> list[str]:
     """The strings for which tokenizer.json and tokenizer.model give different ids."""
-    reference = SentencePieceEncoder(sentencepiece.SentencePieceProcessor(model_file=str(folder / MODEL_NAME)))
-    exported = HuggingFaceEncoder(HuggingFaceTokenizer.from_file(str(folder / JSON_NAME)))
+    reference = SentencePieceEncoder(
+        sentencepiece.SentencePieceProcessor(model_proto=(folder / MODEL_NAME).read_bytes())
+    )
+    exported = HuggingFaceEncoder(HuggingFaceTokenizer.from_buffer((folder / JSON_NAME).read_bytes()))
     pairs = zip(strings, reference.encode_batch(strings), exported.encode_batch(strings), strict=True)
     return [text for text, ours, exported_ids in pairs if ours != exported_ids]
 

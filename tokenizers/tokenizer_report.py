@@ -341,7 +341,7 @@ def inspect_tokenizer(folder: Path) -> TokenizerInspection:
 def _model_checks(path: Path, pieces: Sequence[str]) -> tuple[str, Iterator[NamedCheck]]:
     """(family, checks) of a SentencePiece model."""
     proto: Any = sentencepiece_model_pb2.ModelProto.FromString(path.read_bytes())  # type: ignore[attr-defined]
-    processor = sentencepiece.SentencePieceProcessor(model_file=str(path))
+    processor = sentencepiece.SentencePieceProcessor(model_proto=path.read_bytes())
     reference = SentencePieceEncoder(processor)
     strings = verification_strings(pieces)
     expected = reference.encode_batch(strings)
@@ -367,7 +367,7 @@ def _json_family(content: dict[str, Any]) -> str:
 
 def _json_checks(path: Path, content: dict[str, Any]) -> Iterator[NamedCheck]:
     """Checks in the order in which a corpus' encoder is chosen."""
-    reference = HuggingFaceEncoder(HuggingFaceTokenizer.from_file(str(path)))
+    reference = HuggingFaceEncoder(HuggingFaceTokenizer.from_buffer(path.read_bytes()))
 
     def compare(name: str, encoder: Encoder | None, strings_of: Callable[[dict[str, Any]], list[str]]) -> EncoderCheck:
         if encoder is None:

@@ -327,7 +327,7 @@ def _bos(folder: Path, tokenizer: Tokenizer, settings: Mapping[str, Any]) -> int
         kind = str(settings.get("tokenizer_class", "")).removesuffix("Fast").removesuffix("Tokenizer")
         symbol = DEFAULT_BOS.get(kind)
         if symbol is None and not (folder / JSON_NAME).is_file() and (folder / MODEL_NAME).is_file():
-            number = SentencePieceProcessor(model_file=str(folder / MODEL_NAME)).bos_id()
+            number = SentencePieceProcessor(model_proto=(folder / MODEL_NAME).read_bytes()).bos_id()
             return number if number >= 0 else None
     symbol = symbol.get("content") if isinstance(symbol, dict) else symbol
     return tokenizer.id_of(symbol) if isinstance(symbol, str) else None

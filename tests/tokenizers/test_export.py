@@ -1,12 +1,14 @@
 """tokenizer.json gives the ids of tokenizer.model, with Hugging Face's tokenizers and with transformers."""
 
+import shutil
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gristmill.tokenizers.encoders import adversarial_strings
 from gristmill.tokenizers.export import differences
-from gristmill.tokenizers.tokenizer import JSON_NAME, SETTINGS_NAME, load_tokenizer
+from gristmill.tokenizers.tokenizer import JSON_NAME, MODEL_NAME, SETTINGS_NAME, load_tokenizer
 
 SETTINGS = [
     {},
@@ -25,6 +27,15 @@ def test_the_same_ids_on_held_out_documents_and_adversarial_strings(trained, hel
     folder = trained(**fields)
     pieces = [piece.replace("▁", " ") for piece in load_tokenizer(folder).pieces]
     assert differences(folder, held_out_texts[-40:] + adversarial_strings(pieces)) == []
+
+
+@pytest.mark.parametrize("name", [MODEL_NAME, JSON_NAME])
+def test_a_file_that_cannot_be_read_is_an_error_of_the_disk(trained, tmp_path, name):
+    """The libraries' own reading raises a plain Exception, which was a traceback."""
+    folder = shutil.copytree(trained(), tmp_path / "copy")
+    (folder / name).unlink()
+    with pytest.raises(FileNotFoundError):
+        differences(folder, ["a"])
 
 
 @settings(max_examples=25)

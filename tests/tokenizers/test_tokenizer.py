@@ -97,6 +97,20 @@ def test_sentencepiece_stays_where_kitoken_differs(trained, fields):
     assert load_tokenizer(trained(**fields)).encoder == "sentencepiece"
 
 
+@pytest.mark.parametrize("error", [PermissionError(13, "Permission denied"), MemoryError()], ids=str)
+def test_a_disk_or_memory_that_fails_decides_no_encoder(trained, monkeypatch, error):
+    """A refused open of tokenizer.model chose sentencepiece instead of kitoken, in the manifest too."""
+    path = trained() / MODEL_NAME
+    processor = sentencepiece.SentencePieceProcessor(model_file=str(path))
+
+    def refuse(path):
+        raise error
+
+    monkeypatch.setattr(type(path), "read_bytes", refuse)
+    with pytest.raises(type(error)):
+        fastest_verified_encoder(path, processor, ["a"])
+
+
 def test_ordinary_text_would_hide_what_the_adversarial_set_finds(tmp_path, training_texts):
     """A model with SentencePiece's default normalizer: the same ids on plain words, others on a lone space."""
     with (tmp_path / MODEL_NAME).open("wb") as model:
