@@ -14,10 +14,10 @@ from functools import cached_property
 from itertools import chain, groupby, islice
 from operator import itemgetter
 from pathlib import Path
-from typing import IO, Any, TypeVar
+from typing import IO, Annotated, Any, TypeVar
 
 import pyarrow as pa
-from pydantic import ConfigDict, GetCoreSchemaHandler, StrictInt, TypeAdapter
+from pydantic import ConfigDict, Field, GetCoreSchemaHandler, StrictInt, TypeAdapter
 from pydantic_core import CoreSchema, core_schema
 
 from gristmill.foundation.config import Config
@@ -78,6 +78,9 @@ def batches_of(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
         yield batch
 
 
+Count = Annotated[StrictInt, Field(ge=0, lt=1 << 63)]
+
+
 @dataclass(frozen=True, slots=True)
 class RawFile:
     """One raw input. `name` is for messages (a path as in the recipe, a module of the interpreter); the digest is its
@@ -86,9 +89,9 @@ class RawFile:
     __pydantic_config__ = ConfigDict(extra="forbid")
 
     name: str
-    bytes: StrictInt
+    bytes: Count
     sha256: str
-    copy_index: StrictInt = 0
+    copy_index: Count = 0
 
 
 _SCHEMA = pa.schema([("name", pa.string()), ("bytes", pa.int64()), ("sha256", pa.string()), ("copy_index", pa.int64())])
@@ -297,11 +300,11 @@ def read_lock(path: Path) -> Lock | None:
     try:
         with path.open("rb") as file:
             return Lock(sources=tuple(_stored_sources(file)))
-    except ValueError:
+    except (ValueError, TypeError, RecursionError):
         pass  # what is wrong with it is said by reading it whole
     try:
         return Lock.model_validate(read_digested_json(path.read_bytes()))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(f"{path}: not a lock ({error}); remove it to pin the raw files again") from error
 
 
@@ -316,8 +319,11 @@ def _stored_sources(file: IO[bytes]) -> Iterator[LockedSource]:
         raise ValueError("altered after it was written")
     file.seek(len(head))
     blocks = _Blocks(file)
-    if blocks.before(_FILES_BEGIN) != b'"sources":[':
+    begin = blocks.before(_FILES_BEGIN)
+    if begin is None and blocks.rest() == b'"sources":[]}\n':
         return
+    if begin != b'"sources":[':
+        raise ValueError("no list of sources")
     is_last = False
     while not is_last:
         files = LockedFiles(blocks.files())

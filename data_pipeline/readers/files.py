@@ -1,17 +1,18 @@
 """Raw files on this machine or behind an fsspec URL: globs, sizes and opening."""
 
+import errno
 import fnmatch
 import glob
 import hashlib
 import io
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
+import stat
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, groupby
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import BinaryIO, Literal, cast
 from urllib.parse import unquote, urlsplit
 
 import numpy as np
@@ -149,27 +150,34 @@ def local_files(pattern: str) -> Iterator[str]:
         return
     parts = pattern.split("/")
     if "**" not in parts:
-        yield from _files_by_glob(pattern)
+        yield from _by_parts("", parts, "is_file")
         return
     first = parts.index("**")
     start, rest = "/".join(parts[:first]), [part for part, _ in groupby(parts[first:])]
-    folders = glob.glob(start) if glob.has_magic(start) else [start or ("." if first == 0 else "/")]
+    folders = _by_parts("", parts[:first], "is_dir") if start else ["." if first == 0 else "/"]
     for folder in folders:
         prefix = [] if first == 0 else [folder.rstrip("/")]
         yield from ("/".join([*prefix, *below]) for below in _files_below(folder) if _matches(below, rest))
 
 
-def _files_by_glob(pattern: str) -> Iterator[str]:
-    """As glob.iglob, which holds the names of a folder."""
-    folder, last = os.path.split(pattern)
-    if not glob.has_magic(last):
-        yield from filter(os.path.isfile, glob.iglob(pattern))
+def _by_parts(folder: str, parts: Sequence[str], kind: Literal["is_file", "is_dir"]) -> Iterator[str]:
+    """As glob.iglob, which holds all names of a folder, and leaves out a folder that cannot be listed."""
+    part, *rest = parts
+    if not glob.has_magic(part):
+        path = f"{folder}{part}"
+        if rest:
+            yield from _by_parts(f"{path}/", rest, kind)
+        elif _is_kind(kind, path):
+            yield path
         return
-    is_match, is_hidden = re.compile(fnmatch.translate(last)).match, last.startswith(".")
-    for inside in glob.iglob(folder) if glob.has_magic(folder) else [folder]:
-        for entry in _entries(inside):
-            if is_match(entry.name) and (is_hidden or not entry.name.startswith(".")) and _holds(entry.is_file):
-                yield os.path.join(inside, entry.name)
+    is_match, with_hidden = re.compile(fnmatch.translate(part)).match, part.startswith(".")
+    for entry in _entries(folder):
+        if is_match(entry.name) and (with_hidden or not entry.name.startswith(".")):
+            path = f"{folder}{entry.name}"
+            if rest and _is_kind("is_dir", path, entry):
+                yield from _by_parts(f"{path}/", rest, kind)
+            elif not rest and _is_kind(kind, path, entry):
+                yield path
 
 
 def _files_below(folder: str) -> Iterator[list[str]]:
@@ -180,9 +188,9 @@ def _files_below(folder: str) -> Iterator[list[str]]:
         inside = []
         for entry in _entries("/".join([folder, *parts])):
             if not entry.name.startswith("."):
-                if _holds(entry.is_file):
+                if _is_kind("is_file", entry.path, entry):
                     yield [*parts, entry.name]
-                elif _holds(entry.is_dir):
+                elif _is_kind("is_dir", entry.path, entry):
                     inside.append((entry.is_symlink(), entry.name, entry.path))
         below = []
         for _, name, path in sorted(inside):  # a folder before a link to it
@@ -193,22 +201,40 @@ def _files_below(folder: str) -> Iterator[list[str]]:
 
 
 def _entries(folder: str) -> Iterator[os.DirEntry[str]]:
-    """None of what is no folder or cannot be read."""
-    with suppress(OSError), os.scandir(folder or ".") as entries:
-        yield from entries
-
-
-def _holds(is_kind: Callable[[], bool]) -> bool:
+    """None of what is no folder. Raises InputError for a folder that cannot be listed: its files would be missing."""
     try:
-        return is_kind()
-    except OSError:  # a link in circles
+        with os.scandir(folder or ".") as entries:
+            yield from entries
+    except (OSError, ValueError) as error:
+        _raise_unless_gone(folder, error)
+
+
+def _is_kind(kind: Literal["is_file", "is_dir"], path: str, entry: os.DirEntry[str] | None = None) -> bool:
+    """Links are followed."""
+    try:
+        if entry is not None:
+            return entry.is_file() if kind == "is_file" else entry.is_dir()
+        mode = os.stat(path).st_mode
+        return stat.S_ISREG(mode) if kind == "is_file" else stat.S_ISDIR(mode)
+    except (OSError, ValueError) as error:
+        _raise_unless_gone(path, error)
         return False
+
+
+def _raise_unless_gone(path: str, error: OSError | ValueError) -> None:
+    """For what is gone, below a file or a link in circles there is nothing to find."""
+    if getattr(error, "errno", None) not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+        raise InputError(
+            f"{path}: cannot be listed ({_reason(error)}); give yourself access to it, or name the files by a glob "
+            "that leaves it out"
+        ) from error
 
 
 def _identity(folder: str) -> tuple[int, int]:
     try:
         status = os.stat(folder)
-    except OSError:  # removed since it was listed, or not readable: os.walk skips it too
+    except OSError as error:
+        _raise_unless_gone(folder, error)
         return (-1, -1)
     return status.st_dev, status.st_ino
 

@@ -1,3 +1,4 @@
+import hashlib
 import pickle
 
 import pytest
@@ -5,7 +6,7 @@ import pytest
 from gristmill.foundation import lock
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.files import digest_changes
-from gristmill.foundation.fingerprint import digested_json, fingerprint
+from gristmill.foundation.fingerprint import DIGEST_FIELD, digested_json, fingerprint
 from gristmill.foundation.lock import (
     Lock,
     LockedSource,
@@ -78,6 +79,32 @@ def test_a_size_that_is_no_number_is_refused(tmp_path, num_bytes):
     fields["sources"][0]["files"][0]["bytes"] = num_bytes
     (tmp_path / "lock.json").write_bytes(digested_json(fields))
     with pytest.raises(InputError, match=r"lock\.json: not a lock (.|\n)*files.0.bytes"):
+        read_lock(tmp_path / "lock.json")
+
+
+ONE = '[{"files":[{"bytes":%s,"copy_index":0,"name":"x","sha256":"d"}],"name":"a","request":{}}]'
+
+
+@pytest.mark.parametrize(
+    "sources",
+    [
+        ONE % 10**30,
+        ONE % -1,
+        '[{"files":[],"files":[],"name":"a","request":{}}]',
+        '[{"files":[],"name":"a","name":"b","files":[],"request":{}}]',
+        '[{"files":[],"name":"a","request":{"b":%s}}]' % ("[" * 10**5 + "]" * 10**5),
+        (ONE % 1)[:-15],
+        '[{"name":"a","request":{}}]',
+        "[1]",
+    ],
+    ids=["large", "negative", "twice", "twice, apart", "deep", "cut off", "no files", "number"],
+)
+def test_a_lock_that_others_wrote_is_refused(tmp_path, sources):
+    """Its digest is right."""
+    rest = f'"sources":{sources}}}'.encode()
+    digest = hashlib.sha256(b"{" + rest).hexdigest().encode()
+    (tmp_path / "lock.json").write_bytes(b'{"%s":"%s",%s\n' % (DIGEST_FIELD.encode(), digest, rest))
+    with pytest.raises(InputError, match=r"lock\.json: not a lock (.|\n)*; remove it to pin the raw files again"):
         read_lock(tmp_path / "lock.json")
 
 

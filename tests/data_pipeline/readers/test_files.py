@@ -1,5 +1,6 @@
 """Raw files by glob: what Python's glob finds, each once, whatever links point where."""
 
+import errno
 import glob
 import gzip
 import hashlib
@@ -58,6 +59,15 @@ def tree(tmp_path, monkeypatch):
         "x/y",
         "a.txt",
         "./**/a.txt",
+        "*/*.txt",
+        "x/*/*.txt",
+        "*/y/c.txt",
+        "[x]/?.txt",
+        ".*/e.txt",
+        "x/.*",
+        "a.txt/*",
+        "x//*.txt",
+        "gone/*.txt",
     ],
 )
 def test_what_pythons_glob_finds(tree, pattern):
@@ -74,6 +84,34 @@ def test_links_that_form_a_loop_end(tree):
         os.symlink(tree, tree / name)
     os.symlink("itself", tree / "itself")
     assert sorted(local_files("**/*.txt")) == ["[odd]/g.txt", "a.txt", "x/a.txt", "x/y/c.txt", "x/y/z/d.txt"]
+
+
+@pytest.mark.parametrize("pattern", ["**", "x", "x/*/*.txt", "x/y/*", "x/**/c.txt", "*/y/**/*.txt"])
+def test_a_folder_that_cannot_be_listed_is_named(tree, monkeypatch, pattern):
+    """Its files would be missing from the corpus. Not by permissions: the superuser may list all folders."""
+
+    def scandir(path, original=os.scandir):
+        if os.path.realpath(path) == str(tree / "x/y"):
+            raise PermissionError(errno.EACCES, "Permission denied", path)
+        return original(path)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    with pytest.raises(InputError, match=r"x/y/?: cannot be listed \(Permission denied\); give yourself access"):
+        list(local_files(pattern))
+    assert list(local_files("x/*.txt")) == ["x/a.txt"]
+
+
+def test_a_file_that_cannot_be_looked_at_is_named(tree, monkeypatch):
+    def stat(path, original=os.stat, **options):
+        if path == "x/y/c.txt":
+            raise OSError(errno.EIO, "Input/output error", path)
+        return original(path, **options)
+
+    monkeypatch.setattr(os, "stat", stat)
+    with pytest.raises(InputError, match=r"x/y/c\.txt: cannot be listed \(Input/output error\)"):
+        list(local_files("x/*/c.txt"))
+    with pytest.raises(InputError, match=r"null byte"):
+        list(local_files("x/*/\0.txt"))
 
 
 def test_home_and_file_addresses(tree, monkeypatch):
