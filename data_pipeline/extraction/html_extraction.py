@@ -14,6 +14,8 @@ from resiliparse.parse.html import DOMContext, HTMLTree, traverse_dom
 from gristmill.data_pipeline.extraction.blocks import NotAPage, extract_blocks, kept_blocks
 from gristmill.data_pipeline.extraction.blocks_config import BlocksConfig, HostBlocks
 from gristmill.data_pipeline.extraction.weights import load_weights
+from gristmill.data_pipeline.signals.bits import is_utf8
+from gristmill.data_pipeline.signals.intrinsics import LANES
 from gristmill.foundation.startup import DeferredModule
 
 trafilatura = DeferredModule("trafilatura")  # 0.25 s, for HTML alone
@@ -294,11 +296,18 @@ def _decoded(html: bytes, codec: str) -> Decoded:
 
 
 def _is_utf8(html: bytes) -> bool:
+    """Whether the page is valid UTF-8, without making a text of it: the kernel looks up to 64 bytes ahead, so the last
+    characters are decoded."""
+    if html.isascii():
+        return True
+    cut = max(len(html) - 2 * LANES, 0)
+    for _ in range(3):  # to the start of a character
+        cut -= cut > 0 and html[cut] & 0xC0 == 0x80
     try:
-        html.decode("utf-8")
+        html[cut:].decode("utf-8")
     except UnicodeDecodeError:
         return False
-    return True
+    return is_utf8(np.frombuffer(html, np.uint8), 0, cut)
 
 
 def _mostly_utf8(html: bytes, text: str) -> bool:

@@ -196,11 +196,14 @@ def classify(page: Page, first: Trees, second: Trees, network: Network) -> np.nd
 def page_threshold(page: Page, probabilities: np.ndarray) -> float:
     """The probability from which the kept words have the largest expected F1, at most MAX_THRESHOLD and at least
     MIN_THRESHOLD and what KIND_THRESHOLDS adds. It is half of that F1 (Lipton, Elkan and Naryanaswamy 2014)."""
-    return _threshold(probabilities, page.counts, MIN_THRESHOLD + page.totals[P_KINDS:] @ KIND_THRESHOLDS)
+    return _threshold(probabilities, page.counts, page.totals)
 
 
 @cached_njit(nogil=True)
-def _threshold(probabilities, counts, minimum):
+def _threshold(probabilities, counts, page):
+    minimum = MIN_THRESHOLD
+    for kind in range(len(KIND_THRESHOLDS)):
+        minimum += page[P_KINDS + kind] * KIND_THRESHOLDS[kind]
     words, likely = np.zeros(THRESHOLD_STEPS + 1), np.zeros(THRESHOLD_STEPS + 1)
     for k in range(len(probabilities)):
         step = int(probabilities[k] * THRESHOLD_STEPS)

@@ -103,11 +103,12 @@ def _count_block(text, start, end, k, title, trigrams, token_weights, seen, row,
     row[:] = 0
     is_label = end - start <= MAX_LABEL_BYTES
     previous, in_word, word, before, last = OTHER, False, np.int64(0), np.int64(0), np.int64(0)
+    chars = np.int64(0)
     for at in range(start, end):
         byte = np.int64(text[at])
         kind = KINDS[byte]
         if byte & 0xC0 != 0x80:
-            row[CHARS] += 1
+            chars += 1
         if kind == DIGIT:
             row[DIGITS] += 1
         elif kind == UPPER:
@@ -119,7 +120,7 @@ def _count_block(text, start, end, k, title, trigrams, token_weights, seen, row,
         elif kind == STOP and (at + 1 == end or text[at + 1] <= 32 or KINDS[text[at + 1]] == QUOTE):
             row[SENTENCE_ENDS] += 1
         if byte >= 0xE2:
-            kind = _wide_kind(text, at, end, kind, row)
+            kind = _wide_kind(text, at, end, kind, chars, row)
         is_letter = kind in (LOWER, UPPER, DIGIT)
         if is_letter:
             if not in_word:
@@ -142,7 +143,7 @@ def _count_block(text, start, end, k, title, trigrams, token_weights, seen, row,
         _count_trigram(before, last, word, trigrams, row)
         if is_label:
             num_words = _count_label(word, k, token_weights, seen, row, words, num_words)
-    row[LAST_KIND] = previous
+    row[CHARS], row[LAST_KIND] = chars, previous
     return num_words
 
 
@@ -170,7 +171,7 @@ def _count_label(word, k, token_weights, seen, row, words, num_words):
 
 
 @cached_njit(nogil=True, forceinline=True)
-def _wide_kind(text, at, end, kind, row):
+def _wide_kind(text, at, end, kind, chars, row):
     """The kind of a character of three bytes; ideographs count as half a word."""
     if at + 2 >= end:
         return kind
@@ -189,7 +190,7 @@ def _wide_kind(text, at, end, kind, row):
     if first == 0xE2:
         row[SYMBOLS] += 1
         return SYMBOL
-    if 0xE3 <= first <= 0xE9 and row[CHARS] & 1:
+    if 0xE3 <= first <= 0xE9 and chars & 1:
         row[WORDS] += 1
     return kind
 

@@ -128,6 +128,12 @@ def copy_text(html, at, end, out, elements, state):
     code = (elements[state[CURRENT], ELEMENT_FLAGS] & IN_CODE) != 0
     while at < end:
         byte = html[at]
+        if where > start and space == NO_SPACE and 32 < byte < 0x80 and byte != 38 and byte != 60:  # most of a word
+            out[where] = byte
+            where += 1
+            at += 1
+            html_end = at
+            continue
         size, written = 1, 1
         if byte == 60:
             following = html[at + 1] if at + 1 < end else 0

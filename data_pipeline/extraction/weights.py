@@ -273,7 +273,7 @@ def load_weights(weights: str) -> Weights:
     """Raises InputError if the file is missing, damaged or of other features."""
     path = weights_path(weights)
     try:
-        return _loaded(path, path.stat().st_mtime_ns)
+        return _loaded(path, 0 if weights == BUNDLED_WEIGHTS else path.stat().st_mtime_ns)
     except OSError as error:
         raise InputError(f"{path}: {error.strerror}; name a file that `gristmill extractor fit` wrote") from error
 

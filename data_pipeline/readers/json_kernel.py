@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gristmill.data_pipeline.signals.bits import BLOCK, ZERO, below, encode, first_bit
+from gristmill.data_pipeline.signals.bits import BLOCK, ZERO, encode, first_bit, is_utf8
 from gristmill.data_pipeline.signals.intrinsics import bytes_within, copy_block, pointer
 from gristmill.foundation.runtime.kernels.cached_njit import cached_njit
 
@@ -167,32 +167,6 @@ def _nested_end(piece, at, end):
         if depth == 0:
             return np.int64(at)
     return np.int64(-1)
-
-
-@cached_njit(nogil=True)
-def is_utf8(text, at, end):
-    """Whether the bytes are valid UTF-8 (RFC 3629: no surrogates, none over U+10FFFF, the shortest form)."""
-    while at < end:
-        if text[at] < 0x80:
-            beyond = bytes_within(text, at, 0x80, 0x80) & below(end - at)
-            at += BLOCK if beyond == ZERO else first_bit(beyond)
-            continue
-        first, second = text[at], text[at + 1]
-        if first < 0xC2 or second & 0xC0 != 0x80:
-            return False
-        if first < 0xE0:
-            at += 2
-        elif first < 0xF0:
-            if (first == 0xE0 and second < 0xA0) or (first == 0xED and second > 0x9F) or text[at + 2] & 0xC0 != 0x80:
-                return False
-            at += 3
-        else:
-            if first > 0xF4 or (first == 0xF0 and second < 0x90) or (first == 0xF4 and second > 0x8F):
-                return False
-            if text[at + 2] & 0xC0 != 0x80 or text[at + 3] & 0xC0 != 0x80:
-                return False
-            at += 4
-    return True
 
 
 TEXT, URL, LANGUAGE, OTHER = range(4)  # of fields; the first three are columns

@@ -339,3 +339,29 @@ def _lower_text(text, at, end, codes, out, put):
                 return np.int64(-1)
             put = encode(lower, out, put)
     return put
+
+
+@cached_njit(nogil=True)
+def is_utf8(text, at, end):
+    """Whether the bytes are valid UTF-8 (RFC 3629: no surrogates, none over U+10FFFF, the shortest form)."""
+    while at < end:
+        if text[at] < 0x80:
+            beyond = bytes_within(text, at, 0x80, 0x80) & below(end - at)
+            at += BLOCK if beyond == ZERO else first_bit(beyond)
+            continue
+        first, second = text[at], text[at + 1]
+        if first < 0xC2 or second & 0xC0 != 0x80:
+            return False
+        if first < 0xE0:
+            at += 2
+        elif first < 0xF0:
+            if (first == 0xE0 and second < 0xA0) or (first == 0xED and second > 0x9F) or text[at + 2] & 0xC0 != 0x80:
+                return False
+            at += 3
+        else:
+            if first > 0xF4 or (first == 0xF0 and second < 0x90) or (first == 0xF4 and second > 0x8F):
+                return False
+            if text[at + 2] & 0xC0 != 0x80 or text[at + 3] & 0xC0 != 0x80:
+                return False
+            at += 4
+    return True

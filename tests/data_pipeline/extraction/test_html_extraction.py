@@ -19,6 +19,7 @@ from gristmill.data_pipeline.extraction.html_extraction import (
     extract,
     extract_page,
     summed_depth,
+    utf8_html,
 )
 
 STORY = " ".join(f"Sentence number {k} tells of the mill and of the river behind it." for k in range(20))
@@ -231,3 +232,15 @@ def test_every_label_of_the_table_can_be_decoded():
     names += " " + " ".join(f"iso-8859-{k}" for k in (2, 3, 4, 5, 6, 7, 8, 10, 13, 14, 15, 16)) + " iso-8859-8-i"
     for name in names.split():
         assert "a" in text(b"aa\x80\xff", name) or name.startswith("utf-16"), name
+
+
+def test_valid_utf_8_is_told_as_pythons_codec_tells_it():
+    """Damage at every place of the last 140 bytes, where the compiled check ends and Python's codec goes on."""
+    page = ("<p>a\u00e9\u20ac\U0001f600 " * 40).encode()
+    for place in range(len(page) - 140, len(page)):
+        for byte in (0x41, 0x80, 0xC0, 0xC3, 0xE2, 0xED, 0xF0, 0xF5):
+            damaged = page[:place] + bytes([byte]) + page[place + 1 :]
+            text, was_repaired = utf8_html(damaged, "utf-8")
+            assert was_repaired == (damaged.decode("utf-8", "replace").encode() != damaged)
+            assert text == damaged.decode("utf-8", "replace").encode()
+    assert utf8_html(b"\x80" * 400, "utf-8")[1] and utf8_html(page[:200] + b"\xed\xa0\x80" + page, "utf-8")[1]
