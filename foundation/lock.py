@@ -9,6 +9,7 @@ import json
 import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, groupby, islice
@@ -51,13 +52,25 @@ class SortedRecords:
         return heapq.merge(*(_read_run(self._file, *run) for run in self._runs), self._held)
 
     def _write_run(self) -> None:
-        if self._file is None:
-            self._file = tempfile.TemporaryFile()  # noqa: SIM115 - ends with this object
-        start = self._file.tell()
-        self._file.writelines(json.dumps(record).encode() + b"\n" for record in sorted(self._held))
-        self._file.flush()
+        with _naming_the_folder():
+            if self._file is None:
+                self._file = tempfile.TemporaryFile()  # noqa: SIM115 - ends with this object
+            start = self._file.tell()
+            self._file.writelines(json.dumps(record).encode() + b"\n" for record in sorted(self._held))
+            self._file.flush()
         self._runs.append((start, self._file.tell()))
         self._held = []
+
+
+@contextmanager
+def _naming_the_folder() -> Iterator[None]:
+    """Errors of a file without a name say where it is."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            error.filename = f"{tempfile.gettempdir()} (temporary files; TMPDIR names another folder)"
+        raise
 
 
 def _read_run(file: IO[bytes], start: int, stop: int) -> Iterator[tuple[Any, ...]]:
@@ -110,12 +123,14 @@ class LockedFiles(Sequence[RawFile]):
             self._write(chain([self._batch[1], second], batches))
 
     def _write(self, batches: Iterable[pa.RecordBatch]) -> None:
-        file = tempfile.TemporaryFile()  # noqa: SIM115 - ends with the reader
         self._length = 0
-        with pa.ipc.new_file(file, _SCHEMA) as writer:
-            for batch in batches:
-                writer.write_batch(batch)
-                self._length += batch.num_rows
+        with _naming_the_folder():
+            file = tempfile.TemporaryFile()  # noqa: SIM115 - ends with the reader
+            with pa.ipc.new_file(file, _SCHEMA) as writer:
+                for batch in batches:
+                    writer.write_batch(batch)
+                    self._length += batch.num_rows
+            file.flush()
         self._reader = pa.ipc.open_file(file)
 
     def __len__(self) -> int:

@@ -1,10 +1,12 @@
 import hashlib
 import pickle
+import tempfile
+from itertools import starmap
 
 import pytest
 
 from gristmill.foundation import lock
-from gristmill.foundation.errors import InputError
+from gristmill.foundation.errors import InputError, explain_disk_error
 from gristmill.foundation.files import digest_changes
 from gristmill.foundation.fingerprint import DIGEST_FIELD, digested_json, fingerprint
 from gristmill.foundation.lock import (
@@ -147,6 +149,16 @@ def test_records_are_sorted_on_disk(little_memory):
     records = [(name, number, name) for number, name in enumerate(["\udcff", *NAMES] * 3)]
     ordered = SortedRecords(records)
     assert list(ordered) == list(ordered) == sorted(records)
+
+
+@pytest.mark.parametrize("make", [SortedRecords, lambda records: in_canonical_order(starmap(raw, records))])
+def test_a_full_temporary_folder_is_named(little_memory, monkeypatch, make):
+    monkeypatch.setattr(lock.tempfile, "TemporaryFile", lambda: open("/dev/full", "wb+"))  # noqa: SIM115
+    with pytest.raises(OSError, match="No space left") as caught:
+        make([(name, "d") for name in NAMES])
+    assert explain_disk_error(caught.value).startswith(
+        f"{tempfile.gettempdir()} (temporary files; TMPDIR names another folder): the disk is full"
+    )
 
 
 def test_files_in_columns_travel(little_memory):
