@@ -30,6 +30,8 @@ def convert_notebook(content: bytes, source: SourceConfig) -> Iterator[Record]:
     cells = list(notebook.get("cells") or [])
     for sheet in notebook.get("worksheets") or ():
         cells += sheet.get("cells") or []
+    if not all(isinstance(cell, dict) for cell in cells):
+        raise Refused("bad_ipynb", "no notebook: a cell is no object")
     metadata = notebook.get("metadata") or {}
     known = (metadata.get("kernelspec") or {}).get("language") or (metadata.get("language_info") or {}).get("name")
     language = known if isinstance(known, str) else ""
@@ -42,8 +44,10 @@ def convert_notebook(content: bytes, source: SourceConfig) -> Iterator[Record]:
 
 def _cell(cell: dict[str, Any], language: str) -> str:
     content = cell.get("source", cell.get("input", ""))
-    text = "".join(content) if isinstance(content, list) else str(content)
-    text = text.strip("\n")
+    lines = content if isinstance(content, list) else [content]
+    if not all(isinstance(line, str) for line in lines):
+        raise Refused("bad_ipynb", "no notebook: the source of a cell is no text")
+    text = "".join(lines).strip("\n")
     if not text.strip() or cell.get("cell_type") == "raw":
         return ""
     if cell.get("cell_type") == "heading":
@@ -62,6 +66,11 @@ _SECTIONS = ("part", "chapter", "section", "subsection", "subsubsection", "parag
 _TICKS = re.compile("`+")
 _BRACES = re.compile(r"\\(?:begin|end|left|right)|(?<!\\)[{}\[\]]")
 _BLANK_LINES = re.compile(r"\n[ \t]*(?:\n[ \t]*)+")
+_LISTING = re.compile(
+    r"\\begin\s*\{(?:(?:lstlisting|Verbatim)\*?\}(?:\[[^]\n]*\])?|minted\}(?:\[[^]\n]*\])?\{[^}\n]*\})"
+)
+_LISTING_END = re.compile(r"\\end\s*\{(?:lstlisting|Verbatim|minted)\*?\}")
+CODE = "\x01"  # before each line of code, which is written as it is
 MAX_LATEX_DEPTH = 100  # of braces and environments: the parser calls itself
 
 
@@ -72,7 +81,8 @@ def convert_latex(content: bytes, source: SourceConfig) -> Iterator[Record]:
         from pylatexenc import latex2text  # an optional extra
     except ModuleNotFoundError:
         raise missing_extra("latex", "pylatexenc") from None
-    latex = content.decode(source.encoding, "replace")
+    latex = content.decode(source.encoding, "replace").replace(CODE, "")
+    latex = _LISTING_END.sub(r"\\end{verbatim}", _LISTING.sub(r"\\begin{verbatim}", latex))
     if _brace_depth(latex) > MAX_LATEX_DEPTH:
         raise Refused("nested_too_deep", f"braces and environments nest deeper than {MAX_LATEX_DEPTH} levels")
     context = latex2text.get_default_latex_context_db()
@@ -83,19 +93,37 @@ def convert_latex(content: bytes, source: SourceConfig) -> Iterator[Record]:
         title = l2tobj.nodelist_to_text([node.nodeargd.argnlist[-1]]).strip()
         return f"\n\n{'#' * min(level, 6)}{' ' if level else ''}{title}\n\n"
 
-    sections = [latex2text.MacroTextSpec(name, simplify_repl=heading) for name in _SECTIONS]
-    context.add_context_category("sections", macros=sections, prepend=True)
+    def listing(node: Any) -> str:
+        return _code_lines(node.nodeargd.verbatim_text, "", is_markdown)
+
+    macros = [latex2text.MacroTextSpec(name, simplify_repl=heading) for name in _SECTIONS]
+    macros += [
+        latex2text.MacroTextSpec("includegraphics", simplify_repl=""),
+        latex2text.MacroTextSpec("verb", simplify_repl=lambda node: node.nodeargd.verbatim_text),
+    ]
+    environments = [latex2text.EnvironmentTextSpec("verbatim", simplify_repl=listing)]
+    context.add_context_category("documents", macros=macros, environments=environments, prepend=True)
     body = _BODY.search(latex)
     converter = latex2text.LatexNodes2Text(
         latex_context=context, math_mode="verbatim", keep_comments=False, strict_latex_spaces=False
     )
     text = converter.latex_to_text(body[1] if body else latex, tolerant_parsing=True)
-    text = _BLANK_LINES.sub("\n\n", "\n".join(line.strip() for line in text.split("\n"))).strip()
+    lines = [line if line.startswith(CODE) else line.strip() for line in text.split("\n")]
+    text = _BLANK_LINES.sub("\n\n", "\n".join(lines)).strip().replace(CODE, "")
     if not text:
         raise Refused("no_text", "no text in the document")
     title = _TITLE.search(latex)
     metadata = {"title": " ".join(title[1].split())} if title else {}
     yield Record(0, text, language=source.language or "", metadata=metadata)
+
+
+def _code_lines(code: str, language: str, is_markdown: bool) -> str:
+    """The code as a paragraph, each line behind the mark CODE; between fences in Markdown."""
+    lines = [line.rstrip() for line in code.strip("\n").split("\n")]
+    if is_markdown:
+        fence = "`" * max(3, 1 + max((len(run) for run in _TICKS.findall(code)), default=0))
+        lines = [fence + language, *lines, fence]
+    return "\n\n" + "\n".join(CODE + line for line in lines) + "\n\n"
 
 
 def _brace_depth(latex: str) -> int:
@@ -113,7 +141,9 @@ _DISAMBIGUATION = re.compile(r"\{\{\s*(?:disambig|disambiguation|begriffsklärun
 _FILE_LINK = re.compile(r"(?:file|image|category|datei|bild|kategorie|fichier|catégorie|archivo|categoría)\s*:", re.I)
 _LIST_MARKS = re.compile(r"[*#:;]+")
 _TAG_NAMES = re.compile(r"[^<>|]+")
-DROPPED_TAGS = frozenset(["ref", "references", "gallery", "timeline", "score", "graph", "imagemap", "templatedata"])
+DROPPED_TAGS = frozenset(
+    ["ref", "references", "gallery", "timeline", "score", "graph", "imagemap", "templatedata", "rt", "rp"]
+)
 MAX_WIKI_DEPTH = 40
 
 
@@ -152,12 +182,12 @@ def wiki_text(code: Any, markdown: bool, depth: int = 0) -> str:
     text = _wiki_inline(code, markdown, depth)
     lines = []
     for line in text.split("\n"):
-        marks = _LIST_MARKS.match(line)
+        marks = _LIST_MARKS.match(line)  # not in code, which begins with a mark
         if marks is not None:
             item = "  " * (len(marks[0]) - 1) + "- " if marks[0][-1] in "*#" else ""
             line = item + line[marks.end() :].strip()
         lines.append(line.rstrip())
-    return _BLANK_LINES.sub("\n\n", "\n".join(lines)).strip()
+    return _BLANK_LINES.sub("\n\n", "\n".join(lines)).strip().replace(CODE, "")
 
 
 def _wiki_inline(code: Any, markdown: bool, depth: int) -> str:
@@ -192,6 +222,9 @@ def _wiki_tag(node: Any, markdown: bool, depth: int) -> str:
         return "\n" if tag == "br" else ""
     if tag == "math":
         return f"${node.contents}$"
+    if tag in ("syntaxhighlight", "source", "pre") and not node.has("inline"):
+        language = str(node.get("lang").value).strip() if node.has("lang") else ""
+        return _code_lines(str(node.contents), language, markdown)
     if tag in ("syntaxhighlight", "source", "pre", "nowiki", "code"):
         return str(node.contents)
     return _wiki_inline(node.contents, markdown, depth)

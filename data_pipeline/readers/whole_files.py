@@ -18,7 +18,8 @@ from gristmill.data_pipeline.readers.source import SourceConfig
 from gristmill.foundation.errors import RecipeError
 
 MAX_MEMBERS = 20_000  # of a package
-MAX_EXPANSION = 8  # bytes of a package's content for a byte of max_record_bytes: images are not unpacked
+MAX_EXPANSION = 8  # bytes of all members of a package for a byte of max_record_bytes
+OLE = bytes.fromhex("d0cf11e0a1b11ae1")  # what files of Office 97 begin with, and encrypted ones of later versions
 
 
 class Refused(Exception):
@@ -63,16 +64,18 @@ def missing_extra(format_: str, package: str) -> RecipeError:
 
 def open_package(content: bytes, source: SourceConfig) -> zipfile.ZipFile:
     """The ZIP package. Raises Refused if it is none, or if what it unpacks to is over the limits."""
+    if content.startswith(OLE):
+        raise Refused("encrypted", "a document of Office that is encrypted or in the format of Office 97")
     try:
         package = zipfile.ZipFile(io.BytesIO(content))
     except zipfile.BadZipFile as error:
         raise Refused(f"bad_{source.format}", f"not a ZIP package ({first_line(error)})") from None
     members = package.infolist()
-    unpacked = sum(member.file_size for member in members if member.filename.endswith((".xml", "html", ".htm", ".opf")))
+    unpacked = sum(member.file_size for member in members)  # a member of any name can be read as markup
     if len(members) > MAX_MEMBERS or unpacked > MAX_EXPANSION * source.max_record_bytes:
         raise Refused(
             "package_too_large",
-            f"{len(members)} members of {unpacked} bytes of markup; the limits are {MAX_MEMBERS} and {MAX_EXPANSION} "
+            f"{len(members)} members of {unpacked} bytes; the limits are {MAX_MEMBERS} and {MAX_EXPANSION} "
             "times max_record_bytes; raise max_record_bytes of the source to read it",
         )
     return package

@@ -155,6 +155,9 @@ def test_packages_that_are_no_books_or_too_large_are_refused(tmp_path):
         refusal(tmp_path, package(BOOK | {"x.html": "a" * 100_000}), "epub", max_record_bytes=5000)
         == "package_too_large"
     )
+    renamed = BOOK["OEBPS/book.opf"].replace("two.xhtml", "two.png")
+    bomb = BOOK | {"OEBPS/book.opf": renamed, "OEBPS/two.png": "a" * 100_000}
+    assert refusal(tmp_path, package(bomb), "epub", max_record_bytes=5000) == "package_too_large"
     bomb = BOOK | {"OEBPS/book.opf": '<!DOCTYPE a [<!ENTITY b "' + "c" * 1000 + '">]>' + "<package>&b;&b;</package>"}
     assert refusal(tmp_path, package(bomb), "epub") == "no_text"
 
@@ -177,6 +180,10 @@ def test_a_word_document_keeps_headings_lists_and_tables(tmp_path):
     assert text == "The mill\n\nIt stands <here>.\n\n- wheel\n- stone\n\nyear | flour\n1900 | 12 t"
     assert metadata == {"title": "Mills"}
     assert refusal(tmp_path, package(BOOK), "docx") == "bad_docx"
+    assert refusal(tmp_path, bytes.fromhex("d0cf11e0a1b11ae1") + bytes(600), "docx") == "encrypted"
+    with zipfile.ZipFile(out, "a", zipfile.ZIP_DEFLATED) as file:
+        file.writestr("word/media/image.png", bytes(1_000_000))
+    assert refusal(tmp_path, out.getvalue(), "docx", max_record_bytes=100_000) == "package_too_large"
 
 
 # Markup of other programs.
@@ -196,6 +203,7 @@ def test_a_notebook_keeps_its_text_and_code(tmp_path):
     assert refusal(tmp_path, b"{", "ipynb") == "bad_ipynb"
     assert refusal(tmp_path, b'{"cells": [3]}', "ipynb") == "bad_ipynb"
     assert refusal(tmp_path, b'{"cells": 3}', "ipynb") == "bad_ipynb"
+    assert refusal(tmp_path, b'{"cells": [{"cell_type": "code", "source": {"a": 1}}]}', "ipynb") == "bad_ipynb"
 
 
 def test_latex_keeps_formulas_and_leaves_out_the_preamble(tmp_path):
@@ -211,6 +219,26 @@ Caf\'e.\end{document} after"""
     assert read_text(tmp_path, latex.encode(), "latex", **MARKDOWN)[0].startswith("## The wheel\n\n")
     assert refusal(tmp_path, b"{" * 10_000, "latex") == "nested_too_deep"
     assert refusal(tmp_path, b"\\begin{document}\\end{document}", "latex") == "no_text"
+
+
+LISTINGS = r"""\begin{document}It is \verb|a_b|:
+\begin{lstlisting}[language=C]
+#include <a.h>  // 100 % of it
+  int x;
+\end{lstlisting}
+\begin{minted}{python}
+def f():
+    return 1
+\end{minted}
+\includegraphics[width=3cm]{mill}Seen.\end{document}"""
+
+
+def test_latex_keeps_listings(tmp_path):
+    pytest.importorskip("pylatexenc", reason="LaTeX needs the extra `documents`")
+    c_code, python = "#include <a.h>  // 100 % of it\n  int x;", "def f():\n    return 1"
+    assert read_text(tmp_path, LISTINGS.encode(), "latex")[0] == f"It is a_b:\n\n{c_code}\n\n{python}\n\nSeen."
+    markdown = read_text(tmp_path, LISTINGS.encode(), "latex", **MARKDOWN)[0]
+    assert markdown == f"It is a_b:\n\n```\n{c_code}\n```\n\n```\n{python}\n```\n\nSeen."
 
 
 DUMP = """<mediawiki xmlns="http://www.mediawiki.org/xml/export-0.11/"><siteinfo><sitename>W</sitename></siteinfo>
@@ -238,6 +266,24 @@ def test_articles_of_a_wikipedia_dump(tmp_path):
     assert records[0].text == ("A mill grinds corn. <3\n\nParts\n\n- wheel\n  - spoke\n\nIts power is $P=Fv$. Site")
     cut = read(tmp_path, DUMP.encode()[:600], "mediawiki")
     assert [type(record) for record in cut] == [Record, Unreadable] and cut[1].kind == "bad_mediawiki"
+
+
+WIKI_CODE = """A <ruby>漢<rp>(</rp><rt>kan</rt><rp>)</rp></ruby> mill.<syntaxhighlight lang="python">
+# comment
+
+* = 2
+    x
+</syntaxhighlight>So <syntaxhighlight inline lang="c">#x</syntaxhighlight>."""
+
+
+def test_code_and_ruby_of_a_wikipedia_dump(tmp_path):
+    pytest.importorskip("mwparserfromhell", reason="mediawiki needs the extra `documents`")
+    dump = f"<mediawiki><page><ns>0</ns><revision><text>{escape(WIKI_CODE)}</text></revision></page></mediawiki>"
+    code = "# comment\n\n* = 2\n    x"
+    (record,) = read(tmp_path, dump.encode(), "mediawiki")
+    assert record.text == f"A 漢 mill.\n\n{code}\n\nSo #x."
+    (record,) = read(tmp_path, dump.encode(), "mediawiki", **MARKDOWN)
+    assert record.text == f"A 漢 mill.\n\n```python\n{code}\n```\n\nSo #x."
 
 
 def test_posts_of_stack_exchange(tmp_path):
