@@ -111,7 +111,7 @@ def _below(place: BlockPlace, element: int, tag: int, parent: int) -> BlockPlace
     if TAG_KINDS[tag] & CELL:
         return BlockPlace(*place[:5], element, *place[6:-1], tag == TH)
     if tag == TR:
-        return BlockPlace(*place[:4], element, 0, *place[6:])
+        return BlockPlace(place.items, place.list, place.definitions, place.table, element, 0, *place[6:])
     if tag in (UL, OL, MENU, DIR):
         return place if place.list else place._replace(list=element)
     if tag == DL:

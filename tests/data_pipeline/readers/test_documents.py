@@ -286,6 +286,17 @@ def test_code_and_ruby_of_a_wikipedia_dump(tmp_path):
     assert record.text == f"A 漢 mill.\n\n```python\n{code}\n```\n\nSo #x."
 
 
+@pytest.mark.parametrize("opening", ['<a b="', "{{{a|", "{|\n", "[http://a ", "<ref>"])
+def test_wiki_pages_of_openings_without_end_are_refused(opening, tmp_path):
+    """mwparserfromhell takes quadratic time on them; the page behind is read."""
+    pytest.importorskip("mwparserfromhell", reason="mediawiki needs the extra `documents`")
+    page = "<page><ns>0</ns><revision><text>{}</text></revision></page>"
+    dump = f"<mediawiki>{page.format(escape(opening) * 20_000)}{page.format('A mill. A dam.')}</mediawiki>"
+    refused, record = read(tmp_path, dump.encode(), "mediawiki")
+    assert refused.kind == "bad_mediawiki" and "without an end" in refused.reason
+    assert record.text == "A mill. A dam."
+
+
 def test_posts_of_stack_exchange(tmp_path):
     body = escape("<p>Why</p><pre><code>a  b</code></pre>")
     posts = f"""<?xml version="1.0"?><posts>
