@@ -124,7 +124,7 @@ def convert_epub(content: bytes, source: SourceConfig) -> Iterator[Record]:
         raise Refused("bad_epub", f"its package document {root!r} is not in the package")
     opf = parse_xml(member(package, root))
     items = {item.get("id"): item for item in opf.iter("{*}item")}
-    texts = []
+    texts: dict[str, str] = {}
     for reference in opf.iter("{*}itemref"):
         item = items.get(reference.get("idref"))
         if item is None or reference.get("linear") == "no" or item.get("media-type") not in PAGES:
@@ -132,9 +132,9 @@ def convert_epub(content: bytes, source: SourceConfig) -> Iterator[Record]:
         if "nav" in (item.get("properties") or "").split():
             continue
         name = posixpath.normpath(posixpath.join(posixpath.dirname(root), unquote(item.get("href") or "")))
-        if name in names:
-            texts.append(whole_text(member(package, name), source.blocks))
-    text = "\n\n".join(filter(None, texts))
+        if name in names and name not in texts:  # a part stands once in a book
+            texts[name] = whole_text(member(package, name), source.blocks)
+    text = "\n\n".join(filter(None, texts.values()))
     if not text:
         raise Refused("no_text", "no text in the parts of the book")
     fields = {name: _first_text(opf, name) for name in ("title", "creator", "publisher", "date", "language")}
@@ -215,15 +215,22 @@ def _docx_text(paragraph: Any) -> str:
 
 
 def _docx_table(table: Any, depth: int) -> str:
-    """A table's rows; a cell that spans several columns or rows stands once."""
-    rows, seen = [], set()
+    """A table's rows; a cell that spans several columns or rows stands once. `row.cells` of python-docx would list it
+    as often as its file says."""
+    rows = []
     for row in table.rows:
         cells = []
-        for cell in row.cells:
-            if cell._tc in seen:
+        for cell in row._tr.tc_lst:
+            if cell.vMerge == "continue":
                 continue
-            seen.add(cell._tc)
-            inner = "".join(_docx_blocks(cell.iter_inner_content(), depth + 1)) if depth < MAX_LIST_LEVELS else ""
+            inner = "".join(_docx_blocks(_docx_cell(cell, table), depth + 1)) if depth < MAX_LIST_LEVELS else ""
             cells.append(f"<td>{inner}</td>")
         rows.append(f"<tr>{''.join(cells)}</tr>")
     return f"<table>{''.join(rows)}</table>"
+
+
+def _docx_cell(cell: Any, table: Any) -> Any:
+    """Paragraphs and tables of a cell."""
+    from docx.table import _Cell  # an optional extra
+
+    return _Cell(cell, table).iter_inner_content()

@@ -144,6 +144,8 @@ def test_an_epub_is_read_in_the_order_of_its_spine(tmp_path):
     text, metadata = read_text(tmp_path, package(BOOK), "epub")
     assert text == "One\n\nFirst.\n\n- a\n\nTwo\n\nSecond."
     assert metadata == {"title": "Mills", "author": "Ann"}
+    repeated = BOOK["OEBPS/book.opf"].replace("</spine>", '<itemref idref="a"/>' * 1000 + "</spine>")
+    assert read_text(tmp_path, package(BOOK | {"OEBPS/book.opf": repeated}), "epub")[0] == text
     assert read_text(tmp_path, package(BOOK), "epub", **MARKDOWN)[0].startswith("# One\n\nFirst.")
 
 
@@ -184,6 +186,20 @@ def test_a_word_document_keeps_headings_lists_and_tables(tmp_path):
     with zipfile.ZipFile(out, "a", zipfile.ZIP_DEFLATED) as file:
         file.writestr("word/media/image.png", bytes(1_000_000))
     assert refusal(tmp_path, out.getvalue(), "docx", max_record_bytes=100_000) == "package_too_large"
+
+
+def test_cells_of_a_word_table_stand_once(tmp_path):
+    docx = pytest.importorskip("docx", reason="docx needs the extra `documents`")
+    document = docx.Document()
+    table = document.add_table(2, 3)
+    for number, cell in enumerate(cell for row in table.rows for cell in row.cells):
+        cell.text = str(number)
+    table.cell(0, 0).merge(table.cell(1, 0))
+    table.cell(0, 1).merge(table.cell(0, 2)).text = "wide"
+    table.cell(0, 1)._tc.grid_span = 2_000_000_000  # a list of its cells would not fit in memory
+    out = io.BytesIO()
+    document.save(out)
+    assert read_text(tmp_path, out.getvalue(), "docx")[0] == "0 3 | wide\n4 | 5"
 
 
 # Markup of other programs.
