@@ -48,9 +48,11 @@ def test_failed_calls_of_curation_of_small_sources(tmp_path, library):
 
 @pytest.mark.slow
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount a copy of the work folder in its place")
-def test_every_call_of_curation_of_small_sources(tmp_path, library):
-    stages = FailingStages(tmp_path, library, "curate", write_small_sources)
-    every = EveryCall(stages, "curate")
+@pytest.mark.parametrize("stage", [stage for stage in STAGES if stage != "train"])
+def test_every_call_of_a_stage(tmp_path, library, stage):
+    """Curation is that of small sources. Training has threads, whose calls fail in no fork."""
+    stages = FailingStages(tmp_path, library, stage, write_small_sources if stage == "curate" else write_corpus)
+    every = EveryCall(stages, stage)
     try:
         tried = list(every.tried_by_kind())
     finally:
