@@ -1,7 +1,7 @@
 """Time to loss: the recipe that `gristmill init` writes beside those of nanoGPT and nanochat, on the same tokens.
 
     python benchmarks/recipes.py [--depth 3] [--samples 1600] [--rates RECIPE=MULTIPLE ...] [--seeds 3]
-    python benchmarks/recipes.py --changes [NAME ...] [--seeds 3]
+    python benchmarks/recipes.py --changes [NAME ...] [--pages] [--seeds 3]
 
 Each recipe has depth 3 and width 192 (init's and nanochat's 64 a layer), a vocabulary of 2,048 and 256 tokens a sample,
 in float32 on one thread: about 25 minutes of one core. A step is what `init` writes, 2,048 tokens, and 4,096 for the
@@ -14,8 +14,9 @@ decide weights and order of samples for both, with Student's interval of 95 %. W
 FLOPs to our final loss over all of ours. The same in CPU time stands in the unit. Runs are kept in --results, so that a
 stopped program goes on.
 
---changes trains depth 2 and width 128 on 0.61 M tokens with one change each, all or those that it names, and prints the
-difference to init's recipe, of equal seeds, with Student's interval of 95 % (docs/defaults.md has the effects)."""
+--changes trains depth 2 and width 128 on 0.61 M tokens with one change each, all of CHANGES or those that it names, and
+prints the difference to init's recipe, of equal seeds, with Student's interval of 95 % (docs/defaults.md has the
+effects). With --pages the text is short pages."""
 
 import html
 import json
@@ -37,6 +38,7 @@ from measure import Figure, arguments, print_figures
 from peers import nanochat, nanogpt
 from rich.console import Console
 from rich.table import Table
+from support.muon_variants import MUON_CHANGES, MuonVariant, replaced_muon
 
 from gristmill.foundation.progress import Reporter
 from gristmill.pipelines.init.dial import SCHEDULE, ModelSize, batch_of, optimizer_of
@@ -101,19 +103,22 @@ CHANGES: dict[str, dict[str, dict[str, Any]]] = {
         "train": {"batch": 16},
     },
 }  # fmt: skip
+NAMED_CHANGES = MUON_CHANGES | {"document masks": {"data": {"masked": True}}}  # for which --changes asks by name
 HELD_OUT_FILES = 40  # one file in so many
 RATES = (1.0, 2.0)
-SEEDS = (1, 2, 3)
-STUDENT = {2: 4.303, 1: 12.706}  # 97.5 % of Student's t by degrees of freedom
+SEEDS = (1, 2, 3, 4, 5)
+STUDENT = {4: 2.776, 3: 3.182, 2: 4.303, 1: 12.706}  # 97.5 % of Student's t by degrees of freedom
 
 
 @dataclass(frozen=True)
 class Text:
-    """train, held_out: token ids. bytes_per_token: of the held-out text."""
+    """train, held_out: token ids. bytes_per_token: of the held-out text. end: id behind each document, or None: the
+    text is long documents without one."""
 
     train: np.ndarray
     held_out: np.ndarray
     bytes_per_token: float
+    end: int | None = None
 
 
 @dataclass(frozen=True)
@@ -138,11 +143,13 @@ class Curve:
 
 
 class Windows:
-    """Samples of the text in an order that the seed decides."""
+    """Samples of the text in an order that the seed decides. Nothing learns or scores a document's first token. masked:
+    positions restart and attention stays inside each document."""
 
     fingerprint, vocab_size = "windows", VOCABULARY
 
-    def __init__(self, tokens: np.ndarray, seed: int | None):
+    def __init__(self, tokens: np.ndarray, seed: int | None, end: int | None = None, masked: bool = False):
+        self.end, self.masked = end, masked
         count = (len(tokens) - 1) // SEQUENCE_LENGTH
         order = np.arange(count) if seed is None else np.random.default_rng(seed).permutation(count)
         self.tokens, self.starts = tokens, order * SEQUENCE_LENGTH
@@ -150,7 +157,13 @@ class Windows:
     def sample(self, k: int) -> dict[str, np.ndarray]:
         start = self.starts[k % len(self.starts)]
         window = self.tokens[start : start + SEQUENCE_LENGTH + 1]
-        return {"tokens": window[:-1], "targets": window[1:], "weights": np.ones(SEQUENCE_LENGTH, np.float32)}
+        ends = np.zeros(SEQUENCE_LENGTH, bool) if self.end is None else window[:-1] == self.end
+        drawn = {"tokens": window[:-1], "targets": window[1:], "weights": 1 - ends.astype(np.float32)}
+        if self.masked:
+            documents, places = np.cumsum(ends) - ends, np.arange(SEQUENCE_LENGTH)
+            first = np.searchsorted(documents, np.arange(documents[-1] + 1))
+            drawn |= {"documents": documents, "positions": places - first[documents]}
+        return drawn
 
     def batch(self, numbers: range) -> dict[str, np.ndarray]:
         return stack_samples([self.sample(k) for k in numbers])
@@ -160,22 +173,35 @@ class Windows:
 
 
 @lru_cache(1)
-def text(folder: Path) -> Text:
-    """Books as plain text, tokens of a byte-level BPE of the training files."""
+def text(folder: Path, pages: bool = False) -> Text:
+    """Books as plain text, or English pages of tldr of about 150 tokens, shuffled, each with an end; tokens of a
+    byte-level BPE of the training files."""
     parts: dict[bool, list[str]] = {True: [], False: []}
-    with zstandard.open(folder / "corpora" / "books_xhtml.jsonl.zst", "rt", encoding="utf-8") as file:
-        for number, line in enumerate(file):
-            plain = html.unescape(re.sub(r"<[^>]+>", " ", json.loads(line)["html"]))
-            parts[number % HELD_OUT_FILES == 0].append(re.sub(r"\s+", " ", plain))
+    name = "tldr" if pages else "books_xhtml"
+    with zstandard.open(folder / "corpora" / f"{name}.jsonl.zst", "rt", encoding="utf-8") as file:
+        records = [json.loads(line) for line in file]
+    if pages:
+        records = [record for record in records if record["language"] == "en"]
+        records = [records[place] for place in np.random.default_rng(0).permutation(len(records))]
+    for number, record in enumerate(records):
+        plain = record["text"] if pages else re.sub(r"\s+", " ", html.unescape(re.sub(r"<[^>]+>", " ", record["html"])))
+        parts[number % HELD_OUT_FILES == 0].append(plain)
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # type: ignore[assignment]
     trainer = trainers.BpeTrainer(
-        vocab_size=VOCABULARY, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
+        vocab_size=VOCABULARY,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+        special_tokens=["<end>"] * pages,
     )
-    tokenizer.train_from_iterator(parts[False][:300], trainer)
-    ids = {held: [id for part in tokenizer.encode_batch(pieces) for id in part.ids] for held, pieces in parts.items()}
+    tokenizer.train_from_iterator(parts[False][: None if pages else 300], trainer)
+    end = tokenizer.token_to_id("<end>") if pages else None
+    ids = {
+        held: [id for part in tokenizer.encode_batch(pieces) for id in [*part.ids, *([end] * pages)]]
+        for held, pieces in parts.items()
+    }
     held_out_bytes = sum(len(piece.encode()) for piece in parts[True])
-    return Text(np.array(ids[False]), np.array(ids[True]), held_out_bytes / len(ids[True]))
+    return Text(np.array(ids[False]), np.array(ids[True]), held_out_bytes / len(ids[True]), end)
 
 
 def flops_per_token(parameters: Iterator[tuple[str, torch.Tensor]], size: ModelSize, tied: bool) -> float:
@@ -222,10 +248,15 @@ def train_ours(
         **{name: value for name, value in recipe.section("train", {}).items() if name != "batch"},
     )
     model = ModelConfig(**recipe.section("model", recipe.size.fields))
-    samples, held_out = Windows(data.train, seed), Windows(data.held_out, None)
-    inputs = TrainingData(samples, held_out, 0, False, {"books": data.bytes_per_token})
+    masked = bool(recipe.changes.get("data"))
+    samples, held_out = (
+        Windows(ids, order, data.end, masked) for ids, order in ((data.train, seed), (data.held_out, None))
+    )
+    inputs = TrainingData(samples, held_out, 0, masked, {"books": data.bytes_per_token})
     folder.mkdir(parents=True)
-    run = Run(RunConfig(model, train, seed), inputs, single_process(), folder, Reporter.silent())
+    variant = recipe.changes.get("muon")
+    with replaced_muon(MuonVariant(**variant) if variant else None, steps):
+        run = Run(RunConfig(model, train, seed), inputs, single_process(), folder, Reporter.silent())
     cost = flops_per_token(iter(run.model.parameters.items()), recipe.size, model.tied_embeddings)
     started = time.process_time()
     run.train()
@@ -367,7 +398,7 @@ def train_changes(data: Text, folder: Path, names: list[str], seeds: tuple[int, 
     """Prints the final loss of each of these CHANGES, and its difference to that of init's recipe."""
     of_init: list[float] = []
     for name in dict.fromkeys(["init", *(names or CHANGES)]):
-        changes = CHANGES[name]
+        changes = (CHANGES | NAMED_CHANGES)[name]
         batch = changes.get("train", {}).get("batch", batch_of(SMALL_SIZE) // SEQUENCE_LENGTH)
         recipe = Written(SMALL_SIZE, changes)
         curves = [
@@ -390,13 +421,17 @@ def main() -> None:
         "--rates", nargs="+", default=[], metavar="RECIPE=MULTIPLE", help="recipes, `ours` too; no grid"
     )
     parser.add_argument("--changes", nargs="*", metavar="NAME", help="init's recipe with one change each, at depth 2")
-    parser.add_argument("--seeds", type=int, choices=(1, 2, 3), help="3; of --changes 1")
+    parser.add_argument("--pages", action="store_true", help="--changes: short pages of tldr in place of books")
+    parser.add_argument("--seeds", type=int, choices=(1, 2, 3, 4, 5), help="3; of --changes 1")
     options = parser.parse_args()
     torch.set_num_threads(1)
     options.results.mkdir(parents=True, exist_ok=True)
     if options.changes is not None:
         seeds, samples = SEEDS[: options.seeds or 1], options.samples or SMALL_SAMPLES
-        train_changes(text(options.data or SHARED), options.results, options.changes, seeds, samples)
+        if "document masks" in options.changes and not options.pages:
+            parser.error("the books' documents are longer than samples; give --pages with document masks")
+        data = text(options.data or SHARED, options.pages)
+        train_changes(data, options.results, options.changes, seeds, samples)
         return
     size = ModelSize(options.depth, VOCABULARY, SEQUENCE_LENGTH)
     runs = Runs(

@@ -193,9 +193,9 @@ def _batch_advice(metrics: Path, recipe: Recipe) -> str | None:
         return None
     try:
         lines = [json.loads(line) for line in metrics.read_text("utf-8").splitlines()]
-    except ValueError as error:
-        return f"{metrics} is no JSON ({error}); `gristmill verify` tells what else is damaged"
-    return batch_advice(lines, recipe.train.batch_tokens)
+        return batch_advice(lines, recipe.train.batch_tokens)
+    except (ValueError, TypeError) as error:
+        return f"{metrics}: no metrics of a run ({error}); `gristmill verify` tells what else is damaged"
 
 
 def check(

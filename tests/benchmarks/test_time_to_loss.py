@@ -2,10 +2,19 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from peers import nanochat, nanogpt
-from recipes import Curve, interval, speed_up, time_speed_up
+from recipes import CHANGES, NAMED_CHANGES, SEQUENCE_LENGTH, Curve, Windows, interval, speed_up, time_speed_up
+from support.muon_variants import MuonVariant, VariantMuon, orthogonal, replaced_muon
+
+from gristmill.training.config.model import ModelConfig
+from gristmill.training.config.train import OptimizerConfig
+from gristmill.training.optim import offload
+from gristmill.training.optim.muon import Muon
+
+MODEL = ModelConfig(layers=1, width=8, heads=1)
 
 
 def test_flops_to_a_loss_are_interpolated_in_logarithms() -> None:
@@ -53,3 +62,69 @@ def test_nanochats_muon_steps_by_orthogonal_matrices() -> None:
     nanochat.Muon([weight], 0.02).step()
     singular = torch.linalg.svdvals(weight.detach()) / 0.02 / 2**0.5
     assert singular.min() > 0.5 and singular.max() < 1.3
+
+
+def updated(kind: type[Muon], **fields: float) -> torch.Tensor:
+    """A matrix of a layer after three updates; the first gradient is zero, as that of a layer with a zero output."""
+    start = torch.randn(12, 8, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    weight = torch.nn.Parameter(start.clone())
+    optimizer = kind({"layers.0.mlp.up.weight": weight}, OptimizerConfig(name="muon", **fields), MODEL)
+    for step in range(3):
+        draw = torch.Generator().manual_seed(step)
+        weight.grad = min(step, 1) * torch.randn(12, 8, generator=draw, dtype=torch.float64)
+        optimizer.step(1.0)
+    assert optimizer.matrices and weight.isfinite().all()
+    return weight.detach() - start
+
+
+def variant(**fields: object) -> type[VariantMuon]:
+    return type("Variant", (VariantMuon,), {"variant": MuonVariant(**fields), "steps": 4})
+
+
+def test_a_variant_without_differences_is_the_engines_muon() -> None:
+    torch.testing.assert_close(updated(variant()), updated(Muon), rtol=1e-12, atol=1e-14)
+
+
+def test_variants_of_muon_change_what_they_say() -> None:
+    plain = updated(Muon, weight_decay=0.0)
+    for moment in ("rows", "elements"):
+        made = updated(variant(moment=moment), weight_decay=0.0)
+        assert not torch.allclose(made, plain) and 0.5 < made.norm() / plain.norm() < 2
+    longer = updated(variant(scale="longer_side"), weight_decay=0.0)
+    torch.testing.assert_close(longer / plain, torch.full_like(plain, 0.2 * 12**0.5 / 1.5**0.5))
+    falling = updated(variant(decay_to_zero=True), weight_decay=1.0) - plain
+    whole = updated(Muon, weight_decay=1.0) - plain
+    assert 0.7 < falling.norm() / whole.norm() < 0.8  # 1, 3/4 and 1/2 of it in three of four steps
+    cautious = updated(variant(cautious=True), weight_decay=1.0) - plain
+    assert 0.2 < cautious.norm() / whole.norm() < 0.9
+
+
+def test_the_polynomials_of_polar_express_end_nearer_at_one() -> None:
+    """Of singular values from 0.01 to 1; the quintic leaves them between 0.7 and 1.2."""
+    left, _ = torch.linalg.qr(torch.randn(16, 16, generator=torch.Generator().manual_seed(1), dtype=torch.float64))
+    matrix = left * torch.logspace(-2, 0, 16, dtype=torch.float64)
+    off = [
+        (torch.linalg.svdvals(orthogonal(matrix, name)) - 1).abs().max() for name in ("polar_express", "newton_schulz")
+    ]
+    assert off[0] < 0.15 and off[0] < off[1] < 0.35
+
+
+def test_runs_have_the_variant_only_inside() -> None:
+    with replaced_muon(MuonVariant(moment="rows"), 10):
+        assert issubclass(offload.Muon, VariantMuon)
+    assert offload.Muon is Muon
+    for changes in (CHANGES | NAMED_CHANGES).values():
+        MuonVariant(**changes.get("muon", {}))
+
+
+def test_masked_samples_have_positions_by_document() -> None:
+    """Ends behind the tokens 2 and 5 of a sample: nothing is learned there, and positions restart behind them."""
+    tokens = np.ones(SEQUENCE_LENGTH + 1, np.int64)
+    tokens[[2, 5]] = 0
+    plain, masked = (Windows(tokens, None, 0, mask).batch(range(1)) for mask in (False, True))
+    assert set(plain) == {"tokens", "targets", "weights"}
+    assert masked["positions"][0, :8].tolist() == [0, 1, 2, 0, 1, 2, 0, 1]
+    assert masked["documents"][0, :8].tolist() == [0, 0, 0, 1, 1, 1, 2, 2]
+    for batch in (plain, masked):
+        assert np.flatnonzero(batch["weights"][0] == 0).tolist() == [2, 5]
+    assert Windows(tokens, None).batch(range(1))["weights"].all()
