@@ -33,7 +33,7 @@ from gristmill.foundation.progress import Reporter
 from gristmill.foundation.runtime.tasks.local import LocalEngine
 from gristmill.foundation.runtime.tasks.task_files import ranges_for
 
-SIZES = (100_000, 400_000)
+SIZES = (350_000, 700_000)  # in both the workers find near duplicates (of 50,000) and digest raw files (of 64 MB)
 FILE_DOCUMENTS = 10_000
 WORDS, QUESTIONS = 45, 200
 RANGE_RECORDS, MATCHES_OF_TASK = 20_000, 500  # so that there are several tasks
