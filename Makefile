@@ -10,7 +10,7 @@ FOLDERS := foundation data_pipeline tokenizers training evaluation pipelines
 # runs whole.
 TYPED := foundation data_pipeline tokenizers training evaluation pipelines
 
-.PHONY: demo test lint bench clean
+.PHONY: demo test lint schedules bench clean
 
 demo: $(INSTALLED)
 	$(BIN)/gristmill run demo --workdir work/demo --workers $(WORKERS)
@@ -27,6 +27,11 @@ lint: $(INSTALLED)
 	ln -sfn $(CURDIR)/benchmarks/published build/types/published
 	MYPYPATH=build/types $(BIN)/mypy $(addprefix -p gristmill.,$(TYPED)) -p published
 	MYPYPATH=build/types:benchmarks $(BIN)/mypy --cache-dir .mypy_cache/benchmarks --disable-error-code union-attr benchmarks/*.py
+
+# 100,000 schedules of publication (tests/simulation): too many for `make test`, of which each run has some thousands.
+schedules: $(INSTALLED)
+	folder=$$(mktemp -d) && $(BIN)/python -m tests.simulation.schedules "$$folder" 0 100000 small; \
+	code=$$?; rm -rf "$$folder"; exit $$code
 
 bench: $(INSTALLED) $(PEERS)
 	$(BIN)/python -m pip install -q -c constraints.txt -e '.[bench]'

@@ -224,9 +224,10 @@ class SmallSchedule(Schedule):
         lease.publish(lambda published: replace(published, stages={**published.stages, stage: mirror.names[stage]}))
 
 
-def main() -> None:
-    base, first, count = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
-    schedule_class = SmallSchedule if sys.argv[4:] == ["small"] else Schedule
+def main(arguments: Sequence[str]) -> int:
+    """The exit code."""
+    base, first, count = Path(arguments[1]), int(arguments[2]), int(arguments[3])
+    schedule_class = SmallSchedule if arguments[4:] == ["small"] else Schedule
     mirrors = write_mirrors(base)
     broken: list[str] = []
     events = taken_over = 0
@@ -236,7 +237,8 @@ def main() -> None:
         events += schedule.world.num_events
         taken_over += any("took this work folder over" in session.error for session in schedule.sessions)
     print(json.dumps({"schedules": count, "events": events, "taken_over": taken_over, "broken": broken[:20]}))
+    return 1 if broken else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main(sys.argv))
