@@ -396,8 +396,8 @@ def count_byte(source, byte):
 
 # Columns of the arrays that hold a tokenized page.
 
-# Columns of elements, int32[E, 6].
-PARENT, TAG, ELEMENT_FLAGS, DEPTH, PATH_HASH, NUM_CHILDREN = range(6)
+# Columns of elements, int32[E, 7]. TAG_START: byte of the page where the start tag begins.
+PARENT, TAG, ELEMENT_FLAGS, DEPTH, PATH_HASH, NUM_CHILDREN, TAG_START = range(7)
 # Columns of the elements' token weights, float32[E, 6]: of the element, and over it and its ancestors.
 OWN_MIN, OWN_MAX, OWN_SUM, PATH_MIN, PATH_MAX, PATH_SUM = range(6)
 # Columns of blocks, int32[B, 13]. START, END: bytes of the text buffer. SOURCE: byte of the page where the block ends.
@@ -418,7 +418,7 @@ FLAG_TAGS = (
     ("noscript", 1 << 26), ("h1", 1 << 24), ("h2", 1 << 25), ("h3", 1 << 25), ("h4", 1 << 25), ("h5", 1 << 25),
     ("h6", 1 << 25),
 )  # fmt: skip
-IN_LIST, IN_TABLE, IN_CODE = 1 << 12, 1 << 13, 1 << 19
+IN_LIST, IN_TABLE, IN_QUOTE, IN_CODE = 1 << 12, 1 << 13, 1 << 16, 1 << 19
 IN_MARGIN = IS_NAVIGATION | 1 << 8 | 1 << 9 | 1 << 10  # <nav>, <header>, <footer>, <aside>
 NUM_FLAGS = 27
 TAG_FLAGS = np.zeros(len(TAG_KINDS), np.int64)

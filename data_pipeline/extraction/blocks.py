@@ -24,8 +24,9 @@ from gristmill.data_pipeline.extraction.attributes import (
 )
 from gristmill.data_pipeline.extraction.block_features import KIND_FEATURES, NUM_PAGE_FEATURES, page_features
 from gristmill.data_pipeline.extraction.blocks_config import NUM_KINDS, PAGE_KINDS, BlocksConfig, HostBlocks
+from gristmill.data_pipeline.extraction.bylines import post_authors
 from gristmill.data_pipeline.extraction.embedded_text import MIN_CHARACTERS, embedded_text
-from gristmill.data_pipeline.extraction.layout import LayoutOptions, layout, layout_with_spans
+from gristmill.data_pipeline.extraction.layout import LayoutOptions, PostAuthor, layout, layout_with_spans
 from gristmill.data_pipeline.extraction.metadata import page_metadata
 from gristmill.data_pipeline.extraction.page import NO_TOKENS, Page, PageBuffers, classify, page_threshold, read_page
 from gristmill.data_pipeline.extraction.page_stats import P_KINDS, REPEATS, WORDS
@@ -170,6 +171,7 @@ MAX_KEPT_TAGS = 100_000  # capacity that a thread keeps for its next page
 MIN_REPEATED_WORDS, MAX_REPEATS = 4, 3  # of a block that is left out as a copy of one before it
 MIN_COMMENT_BYTES, MAX_COMMENT_LINKS = 20, 0.33  # of a block of a comment section
 _FIRST_TAG = re.compile(rb"\s*+(?>(?>\xef\xbb\xbf|<!--.*?-->|<[?!][^>]*>)\s*+)*+<([A-Za-z:]+)", re.DOTALL)
+_MARKED_POSTS = re.compile(rb"DiscussionForumPosting|QAPage|schema\.org/Comment\b")  # types of schema.org
 FEEDS = {b"rss", b"feed", b"rdf:rdf", b"urlset", b"sitemapindex", b"opml", b"error", b"response"}
 
 
@@ -212,10 +214,13 @@ def extract_blocks(html: bytes, weights: Weights, config: BlocksConfig, of_host:
     if config.metadata:
         metadata |= page_metadata(html, page, kept, config.metadata)
     options, has_spans = _layout_options(config), "spans" in config.metadata
+    authors: list[PostAuthor] = []
+    if config.post_authors and (kind == "forum" or _MARKED_POSTS.search(html)):
+        authors, kept = post_authors(html, page.elements, page.blocks, kept)
     if has_spans:
-        text, spans = layout_with_spans(page.elements, page.blocks, page.text.tobytes(), kept, options)
+        text, spans = layout_with_spans(page, kept, options, authors)
     else:
-        text, spans = _joined(page, kept, config), []
+        text, spans = layout(page, kept, options, authors), []
     if config.embedded_text and len(text) < MIN_CHARACTERS and (embedded := embedded_text(html, options)):
         text, spans = embedded
         metadata["text_source"] = "page_data"
@@ -302,10 +307,6 @@ def with_options(page: Page, kept: np.ndarray, config: BlocksConfig) -> np.ndarr
     return kept
 
 
-def _joined(page: Page, kept: np.ndarray, config: BlocksConfig) -> str:
-    return layout(page.elements, page.blocks, page.text.tobytes(), kept, _layout_options(config))
-
-
 def _layout_options(config: BlocksConfig) -> LayoutOptions:
     return LayoutOptions(config.format, config.table_rows, config.list_markers, config.code, config.line_breaks)
 
@@ -317,4 +318,4 @@ def whole_text(html: bytes, config: BlocksConfig) -> str:
     if tags > MAX_TAGS:
         raise NotAPage("page_too_large", f"{tags} tags; the limit is {MAX_TAGS}")
     page = read_page(html, NO_TOKENS)
-    return _joined(page, np.ones(len(page.blocks), np.bool_), config)
+    return layout(page, np.ones(len(page.blocks), np.bool_), _layout_options(config))

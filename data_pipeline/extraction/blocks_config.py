@@ -44,6 +44,7 @@ class BlocksConfig(Config):
     code: bool = Field(default=True, description="keep the white space of <pre>")
     line_breaks: bool = Field(default=True, description="<br> ends a line")
     comments: bool = Field(default=False, description="keep comment sections")
+    post_authors: bool = Field(default=False, description="the author of each post of a forum in a line before it")
     embedded_text: bool = Field(
         default=True,
         description="text of JSON-LD or Discourse's data where the page shows fewer than 250 characters of main text",

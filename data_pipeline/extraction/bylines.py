@@ -1,12 +1,30 @@
 """Attributes of tags and texts of elements, read from the bytes of a page without a tree; and with them the names of
-authors in the text: elements for authors, links to pages about authors, and words after "by".
+authors in the text: elements for authors, links to pages about authors, words after "by", and the authors of a
+forum's posts.
 
 The rules were chosen on half of the sites of WCXB; docs/extraction.md has what each pays on that half and the other."""
 
 import html as html_module
 import itertools
 import re
-from collections.abc import Iterator
+from bisect import bisect_right
+from collections.abc import Collection, Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from gristmill.data_pipeline.extraction.attributes import (
+    ELEMENT,
+    ELEMENT_FLAGS,
+    END,
+    HTML_END,
+    HTML_START,
+    IN_QUOTE,
+    PARENT,
+    START,
+    TAG,
+)
+from gristmill.data_pipeline.extraction.layout import PostAuthor
 
 MAX_VALUE_CHARS = 1000
 
@@ -90,7 +108,8 @@ def clean_author(value: str) -> str:
 def bylines(html: bytes) -> Iterator[str]:
     """Names in elements for authors, the most trusted first. html: without scripts."""
     names: dict[str, list[str]] = {kind: [] for kind in KINDS}
-    for tag, after in _hinted_tags(html):
+    for tag, at in _hinted_tags(html, _HINT, MAX_HINTS):
+        after = html[at : at + WINDOW_BYTES]
         name, attributes = tag.split(None, 1)[0].lower(), attributes_of(tag)
         kind = None if name in _NO_ELEMENTS else _kind(name, attributes)
         if kind == "username":
@@ -101,16 +120,16 @@ def bylines(html: bytes) -> Iterator[str]:
         yield from filter(None, names[kind])
 
 
-def _hinted_tags(html: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """Start tags that hold a word of _HINT, and WINDOW_BYTES behind each."""
+def _hinted_tags(html: bytes, hints: re.Pattern[bytes], max_hints: int) -> Iterator[tuple[bytes, int]]:
+    """Start tags that hold a hint, and the byte behind each."""
     last = -1
-    for hint in itertools.islice(_HINT.finditer(html), MAX_HINTS):
+    for hint in itertools.islice(hints.finditer(html), max_hints):
         start = html.rfind(b"<", max(0, hint.start() - MAX_TAG_BYTES), hint.start())
         end = html.find(b">", hint.end(), hint.end() + MAX_TAG_BYTES)
         is_tag = html[start + 1 : start + 2].isalpha() and html.find(b">", start, hint.start()) < 0
         if start >= 0 and end >= 0 and start != last and is_tag:
             last = start
-            yield html[start + 1 : end], html[end + 1 : end + 1 + WINDOW_BYTES]
+            yield html[start + 1 : end], end + 1
 
 
 def _kind(name: bytes, attributes: dict[str, str]) -> str | None:
@@ -174,3 +193,148 @@ def names_after_by(html: bytes) -> Iterator[str]:
 def _is_capitalized(name: str) -> bool:
     words = [word for word in name.split() if word not in _SMALL_WORDS]
     return 1 <= len(words) <= 5 and all(_NAME_WORD.fullmatch(word) and word[0].isupper() for word in words)
+
+
+# Authors of the posts of a page.
+
+MAX_POST_HINTS, AUTHOR_WINDOW_BYTES, MAX_AUTHOR_BYTES = 50_000, 1000, 60
+MAX_LINE_BYTES = 100  # of a kept block with a name; longer ones are prose in which somebody is mentioned
+MAX_ADDED_BYTES = 4  # "by " or a sign beside the name in its block
+_POST_HINT = re.compile(rb"author|creator|user[-_]?name|poster|nick|hnuser", re.IGNORECASE)
+_POST_TOKEN = re.compile(
+    r"(?:.{0,30}[-_])?(?:[a-z]{0,6}user[-_]?name|(?:post|comment)?author|poster|nick(?:name)?|creator|hnuser)"
+    r"(?:[-_]?(?:name|link|coloured|info|information))?[-_\d]{0,12}",
+    re.IGNORECASE,
+)
+_PIECE = re.compile(rb"<(/?)([a-zA-Z][\w-]{0,20})[^<>]{0,600}>|[^<]+")
+_NO_AUTHOR = re.compile(  # words beside names, dates, and texts without a letter
+    r"(?:(?:posted|written|started|created|asked|answered|by|from|von|par|por|autor|auteur|author|user|re|quote|joined"
+    r"|edited|last|post|reply|op|admin|moderator|guest|online|offline|thread|starter|username)\b[\s:]*)+|[\W\d_]*"
+    r"|[^\W\d_]{3,9}\.? \d{1,2},? \d{4}\b.{0,20}",
+    re.IGNORECASE,
+)
+_VOID = frozenset((b"img", b"br", b"meta", b"link", b"input", b"hr", b"wbr", b"source"))
+
+
+class _Mark(NamedTuple):
+    """A name in an element for authors, and the block that holds it. rank: 0 for properties of schema.org, 1 for
+    rel="author", 2 for classes and ids."""
+
+    rank: int
+    block: int
+    name: str
+    html_start: int
+    html_end: int
+
+
+def post_authors(
+    html: bytes, elements: np.ndarray, blocks: np.ndarray, kept: np.ndarray
+) -> tuple[list[PostAuthor], np.ndarray]:
+    """(the authors of the kept blocks' posts, the kept blocks without those that are such a name and nothing else).
+
+    A post is the innermost element around a block that holds a name and has a sibling of its tag that holds one. Its
+    author is the first name of the best rank in it and in no post inside of it. It is not written twice: a post has no
+    author where the name's block is kept and holds more. The time is linear in the page's bytes."""
+    marks = _author_marks(html, elements, blocks, kept)
+    parents, tags = elements[:, PARENT].tolist(), elements[:, TAG].tolist()
+    chosen = np.flatnonzero(kept).tolist()
+    element_of = blocks[:, ELEMENT].tolist()
+    names = {mark.block for mark in marks if _is_name_alone(mark, blocks)}
+    places = _nearest([element_of[block] for block in chosen], _repeated(parents, tags, element_of, marks), parents)
+    first: dict[int, int] = {}  # of each post, its first block that is not a name
+    for block, post in zip(chosen, places, strict=True):
+        if post and block not in names:
+            first.setdefault(post, block)
+    best: dict[int, _Mark] = {}
+    for mark, post in zip(marks, _nearest([element_of[mark.block] for mark in marks], first, parents), strict=True):
+        if post and (post not in best or mark.rank < best[post].rank):
+            best[post] = mark
+    best = {post: mark for post, mark in best.items() if not kept[mark.block] or mark.block in names}
+    kept = kept.copy()
+    kept[[mark.block for mark in best.values()]] = False
+    number = np.cumsum(kept) - 1
+    authors = [
+        PostAuthor(int(number[first[post]]), post, mark.name, mark.html_start, mark.html_end)
+        for post, mark in best.items()
+    ]
+    return authors, kept
+
+
+def _is_name_alone(mark: _Mark, blocks: np.ndarray) -> bool:
+    size = int(blocks[mark.block, END] - blocks[mark.block, START])
+    return size <= len(mark.name.encode()) + MAX_ADDED_BYTES
+
+
+def _repeated(parents: list[int], tags: list[int], element_of: list[int], marks: list[_Mark]) -> set[int]:
+    """Elements that hold a name, and of whose siblings of the same tag one does too."""
+    siblings: dict[tuple[int, int], list[int]] = {}
+    with_name: set[int] = set()
+    for mark in marks:
+        element = element_of[mark.block]
+        while element and element not in with_name:
+            with_name.add(element)
+            siblings.setdefault((parents[element], tags[element]), []).append(element)
+            element = parents[element]
+    return {element for group in siblings.values() if len(group) > 1 for element in group}
+
+
+def _nearest(elements: list[int], wanted: Collection[int], parents: list[int]) -> list[int]:
+    """The nearest wanted element around each, or itself; 0 without one."""
+    known = {0: 0} | {element: element for element in wanted}
+    for element in elements:
+        chain = []
+        while element not in known:
+            chain.append(element)
+            element = parents[element]
+        known.update(dict.fromkeys(chain, known[element]))
+    return [known[element] for element in elements]
+
+
+def _author_marks(html: bytes, elements: np.ndarray, blocks: np.ndarray, kept: np.ndarray) -> list[_Mark]:
+    """Names in elements for authors outside of quotes and of long kept blocks, in the order of the page."""
+    marks: list[_Mark] = []
+    ends = blocks[:, HTML_END].tolist()
+    is_in_quote = elements[blocks[:, ELEMENT], ELEMENT_FLAGS] & IN_QUOTE != 0
+    is_long = blocks[:, END] - blocks[:, START] > MAX_LINE_BYTES
+    for tag, at in _hinted_tags(html, _POST_HINT, MAX_POST_HINTS):
+        rank = _post_rank(attributes_of(tag))
+        if rank is None or (text := _first_text(html, at)) is None:
+            continue
+        block = bisect_right(ends, text[1])
+        if block == len(blocks) or blocks[block, HTML_START] > text[1] or is_in_quote[block]:
+            continue
+        if not (kept[block] and is_long[block]):
+            marks.append(_Mark(rank, block, *text))
+    return marks
+
+
+def _post_rank(attributes: dict[str, str]) -> int | None:
+    if not {"author", "creator"}.isdisjoint(attributes.get("itemprop", "").lower().split()):
+        return 0
+    if "author" in attributes.get("rel", "").lower().split():
+        return 1
+    tokens = [*attributes.get("class", "").split(), attributes.get("id", "")]
+    return 2 if any(map(_POST_TOKEN.fullmatch, tokens)) else None
+
+
+def _first_text(html: bytes, at: int) -> tuple[str, int, int] | None:
+    """(name, its first byte, the byte behind it): the first text in the element whose start tag ends at this byte that
+    is not a word such as "by"."""
+    depth, end = 0, at + AUTHOR_WINDOW_BYTES
+    for piece in _PIECE.finditer(html, at, end):
+        if piece[2] is not None:
+            depth += -1 if piece[1] else piece[2].lower() not in _VOID
+            if depth < 0:
+                return None
+            continue
+        name = _BY.sub("", cleaned(unescaped(piece[0]))).strip(" ,;:@|\u2022\u00b7")
+        if len(name) > 1 and not _NO_AUTHOR.fullmatch(name):  # one letter stands for a picture
+            if len(name.encode()) > MAX_AUTHOR_BYTES or piece.end() == end:
+                return None
+            inside = piece[0].find(name.encode())
+            if inside >= 0:
+                return name, piece.start() + inside, piece.start() + inside + len(name.encode())
+            raw = piece[0].strip()
+            start = piece.start() + piece[0].find(raw)
+            return name, start, start + len(raw)
+    return None

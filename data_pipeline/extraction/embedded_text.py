@@ -61,7 +61,7 @@ def embedded_text(html: bytes, options: LayoutOptions) -> tuple[str, list[PageSp
         return None
     page = read_page(fragment, NO_TOKENS)
     kept = np.ones(len(page.blocks), np.bool_)
-    text, spans = layout_with_spans(page.elements, page.blocks, page.text.tobytes(), kept, options)
+    text, spans = layout_with_spans(page, kept, options)
     if len(text) < MIN_CHARACTERS:
         return None
     sources = [strings[bisect_right(starts, span.html_start) - 1] for span in spans]

@@ -14,6 +14,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from gristmill.data_pipeline.extraction.attributes import ELEMENT, END, HTML_END, HTML_START, PARENT, START, TAG
+from gristmill.data_pipeline.extraction.page import Page
 from gristmill.data_pipeline.extraction.tags import CELL, CODE, ITEM, TAG_IDS, TAG_KINDS
 from gristmill.foundation.runtime.kernels.cached_njit import cached_njit
 
@@ -25,6 +26,7 @@ P, LI, UL, OL, MENU, DIR, DL, DT, DD, TABLE, TR, TH, QUOTE, CAPTION = (
 )
 HEADING_LEVELS = {TAG_IDS[f"h{level}"]: level for level in range(1, 7)}
 _MARKUP = re.compile(r"(\d{0,9})(?=[#>+*-]+(?:\s|$)|(?<=\d)[.)]\s|```)")
+_EMPHASIS = re.compile(r"[\\*]")
 _FENCE = re.compile(r"`{3,}")
 _MARKED = re.compile("\x01(\\d+)\x02([^\x03]*)\x03")
 
@@ -48,7 +50,8 @@ class LayoutOptions:
 class BlockPlace(NamedTuple):
     """Position of an element in the structure. items: the list items it is in, the outermost first. list, definitions,
     table, row, cell, code: the outermost list, the definition list, and the innermost others; 0 for none. level: of a
-    heading. quotes: number of quotes around it. term, header: whether it is a term or a header cell."""
+    heading. quotes: number of quotes around it. author, term, header: whether it is the line of a post's author, a term
+    or a header cell."""
 
     items: tuple[int, ...] = ()
     list: int = 0
@@ -59,12 +62,13 @@ class BlockPlace(NamedTuple):
     code: int = 0
     level: int = 0
     quotes: int = 0
+    author: bool = False
     term: bool = False
     header: bool = False
 
 
 class PlacedBlock(NamedTuple):
-    """A kept block's text and place. number: among the kept blocks."""
+    """A kept block's text and place. number: among the kept blocks; authors of posts are numbered behind them."""
 
     number: int
     text: str
@@ -143,8 +147,20 @@ def _find_structure(elements, ordinals, counts, nearest):
             counts[parent] += 1
 
 
-def layout(elements: np.ndarray, blocks: np.ndarray, text: bytes, kept: np.ndarray, options: LayoutOptions) -> str:
-    """The kept blocks' text. elements, blocks: of a page; text: of all its blocks, in UTF-8. kept: bool[B]."""
+class PostAuthor(NamedTuple):
+    """The author of a post. before: number among the kept blocks of the post's first. item: the post's element.
+    html_start, html_end: bytes of the page that hold the name."""
+
+    before: int
+    item: int
+    name: str
+    html_start: int
+    html_end: int
+
+
+def layout(page: Page, kept: np.ndarray, options: LayoutOptions, authors: Sequence[PostAuthor] = ()) -> str:
+    """The kept blocks' text, and the authors in lines of their own. kept: bool[B]."""
+    elements, blocks, text = page.elements, page.blocks, page.text.tobytes()
     ordinals, counts, nearest = np.zeros((3, len(elements)), np.int32)
     _find_structure(elements, ordinals, counts, nearest)
     places = Places(elements, nearest)
@@ -156,8 +172,23 @@ def layout(elements: np.ndarray, blocks: np.ndarray, text: bytes, kept: np.ndarr
         for number, (element, start, end) in enumerate(zip(*columns, strict=True))
     ]
     tables = data_tables(chosen) if options.table_rows else set()
+    if authors:
+        chosen = _with_authors(chosen, authors, places)
     pieces = list(_pieces(chosen, tables, elements, ordinals, options))
     return _joined(pieces, options)
+
+
+def _with_authors(blocks: list[PlacedBlock], authors: Sequence[PostAuthor], places: Places) -> list[PlacedBlock]:
+    before = {author.before: (number, author) for number, author in enumerate(authors, len(blocks))}
+    with_authors = []
+    for block in blocks:
+        if block.number in before:
+            number, author = before[block.number]
+            place = places.of(int(places.nearest[author.item]))
+            place = place._replace(definitions=0, cell=0, code=0, level=0, term=False, author=True)
+            with_authors.append(PlacedBlock(number, author.name, place))
+        with_authors.append(block)
+    return with_authors
 
 
 class PageSpan(NamedTuple):
@@ -170,12 +201,13 @@ class PageSpan(NamedTuple):
 
 
 def layout_with_spans(
-    elements: np.ndarray, blocks: np.ndarray, text: bytes, kept: np.ndarray, options: LayoutOptions
+    page: Page, kept: np.ndarray, options: LayoutOptions, authors: Sequence[PostAuthor] = ()
 ) -> tuple[str, list[PageSpan]]:
-    """(what `layout` gives, a span of each kept block in the order of the text). Markers, bars and the signs of
-    Markdown stand outside or between the lines of a span."""
-    marked = layout(elements, blocks, text, kept, replace(options, marks=True))
-    sources = blocks[np.flatnonzero(kept)][:, (HTML_START, HTML_END)].tolist()
+    """(what `layout` gives, a span of each kept block and author in the order of the text). Markers, bars and the signs
+    of Markdown stand outside or between the lines of a span."""
+    marked = layout(page, kept, replace(options, marks=True), authors)
+    sources = page.blocks[np.flatnonzero(kept)][:, (HTML_START, HTML_END)].tolist()
+    sources += [[author.html_start, author.html_end] for author in authors]
     bounds: dict[int, tuple[int, int]] = {}
     parts, length, at = [], 0, 0
     for line in _MARKED.finditer(marked):
@@ -214,6 +246,7 @@ def _pieces(
     blocks: Sequence[PlacedBlock], tables: set[int], elements: np.ndarray, ordinals: np.ndarray, options: LayoutOptions
 ) -> Iterator[Piece]:
     at = 0
+    is_plain = options.format == "text" and options.line_breaks and not options.marks
     while at < len(blocks):
         place, end = blocks[at].place, at + 1
         if place.cell and place.table in tables:
@@ -230,7 +263,7 @@ def _pieces(
                 end += 1
             is_first = at == 0 or item not in blocks[at - 1].place.items
             yield _item(blocks[at:end], is_first, elements, ordinals, options)
-        elif place.definitions or options.format == "markdown" or options.marks or not options.line_breaks:
+        elif not is_plain or place.definitions or place.author:
             yield _paragraph(blocks[at], options)
         else:  # most blocks: paragraphs whose text is written as it is, many in one piece because pieces take time
             while end < len(blocks) and _is_paragraph(blocks[end].place, tables):
@@ -240,7 +273,7 @@ def _pieces(
 
 
 def _is_paragraph(place: BlockPlace, tables: set[int]) -> bool:
-    if place.items or place.code or place.definitions:
+    if place.items or place.code or place.definitions or place.author:
         return False
     return not place.cell or place.table not in tables
 
@@ -256,6 +289,11 @@ def _paragraph(block: PlacedBlock, options: LayoutOptions) -> Piece:
 def _lines(block: PlacedBlock, options: LayoutOptions) -> list[str]:
     """The block's lines as the format writes them, without what its list or definition adds."""
     place = block.place
+    if place.author:
+        if options.format == "text":
+            return [_mark(block.text, block, options) + ":"]
+        name = _EMPHASIS.sub(r"\\\g<0>", block.text)
+        return [f"**{_mark(name, block, options)}**"]
     lines = block.text.split("\n") if options.line_breaks else [block.text.replace("\n", " ")]
     if options.format == "markdown":
         if place.level:

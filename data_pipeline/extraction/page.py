@@ -107,7 +107,7 @@ class PageBuffers:
             self.seen = np.zeros(TABLE_SIZE, np.bool_)
         if num_tags > self.tags:
             elements, blocks = num_tags + 1, num_tags + 2
-            self.elements, self.weights = np.empty((elements, 6), np.int32), np.empty((elements, 6), np.float32)
+            self.elements, self.weights = np.empty((elements, 7), np.int32), np.empty((elements, 6), np.float32)
             self.blocks, self.counts = (
                 np.empty((blocks, NUM_BLOCK_COLUMNS), np.int32),
                 np.empty((blocks, NUM_COUNTS), np.int32),

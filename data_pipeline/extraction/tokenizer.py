@@ -41,6 +41,7 @@ from gristmill.data_pipeline.extraction.attributes import (
     SUM_WEIGHT,
     TAG,
     TAG_FLAGS,
+    TAG_START,
     TITLE_END,
     TITLE_START,
     TOKENS_HASH,
@@ -297,7 +298,7 @@ def start_block(tag, kind, properties, property_weights, elements, element_weigh
     state[NUM_ELEMENTS] = e + 1
     elements[parent, NUM_CHILDREN] += 1
     elements[e, PARENT], elements[e, TAG], elements[e, DEPTH] = parent, tag, elements[parent, DEPTH] + 1
-    elements[e, NUM_CHILDREN] = 0
+    elements[e, NUM_CHILDREN], elements[e, TAG_START] = 0, state[AT]
     elements[e, ELEMENT_FLAGS] = elements[parent, ELEMENT_FLAGS] | properties[FLAGS] | TAG_FLAGS[tag]
     mixed = (np.int64(elements[parent, PATH_HASH]) * 31 + tag * 7919 + properties[TOKENS_HASH]) * 0x9E3779B1
     elements[e, PATH_HASH] = (mixed >> 7) & 0x7FFFFFFF

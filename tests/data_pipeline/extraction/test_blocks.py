@@ -93,7 +93,7 @@ def test_tables_can_be_left_out():
     assert everything(html) == "a\n\nb | c\nd | e f\n\ng"
     page = read_page(html.encode(), NO_TOKENS)
     kept = with_options(page, np.ones(len(page.blocks), bool), BlocksConfig(tables=False))
-    assert layout(page.elements, page.blocks, page.text.tobytes(), kept, LayoutOptions()) == "a\n\ng"
+    assert layout(page, kept, LayoutOptions()) == "a\n\ng"
 
 
 def test_the_kind_of_a_page_is_in_its_metadata():

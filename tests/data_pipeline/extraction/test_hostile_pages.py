@@ -22,7 +22,7 @@ FIRST, LAST = (f"Sentence {k} tells of the mill, of the river" for k in (0, 19))
 PAGE = f"<html><head><title>Mill</title></head><body><article><h1>Mill</h1>{STORY}</article></body></html>"
 MANY, LONG = 1_000_000, 9_500_000
 MAX_GROWTH_BYTES = 600_000_000  # 250 bytes a tag for a million tags, and some copies of 10 MB
-OPTIONS = BlocksConfig(metadata=get_args(MetadataField), comments=True, table_rows=True, list_markers=True)
+OPTIONS = BlocksConfig(metadata=get_args(MetadataField), comments=True, post_authors=True)
 
 
 def inside(hostile: str) -> bytes:
@@ -41,6 +41,7 @@ WITH_TEXT = {
     "an address of 9.5 MB": (inside(f'<a href="{"x" * LONG}">y</a>'), LAST),
     "a million attributes": (inside(f"<div {'a=b c ' * MANY}>y</div>"), LAST),
     "a million references": (inside("<p>" + "&amp;x" * MANY), LAST),
+    "a tag of authors": (inside(f"<i itemtype=https://schema.org/Comment {'author ' * MANY}>"), LAST),
     "a million end tags": (inside("</div></b>" * (MANY // 4)), LAST),
     "a comment without an end": (PAGE.encode() + b"<!--" + b"x" * MANY, LAST),
     "a script without an end": (PAGE.encode() + b"<script>" + b"a<b" * (MANY // 4), LAST),

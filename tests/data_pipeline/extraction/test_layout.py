@@ -6,10 +6,12 @@ import re
 import numpy as np
 import pytest
 
-from gristmill.data_pipeline.extraction.attributes import HTML_END, HTML_START
+from gristmill.data_pipeline.extraction.attributes import END, HTML_END, HTML_START, START
 from gristmill.data_pipeline.extraction.blocks import whole_text
 from gristmill.data_pipeline.extraction.blocks_config import BlocksConfig
-from gristmill.data_pipeline.extraction.layout import LayoutOptions, layout_with_spans
+from gristmill.data_pipeline.extraction.bylines import post_authors
+from gristmill.data_pipeline.extraction.html_extraction import extract
+from gristmill.data_pipeline.extraction.layout import LayoutOptions, layout, layout_with_spans
 from gristmill.data_pipeline.extraction.page import NO_TOKENS, read_page
 
 TEX = '<annotation encoding="application/x-tex">{}</annotation>'
@@ -131,7 +133,7 @@ def with_spans(html: bytes, text_format="text") -> list[tuple[str, str]]:
     page = read_page(html, NO_TOKENS)
     kept = np.ones(len(page.blocks), bool)
     options = LayoutOptions(format=text_format)
-    text, spans = layout_with_spans(page.elements, page.blocks, page.text.tobytes(), kept, options)
+    text, spans = layout_with_spans(page, kept, options)
     assert text == whole_text(html, BlocksConfig(format=text_format))
     return [(text[span.start : span.end], html[span.html_start : span.html_end].decode()) for span in spans]
 
@@ -170,3 +172,91 @@ def test_a_page_cannot_write_the_marks_of_spans():
     tex = TEX.format("a&#1;9&#2;b&#3;")
     assert with_spans(b"<p>x&#1;1&#2;y&#3;</p>") == [("x1y", "x&#1;1&#2;y")]
     assert with_spans(f"<p><math>{tex}</math>".encode()) == [("$a 9 b$", "a&#1;9&#2;b&#3;")]
+
+
+# HTML of a thread of two posts, and its authors: the elements that forum software gives them.
+THREADS: dict[str, tuple[str, list[str]]] = {
+    "Discourse": (
+        '<div itemprop=comment><span class=creator itemprop=author><a href=/u/ann><span itemprop=name>ann</span></a>'
+        '</span><div class=post>{}</div></div>', ["ann", "bob"],
+    ),
+    "phpBB": (
+        '<div class="post bg1"><div class=postbody><h3><a href=#p1>Re: mill</a></h3><div class=content>{}</div></div>'
+        '<dl class=postprofile><dt>by <a class=username-coloured href=/ann>ann</a></dt><dd>Posts: 3</dd></dl></div>',
+        ["ann", "bob"],
+    ),
+    "XenForo": (
+        '<article><div><a class=avatar><span>A</span></a><h4><a class="username ">ann</a></h4></div><div><blockquote>'
+        '<a class=username>eve</a> said: no</blockquote>{}</div></article>', ["ann", "bob"],
+    ),
+    "a table": (
+        '<table class=post><tr><td><div id=postauthor12>ann</div><td>{}</table>', ["ann", "bob"],
+    ),
+    "signed below": ('<div class=answer><p>{}<div itemprop=author><a>ann</a> 1,204</div></div>', ["ann", "bob"]),
+    "no name": ('<div class=post><div class=author></div><p>{}</div>', []),
+    "a long text": (f'<div class=post><div class=author>{"ann " * 20}</div><p>{{}}</div>', []),
+}  # fmt: skip
+
+
+def thread(html: str, kept_texts: tuple[str, ...], text_format="text") -> tuple[str, list[tuple[str, str]]]:
+    """(the text with the authors of the posts, (text, part of the page) of each span). kept_texts: texts of blocks."""
+    page = read_page(html.encode(), NO_TOKENS)
+    text = page.text.tobytes()
+    kept = np.array([text[row[START] : row[END]].decode() in kept_texts for row in page.blocks])
+    authors, kept = post_authors(html.encode(), page.elements, page.blocks, kept)
+    options = LayoutOptions(format=text_format)
+    written, spans = layout_with_spans(page, kept, options, authors)
+    assert written == layout(page, kept, options, authors)
+    parts = [(written[span.start : span.end], html.encode()[span.html_start : span.html_end]) for span in spans]
+    return written, [(part, source.decode()) for part, source in parts]
+
+
+@pytest.mark.parametrize("name", THREADS)
+def test_the_author_of_a_post_stands_before_it(name):
+    post, authors = THREADS[name]
+    html = post.format("The mill is old.") + post.format("It still turns.").replace("ann", "bob")
+    texts = ["The mill is old.", "It still turns."]
+    text, spans = thread(html, tuple(texts))
+    marked, _ = thread(html, tuple(texts), "markdown")
+    if authors:
+        assert text == "ann:\n\nThe mill is old.\n\nbob:\n\nIt still turns."
+        assert marked == "**ann**\n\nThe mill is old.\n\n**bob**\n\nIt still turns."
+        texts = ["ann", texts[0], "bob", texts[1]]
+    assert text.replace(":", "") == "\n\n".join(texts)
+    assert spans == [(part, part) for part in texts]
+
+
+def test_no_author_is_written_twice():
+    post = "<li><p class=author>{}</p><p>{}</p></li>"
+    posts = post.format("ann", "The mill is old.") + post.format("by <a>bob</a> on Monday", "It turns.")
+    kept = ("ann", "by bob on Monday", "The mill is old.", "It turns.")
+    text, _ = thread(f"<ol>{posts}</ol>", kept)
+    assert text == "1. ann:\n   The mill is old.\n2. by bob on Monday\n   It turns."
+    reply = "<div><b class=author>{}</b><p>{}</p>{}</div>"
+    nested = reply.format("ann", "a", reply.format("bob", "b", "") + reply.format("a*b", "c", ""))
+    assert thread(nested + reply.format("dan", "d", ""), ("a", "b", "c", "d"), "markdown")[0] == (
+        "**ann**\n\na\n\n**bob**\n\nb\n\n**a\\*b**\n\nc\n\n**dan**\n\nd"
+    )
+
+
+def test_authors_take_linear_time():
+    many = 20_000
+    posts = thread("<div><b class=author>ann</b><p>a</p></div>" * many, ("a",))[0]
+    assert posts == "\n\n".join(["ann:\n\na"] * many)
+    assert thread("<div><b class=author>ann</b><p>a</p>" * many, ("a",))[0].count("ann:") <= 250
+
+
+def test_authors_only_on_pages_with_posts():
+    """Of kind forum, or with schema.org's types of posts."""
+    story = "".join(f"<p>Sentence {k} tells of the mill, and of the river that turns its wheel.</p>" for k in range(9))
+    part = "<div><b class=author>ann</b>" + story + "</div>"
+    page = "<html><head><meta property=og:type content=article></head><body><h1>The mill</h1><article {}>{}</article>"
+    parts = part + part.replace("ann", "bob").replace("mill", "dam")
+    marked, plain = (page.format(kind, parts).encode() for kind in ("itemtype=https://schema.org/Comment", ""))
+
+    def names(html: bytes, **options) -> set[str]:
+        lines = extract(html, None, "blocks", BlocksConfig(**options)).split("\n")
+        return {"ann:", "bob:"}.intersection(lines)
+
+    assert names(marked, post_authors=True) == {"ann:", "bob:"}
+    assert names(plain, post_authors=True) == names(marked) == set()
