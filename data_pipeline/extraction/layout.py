@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from gristmill.data_pipeline.extraction.attributes import ELEMENT, END, HTML_END, HTML_START, PARENT, START, TAG
-from gristmill.data_pipeline.extraction.page import Page
+from gristmill.data_pipeline.extraction.page import Page, start_tag
 from gristmill.data_pipeline.extraction.tags import CELL, CODE, ITEM, TAG_IDS, TAG_KINDS
 from gristmill.foundation.runtime.kernels.cached_njit import cached_njit
 
@@ -26,6 +26,8 @@ P, LI, UL, OL, MENU, DIR, DL, DT, DD, TABLE, TR, TH, QUOTE, CAPTION = (
 )
 HEADING_LEVELS = {TAG_IDS[f"h{level}"]: level for level in range(1, 7)}
 _MARKUP = re.compile(r"(\d{0,9})(?=[#>+*-]+(?:\s|$)|(?<=\d)[.)]\s|```)")
+_NUMBER = re.compile(rb"""<[^<>]{0,400}?\s(?:start|value)\s*+=\s*+["']?+\s*+(\d{1,9})\s*["'\s/>]""", re.IGNORECASE)
+_REVERSED = re.compile(rb"""<[^<>]{0,400}?\sreversed[\s=/>]""", re.IGNORECASE)
 _EMPHASIS = re.compile(r"[\\*]")
 _FENCE = re.compile(r"`{3,}")
 _MARKED = re.compile("\x01(\\d+)\x02([^\x03]*)\x03")
@@ -138,7 +140,7 @@ _IS_STRUCTURAL = np.array([_below(BlockPlace(), 1, tag, 0) != BlockPlace() for t
 
 @cached_njit(nogil=True)
 def _find_structure(elements, ordinals, counts, nearest):
-    """ordinals: of items and cells among those of their parent, from 0. nearest: of Places."""
+    """ordinals: of items and cells among those of their parent, from 0. counts: of those. nearest: of Places."""
     for e in range(1, len(elements)):
         tag, parent = elements[e, TAG], elements[e, PARENT]
         nearest[e] = e if _IS_STRUCTURAL[tag] else nearest[parent]
@@ -158,6 +160,30 @@ class PostAuthor(NamedTuple):
     html_end: int
 
 
+@dataclass
+class ItemNumbers:
+    """Numbers of the items of <ol>, by `start`, `reversed` and `value`: numbers of at most nine digits, as in Markdown.
+    lists: (number of the first item, step) of each list."""
+
+    page: Page
+    ordinals: np.ndarray
+    counts: np.ndarray
+    lists: dict[int, tuple[int, int]] = field(default_factory=dict)
+
+    def of(self, item: int) -> int:
+        ordinal, parent = int(self.ordinals[item]), int(self.page.elements[item, PARENT])
+        if parent not in self.lists:
+            tag = start_tag(self.page, parent)
+            is_reversed, number = _REVERSED.match(tag), _NUMBER.match(tag)
+            first = int(number[1]) if number else int(self.counts[parent]) if is_reversed else 1
+            self.lists[parent] = (first, -1 if is_reversed else 1)
+        first, step = self.lists[parent]
+        if value := _NUMBER.match(start_tag(self.page, item)):  # those behind it count from there
+            first = int(value[1]) - step * ordinal
+            self.lists[parent] = (first, step)
+        return min(max(first + step * ordinal, 0), 999_999_999)
+
+
 def layout(page: Page, kept: np.ndarray, options: LayoutOptions, authors: Sequence[PostAuthor] = ()) -> str:
     """The kept blocks' text, and the authors in lines of their own. kept: bool[B]."""
     elements, blocks, text = page.elements, page.blocks, page.text.tobytes()
@@ -174,7 +200,7 @@ def layout(page: Page, kept: np.ndarray, options: LayoutOptions, authors: Sequen
     tables = data_tables(chosen) if options.table_rows else set()
     if authors:
         chosen = _with_authors(chosen, authors, places)
-    pieces = list(_pieces(chosen, tables, elements, ordinals, options))
+    pieces = list(_pieces(chosen, tables, ItemNumbers(page, ordinals, counts), options))
     return _joined(pieces, options)
 
 
@@ -243,7 +269,7 @@ def data_tables(blocks: Sequence[PlacedBlock]) -> set[int]:
 
 
 def _pieces(
-    blocks: Sequence[PlacedBlock], tables: set[int], elements: np.ndarray, ordinals: np.ndarray, options: LayoutOptions
+    blocks: Sequence[PlacedBlock], tables: set[int], numbers: ItemNumbers, options: LayoutOptions
 ) -> Iterator[Piece]:
     at = 0
     is_plain = options.format == "text" and options.line_breaks and not options.marks
@@ -252,7 +278,7 @@ def _pieces(
         if place.cell and place.table in tables:
             while end < len(blocks) and blocks[end].place.table == place.table and blocks[end].place.cell:
                 end += 1
-            yield _table(blocks[at:end], ordinals, options)
+            yield _table(blocks[at:end], numbers.ordinals, options)
         elif place.code:
             while end < len(blocks) and blocks[end].place.code == place.code:
                 end += 1
@@ -262,7 +288,7 @@ def _pieces(
             while end < len(blocks) and blocks[end].place.items == place.items and not blocks[end].place.code:
                 end += 1
             is_first = at == 0 or item not in blocks[at - 1].place.items
-            yield _item(blocks[at:end], is_first, elements, ordinals, options)
+            yield _item(blocks[at:end], is_first, numbers, options)
         elif not is_plain or place.definitions or place.author:
             yield _paragraph(blocks[at], options)
         else:  # most blocks: paragraphs whose text is written as it is, many in one piece because pieces take time
@@ -325,16 +351,15 @@ def _code(blocks: Sequence[PlacedBlock], options: LayoutOptions) -> Piece:
     return Piece(lines, ("code", blocks[0].place.code), blocks[0].place.quotes)
 
 
-def _item(
-    blocks: Sequence[PlacedBlock], is_first: bool, elements: np.ndarray, ordinals: np.ndarray, options: LayoutOptions
-) -> Piece:
+def _item(blocks: Sequence[PlacedBlock], is_first: bool, numbers: ItemNumbers, options: LayoutOptions) -> Piece:
     """Lines of an item's own text: the first behind its marker, the others below it."""
     place = blocks[0].place
     lines = [line for block in blocks for line in _lines(block, options)]
     if options.list_markers or options.format == "markdown":
         item = place.items[-1]
+        elements = numbers.page.elements
         is_numbered = elements[elements[item, PARENT], TAG] == OL
-        marker = f"{ordinals[item] + 1}. " if is_numbered else "- "
+        marker = f"{numbers.of(item)}. " if is_numbered else "- "
         indent = "  " * min(len(place.items) - 1, MAX_LEVELS)
         if options.format == "markdown":
             indent += "  " * min(len(place.items) - 1, MAX_LEVELS)

@@ -16,6 +16,7 @@ from gristmill.data_pipeline.extraction.attributes import (
     START,
     STATE_SIZE,
     TABLE_SIZE,
+    TAG_START,
     TITLE_END,
     TITLE_START,
     count_byte,
@@ -59,6 +60,7 @@ from gristmill.foundation.runtime.kernels.cached_njit import cached_njit
 
 NO_TOKENS = np.zeros(TABLE_SIZE, np.float32)  # token weights of a page whose tokens do not count
 NO_PAIRS = np.zeros((0, 2), np.int32)
+MAX_TAG_BYTES = 400  # of a start tag that is read again for its attributes
 MIN_FIRST = 0.02  # blocks from this probability of the first stage on are inputs of the second
 MIN_SECOND = 0.05  # those below this one keep it
 # Share of the trees in the mean of the second stage's log-odds, chosen on WCXB's development pages in folds by site.
@@ -71,7 +73,8 @@ KIND_THRESHOLDS = np.array([0.2, 0.0, 0.1, -0.1, -0.1, 0.15, 0.0])
 
 
 class Page(NamedTuple):
-    """blocks, elements, counts, ...: the columns of attributes.py, page_stats.py and block_features.py."""
+    """blocks, elements, counts, ...: the columns of attributes.py, page_stats.py and block_features.py. source: the
+    page's bytes."""
 
     text: np.ndarray
     elements: np.ndarray
@@ -83,7 +86,7 @@ class Page(NamedTuple):
     items: np.ndarray
     ranges: np.ndarray
     totals: np.ndarray
-    source_bytes: int
+    source: np.ndarray
     pairs: np.ndarray
     links: np.ndarray
     seen: np.ndarray
@@ -139,7 +142,7 @@ def read_page(
     return Page(
         space.text[: state[OUT]], space.elements[:num_elements], space.weights[:num_elements],
         space.blocks[:num_blocks], space.counts[:num_blocks], space.sums[:num_elements], space.groups, space.items,
-        ranges, totals, size, pairs[: state[NUM_PAIRS]], space.links[: state[NUM_LINKS]], space.seen,
+        ranges, totals, space.source[:size], pairs[: state[NUM_PAIRS]], space.links[: state[NUM_LINKS]], space.seen,
         words[:num_words],
     )  # fmt: skip
 
@@ -181,6 +184,12 @@ def _read(
     return num_words
 
 
+def start_tag(page: Page, element: int) -> bytes:
+    """The page from the element's start tag on, MAX_TAG_BYTES of it."""
+    at = int(page.elements[element, TAG_START])
+    return page.source[at : at + MAX_TAG_BYTES].tobytes()
+
+
 def block_texts(page: Page) -> list[str]:
     text = page.text.tobytes()
     return [text[row[START] : row[END]].decode("utf-8", "replace") for row in page.blocks]
@@ -189,7 +198,7 @@ def block_texts(page: Page) -> list[str]:
 def classify(page: Page, first: Trees, second: Trees, network: Network) -> np.ndarray:
     """float32[B]: the probability of each block to be main text."""
     probabilities = np.empty(len(page.blocks), np.float32)
-    _classify(*page[1:10], page.source_bytes, first, second, network, probabilities)
+    _classify(*page[1:10], len(page.source), first, second, network, probabilities)
     return probabilities
 
 
@@ -288,7 +297,7 @@ def _second_rows(chosen, elements, blocks, counts, sums, groups, items, totals, 
 def first_rows(page: Page) -> np.ndarray:
     """float32[B, NUM_FIRST], for fitting."""
     rows = np.zeros((len(page.blocks), NUM_FIRST), np.float32)
-    first_features(0, len(rows), *page[1:10], page.source_bytes, rows)
+    first_features(0, len(rows), *page[1:10], len(page.source), rows)
     return rows
 
 

@@ -25,6 +25,17 @@ STRUCTURES: dict[str, tuple[str, str, str | None]] = {
     "a heading of two lines": ("<h2>A<br>B</h2>", "A\nB", "## A B"),
     "a list": ("<ul><li>a<li>b</ul>", "- a\n- b", "-   a\n-   b"),
     "a numbered list": ("<ol><li>a<li>b</ol>", "1. a\n2. b", None),
+    "a list from another number": ("<ol start=3><li>a<li>b</ol>", "3. a\n4. b", None),
+    "numbers of items": ('<ol start="0"><li>a<li value=7 id=x>b<li>c</ol>', "0. a\n7. b\n8. c", None),
+    "a list that counts down": (
+        "<ol reversed><li>a<li>b</ol><ol start='2' reversed=''><li>c<li>d<li>e<li>f</ol>",
+        "2. a\n1. b\n\n2. c\n1. d\n0. e\n0. f", None,
+    ),
+    "numbers without sense": (
+        "<ol start=x><li value=-4>a<li value=99999999999>b<li data-value=9>c</ol><ol start=999999999><li>d<li>e</ol>",
+        "1. a\n2. b\n3. c\n\n999999999. d\n999999999. e", None,
+    ),
+    "a number in a list without": ("<ul start=3><li value=5>a</ul>", "- a", "-   a"),
     "a nested list": (
         "<ul><li>a<ul><li>b<li>c</ul><li>d</ul>", "- a\n  - b\n  - c\n- d", "-   a\n    -   b\n    -   c\n-   d",
     ),
