@@ -13,21 +13,39 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from gristmill.data_pipeline.extraction.attributes import ELEMENT, END, HTML_END, HTML_START, PARENT, START, TAG
+from gristmill.data_pipeline.extraction.attributes import (
+    ELEMENT,
+    END,
+    HTML_END,
+    HTML_START,
+    NUM_CHILDREN,
+    PARENT,
+    START,
+    TAG,
+)
 from gristmill.data_pipeline.extraction.page import Page, start_tag
 from gristmill.data_pipeline.extraction.tags import CELL, CODE, ITEM, TAG_IDS, TAG_KINDS
 from gristmill.foundation.runtime.kernels.cached_njit import cached_njit
 
 MAX_CELL_BYTES = 300  # of a cell of data; longer ones are prose in a layout
+MAX_WRAPPED = 3  # elements in a wrapper of code: a button, a caption and the code
 MAX_LEVELS = 6  # of nested lists and quotes that are indented
 P, LI, UL, OL, MENU, DIR, DL, DT, DD, TABLE, TR, TH, QUOTE, CAPTION = (
     TAG_IDS[name]
     for name in ("p", "li", "ul", "ol", "menu", "dir", "dl", "dt", "dd", "table", "tr", "th", "blockquote", "caption")
 )
+WRAPPERS = (TAG_IDS["div"], TAG_IDS["figure"])  # of code
 HEADING_LEVELS = {TAG_IDS[f"h{level}"]: level for level in range(1, 7)}
 _MARKUP = re.compile(r"(\d{0,9})(?=[#>+*-]+(?:\s|$)|(?<=\d)[.)]\s|```)")
 _NUMBER = re.compile(rb"""<[^<>]{0,400}?\s(?:start|value)\s*+=\s*+["']?+\s*+(\d{1,9})\s*["'\s/>]""", re.IGNORECASE)
 _REVERSED = re.compile(rb"""<[^<>]{0,400}?\sreversed[\s=/>]""", re.IGNORECASE)
+_CODE_TAGS = re.compile(rb"<[^<>]{0,400}>(?:\s{0,100}<(?:code|samp)\b[^<>]{0,400}>)?", re.IGNORECASE)
+_LANGUAGE = re.compile(
+    rb"""\sclass=["']?(?:[^"'<>]{0,300}?\s)??(?:"""
+    rb"""(?:language-|lang-|highlight-source-|brush:\s?)([A-Za-z0-9+#_.-]{1,20})(?=[\s"';>])"""
+    rb"""|highlight-([A-Za-z0-9+#_.-]{1,20})(?=\snotranslate))"""  # of Sphinx
+)
+_NO_LANGUAGE = frozenset(("none", "auto", "default", "nohighlight", "undefined", "unknown"))
 _EMPHASIS = re.compile(r"[\\*]")
 _FENCE = re.compile(r"`{3,}")
 _MARKED = re.compile("\x01(\\d+)\x02([^\x03]*)\x03")
@@ -282,7 +300,7 @@ def _pieces(
         elif place.code:
             while end < len(blocks) and blocks[end].place.code == place.code:
                 end += 1
-            yield _code(blocks[at:end], options)
+            yield _code(blocks[at:end], numbers.page, options)
         elif place.items:
             item = place.items[-1]
             while end < len(blocks) and blocks[end].place.items == place.items and not blocks[end].place.code:
@@ -335,7 +353,7 @@ def _escaped(line: str) -> str:
     return line if start is None else f"{start[1]}\\{line[start.end() :]}"
 
 
-def _code(blocks: Sequence[PlacedBlock], options: LayoutOptions) -> Piece:
+def _code(blocks: Sequence[PlacedBlock], page: Page, options: LayoutOptions) -> Piece:
     of_blocks = [(line.rstrip(), block) for block in blocks for line in block.text.split("\n")]
     while of_blocks and not of_blocks[-1][0]:
         of_blocks.pop()
@@ -347,8 +365,23 @@ def _code(blocks: Sequence[PlacedBlock], options: LayoutOptions) -> Piece:
     if options.code and options.format == "markdown":
         longest = max((len(match[0]) for line in lines for match in _FENCE.finditer(line)), default=2)
         fence = "`" * (longest + 1)
-        lines = [fence, *lines, fence]
+        lines = [fence + _language(page, blocks[0].place.code), *lines, fence]
     return Piece(lines, ("code", blocks[0].place.code), blocks[0].place.quotes)
+
+
+def _language(page: Page, element: int) -> str:
+    """The language in the class of a <pre>, of the <code> in it, or of up to two wrappers around it; or empty."""
+    elements = page.elements
+    tags = _CODE_TAGS.match(start_tag(page, element))
+    language = _LANGUAGE.search(tags[0]) if tags else None
+    for _ in range(2):
+        element = int(elements[element, PARENT])
+        is_wrapper = elements[element, TAG] in WRAPPERS and elements[element, NUM_CHILDREN] <= MAX_WRAPPED
+        if language is not None or not is_wrapper:
+            break
+        language = _LANGUAGE.search(start_tag(page, element).partition(b">")[0] + b">")
+    name = (language[1] or language[2]).decode() if language else ""
+    return "" if name.lower() in _NO_LANGUAGE else name
 
 
 def _item(blocks: Sequence[PlacedBlock], is_first: bool, numbers: ItemNumbers, options: LayoutOptions) -> Piece:

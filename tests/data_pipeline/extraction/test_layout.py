@@ -83,6 +83,21 @@ STRUCTURES: dict[str, tuple[str, str, str | None]] = {
         "<pre>def f():\n    return 1\n\n\nx = 2\n</pre>", "def f():\n    return 1\n\n\nx = 2",
         "```\ndef f():\n    return 1\n\n\nx = 2\n```",
     ),
+    "code in a language": (
+        '<pre><code class="hljs language-c++">a</code></pre><p>b<pre class=lang-py>c</pre>', "a\n\nb\n\nc",
+        "```c++\na\n```\n\nb\n\n```py\nc\n```",
+    ),
+    "code in a wrapper": (
+        '<div class="highlight highlight-source-shell"><pre>a</pre></div><pre class="brush: js; toolbar: no">b</pre>'
+        '<div class="highlight-python notranslate"><div class=highlight><pre><span></span>c</pre></div></div>',
+        "a\n\nb\n\nc", "```shell\na\n```\n\n```js\nb\n```\n\n```python\nc\n```",
+    ),
+    "no language": (
+        '<pre class="language-none">a</pre><pre class="language-a`b">b</pre><pre title=x>c <code class=lang-c>d</code>'
+        f'</pre><pre class="lang-{"x" * 21}">e</pre><div class=language-en><p>f<p>g<p>h<pre>i</pre></div>',
+        "a\n\nb\n\nc d\n\ne\n\nf\n\ng\n\nh\n\ni",
+        "```\na\n```\n\n```\nb\n```\n\n```\nc d\n```\n\n```\ne\n```\n\nf\n\ng\n\nh\n\n```\ni\n```",
+    ),
     "code with fences": ("<pre>```\nx\n```</pre>", "```\nx\n```", "````\n```\nx\n```\n````"),
     "code between paragraphs": ("<p>a<pre>b  c</pre><p>d", "a\n\nb  c\n\nd", "a\n\n```\nb  c\n```\n\nd"),
     "a quote": ("<blockquote><p>a<p>b</blockquote><p>c", "a\n\nb\n\nc", "> a\n>\n> b\n\nc"),
