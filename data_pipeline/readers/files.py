@@ -205,7 +205,7 @@ def _entries(folder: str) -> Iterator[os.DirEntry[str]]:
     try:
         with os.scandir(folder or ".") as entries:
             yield from entries
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError) as error:  # ValueError: a null byte
         _raise_unless_gone(folder, error)
 
 
@@ -222,8 +222,9 @@ def _is_kind(kind: Literal["is_file", "is_dir"], path: str, entry: os.DirEntry[s
 
 
 def _raise_unless_gone(path: str, error: OSError | ValueError) -> None:
-    """For what is gone, below a file or a link in circles there is nothing to find."""
-    if getattr(error, "errno", None) not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+    """For what is gone, below a file or a link in circles, or has a name that no file has there is nothing to find."""
+    nowhere = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG)
+    if isinstance(error, OSError) and error.errno not in nowhere:
         raise InputError(
             f"{path}: cannot be listed ({_reason(error)}); give yourself access to it, or name the files by a glob "
             "that leaves it out"

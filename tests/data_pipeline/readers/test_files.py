@@ -110,8 +110,7 @@ def test_a_file_that_cannot_be_looked_at_is_named(tree, monkeypatch):
     monkeypatch.setattr(os, "stat", stat)
     with pytest.raises(InputError, match=r"x/y/c\.txt: cannot be listed \(Input/output error\)"):
         list(local_files("x/*/c.txt"))
-    with pytest.raises(InputError, match=r"null byte"):
-        list(local_files("x/*/\0.txt"))
+    assert list(local_files("x/*/\0.txt")) == list(local_files("x/" + 300 * "y" + "/*.txt")) == []
 
 
 def test_home_and_file_addresses(tree, monkeypatch):
