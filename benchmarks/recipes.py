@@ -24,10 +24,11 @@ import math
 import os
 import re
 import statistics
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -304,6 +305,19 @@ def _pair(batch: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.as_tensor(batch["tokens"]), torch.as_tensor(batch["targets"])
 
 
+def kept(results: Path, name: str, train: Callable[[Path], Curve]) -> Curve:
+    """The curve of this name, trained where `results` has none. train: gets a folder that is not there yet."""
+    path = results / f"{name}.json"
+    if path.is_file():
+        stored = json.loads(path.read_text())
+        return Curve(tuple(stored["flops"]), tuple(stored["bits"]), stored["seconds"])
+    with tempfile.TemporaryDirectory(dir=results) as folder:
+        curve = train(Path(folder) / "run")
+    path.write_text(json.dumps(asdict(curve)))
+    print(f"{name}: {curve.bits[-1]:.4f} bits per byte, {curve.seconds:.0f} s of CPU time", flush=True)
+    return curve
+
+
 class Runs:
     """Curves by recipe, rate and seed, trained when they are asked for and kept in a folder."""
 
@@ -313,20 +327,10 @@ class Runs:
 
     def curve(self, recipe: str, rate: float, seed: int) -> Curve:
         batch = self.batches[recipe]
-        steps, name = self.samples // batch, f"{recipe}-{rate:g}-{seed}-{self.samples}-depth-{self.size.depth}"
-        path = self.folder / f"{name}.json"
-        if path.is_file():
-            stored = json.loads(path.read_text())
-            return Curve(tuple(stored["flops"]), tuple(stored["bits"]), stored["seconds"])
-        settings = (self.data, seed, rate, batch, steps)
-        folder = self.folder / f"{name}-{os.getpid()}"
-        if recipe == "ours":
-            curve = train_ours(*settings, folder, Written(self.size))
-        else:
-            curve = train_peer(recipe, *settings, self.size)
-        path.write_text(json.dumps(asdict(curve)))
-        print(f"{name}: {curve.bits[-1]:.4f} bits per byte", flush=True)
-        return curve
+        settings = (self.data, seed, rate, batch, self.samples // batch)
+        ours = partial(train_ours, *settings, recipe=Written(self.size))
+        name = f"{recipe}-{rate:g}-{seed}-{self.samples}-depth-{self.size.depth}"
+        return kept(self.folder, name, ours if recipe == "ours" else lambda _: train_peer(recipe, *settings, self.size))
 
     def best_rate(self, recipe: str) -> float:
         """The best multiple of the recipe's rates with the first seed; the grid grows while its end is best."""
@@ -400,16 +404,14 @@ def train_changes(data: Text, folder: Path, names: list[str], seeds: tuple[int, 
     for name in dict.fromkeys(["init", *(names or CHANGES)]):
         changes = (CHANGES | NAMED_CHANGES)[name]
         batch = changes.get("train", {}).get("batch", batch_of(SMALL_SIZE) // SEQUENCE_LENGTH)
-        recipe = Written(SMALL_SIZE, changes)
+        settings, recipe = (1.0, batch, samples // batch), Written(SMALL_SIZE, changes, evaluations=1)
+        runs = {seed: f"{name}-{seed}-{samples}{'' if data.end is None else '-pages'}" for seed in seeds}
         curves = [
-            train_ours(data, seed, 1.0, batch, samples // batch, folder / f"{name}-{seed}-{os.getpid()}", recipe)
-            for seed in seeds
+            kept(folder, run, partial(train_ours, data, seed, *settings, recipe=recipe)) for seed, run in runs.items()
         ]
         bits = [curve.bits[-1] for curve in curves]
         of_init = of_init or bits
-        seconds = f"{statistics.mean(curve.seconds for curve in curves):.0f} s of CPU time a seed"
-        of_name = f"{statistics.mean(bits):.4f} bits per byte, {effect(bits, of_init)} to init"
-        print(f"{name}: {of_name}, {seconds}", flush=True)
+        print(f"{name}: {statistics.mean(bits):.4f} bits per byte, {effect(bits, of_init)} to init", flush=True)
 
 
 def main() -> None:

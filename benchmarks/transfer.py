@@ -14,10 +14,8 @@ peer is the one step that was asked for. The unit has the slope per doubling of 
 with Student's interval of 95 %. About half an hour of one core. Runs are kept in --results, so that a stopped program
 goes on."""
 
-import json
 import math
 import statistics
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -26,7 +24,7 @@ from typing import Any
 
 import torch
 from measure import Figure, arguments, print_figures
-from recipes import SHARED, Text, Written, text, train_ours
+from recipes import SHARED, Text, Written, kept, text, train_ours
 from rich.console import Console
 from rich.table import Table
 from scipy.stats import linregress
@@ -75,16 +73,9 @@ class Sweep:
 
     def loss(self, optimizer: str, size: Shape, rate: float, seed: int) -> float:
         name = f"{optimizer}-width-{size.width}-depth-{size.depth}-{rate:g}-{seed}-{self.samples}"
-        path = self.folder / f"{name}.json"
-        if path.is_file():
-            return float(json.loads(path.read_text())["bits"])
         recipe = Written(size, changes_of(optimizer, size), evaluations=1)
-        with tempfile.TemporaryDirectory(dir=self.folder) as folder:
-            run = Path(folder) / "run"
-            curve = train_ours(self.data, seed, rate, BATCH, self.samples // BATCH, run, recipe)
-        path.write_text(json.dumps({"bits": curve.bits[-1], "seconds": curve.seconds}))
-        print(f"{name}: {curve.bits[-1]:.4f} bits per byte, {curve.seconds:.0f} s of CPU time", flush=True)
-        return curve.bits[-1]
+        steps = self.samples // BATCH
+        return kept(self.folder, name, partial(train_ours, self.data, seed, rate, BATCH, steps, recipe=recipe)).bits[-1]
 
 
 def grid_of_rates(loss: Callable[[float], float], center: float) -> dict[float, float]:
