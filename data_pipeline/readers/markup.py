@@ -1,8 +1,8 @@
-"""Readers of documents in markup of their own: Jupyter notebooks, LaTeX, Wikipedia dumps and Stack Exchange posts."""
+"""Readers of documents in markup of their own: Jupyter notebooks, Wikipedia dumps and Stack Exchange posts."""
 
 import io
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from html import escape
 from typing import Any, BinaryIO
 
@@ -13,7 +13,15 @@ from gristmill.data_pipeline.extraction.blocks import NotAPage, whole_text
 from gristmill.data_pipeline.readers.compression import Damaged, blocks
 from gristmill.data_pipeline.readers.document import Record, Unreadable, excerpt, first_line, too_large
 from gristmill.data_pipeline.readers.source import SourceConfig
-from gristmill.data_pipeline.readers.whole_files import Refused, local_name, missing_extra
+from gristmill.data_pipeline.readers.whole_files import (
+    BLANK_LINES,
+    CODE,
+    TICKS,
+    Refused,
+    code_lines,
+    local_name,
+    missing_extra,
+)
 
 # Jupyter notebooks.
 
@@ -54,85 +62,8 @@ def _cell(cell: dict[str, Any], language: str) -> str:
         return "#" * min(max(int(cell.get("level", 1)), 1), 6) + " " + " ".join(text.split())
     if cell.get("cell_type") != "code":
         return text
-    fence = "`" * max(3, 1 + max((len(run) for run in _TICKS.findall(text)), default=0))
+    fence = "`" * max(3, 1 + max((len(run) for run in TICKS.findall(text)), default=0))
     return f"{fence}{cell.get('language', language)}\n{text}\n{fence}"
-
-
-# LaTeX.
-
-_BODY = re.compile(r"\\begin\s*\{document\}(.*?)(?:\\end\s*\{document\}|\Z)", re.DOTALL)
-_TITLE = re.compile(r"\\title\s*\{([^{}]{1,300})\}")
-_SECTIONS = ("part", "chapter", "section", "subsection", "subsubsection", "paragraph", "subparagraph")
-_TICKS = re.compile("`+")
-_BRACES = re.compile(r"\\(?:begin|end|left|right)|(?<!\\)[{}\[\]]")
-_BLANK_LINES = re.compile(r"\n[ \t]*(?:\n[ \t]*)+")
-_LISTING = re.compile(
-    r"\\begin\s*\{(?:(?:lstlisting|Verbatim)\*?\}(?:\[[^]\n]*\])?|minted\}(?:\[[^]\n]*\])?\{[^}\n]*\})"
-)
-_LISTING_END = re.compile(r"\\end\s*\{(?:lstlisting|Verbatim|minted)\*?\}")
-CODE = "\x01"  # before each line of code, which is written as it is
-MAX_LATEX_DEPTH = 100  # of braces and environments: the parser calls itself
-
-
-def convert_latex(content: bytes, source: SourceConfig) -> Iterator[Record]:
-    """One record: the text of the document's body with its formulas as TeX, without comments. Included files are not
-    read. Metadata: title."""
-    try:
-        from pylatexenc import latex2text  # an optional extra
-    except ModuleNotFoundError:
-        raise missing_extra("latex", "pylatexenc") from None
-    latex = content.decode(source.encoding, "replace").replace(CODE, "")
-    latex = _LISTING_END.sub(r"\\end{verbatim}", _LISTING.sub(r"\\begin{verbatim}", latex))
-    if _brace_depth(latex) > MAX_LATEX_DEPTH:
-        raise Refused("nested_too_deep", f"braces and environments nest deeper than {MAX_LATEX_DEPTH} levels")
-    context = latex2text.get_default_latex_context_db()
-    is_markdown = source.blocks.format == "markdown"
-
-    def heading(node: Any, l2tobj: Any) -> str:
-        level = _SECTIONS.index(node.macroname) if is_markdown else 0
-        title = l2tobj.nodelist_to_text([node.nodeargd.argnlist[-1]]).strip()
-        return f"\n\n{'#' * min(level, 6)}{' ' if level else ''}{title}\n\n"
-
-    def listing(node: Any) -> str:
-        return _code_lines(node.nodeargd.verbatim_text, "", is_markdown)
-
-    macros = [latex2text.MacroTextSpec(name, simplify_repl=heading) for name in _SECTIONS]
-    macros += [
-        latex2text.MacroTextSpec("includegraphics", simplify_repl=""),
-        latex2text.MacroTextSpec("verb", simplify_repl=lambda node: node.nodeargd.verbatim_text),
-    ]
-    environments = [latex2text.EnvironmentTextSpec("verbatim", simplify_repl=listing)]
-    context.add_context_category("documents", macros=macros, environments=environments, prepend=True)
-    body = _BODY.search(latex)
-    converter = latex2text.LatexNodes2Text(
-        latex_context=context, math_mode="verbatim", keep_comments=False, strict_latex_spaces=False
-    )
-    text = converter.latex_to_text(body[1] if body else latex, tolerant_parsing=True)
-    lines = [line if line.startswith(CODE) else line.strip() for line in text.split("\n")]
-    text = _BLANK_LINES.sub("\n\n", "\n".join(lines)).strip().replace(CODE, "")
-    if not text:
-        raise Refused("no_text", "no text in the document")
-    title = _TITLE.search(latex)
-    metadata = {"title": " ".join(title[1].split())} if title else {}
-    yield Record(0, text, language=source.language or "", metadata=metadata)
-
-
-def _code_lines(code: str, language: str, is_markdown: bool) -> str:
-    """The code as a paragraph, each line behind the mark CODE; between fences in Markdown."""
-    lines = [line.rstrip() for line in code.strip("\n").split("\n")]
-    if is_markdown:
-        fence = "`" * max(3, 1 + max((len(run) for run in _TICKS.findall(code)), default=0))
-        lines = [fence + language, *lines, fence]
-    return "\n\n" + "\n".join(CODE + line for line in lines) + "\n\n"
-
-
-def _brace_depth(latex: str) -> int:
-    depth = deepest = 0
-    for mark in _BRACES.finditer(latex):
-        opens = mark[0] in ("{", "[", "\\left", "\\begin")
-        depth = max(depth + (1 if opens else -1), 0)
-        deepest = max(deepest, depth)
-    return deepest
 
 
 # XML dumps, read as a stream: an element is dropped once it was read.
@@ -145,19 +76,19 @@ DROPPED_TAGS = frozenset(
     ["ref", "references", "gallery", "timeline", "score", "graph", "imagemap", "templatedata", "rt", "rp"]
 )
 MAX_WIKI_DEPTH = 40
-# The parser reads on to the end of the text for each opening that has no end: 2,900 in 20 kB took 19 s. The product of
-# their number and the text's length is bounded.
-MAX_RESCANNED = 50_000_000
-_OPEN_TAGS = re.compile(r"<(?!(?:br|wbr|hr|meta|link|img|li|dt|dd|th|td|tr)\b)[a-z]", re.IGNORECASE)
+# The parser goes back where an opening has no end, in exponential time at worst. Steps of all its attempts: real
+# articles take 2 to 3 a character of markup or run of text, and 10 to 45 with thirty openings without an end.
+MAX_STEPS, MIN_STEPS = 20, 50_000  # for each of these, and for any page
+
+
+class _TooManySteps(Exception):
+    """The parser's steps on a page are over the limit."""
 
 
 def read_mediawiki(file: BinaryIO, name: str, source: SourceConfig) -> Iterator[Record | Unreadable]:
     """The articles of a dump (namespace 0, without redirects): their last revision's text without templates, tables,
     references and categories. Metadata: title, id and time of the revision."""
-    try:
-        import mwparserfromhell  # an optional extra
-    except ModuleNotFoundError:
-        raise missing_extra("mediawiki", "mwparserfromhell") from None
+    parse = _bounded_parser()
     for number, page in _elements(file, name, source, "page"):
         if isinstance(page, Unreadable):
             yield page
@@ -169,13 +100,12 @@ def read_mediawiki(file: BinaryIO, name: str, source: SourceConfig) -> Iterator[
         if len(wikitext) > source.max_record_bytes:
             yield too_large(number, len(wikitext), source.max_record_bytes, -1, wikitext[:200])
             continue
-        if (unclosed := _unclosed(wikitext)) * len(wikitext) > MAX_RESCANNED:
-            reason = f"{unclosed} brackets or tags without an end in {len(wikitext)} characters take too long to parse"
-            yield Unreadable(number, "bad_mediawiki", reason, -1, excerpt(wikitext))
-            continue
         try:
-            text = wiki_text(mwparserfromhell.parse(wikitext), source.blocks.format == "markdown")
-        except (RecursionError, ValueError, IndexError) as error:
+            text = wiki_text(parse(wikitext), source.blocks.format == "markdown")
+        except _TooManySteps as error:
+            yield Unreadable(number, "bad_mediawiki", str(error), -1, excerpt(wikitext))
+            continue
+        except Exception as error:  # the parser raises many kinds for malformed markup
             yield Unreadable(number, "bad_mediawiki", f"its markup cannot be read ({first_line(error)})", -1, "")
             continue
         if text:
@@ -185,11 +115,27 @@ def read_mediawiki(file: BinaryIO, name: str, source: SourceConfig) -> Iterator[
             yield Record(number, text, language=source.language or "", metadata=metadata)
 
 
-def _unclosed(wikitext: str) -> int:
-    """Brackets, braces and tags that are opened more often than closed."""
-    tags = len(_OPEN_TAGS.findall(wikitext)) - wikitext.count("</") - wikitext.count("/>")
-    pairs = (wikitext.count(opening) - wikitext.count(end) for opening, end in ("[]", "{}"))
-    return max(tags, 0) + sum(max(pair, 0) for pair in pairs)
+def _bounded_parser() -> Callable[[str], Any]:
+    """mwparserfromhell.parse by its tokenizer in Python: it gives the tokens of that in C, and counts its steps."""
+    try:
+        from mwparserfromhell.parser.builder import Builder  # an optional extra
+        from mwparserfromhell.parser.tokenizer import Tokenizer
+    except ModuleNotFoundError:
+        raise missing_extra("mediawiki", "mwparserfromhell") from None
+
+    class BoundedTokenizer(Tokenizer):  # type: ignore[misc]
+        steps = 0
+
+        def _pop(self, keep_context: bool = False) -> Any:
+            """The end of an attempt, with or without success."""
+            _, _, _, (start, _) = self._stacks[-1]
+            self.steps += max(self._head - start, 0)
+            limit = MIN_STEPS + MAX_STEPS * len(self._text)
+            if self.steps > limit:
+                raise _TooManySteps(f"brackets, braces or tags without an end: over {limit} steps of the parser")
+            return super()._pop(keep_context)
+
+    return lambda wikitext: Builder().build(BoundedTokenizer().tokenize(wikitext))
 
 
 def wiki_text(code: Any, markdown: bool, depth: int = 0) -> str:
@@ -202,7 +148,7 @@ def wiki_text(code: Any, markdown: bool, depth: int = 0) -> str:
             item = "  " * (len(marks[0]) - 1) + "- " if marks[0][-1] in "*#" else ""
             line = item + line[marks.end() :].strip()
         lines.append(line.rstrip())
-    return _BLANK_LINES.sub("\n\n", "\n".join(lines)).strip().replace(CODE, "")
+    return BLANK_LINES.sub("\n\n", "\n".join(lines)).strip().replace(CODE, "")
 
 
 def _wiki_inline(code: Any, markdown: bool, depth: int) -> str:
@@ -239,7 +185,7 @@ def _wiki_tag(node: Any, markdown: bool, depth: int) -> str:
         return f"${node.contents}$"
     if tag in ("syntaxhighlight", "source", "pre") and not node.has("inline"):
         language = str(node.get("lang").value).strip() if node.has("lang") else ""
-        return _code_lines(str(node.contents), language, markdown)
+        return code_lines(str(node.contents), language, markdown)
     if tag in ("syntaxhighlight", "source", "pre", "nowiki", "code"):
         return str(node.contents)
     return _wiki_inline(node.contents, markdown, depth)

@@ -50,6 +50,7 @@ from gristmill.foundation.startup import DeferredModule
 
 html_extraction = DeferredModule("gristmill.data_pipeline.extraction.html_extraction")  # for HTML alone
 # For documents alone: they import lxml, and compile the layout of pages.
+latex = DeferredModule("gristmill.data_pipeline.readers.latex")
 markup = DeferredModule("gristmill.data_pipeline.readers.markup")
 pdf = DeferredModule("gristmill.data_pipeline.readers.pdf")
 whole_files = DeferredModule("gristmill.data_pipeline.readers.whole_files")
@@ -359,7 +360,7 @@ def _converter(format_: str) -> Any:
         "epub": lambda: whole_files.convert_epub,
         "docx": lambda: whole_files.convert_docx,
         "ipynb": lambda: markup.convert_notebook,
-        "latex": lambda: markup.convert_latex,
+        "latex": lambda: latex.convert_latex,
     }[format_]()
 
 

@@ -3,6 +3,7 @@ packages of limited size."""
 
 import io
 import posixpath
+import re
 import zipfile
 from collections.abc import Callable, Iterator
 from html import escape
@@ -20,6 +21,9 @@ from gristmill.foundation.errors import RecipeError
 MAX_MEMBERS = 20_000  # of a package
 MAX_EXPANSION = 8  # bytes of all members of a package for a byte of max_record_bytes
 OLE = bytes.fromhex("d0cf11e0a1b11ae1")  # what files of Office 97 begin with, and encrypted ones of later versions
+TICKS = re.compile("`+")
+BLANK_LINES = re.compile(r"\n[ \t]*(?:\n[ \t]*)+")
+CODE = "\x01"  # before each line of code, which is written as it is
 
 
 class Refused(Exception):
@@ -60,6 +64,15 @@ def read_whole(file: BinaryIO, name: str, source: SourceConfig, convert: Convert
 
 def missing_extra(format_: str, package: str) -> RecipeError:
     return RecipeError(f"format {format_} needs the package {package}: pip install 'gristmill[documents]'")
+
+
+def code_lines(code: str, language: str, is_markdown: bool) -> str:
+    """The code as a paragraph, each line behind the mark CODE; between fences in Markdown."""
+    lines = [line.rstrip() for line in code.strip("\n").split("\n")]
+    if is_markdown:
+        fence = "`" * max(3, 1 + max((len(run) for run in TICKS.findall(code)), default=0))
+        lines = [fence + language, *lines, fence]
+    return "\n\n" + "\n".join(CODE + line for line in lines) + "\n\n"
 
 
 def open_package(content: bytes, source: SourceConfig) -> zipfile.ZipFile:

@@ -10,6 +10,7 @@ from html import escape
 import numpy as np
 import pytest
 
+from gristmill.data_pipeline.readers import markup
 from gristmill.data_pipeline.readers.document import Record, Unreadable
 from gristmill.data_pipeline.readers.pdf import Line, joined_lines
 from gristmill.data_pipeline.readers.read import FileRange, read_range
@@ -302,15 +303,77 @@ def test_code_and_ruby_of_a_wikipedia_dump(tmp_path):
     assert record.text == f"A 漢 mill.\n\n```python\n{code}\n```\n\nSo #x."
 
 
-@pytest.mark.parametrize("opening", ['<a b="', "{{{a|", "{|\n", "[http://a ", "<ref>"])
-def test_wiki_pages_of_openings_without_end_are_refused(opening, tmp_path):
-    """mwparserfromhell takes quadratic time on them; the page behind is read."""
+WIKI_OPENINGS = (
+    "{{", "{{{", "{{{a|", "[[", "[[a|", "{|\n", "{|\n|a|", "<ref>", "<a b=\"", "<div>", "''", "'''a", "'''''",
+    "[http://a ", "<!--", "<nowiki>", "== ", "{{a|b=[[c", "<ref>{{", "''[[a|", "{|\n!a\n|{{", "[[a|'''b''<i>",
+    "}}{{", "]][[a|<b>", "\n*{{a|\n== b", "{{a}{{b", "<li>''", "&amp;{{",
+)  # fmt: skip
+
+
+def wiki_page(wikitext: str) -> str:
+    return f"<page><ns>0</ns><revision><text>{escape(wikitext)}</text></revision></page>"
+
+
+@pytest.mark.parametrize("opening", WIKI_OPENINGS)
+def test_wiki_pages_of_openings_without_end_are_read_in_linear_steps(opening, tmp_path, monkeypatch):
+    """mwparserfromhell takes quadratic or exponential time on them. Law: characters that it looks at, for each of the
+    page. A page over the bound is refused, the page behind it is read."""
+    parser = pytest.importorskip("mwparserfromhell.parser.tokenizer", reason="mediawiki needs the extra `documents`")
+    num_read, read_one = 0, parser.Tokenizer._read
+
+    def counted(*arguments, **options):
+        nonlocal num_read
+        num_read += 1
+        return read_one(*arguments, **options)
+
+    monkeypatch.setattr(parser.Tokenizer, "_read", counted)
+    for size in (1000, 4000):
+        num_read = 0
+        wikitext = "A mill. " + opening * (size // len(opening))
+        page, record = read(tmp_path, f"<m>{wiki_page(wikitext)}{wiki_page('A dam.')}</m>".encode(), "mediawiki")
+        assert isinstance(page, Record) or (page.kind == "bad_mediawiki" and "without an end" in page.reason)
+        assert record.text == "A dam."
+        assert num_read < 8 * (50_000 + 20 * len(wikitext))  # 8 looks a step
+    if opening in ("{{{a|", "<ref>", '<a b="', "<div>", "[http://a "):
+        assert isinstance(page, Unreadable)
+
+
+def test_a_wiki_page_with_a_few_openings_without_end_is_read(tmp_path):
     pytest.importorskip("mwparserfromhell", reason="mediawiki needs the extra `documents`")
-    page = "<page><ns>0</ns><revision><text>{}</text></revision></page>"
-    dump = f"<mediawiki>{page.format(escape(opening) * 20_000)}{page.format('A mill. A dam.')}</mediawiki>"
-    refused, record = read(tmp_path, dump.encode(), "mediawiki")
-    assert refused.kind == "bad_mediawiki" and "without an end" in refused.reason
-    assert record.text == "A mill. A dam."
+    line = "A ''mill'' grinds [[grain|corn]].{{cite|a=b}} "
+    wikitext = (line * 9 + "{{a| <ref> [[b| ").join([line * 9] * 4)
+    (record,) = read(tmp_path, f"<m>{wiki_page(wikitext)}</m>".encode(), "mediawiki")
+    assert record.text.count("A mill grinds corn.") == 63
+
+
+def test_wiki_markup_in_any_order_never_raises(tmp_path):
+    parser = pytest.importorskip("mwparserfromhell", reason="mediawiki needs the extra `documents`")
+    pieces = [
+        *WIKI_OPENINGS,
+        "}}",
+        "]]",
+        "|}",
+        "|",
+        "=",
+        "</ref>",
+        ">",
+        "\n",
+        "a",
+        " ",
+        "-->",
+        "*",
+        ";",
+        ":",
+        "}",
+        "</b>",
+    ]
+    rng = np.random.default_rng(8)
+    for _ in range(60):
+        wikitext = "".join(rng.choice(pieces, int(rng.integers(1, 60))).tolist())
+        records = read(tmp_path, f"<m>{wiki_page(wikitext + ' The end.')}</m>".encode(), "mediawiki")
+        assert all(isinstance(record, Record) or record.kind == "bad_mediawiki" for record in records)
+        expected = markup.wiki_text(parser.parse(wikitext + " The end."), markdown=False)  # by the tokenizer in C
+        assert [record.text for record in records if isinstance(record, Record)] in ([], [expected])
 
 
 def test_posts_of_stack_exchange(tmp_path):

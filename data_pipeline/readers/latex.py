@@ -1,0 +1,198 @@
+"""Reader of LaTeX sources, by the parser and the tables of pylatexenc, in linear time and whatever the source lacks."""
+
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from typing import Any
+
+from gristmill.data_pipeline.readers.document import Record
+from gristmill.data_pipeline.readers.source import SourceConfig
+from gristmill.data_pipeline.readers.whole_files import BLANK_LINES, CODE, Refused, code_lines, missing_extra
+
+try:
+    from pylatexenc import latex2text, latexwalker, macrospec  # an optional extra
+except ModuleNotFoundError:
+    raise missing_extra("latex", "pylatexenc") from None
+
+_BODY = re.compile(r"\\begin\s*\{document\}(.*?)(?:\\end\s*\{document\}|\Z)", re.DOTALL)
+_TITLE = re.compile(r"\\title\s*(?:\[[^]\n]{0,300}\]\s*)?(?=\{)")
+MAX_TITLE_CHARS = 1000  # of its source
+_SECTIONS = ("part", "chapter", "section", "subsection", "subsubsection", "paragraph", "subparagraph")
+_LISTING = re.compile(
+    r"\\begin\s*\{(?:(?:lstlisting|Verbatim)\*?\}(?:\[[^]\n]{0,300}\])?"
+    r"|minted\}(?:\[[^]\n]{0,300}\])?\{[^}\n]{0,300}\})"
+)
+_LISTING_END = re.compile(r"\\end\s*\{(?:lstlisting|Verbatim|minted)\*?\}")
+_PLACES = re.compile(r"%(?:\((\d)\))?s")  # of arguments in what the library writes for a macro
+_WORDS = re.compile(r"[^\W_]+(?:[.,]?[ \n][^\W_]+)*")
+_ENVIRONMENT = re.compile(r"((?:(?!\n\n)\s)*)\\(begin|end)(?![^\W\d_])(?:\s*\{([\w* ._-]+)\})?")
+MAX_LATEX_DEPTH = 60  # of groups, arguments, environments and formulas: the parser calls itself
+MAX_CHARS = 1000  # of text in one node: the library copies it at each token that it adds
+
+# Macros whose arguments the library does not read, and those whose argument it drops although it is text.
+_ARGUMENTS = {"href": "{{", "part": "*[{", "paragraph": "*[{", "textfrac": "{{", "thanks": "{"}
+_KEPT = ("texttt", "textsf", "textup", "textmd", "mbox")
+# Macros whose dropped arguments may hold paragraphs. In others a paragraph means that an end is missing, as in TeX.
+_LONG = re.compile(r"(?:re)?new|provide|title|author|date|thanks|keywords")
+MAX_LONG_CHARS = 1000  # of such an argument with paragraphs
+
+
+def convert_latex(content: bytes, source: SourceConfig) -> Iterator[Record]:
+    """One record: the text of the document's body with its formulas as TeX, without comments. Included files are not
+    read; of macros that the document defines the arguments are text. Metadata: title, which \\maketitle writes."""
+    latex = content.decode(source.encoding, "replace").replace(CODE, "")
+    latex = _LISTING_END.sub(r"\\end{verbatim}", _LISTING.sub(r"\\begin{verbatim}", latex))
+    title = ""
+    if parsed := _TITLE.search(latex):
+        group = _Walker(latex[parsed.end() : parsed.end() + MAX_TITLE_CHARS]).get_latex_expression(0)[0]
+        title = " ".join(_Text("", False).nodelist_to_text([group]).split())
+    body = _BODY.search(latex)
+    nodes = _Walker(body[1] if body else latex).get_latex_nodes()[0]
+    text = _Text(title, source.blocks.format == "markdown").nodelist_to_text(nodes)
+    lines = [line if line.startswith(CODE) else line.strip() for line in text.split("\n")]
+    text = BLANK_LINES.sub("\n\n", "\n".join(lines)).strip().replace(CODE, "")
+    if not text:
+        raise Refused("no_text", "no text in the document")
+    yield Record(0, text, language=source.language or "", metadata={"title": title} if title else {})
+
+
+class _Walker(latexwalker.LatexWalker):  # type: ignore[misc]
+    """The library's parser without its quadratic and exponential times.
+
+    It reads the arguments of a macro again as text where one is missing at the end of the input, and so those of each
+    macro inside: 40 times "\\frac{" never end. Here a missing argument is empty."""
+
+    def __init__(self, latex: str):
+        if latex.rfind("\\begin{verbatim}") > latex.rfind("\\end{verbatim}"):
+            latex += "\n\\end{verbatim}"  # looked for behind each \begin otherwise
+        context = latexwalker.get_default_latex_context_db()
+        macros = [macrospec.MacroSpec(name, arguments) for name, arguments in _ARGUMENTS.items()]
+        context.add_context_category("arguments", macros=macros, prepend=True)
+        # \verb needs a character behind it, and spaces behind a macro end at a paragraph.
+        super().__init__(latex + "\n\n", latex_context=context, tolerant_parsing=True)
+        self._depth = self._node_start = self._last_end = 0
+
+    def get_token(self, pos: int, include_brace_chars: Any = None, environments: bool = True, **options: Any) -> Any:
+        """A run of words is one token where the caller takes a list of nodes. Every MAX_CHARS an empty comment ends
+        the node of text."""
+        if environments:
+            if pos != self._last_end:
+                self._node_start = pos
+            elif pos - self._node_start > MAX_CHARS:
+                self._node_start = pos
+                return latexwalker.LatexToken("comment", "", pos=pos, len=0, pre_space="", post_space="")
+            if words := _WORDS.match(self.s, pos):
+                self._last_end = words.end()
+                return latexwalker.LatexToken("char", words[0], pos=pos, len=words.end() - pos, pre_space="")
+            if mark := _ENVIRONMENT.match(self.s, pos):
+                return _environment_token(mark)
+        token = super().get_token(pos, include_brace_chars=include_brace_chars, environments=environments, **options)
+        if environments and token.tok == "char":
+            self._last_end = token.pos + token.len
+        return token
+
+    def get_latex_expression(self, pos: int, strict_braces: Any = None, parsing_state: Any = None) -> Any:
+        """The library's, or an empty node where the paragraph or the source ends."""
+        state = parsing_state or self.make_parsing_state()
+        with suppress(latexwalker.LatexWalkerEndOfStream):
+            node, start, length = super().get_latex_expression(pos, strict_braces, state)
+            if not (node.isNodeType(latexwalker.LatexCharsNode) and node.chars == "\n\n"):
+                return node, start, length
+        return self.make_node(latexwalker.LatexCharsNode, parsing_state=state, chars="", pos=pos, len=0), pos, 0
+
+    def get_latex_nodes(self, *arguments: Any, **options: Any) -> Any:
+        self._depth += 1
+        if self._depth > MAX_LATEX_DEPTH:
+            raise Refused("nested_too_deep", f"braces and environments nest deeper than {MAX_LATEX_DEPTH} levels")
+        nodes = super().get_latex_nodes(*arguments, **options)
+        self._depth -= 1
+        return nodes
+
+
+def _environment_token(mark: re.Match[str]) -> Any:
+    """That of \\begin or \\end; without a name it is text, as in the library, which copies the rest of the source."""
+    space, macro, name = mark.groups()
+    start, kind = mark.end(1), f"{macro}_environment" if name else "char"
+    return latexwalker.LatexToken(kind, name or f"\\{macro}", pos=start, len=mark.end() - start, pre_space=space)
+
+
+class _Text(latex2text.LatexNodes2Text):  # type: ignore[misc]
+    """The library's writer, with headings and listings of our own."""
+
+    def __init__(self, title: str, is_markdown: bool):
+        def heading(text: str, level: int) -> str:
+            return f"\n\n{'#' * min(level, 6)} {text}\n\n" if is_markdown and level else f"\n\n{text}\n\n"
+
+        def section(node: Any) -> str:
+            text = self.nodelist_to_text([node.nodeargd.argnlist[-1]]).strip()
+            return heading(text, _SECTIONS.index(node.macroname))
+
+        def listing(node: Any) -> str:
+            return code_lines(node.nodeargd.verbatim_text, "", is_markdown)
+
+        context = latex2text.get_default_latex_context_db()
+        macros = [latex2text.MacroTextSpec(name, simplify_repl=section) for name in _SECTIONS]
+        macros += [latex2text.MacroTextSpec(name, discard=False) for name in _KEPT]
+        macros += [
+            latex2text.MacroTextSpec("includegraphics", simplify_repl=""),
+            latex2text.MacroTextSpec("maketitle", simplify_repl=lambda node: title and heading(title, 1)),
+            latex2text.MacroTextSpec("today", simplify_repl=""),
+            latex2text.MacroTextSpec("verb", simplify_repl=lambda node: node.nodeargd.verbatim_text),
+        ]
+        environments = [latex2text.EnvironmentTextSpec("verbatim", simplify_repl=listing)]
+        context.add_context_category("documents", macros=macros, environments=environments, prepend=True)
+        super().__init__(latex_context=context, math_mode="verbatim", keep_comments=False, strict_latex_spaces=False)
+
+    def nodelist_to_text(self, nodelist: Sequence[Any]) -> str:
+        """The library's, without the search for the last line's start behind each node."""
+        parts: list[str] = []
+        previous: Any = None
+        for node in nodelist:
+            if self._is_bare_macro_node(previous) and node.isNodeType(latexwalker.LatexCharsNode):
+                parts.append(previous.macro_post_space)
+            parts.append(self.node_to_text(node))
+            previous = node
+        return "".join(parts)
+
+    def macro_node_to_text(self, node: Any) -> str:
+        return self._unended(node, node.macroname) or super().macro_node_to_text(node)
+
+    def environment_node_to_text(self, node: Any) -> str:
+        return self._unended(node, node.environmentname) + super().environment_node_to_text(node)
+
+    def _unended(self, node: Any, name: str) -> str:
+        """The text of the arguments if one of them has no end: it holds text that follows."""
+        arguments = _arguments(node)
+        if any(_is_unended(argument, name) for argument in arguments):
+            return "".join(map(self._groupnodecontents_to_text, arguments))
+        return ""
+
+    def apply_simplify_repl(self, node: Any, simplify_repl: Any, what: str) -> str:
+        """The library's where the macro has its arguments, else those that it has."""
+        arguments = _arguments(node)
+        places = [] if callable(simplify_repl) else _PLACES.findall(simplify_repl)
+        num_places = 0 if _is_environment(node) else max([len(places), *map(int, filter(None, places))])
+        if num_places <= len(arguments) and not any(map(_is_missing, arguments)):
+            with suppress(AttributeError, IndexError, TypeError):  # of a function that looks for an argument
+                return str(super().apply_simplify_repl(node, simplify_repl, what))
+        return "".join(map(self._groupnodecontents_to_text, arguments))
+
+
+def _arguments(node: Any) -> Sequence[Any]:
+    return node.nodeargd.argnlist if node.nodeargd and node.nodeargd.argnlist else ()
+
+
+def _is_unended(argument: Any, name: str) -> bool:
+    if argument is None or not argument.isNodeType(latexwalker.LatexGroupNode):
+        return False
+    source, end = argument.parsing_state.s, argument.pos + argument.len
+    has_paragraphs = source.find("\n\n", argument.pos, end) >= 0
+    return end == len(source) or (has_paragraphs and (not _LONG.match(name) or argument.len > MAX_LONG_CHARS))
+
+
+def _is_missing(argument: Any) -> bool:
+    return argument is not None and argument.isNodeType(latexwalker.LatexCharsNode) and not argument.chars
+
+
+def _is_environment(node: Any) -> bool:
+    return bool(node.isNodeType(latexwalker.LatexEnvironmentNode))
