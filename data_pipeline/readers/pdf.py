@@ -1,9 +1,12 @@
-"""Reader of PDF documents that hold text: columns in reading order, paragraphs, hyphenated words joined, headers and
-footers that repeat over the pages left out. Scanned pages are refused: they need OCR."""
+"""Reader of PDF documents that hold text: columns in reading order, paragraphs, items of lists, tables of figures by
+row, hyphenated words joined, headers and footers that repeat over the pages left out. Scanned pages are refused: they
+need OCR."""
 
 import re
-from collections import Counter
+from bisect import bisect_left
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
+from enum import Enum
 from itertools import pairwise
 from statistics import median
 from typing import Any, NamedTuple
@@ -18,18 +21,40 @@ MIN_PAGE_CHARS = 25  # of a page with text; scans have none, or a stamp
 MAX_SCANNED_SHARE = 0.5  # of a document's pages
 EDGE_LINES = 2  # at the top and the bottom of a page, among which headers and footers are
 MIN_REPEATS, MIN_REPEATED_SHARE = 3, 0.3  # of the pages that a header is on: some books have one for left pages alone
+MAX_PAGES_OF_THREE = 4  # from the first to the third of a chapter's, which may be on left pages alone
 MIN_COLUMN_LINES = 3
+PLACEHOLDERS = ("", "untitled", "anonymous")  # ReportLab's, of a title and an author that are not given
 PARAGRAPH_GAP = 1.45  # of the distance of lines in the page
+MAX_HEADING_CHARS = 60
 MAX_CUTS = 200  # levels of regions in a page
 _DIGITS = re.compile(r"\d+|\b[ivxlc]+\b")
 PDFIUM_HYPHEN = "\x02"  # at the end of a line
 _HYPHENATED = re.compile(rf"(?<!\w)(\w+)[-\u00ad\u2010{PDFIUM_HYPHEN}]$")
-_WORD = re.compile(r"[^\W\d_]+")
+_WORD, _LETTER = re.compile(r"[^\W\d_]+"), re.compile(r"[^\W_]")
 # Boxes are those of the printed letters: "name" is half as high as "(if)" in one font. Heights of letters in parts of
 # the size of the font, as in Times and Helvetica.
 _ASCENDERS, _DESCENDERS = re.compile(r"[^acegmnopqrsuvwxyz\s.,:;_~-]"), re.compile(r"[gjpqyQ()\[\]{}|/_]")
-SMALL, ASCENDER, DESCENDER = 0.46, 0.23, 0.21
+_COMMAS = re.compile(r"[,;]")
+SMALL, ASCENDER, DESCENDER, COMMA = 0.46, 0.23, 0.21, 0.15
 MAX_BASELINE_SHIFT = 0.4  # of a line's height, as of superscripts
+CLOSING, OPENING = ",.;)]\u2019\u201d", "([\u2018\u201c"  # in a font of their own they stand apart, without a space
+MAX_MARK_RISE = 0.9  # of a quote's middle over the baseline, of the height of its line
+# Marks of list items, which stand apart from their text; a dash is one only where it does.
+_BULLET = re.compile(r"[\u2022\u25e6\u25aa\u2023\u25cf\u25cb\u25a0\u25a1\uf0b7\uf0a7](?=\s|$)")
+_DASH, _NUMBER = re.compile(r"[\u2013*-]"), re.compile(r"\(?(?:\d{1,3}|[a-z]|[ivx]+)[.)](?=\s|$)")
+_LEADER = re.compile(r"(?:\s?\.){5,}\s*(?=\w+$)")
+MIN_MARK_GAP, MAX_MARK_GAP = 0.4, 4.0  # between a mark and its text, of a line's height
+# A table is told from columns of text by short cells that stand under each other, and a column of figures.
+_FIGURE = re.compile(r"[^A-Za-z]*\d[^A-Za-z]*[A-Za-z%\u00b0]{0,3}|[-\u2013\u2014]|n/?a", re.IGNORECASE)
+MIN_TABLE_ROWS, MAX_CELL_WORDS, MIN_FIGURES = 3, 4, 0.6
+MAX_ROW_DISTANCE = 4.0  # of a line's height
+
+
+class Kind(Enum):
+    """PROSE; ROW: of a table, its cells joined by " | "; BULLET, NUMBER: the first line of an item of a list; CONTENTS:
+    an entry with dots before its page."""
+
+    PROSE, ROW, BULLET, NUMBER, CONTENTS = range(5)
 
 
 class Line(NamedTuple):
@@ -40,20 +65,21 @@ class Line(NamedTuple):
     right: float
     top: float
     text: str
+    kind: Kind = Kind.PROSE
 
     @property
     def height(self) -> float:
         """Height of a line of all letters in this line's font, from the letters that it has."""
-        printed = SMALL + ASCENDER * bool(_ASCENDERS.search(self.text)) + DESCENDER * self._has_descenders
+        printed = SMALL + ASCENDER * bool(_ASCENDERS.search(self.text)) + self._descent
         return (self.top - self.bottom) * (SMALL + ASCENDER + DESCENDER) / printed
 
     @property
     def baseline(self) -> float:
-        return self.bottom + self.height * DESCENDER / (SMALL + ASCENDER + DESCENDER) * self._has_descenders
+        return self.bottom + self.height * self._descent / (SMALL + ASCENDER + DESCENDER)
 
     @property
-    def _has_descenders(self) -> bool:
-        return _DESCENDERS.search(self.text) is not None
+    def _descent(self) -> float:
+        return DESCENDER if _DESCENDERS.search(self.text) else COMMA if _COMMAS.search(self.text) else 0.0
 
 
 def convert_pdf(content: bytes, source: SourceConfig) -> Iterator[Record]:
@@ -76,7 +102,8 @@ def convert_pdf(content: bytes, source: SourceConfig) -> Iterator[Record]:
         document.close()
     check_not_scanned(pages)
     text = document_text(pages)
-    metadata: dict[str, Any] = {name: fields[name.title()] for name in ("title", "author") if fields.get(name.title())}
+    named: dict[str, Any] = {name: fields.get(name.title(), "") for name in ("title", "author")}
+    metadata = {name: value for name, value in named.items() if value.strip("()") not in PLACEHOLDERS}
     yield Record(0, text, language=source.language or "", metadata=metadata | {"pages": len(pages)})
 
 
@@ -104,15 +131,34 @@ def _page_lines(page: Any) -> list[Line]:
 
 
 def joined_lines(pieces: Sequence[Line]) -> list[Line]:
-    """Pieces of text that follow each other on a line become one."""
+    """Pieces of text that follow each other on a line become one, and rows of a table too."""
+    marks = [piece for piece in pieces if not _LETTER.search(piece.text)]
     rows: list[list[Line]] = []
-    for piece in sorted(pieces, key=lambda line: -line.baseline):
+    for piece in sorted((piece for piece in pieces if _LETTER.search(piece.text)), key=lambda line: -line.baseline):
         shift = MAX_BASELINE_SHIFT * max(piece.height, rows[-1][0].height) if rows else 0.0
         if rows and rows[-1][0].baseline - piece.baseline < shift:
             rows[-1].append(piece)
         else:
             rows.append([piece])
-    return [line for row in rows for line in _joined_row(sorted(row, key=lambda line: line.left))]
+    baselines = [-row[0].baseline for row in rows]
+    for mark in marks:
+        middle = (mark.bottom + mark.top) / 2
+        below = bisect_left(baselines, -middle)  # the first row whose baseline is below the mark's middle
+        if below < len(rows) and middle + baselines[below] < MAX_MARK_RISE * rows[below][0].height:
+            rows[below].append(mark)
+        elif below and -baselines[below - 1] - middle < MAX_BASELINE_SHIFT * rows[below - 1][0].height:
+            rows[below - 1].append(mark)
+        else:
+            rows.append([mark])
+    rows.sort(key=lambda row: -row[0].baseline)
+    joined = [_joined_row(sorted(row, key=lambda line: line.left)) for row in rows]
+    lines: list[Line] = []
+    while joined:
+        count = _rows_of_table(joined)
+        for row in joined[: count or 1]:
+            lines += [_as_row(row)] if count else map(_with_kind, row)
+        del joined[: count or 1]
+    return lines
 
 
 def _joined_row(row: Sequence[Line]) -> list[Line]:
@@ -122,8 +168,12 @@ def _joined_row(row: Sequence[Line]) -> list[Line]:
         gap, height = piece.left - last.right, max(piece.height, last.height)
         if lines and piece.right <= last.right and piece.text in last.text:
             continue  # printed twice, as for bold letters
-        if lines and -height < gap < 0.9 * height:
-            space = " " if gap > 0.12 * height else ""
+        if len(lines) == 1 and _DASH.fullmatch(last.text) and MIN_MARK_GAP < gap / height < MAX_MARK_GAP:
+            last = last._replace(text="\u2022")
+        is_mark = _BULLET.fullmatch(last.text) or _NUMBER.fullmatch(last.text)
+        if lines and -height < gap < (MAX_MARK_GAP if is_mark else 0.9) * height:
+            is_apart = gap > (0.35 if piece.text[0] in CLOSING or last.text[-1] in OPENING else 0.12) * height
+            space = " " if is_apart else ""
             box = (min(last.bottom, piece.bottom), max(last.right, piece.right), max(last.top, piece.top))
             lines[-1] = Line(last.left, *box, last.text + space + piece.text)
         else:
@@ -131,26 +181,61 @@ def _joined_row(row: Sequence[Line]) -> list[Line]:
     return lines
 
 
+def _rows_of_table(rows: Sequence[Sequence[Line]]) -> int:
+    """How many of the rows, from the first, are one table; 0 for none."""
+    count = 1
+    while count < len(rows) and _stand_under(rows[count - 1], rows[count]):
+        count += 1
+    table = rows[:count]
+    if count < MIN_TABLE_ROWS or median(len(line.text.split()) for row in table for line in row) > MAX_CELL_WORDS:
+        return 0
+    columns = list(zip(*table, strict=True))[1:]
+    shares = [sum(_FIGURE.fullmatch(line.text) is not None for line in column) / count for column in columns]
+    return count if max(shares, default=0.0) >= MIN_FIGURES else 0
+
+
+def _stand_under(above: Sequence[Line], row: Sequence[Line]) -> bool:
+    """Whether two rows have the same columns, two or more."""
+    if not 2 <= len(row) == len(above):
+        return False
+    height = max(line.height for line in (*above, *row))
+    is_near = above[0].baseline - row[0].baseline < MAX_ROW_DISTANCE * height
+    return is_near and all(a.left < b.right and b.left < a.right for a, b in zip(above, row, strict=True))
+
+
+def _with_kind(line: Line) -> Line:
+    """The line, with the mark that items have on pages, and three dots of many."""
+    if _LEADER.search(line.text):
+        return line._replace(text=_LEADER.sub(" ... ", line.text, count=1), kind=Kind.CONTENTS)
+    if _BULLET.match(line.text):
+        return line._replace(text=_BULLET.sub("-", line.text, count=1), kind=Kind.BULLET)
+    return line._replace(kind=Kind.NUMBER) if _NUMBER.match(line.text) else line
+
+
+def _as_row(cells: Sequence[Line]) -> Line:
+    box = (min(line.bottom for line in cells), cells[-1].right, max(line.top for line in cells))
+    return Line(cells[0].left, *box, " | ".join(line.text for line in cells), Kind.ROW)
+
+
 def document_text(pages: Sequence[Sequence[Line]]) -> str:
-    """Paragraphs separated by blank lines; one that goes on over a column or page is joined."""
+    """Paragraphs separated by blank lines; one that goes on over a column or page is joined. Rows of a table, and items
+    of a list, are lines."""
     inner = (_WORD.findall(line.text)[1:-1] for page in pages for line in page)  # the others may be parts of words
     words = Counter(word.lower() for line in inner for word in line)
     paragraphs: list[str] = []
+    first: Line | None = None  # of the last paragraph's last row or item
     for page in without_headers(pages):
         ordered = reading_order(page)
         distance = _line_distance(ordered)
-        for number, line in enumerate(ordered):
-            above = ordered[number - 1] if number else None
-            if above is None or not paragraphs:
-                is_new = not paragraphs or not _goes_on(paragraphs[-1], line.text)
-            else:
-                is_new = _begins_paragraph(above, line, distance) and not (
-                    line.bottom > above.top and _goes_on(paragraphs[-1], line.text)
-                )
-            if is_new:
+        for above, line in zip([None, *ordered], ordered, strict=False):
+            if first is None or _begins_paragraph(paragraphs[-1], first, above, line, distance):
                 paragraphs.append(line.text)
+            elif line.kind is not Kind.PROSE and line.kind is first.kind:
+                paragraphs[-1] += f"\n{line.text}"
             else:
                 paragraphs[-1] = join_line(paragraphs[-1], line.text, words)
+                continue
+            first = line
     return "\n\n".join(paragraphs).replace(PDFIUM_HYPHEN, "-")
 
 
@@ -159,15 +244,32 @@ def _line_distance(lines: Sequence[Line]) -> float:
     return median(gaps) if gaps else 0.0
 
 
-def _begins_paragraph(above: Line, line: Line, distance: float) -> bool:
-    """By the space above, an indent, another size of letters, or the next column."""
+def _begins_paragraph(paragraph: str, first: Line, above: Line | None, line: Line, distance: float) -> bool:
+    """Whether a line begins one after this paragraph, rather than a line in it: by the space above, an indent, another
+    size of letters, the end of a table or list, or the next column. first: of the paragraph's last row or item, or of
+    the paragraph. above: None at the top of a page."""
+    is_listed = line.kind is not Kind.PROSE
+    if above is None or line.bottom > above.top:
+        return is_listed or not _goes_on(paragraph, line.text)
+    if is_listed and line.kind is first.kind:
+        return False
     height, above_height = line.height, above.height
+    if Kind.ROW in (above.kind, line.kind) or line.kind is Kind.BULLET:
+        return True
     if line.bottom >= above.bottom or above.baseline - line.baseline > PARAGRAPH_GAP * distance:
         return True
-    if max(height, above_height) > 1.35 * min(height, above_height):
+    if max(height, above_height) > 1.35 * min(height, above_height) or _is_heading(above, line):
         return True
-    indent = line.left - above.left
-    return 0.8 * height < indent < 6 * height and above.text.rstrip()[-1:] in ".!?:;\"'\u201d\u00bb)"
+    indent, is_sentence = line.left - above.left, above.text.rstrip()[-1:] in ".!?:;\"'\u201d\u00bb)"
+    if first.kind in (Kind.BULLET, Kind.NUMBER) and line.left < first.left + 0.5 * height:
+        return not line.text[:1].islower()  # as far left as the item's mark
+    return is_sentence and (line.kind is Kind.NUMBER or 0.8 * height < indent < 6 * height)
+
+
+def _is_heading(above: Line, line: Line) -> bool:
+    """Whether a line is a heading of the next one, in letters that are not much larger."""
+    is_short = len(above.text) < MAX_HEADING_CHARS and above.text[-1:] not in ".,;:-"
+    return is_short and above.height > 1.12 * line.height and not line.text[:1].islower()
 
 
 def _goes_on(paragraph: str, line: str) -> bool:
@@ -189,15 +291,24 @@ def join_line(paragraph: str, line: str, words: Counter[str]) -> str:
 
 
 def without_headers(pages: Sequence[Sequence[Line]]) -> list[list[Line]]:
-    """The pages without lines at their edges that stand on many pages, but for their numbers."""
-    edges = []
-    for page in pages:
+    """The pages without lines at their edges that stand on many pages, or on three near each other, but for their
+    numbers."""
+    edges, places = [], defaultdict(list)  # places: numbers of pages, by line
+    for number, page in enumerate(pages):
         by_height = sorted(page, key=lambda line: -line.top)
         edges.append({*by_height[:EDGE_LINES], *by_height[-EDGE_LINES:]})
-    counts = Counter(key for lines in edges for key in {_DIGITS.sub("#", line.text.lower()) for line in lines})
+        for key in {_DIGITS.sub("#", line.text.lower()) for line in edges[-1]}:
+            places[key].append(number)
     least = max(MIN_REPEATS, MIN_REPEATED_SHARE * len(pages))
+    repeated = {
+        key
+        for key, numbers in places.items()
+        if len(numbers) >= least
+        or (key == "#" and len(numbers) >= MIN_REPEATS)
+        or any(third - first <= MAX_PAGES_OF_THREE for first, third in zip(numbers, numbers[2:], strict=False))
+    }
     return [
-        [line for line in page if line not in edge or counts[_DIGITS.sub("#", line.text.lower())] < least]
+        [line for line in page if line not in edge or _DIGITS.sub("#", line.text.lower()) not in repeated]
         for page, edge in zip(pages, edges, strict=True)
     ]
 

@@ -2,12 +2,13 @@
 packages of limited size."""
 
 import io
+import itertools
 import posixpath
 import re
 import zipfile
 from collections.abc import Callable, Iterator
 from html import escape
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 from urllib.parse import unquote
 
 from lxml import etree
@@ -117,6 +118,8 @@ def local_name(element: etree._Element) -> str:
 CONTAINER = "META-INF/container.xml"
 RIGHTS = ("META-INF/rights.xml", "META-INF/license.lcpl")
 MAX_LIST_LEVELS = 9  # of Word
+WORD = "http://schemas.openxmlformats.org/wordprocessingml/2006/main"
+ID = f"{{{WORD}}}id"
 PAGES = ("application/xhtml+xml", "text/html")
 
 
@@ -162,15 +165,18 @@ def _first_text(opf: Any, name: str) -> str:
 
 
 def convert_docx(content: bytes, source: SourceConfig) -> Iterator[Record]:
-    """One record: paragraphs, headings, lists and tables of the document's body, without headers, footers, comments and
-    deleted text. Metadata: title and author."""
+    """One record: paragraphs, headings, lists, tables and text boxes of the document's body, then its notes; without
+    headers, footers, comments, readings of ruby, tables of contents, and text that a tracked change deletes or moves
+    away. Metadata: title and author.
+
+    Source: ECMA-376, part 1, 17 (WordprocessingML)."""
     try:
         import docx  # an optional extra
     except ModuleNotFoundError:
         raise missing_extra("docx", "python-docx") from None
     open_package(content, source).close()
     document = docx.Document(io.BytesIO(content))
-    html = "".join(_docx_blocks(document.iter_inner_content()))
+    html = WordBody(document).html()
     text = whole_text(f"<body>{html}".encode(), source.blocks)
     if not text:
         raise Refused("no_text", "no text in the document's body")
@@ -180,70 +186,197 @@ def convert_docx(content: bytes, source: SourceConfig) -> Iterator[Record]:
     yield Record(0, text, language=source.language or "", metadata=metadata)
 
 
-def _docx_blocks(content: Any, depth: int = 0) -> Iterator[str]:
-    """The body as HTML, so that its layout is that of pages."""
-    level = 0  # of open lists
-    for block in content:
-        wanted, tag, text = 0, "", ""
-        if hasattr(block, "rows"):
-            text = _docx_table(block, depth)
-        elif text := _docx_text(block._p):
-            style = (block.style.name or "") if block.style is not None else ""
-            number = style.removeprefix("Heading ")
-            wanted = _list_level(block, style)
-            tag = f"h{min(int(number), 6)}" if number.isdecimal() else "h1" if style == "Title" else "p"
-            text = escape(text, quote=False).replace("\n", "<br>")
-            text = f"<li>{text}" if wanted else f"<{tag}>{text}</{tag}>"
-        else:
-            continue
-        yield "<ul>" * (wanted - level) + "</ul>" * (level - wanted) + text
-        level = wanted
-    yield "</ul>" * level
+class ListItem(NamedTuple):
+    """level: 1 for an outer list. numbering: what counts its numbers, of a whole document."""
+
+    level: int
+    is_numbered: bool
+    numbering: str
 
 
-def _list_level(paragraph: Any, style: str) -> int:
-    """1 for an item of an outer list; 0 for no item."""
-    properties = paragraph._p.pPr
-    number = None if properties is None else properties.numPr
-    if number is not None and (number.numId is None or number.numId.val):
-        return min(number.ilvl.val if number.ilvl is not None else 0, MAX_LIST_LEVELS - 1) + 1
-    if style.startswith("List "):
-        last = style.rpartition(" ")[2]
-        return min(int(last), MAX_LIST_LEVELS) if last.isdecimal() else 1
-    return 0
+class WordBody:
+    """The body of a Word document as HTML, so that its layout is that of pages."""
 
+    def __init__(self, document: Any):
+        self._body = document._body  # gives paragraphs their styles
+        self._parts = {
+            relation.reltype.rpartition("/")[2]: relation.target_part
+            for relation in document.part.rels.values()
+            if not relation.is_external
+        }
+        self._formats = self._number_formats()
+        self._counts: dict[tuple[str, int], int] = {}  # items so far, by numbering and level
+        self._notes: list[tuple[str, str]] = []  # "footnote" or "endnote", and its id, as they are referred to
 
-def _docx_text(paragraph: Any) -> str:
-    """The paragraph's text with that of links and insertions, without deleted text and field codes."""
-    parts = []
-    for element in paragraph.iter():
-        name = local_name(element)
-        if name == "t" and local_name(element.getparent()) == "r":
-            parts.append(element.text or "")
-        elif name in ("tab", "br", "cr") and local_name(element.getparent()) == "r":
-            parts.append("\n" if name != "tab" else " ")
-        elif name == "noBreakHyphen":
-            parts.append("-")
-    return "".join(parts).strip()
+    def html(self) -> str:
+        blocks = [*self._blocks(self._body._body)]
+        notes = {(name, note.get(ID)): note for name in ("footnote", "endnote") for note in self._root(f"{name}s")}
+        for note in dict.fromkeys(self._notes):
+            if note in notes:
+                blocks += self._blocks(notes[note])
+        return "".join(blocks)
 
+    def _root(self, part: str) -> Any:
+        """The root element of another part of the document; without children if it has none."""
+        from docx.oxml.parser import parse_xml  # an optional extra
 
-def _docx_table(table: Any, depth: int) -> str:
-    """A table's rows; a cell that spans several columns or rows stands once. `row.cells` of python-docx would list it
-    as often as its file says."""
-    rows = []
-    for row in table.rows:
-        cells = []
-        for cell in row._tr.tc_lst:
-            if cell.vMerge == "continue":
+        return parse_xml(self._parts[part].blob) if part in self._parts else ()
+
+    def _number_formats(self) -> dict[tuple[str, int], str]:
+        """By numbering and level (from 0): "bullet", "none", "decimal" and others of numbers."""
+        abstract: dict[str, dict[int, str]] = {}
+        formats: dict[tuple[str, int], str] = {}
+        for element in self._root("numbering"):
+            if local_name(element) == "abstractNum":
+                levels = abstract[_value(element, "abstractNumId")] = {}
+                for level in element.iterfind("{*}lvl"):
+                    form = level.find("{*}numFmt")
+                    levels[int(_value(level, "ilvl"))] = "decimal" if form is None else _value(form)
+            elif local_name(element) == "num" and (reference := element.find("{*}abstractNumId")) is not None:
+                for number, form in abstract.get(_value(reference), {}).items():
+                    formats[_value(element, "numId"), number] = form
+        return formats
+
+    def _blocks(self, parent: Any, depth: int = 0) -> Iterator[str]:
+        """depth: of tables and text boxes around the parent."""
+        from docx.text.paragraph import Paragraph  # an optional extra
+
+        lists: list[str] = []  # tags of the open ones
+        for element in _unwrapped(parent):
+            item, html, boxes = None, "", ""
+            if local_name(element) == "tbl":
+                html = self._table(element, depth)
+            elif local_name(element) == "p":
+                paragraph = Paragraph(element, self._body)
+                style = (paragraph.style.name or "") if paragraph.style is not None else ""
+                text = "" if style.lower().startswith("toc ") else escape(self._text(element), quote=False)
+                number = style.removeprefix("Heading ")
+                tag = f"h{min(int(number), 6)}" if number.isdecimal() else "h1" if style == "Title" else "p"
+                item = self._list_item(paragraph, style) if text and tag == "p" else None
+                if text:
+                    text = text.replace("\n", "<br>")
+                    html = f"<li>{text}" if item else f"<{tag}>{text}</{tag}>"
+                if depth < MAX_LIST_LEVELS:
+                    boxes = "".join(block for box in _text_boxes(element) for block in self._blocks(box, depth + 1))
+            if html or boxes:
+                yield from self._lists(lists, item)
+                yield html + boxes
+        yield from self._lists(lists, None)
+
+    def _lists(self, lists: list[str], item: ListItem | None) -> Iterator[str]:
+        """Tags between the open lists and an item, or what is none; lists: the open ones, which become the item's."""
+        level, tag = (0, "") if item is None else (item.level, "ol" if item.is_numbered else "ul")
+        while len(lists) > level or (lists and len(lists) == level and lists[-1] != tag):
+            yield f"</{lists.pop()}>"
+        if item is None:
+            return
+        place = (item.numbering, level)
+        while len(lists) < level:
+            lists.append(tag if len(lists) == level - 1 else "ul")
+            start = f' start="{self._counts.get(place, 0) + 1}"' if lists[-1] == "ol" else ""
+            yield f"<{lists[-1]}{start}>"
+        self._counts[place] = self._counts.get(place, 0) + 1
+        for inner in range(level + 1, MAX_LIST_LEVELS + 1):  # the numbers of inner lists begin again
+            self._counts.pop((item.numbering, inner), None)
+
+    def _list_item(self, paragraph: Any, style: str) -> ListItem | None:
+        """By the paragraph's own numbering, else by that of its style or of the style's name; None for no item."""
+        numbering, level = _numbering(paragraph._p)
+        words = style.split(" ")
+        is_named = words[0] == "List" and (len(words) == 1 or words[1] in ("Bullet", "Number") or words[1].isdecimal())
+        if not numbering:
+            numbering, level = _style_numbering(paragraph.style)
+            level = int(words[-1]) - 1 if is_named and words[-1].isdecimal() else level
+        default = "decimal" if words[:2] == ["List", "Number"] else "bullet"
+        form = self._formats.get((numbering, level), default)
+        if numbering == "0" or form == "none" or not (numbering or is_named):
+            return None
+        return ListItem(min(max(level, 0), MAX_LIST_LEVELS - 1) + 1, form != "bullet", numbering or style)
+
+    def _text(self, paragraph: Any) -> str:
+        """The paragraph's text with that of links and insertions."""
+        parts = []
+        for element in _content(paragraph):
+            name = local_name(element)
+            if name in ("footnoteReference", "endnoteReference"):
+                self._notes.append((name.removesuffix("Reference"), element.get(ID)))
+            if local_name(element.getparent()) != "r":
                 continue
-            inner = "".join(_docx_blocks(_docx_cell(cell, table), depth + 1)) if depth < MAX_LIST_LEVELS else ""
-            cells.append(f"<td>{inner}</td>")
-        rows.append(f"<tr>{''.join(cells)}</tr>")
-    return f"<table>{''.join(rows)}</table>"
+            if name == "t":
+                parts.append(element.text or "")
+            elif name in ("tab", "ptab", "br", "cr", "noBreakHyphen"):
+                parts.append({"br": "\n", "cr": "\n", "noBreakHyphen": "-"}.get(name, " "))
+        return "".join(parts).strip()
+
+    def _table(self, table: Any, depth: int) -> str:
+        """A table's rows; a cell that spans several columns or rows stands once. `row.cells` of python-docx would list
+        it as often as its file says."""
+        rows = []
+        for row in _unwrapped(table):
+            if local_name(row) != "tr" or row.find("{*}trPr/{*}del") is not None:
+                continue
+            cells = [cell for cell in _unwrapped(row) if local_name(cell) == "tc" and cell.vMerge != "continue"]
+            inner = ["".join(self._blocks(cell, depth + 1)) if depth < MAX_LIST_LEVELS else "" for cell in cells]
+            rows.append(f"<tr>{''.join(f'<td>{html}</td>' for html in inner)}</tr>")
+        return f"<table>{''.join(rows)}</table>"
 
 
-def _docx_cell(cell: Any, table: Any) -> Any:
-    """Paragraphs and tables of a cell."""
-    from docx.table import _Cell  # an optional extra
+def _value(element: Any, name: str = "val") -> str:
+    return element.get(f"{{{WORD}}}{name}") or "0"
 
-    return _Cell(cell, table).iter_inner_content()
+
+def _numbering(element: Any) -> tuple[str, int]:
+    """(numbering, level from 0) of a paragraph or style; numbering: "" if it has none, "0" if it has none of its
+    style's."""
+    properties = element.find("{*}pPr/{*}numPr")
+    number, level = (None, None) if properties is None else (properties.find("{*}numId"), properties.find("{*}ilvl"))
+    return "" if number is None else _value(number), 0 if level is None else int(_value(level))
+
+
+def _style_numbering(style: Any) -> tuple[str, int]:
+    for _ in range(MAX_LIST_LEVELS):  # styles that a file bases on each other in a circle end here
+        if style is None:
+            break
+        numbering, level = _numbering(style.element)
+        if numbering:
+            return numbering, level
+        style = style.base_style
+    return "", 0
+
+
+def _unwrapped(parent: Any) -> Iterator[Any]:
+    """The children, with those of content controls and insertions in place of these."""
+    for child in parent:
+        name = local_name(child)
+        if name == "sdt":
+            gallery = child.find("{*}sdtPr/{*}docPartObj/{*}docPartGallery")
+            content = child.find("{*}sdtContent")
+            if content is not None and (gallery is None or _value(gallery) != "Table of Contents"):
+                yield from _unwrapped(content)
+        elif name in ("customXml", "ins", "moveTo"):
+            yield from _unwrapped(child)
+        else:
+            yield child
+
+
+def _content(element: Any) -> Iterator[Any]:
+    """The elements inside a paragraph, without those of text boxes, ruby's readings and what was deleted."""
+    for child in _children(element):
+        if local_name(child) not in ("del", "moveFrom", "rt", "txbxContent"):
+            yield child
+            yield from _content(child)
+
+
+def _text_boxes(element: Any) -> Iterator[Any]:
+    for child in _children(element):
+        if local_name(child) == "txbxContent":
+            yield child
+        else:
+            yield from _text_boxes(child)
+
+
+def _children(element: Any) -> Iterator[Any]:
+    """The children; of alternatives that hold the same for newer and older programs, the first."""
+    if local_name(element) == "AlternateContent":
+        return itertools.islice(element, 1)
+    return iter(element)

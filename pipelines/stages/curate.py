@@ -141,7 +141,7 @@ def quarantined(context: StageContext) -> list[str]:
 
 STAGE: Stage = Stage(
     name="curate",
-    code_version=32,
+    code_version=33,
     inputs=(),
     config=config,
     run=run,

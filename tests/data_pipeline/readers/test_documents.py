@@ -5,6 +5,7 @@ import io
 import json
 import zipfile
 from collections.abc import Mapping
+from functools import partial
 from html import escape
 
 import numpy as np
@@ -12,7 +13,7 @@ import pytest
 
 from gristmill.data_pipeline.readers import markup
 from gristmill.data_pipeline.readers.document import Record, Unreadable
-from gristmill.data_pipeline.readers.pdf import Line, joined_lines
+from gristmill.data_pipeline.readers.pdf import Line, joined_lines, without_headers
 from gristmill.data_pipeline.readers.read import FileRange, read_range
 from gristmill.data_pipeline.readers.source import SourceConfig
 from gristmill.foundation.files import file_digest
@@ -105,6 +106,65 @@ def test_lines_of_low_letters_and_of_several_fonts_stay_in_their_paragraph(tmp_p
     assert [line.text for line in joined_lines(pieces[::-1])] == ["A (mill) cave is"]
     columns = [Line(50, 98, 90, 108, "(left)"), Line(300, 100, 320, 108, "right"), Line(50, 86, 90, 96, "(below)")]
     assert [line.text for line in joined_lines(columns)] == ["(left)", "right", "(below)"]
+
+
+def test_items_and_tables_of_a_pdf_are_lines(tmp_path):
+    """A mark stands apart from its text; a table has cells under each other, and a column of figures."""
+    pytest.importorskip("pypdfium2", reason="PDF needs the extra `documents`")
+    page = column(50, 700, "The mill has three parts, each of which", "is old:")
+    for number, (mark, item) in enumerate([("\\267", "a wheel in the river, which is of oak,"), ("-", "and a house.")]):
+        page += [(60, 676 - 24 * number, mark), *column(75, 676 - 24 * number, item, "and is wide")[: 2 - number]]
+    page += column(50, 640, "Nobody knows its age - it may be 200 years", "- but the books give its flour.")
+    rows = [("Year", "Flour"), ("1899", "11"), ("1900", "12 t"), ("1901", "-")]
+    page += [(x, 600 - 14 * row, cells[k]) for row, cells in enumerate(rows) for k, x in enumerate((60, 160))]
+    page += [(50, 520, "1 The wheel . . . . . . . . . . . 4"), (50, 508, "2 The house . . . . . . . . 17")]
+    text, _ = read_text(tmp_path, pdf([page]), "pdf")
+    assert text.split("\n\n") == [
+        "The mill has three parts, each of which is old:",
+        "- a wheel in the river, which is of oak, and is wide\n- and a house.",
+        "Nobody knows its age - it may be 200 years - but the books give its flour.",
+        "Year | Flour\n1899 | 11\n1900 | 12 t\n1901 | -",
+        "1 The wheel ... 4\n2 The house ... 17",
+    ]
+
+
+def test_words_in_columns_are_no_table():
+    """Of a book's index, for example; figures are what tells a table."""
+    index = [
+        Line(x, 700 - 12 * k, x + 60, 708 - 12 * k, f"entry {name}")
+        for k in range(4)
+        for x, name in ((50, "a"), (300, "b"))
+    ]
+    assert [line.text for line in joined_lines(index)] == ["entry a", "entry b"] * 4
+    figures = [line._replace(text="12.5 %") if line.left == 300 else line for line in index]
+    assert [line.text for line in joined_lines(figures)] == ["entry a | 12.5 %"] * 4
+    assert len(joined_lines(figures[:4])) == 4  # two rows are too few
+
+
+def test_marks_in_a_font_of_their_own_stay_on_their_line():
+    """A comma's box is below the line, a quote's above it; neither has a space to its word."""
+    pieces = [
+        Line(50, 100, 90, 107, "Call"),
+        Line(94, 105, 95, 108, "\u2018"),
+        Line(97, 100, 120, 107, "mill"),
+        Line(122, 105, 123, 108, "\u2019"),
+        Line(125, 98, 126, 101, ","),
+    ]
+    assert [line.text for line in joined_lines(pieces)] == ["Call \u2018mill\u2019,"]
+
+
+def test_headers_of_a_chapter_and_numbers_of_pages_are_left_out():
+    """Of thirty pages a chapter has four, a number at its foot three."""
+
+    def page(number: int) -> list[Line]:
+        header = [f"Chapter 2: Wheels {number}"] if 10 <= number < 14 else []
+        foot = [str(number)] if number in (1, 9, 20) else []
+        texts = [*header, *(f"{word}{'a' * number}" for word in ("one", "two", "three")), *foot]
+        return [Line(50, 700 - 30 * k, 200, 708 - 30 * k, text) for k, text in enumerate(texts)]
+
+    kept = [[line.text for line in lines] for lines in without_headers([page(number) for number in range(30)])]
+    assert kept[10][0] == "one" + 10 * "a" and kept[9][-1] == "three" + 9 * "a"
+    assert sum(map(len, kept)) == 30 * 3
 
 
 def test_scanned_and_damaged_pdfs_are_refused(tmp_path):
@@ -201,6 +261,76 @@ def test_cells_of_a_word_table_stand_once(tmp_path):
     out = io.BytesIO()
     document.save(out)
     assert read_text(tmp_path, out.getvalue(), "docx")[0] == "0 3 | wide\n4 | 5"
+
+
+def word_xml(body: str, **parts: str) -> bytes:
+    """A Word document with this body, in the prefix w; parts: other XML parts, by the last word of their relation."""
+    docx = pytest.importorskip("docx", reason="docx needs the extra `documents`")
+    from docx.opc.packuri import PackURI
+    from docx.opc.part import Part
+    from docx.oxml.parser import parse_xml
+
+    space = 'xmlns:w="http://schemas.openxmlformats.org/wordprocessingml/2006/main" xmlns:mc="mc" xmlns:v="v"'
+    office = "http://schemas.openxmlformats.org/officeDocument/2006/relationships/"
+    document = docx.Document()
+    for element in parse_xml(f"<w:body {space}>{body}</w:body>"):
+        document.element.body.insert(len(document.element.body) - 1, element)
+    for name, content in parts.items():
+        blob = f"<w:{name} {space}>{content}</w:{name}>".encode()
+        part = Part(PackURI(f"/word/{name}.xml"), f"application/x-{name}", blob, document.part.package)
+        document.part.relate_to(part, office + name)
+    out = io.BytesIO()
+    document.save(out)
+    return out.getvalue()
+
+
+def run(text: str, name: str = "t") -> str:
+    return f"<w:r><w:{name}>{text}</w:{name}></w:r>"
+
+
+def paragraph(*parts: str, style: str = "") -> str:
+    return (
+        f'<w:p><w:pPr><w:pStyle w:val="{style}"/></w:pPr>{"".join(parts)}</w:p>'
+        if style
+        else f"<w:p>{''.join(parts)}</w:p>"
+    )
+
+
+def test_what_stands_in_controls_boxes_and_notes_of_a_word_document_is_text(tmp_path):
+    """A table of contents, ruby's readings, and what a tracked change deletes or moves away are not."""
+    contents = '<w:sdtPr><w:docPartObj><w:docPartGallery w:val="Table of Contents"/></w:docPartObj></w:sdtPr>'
+    box = f"<w:txbxContent>{paragraph(run('in a box'))}</w:txbxContent>"
+    older = f"<w:pict><v:shape><v:textbox>{box}</v:textbox></v:shape></w:pict>"
+    boxes = (
+        f"<mc:AlternateContent><mc:Choice>{older}</mc:Choice><mc:Fallback>{older}</mc:Fallback></mc:AlternateContent>"
+    )
+    moved = f"<w:moveFrom>{run(' moved')}</w:moveFrom>"
+    note = '<w:r><w:footnoteReference w:id="7"/></w:r>'
+    ruby = f"<w:r><w:ruby><w:rt>{run('gyakutai')}</w:rt><w:rubyBase>{run('base')}</w:rubyBase></w:ruby></w:r>"
+    row = f"<w:tr><w:tc>{paragraph(run('a cell'))}</w:tc><w:tc>{paragraph(run('beside it'))}</w:tc></w:tr>"
+    deleted = f"<w:tr><w:trPr><w:del/></w:trPr><w:tc>{paragraph(run('a deleted row'))}</w:tc></w:tr>"
+    body = (
+        f"<w:sdt>{contents}<w:sdtContent>{paragraph(run('Mills 1'))}</w:sdtContent></w:sdt>"
+        f"<w:sdt><w:sdtContent>{paragraph(run('in a control'))}</w:sdtContent></w:sdt>"
+        + paragraph(run("kept"), f"<w:ins>{run(' added')}</w:ins>", moved, note)
+        + paragraph(run("before"), boxes)
+        + paragraph(ruby)
+        + f"<w:tbl>{row}{deleted}<w:sdt><w:sdtContent>{row}</w:sdtContent></w:sdt></w:tbl>"
+    )
+    notes = {"7": "a note", "8": "of nothing"}
+    notes = "".join(f'<w:footnote w:id="{name}">{paragraph(run(text))}</w:footnote>' for name, text in notes.items())
+    text, _ = read_text(tmp_path, word_xml(body, footnotes=notes), "docx")
+    assert text.split("\n\n") == [
+        "in a control", "kept added", "before", "in a box", "base", "a cell | beside it\na cell | beside it", "a note",
+    ]  # fmt: skip
+
+
+def test_numbers_of_a_word_list_go_on_after_a_paragraph(tmp_path):
+    item = partial(paragraph, style="ListNumber")
+    body = item(run("one")) + item(run("two")) + paragraph(run("between")) + item(run("three"))
+    body += paragraph(run("no item"), style="ListParagraph") + paragraph(run("inner"), style="ListBullet2")
+    text, _ = read_text(tmp_path, word_xml(body), "docx")
+    assert text == "1. one\n2. two\n\nbetween\n\n3. three\n\nno item\n\n- inner"
 
 
 # Markup of other programs.
