@@ -18,6 +18,7 @@ from support.extraction_kinds import kind_figures, peer_figures
 from support.extraction_languages import Pair, crawl_pairs, print_languages
 from support.extraction_metadata import labelled_figures, print_metadata
 from support.extraction_options import print_comparison
+from support.extraction_posts import print_posts
 from support.extraction_sites import print_repeats, print_site
 from support.extraction_speeds import QUICK_PAGES, ours, speeds
 from support.extraction_systems import quality_figures, transfer_figures
@@ -39,6 +40,7 @@ def main() -> None:
     parser.add_argument("--repeats", action="store_true", help="the second pass by site on the annotated pages")
     parser.add_argument("--site", type=Path, metavar="FOLDER", help="the same on a folder of one site's HTML files")
     parser.add_argument("--metadata", action="store_true", help="metadata against trafilatura and labels")
+    parser.add_argument("--posts", action="store_true", help="authors of forum posts, and languages of code")
     options = parser.parse_args()
     if options.crawl:
         return print_languages(crawl_pairs(options.crawl))
@@ -57,6 +59,8 @@ def main() -> None:
         return print_repeats(folder)
     if options.peers:
         return print_figures(peer_figures(folder, 12 if options.quick else 4))
+    if options.posts:
+        return print_posts(folder / "wcxb_dev" / "pages.jsonl.zst")
     if options.embedded:
         return print_figures(print_embedded(folder))
     if options.wcxb:

@@ -171,7 +171,10 @@ MAX_KEPT_TAGS = 100_000  # capacity that a thread keeps for its next page
 MIN_REPEATED_WORDS, MAX_REPEATS = 4, 3  # of a block that is left out as a copy of one before it
 MIN_COMMENT_BYTES, MAX_COMMENT_LINKS = 20, 0.33  # of a block of a comment section
 _FIRST_TAG = re.compile(rb"\s*+(?>(?>\xef\xbb\xbf|<!--.*?-->|<[?!][^>]*>)\s*+)*+<([A-Za-z:]+)", re.DOTALL)
-_MARKED_POSTS = re.compile(rb"DiscussionForumPosting|QAPage|schema\.org/Comment\b")  # types of schema.org
+_MARKED_POSTS = re.compile(  # types of schema.org, and signs of Flarum, phpBB, XenForo, Discourse and bbPress
+    rb"DiscussionForumPosting|QAPage|schema\.org/Comment\b|\bid=\"(?:flarum-|(?:phpbb|XF|XenForo)\")"
+    rb"|\bcontent=\"Discourse |\btopic-template-default\b"
+)
 FEEDS = {b"rss", b"feed", b"rdf:rdf", b"urlset", b"sitemapindex", b"opml", b"error", b"response"}
 
 

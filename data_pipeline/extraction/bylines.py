@@ -7,11 +7,14 @@ The rules were chosen on half of the sites of WCXB; docs/extraction.md has what 
 import html as html_module
 import itertools
 import re
+import urllib.parse
 from bisect import bisect_right
 from collections.abc import Collection, Iterator
+from contextlib import suppress
 from typing import NamedTuple
 
 import numpy as np
+import orjson
 
 from gristmill.data_pipeline.extraction.attributes import (
     ELEMENT,
@@ -200,25 +203,42 @@ def _is_capitalized(name: str) -> bool:
 MAX_POST_HINTS, AUTHOR_WINDOW_BYTES, MAX_AUTHOR_BYTES = 50_000, 1000, 60
 MAX_LINE_BYTES = 100  # of a kept block with a name; longer ones are prose in which somebody is mentioned
 MAX_ADDED_BYTES = 4  # "by " or a sign beside the name in its block
-_POST_HINT = re.compile(rb"author|creator|user[-_]?name|poster|nick|hnuser", re.IGNORECASE)
+_POST_HINT = re.compile(rb"author|creator|user[-_]?name|poster|nick|hnuser|postleft", re.IGNORECASE)
 _POST_TOKEN = re.compile(
-    r"(?:.{0,30}[-_])?(?:[a-z]{0,6}user[-_]?name|(?:post|comment)?author|poster|nick(?:name)?|creator|hnuser)"
-    r"(?:[-_]?(?:name|link|coloured|info|information))?[-_\d]{0,12}",
+    r"(?:.{0,30}[-_])?(?:[a-z]{0,6}user[-_]?name|(?:post|comment)?author|poster|nick(?:name)?|creator|hnuser"
+    r"|postleft)(?:[-_]?(?:name|link|coloured|info|information))?[-_\d]{0,12}",
     re.IGNORECASE,
 )
 _PIECE = re.compile(rb"<(/?)([a-zA-Z][\w-]{0,20})[^<>]{0,600}>|[^<]+")
 _NO_AUTHOR = re.compile(  # words beside names, dates, and texts without a letter
     r"(?:(?:posted|written|started|created|asked|answered|by|from|von|par|por|autor|auteur|author|user|re|quote|joined"
-    r"|edited|last|post|reply|op|admin|moderator|guest|online|offline|thread|starter|username)\b[\s:]*)+|[\W\d_]*"
-    r"|[^\W\d_]{3,9}\.? \d{1,2},? \d{4}\b.{0,20}",
+    r"|edited|last|post|reply|op|admin|moderator|guest|online|offline|thread|starter|username|advertisement)\b[\s:]*)+|[\W\d_]*"
+    r"|\d{4}-\d\d-\d\dT.{0,20}|[^\W\d_]{3,9}\.? \d{1,2},? \d{4}\b.{0,20}",
     re.IGNORECASE,
 )
+# Names of authors that a page declares: in attributes (GameFAQs, XenForo), in microdata beside the text, in JSON-LD.
+_DECLARED = re.compile(
+    rb"""\sdata-(?:author|user-?name)\s*=\s*["']?([^"'<>]{2,60})["'\s>]"""
+    rb"""|itemprop=["']?author\b[^<>]{0,300}>\s*+(?:<(?!meta)[^<>]{0,300}>\s*+){0,6}"""
+    rb"""<meta\s(?=[^<>]{0,100}itemprop=["']?name\b)[^<>]{0,200}?content=["']([^"'<>]{2,60})["']"""
+    rb"""|"author"\s*+:\s*+\[?+\s*+\{[^{}]{0,300}?"name"\s*:\s*("(?:[^"\\]|\\.){2,100}")"""
+)
+_ACCOUNT = re.compile(  # the link to an account; its name is the text too
+    rb"""<a\s[^<>]{0,300}?href\s*=\s*["']?[^"'<>\s]{0,100}/(?:(?:u|users?|members?|profiles?|people)/|~)"""
+    rb"""([^"'<>\s/?#]{2,60})[^<>]{0,300}>""",
+    re.IGNORECASE,
+)
+_TEXT = re.compile(rb">([^<>]{2,100})(?=<)")
+_EDGES = " ,;:|\u2022\u00b7"
 _VOID = frozenset((b"img", b"br", b"meta", b"link", b"input", b"hr", b"wbr", b"source"))
+
+
+DECLARED = 3  # rank
 
 
 class _Mark(NamedTuple):
     """A name in an element for authors, and the block that holds it. rank: 0 for properties of schema.org, 1 for
-    rel="author", 2 for classes and ids."""
+    rel="author", 2 for classes and ids, DECLARED for a text before the post that is a name declared elsewhere."""
 
     rank: int
     block: int
@@ -234,8 +254,18 @@ def post_authors(
 
     A post is the innermost element around a block that holds a name and has a sibling of its tag that holds one. Its
     author is the first name of the best rank in it and in no post inside of it. It is not written twice: a post has no
-    author where the name's block is kept and holds more. The time is linear in the page's bytes."""
-    marks = _author_marks(html, elements, blocks, kept)
+    author where the name's block is kept and holds more. On a page without any such name, texts that are a declared
+    name stand for them. The time is linear in the page's bytes."""
+    for find_marks in (_author_marks, _declared_marks):
+        authors, without = _authors_of_posts(find_marks(html, elements, blocks, kept), elements, blocks, kept)
+        if authors:
+            break
+    return authors, without
+
+
+def _authors_of_posts(
+    marks: list[_Mark], elements: np.ndarray, blocks: np.ndarray, kept: np.ndarray
+) -> tuple[list[PostAuthor], np.ndarray]:
     parents, tags = elements[:, PARENT].tolist(), elements[:, TAG].tolist()
     chosen = np.flatnonzero(kept).tolist()
     element_of = blocks[:, ELEMENT].tolist()
@@ -247,7 +277,8 @@ def post_authors(
             first.setdefault(post, block)
     best: dict[int, _Mark] = {}
     for mark, post in zip(marks, _nearest([element_of[mark.block] for mark in marks], first, parents), strict=True):
-        if post and (post not in best or mark.rank < best[post].rank):
+        is_before = mark.rank < DECLARED or (post and mark.html_start < blocks[first[post], HTML_START])
+        if post and is_before and (post not in best or mark.rank < best[post].rank):
             best[post] = mark
     best = {post: mark for post, mark in best.items() if not kept[mark.block] or mark.block in names}
     kept = kept.copy()
@@ -292,20 +323,61 @@ def _nearest(elements: list[int], wanted: Collection[int], parents: list[int]) -
 
 def _author_marks(html: bytes, elements: np.ndarray, blocks: np.ndarray, kept: np.ndarray) -> list[_Mark]:
     """Names in elements for authors outside of quotes and of long kept blocks, in the order of the page."""
+    texts = []
+    for tag, at in _hinted_tags(html, _POST_HINT, MAX_POST_HINTS):
+        rank = _post_rank(attributes_of(tag))
+        if rank is not None and (text := _first_text(html, at)) is not None:
+            texts.append((rank, *text))
+    return _marks_in_blocks(texts, elements, blocks, kept)
+
+
+def _marks_in_blocks(
+    texts: list[tuple[int, str, int, int]], elements: np.ndarray, blocks: np.ndarray, kept: np.ndarray
+) -> list[_Mark]:
+    """Those of (rank, name, its first byte, the byte behind it) that stand in blocks outside of quotes and of prose."""
     marks: list[_Mark] = []
     ends = blocks[:, HTML_END].tolist()
     is_in_quote = elements[blocks[:, ELEMENT], ELEMENT_FLAGS] & IN_QUOTE != 0
-    is_long = blocks[:, END] - blocks[:, START] > MAX_LINE_BYTES
-    for tag, at in _hinted_tags(html, _POST_HINT, MAX_POST_HINTS):
-        rank = _post_rank(attributes_of(tag))
-        if rank is None or (text := _first_text(html, at)) is None:
-            continue
-        block = bisect_right(ends, text[1])
-        if block == len(blocks) or blocks[block, HTML_START] > text[1] or is_in_quote[block]:
-            continue
-        if not (kept[block] and is_long[block]):
-            marks.append(_Mark(rank, block, *text))
+    is_prose = kept & (blocks[:, END] - blocks[:, START] > MAX_LINE_BYTES)
+    for rank, name, start, end in texts:
+        block = bisect_right(ends, start)
+        if block < len(blocks) and blocks[block, HTML_START] <= start and not (is_in_quote[block] or is_prose[block]):
+            marks.append(_Mark(rank, block, name, start, end))
     return marks
+
+
+def _declared_marks(html: bytes, elements: np.ndarray, blocks: np.ndarray, kept: np.ndarray) -> list[_Mark]:
+    """Texts between two tags that are a name which the page declares for an author, or links to an account of it."""
+    names = set()
+    for declared in _DECLARED.finditer(html):
+        raw = declared[1] or declared[2]
+        with suppress(orjson.JSONDecodeError):
+            names.add(cleaned(unescaped(raw) if raw else orjson.loads(declared[3])))
+    for link in _ACCOUNT.finditer(html):
+        text = _first_text(html, link.end())
+        account = urllib.parse.unquote(link[1].decode("utf-8", "replace")).partition("@")[0]  # of a server in Lemmy
+        if text and _letters(text[0]) == _letters(account):
+            names.add(text[0])
+    names = {name for name in names if not _NO_AUTHOR.fullmatch(name)}
+    texts = []
+    for piece in _TEXT.finditer(html) if names else ():
+        is_mention = html.endswith(b"@", 0, html.rfind(b"<", 0, piece.start() + 1))
+        if not is_mention and (name := cleaned(unescaped(piece[1])).strip(_EDGES)) in names:
+            texts.append((DECLARED, name, *_bounds(piece[1], name, piece.start(1))))
+    return _marks_in_blocks(texts, elements, blocks, kept)
+
+
+def _letters(name: str) -> str:
+    return "".join(filter(str.isalnum, name.casefold()))
+
+
+def _bounds(raw: bytes, name: str, at: int) -> tuple[int, int]:
+    """Where the name stands in the raw text at this byte; the text without spaces around it if it is escaped."""
+    inside = raw.find(name.encode())
+    if inside >= 0:
+        return at + inside, at + inside + len(name.encode())
+    start = at + raw.find(raw.strip())
+    return start, start + len(raw.strip())
 
 
 def _post_rank(attributes: dict[str, str]) -> int | None:
@@ -327,14 +399,9 @@ def _first_text(html: bytes, at: int) -> tuple[str, int, int] | None:
             if depth < 0:
                 return None
             continue
-        name = _BY.sub("", cleaned(unescaped(piece[0]))).strip(" ,;:@|\u2022\u00b7")
+        name = _BY.sub("", cleaned(unescaped(piece[0]))).strip(_EDGES + "@")
         if len(name) > 1 and not _NO_AUTHOR.fullmatch(name):  # one letter stands for a picture
             if len(name.encode()) > MAX_AUTHOR_BYTES or piece.end() == end:
                 return None
-            inside = piece[0].find(name.encode())
-            if inside >= 0:
-                return name, piece.start() + inside, piece.start() + inside + len(name.encode())
-            raw = piece[0].strip()
-            start = piece.start() + piece[0].find(raw)
-            return name, start, start + len(raw)
+            return name, *_bounds(piece[0], name, piece.start())
     return None

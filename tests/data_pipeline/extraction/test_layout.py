@@ -219,6 +219,23 @@ THREADS: dict[str, tuple[str, list[str]]] = {
         '<table class=post><tr><td><div id=postauthor12>ann</div><td>{}</table>', ["ann", "bob"],
     ),
     "signed below": ('<div class=answer><p>{}<div itemprop=author><a>ann</a> 1,204</div></div>', ["ann", "bob"]),
+    "FluxBB": (
+        '<div class=blockpost><div class=postleft><dl><dt><strong>ann</strong></dt><dd class=usertitle>Member</dd></dl>'
+        '</div><div class=postmsg>{}</div></div>', ["ann", "bob"],
+    ),
+    "a link to an account": ('<div><a href="/~ann/"><img></a><a href="/~ann/">ann</a><p>{}</div>', ["ann", "bob"]),
+    "an attribute": ('<div><a data-username="ann"><b>ann</b></a> #1<p>{}</div>', ["ann", "bob"]),
+    "microdata": (
+        '<div><p><span itemprop=author><meta itemprop=name content="ann"></span>by <i>ann</i>:<p>{}</div>',
+        ["ann", "bob"],
+    ),
+    "JSON-LD": (
+        '<div><script type="application/ld+json">{{"author": {{"@type": "Person", "name": "ann"}}}}</script>'
+        '<p><i>ann</i> <i>today</i><p>{}</div>', ["ann", "bob"],
+    ),
+    "a mention": ('<div><p>@<a href=/u/ann>ann</a> <p>{}</div>', []),
+    "the name of a reply": ('<div><p>{}<div><a href=/u/ann>ann</a> So it is.</div></div>', []),
+    "a date": ('<div><p class=author><time>2006-08-08T22:13+00:00</time><p>{}</div>', []),
     "no name": ('<div class=post><div class=author></div><p>{}</div>', []),
     "a long text": (f'<div class=post><div class=author>{"ann " * 20}</div><p>{{}}</div>', []),
 }  # fmt: skip
@@ -270,6 +287,14 @@ def test_authors_take_linear_time():
     posts = thread("<div><b class=author>ann</b><p>a</p></div>" * many, ("a",))[0]
     assert posts == "\n\n".join(["ann:\n\na"] * many)
     assert thread("<div><b class=author>ann</b><p>a</p>" * many, ("a",))[0].count("ann:") <= 250
+
+
+def test_declared_names_take_linear_time():
+    many = 5000
+    posts = thread("<div><a href=/u/ann>ann</a><p>a</p></div>" * many, ("a",))[0]
+    assert posts == "\n\n".join(["ann:\n\na"] * many)
+    for opening in ("<a href=////", '"author":  ', "<p itemprop=author><b>", " data-author=", "<a href=/u/a"):
+        thread("<p>a</p>" + opening * (100_000 // len(opening)), ("a",))
 
 
 def test_authors_only_on_pages_with_posts():
