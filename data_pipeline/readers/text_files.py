@@ -7,6 +7,7 @@ import email.policy
 import re
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from email.message import EmailMessage
 from io import BytesIO
 from typing import Any, BinaryIO, NamedTuple
@@ -267,6 +268,8 @@ class _Lines(Iterator[str]):
 html_extraction = DeferredModule("gristmill.data_pipeline.extraction.html_extraction")  # for mails without plain text
 
 SEPARATOR = b"From "  # at the beginning of a line behind an empty one
+_CHARSETS_OF_MAIL = re.compile(r"utf-?7|(?:cp|ibm)-?\d+|iso-?2022-?(?:kr|cn).*")
+_ESCAPED_SEPARATOR = re.compile(rb">+From ")  # of a message's own line, by one more ">" (the form mboxrd)
 
 
 def read_mailbox(file: BinaryIO, name: str, source: SourceConfig) -> Iterator[Record | Unreadable]:
@@ -290,15 +293,17 @@ def _messages(pieces: Iterator[bytes | TooLong], source: SourceConfig) -> Iterat
     """(offset, bytes, size) of each message; of one over the limit the first bytes alone."""
     message, limit = bytearray(), source.max_record_bytes
     start = offset = size = 0
-    after_blank = True
+    after_blank, is_mailbox = True, False
     for piece in pieces:
         for line in [b""] if isinstance(piece, TooLong) else piece.splitlines(keepends=True):
             num_bytes = piece.num_bytes if isinstance(piece, TooLong) else len(line)
             if after_blank and line.startswith(SEPARATOR):
                 if size:
                     yield start, bytes(message), size
-                message, start, size = bytearray(), offset, 0
+                message, start, size, is_mailbox = bytearray(), offset, 0, True
             else:
+                if is_mailbox and _ESCAPED_SEPARATOR.match(line):
+                    line = line[1:]
                 size += num_bytes
                 if size <= limit:
                     message += line
@@ -311,24 +316,38 @@ def _messages(pieces: Iterator[bytes | TooLong], source: SourceConfig) -> Iterat
 def _message_record(raw: bytes, number: int, offset: int, source: SourceConfig) -> Record | Unreadable | None:
     try:
         message: Any = email.message_from_bytes(raw, policy=email.policy.default)
-        text = _message_text(message, source)
+        text, repairs = _message_text(message, source)
         metadata = {key: str(message[key]) for key in ("subject", "date") if message[key]}
     except Exception as error:  # the package raises many kinds for malformed headers, charsets and encodings
         reason = f"not a message that Python's email package reads ({first_line(error)})"
         return Unreadable(number, "bad_message", reason, offset, excerpt(raw))
     if not text.strip():
         return None
-    return Record(number, text, language=source.language or "", metadata=metadata)
+    return Record(number, text, language=source.language or "", metadata=metadata, repairs=repairs)
 
 
-def _message_text(message: EmailMessage, source: SourceConfig) -> str:
+def _message_text(message: EmailMessage, source: SourceConfig) -> tuple[str, tuple[str, ...]]:
+    """(the text, names of repairs). A charset that is missing, unknown or contradicted by the bytes is found as that of
+    pages is."""
     part: Any = message.get_body(("plain", "html"))
     if part is None:
-        return ""
-    content = part.get_content()
-    if part.get_content_type() != "text/html":
-        return content.replace("\r\n", "\n").strip("\n")
-    try:
-        return html_extraction.extract_page(content.encode(), "utf-8", "blocks", source.blocks, None).text
-    except html_extraction.NotExtracted:
-        return ""
+        return "", ()
+    content, charset = part.get_payload(decode=True) or b"", part.get_content_charset()
+    content, charset = _in_charset_of_pages(content, None if charset == "us-ascii" else charset)
+    if part.get_content_type() == "text/html":
+        try:
+            page = html_extraction.extract_page(content, charset, "blocks", source.blocks, None)
+        except html_extraction.NotExtracted:
+            return "", ()
+        return page.text, page.repairs
+    decoded = html_extraction.decode_html(content, charset)
+    text = decoded.text.replace("\r\n", "\n").strip("\n")
+    return text, (html_extraction.REPLACED_BYTES,) if decoded.was_repaired else ()
+
+
+def _in_charset_of_pages(content: bytes, charset: str | None) -> tuple[bytes, str | None]:
+    """The content, in UTF-8 if it is in a charset that mails have and pages do not."""
+    if charset is not None and _CHARSETS_OF_MAIL.fullmatch(charset):
+        with suppress(LookupError, ValueError):
+            return content.decode(charset).encode(), "utf-8"
+    return content, charset

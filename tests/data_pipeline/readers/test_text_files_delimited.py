@@ -67,7 +67,7 @@ def message(subject: str, text: str, html: str | None = None) -> EmailMessage:
 
 
 def test_messages_of_an_mbox_file(tmp_path):
-    """As Python's mailbox wrote it: `From ` in a body is escaped, the plain part wins, addresses are not kept."""
+    """As Python's mailbox wrote it: `From ` in a body was escaped, the plain part wins, addresses are not kept."""
     box = mailbox.mbox(tmp_path / "a.mbox")
     box.add(message("Mühle", "The wheel turns.\nFrom the river comes water."))
     page = "<html><body><article>" + "<p>Grain is ground between two stones, slowly, all day long.</p>" * 5
@@ -76,7 +76,7 @@ def test_messages_of_an_mbox_file(tmp_path):
     box.close()
     found = list(read_mailbox(io.BytesIO((tmp_path / "a.mbox").read_bytes()), "a.mbox", MAIL))
     assert [entry.metadata["subject"] for entry in found] == ["Mühle", "Both", "Page"]
-    assert found[0].text == "The wheel turns.\n>From the river comes water." and found[1].text == "Plain words."
+    assert found[0].text == "The wheel turns.\nFrom the river comes water." and found[1].text == "Plain words."
     assert found[2].text.startswith("Grain is ground") and "<" not in found[2].text
     assert not any("miller@" in str(entry) for entry in found)
 
@@ -84,6 +84,33 @@ def test_messages_of_an_mbox_file(tmp_path):
 def test_one_message_in_a_file_and_damaged_ones():
     single = list(read_mailbox(io.BytesIO(message("One", "Flour.").as_bytes()), "a.eml", MAIL))
     assert [(entry.number, entry.text) for entry in single] == [(0, "Flour.")]
-    broken = b"From a\nContent-Type: text/plain; charset=no-such\n\nword\n\nFrom b\nSubject: x\n\nfine\n"
-    found = list(read_mailbox(io.BytesIO(broken), "a.mbox", MAIL))
+    nested = b"Content-Type: message/rfc822\n\n" * 2000
+    found = list(read_mailbox(io.BytesIO(b"From a\n" + nested + b"\nFrom b\nSubject: x\n\nfine\n"), "a.mbox", MAIL))
     assert [getattr(entry, "kind", entry[1]) for entry in found] == ["bad_message", "fine"]
+
+
+@pytest.mark.parametrize(
+    ("charset", "content", "text"),
+    [
+        ("", "été", "été"),  # declared by nothing, in UTF-8
+        ("us-ascii", "été", "été"),
+        ("no-such", "été", "été"),
+        ("iso-8859-15", "Gr\xfc\xdfe \xa4".encode("latin-1"), "Grüße €"),
+        ("utf-7", "caf+AOk-", "café"),
+        ("iso-2022-jp", "水車".encode("iso-2022-jp"), "水車"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["plain", "html"])
+def test_charsets_of_messages(charset, content, text, kind):
+    content = content.encode() if isinstance(content, str) else content
+    if kind == "html":
+        content = b"<html><body><p>" + content + b"</p></body></html>"
+    declared = f'; charset="{charset}"' if charset else ""
+    header = f"Content-Type: text/{kind}{declared}\n".encode()
+    (found,) = read_mailbox(io.BytesIO(header + b"\n" + content), "a.eml", MAIL)
+    assert found.text == text and not found.repairs
+
+
+def test_invalid_bytes_of_a_message_are_counted():
+    (found,) = read_mailbox(io.BytesIO(b"Content-Type: text/plain; charset=utf-8\n\ncaf\xc3\xa9 \xff"), "a.eml", MAIL)
+    assert found.text == "café \ufffd" and found.repairs == ("replaced_bytes",)
