@@ -1,7 +1,8 @@
 """Reader of PDF documents that hold text: columns in reading order, paragraphs, items of lists, tables of figures by
-row, hyphenated words joined, headers and footers that repeat over the pages left out. Scanned pages are refused: they
-need OCR."""
+row, code by line, hyphenated words joined, headers and footers that repeat over the pages left out. Scanned pages are
+refused: they need OCR."""
 
+import ctypes
 import re
 from bisect import bisect_left
 from collections import Counter, defaultdict
@@ -27,7 +28,7 @@ PLACEHOLDERS = ("", "untitled", "anonymous")  # ReportLab's, of a title and an a
 PARAGRAPH_GAP = 1.45  # of the distance of lines in the page
 MAX_HEADING_CHARS = 60
 MAX_CUTS = 200  # levels of regions in a page
-_DIGITS = re.compile(r"\d+|\b[ivxlc]+\b")
+_DIGITS, _HEADER = re.compile(r"\d+|\b[ivxlc]+\b"), re.compile(r"[^\W_]|#")
 PDFIUM_HYPHEN = "\x02"  # at the end of a line
 _HYPHENATED = re.compile(rf"(?<!\w)(\w+)[-\u00ad\u2010{PDFIUM_HYPHEN}]$")
 _WORD, _LETTER = re.compile(r"[^\W\d_]+"), re.compile(r"[^\W_]")
@@ -48,13 +49,21 @@ MIN_MARK_GAP, MAX_MARK_GAP = 0.4, 4.0  # between a mark and its text, of a line'
 _FIGURE = re.compile(r"[^A-Za-z]*\d[^A-Za-z]*[A-Za-z%\u00b0]{0,3}|[-\u2013\u2014]|n/?a", re.IGNORECASE)
 MIN_TABLE_ROWS, MAX_CELL_WORDS, MIN_FIGURES = 3, 4, 0.6
 MAX_ROW_DISTANCE = 4.0  # of a line's height
+# Code is set in letters of one width.
+_FIXED_FONT = re.compile(rb"mono|nimbusmon|courier|consol|typewriter|menlo|monaco|fixed|tt\d+$|terminal", re.IGNORECASE)
+FIXED_PITCH = 1  # of a font's flags (ISO 32000, 9.8.2)
+MIN_CODE_SHARE, MAX_CODE_SHARE = 0.8, 0.5  # of a line's characters; of a document's
+MAX_CODE_COLUMN = 400
 
 
 class Kind(Enum):
     """PROSE; ROW: of a table, its cells joined by " | "; BULLET, NUMBER: the first line of an item of a list; CONTENTS:
-    an entry with dots before its page."""
+    an entry with dots before its page; CODE: in letters of one width, as are the lines beside it."""
 
-    PROSE, ROW, BULLET, NUMBER, CONTENTS = range(5)
+    PROSE, ROW, BULLET, NUMBER, CONTENTS, CODE = range(6)
+
+
+BLOCKS = (Kind.ROW, Kind.CODE, Kind.CONTENTS)  # which prose does not go on
 
 
 class Line(NamedTuple):
@@ -96,15 +105,15 @@ def convert_pdf(content: bytes, source: SourceConfig) -> Iterator[Record]:
     try:
         if len(document) > MAX_PAGES:
             raise Refused("too_many_pages", f"{len(document)} pages; the limit is {MAX_PAGES}")
-        pages = [_page_lines(document[number]) for number in range(len(document))]
+        pieces = [_pieces(document[number]) for number in range(len(document))]
         fields = document.get_metadata_dict(skip_empty=True)
     finally:
         document.close()
-    check_not_scanned(pages)
-    text = document_text(pages)
+    check_not_scanned(pieces)
+    text = document_text([joined_lines(page) for page in without_typewriter(pieces)])
     named: dict[str, Any] = {name: fields.get(name.title(), "") for name in ("title", "author")}
     metadata = {name: value for name, value in named.items() if value.strip("()") not in PLACEHOLDERS}
-    yield Record(0, text, language=source.language or "", metadata=metadata | {"pages": len(pages)})
+    yield Record(0, text, language=source.language or "", metadata=metadata | {"pages": len(pieces)})
 
 
 def check_not_scanned(pages: Sequence[Sequence[Line]]) -> None:
@@ -114,8 +123,8 @@ def check_not_scanned(pages: Sequence[Sequence[Line]]) -> None:
         raise Refused("scanned_pdf", f"{empty} of {len(pages)} pages have no text; run OCR over the file first")
 
 
-def _page_lines(page: Any) -> list[Line]:
-    """The page's pieces of text as PDFium gives them: of one line and font each, joined where they touch."""
+def _pieces(page: Any) -> list[Line]:
+    """The page's pieces of text as PDFium gives them, of one line and font each; CODE: in letters of one width."""
     text_page = page.get_textpage()
     try:
         pieces = []
@@ -123,11 +132,33 @@ def _page_lines(page: Any) -> list[Line]:
             left, bottom, right, top = text_page.get_rect(number)
             text = text_page.get_text_bounded(left=left, bottom=bottom, right=right, top=top)
             if text := " ".join(text.split()):
-                pieces.append(Line(left, bottom, right, top, text))
+                kind = Kind.CODE if _has_one_width(text_page, left + 1, (bottom + top) / 2) else Kind.PROSE
+                pieces.append(Line(left, bottom, right, top, text, kind))
     finally:
         text_page.close()
         page.close()
-    return joined_lines(pieces)
+    return pieces
+
+
+def _has_one_width(text_page: Any, x: float, y: float) -> bool:
+    """Whether the letters of the font at a place have one width, by its name or by the flag of its descriptor, which
+    many programs do not set."""
+    import pypdfium2.raw as pdfium  # an optional extra
+
+    character = pdfium.FPDFText_GetCharIndexAtPos(text_page, x, y, 3, 3)
+    if character < 0:
+        return False
+    name, flags = ctypes.create_string_buffer(256), ctypes.c_int()
+    pdfium.FPDFText_GetFontInfo(text_page, character, name, len(name), flags)
+    return bool(flags.value & FIXED_PITCH or _FIXED_FONT.search(name.value))
+
+
+def without_typewriter(pages: Sequence[Sequence[Line]]) -> Sequence[Sequence[Line]]:
+    """The pages; where most letters have one width, as of a typewriter, no piece is code."""
+    sizes = Counter(kind for page in pages for *_, text, kind in page for _ in text)
+    if sizes[Kind.CODE] <= MAX_CODE_SHARE * sizes.total():
+        return pages
+    return [[piece._replace(kind=Kind.PROSE) for piece in page] for page in pages]
 
 
 def joined_lines(pieces: Sequence[Line]) -> list[Line]:
@@ -151,14 +182,43 @@ def joined_lines(pieces: Sequence[Line]) -> list[Line]:
         else:
             rows.append([mark])
     rows.sort(key=lambda row: -row[0].baseline)
-    joined = [_joined_row(sorted(row, key=lambda line: line.left)) for row in rows]
+    rows = [sorted(row, key=lambda line: line.left) for row in rows]
     lines: list[Line] = []
-    while joined:
-        count = _rows_of_table(joined)
-        for row in joined[: count or 1]:
-            lines += [_as_row(row)] if count else map(_with_kind, row)
-        del joined[: count or 1]
+    while rows:
+        if count := _rows_of_code(rows):
+            lines += _code_lines(rows[:count])
+        else:
+            count, is_table = _rows_of_table(rows)
+            joined = [_joined_row(row) for row in rows[:count]]
+            lines += map(_as_row, joined) if is_table else (_with_kind(line) for row in joined for line in row)
+        rows = rows[count:]
     return lines
+
+
+def _rows_of_code(rows: Sequence[Sequence[Line]]) -> int:
+    """How many of the rows, from the first, are lines of code; 0 where there is one at most: a word of code in prose
+    may fill a line."""
+    count = 0
+    for row in rows:
+        code = sum(len(piece.text) for piece in row if piece.kind is Kind.CODE)
+        is_item = len(row) > 1 and (_BULLET.fullmatch(row[0].text) or _NUMBER.fullmatch(row[0].text))
+        if is_item or code < MIN_CODE_SHARE * sum(len(piece.text) for piece in row):
+            break
+        count += 1
+    return count if count > 1 else 0
+
+
+def _code_lines(rows: Sequence[Sequence[Line]]) -> Iterator[Line]:
+    """Each row as a line, with the spaces before and in it."""
+    left = min(row[0].left for row in rows)
+    width = median((piece.right - piece.left) / len(piece.text) for row in rows for piece in row)
+    for row in rows:
+        text = ""
+        for piece in row:
+            column = min(round((piece.left - left) / width) if width > 0 else 0, MAX_CODE_COLUMN)
+            text = text.ljust(column) + piece.text
+        box = (min(piece.bottom for piece in row), row[-1].right, max(piece.top for piece in row))
+        yield Line(row[0].left, *box, text, Kind.CODE)
 
 
 def _joined_row(row: Sequence[Line]) -> list[Line]:
@@ -181,17 +241,20 @@ def _joined_row(row: Sequence[Line]) -> list[Line]:
     return lines
 
 
-def _rows_of_table(rows: Sequence[Sequence[Line]]) -> int:
-    """How many of the rows, from the first, are one table; 0 for none."""
-    count = 1
-    while count < len(rows) and _stand_under(rows[count - 1], rows[count]):
-        count += 1
-    table = rows[:count]
+def _rows_of_table(rows: Sequence[Sequence[Line]]) -> tuple[int, bool]:
+    """(how many of the rows, from the first, have the same columns; whether they are a table)."""
+    table = [_joined_row(rows[0])]
+    for row in rows[1:]:
+        joined = _joined_row(row)
+        if not _stand_under(table[-1], joined):
+            break
+        table.append(joined)
+    count = len(table)
     if count < MIN_TABLE_ROWS or median(len(line.text.split()) for row in table for line in row) > MAX_CELL_WORDS:
-        return 0
+        return count, False
     columns = list(zip(*table, strict=True))[1:]
     shares = [sum(_FIGURE.fullmatch(line.text) is not None for line in column) / count for column in columns]
-    return count if max(shares, default=0.0) >= MIN_FIGURES else 0
+    return count, max(shares, default=0.0) >= MIN_FIGURES
 
 
 def _stand_under(above: Sequence[Line], row: Sequence[Line]) -> bool:
@@ -250,11 +313,11 @@ def _begins_paragraph(paragraph: str, first: Line, above: Line | None, line: Lin
     the paragraph. above: None at the top of a page."""
     is_listed = line.kind is not Kind.PROSE
     if above is None or line.bottom > above.top:
-        return is_listed or not _goes_on(paragraph, line.text)
+        return is_listed or first.kind in BLOCKS or not _goes_on(paragraph, line.text)
     if is_listed and line.kind is first.kind:
-        return False
+        return line.kind is Kind.CODE and above.baseline - line.baseline > PARAGRAPH_GAP * distance
     height, above_height = line.height, above.height
-    if Kind.ROW in (above.kind, line.kind) or line.kind is Kind.BULLET:
+    if above.kind in BLOCKS or line.kind in BLOCKS or line.kind is Kind.BULLET:
         return True
     if line.bottom >= above.bottom or above.baseline - line.baseline > PARAGRAPH_GAP * distance:
         return True
@@ -298,7 +361,8 @@ def without_headers(pages: Sequence[Sequence[Line]]) -> list[list[Line]]:
         by_height = sorted(page, key=lambda line: -line.top)
         edges.append({*by_height[:EDGE_LINES], *by_height[-EDGE_LINES:]})
         for key in {_DIGITS.sub("#", line.text.lower()) for line in edges[-1]}:
-            places[key].append(number)
+            if _HEADER.search(key):
+                places[key].append(number)
     least = max(MIN_REPEATS, MIN_REPEATED_SHARE * len(pages))
     repeated = {
         key
