@@ -124,12 +124,14 @@ class ScalingCurve:
 @dataclass(frozen=True)
 class Extrapolation:
     """The curve through the smaller rungs and the held-back one. seed_noise: standard deviation of the loss of one run
-    over seeds, relative; None where each size has one seed. residuals: of the mean losses, relative to the curve.
-    forecast_range, exponent_range: 95 % of refits to losses that are moved by the residuals or the noise, whichever is
-    more; the forecast's is that of one run. error: of the forecast, relative to the measured loss."""
+    over seeds, relative, of the fitted sizes; None where each has one seed. last_noise: of the held-back size.
+    residuals: of the mean losses, relative to the curve. forecast_range, exponent_range: 95 % of refits to losses that
+    are moved by the residuals or the noise, whichever is more; the forecast's is that of the mean of the held-back
+    size's runs. error: of the forecast, relative to the measured loss."""
 
     curve: ScalingCurve
     seed_noise: float | None
+    last_noise: float | None
     residuals: tuple[float, ...]
     exponent_range: tuple[float, float]
     forecast: float
@@ -365,7 +367,7 @@ def extrapolate(trained: RungLosses, start: float, reference: RungLosses | None 
     flops, means = [ladder.flops for ladder in ladders], [ladder.means for ladder in ladders]
     curves = fit_each(flops, [row[None] for row in means], start)[0]
     residuals = [row / [*map(curve, sizes)] - 1 for curve, sizes, row in zip(curves, flops, means, strict=True)]
-    noise = seed_noise([seeds for ladder in (trained, *ladders[1:]) for seeds in ladder.losses])
+    noise, last_noise = map(seed_noise, ([seeds for ladder in ladders for seeds in ladder.losses], trained.losses[-1:]))
     of_run, spread = NOISE if noise is None else noise, _spread(np.concatenate(residuals), 1 + 2 * len(ladders))
     random, draws = np.random.default_rng(seed), []
     for ladder, row in zip(ladders, means, strict=True):
@@ -373,12 +375,12 @@ def extrapolate(trained: RungLosses, start: float, reference: RungLosses | None 
         moved = row * (1 + random.normal(scale=of_means, size=(DRAWS, len(row))))
         draws.append(np.minimum(moved, start * (1 - 1e-9)))  # there a loss has next to no weight in the fit
     refits = [own for own, *_ in fit_each(flops, draws, start)]
-    of_last = random.normal(scale=of_run / len(trained.losses[-1]) ** 0.5, size=DRAWS)
+    of_last = random.normal(scale=max(of_run, last_noise or 0) / len(trained.losses[-1]) ** 0.5, size=DRAWS)
     forecasts = [refit(trained.flops[-1]) for refit in refits] * (1 + of_last)
     values = [[refit.exponent for refit in refits], forecasts]
     exponents, ends = (tuple(pair) for pair in np.percentile(values, [2.5, 97.5], axis=1).T.tolist())
-    own, last = curves[0], float(np.mean(trained.losses[-1]))
-    return Extrapolation(own, noise, tuple(residuals[0].tolist()), exponents, own(trained.flops[-1]), ends, last)
+    own, last, off = curves[0], float(np.mean(trained.losses[-1])), tuple(residuals[0].tolist())
+    return Extrapolation(own, noise, last_noise, off, exponents, own(trained.flops[-1]), ends, last)
 
 
 def seed_noise(losses: Sequence[Sequence[float]]) -> float | None:

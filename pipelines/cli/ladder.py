@@ -19,6 +19,7 @@ from gristmill.foundation.startup import rank_and_world_size
 from gristmill.pipelines.ablate.ladder import (
     EXPONENTS,
     MIN_RUNGS,
+    NOISE,
     Extrapolation,
     IsoflopProfile,
     LadderBase,
@@ -258,14 +259,21 @@ def sentences(outcome: Extrapolation, held_back: Sequence[float]) -> list[str]:
     curve, (low, high) = outcome.curve, outcome.forecast_range
     inside = "inside" if low <= outcome.measured <= high else "outside"
     exponents = "{:.3f} to {:.3f}".format(*outcome.exponent_range)
-    several = f" (the mean of {len(held_back)}, {min(held_back):.4f} to {max(held_back):.4f})" * (len(held_back) > 1)
+    last = outcome.last_noise
+    several = f"the mean of {len(held_back)}, {min(held_back):.4f} to {max(held_back):.4f}"
+    several = f" ({several}; seeds differ by {last:.2%})" if last is not None else ""
     noise = "one seed each" if outcome.seed_noise is None else f"seeds differ by {outcome.seed_noise:.2%} (1 sd)"
     edge = (
         "warning: the exponent is at the edge of what is fitted, so the forecast says little: the smallest sizes have "
         "hardly learned; take more tokens a parameter, or a larger model"
     )
+    begins = (
+        "warning: seeds of the held-back size differ more than three times as much as those of the smaller ones: what "
+        "it learns in one run and not in another they may not learn at all, and no curve through them foresees that"
+    )
     return [
         *[edge] * (curve.exponent in EXPONENTS),
+        *[begins] * (last is not None and last > 3 * (NOISE if outcome.seed_noise is None else outcome.seed_noise)),
         f"(loss - {curve.floor:.3f}) / ({curve.start:.3f} - loss) = {curve.scale:.3g} / FLOPs^{curve.exponent:.3f} "
         f"({curve.start:.3f}: of an untrained model); 95 % of exponents: {exponents}; "
         f"{noise}; at most {max(map(abs, outcome.residuals)):.2%} off the curve.",

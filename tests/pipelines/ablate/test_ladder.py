@@ -430,10 +430,13 @@ def test_sizes_that_hardly_learned_have_a_forecast_with_a_wide_interval() -> Non
 
 
 def test_the_held_back_size_may_have_several_seeds() -> None:
-    """The forecast is compared with their mean."""
+    """The forecast is compared with their mean, and its interval is as wide as their noise makes it."""
     losses = [[ScalingCurve(1.0, 40.0, 0.12, START)(value)] for value in COMPUTE]
     mean = losses[-1][0]
-    outcome = extrapolate(RungLosses(COMPUTE, [*losses[:-1], [mean - 0.02, mean + 0.02]]), START)
-    assert outcome.measured == pytest.approx(mean)
-    said = sentences(outcome, [mean - 0.02, mean + 0.02])[-1]
-    assert f"measured {mean:.4f} (the mean of 2, {mean - 0.02:.4f} to {mean + 0.02:.4f}), off by" in said
+    calm, noisy = (RungLosses(COMPUTE, [*losses[:-1], [mean - off, mean + off]]) for off in (0.002, 0.06))
+    outcome, moved = extrapolate(calm, START), extrapolate(noisy, START)
+    assert outcome.measured == pytest.approx(mean) and moved.last_noise == pytest.approx(0.06 / mean * 2**0.5)
+    assert np.diff(moved.forecast_range) > 1.5 * np.diff(outcome.forecast_range)
+    (_, said), (warning, *_) = sentences(outcome, calm.losses[-1]), sentences(moved, noisy.losses[-1])
+    assert f"measured {mean:.4f} (the mean of 2, {mean - 0.002:.4f} to {mean + 0.002:.4f}; seeds differ by" in said
+    assert warning.startswith("warning: seeds of the held-back size differ more than three times as much")
