@@ -54,6 +54,8 @@ _FIXED_FONT = re.compile(rb"mono|nimbusmon|courier|consol|typewriter|menlo|monac
 FIXED_PITCH = 1  # of a font's flags (ISO 32000, 9.8.2)
 MIN_CODE_SHARE, MAX_CODE_SHARE = 0.8, 0.5  # of a line's characters; of a document's
 MAX_CODE_COLUMN = 400
+PROBES = (0.5, 0.25, 0.75, 0.05)  # of a piece's width: a place on a space has no character
+LINE_ENDS = (10, 13)
 
 
 class Kind(Enum):
@@ -131,26 +133,45 @@ def _pieces(page: Any) -> list[Line]:
         for number in range(min(text_page.count_rects(), MAX_LINES)):
             left, bottom, right, top = text_page.get_rect(number)
             text = text_page.get_text_bounded(left=left, bottom=bottom, right=right, top=top)
-            if text := " ".join(text.split()):
-                kind = Kind.CODE if _has_one_width(text_page, left + 1, (bottom + top) / 2) else Kind.PROSE
-                pieces.append(Line(left, bottom, right, top, text, kind))
+            if words := " ".join(text.split()):
+                character = _character_of_one_width(text_page, left, right, (bottom + top) / 2)
+                if character is not None and text[0].isspace():
+                    left = _left_without_spaces(text_page, character, left)
+                kind = Kind.PROSE if character is None else Kind.CODE
+                pieces.append(Line(left, bottom, right, top, words, kind))
     finally:
         text_page.close()
         page.close()
     return pieces
 
 
-def _has_one_width(text_page: Any, x: float, y: float) -> bool:
-    """Whether the letters of the font at a place have one width, by its name or by the flag of its descriptor, which
-    many programs do not set."""
+def _character_of_one_width(text_page: Any, left: float, right: float, y: float) -> int | None:
+    """The number of a character between two places, if its font's letters have one width: by the font's name or by the
+    flag of its descriptor, which many programs do not set. None for other fonts."""
     import pypdfium2.raw as pdfium  # an optional extra
 
-    character = pdfium.FPDFText_GetCharIndexAtPos(text_page, x, y, 3, 3)
-    if character < 0:
-        return False
+    numbers = (pdfium.FPDFText_GetCharIndexAtPos(text_page, left + (right - left) * at, y, 3, 3) for at in PROBES)
+    character = next((number for number in numbers if number >= 0), None)
+    if character is None:
+        return None
     name, flags = ctypes.create_string_buffer(256), ctypes.c_int()
     pdfium.FPDFText_GetFontInfo(text_page, character, name, len(name), flags)
-    return bool(flags.value & FIXED_PITCH or _FIXED_FONT.search(name.value))
+    return character if flags.value & FIXED_PITCH or _FIXED_FONT.search(name.value) else None
+
+
+def _left_without_spaces(text_page: Any, character: int, left: float) -> float:
+    """Where the first letter is of the piece that begins at `left`, with spaces, and has this character."""
+    import pypdfium2.raw as pdfium  # an optional extra
+
+    first = text_page.get_charbox(character)[0]
+    while character and (code := pdfium.FPDFText_GetUnicode(text_page, character - 1)) not in LINE_ENDS:
+        character -= 1
+        if not chr(code).isspace():
+            at = text_page.get_charbox(character)[0]
+            if at < left:
+                break
+            first = at
+    return first
 
 
 def without_typewriter(pages: Sequence[Sequence[Line]]) -> Sequence[Sequence[Line]]:

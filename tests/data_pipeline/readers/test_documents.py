@@ -46,13 +46,13 @@ def refusal(folder, content: bytes, format_: str, **options) -> str:
 
 
 def pdf(pages: list[list[tuple[int, int, str]]], title: str = "The mill") -> bytes:
-    """A document in Helvetica, and in Courier where the text begins with a space, of 10 points; lines are (x, y,
+    """A document in Helvetica, and in Courier where the text ends with a space, of 10 points; lines are (x, y,
     text)."""
     objects = ["<< /Type /Catalog /Pages 2 0 R >>", ""]
     objects += ["<< /Type /Font /Subtype /Type1 /BaseFont /Helvetica >>", f"<< /Title ({title}) /Author (Ann) >>"]
     kids = []
     for lines in pages:
-        shown = (f"/F{2 if text[0] == ' ' else 1} 10 Tf 1 0 0 1 {x} {y} Tm ({text}) Tj" for x, y, text in lines)
+        shown = (f"/F{2 if text[-1] == ' ' else 1} 10 Tf 1 0 0 1 {x} {y} Tm ({text}) Tj" for x, y, text in lines)
         content = f"BT {' '.join(shown)} ET"
         objects.append(f"<< /Length {len(content)} >>\nstream\n{content}\nendstream")
         kids.append(f"{len(objects) + 1} 0 R")
@@ -133,8 +133,8 @@ def test_items_and_tables_of_a_pdf_are_lines(tmp_path):
 def test_code_of_a_pdf_keeps_its_lines(tmp_path):
     """In letters of one width, two lines or more; a word of code in prose is prose."""
     pytest.importorskip("pypdfium2", reason="PDF needs the extra `documents`")
-    page = [*column(50, 700, "The mill is described by", "these lines of its book:"), (157, 700, " mill.py")]
-    page += column(60, 660, " def grind\\(grain\\):", "     return grain / 2", " grind\\(4\\)")
+    page = [*column(50, 700, "The mill is described by", "these lines of its book:"), (157, 700, "mill.py ")]
+    page += column(60, 660, "def grind\\(grain\\): ", "    return grain / 2 ", "grind\\(4\\) ")
     page += column(50, 600, "The rest of the book is about", "stones, and has no code.")
     text, _ = read_text(tmp_path, pdf([page]), "pdf")
     assert text.split("\n\n") == [
@@ -142,7 +142,7 @@ def test_code_of_a_pdf_keeps_its_lines(tmp_path):
         "def grind(grain):\n    return grain / 2\ngrind(4)",
         "The rest of the book is about stones, and has no code.",
     ]
-    typed, _ = read_text(tmp_path, pdf([column(50, 700, " A whole text of a", " typewriter is prose.")]), "pdf")
+    typed, _ = read_text(tmp_path, pdf([column(50, 700, "A whole text of a ", "typewriter is prose. ")]), "pdf")
     assert typed == "A whole text of a typewriter is prose."
 
 
