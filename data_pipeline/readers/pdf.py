@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from gristmill.data_pipeline.readers.document import Record, first_line
 from gristmill.data_pipeline.readers.source import SourceConfig
-from gristmill.data_pipeline.readers.whole_files import Refused, missing_extra
+from gristmill.data_pipeline.readers.whole_files import TICKS, Refused, missing_extra
 
 MAX_PAGES = 5_000
 MAX_LINES = 4_000  # of a page
@@ -112,7 +112,8 @@ def convert_pdf(content: bytes, source: SourceConfig) -> Iterator[Record]:
     finally:
         document.close()
     check_not_scanned(pieces)
-    text = document_text([joined_lines(page) for page in without_typewriter(pieces)])
+    pages = [joined_lines(page) for page in without_typewriter(pieces)]
+    text = document_text(pages, source.blocks.format == "markdown")
     named: dict[str, Any] = {name: fields.get(name.title(), "") for name in ("title", "author")}
     metadata = {name: value for name, value in named.items() if value.strip("()") not in PLACEHOLDERS}
     yield Record(0, text, language=source.language or "", metadata=metadata | {"pages": len(pieces)})
@@ -301,12 +302,13 @@ def _as_row(cells: Sequence[Line]) -> Line:
     return Line(cells[0].left, *box, " | ".join(line.text for line in cells), Kind.ROW)
 
 
-def document_text(pages: Sequence[Sequence[Line]]) -> str:
+def document_text(pages: Sequence[Sequence[Line]], is_markdown: bool) -> str:
     """Paragraphs separated by blank lines; one that goes on over a column or page is joined. Rows of a table, and items
-    of a list, are lines."""
+    of a list, are lines. In Markdown code is fenced, and the first row of a table is its head."""
     inner = (_WORD.findall(line.text)[1:-1] for page in pages for line in page)  # the others may be parts of words
     words = Counter(word.lower() for line in inner for word in line)
     paragraphs: list[str] = []
+    kinds: list[Kind] = []
     first: Line | None = None  # of the last paragraph's last row or item
     for page in without_headers(pages):
         ordered = reading_order(page)
@@ -314,13 +316,26 @@ def document_text(pages: Sequence[Sequence[Line]]) -> str:
         for above, line in zip([None, *ordered], ordered, strict=False):
             if first is None or _begins_paragraph(paragraphs[-1], first, above, line, distance):
                 paragraphs.append(line.text)
+                kinds.append(line.kind)
             elif line.kind is not Kind.PROSE and line.kind is first.kind:
                 paragraphs[-1] += f"\n{line.text}"
             else:
                 paragraphs[-1] = join_line(paragraphs[-1], line.text, words)
                 continue
             first = line
+    if is_markdown:
+        paragraphs = [_in_markdown(text, kind) for text, kind in zip(paragraphs, kinds, strict=True)]
     return "\n\n".join(paragraphs).replace(PDFIUM_HYPHEN, "-")
+
+
+def _in_markdown(text: str, kind: Kind) -> str:
+    if kind is Kind.CODE:
+        fence = "`" * max(3, 1 + max(map(len, TICKS.findall(text)), default=0))
+        return f"{fence}\n{text}\n{fence}"
+    if kind is not Kind.ROW:
+        return text
+    head, *rows = (f"| {row} |" for row in text.split("\n"))
+    return "\n".join([head, "|" + " --- |" * (head.count(" | ") + 1), *rows])
 
 
 def _line_distance(lines: Sequence[Line]) -> float:

@@ -128,6 +128,8 @@ def test_items_and_tables_of_a_pdf_are_lines(tmp_path):
         "Year | Flour\n1899 | 11\n1900 | 12 t\n1901 | -",
         "1 The wheel ... 4\n2 The house ... 17",
     ]
+    text, _ = read_text(tmp_path, pdf([page]), "pdf", **MARKDOWN)
+    assert "| Year | Flour |\n| --- | --- |\n| 1899 | 11 |" in text
 
 
 def test_code_of_a_pdf_keeps_its_lines(tmp_path):
@@ -142,6 +144,8 @@ def test_code_of_a_pdf_keeps_its_lines(tmp_path):
         "def grind(grain):\n    return grain / 2\ngrind(4)",
         "The rest of the book is about stones, and has no code.",
     ]
+    text, _ = read_text(tmp_path, pdf([page]), "pdf", **MARKDOWN)
+    assert "\n\n```\ndef grind(grain):\n    return grain / 2\ngrind(4)\n```\n\n" in text
     typed, _ = read_text(tmp_path, pdf([column(50, 700, "A whole text of a ", "typewriter is prose. ")]), "pdf")
     assert typed == "A whole text of a typewriter is prose."
 
