@@ -69,9 +69,9 @@ class MeasuringEngine(LocalEngine):
         self.peaks: dict[str, int] = {}
         tracemalloc.start()
 
-    def map(self, function, tasks, description, sizes=None, unit="tasks"):  # type: ignore[no-untyped-def]
+    def imap(self, function, tasks, description, sizes=None, unit="tasks"):  # type: ignore[no-untyped-def]
         try:
-            return super().map(function, tasks, description, sizes, unit)
+            yield from super().imap(function, tasks, description, sizes, unit)
         finally:
             self.note(description)
 

@@ -70,7 +70,7 @@ from gristmill.data_pipeline.text_edits.edit_texts import EditSettings, TextEdit
 from gristmill.foundation.checksums import checksum_path, content_digest
 from gristmill.foundation.fingerprint import fingerprint
 from gristmill.foundation.progress import Reporter
-from gristmill.foundation.runtime.tasks.engine import Engine
+from gristmill.foundation.runtime.tasks.engine import Engine, joined
 from gristmill.foundation.runtime.tasks.local import LocalEngine
 from gristmill.foundation.runtime.tasks.ray import RayEngine
 from gristmill.foundation.runtime.tasks.task_files import PartitionedFiles
@@ -300,7 +300,7 @@ class Rehearsal:
             source = SourceConfig(name=f"source{number}", format="jsonl", paths=("made",), priority=number + 1)
             chosen = slice(first, first + of_source)
             paths = tuple(file.path for file in files[chosen])
-            states.append(SourceState(source, RULES, paths, tuple(results[chosen]), first))
+            states.append(SourceState(source, RULES, paths, results[chosen], first))
         return states
 
     def deduplicated(self, states: Sequence[SourceState]) -> list[StoredRemovals]:
@@ -369,10 +369,14 @@ class Rehearsal:
         corpus, evidence = self.folder / "corpus", edits.evidence()
         with self.steps.step("shards: plan"):
             final, _ = reannotate(states, edits, {}, annotations, self.folder / "edits", self.engine)
-            shards = []
-            plans = self.engine.map(plan_shards, [(state, config.shard_bytes) for state in final], "plan")
-            for state, annotation, plan in zip(final, annotations, plans, strict=True):
-                shards += training_shards(SourceToWrite(state, annotation, None), plan, None, corpus)
+            of_files = [(state.filter_results, config.shard_bytes) for state in final]
+            plans = self.engine.map(plan_shards, of_files, "plan")
+            shards = joined(
+                [
+                    training_shards(SourceToWrite(state, annotation, None), plan, None, corpus)
+                    for state, annotation, plan in zip(final, annotations, plans, strict=True)
+                ]
+            )
             ledgers = ledger_tasks(states, edits.removals, evidence, corpus, SPLITS, self.engine)
         with self.steps.step("shards: keys of files"):
             self.engine.map(shard_key, shards, "keys")
@@ -381,7 +385,7 @@ class Rehearsal:
             counts = count_files(states, final, edits.removals, evidence, self.engine)
         with self.steps.step("shards: ledger"):
             self.engine.map(write_ledger, ledgers, "ledger")
-        kept = sum(file.kept.total()["documents"] for of_source in counts.values() for file in of_source)
+        kept = sum(of_source.kept.total()["documents"] for of_source in counts.values())
         digest = fingerprint([content_digest(ledger.path) for ledger in ledgers])[:16]
         print(f"{len(shards)} shards, {kept} documents kept, {len(ledgers)} ledgers {digest}", file=sys.stderr)
 

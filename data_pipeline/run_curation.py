@@ -119,15 +119,15 @@ class CurationState:
     """Results of the steps so far.
 
     groups: the sources, of which small ones are in batches. annotated: by group, its annotated files. sources: the
-    same with the results of the filters. removals: the removals steps that removed documents. scores: annotated file ->
-    its quality scores. edits: the edited texts. final: the groups to write, with a new file in the place of each
-    annotated one whose texts were edited."""
+    same with the results of the filters. removals: the removals steps that removed documents. scores: by source, the
+    file of the quality scores of each of its files. edits: the edited texts. final: the groups to write, with a new
+    file in the place of each annotated one whose texts were edited."""
 
     groups: Sequence[SourceGroup]
     annotated: Sequence[list[AnnotateTask]]
     sources: Sequence[SourceState] = ()
     removals: Sequence[Removals] = ()
-    scores: Mapping[Path, Path] = field(default_factory=dict)
+    scores: Mapping[str, Sequence[Path]] = field(default_factory=dict)
     edits: TextEdits | None = None
     final: Sequence[SourceState] = ()
 
@@ -174,14 +174,14 @@ def _filter(state: CurationState, inputs: CurationInputs) -> CurationState:
         for path in of_group
     ]
     folder = inputs.cache / FILTER_RESULTS
-    results = iter(apply_filters_to_files(filter_tasks, inputs.engine, folder, inputs.code_version))
+    results = apply_filters_to_files(filter_tasks, inputs.engine, folder, inputs.code_version)
     first_files = [0, *accumulate(map(len, paths))][:-1]
     sources = [
         SourceState(
             group.source,
             rule,
             of_group,
-            tuple(next(results) for _ in of_group),
+            results[first : first + len(of_group)],
             first,
             group.sources if group.is_batch else (),
         )
@@ -312,10 +312,8 @@ def _write(state: CurationState, inputs: CurationInputs) -> dict[str, Any]:
 
 
 def _sources_to_write(state: CurationState, inputs: CurationInputs) -> list[SourceToWrite]:
-    quality = inputs.config.quality
-    scored = () if quality is None else quality.scored
     return [
-        SourceToWrite(of_source, group.config, state.scores if of_source.source.name in scored else None)
+        SourceToWrite(of_source, group.config, state.scores.get(of_source.source.name))
         for of_source, group in zip(state.final, state.groups, strict=True)
         if not of_source.batch
     ]

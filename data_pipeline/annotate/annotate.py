@@ -430,14 +430,14 @@ def delete_other_annotations(cache: Path, tasks: Sequence[Sequence[AnnotateTask]
     """Deletes annotated files of earlier settings or raw files, and tables of boilerplate that no source uses; the next
     run of this recipe needs only these."""
     current = {
-        path
+        path.name
         for group in tasks
         for task in group
         for file in (task.path, keys_path(task.path))
         for path in (file, checksum_path(file), dropped_file(task.path))
-    } | {cache / "annotated" / CHECKED_NAME}
+    } | {CHECKED_NAME}
     for path in (cache / "annotated").iterdir():
-        if path not in current:
+        if path.name not in current:
             path.unlink()
     tables = {task.boilerplate.parent for group in tasks for task in group if task.boilerplate is not None}
     for folder in (cache / SITE_BOILERPLATE_FOLDER).glob("*"):

@@ -3,7 +3,7 @@
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ from gristmill.foundation.errors import InputError
 from gristmill.foundation.files import write_atomic
 from gristmill.foundation.fingerprint import canonical_json
 from gristmill.foundation.progress import amount
-from gristmill.foundation.runtime.tasks.engine import Engine
+from gristmill.foundation.runtime.tasks.engine import Engine, LazySequence, joined
 
 ANNOTATIONS = (".annotate", ".drop")  # rules that only record their spans
 
@@ -57,20 +57,32 @@ class DocumentCounts:
         return {unit: sum(entry[unit] for entry in self.counts.values()) for unit in ("documents", "bytes")}
 
 
-@dataclass(frozen=True)
+@dataclass
 class FileCounts:
-    """Counts of one annotated file. num_bytes: of all its documents. kept: by split; removed: by rule or step.
+    """Counts of annotated files. num_bytes: of all their documents. kept: by split; removed: by rule or step.
     languages: by language profile (detected language, where none are used), int64[1 + rules]: documents that no rule of
     the filters removed, and removed by each. changes: repair -> documents it changed. removed_spans: step -> documents,
     spans and bytes. pieces: documents added by splitting. The last two are of kept documents alone."""
 
-    num_bytes: int
-    kept: DocumentCounts
-    removed: DocumentCounts
-    languages: dict[str, np.ndarray]
-    changes: Counter[str]
-    removed_spans: dict[str, Counter[str]]
-    pieces: int
+    num_bytes: int = 0
+    kept: DocumentCounts = field(default_factory=DocumentCounts)
+    removed: DocumentCounts = field(default_factory=DocumentCounts)
+    languages: dict[str, np.ndarray] = field(default_factory=dict)
+    changes: Counter[str] = field(default_factory=Counter)
+    removed_spans: dict[str, Counter[str]] = field(default_factory=dict)
+    pieces: int = 0
+
+    def update(self, other: "FileCounts") -> None:
+        """Add those of other files."""
+        self.num_bytes += other.num_bytes
+        self.kept.update(other.kept)
+        self.removed.update(other.removed)
+        for name, counts in other.languages.items():
+            self.languages[name] = self.languages.get(name, 0) + counts
+        self.changes.update(other.changes)
+        for step, spans in other.removed_spans.items():
+            self.removed_spans.setdefault(step, Counter()).update(spans)
+        self.pieces += other.pieces
 
 
 @dataclass(frozen=True)
@@ -95,21 +107,28 @@ def count_files(
     removals: Sequence[Removals],
     evidence: Sequence[EvidenceFiles],
     engine: Engine,
-) -> dict[str, list[FileCounts]]:
-    """By source, the counts of every annotated file. written: the sources with the files that are written."""
-    tasks, owners = [], []
-    for state, final in zip(curated, written, strict=True):
-        labels = tuple(rule.label for rule in state.rules.rules)
-        files = zip(state.paths, state.files, state.filter_results, final.filter_results, strict=True)
-        for path, file, read, results in files:
-            names = tuple(source.name for source in state.batch)
-            owners.append(names or (state.source.name,))
-            tasks.append(CountTask(path, file, read, results, labels, tuple(removals), evidence[file], names))
-    by_source: dict[str, list[FileCounts]] = {state.source.name: [] for state in curated if not state.batch}
-    for names, counts in zip(owners, engine.map(_count_file, tasks, "count outcomes", unit="files"), strict=True):
-        for name, of_source in zip(names, counts, strict=True):
-            by_source.setdefault(name, []).append(of_source)
+) -> dict[str, FileCounts]:
+    """By source, the counts of its annotated files. written: the sources with the files that are written."""
+    tasks = joined([_count_tasks(*states, tuple(removals), evidence) for states in zip(curated, written, strict=True)])
+    by_source = {state.source.name: FileCounts() for state in curated if not state.batch}
+    owners = (state.batch or (state.source,) for state in curated for _ in state.paths)
+    for sources, counts in zip(owners, engine.imap(_count_file, tasks, "count outcomes", unit="files"), strict=True):
+        for source, of_source in zip(sources, counts, strict=True):
+            by_source.setdefault(source.name, FileCounts()).update(of_source)
     return by_source
+
+
+def _count_tasks(
+    state: SourceState, written: SourceState, removals: tuple[Removals, ...], evidence: Sequence[EvidenceFiles]
+) -> Sequence[CountTask]:
+    labels = tuple(rule.label for rule in state.rules.rules)
+    batch = tuple(source.name for source in state.batch)
+
+    def task(file: int) -> CountTask:
+        number, read, results = state.files[file], state.filter_results[file], written.filter_results[file]
+        return CountTask(state.paths[file], number, read, results, labels, removals, evidence[number], batch)
+
+    return LazySequence(task, range(len(state.paths)))
 
 
 def _count_file(task: CountTask) -> list[FileCounts]:
@@ -175,39 +194,20 @@ def _language_counts(read: FilterResults, num_rules: int) -> dict[str, np.ndarra
     return {name: language_row for name, language_row in rows if language_row.any()}
 
 
-def count_source(
-    read: SourceState, files: Sequence[FileCounts], quarantined_rows: Iterable[Mapping[str, Any]]
-) -> dict[str, Any]:
+def count_source(read: SourceState, files: FileCounts, quarantined_rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     """The source's entry in counts.json. files: of its files."""
-    kept, removed, quarantined = DocumentCounts(), DocumentCounts(), DocumentCounts()
-    spans: dict[str, Counter[str]] = {}
-    for file_counts in files:
-        kept.update(file_counts.kept)
-        removed.update(file_counts.removed)
-        for name, counts in file_counts.removed_spans.items():
-            spans.setdefault(name, Counter()).update(counts)
+    quarantined, spans, labels = DocumentCounts(), files.removed_spans, [rule.label for rule in read.rules.rules]
     for row in quarantined_rows:
         quarantined.add(row["unreadable"], 1, 0)
-    outcomes = OutcomeCounts(kept, removed, quarantined, {name: dict(spans[name]) for name in sorted(spans)})
-    totals = {"documents": read.num_documents, "bytes": sum(file_counts.num_bytes for file_counts in files)}
-    changes: Counter[str] = sum((file_counts.changes for file_counts in files), Counter())
+    spans_by_step = {name: dict(spans[name]) for name in sorted(spans)}
+    outcomes = OutcomeCounts(files.kept, files.removed, quarantined, spans_by_step)
     return {
-        **source_counts(totals, outcomes, sum(file_counts.pieces for file_counts in files)),
-        "changed": dict(sorted(changes.items())),
-        "languages": language_counts([rule.label for rule in read.rules.rules], files),
-    }
-
-
-def language_counts(rules: Sequence[str], files: Sequence[FileCounts]) -> dict[str, dict[str, Any]]:
-    """By language profile (detected language, where none are used): documents read that could be, and how many each
-    rule of the filters removed. rules: their labels."""
-    totals: dict[str, np.ndarray] = {}
-    for file_counts in files:
-        for name, counts in file_counts.languages.items():
-            totals[name] = totals.get(name, 0) + counts
-    return {
-        name: {"documents": int(totals[name].sum()), "removed": _by_label(rules, totals[name][1:].tolist())}
-        for name in sorted(totals)
+        **source_counts({"documents": read.num_documents, "bytes": files.num_bytes}, outcomes, files.pieces),
+        "changed": dict(sorted(files.changes.items())),
+        "languages": {
+            name: {"documents": int(counts.sum()), "removed": _by_label(labels, counts[1:].tolist())}
+            for name, counts in sorted(files.languages.items())
+        },
     }
 
 

@@ -113,11 +113,9 @@ def shuffle_records(records: np.ndarray, shuffle: PartitionedFiles, part: int) -
     shuffle.write_unsorted(part, records, range_of_keys(np.ascontiguousarray(records["id"][:, 0]), shuffle.ranges))
 
 
-def write_ids(task: IndexTask | None) -> tuple[int, list[tuple[str, int]], list[int]]:
+def write_ids(task: IndexTask) -> tuple[int, list[tuple[str, int]], list[int]]:
     """Writes one file of the index. Returns (its records, the kept documents with the most duplicates and how many,
     int[k]: kept documents with 2**k to 2**(k + 1) - 1 duplicates)."""
-    if task is None:
-        return 0, [], []
     records = sorted_records(task.records.read(task.number))
     if task.known is not None and task.renumbered is not None:
         records = merged_records(np.fromfile(fetch(task.known), ID_RECORD), records, task.renumbered)

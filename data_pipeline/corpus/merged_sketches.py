@@ -1,6 +1,6 @@
 """Merging of the sketches of shards, and the step of curation that writes the sketches and the index of ids."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -46,13 +46,12 @@ from gristmill.data_pipeline.ledger.document_file import parquet_metadata
 from gristmill.data_pipeline.ledger.ledger import LedgerTask
 from gristmill.foundation.checksums import content_digest, matches_checksum
 from gristmill.foundation.fingerprint import fingerprint
-from gristmill.foundation.runtime.tasks.engine import Engine
+from gristmill.foundation.runtime.tasks.engine import Engine, LazySequence
 from gristmill.foundation.runtime.tasks.task_files import PartitionedFiles, fetch, ranges_for
 
 MERGED_HOSTS = 20_000  # the others are host_rest
 MERGED_FILES = 32  # in memory at a time
 INDEX_CACHE = "id_index"  # in the cache of a work folder
-POOL_ROWS = 50_000  # with fewer one task writes the index, in this process: starting workers would take longer
 RUN_UNITS = 8  # sketches that are merged first, about
 # Tables of sources that have no more rows are sketched together, up to so many rows and tables.
 UNIT_ROWS, UNIT_TABLES = 4_096, 256
@@ -82,6 +81,10 @@ class SketchUnit(WrittenSketch):
     prefix: Path
 
 
+def _unit_prefix(work: Path, place: int) -> Path:
+    return work / "units" / f"{place:05d}"
+
+
 def _sketch_files(prefix: Path) -> dict[str, Path]:
     return {name: Path(f"{prefix}.{name}") for name in (COUNTS_FILE, SAMPLES_FILE)}
 
@@ -100,23 +103,24 @@ def write_sketches(
     groups = _groups(tables, rows)
     keys = [sketch_key([tables[number] for number in group]) for group in groups]
     work = work / fingerprint([[task.name for task in tables], keys])[:16]  # of another corpus nothing is taken over
-    units = [
-        SketchUnit(tuple(tables[number] for number in group), tuple(group), work / "units" / f"{place:05d}")
-        for place, group in enumerate(groups)
-    ]
-    key_of = {unit.prefix: key for unit, key in zip(units, keys, strict=True)}
-    groups_of_runs = [_merge_runs(group, key_of, work / "runs") for group in _merge_groups(units)]
+
+    def sketch_unit(place: int) -> SketchUnit:
+        numbers = tuple(groups[place])
+        return SketchUnit(tuple(tables[number] for number in numbers), numbers, _unit_prefix(work, place))
+
+    units = LazySequence(sketch_unit, range(len(groups)))
+    sources = [[tables[number].source for number in group] for group in groups]
+    groups_of_runs = [_merge_runs(group, sources, keys, work) for group in _merge_groups(sources)]
     runs = [run for group in groups_of_runs for run in group]
     for run in runs:
         if not run.is_complete:
             reused.take(run.key, run.files)
     left = [run for run in runs if not run.is_complete]
-    parts_of_left = {prefix for run in left for prefix in run.parts}
-    to_merge = [unit for unit in units if unit.prefix in parts_of_left]
-    for unit in to_merge:
-        if not unit.is_complete:
-            reused.take(key_of[unit.prefix], unit.files)
-    with_marks = [(unit, unit.prefix in parts_of_left) for unit in units]
+    places_of_left = {place for run in left for place in run.places}
+    for place in sorted(places_of_left):
+        if not units[place].is_complete:
+            reused.take(keys[place], units[place].files)
+    with_marks = LazySequence(lambda place: (units[place], place in places_of_left), range(len(units)))
     sizes = _write_index(with_marks, tables, sum(rows), work, engine, reused)
     engine.map(_merge, left, "merge sketches")
     merges = [
@@ -130,9 +134,9 @@ def write_sketches(
     write_table(folder / SKETCHES_FOLDER / COUNTS_FILE, counts)
     samples = merge_files([files[SAMPLES_FILE] for files in merged], merge_samples, SAMPLE_SCHEMA)
     write_table(folder / SKETCHES_FOLDER / SAMPLES_FILE, samples)
-    for unit in units:
+    for key, unit in zip(keys, units, strict=True):
         if unit.is_complete:  # those of a run that was stopped after it merged them, too
-            reused.keep(key_of[unit.prefix], unit.files)
+            reused.keep(key, unit.files)
     for run in runs:
         reused.keep(run.key, run.files)
     return [*keys, *(run.key for run in runs)]
@@ -155,21 +159,19 @@ def _write_index(
     renumbered = kept.renumbered(digests, ranges)
     known = set() if renumbered is None else set(renumbered.tolist())
     new = [tuple(number for number in unit.numbers if number not in known) for unit, _ in units]
-    prefix, parts = work / f"ids-{fingerprint(new)[:16]}", sum(map(bool, new))
-    records = PartitionedFiles(prefix, ID_RECORD, parts, ranges)
-    places = iter(range(parts))
-    tasks = [
-        UnitTask(unit, is_sketched, numbers, records, next(places) if numbers else -1)
-        for (unit, is_sketched), numbers in zip(units, new, strict=True)
-        if numbers or is_sketched
-    ]
-    engine.map(_sketch_unit, tasks, "sketches")
+    prefix, parts = work / f"ids-{fingerprint(new)[:16]}", np.cumsum(list(map(bool, new)))
+    records = PartitionedFiles(prefix, ID_RECORD, int(parts[-1]) if len(parts) else 0, ranges)
+
+    def task(place: int) -> UnitTask:
+        return UnitTask(*units[place], new[place], records, int(parts[place]) - 1 if new[place] else -1)
+
+    wanted = [place for place, (_, is_sketched) in enumerate(units) if is_sketched or new[place]]
+    engine.map(_sketch_unit, LazySequence(task, wanted), "sketches")
     index_tasks = [
         IndexTask(records, number, folder, None if renumbered is None else kept.path(number), renumbered)
         for number in range(ranges)
     ]
-    more = [None] if ranges == 1 and num_rows >= POOL_ROWS else []  # a single task would run in this process
-    sizes = engine.map(write_ids, [*index_tasks, *more], "index of ids", unit="files")[:ranges]
+    sizes = engine.map(write_ids, index_tasks, "index of ids", unit="files")
     write_index_file(folder, [f"{task.name}.parquet" for task in tables], [size for size, _, _ in sizes])
     kept.keep(folder, digests, ranges)
     return sizes
@@ -218,23 +220,24 @@ def sketch_tasks(
     ledgers: Sequence[LedgerTask] = (),
     pii: PiiConfig | None = None,
     of_batches: Sequence[BatchTable] = (),
-) -> list[SketchTask]:
+) -> Sequence[SketchTask]:
     """The shards of a corpus in a folder, sorted by path. ledgers: how those of the ledger were written, where that is
     known; without, samples of removed documents have no excerpts. of_batches: shards of small sources."""
-    rows = {task.path.stem: task.rows for task in ledgers}
+    ledger_numbers = {f"ledger/{task.path.stem}": number for number, task in enumerate(ledgers)}
     known = {table.name: table for table in of_batches}
     paths = sorted([*folder.glob("documents/*/*.parquet"), *folder.glob("ledger/*.parquet")])
-    tasks = []
-    for path in paths:
-        name = path.relative_to(folder).with_suffix("").as_posix()
-        source = path.stem.rpartition("-")[0]
+    names = [path.relative_to(folder).with_suffix("").as_posix() for path in paths]
+
+    def sketch_task(number: int) -> SketchTask:
+        name = names[number]
+        source = name.rpartition("/")[-1].rpartition("-")[0]
         if (table := known.get(name)) is not None:
             spans = () if table.annotated is None else (table.annotated,)
-            tasks.append(SketchTask(folder, name, source, spans, pii, table.rows, table.digests))
-        else:
-            annotated = rows.get(path.stem, ()) if name.startswith("ledger/") else ()
-            tasks.append(SketchTask(folder, name, source, annotated, pii))
-    return tasks
+            return SketchTask(folder, name, source, spans, pii, table.rows, table.digests)
+        annotated = ledgers[ledger_numbers[name]].rows if name in ledger_numbers else ()
+        return SketchTask(folder, name, source, annotated, pii)
+
+    return LazySequence(sketch_task, range(len(names)))
 
 
 @dataclass(frozen=True)
@@ -270,46 +273,50 @@ def _records_of(tables: Sequence[tuple[SketchTask, int]]) -> np.ndarray:
     return records_of_tables(read, [number for _, number in tables], first.table, first.is_ledger)
 
 
-def _merge_groups(units: Sequence[SketchUnit]) -> list[tuple[SketchUnit, ...]]:
-    """The units of each source together, and of several sources that have few: up to MERGED_FILES in all. Few are so
-    many that none of their hosts are left out."""
-    by_source: dict[str, list[SketchUnit]] = {}
-    for unit in units:
-        by_source.setdefault(unit.tables[0].source, []).append(unit)
-    groups: list[list[SketchUnit]] = []
+def _merge_groups(sources: Sequence[Sequence[str]]) -> list[list[int]]:
+    """The places of the units of each source together, and of several sources that have few: up to MERGED_FILES in all.
+    Few are so many that none of their hosts are left out. sources: of the tables of each unit."""
+    by_source: dict[str, list[int]] = {}
+    for place, of_unit in enumerate(sources):
+        by_source.setdefault(of_unit[0], []).append(place)
+    groups: list[list[int]] = []
     for of_source in by_source.values():
         is_small = len(of_source) * LISTED_HOSTS <= MERGED_HOSTS
         if groups and is_small and len(groups[-1]) + len(of_source) <= MERGED_FILES:
             groups[-1] += of_source
         else:
             groups.append(of_source)
-    return [tuple(group) for group in groups]
+    return groups
 
 
 @dataclass(frozen=True)
 class SketchMerge(WrittenSketch):
     """Sketches that are merged into one. parts: prefixes of their files; prefix: of the merged files. key: by which the
-    merged files are taken over."""
+    merged files are taken over. places: of the units that are merged."""
 
-    parts: tuple[Path, ...]
+    parts: Sequence[Path]
     is_one_source: bool
     prefix: Path
     key: str = ""
+    places: Sequence[int] = ()
 
 
-def _merge_runs(group: Sequence[SketchUnit], key_of: Mapping[Path, str], folder: Path) -> list[SketchMerge]:
+def _merge_runs(
+    group: Sequence[int], sources: Sequence[Sequence[str]], keys: Sequence[str], work: Path
+) -> list[SketchMerge]:
     """Runs of consecutive units, RUN_UNITS on average. They end where the keys say, so runs of units that have not
     changed are taken over, and few sketches are merged after a removal or an addition."""
-    is_one = len({table.source for unit in group for table in unit.tables}) == 1
-    runs: list[list[Path]] = []
-    for unit in group:
-        if not runs or len(runs[-1]) == MERGED_FILES or int(key_of[unit.prefix][:8], 16) % RUN_UNITS == 0:
+    is_one = len({source for place in group for source in sources[place]}) == 1
+    runs: list[list[int]] = []
+    for place in group:
+        if not runs or len(runs[-1]) == MERGED_FILES or int(keys[place][:8], 16) % RUN_UNITS == 0:
             runs.append([])
-        runs[-1].append(unit.prefix)
+        runs[-1].append(place)
     merges = []
     for run in runs:
-        key = fingerprint(["merged", is_one, [key_of[prefix] for prefix in run]])
-        merges.append(SketchMerge(tuple(run), is_one, folder / run[0].name, key))
+        key = fingerprint(["merged", is_one, [keys[place] for place in run]])
+        prefixes = LazySequence(partial(_unit_prefix, work), run)
+        merges.append(SketchMerge(prefixes, is_one, work / "runs" / f"{run[0]:05d}", key, run))
     return merges
 
 

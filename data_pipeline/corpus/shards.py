@@ -38,6 +38,7 @@ from gristmill.data_pipeline.signals.language import LANGUAGE_FIELDS
 from gristmill.data_pipeline.signals.signal_names import SIGNAL_FIELDS, edit_fields
 from gristmill.foundation.checksums import checksummed_path, link_file, matches_checksum
 from gristmill.foundation.errors import InputError
+from gristmill.foundation.runtime.tasks.engine import LazySequence
 from gristmill.foundation.runtime.tasks.task_files import fetch
 
 # A row group holds at most this many rows; one of documents also at most so many bytes of text (a longer text is alone
@@ -356,14 +357,14 @@ class ShardPlan:
         return range(len(self.starts) - 1)
 
 
-def plan_shards(task: tuple[SourceState, int]) -> ShardPlan:
-    """The plan of a source, for shards of so many bytes. A shard's task reads from its first training document up to
-    that of the next shard; of a shard all are written but those of other splits."""
-    state, shard_bytes = task
-    runs = [runs_of_size(*total, MIN_SHARD_BYTES, shard_bytes) for total in _totals(state)]
+def plan_shards(task: tuple[Sequence[Results], int]) -> ShardPlan:
+    """The plan of a source with these results of its files, for shards of so many bytes. A shard's task reads from its
+    first training document up to that of the next shard; of a shard all are written but those of other splits."""
+    of_files, shard_bytes = task
+    runs = [runs_of_size(*total, MIN_SHARD_BYTES, shard_bytes) for total in _totals(of_files)]
     starts, kept_by_file, held_out = [0], [], Counter[tuple[int, int]]()
     kept = trained = 0
-    for splits, sizes, marks in kept_documents(state):
+    for splits, sizes, marks in kept_documents(of_files):
         training = np.flatnonzero(splits == 0)
         for split, of_split in enumerate(runs):
             chosen = training if split == 0 else splits == split
@@ -385,20 +386,20 @@ HELD_OUT_FOLDER = "held_out"  # of intermediate files
 @dataclass(frozen=True)
 class SourceToWrite:
     """state: the annotated files, of whose rows the KEPT ones are written. annotation: how the files were annotated.
-    scores: annotated file -> its quality scores; None if the source was not scored."""
+    scores: the file of the quality scores of each; None if the source was not scored."""
 
     state: SourceState
     annotation: AnnotateConfig
-    scores: Mapping[Path, Path] | None
+    scores: Sequence[Path] | None
 
 
-def training_shards(source: SourceToWrite, plan: ShardPlan, pii: PiiConfig | None, folder: Path) -> list[ShardTask]:
+def training_shards(source: SourceToWrite, plan: ShardPlan, pii: PiiConfig | None, folder: Path) -> Sequence[ShardTask]:
     state, name = source.state, source.state.source.name
     edits = tuple(edit.preset for edit in source.annotation.edits)
     shard_format = ShardFormat(name, edits, pii, source.scores is not None, source.annotation.optional)
     spans = spans_of_runs(plan.kept, list(pairwise(plan.starts)))
-    tasks = []
-    for number in plan.shards:
+
+    def task(number: int) -> ShardTask:
         rows = tuple(
             ShardRows(state.paths[file], first, last, state.filter_results[file]) for file, first, last in spans[number]
         )
@@ -407,35 +408,40 @@ def training_shards(source: SourceToWrite, plan: ShardPlan, pii: PiiConfig | Non
             for split in range(1, len(SPLITS))
             if plan.held_out[number, split]
         }
-        scores = None if source.scores is None else tuple(source.scores[row_range.path] for row_range in rows)
-        tasks.append(ShardTask(folder, SPLITS[0], f"{name}-{number:05}.parquet", shard_format, rows, scores, held_out))
-    return tasks
+        scores = None if source.scores is None else tuple(source.scores[file] for file, _, _ in spans[number])
+        return ShardTask(folder, SPLITS[0], f"{name}-{number:05}.parquet", shard_format, rows, scores, held_out)
+
+    return LazySequence(task, plan.shards)
 
 
-def held_out_shards(training: Sequence[ShardTask], plan: ShardPlan, split: int) -> Iterator[ShardTask]:
+def held_out_shards(training: Sequence[ShardTask], plan: ShardPlan, split: int) -> Sequence[ShardTask]:
     """The shards of a held-out split, from the files that the training shards' tasks write."""
-    shards = [number for number, task in enumerate(training) if split in task.held_out]
-    files = [(training[number].held_out[split], plan.held_out[number, split]) for number in shards]
-    first = training[0]
-    for number, spans in enumerate(spans_of_runs([rows for _, rows in files], plan.held_out_runs[split])):
-        rows = tuple(ShardRows(files[file][0], start, stop) for file, start, stop in spans)
-        name = f"{first.format.source}-{number:05}.parquet"
-        yield ShardTask(first.folder, SPLITS[split], name, first.format, rows)
+    shards = [number for number in plan.shards if plan.held_out[number, split]]
+    spans = spans_of_runs([plan.held_out[number, split] for number in shards], plan.held_out_runs[split])
+    folder, shard_format = training[0].folder, training[0].format
+
+    def task(number: int) -> ShardTask:
+        rows = tuple(
+            ShardRows(training[shards[file]].held_out[split], start, stop) for file, start, stop in spans[number]
+        )
+        return ShardTask(folder, SPLITS[split], f"{shard_format.source}-{number:05}.parquet", shard_format, rows)
+
+    return LazySequence(task, range(len(spans)))
 
 
-def _totals(state: SourceState) -> list[tuple[int, int]]:
+def _totals(of_files: Sequence[Results]) -> list[tuple[int, int]]:
     """By split, (documents, bytes of text)."""
     documents, totals = [0] * len(SPLITS), [0] * len(SPLITS)
-    for splits, sizes, _ in kept_documents(state):
+    for splits, sizes, _ in kept_documents(of_files):
         for split in range(len(SPLITS)):
             documents[split] += int((splits == split).sum())
             totals[split] += int(sizes[splits == split].sum(dtype=np.int64))
     return list(zip(documents, totals, strict=True))
 
 
-def kept_documents(state: SourceState) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+def kept_documents(of_files: Sequence[Results]) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
     """By file, (split codes int8, bytes uint32, marks uint8) of the kept rows."""
-    for results in state.filter_results:
+    for results in of_files:
         loaded = results.load()
         mask = loaded.failed_rule == KEPT
         yield loaded.splits[mask], loaded.bytes[mask], loaded.marks[mask]

@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import groupby
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,7 @@ from gristmill.data_pipeline.ledger.removal_step import EvidenceFiles, Removals,
 from gristmill.foundation.checksums import cached_sha256, content_digest, link_with_checksum, matches_checksum
 from gristmill.foundation.files import DigestCache, remove_tree, write_atomic
 from gristmill.foundation.fingerprint import fingerprint
-from gristmill.foundation.runtime.tasks.engine import Engine
+from gristmill.foundation.runtime.tasks.engine import Engine, LazySequence, joined
 
 # Files of a corpus that are taken from the run before: shards, ledgers and sketches made from the same documents.
 #
@@ -226,46 +226,66 @@ def write_corpus(
     The training shards are written first; their tasks put the held-out documents that they meet into files below
     HELD_OUT_FOLDER (which the caller removes), from which the other shards are written. Files that the run before made
     of the same documents are taken from there. Returns the keys of all files, and the tables of the batches."""
-    training: list[ShardTask] = []
-    held_out: list[ShardTask] = []
-    states = [(source.state, corpus.shard_bytes) for source in corpus.sources]
-    plans = engine.map(plan_shards, states, "plan shards", unit="sources")
-    for source, plan in zip(corpus.sources, plans, strict=True):
-        tasks = training_shards(source, plan, corpus.pii, folder)
-        training += tasks
-        for split in range(1, len(SPLITS)):
-            held_out += held_out_shards(tasks, plan, split)
-    link_empty_shards([task for task in (*training, *held_out) if task.is_empty])
-    training, held_out = ([task for task in tasks if not task.is_empty] for tasks in (training, held_out))
-    taken = _take(sorted([*training, *ledgers], key=_first_file), reused, engine)
+    training, held_out = _planned(corpus, folder, engine)
+    link_empty_shards([task for task in joined([training, held_out]) if task.is_empty])
+    training, held_out = _with_rows(training), _with_rows(held_out)
+    written: LazySequence[ShardTask | LedgerTask] = joined([training, ledgers])
+    by_file = sorted(range(len(written)), key=lambda number: _first_file(written[number]))
+    first = LazySequence(written.__getitem__, by_file)
+    keys = _take(first, reused, engine)
     runs = _runs(training, engine.workers)
     # together, so that no worker waits for the last shard or ledger
-    files: list[BatchToWrite | LedgerTask | tuple[ShardTask, ...]] = [*corpus.batches, *runs, *ledgers]
+    files: LazySequence[BatchToWrite | LedgerTask | tuple[ShardTask, ...]] = joined([corpus.batches, runs, ledgers])
     sizes = [*(float(batch.num_files) for batch in corpus.batches), *map(len, runs), *([1] * len(ledgers))]
     tables = engine.map(_write, files, "write corpus", sizes, "files")
-    taken |= _take(held_out, reused, engine)
+    keys += _take(held_out, reused, engine)
     runs = _runs(held_out, engine.workers)
     engine.map(_write, runs, "write held-out documents", [len(run) for run in runs], "files")
-    for key, kept in taken.items():
-        reused.keep(key, kept)
-    return list(taken), [table for of_task in tables for table in of_task]
+    every_task: LazySequence[ShardTask | LedgerTask] = joined([first, held_out])
+    for key, task in zip(keys, every_task, strict=True):
+        reused.keep(key, _files(task))
+    return keys, [table for of_task in tables for table in of_task]
 
 
-def _take(
-    tasks: Sequence[ShardTask | LedgerTask], reused: ReusedFiles, engine: Engine
-) -> dict[str, Mapping[str, Path]]:
-    """Key -> files of each task; those that are kept under their keys are in their places afterwards."""
-    files: dict[str, Mapping[str, Path]] = {}
-    for task, key in zip(tasks, engine.map(_key_of, tasks, "files to take over", unit="files"), strict=True):
-        files[key] = {"ledger.parquet": task.path} if isinstance(task, LedgerTask) else shard_files(task)
-        if not all(matches_checksum(path) for path in files[key].values()):
-            reused.take(key, files[key])
-    return files
+def _planned(
+    corpus: SourcesToWrite, folder: Path, engine: Engine
+) -> tuple[LazySequence[ShardTask], LazySequence[ShardTask]]:
+    """The shards of the training split and of the others. Of each this process holds a few numbers."""
+    sources = corpus.sources
+    of_files = LazySequence(
+        lambda number: (sources[number].state.filter_results, corpus.shard_bytes), range(len(sources))
+    )
+    training: list[Sequence[ShardTask]] = []
+    held_out: list[Sequence[ShardTask]] = []
+    for source, plan in zip(sources, engine.imap(plan_shards, of_files, "plan shards", unit="sources"), strict=True):
+        training.append(training_shards(source, plan, corpus.pii, folder))
+        held_out += (held_out_shards(training[-1], plan, split) for split in range(1, len(SPLITS)))
+    return joined(training), joined(held_out)
 
 
-def _first_file(task: ShardTask | LedgerTask) -> Path:
+def _with_rows(tasks: Sequence[ShardTask]) -> LazySequence[ShardTask]:
+    """The tasks without those of empty shards."""
+    return LazySequence(tasks.__getitem__, [number for number, task in enumerate(tasks) if not task.is_empty])
+
+
+def _take(tasks: Sequence[ShardTask | LedgerTask], reused: ReusedFiles, engine: Engine) -> list[str]:
+    """The key of each task; files that are kept under it are in their places afterwards."""
+    keys = engine.map(_key_of, tasks, "files to take over", unit="files")
+    for task, key in zip(tasks, keys, strict=True):
+        files = _files(task)
+        if not all(matches_checksum(path) for path in files.values()):
+            reused.take(key, files)
+    return keys
+
+
+def _files(task: ShardTask | LedgerTask) -> Mapping[str, Path]:
+    """Files that the task writes, by name."""
+    return {"ledger.parquet": task.path} if isinstance(task, LedgerTask) else shard_files(task)
+
+
+def _first_file(task: ShardTask | LedgerTask) -> str:
     """The file by which tasks are sorted whose keys are made from the same ids, which are read once then."""
-    return task.rows[0].path if task.rows else Path()
+    return str(task.rows[0].path) if task.rows else ""
 
 
 def _key_of(task: ShardTask | LedgerTask) -> str:
@@ -282,15 +302,16 @@ def _write(task: BatchToWrite | LedgerTask | tuple[ShardTask, ...]) -> list[Batc
     return []
 
 
-def _runs(tasks: Sequence[ShardTask], workers: int) -> list[tuple[ShardTask, ...]]:
+def _runs(tasks: Sequence[ShardTask], workers: int) -> Sequence[tuple[ShardTask, ...]]:
     """Runs of up to MAX_RUN consecutive shards of one source and split, fewer where the workers would be unevenly
     loaded. Each run is written by one worker."""
     size = MAX_RUN if workers == 1 else min(max(len(tasks) // (RUNS_PER_WORKER * workers), 1), MAX_RUN)
-    runs: list[tuple[ShardTask, ...]] = []
-    for _, group in groupby(tasks, lambda task: (task.format.source, task.split)):
-        shards = tuple(group)
-        runs += [shards[start : start + size] for start in range(0, len(shards), size)]
-    return runs
+    runs: list[range] = []
+    kinds = ((task.format.source, task.split) for task in tasks)
+    for _, group in groupby(enumerate(kinds), itemgetter(1)):
+        numbers = [number for number, _ in group]
+        runs += [range(start, min(start + size, numbers[-1] + 1)) for start in numbers[::size]]
+    return LazySequence(lambda number: tuple(tasks[place] for place in runs[number]), range(len(runs)))
 
 
 def write_examples(curated: Sequence[SourceState], removals: Sequence[Removals], folder: Path, engine: Engine) -> None:
@@ -361,26 +382,22 @@ def borderline_examples(
 
 
 def _rule_examples(state: SourceState) -> Iterator[ThresholdExample]:
-    nearest = [results.nearest for results in state.filter_results if results.nearest is not None]
-    if not nearest:
-        return
-    # [rules, sides, files, EXAMPLES_PER_SIDE]
-    rows, values, thresholds = (
-        np.stack([getattr(arrays, name) for arrays in nearest], axis=2) for name in ("rows", "values", "thresholds")
-    )
-    for rule, side in np.ndindex(rows.shape[:2]):
-        if (rows[rule, REMOVED_SIDE] < 0).all():
+    merged: list[np.ndarray] = []  # files, rows, values and thresholds [rules, sides, EXAMPLES_PER_SIDE], nearest first
+    for file, nearest in enumerate(results.nearest for results in state.filter_results):
+        if nearest is None:
             continue
-        file, place = np.nonzero(rows[rule, side] >= 0)  # file after file, nearest first
-        row = rows[rule, side, file, place]
-        distances = np.abs(values[rule, side, file, place] - thresholds[rule, side, file, place])
-        order = np.lexsort((row, file, distances))[:EXAMPLES_PER_SIDE]
-        for at in order[np.lexsort((row[order], file[order]))].tolist():
-            where = rule, side, file[at], place[at]
+        columns = [np.full_like(nearest.rows, file), nearest.rows, nearest.values, nearest.thresholds]
+        columns = [np.concatenate(pair, axis=-1) for pair in zip(merged, columns, strict=True)] if merged else columns
+        distances = np.where(columns[1] >= 0, np.abs(columns[2] - columns[3]), np.inf)
+        chosen = np.argsort(distances, axis=-1, kind="stable")[..., :EXAMPLES_PER_SIDE]  # of equals the first
+        merged = [np.take_along_axis(column, chosen, axis=-1) for column in columns]
+    for rule, side in np.ndindex(merged[0].shape[:2] if merged else (0, 0)):
+        files, rows, values, thresholds = (column[rule, side].tolist() for column in merged)
+        if (merged[1][rule, REMOVED_SIDE] >= 0).any():
             label = state.rules.rules[rule].label
-            yield ThresholdExample(
-                int(file[at]), int(row[at]), label, SIDES[side], float(values[where]), float(thresholds[where])
-            )
+            for file, row, value, threshold in sorted(zip(files, rows, values, thresholds, strict=True)):
+                if row >= 0:
+                    yield ThresholdExample(file, row, label, SIDES[side], value, threshold)
 
 
 def _step_examples(step: Removals, of_files: Iterable[RemovalStep]) -> list[ThresholdExample]:

@@ -62,7 +62,7 @@ from gristmill.foundation.checksums import checksummed_path
 from gristmill.foundation.errors import RecipeError
 from gristmill.foundation.files import atomic_path, write_atomic
 from gristmill.foundation.fingerprint import canonical_json
-from gristmill.foundation.runtime.tasks.engine import Engine
+from gristmill.foundation.runtime.tasks.engine import Engine, LazySequence
 from gristmill.foundation.runtime.tasks.local import LocalEngine
 from gristmill.foundation.runtime.tasks.task_files import PartitionedFiles, fetch, ranges_for
 
@@ -76,7 +76,7 @@ class Decontamination:
     contaminated document. removals: the dropped documents. report: of ContaminationReport. question_files: the lines of
     `decontamination/matches.py`, file after file. Tables are read by the properties, into memory."""
 
-    prefixes: tuple[Path | None, ...]
+    prefixes: Sequence[Path | None]
     removals: StoredRemovals
     report: dict[str, Any]
     question_files: tuple[Path, ...]
@@ -146,7 +146,7 @@ def decontaminate(
             report.add(*(_read(prefix, name, schema) for name, schema in (("matches", MATCHES), ("hits", HITS))))
     removals = StoredRemovals("decontaminate", 1.0, removed, DROPPING_RULES, is_by_part=True)
     questions = _write_questions(prefixes, examples, report.num_matches, engine, folder)
-    return Decontamination(tuple(prefixes), removals, report.content(), questions)
+    return Decontamination(prefixes, removals, report.content(), questions)
 
 
 def _read(prefix: Path, name: str, schema: pa.Schema) -> pa.Table:
@@ -246,9 +246,10 @@ def _search_files(
     counts = PartitionedFiles(
         folder / "phrases", PHRASE, len(document_files), ranges_for(int(sum(sizes)) // PHRASE_BYTES)
     )
-    tasks = [(document_file, config, folder, counts, number) for number, document_file in enumerate(document_files)]
-    tasks = [task for task in tasks if not counts.has(task[-1])]
-    engine.map(_search_file, tasks, "decontamination: search benchmark texts", [task[0].bytes for task in tasks], "B")
+    missing = [number for number in range(len(document_files)) if not counts.has(number)]
+    tasks = LazySequence(lambda number: (document_files[number], config, folder, counts, number), missing)
+    sizes = [sizes[number] for number in missing]
+    engine.map(_search_file, tasks, "decontamination: search benchmark texts", sizes, "B")
     sized = engine if counts.ranges > 1 else LocalEngine(1, engine.reporter)
     ranges = [(counts, config, number) for number in range(counts.ranges)]
     return np.concatenate(
@@ -309,17 +310,18 @@ def _edit_files(
     engine: Engine,
     folder: Path,
     removed: PartitionedFiles,
-) -> list[Path | None]:
+) -> Sequence[Path | None]:
     """The prefix of each document file's files of matches, hits, removed spans and pieces; None if it has none.
     removed: takes the dropped documents."""
-    prefixes = [folder / f"file-{number:05d}" for number in range(len(document_files))]
-    tasks = [
-        (document_file, number, texts, folder, prefixes[number], removed)
-        for number, document_file in enumerate(document_files)
-        if not result_file(prefixes[number], "hits").exists()
-    ]
-    engine.map(_edit_file, tasks, "decontamination: remove", [task[0].bytes for task in tasks], "B")
-    return [prefix if result_file(prefix, "hits").exists() else None for prefix in prefixes]
+    numbers = range(len(document_files))
+    prefixes = LazySequence(lambda number: folder / f"file-{number:05d}", numbers)
+    missing = [number for number in numbers if not result_file(prefixes[number], "hits").exists()]
+    tasks = LazySequence(
+        lambda number: (document_files[number], number, texts, folder, prefixes[number], removed), missing
+    )
+    engine.map(_edit_file, tasks, "decontamination: remove", [document_files[number].bytes for number in missing], "B")
+    has_hits = bytes(result_file(prefix, "hits").exists() for prefix in prefixes)
+    return LazySequence(lambda number: prefixes[number] if has_hits[number] else None, numbers)
 
 
 def _of_row(matches: np.ndarray, row: int) -> np.ndarray:

@@ -273,17 +273,18 @@ def write_groups(
     decide. Batches are runs of whole groups of about batch_shingles shingles, or fewer so that there are NUM_BATCHES.
     Range p of the candidates holds those of shard p, in the order of their positions."""
     candidates = PartitionedFiles(folder / "candidates", CANDIDATE, 1, len(documents.shards))
-    tasks = [(documents, links, batch_shingles, candidates), None]  # a single task would run in this process
-    num_batches = sized(engine, len(documents)).map(
-        _write_groups, tasks, "near duplicates: groups", [links.num_records(), 0.0], "links"
+    [num_batches] = sized(engine, len(documents)).map(
+        _write_groups,
+        [(documents, links, batch_shingles, candidates)],
+        "near duplicates: groups",
+        [links.num_records()],
+        "links",
     )
-    return candidates, num_batches[0]
+    return candidates, num_batches
 
 
-def _write_groups(task: tuple[StoredDocuments, PartitionedFiles, int, PartitionedFiles] | None) -> int:
+def _write_groups(task: tuple[StoredDocuments, PartitionedFiles, int, PartitionedFiles]) -> int:
     """The number of batches."""
-    if task is None:
-        return 0
     documents, links, batch_shingles, candidates = task
     if not candidates.has(0):
         positions, group = _groups(len(documents), links)

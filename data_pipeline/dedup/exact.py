@@ -26,7 +26,7 @@ from gristmill.data_pipeline.ledger.document_file import (
 from gristmill.foundation.checksums import checksum_path, link_with_checksum, matches_checksum
 from gristmill.foundation.config import Config
 from gristmill.foundation.fingerprint import fingerprint
-from gristmill.foundation.runtime.tasks.engine import Engine
+from gristmill.foundation.runtime.tasks.engine import Engine, LazySequence
 from gristmill.foundation.runtime.tasks.local import LocalEngine
 from gristmill.foundation.runtime.tasks.task_files import PartitionedFiles, range_of_keys, ranges_for
 
@@ -114,12 +114,12 @@ def find_exact_duplicates(
         kept.prune(set(kept_paths))
     duplicates = PartitionedFiles(folder / "equals", DUPLICATE, hashes.ranges, len(document_files))
     if not duplicates.is_whole():
-        tasks = [
-            (document_file, config, hashes, number, kept_paths[number])
-            for number, document_file in enumerate(document_files)
-            if not hashes.has(number)
-        ]
-        engine.map(_hash_file, tasks, "exact duplicates: hash texts", [task[0].bytes for task in tasks], "B")
+        missing = [number for number in range(len(document_files)) if not hashes.has(number)]
+        tasks = LazySequence(
+            lambda number: (document_files[number], config, hashes, number, kept_paths[number]), missing
+        )
+        sizes = [document_files[number].bytes for number in missing]
+        engine.map(_hash_file, tasks, "exact duplicates: hash texts", sizes, "B")
         priorities = np.array([document_file.priority for document_file in document_files], np.int64)
         ranges = [(hashes, priorities, duplicates, part) for part in range(hashes.ranges) if not duplicates.has(part)]
         (engine if hashes.ranges > 1 else LocalEngine(1, engine.reporter)).map(

@@ -178,7 +178,8 @@ def find_near_duplicates(
         None if earlier is None or protected or len(documents) > MAX_DOCUMENTS else earlier.decisions(config.identity)
     )
     if kept is None:
-        return _compare_all([*sides, *document_files], documents, config, engine, folder)
+        every_file = [*sides, *document_files] if sides else document_files
+        return _compare_all(every_file, documents, config, engine, folder)
     return _decide_changed(document_files, documents, config, kept, engine, folder)
 
 

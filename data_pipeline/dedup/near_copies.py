@@ -17,7 +17,7 @@ from gristmill.data_pipeline.dedup.signatures import BLOCK_DOCUMENTS, SignatureS
 from gristmill.data_pipeline.ledger.document_file import DocumentFile, unpacked_ids, utf8_of
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.runtime.kernels.cached_njit import cached_njit
-from gristmill.foundation.runtime.tasks.engine import Engine
+from gristmill.foundation.runtime.tasks.engine import Engine, LazySequence
 
 if TYPE_CHECKING:  # 0.6 s to load, which the workers need not wait for
     from datasketch import MinHash
@@ -178,7 +178,9 @@ def near_copies(
     A file is read only if one of its signatures proposes a document. Files without signatures have no copies."""
     if not len(texts.signatures):
         return []
-    tasks = [(texts, document_file, cache, number, threshold) for number, document_file in enumerate(document_files)]
+    tasks = LazySequence(
+        lambda number: (texts, document_files[number], cache, number, threshold), range(len(document_files))
+    )
     copies = engine.map(_copies_in_file, tasks, "near copies", unit="files")
     return [copy for of_file in copies for copy in of_file]
 

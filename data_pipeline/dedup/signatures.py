@@ -37,7 +37,7 @@ from gristmill.foundation.config import Config
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.files import atomic_path, file_digest, write_atomic
 from gristmill.foundation.fingerprint import canonical_json, fingerprint
-from gristmill.foundation.runtime.tasks.engine import Engine
+from gristmill.foundation.runtime.tasks.engine import Engine, LazySequence
 from gristmill.foundation.runtime.tasks.task_files import fetch
 
 STORE_FILE = "store.json"
@@ -159,11 +159,14 @@ def sign_corpus(
 
     is_kept: the store is to outlive this work, so it says where its document files stand, seen from its folder.
     cache: signatures of earlier runs, which are not computed again."""
-    tasks = [(document_file, scheme, folder, number, cache) for number, document_file in enumerate(document_files)]
-    missing = [task for task in tasks if not _is_signed(task)]
-    sizes = [task[0].bytes for task in missing]
-    signed = engine.map(_sign_file, missing, "near duplicates: MinHash signatures", sizes, "B")
-    rows_of = {task[3]: rows for task, rows in zip(missing, signed, strict=True)}
+
+    def task(number: int) -> SignTask:
+        return document_files[number], scheme, folder, number, cache
+
+    missing = [number for number in range(len(document_files)) if not _is_signed(task(number))]
+    sizes = [document_files[number].bytes for number in missing]
+    signed = engine.map(_sign_file, LazySequence(task, missing), "near duplicates: MinHash signatures", sizes, "B")
+    rows_of = dict(zip(missing, signed, strict=True))
     stored = []
     for number, document_file in enumerate(document_files):
         rows = rows_of[number] if number in rows_of else parquet_metadata(documents_file(folder, number)).num_rows

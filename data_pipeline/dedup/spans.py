@@ -22,7 +22,7 @@ from gristmill.data_pipeline.ledger.document_file import (
     packed_ids,
 )
 from gristmill.foundation.config import Config
-from gristmill.foundation.runtime.tasks.engine import Engine
+from gristmill.foundation.runtime.tasks.engine import Engine, LazySequence
 from gristmill.foundation.runtime.tasks.local import LocalEngine
 from gristmill.foundation.runtime.tasks.task_files import PartitionedFiles, range_of_keys, ranges_for
 
@@ -79,12 +79,9 @@ def find_duplicate_spans(
     open_workspace(folder, {"config": config.model_dump(), "document_files": identities})
     sizes = [document_file.bytes for document_file in document_files]
     pieces = PartitionedFiles(folder / "pieces", PIECE, len(document_files), ranges_for(int(sum(sizes)) // PIECE_BYTES))
-    tasks = [
-        (document_file, config, pieces, number)
-        for number, document_file in enumerate(document_files)
-        if not pieces.has(number)
-    ]
-    engine.map(_cut_file, tasks, f"{config.unit}s", [task[0].bytes for task in tasks], "B")
+    missing = [number for number in range(len(sizes)) if not pieces.has(number)]
+    tasks = LazySequence(lambda number: (document_files[number], config, pieces, number), missing)
+    engine.map(_cut_file, tasks, f"{config.unit}s", [sizes[number] for number in missing], "B")
     spans = PartitionedFiles(folder / "spans", SPAN, pieces.ranges, len(document_files))
     counts = [(pieces, config.min_count, spans, number) for number in range(pieces.ranges) if not spans.has(number)]
     (engine if pieces.ranges > 1 else LocalEngine(1, engine.reporter)).map(

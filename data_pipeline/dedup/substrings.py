@@ -33,7 +33,7 @@ from gristmill.data_pipeline.ledger.document_file import (
 from gristmill.foundation.config import Config
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.runtime.kernels.cached_njit import cached_njit
-from gristmill.foundation.runtime.tasks.engine import Engine
+from gristmill.foundation.runtime.tasks.engine import Engine, LazySequence
 from gristmill.foundation.runtime.tasks.local import LocalEngine
 from gristmill.foundation.runtime.tasks.task_files import PartitionedFiles, range_of_keys, ranges_for
 from gristmill.foundation.startup import DeferredModule
@@ -89,12 +89,10 @@ def find_repeated_substrings(
     if not missing:
         return spans
     texts = PartitionedFiles(folder / "texts", np.dtype("u1"), len(document_files), num_groups)
-    gathers = [
-        (document_file, firsts, texts, number)
-        for number, document_file in enumerate(document_files)
-        if not texts.has(number)
-    ]
-    engine.map(_gather, gathers, "repeated substrings: gather documents", [task[0].bytes for task in gathers], "B")
+    ungathered = [number for number in range(len(document_files)) if not texts.has(number)]
+    gathers = LazySequence(lambda number: (document_files[number], firsts, texts, number), ungathered)
+    sizes = [document_files[number].bytes for number in ungathered]
+    engine.map(_gather, gathers, "repeated substrings: gather documents", sizes, "B")
     searches = [(texts, config.min_bytes, spans, number) for number in missing]
     engine.map(_search_group, searches, "repeated substrings: search", unit="groups")
     for path in texts.paths():
@@ -176,14 +174,12 @@ def _write_groups(document_files: Sequence[DocumentFile], group_bytes: int, engi
     if not path.exists():
         num_rows = sum(num_rows_of(document_file) for document_file in document_files)
         lengths = PartitionedFiles(folder / "lengths", LENGTH, len(document_files), ranges_for(num_rows))
-        tasks = [
-            (document_file, group_bytes, lengths, n)
-            for n, document_file in enumerate(document_files)
-            if not lengths.has(n)
-        ]
-        engine.map(_write_lengths, tasks, "repeated substrings: lengths", [task[0].bytes for task in tasks], "B")
+        missing = [number for number in range(len(document_files)) if not lengths.has(number)]
+        tasks = LazySequence(lambda number: (document_files[number], group_bytes, lengths, number), missing)
+        sizes = [document_files[number].bytes for number in missing]
+        engine.map(_write_lengths, tasks, "repeated substrings: lengths", sizes, "B")
         sized = engine if lengths.ranges > 1 else LocalEngine(1, engine.reporter)
-        sized.map(_fill_groups, [(lengths, group_bytes, path), None], "repeated substrings: groups", unit="tasks")
+        sized.map(_fill_groups, [(lengths, group_bytes, path)], "repeated substrings: groups")
     return path
 
 
@@ -205,10 +201,8 @@ def _write_lengths(task: tuple[DocumentFile, int, PartitionedFiles, int]) -> Non
     lengths.write_unsorted(number, records, range_of_keys(records["id"][:, 0], lengths.ranges))
 
 
-def _fill_groups(task: tuple[PartitionedFiles, int, Path] | None) -> None:
+def _fill_groups(task: tuple[PartitionedFiles, int, Path]) -> None:
     """Memory: 60 bytes for each document of a range of the ids."""
-    if task is None:  # a map of one task would run in this process
-        return
     lengths, group_bytes, path = task
     firsts, filled = [np.empty((0, 2), np.uint64)], group_bytes
     for number in range(lengths.ranges):

@@ -14,7 +14,7 @@ from gristmill.data_pipeline.dedup.folding import document_keys, has_picked_text
 from gristmill.data_pipeline.dedup.minhash import PROTECTED, Decisions, compare_blocks, joined_shingle_sets
 from gristmill.data_pipeline.dedup.signatures import SignatureShard
 from gristmill.data_pipeline.ledger.document_file import DocumentFile, packed_ids, utf8_of
-from gristmill.foundation.runtime.tasks.engine import Engine
+from gristmill.foundation.runtime.tasks.engine import Engine, LazySequence
 from gristmill.foundation.runtime.tasks.task_files import PartitionedFiles
 
 SHINGLE = np.dtype("<u8")
@@ -92,16 +92,17 @@ def write_candidate_sets(
         PartitionedFiles(folder / "sets", SHINGLE, len(runs), batches),
     )
     num_protected = int(documents.is_protected.sum())
-    tasks = []
-    for place, numbers in enumerate(runs):
+
+    def task(place: int) -> SetsTask:
         shards = tuple(
             ShardOfSets(document_files[number], documents.shards[number], number, int(documents.starts[number]))
-            for number in numbers
+            for number in runs[place]
         )
-        if not written.members.has(place):
-            tasks.append(SetsTask(shards, place, num_protected, candidate_records, banding, written))
-    sizes = [sum(shard.document_file.bytes for shard in task.shards) for task in tasks]
-    engine.map(_write_sets, tasks, "near duplicates: read candidates", sizes, "B")
+        return SetsTask(shards, place, num_protected, candidate_records, banding, written)
+
+    missing = [place for place in range(len(runs)) if not written.members.has(place)]
+    sizes = [sum(document_files[number].bytes for number in runs[place]) for place in missing]
+    engine.map(_write_sets, LazySequence(task, missing), "near duplicates: read candidates", sizes, "B")
     return written
 
 

@@ -5,7 +5,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import orjson
@@ -22,7 +22,7 @@ from gristmill.foundation.checksums import (
     write_with_checksum,
 )
 from gristmill.foundation.fingerprint import fingerprint
-from gristmill.foundation.runtime.tasks.engine import Engine
+from gristmill.foundation.runtime.tasks.engine import Engine, LazySequence
 from gristmill.foundation.runtime.tasks.task_files import PartitionedFiles, fetch
 
 FILTER_RESULTS = "filters"  # in the cache of a work folder
@@ -134,7 +134,7 @@ class Results(Protocol):
     def load(self) -> FilterResults: ...
 
 
-REMEMBERED_FILES, REMEMBERED_ROWS = 512, 8_192  # whose results a process keeps in memory: 40 MB at most
+REMEMBERED_FILES, REMEMBERED_ROWS = 512, 1024  # whose results a process keeps in memory: 5 MB at most
 STORED = np.dtype([("failed_rule", "<i2"), ("bytes", "<u4"), ("splits", "i1"), ("languages", "<i2"), ("marks", "u1")])
 
 
@@ -145,40 +145,39 @@ def marks_of(hashes_N: np.ndarray) -> np.ndarray:
     return np.where(hashes_N == 0, 64, np.log2(np.maximum(lowest, 1).astype(np.float64))).astype(np.uint8)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class StoredResults:
-    """FilterResults on disk, 10 bytes a row, and what is known without reading them."""
+    """FilterResults on disk, 10 bytes a row, and their counts. path: of both files, without the ends of their names."""
 
     path: Path
     num_documents: int
     num_quarantined: int
-    language_names: tuple[str, ...]
-    nearest: NearestDocuments | None
-    sources: tuple[SourceRows, ...] = ()
-    changes: Mapping[str, int] = field(default_factory=dict)
+    present_languages: tuple[str, ...]
 
     @property
-    def present_languages(self) -> tuple[str, ...]:
-        return self.language_names
+    def nearest(self) -> NearestDocuments | None:
+        return self._summary()["nearest"]
+
+    @property
+    def sources(self) -> tuple[SourceRows, ...]:
+        return self._summary()["sources"]
 
     def load(self) -> FilterResults:
         stored = PartitionedFiles(self.path, STORED, 1, 1)
+        values: dict[str, Any]
         if self.num_documents > REMEMBERED_ROWS:
-            columns = _columns(stored)
+            values = _columns(stored)
         else:
-            columns = _remembered(stored, tuple(file_state(fetch(stored.path(0))).values()))
-        return FilterResults(
-            **columns,
-            language_names=self.language_names,
-            nearest=self.nearest,
-            sources=self.sources,
-            changes=self.changes,
-        )
+            values = _remembered(str(self.path), tuple(file_state(fetch(stored.path(0))).values()))
+        return FilterResults(**{**values, **self._summary()})
+
+    def _summary(self) -> dict[str, Any]:
+        return _read_summary(fetch(_summary_path(self.path)))[1]
 
 
 def _columns(stored: PartitionedFiles) -> dict[str, np.ndarray]:
     """Columns of STORED, which nobody may change."""
-    table = stored.read(0)
+    table = stored.map_output(0)[1]
     columns = {name: np.ascontiguousarray(table[name]) for name in STORED.names or ()}
     for column in columns.values():
         column.setflags(write=False)
@@ -186,21 +185,26 @@ def _columns(stored: PartitionedFiles) -> dict[str, np.ndarray]:
 
 
 @lru_cache(maxsize=REMEMBERED_FILES)
-def _remembered(stored: PartitionedFiles, _: tuple[int, ...]) -> dict[str, np.ndarray]:
+def _remembered(path: str, _: tuple[int, ...]) -> dict[str, np.ndarray]:
     """Columns of a file in this state. Every step reads those of all files, and they are small."""
-    return _columns(stored)
+    return _columns(PartitionedFiles(Path(path), STORED, 1, 1))
 
 
 def apply_filters_to_files(
     tasks: Sequence[FilterTask], engine: Engine, folder: Path, code_version: int = 0
-) -> list[StoredResults]:
+) -> Sequence[StoredResults]:
     """The results of each file, which the folder takes and keeps: those of the same documents, signals and rules are
-    not computed again. code_version: of the stage."""
-    sizes = [float(task.path.stat().st_size) for task in tasks]
-    named = [(task, folder / f"{task.path.stem}-{_key(task, code_version)}") for task in tasks]
+    not computed again. This process holds their names and counts. code_version: of the stage."""
+    names, sizes = [], []
+    for task in tasks:
+        names.append(f"{task.path.stem}-{_key(task, code_version)}")
+        sizes.append(float(task.path.stat().st_size))
+    named = LazySequence(lambda number: (tasks[number], folder / names[number]), range(len(names)))
     results = engine.map(_store_results, named, "apply rules", sizes, "B")
-    _remove_others(folder, {prefix.name for _, prefix in named})
-    return results
+    _remove_others(folder, set(names))
+    known: dict[tuple[str, ...], tuple[str, ...]] = {}  # many files have the same languages
+    counts = [(documents, failed, known.setdefault(present, present)) for documents, failed, present in results]
+    return LazySequence(lambda number: StoredResults(folder / names[number], *counts[number]), range(len(names)))
 
 
 def _key(task: FilterTask, code_version: int) -> str:
@@ -218,9 +222,14 @@ def _remove_others(folder: Path, names: Collection[str]) -> None:
             checksum_path(path).unlink(missing_ok=True)
 
 
-def _store_results(task: tuple[FilterTask, Path]) -> StoredResults:
+def _summary_path(prefix: Path) -> Path:
+    return prefix.with_name(f"{prefix.name}-00000.sum")
+
+
+def _store_results(task: tuple[FilterTask, Path]) -> tuple[int, int, tuple[str, ...]]:
+    """The counts of StoredResults."""
     filter_task, prefix = task
-    records, summary = PartitionedFiles(prefix, STORED, 1, 1), prefix.with_name(f"{prefix.name}-00000.sum")
+    records, summary = PartitionedFiles(prefix, STORED, 1, 1), _summary_path(prefix)
     if not (matches_checksum(records.path(0)) and matches_checksum(summary)):
         results = apply_filters(filter_task)
         rows = np.empty(results.num_documents, STORED)
@@ -228,7 +237,7 @@ def _store_results(task: tuple[FilterTask, Path]) -> StoredResults:
             rows[name] = getattr(results, name)
         records.write(0, rows, np.array([0, len(rows)]))
         _write_summary(summary, results)
-    return _read_summary(prefix, summary)
+    return _read_summary(summary)[0]
 
 
 def _write_summary(path: Path, results: FilterResults) -> None:
@@ -251,7 +260,8 @@ def _write_summary(path: Path, results: FilterResults) -> None:
     )
 
 
-def _read_summary(prefix: Path, path: Path) -> StoredResults:
+def _read_summary(path: Path) -> tuple[tuple[int, int, tuple[str, ...]], dict[str, Any]]:
+    """(the counts of StoredResults, those values of FilterResults that are not by row)."""
     header, _, content = path.read_bytes().partition(b"\n")
     described = orjson.loads(header)
     nearest = _nearest_in(content, described["rules"], described["with_nearest"])
@@ -261,15 +271,9 @@ def _read_summary(prefix: Path, path: Path) -> StoredResults:
             described["sources"], nearest[1:], strict=True
         )
     )
-    return StoredResults(
-        prefix,
-        described["documents"],
-        described["quarantined"],
-        tuple(described["languages"]),
-        nearest[0],
-        sources,
-        described["changes"],
-    )
+    languages = tuple(described["languages"])
+    values = {"language_names": languages, "nearest": nearest[0], "sources": sources, "changes": described["changes"]}
+    return (described["documents"], described["quarantined"], languages), values
 
 
 def _nearest_in(content: bytes, rules: int, with_nearest: Sequence[bool]) -> list[NearestDocuments | None]:

@@ -48,12 +48,13 @@ class DocumentFile:
 
     priority: the source's; 1 goes before 2, and of two duplicates the one that goes first is kept.
     kept: bool[rows], False for rows that an earlier step removed (they are ignored), or what loads it; None: all rows
-    are kept."""
+    are kept. mask_digest: its digest, where that is known."""
 
     path: Path
     source: str
     priority: int
     kept: np.ndarray | Mask | None = None
+    mask_digest: str = ""
 
     @property
     def bytes(self) -> float:
@@ -79,8 +80,8 @@ class DocumentFile:
     @cached_property
     def kept_digest(self) -> str:
         """SHA-256 of the mask of kept rows, or "" if all rows are kept."""
-        if self.kept is None:
-            return ""
+        if self.kept is None or self.mask_digest:
+            return self.mask_digest
         kept = self.kept if isinstance(self.kept, np.ndarray) else self.kept.mask()
         return hashlib.sha256(np.packbits(kept).tobytes()).hexdigest()
 

@@ -17,6 +17,7 @@ from gristmill.data_pipeline.ledger.document_file import (
     RowRange,
     row_groups,
     row_range_groups,
+    spans_of_runs,
     tiny_or_not,
     unpacked_ids,
 )
@@ -34,7 +35,7 @@ from gristmill.data_pipeline.ledger.removal_step import (
 )
 from gristmill.foundation.checksums import checksummed_path, matches_checksum
 from gristmill.foundation.files import atomic_path
-from gristmill.foundation.runtime.tasks.engine import Engine
+from gristmill.foundation.runtime.tasks.engine import Engine, LazySequence, joined
 from gristmill.foundation.runtime.tasks.task_files import fetch
 
 FAILURE = pa.struct([("rule", pa.string()), ("value", pa.float64()), ("threshold", pa.float64())])
@@ -316,33 +317,33 @@ def ledger_tasks(
     folder: Path,
     split_names: tuple[str, ...],
     engine: Engine,
-) -> list[LedgerTask]:
+) -> Sequence[LedgerTask]:
     """evidence: of each annotated file of all sources. Ledgers are cut where their documents say, as shards are."""
-    tasks = []
-    bounds_of_sources = engine.map(_ledger_bounds, curated, "plan ledgers", unit="sources")
-    for state, bounds in zip(curated, bounds_of_sources, strict=True):
-        for number, (start, stop) in enumerate(bounds):
-            rows = tuple(
-                LedgerRows(
-                    state.paths[file],
-                    first,
-                    last,
-                    state.filter_results[file],
-                    tuple(removals),
-                    state.first_file + file,
-                    evidence[state.first_file + file],
-                )
-                for file, first, last in state.row_ranges(start, stop)
-            )
+    steps = tuple(removals)
+
+    def of_source(state: SourceState, bounds: list[tuple[int, int]]) -> Sequence[LedgerTask]:
+        spans = spans_of_runs([results.num_documents for results in state.filter_results], bounds)
+
+        def ledger_rows(file: int, first: int, last: int) -> LedgerRows:
+            path, results, number = state.paths[file], state.filter_results[file], state.files[file]
+            return LedgerRows(path, first, last, results, steps, number, evidence[number])
+
+        def task(number: int) -> LedgerTask:
             path = folder / "ledger" / f"{state.source.name}-{number:05}.parquet"
-            tasks.append(LedgerTask(path, state.source.name, state.rules, rows, split_names))
-    return tasks
+            rows = tuple(ledger_rows(*span) for span in spans[number])
+            return LedgerTask(path, state.source.name, state.rules, rows, split_names)
+
+        return LazySequence(task, range(len(spans)))
+
+    results = LazySequence(lambda number: curated[number].filter_results, range(len(curated)))
+    return joined(list(map(of_source, curated, engine.imap(_ledger_bounds, results, "plan ledgers", unit="sources"))))
 
 
-def _ledger_bounds(state: SourceState) -> list[tuple[int, int]]:
-    """The first and the last row, plus 1, of each ledger of a source."""
-    runs = runs_of_size(state.num_documents, state.num_documents, MIN_LEDGER_ROWS, MAX_LEDGER_ROWS)
-    for results in state.filter_results:
+def _ledger_bounds(of_files: Sequence[Results]) -> list[tuple[int, int]]:
+    """The first and the last row, plus 1, of each ledger of a source. of_files: its results."""
+    num_documents = sum(results.num_documents for results in of_files)
+    runs = runs_of_size(num_documents, num_documents, MIN_LEDGER_ROWS, MAX_LEDGER_ROWS)
+    for results in of_files:
         marks = results.load().marks
         runs.add(np.ones(len(marks), np.int64), marks)
     return runs.bounds()

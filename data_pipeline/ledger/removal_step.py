@@ -1,6 +1,7 @@
 """The documents and spans of text that one step after the filters removed, by annotated file and row."""
 
-from collections.abc import Iterator, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -15,6 +16,7 @@ from gristmill.data_pipeline.filters.profiles import Rules
 from gristmill.data_pipeline.ledger.document_file import DocumentFile
 from gristmill.data_pipeline.readers.source import SourceConfig
 from gristmill.foundation.fingerprint import fingerprint
+from gristmill.foundation.runtime.tasks.engine import LazySequence
 from gristmill.foundation.runtime.tasks.task_files import PartitionedFiles, fetch
 
 REMOVED_FIELDS = {"row": "<i8", "value": "<f8", "duplicate_of": ("<u8", 2), "threshold": "<f8", "rule": "i1"}
@@ -156,8 +158,8 @@ class SourceState:
 
     source: SourceConfig
     rules: Rules
-    paths: tuple[Path, ...]
-    filter_results: tuple[Results, ...]
+    paths: Sequence[Path]
+    filter_results: Sequence[Results]
     first_file: int
     batch: tuple[SourceConfig, ...] = ()
     rows: SourceRows | None = None
@@ -190,25 +192,16 @@ class SourceState:
         """The numbers of its files among those of all sources."""
         return range(self.first_file, self.first_file + len(self.paths))
 
-    def kept(self, removals: Sequence[Removals] = ()) -> "list[KeptRows]":
+    def kept(self, removals: Sequence[Removals] = ()) -> "Sequence[KeptRows]":
         """By file, the documents that neither the filters nor these steps removed."""
-        pairs = zip(self.files, self.filter_results, strict=True)
-        return [KeptRows(results, file, tuple(removals)) for file, results in pairs]
+        steps = tuple(removals)
+        return LazySequence(
+            lambda file: KeptRows(self.filter_results[file], self.files[file], steps), range(len(self.paths))
+        )
 
     def kept_masks(self, removals: Sequence[Removals] = ()) -> Iterator[np.ndarray]:
         """By file, bool[rows]: the documents of `kept`, loaded one file at a time."""
         return (rows.mask() for rows in self.kept(removals))
-
-    def row_ranges(self, start: int, stop: int) -> list[tuple[int, int, int]]:
-        """(file of the source, first row, last + 1) behind the rows start..stop - 1 of the source."""
-        ranges, before = [], 0
-        for index, results in enumerate(self.filter_results):
-            size = results.num_documents
-            first, last = max(start - before, 0), min(stop - before, size)
-            if last > first:
-                ranges.append((index, first, last))
-            before += size
-        return ranges
 
 
 @dataclass(frozen=True)
@@ -265,27 +258,38 @@ class KeptRows:
         return mask
 
 
-@dataclass(frozen=True)
-class KeptAfter:
-    """Which kept rows of a document file this step left. file: its number."""
-
-    document_file: DocumentFile
-    file: int
-    step: Removals
-
-    def mask(self) -> np.ndarray:
-        """bool[rows]"""
-        mask = self.document_file.kept_mask()
-        return mask & ~self.step.removed_mask(self.file, len(mask))
-
-
-def kept_document_files(curated: Sequence[SourceState], removals: Sequence[Removals]) -> list[DocumentFile]:
+def kept_document_files(curated: Sequence[SourceState], removals: Sequence[Removals]) -> Sequence[DocumentFile]:
     """All annotated files as deduplication takes them: source after source, each in its order."""
-    return [
-        DocumentFile(path, state.source.name, state.source.priority, kept)
-        for state in curated
-        for path, kept in zip(state.paths, state.kept(removals), strict=True)
-    ]
+    firsts = [state.first_file for state in curated]
+
+    def document_file(number: int) -> DocumentFile:
+        state = curated[bisect_right(firsts, number) - 1]
+        file = number - state.first_file
+        return DocumentFile(state.paths[file], state.source.name, state.source.priority, state.kept(removals)[file])
+
+    return _with_digests(document_file, sum(len(state.paths) for state in curated))
+
+
+def document_files_after(document_files: Sequence[DocumentFile], removed: Removals) -> Sequence[DocumentFile]:
+    """Those of `kept_document_files`, or with edited texts, without the rows that another step removed."""
+
+    def document_file(number: int) -> DocumentFile:
+        before = document_files[number]
+        assert isinstance(before.kept, KeptRows)
+        kept = replace(before.kept, removals=(*before.kept.removals, removed))
+        return replace(before, kept=kept, mask_digest="")
+
+    return _with_digests(document_file, len(document_files))
+
+
+def _with_digests(document_file: Callable[[int], DocumentFile], count: int) -> Sequence[DocumentFile]:
+    """Of each document file this process holds 32 bytes: the digest of its mask, which is computed once."""
+    digests = b"".join(bytes.fromhex(document_file(number).kept_digest) for number in range(count))
+
+    def with_digest(number: int) -> DocumentFile:
+        return replace(document_file(number), mask_digest=digests[32 * number : 32 * number + 32].hex())
+
+    return LazySequence(with_digest, range(count))
 
 
 # Records of text edits for the documents of one annotated file: removed spans, pieces, benchmark texts.

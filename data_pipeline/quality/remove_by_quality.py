@@ -1,8 +1,9 @@
 """The quality step of curation: train a classifier on the recipe's sources, score documents, select which to keep."""
 
 import hashlib
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -19,7 +20,7 @@ from gristmill.data_pipeline.signals.bits import TextBuffer
 from gristmill.foundation.checksums import checksummed_path, matches_checksum, write_checksum
 from gristmill.foundation.errors import InputError, RecipeError, did_you_mean
 from gristmill.foundation.fingerprint import fingerprint
-from gristmill.foundation.runtime.tasks.engine import Engine
+from gristmill.foundation.runtime.tasks.engine import Engine, LazySequence
 from gristmill.foundation.runtime.tasks.task_files import PartitionedFiles, fetch
 
 FIT_VERSION = 2  # raised whenever the code changes what is fitted
@@ -34,7 +35,7 @@ class ScoredSource(Protocol):
     @property
     def source(self) -> SourceConfig: ...
     @property
-    def paths(self) -> tuple[Path, ...]: ...
+    def paths(self) -> Sequence[Path]: ...
     @property
     def files(self) -> range: ...
     def kept(self) -> Sequence[Mask]: ...
@@ -61,8 +62,8 @@ class ScoreTask:
 
 def score_quality(
     sources: Sequence[ScoredSource], config: QualityConfig, folders: QualityFolders, engine: Engine
-) -> tuple[StoredRemovals, dict[Path, Path]]:
-    """Return (the removal step, annotated file -> file of its scores).
+) -> tuple[StoredRemovals, dict[str, Sequence[Path]]]:
+    """Return (the removal step, source -> the file of scores of each of its annotated files).
 
     The model is fitted to the documents that the filters kept. This process holds nothing of a document but the
     texts that it trains on. Raises RecipeError for a source that is not in the recipe."""
@@ -75,14 +76,22 @@ def score_quality(
         write_checksum(work / FITTED_NAME)
     load_linear_model(work / FITTED_NAME).save(folders.corpus / FITTED_NAME)
     scored_sources = [by_name[name] for name in config.scored]
-    tasks = [
-        ScoreTask(path, work / FITTED_NAME, work / f"{path.stem}.npy")
-        for source in scored_sources
-        for path in source.paths
-    ]
-    engine.map(score, tasks, "quality: score", [float(task.annotated.stat().st_size) for task in tasks], "B")
-    scores = {task.annotated: task.path for task in tasks}
+    paths = [path for source in scored_sources for path in source.paths]
+    tasks = LazySequence(
+        lambda number: ScoreTask(paths[number], work / FITTED_NAME, _scores_path(work, paths[number])),
+        range(len(paths)),
+    )
+    engine.map(score, tasks, "quality: score", [float(path.stat().st_size) for path in paths], "B")
+    scores = {source.source.name: _scores_of(source, work) for source in scored_sources}
     return _remove_documents(scored_sources, scores, config, folders.work, engine), scores
+
+
+def _scores_of(source: ScoredSource, work: Path) -> Sequence[Path]:
+    return LazySequence(lambda file: _scores_path(work, source.paths[file]), range(len(source.paths)))
+
+
+def _scores_path(work: Path, annotated: Path) -> Path:
+    return work / f"{annotated.stem}.npy"
 
 
 def score(task: ScoreTask) -> None:
@@ -118,24 +127,33 @@ class SelectTask:
 
 
 def _remove_documents(
-    sources: Sequence[ScoredSource], scores: dict[Path, Path], config: QualityConfig, folder: Path, engine: Engine
+    sources: Sequence[ScoredSource],
+    scores: Mapping[str, Sequence[Path]],
+    config: QualityConfig,
+    folder: Path,
+    engine: Engine,
 ) -> StoredRemovals:
     """Removes the documents of these sources with too low a score. Memory of this process: 8 MB, for the counts of the
     scores of one source."""
     num_files = max((source.files.stop for source in sources), default=0)
     removed = PartitionedFiles(folder / "removed", removed_dtype("row", "value", "threshold"), num_files, 1)
     counts = PartitionedFiles(folder / "counts", COUNT, num_files, 1)
-    tasks: list[SelectTask] = []
+
+    def task(source: ScoredSource, file: int, min_score: float = 0.0) -> SelectTask:
+        path, of_source = source.paths[file], scores[source.source.name]
+        return SelectTask(
+            path, of_source[file], source.kept()[file], config, min_score, source.files[file], removed, counts
+        )
+
+    files: list[tuple[ScoredSource, int, float]] = []
     for source in sources:
-        files = zip(source.paths, source.files, source.kept(), strict=True)
-        source_tasks = [
-            SelectTask(path, scores[path], kept, config, 0.0, n, removed, counts) for path, n, kept in files
-        ]
+        min_score = 0.0
         if config.keep == "quantile":
-            engine.map(_count_scores, source_tasks, "quality: count scores", unit="files")
-            min_score = lowest_of_best(_summed(counts, [task.number for task in source_tasks]), config.value)
-            source_tasks = [replace(task, min_score=min_score) for task in source_tasks]
-        tasks += source_tasks
+            tasks = LazySequence(partial(task, source), range(len(source.paths)))
+            engine.map(_count_scores, tasks, "quality: count scores", unit="files")
+            min_score = lowest_of_best(_summed(counts, source.files), config.value)
+        files += [(source, file, min_score) for file in range(len(source.paths))]
+    tasks = LazySequence(lambda number: task(*files[number]), range(len(files)))
     engine.map(_select, tasks, "quality: apply threshold", unit="files")
     return StoredRemovals("quality", config.value, removed, is_by_part=True)
 

@@ -35,9 +35,9 @@ from gristmill.data_pipeline.filters.apply import (
 from gristmill.data_pipeline.ledger.document_file import DocumentFile
 from gristmill.data_pipeline.ledger.removal_step import (
     EvidenceFiles,
-    KeptAfter,
     Removals,
     SourceState,
+    document_files_after,
     kept_document_files,
     work_folder,
 )
@@ -48,7 +48,7 @@ from gristmill.data_pipeline.signals.language import LANGUAGE_FIELDS, detect_buf
 from gristmill.data_pipeline.signals.signal_names import SIGNAL_FIELDS
 from gristmill.data_pipeline.text_edits.span_removal import EditedFile, SpanRemoval, edit_document_files
 from gristmill.foundation.checksums import checksummed_path
-from gristmill.foundation.runtime.tasks.engine import Engine
+from gristmill.foundation.runtime.tasks.engine import Engine, LazySequence
 from gristmill.foundation.runtime.tasks.task_files import fetch
 
 PARENT_ROW = pa.field("parent_row", pa.int64())  # the row of the annotated file that it comes from
@@ -75,32 +75,33 @@ class ReannotatedFile:
 @dataclass(frozen=True)
 class TextEdits:
     """document_files: all annotated files in their order, row for row, with the edited texts where there are any.
-    removals: the steps before and these. span_files: by document file, the files of its removed spans, one a step.
+    removals: the steps before and these. span_files: by step, the file of the removed spans of each document file.
     contamination: the benchmark texts that were found; None if the recipe names no benchmarks."""
 
-    document_files: list[DocumentFile]
+    document_files: Sequence[DocumentFile]
     removals: list[Removals]
-    span_files: list[tuple[Path, ...]]
+    span_files: tuple[Sequence[Path], ...]
     contamination: Decontamination | None
 
-    def evidence(self) -> list[EvidenceFiles]:
+    def evidence(self) -> Sequence[EvidenceFiles]:
         """By document_file, what the ledger records of edited and contaminated documents."""
-        paths = []
-        for number, spans in enumerate(self.span_files):
+
+        def of_file(number: int) -> EvidenceFiles:
             of_benchmarks = EvidenceFiles() if self.contamination is None else self.contamination.evidence(number)
-            paths.append(replace(of_benchmarks, removed_spans=(*spans, *of_benchmarks.removed_spans)))
-        return paths
+            spans = [of_step[number] for of_step in self.span_files]
+            return replace(of_benchmarks, removed_spans=(*spans, *of_benchmarks.removed_spans))
+
+        return LazySequence(of_file, range(len(self.document_files)))
+
+    def piece_file(self, number: int) -> Path | None:
+        return None if self.contamination is None else self.contamination.piece_file(number)
 
     def with_edits(self, edited: EditedFile) -> "TextEdits":
-        span_files = [(*span_file, path) for span_file, path in zip(self.span_files, edited.span_files, strict=True)]
-        return replace(self, span_files=span_files)
+        return replace(self, span_files=(*self.span_files, edited.span_files))
 
     def after_removal(self, removed: Removals, document_files: Sequence[DocumentFile]) -> "TextEdits":
         """The edits after a step that removed documents."""
-        left = [
-            replace(document_file, kept=KeptAfter(document_file, number, removed))
-            for number, document_file in enumerate(document_files)
-        ]
+        left = document_files_after(document_files, removed)
         return replace(self, document_files=left, removals=[*self.removals, removed])
 
 
@@ -126,7 +127,7 @@ def edit_texts(
 
     `folder` takes intermediate files; called again with the same arguments after a kill, it resumes from them."""
     document_files = kept_document_files(curated, removals)
-    state = TextEdits(document_files, list(removals), [()] * len(document_files), None)
+    state = TextEdits(document_files, list(removals), (), None)
     for spans in settings.spans:
         state = _spans(state, spans, folder, engine)
     if settings.substrings is not None:
@@ -162,46 +163,83 @@ def _substrings(state: TextEdits, config: SubstringDedupConfig, folder: Path, en
 def reannotate(
     curated: Sequence[SourceState],
     edits: TextEdits,
-    scores: Mapping[Path, Path],
+    scores: Mapping[str, Sequence[Path]],
     annotated: Sequence[AnnotateConfig],
     folder: Path,
     engine: Engine,
-) -> tuple[list[SourceState], dict[Path, Path]]:
-    """The sources with a new file in the place of each annotated one whose texts changed, and its scores.
+) -> tuple[list[SourceState], dict[str, Sequence[Path]]]:
+    """The sources with a new file in the place of each annotated one whose texts changed, and their scores.
 
-    annotated: how each source is annotated.
+    scores: by source, the file of the scores of each of its files. annotated: how each source is annotated.
     A new file holds the kept documents alone, pieces in the place of their parent; all of it is kept. In the others
     KEPT rows are those that no step removed."""
-    paths = [path for source in curated for path in source.paths]
-    configs = [settings for source, settings in zip(curated, annotated, strict=True) for _ in source.paths]
-    overlaps = edits.contamination
-    pieces = [None if overlaps is None else overlaps.piece_file(number) for number in range(len(paths))]
-    work = work_folder(folder, "rewritten", edits.document_files, [piece is not None for piece in pieces])
-    files = {
-        path: ReannotatedFile(path, document_file, piece, scores.get(path), settings, work / path.name)
-        for path, document_file, piece, settings in zip(paths, edits.document_files, pieces, configs, strict=True)
-        if document_file.path != path or piece is not None
-    }
-    missing = [file for file in files.values() if not file.path.exists()]
-    engine.map(write_reannotated, missing, "annotate again", [file.document_file.bytes for file in missing], "B")
-    sources = [_with_new_files(source, files, edits.document_files) for source in curated]
-    new_scores = {file.path: file.new_scores for file in files.values() if file.scores is not None}
-    return sources, {**scores, **new_scores}
+    pieces = [edits.piece_file(number) is not None for number in range(len(edits.document_files))]
+    work = work_folder(folder, "rewritten", edits.document_files, pieces)
+    sources = [
+        _Reannotation(state, edits, scores.get(state.source.name), config, work)
+        for state, config in zip(curated, annotated, strict=True)
+    ]
+    missing = [
+        (source, file) for source in sources for file in source.numbers if source.is_new[file] and not source.has(file)
+    ]
+    tasks = LazySequence(lambda number: missing[number][0].task(missing[number][1]), range(len(missing)))
+    engine.map(write_reannotated, tasks, "annotate again", [task.document_file.bytes for task in tasks], "B")
+    new_scores = {source.state.source.name: source.scores_written for source in sources if source.scores is not None}
+    return [source.written for source in sources], new_scores
 
 
-def _with_new_files(
-    source: SourceState, files: Mapping[Path, ReannotatedFile], document_files: Sequence[DocumentFile]
-) -> SourceState:
-    paths: list[Path] = []
-    filter_results: list[Results] = []
-    for number, path, results in zip(source.files, source.paths, source.filter_results, strict=True):
-        if path in files:
-            paths.append(files[path].path)
-            filter_results.append(RewrittenResults(results, files[path].path))
-        else:
-            paths.append(path)
-            filter_results.append(LeftResults(results, document_files[number]))
-    return replace(source, paths=tuple(paths), filter_results=tuple(filter_results))
+class _Reannotation:
+    """The files of a source, of which those with changed texts are written again. is_new: by file of the source."""
+
+    def __init__(
+        self,
+        state: SourceState,
+        edits: TextEdits,
+        scores: Sequence[Path] | None,
+        config: AnnotateConfig,
+        work: Path,
+    ):
+        self.state, self.edits, self.scores, self.config, self.work = state, edits, scores, config, work
+        self.numbers = range(len(state.paths))
+        self.is_new = bytes(self._is_changed(file) for file in self.numbers)
+
+    def _is_changed(self, file: int) -> bool:
+        number = self.state.files[file]
+        is_split = self.edits.piece_file(number) is not None
+        return is_split or self.edits.document_files[number].path != self.state.paths[file]
+
+    def has(self, file: int) -> bool:
+        return self._path(file).exists()
+
+    def task(self, file: int) -> ReannotatedFile:
+        number, annotated = self.state.files[file], self.state.paths[file]
+        scores = None if self.scores is None else self.scores[file]
+        document_file, pieces = self.edits.document_files[number], self.edits.piece_file(number)
+        return ReannotatedFile(annotated, document_file, pieces, scores, self.config, self.work / annotated.name)
+
+    @property
+    def written(self) -> SourceState:
+        """The source with its new files."""
+        results = LazySequence(self._results, self.numbers)
+        return replace(self.state, paths=LazySequence(self._path, self.numbers), filter_results=results)
+
+    @property
+    def scores_written(self) -> Sequence[Path]:
+        return LazySequence(self._scores, self.numbers)
+
+    def _path(self, file: int) -> Path:
+        annotated = self.state.paths[file]
+        return self.work / annotated.name if self.is_new[file] else annotated
+
+    def _results(self, file: int) -> Results:
+        results = self.state.filter_results[file]
+        if self.is_new[file]:
+            return RewrittenResults(results, self._path(file))
+        return LeftResults(results, self.edits.document_files[self.state.files[file]])
+
+    def _scores(self, file: int) -> Path:
+        assert self.scores is not None
+        return self.task(file).new_scores if self.is_new[file] else self.scores[file]
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ from gristmill.data_pipeline.ledger.removal_step import (
 )
 from gristmill.foundation.checksums import checksummed_path
 from gristmill.foundation.files import file_digest
-from gristmill.foundation.runtime.tasks.engine import Engine
+from gristmill.foundation.runtime.tasks.engine import Engine, LazySequence
 from gristmill.foundation.runtime.tasks.task_files import PartitionedFiles
 
 EDITED_ROWS = 1024  # documents in memory at a time as Python strings
@@ -41,8 +41,8 @@ class EditedFile:
     """document_files: row for row the files given; a file without spans is the file given. span_files: by file, its
     REMOVED_SPANS. removals: the documents that the edit leaves nothing of, or that hold too many spans."""
 
-    document_files: list[DocumentFile]
-    span_files: list[Path]
+    document_files: Sequence[DocumentFile]
+    span_files: Sequence[Path]
     removals: StoredRemovals
 
     @property
@@ -111,14 +111,23 @@ def edit_document_files(
     digests = [file_digest(path) for path in spans.paths()]
     open_workspace(folder, {**asdict(removal), "document_files": identities, "spans": digests})
     removed = PartitionedFiles(folder / "removed", removed_dtype("row", "value"), len(document_files), 1)
-    tasks = [
-        EditTask(document_file, spans, number, removal, folder / f"part-{number:05d}.parquet", removed)
-        for number, document_file in enumerate(document_files)
-    ]
-    missing = [task for task in tasks if not removed.has(task.number)]
-    engine.map(_edit_file, missing, "remove spans", [task.document_file.bytes for task in missing], "B")
-    edited = [replace(t.document_file, path=t.path) if t.path.exists() else t.document_file for t in tasks]
-    return EditedFile(edited, [task.removed_spans for task in tasks], removal.removals(removed))
+
+    def task(number: int) -> EditTask:
+        path = folder / f"part-{number:05d}.parquet"
+        return EditTask(document_files[number], spans, number, removal, path, removed)
+
+    numbers = range(len(document_files))
+    missing = [number for number in numbers if not removed.has(number)]
+    sizes = [document_files[number].bytes for number in missing]
+    engine.map(_edit_file, LazySequence(task, missing), "remove spans", sizes, "B")
+    is_edited = bytes(task(number).path.exists() for number in numbers)
+
+    def edited(number: int) -> DocumentFile:
+        document_file = document_files[number]
+        return replace(document_file, path=task(number).path) if is_edited[number] else document_file
+
+    span_files = LazySequence(lambda number: task(number).removed_spans, numbers)
+    return EditedFile(LazySequence(edited, numbers), span_files, removal.removals(removed))
 
 
 def remove_spans(text: str, spans: Sequence[tuple[int, int]]) -> str:

@@ -306,6 +306,11 @@ def use_stubs(root: Path, store: Store) -> None:
     _stub_stores[root] = store
 
 
+def has_stubs() -> bool:
+    """Whether a work folder of this process may have stubs."""
+    return bool(_stub_stores)
+
+
 def store_behind(path: Path) -> Store | None:
     return next((store for root, store in _stub_stores.items() if path.is_relative_to(root)), None)
 

@@ -3,20 +3,59 @@
 import statistics
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, overload
 
 from gristmill.foundation.progress import Reporter
 from gristmill.foundation.startup import release_unused_memory
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
+Value = TypeVar("Value")
 
 # Task attributes that name its input, in order of preference: raw or annotated files before output files.
 NAMING_FIELDS = ("label", "annotated", "document_file", "path", "documents", "prefix", "folder")
+
+
+class LazySequence(Sequence[Value]):
+    """Values that are built when they are asked for, such as the tasks of a map: this process holds none of them. It is
+    pickled as the tuple of all.
+
+    build: makes the value of each of these numbers."""
+
+    def __init__(self, build: Callable[[int], Value], numbers: Sequence[int]):
+        self._build, self._numbers = build, numbers
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    @overload
+    def __getitem__(self, place: int) -> Value: ...
+    @overload
+    def __getitem__(self, place: slice) -> "LazySequence[Value]": ...
+    def __getitem__(self, place: int | slice) -> "Value | LazySequence[Value]":
+        if isinstance(place, slice):
+            return LazySequence(self._build, self._numbers[place])
+        return self._build(self._numbers[place])
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return tuple, (tuple(self),)
+
+
+def joined(sequences: Sequence[Sequence[Value]]) -> LazySequence[Value]:
+    """The values of one sequence after the other."""
+    firsts = [0, *accumulate(map(len, sequences))]
+
+    def value(number: int) -> Value:
+        place = bisect_right(firsts, number) - 1
+        return sequences[place][number - firsts[place]]
+
+    return LazySequence(value, range(firsts[-1]))
 
 
 # Where a map has more tasks than BATCHED_TASKS a worker, consecutive small ones are one task: of BATCH_TASKS at most,
@@ -128,20 +167,35 @@ class Engine(ABC):
         sizes: Sequence[float] | None = None,
         unit: str = "tasks",
     ) -> list[Result]:
-        """The results in the order of the tasks. `sizes` are the tasks' weights on the progress bar, in `unit`.
+        """The results in the order of the tasks, which may be a LazySequence. `sizes` are the tasks' weights on the
+        progress bar, in `unit`.
 
         The first exception of a task is raised here and unfinished tasks are dropped; then, and on an interrupt, what
         runs is stopped. Raises InputError, which names the task, if a task is lost with its process."""
+        return list(self.imap(function, tasks, description, sizes, unit))
+
+    def imap(
+        self,
+        function: Callable[[Task], Result],
+        tasks: Sequence[Task],
+        description: str,
+        sizes: Sequence[float] | None = None,
+        unit: str = "tasks",
+    ) -> Iterator[Result]:
+        """As `map`, one result after the other: this process holds those whose turn has not come."""
         weights = list(sizes) if sizes is not None else [1.0] * len(tasks)
         with self.reporter.meter(description, sum(weights), unit) as meter:
-            by_index: dict[int, Result] = {}
+            waiting: dict[int, Result] = {}
+            turn = 0
             with closing(self._results_of_batches(function, tasks, weights, description)) as results:
                 for index, result in results:
-                    by_index[index] = result
+                    waiting[index] = result
                     meter.advance(weights[index])
-        if tasks:
+                    while turn in waiting:
+                        yield waiting.pop(turn)
+                        turn += 1
+        if len(tasks):
             release_unused_memory()
-        return [by_index[index] for index in range(len(tasks))]
 
     def _results_of_batches(
         self, function: Callable[[Task], Result], tasks: Sequence[Task], weights: Sequence[float], description: str
@@ -151,7 +205,12 @@ class Engine(ABC):
         if len(batches) == len(tasks):
             yield from self._results(function, tasks, weights, description)
             return
-        grouped = [TaskBatch(tuple(tasks[batch.start : batch.stop]), batch.start, len(tasks)) for batch in batches]
+
+        def task_batch(number: int) -> TaskBatch:
+            batch = batches[number]
+            return TaskBatch(tuple(tasks[batch.start : batch.stop]), batch.start, len(tasks))
+
+        grouped = LazySequence(task_batch, range(len(batches)))
         sums = [sum(weights[batch.start : batch.stop]) for batch in batches]
         with closing(self._results(BatchFunction(function), grouped, sums, description)) as results:
             for number, of_batch in results:

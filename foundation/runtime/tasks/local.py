@@ -291,7 +291,8 @@ CAUSES: dict[int, str] = {
 
 
 class LocalEngine(Engine):
-    """Runs tasks on this machine. `workers=1` runs them in this process.
+    """Runs tasks on this machine. `workers=1` runs them in this process, and so does a single task before there is a
+    pool.
 
     The pool is started by `start`, where its workers may be forks, or by the first map that needs it, and reused. It
     ends with the engine, or at `close`. Workers take the tasks of the largest weights first."""
@@ -308,7 +309,7 @@ class LocalEngine(Engine):
     def _results(
         self, function: Callable[[Task], Result], tasks: Sequence[Task], weights: Sequence[float], description: str
     ) -> Generator[tuple[int, Result], None, None]:
-        if self.workers <= 1 or len(tasks) <= 1:
+        if self.workers <= 1 or (len(tasks) <= 1 and self._pool is None):
             block_pandas_import()
             with without_huge_pages():
                 yield from ((index, function(task)) for index, task in enumerate(tasks))

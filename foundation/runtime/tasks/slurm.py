@@ -27,7 +27,7 @@ from gristmill.foundation.errors import InputError, RecipeError
 from gristmill.foundation.files import is_address, is_temporary, scratch_folder, write_atomic
 from gristmill.foundation.progress import Reporter
 from gristmill.foundation.runtime.store.store import Store
-from gristmill.foundation.runtime.tasks.engine import Engine, Result, Stragglers, Task, task_name
+from gristmill.foundation.runtime.tasks.engine import Engine, LazySequence, Result, Stragglers, Task, task_name
 from gristmill.foundation.runtime.tasks.local import RemoteTraceback
 from gristmill.foundation.runtime.tasks.node import NodeRequirements, run_task, versions_here
 from gristmill.foundation.runtime.tasks.task_files import TASKS_FOLDER, Listing, TaskObjects
@@ -272,7 +272,7 @@ class SlurmEngine(Engine):
         if not tasks:
             return
         order = sorted(range(len(tasks)), key=lambda index: -weights[index])
-        ordered = [tasks[index] for index in order]
+        ordered = LazySequence(tasks.__getitem__, order)
         with scratch_folder(self.work_folder) as scratch:
             carrier: TaskTransport = SharedFolder(scratch, function)
             files: SharedFiles | StoredFiles = SharedFiles(scratch)

@@ -24,7 +24,7 @@ import orjson
 from gristmill.foundation.checksums import checksum_path, content_digest, read_cached, write_with_checksum
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.files import file_digest, is_temporary, locked_temp_dir, remove_abandoned, stub_at
-from gristmill.foundation.runtime.store.store import Store, download_stub, download_stubs, store_behind
+from gristmill.foundation.runtime.store.store import Store, download_stub, download_stubs, has_stubs, store_behind
 
 TASKS_FOLDER = "tasks"  # of the objects; removed after each stage
 MIN_FREE_SHARE = 0.1  # of the disk under a node's cache; below it the oldest files are removed
@@ -266,6 +266,11 @@ def read_range(path: Path, start: int, stop: int, min_bytes: int = 0) -> bytes |
     return view.objects.read_range(file.digest, start, stop) if stop > start else b""
 
 
+def _is_elsewhere() -> bool:
+    """Whether files that this process reads may be in a store."""
+    return _current.get() is not None or has_stubs()
+
+
 def _view_of(path: Path) -> TaskView | None:
     view = _current.get()
     return view if view is not None and path.is_relative_to(view.root) else None
@@ -310,13 +315,20 @@ class PartitionedFiles:
     ranges: int
 
     def path(self, output: int) -> Path:
-        return _output_path(self.prefix, output)
+        return Path(self._name(output))
+
+    def _name(self, output: int) -> str:
+        """The path as text: a task reads a range of every output, and a Path takes as long as reading a small one."""
+        return f"{self.prefix}-{output:05d}.rec"
+
+    def _fetched(self, output: int) -> str:
+        return str(fetch(self.path(output))) if _is_elsewhere() else self._name(output)
 
     def paths(self) -> list[Path]:
         return [self.path(output) for output in range(self.map_outputs)]
 
     def has(self, output: int) -> bool:
-        return self.path(output).exists() or fetch(self.path(output)).exists()
+        return os.path.exists(self._name(output)) or os.path.exists(self._fetched(output))
 
     def is_whole(self) -> bool:
         """Whether all outputs are there."""
@@ -347,9 +359,9 @@ class PartitionedFiles:
     def map_output(self, output: int) -> tuple[np.ndarray, np.ndarray]:
         """(bounds int64[ranges + 1], records, mapped from disk unless the file is small). Raises InputError if the file
         is damaged."""
-        path = fetch(self.path(output))
+        path = self._fetched(output)
         try:
-            status = path.stat()
+            status = os.stat(path)
             state = status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
             return _opened(path, self.dtype, self.ranges, state)
         except (OSError, ValueError, IndexError) as error:
@@ -364,14 +376,20 @@ class PartitionedFiles:
 
     def segment(self, output: int, number: int) -> np.ndarray:
         """The records of a range in one output. Of a large file on another machine nothing else is read."""
-        path, start = self.path(output), HEAD_BYTES + 8 * number
-        if (head := read_range(path, start, start + 16, MIN_RANGED_BYTES)) is not None:
-            first, last = np.frombuffer(head, "<i8").tolist()
-            start, size = HEAD_BYTES + 8 * (self.ranges + 1), self.dtype.itemsize
-            if (content := read_range(path, start + first * size, start + last * size)) is not None:
-                return np.frombuffer(content, self.dtype)
+        if _is_elsewhere() and (records := self._read_segment(output, number)) is not None:
+            return records
         bounds, records = self.map_output(output)
         return records[bounds[number] : bounds[number + 1]]
+
+    def _read_segment(self, output: int, number: int) -> np.ndarray | None:
+        """As `segment`, of a large file in a store; None for another."""
+        path, start = self.path(output), HEAD_BYTES + 8 * number
+        if (head := read_range(path, start, start + 16, MIN_RANGED_BYTES)) is None:
+            return None
+        first, last = np.frombuffer(head, "<i8").tolist()
+        start, size = HEAD_BYTES + 8 * (self.ranges + 1), self.dtype.itemsize
+        content = read_range(path, start + first * size, start + last * size)
+        return None if content is None else np.frombuffer(content, self.dtype)
 
     def read(self, number: int) -> np.ndarray:
         """The records of a range, output after output."""
@@ -392,18 +410,12 @@ class PartitionedFiles:
         return int(self.map_output(output)[0][-1]) if content is None else int.from_bytes(content, "little")
 
 
-@lru_cache(maxsize=1 << 14)
-def _output_path(prefix: Path, output: int) -> Path:
-    """A task reads a range of every output: making the paths again takes as long as reading small outputs."""
-    return Path(f"{prefix}-{output:05d}.rec")
-
-
 @lru_cache(maxsize=OPEN_FILES)
-def _opened(path: Path, dtype: np.dtype, ranges: int, _: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
+def _opened(path: str, dtype: np.dtype, ranges: int, _: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
     """(bounds, records) of a file. A file in the same state is opened once: tasks read one range after the other, and
     the results on a file several times."""
     start = HEAD_BYTES + 8 * (ranges + 1)
-    with path.open("rb", buffering=0) as file:
+    with open(path, "rb", buffering=0) as file:
         content, num_bytes = file.read(max(start, SMALL_BYTES)), os.fstat(file.fileno()).st_size
         # np.memmap opens the file again and resolves its path
         mapped = None if num_bytes <= len(content) else mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)

@@ -85,7 +85,7 @@ class _Pickler(pickle.Pickler):
 # A message is written by a process of the same user (tasks/slurm.py checks that): the list is the second of two guards.
 PACKAGES_VARIABLE = "GRISTMILL_TASK_PACKAGES"
 MESSAGE_CLASSES = {
-    "builtins": {"set", "frozenset", "slice", "range", "complex", "bytearray", "object"},
+    "builtins": {"set", "frozenset", "tuple", "slice", "range", "complex", "bytearray", "object"},
     "collections": {"OrderedDict", "Counter", "defaultdict", "deque"},
     "copyreg": {"_reconstructor"},
     "datetime": {"date", "datetime", "time", "timedelta", "timezone"},

@@ -22,7 +22,7 @@ def test_runs_are_consecutive_shards_of_one_source_and_split():
     many = [shard("a", number) for number in range(17)]
     assert [len(run) for run in _runs(many, 2)] == [2] * 8 + [1]
     assert [len(run) for run in _runs([*many, *many], 2)] == [4] * 8 + [2]
-    assert [task for run in _runs(tasks, 1) for task in run] == tasks and _runs([], 2) == []
+    assert [task for run in _runs(tasks, 1) for task in run] == tasks and not _runs([], 2)
 
 
 def test_a_row_group_between_two_ranges_is_read_once(tmp_path, monkeypatch):
