@@ -283,7 +283,7 @@ def document_files_after(document_files: Sequence[DocumentFile], removed: Remova
 
 
 def _with_digests(document_file: Callable[[int], DocumentFile], count: int) -> Sequence[DocumentFile]:
-    """Of each document file this process holds 32 bytes: the digest of its mask, which is computed once."""
+    """Document files with the digests of their masks, computed once: this process holds 32 bytes for each."""
     digests = b"".join(bytes.fromhex(document_file(number).kept_digest) for number in range(count))
 
     def with_digest(number: int) -> DocumentFile:
