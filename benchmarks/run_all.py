@@ -14,7 +14,7 @@ import torch
 
 HERE = Path(__file__).parent
 KEPT = HERE.parent / "build" / "figures"
-NOT_PROGRAMS = {"measure.py", "run_all.py", "text.py"}
+NOT_PROGRAMS = {"copying.py", "measure.py", "run_all.py", "text.py"}
 WHOLE_RUNS = (
     "curation",
     "pipeline",

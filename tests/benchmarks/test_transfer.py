@@ -1,8 +1,10 @@
-"""Best rates of losses made by hand, and how far they move over sizes."""
+"""Best rates of losses made by hand, and how far they move over sizes; pairs that a model could copy."""
 
 import math
 
+import numpy as np
 import pytest
+from copying import repeated
 from transfer import Shape, best_rate, figure, grid_of_rates, measure, shape, slope_per_doubling
 
 
@@ -33,3 +35,10 @@ def test_the_slope_has_students_interval() -> None:
     """Points (0, 0.1), (0, -0.1), (1, 0.1), (1, -0.1): slope 0, standard error sqrt(0.04 / 2 / 1)."""
     slope, half = slope_per_doubling([1, 2], [[0.1, -0.1], [0.1, -0.1]])
     assert slope == pytest.approx(0) and half == pytest.approx(4.303 * 0.02**0.5, rel=1e-3)
+
+
+def test_a_pair_is_repeated_where_it_stood_earlier_in_its_own_sample() -> None:
+    assert repeated(np.array([[1, 2, 3, 1, 2, 2], [1, 2, 2, 2, 1, 2]])).tolist() == [
+        [False, False, False, True, False],
+        [False, False, True, False, True],
+    ]
