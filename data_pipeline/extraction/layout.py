@@ -7,8 +7,9 @@ For spans each line of a block is written between marks, control characters that
 taken out of the finished text."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -18,34 +19,24 @@ from gristmill.data_pipeline.extraction.attributes import (
     END,
     HTML_END,
     HTML_START,
-    NUM_CHILDREN,
     PARENT,
     START,
     TAG,
 )
-from gristmill.data_pipeline.extraction.page import Page, start_tag
+from gristmill.data_pipeline.extraction.page import Page, code_language, start_tag
 from gristmill.data_pipeline.extraction.tags import CELL, CODE, ITEM, TAG_IDS, TAG_KINDS
 from gristmill.foundation.runtime.kernels.cached_njit import cached_njit
 
 MAX_CELL_BYTES = 300  # of a cell of data; longer ones are prose in a layout
-MAX_WRAPPED = 3  # elements in a wrapper of code: a button, a caption and the code
 MAX_LEVELS = 6  # of nested lists and quotes that are indented
 P, LI, UL, OL, MENU, DIR, DL, DT, DD, TABLE, TR, TH, QUOTE, CAPTION = (
     TAG_IDS[name]
     for name in ("p", "li", "ul", "ol", "menu", "dir", "dl", "dt", "dd", "table", "tr", "th", "blockquote", "caption")
 )
-WRAPPERS = (TAG_IDS["div"], TAG_IDS["figure"])  # of code
 HEADING_LEVELS = {TAG_IDS[f"h{level}"]: level for level in range(1, 7)}
 _MARKUP = re.compile(r"(\d{0,9})(?=[#>+*-]+(?:\s|$)|(?<=\d)[.)]\s|```)")
 _NUMBER = re.compile(rb"""<[^<>]{0,400}?\s(?:start|value)\s*+=\s*+["']?+\s*+(\d{1,9})\s*["'\s/>]""", re.IGNORECASE)
 _REVERSED = re.compile(rb"""<[^<>]{0,400}?\sreversed[\s=/>]""", re.IGNORECASE)
-_CODE_TAGS = re.compile(rb"<[^<>]{0,400}>(?:\s{0,100}<(?:code|samp)\b[^<>]{0,400}>)?", re.IGNORECASE)
-_LANGUAGE = re.compile(
-    rb"""\sclass=["']?(?:[^"'<>]{0,300}?\s)??(?:"""
-    rb"""(?:language-|lang-|highlight-source-|brush:\s?)([A-Za-z0-9+#_.-]{1,20})(?=[\s"';>])"""
-    rb"""|highlight-([A-Za-z0-9+#_.-]{1,20})(?=\snotranslate))"""  # of Sphinx
-)
-_NO_LANGUAGE = frozenset(("none", "auto", "default", "nohighlight", "undefined", "unknown"))
 _EMPHASIS = re.compile(r"[\\*]")
 _FENCE = re.compile(r"`{3,}")
 _MARKED = re.compile("\x01(\\d+)\x02([^\x03]*)\x03")
@@ -105,37 +96,19 @@ class Piece:
     quotes: int = 0
 
 
-@dataclass
-class Places:
-    """Places of a page's structural elements, computed once an element. nearest: of each element itself or the nearest
-    structural one around it."""
-
-    elements: np.ndarray
-    nearest: np.ndarray
-    known: dict[int, BlockPlace] = field(default_factory=lambda: {0: BlockPlace()})
-
-    def of(self, element: int) -> BlockPlace:
-        """element: a structural one, or the page's row 0."""
-        chain, elements = [], self.elements
-        while element not in self.known:
-            tag, parent = int(elements[element, TAG]), int(elements[element, PARENT])
-            chain.append((element, tag, parent))
-            element = int(self.nearest[parent])
-        place = self.known[element]
-        for below, tag, parent in reversed(chain):
-            place = self.known[below] = _below(place, below, tag, parent)
-        return place
+_new = tuple.__new__
+_IS_CELL = [bool(kinds & CELL) for kinds in TAG_KINDS.tolist()]
 
 
 def _below(place: BlockPlace, element: int, tag: int, parent: int) -> BlockPlace:
     """The place of an element of this tag in an element at the place. Items, rows and cells are most of a page's
-    elements, and `_replace` takes four times as long."""
+    elements, and `_replace` takes eight times as long as a new tuple."""
     if tag == LI:  # items outside of a list are of their parent's
-        return BlockPlace((*place.items, element), place.list or -parent - 1, *place[2:])
-    if TAG_KINDS[tag] & CELL:
-        return BlockPlace(*place[:5], element, *place[6:-1], tag == TH)
+        return _new(BlockPlace, ((*place[0], element), place[1] or -parent - 1, *place[2:]))
+    if _IS_CELL[tag]:
+        return _new(BlockPlace, (*place[:5], element, *place[6:-1], tag == TH))
     if tag == TR:
-        return BlockPlace(place.items, place.list, place.definitions, place.table, element, 0, *place[6:])
+        return _new(BlockPlace, (*place[:4], element, 0, *place[6:]))
     if tag in (UL, OL, MENU, DIR):
         return place if place.list else place._replace(list=element)
     if tag == DL:
@@ -153,18 +126,43 @@ def _below(place: BlockPlace, element: int, tag: int, parent: int) -> BlockPlace
     return place
 
 
-_IS_STRUCTURAL = np.array([_below(BlockPlace(), 1, tag, 0) != BlockPlace() for tag in range(len(TAG_KINDS))])
+_OF_TAGS = [_below(BlockPlace(), 1, tag, 0) for tag in range(len(TAG_KINDS))]
+_IS_STRUCTURAL = np.array([place != BlockPlace() for place in _OF_TAGS])
+_IS_IN_TEXT = np.array([place._replace(level=0, quotes=0) != BlockPlace() for place in _OF_TAGS])  # also in plain text
 
 
 @cached_njit(nogil=True)
-def _find_structure(elements, ordinals, counts, nearest):
-    """ordinals: of items and cells among those of their parent, from 0. counts: of those. nearest: of Places."""
+def _find_structure(elements, ordinals, counts, nearest, is_flow):
+    """ordinals: of items and cells in their parent, from 0. counts: of those. nearest: of each element the structural
+    one around it, or itself. is_flow: elements whose blocks are paragraphs of plain text."""
+    is_flow[0] = 1
     for e in range(1, len(elements)):
         tag, parent = elements[e, TAG], elements[e, PARENT]
         nearest[e] = e if _IS_STRUCTURAL[tag] else nearest[parent]
+        is_flow[e] = is_flow[parent] if not _IS_IN_TEXT[tag] else 0
         if TAG_KINDS[tag] & (ITEM | CELL):
             ordinals[e] = counts[parent]
             counts[parent] += 1
+
+
+@cached_njit(nogil=True)
+def _find_around(elements, nearest, inside):
+    """int32[N, 4]: the structural elements around those of `inside`, which are structural, and those themselves, in the
+    order of the page: element, tag, parent, the nearest structural one around it."""
+    is_around, num_around = np.zeros(len(elements), np.bool_), 0
+    for n in range(len(inside)):
+        e = inside[n]
+        while e != 0 and not is_around[e]:
+            is_around[e] = True
+            num_around += 1
+            e = nearest[elements[e, PARENT]]
+    around, n = np.empty((num_around, 4), np.int32), 0
+    for e in range(len(elements)):
+        if is_around[e]:
+            parent = elements[e, PARENT]
+            around[n, 0], around[n, 1], around[n, 2], around[n, 3] = e, elements[e, TAG], parent, nearest[parent]
+            n += 1
+    return around
 
 
 class PostAuthor(NamedTuple):
@@ -204,31 +202,51 @@ class ItemNumbers:
 
 def layout(page: Page, kept: np.ndarray, options: LayoutOptions, authors: Sequence[PostAuthor] = ()) -> str:
     """The kept blocks' text, and the authors in lines of their own. kept: bool[B]."""
-    elements, blocks, text = page.elements, page.blocks, page.text.tobytes()
-    ordinals, counts, nearest = np.zeros((3, len(elements)), np.int32)
-    _find_structure(elements, ordinals, counts, nearest)
-    places = Places(elements, nearest)
-    known = places.known
-    rows = blocks[np.flatnonzero(kept)]
-    columns = (nearest[rows[:, ELEMENT]].tolist(), rows[:, START].tolist(), rows[:, END].tolist())
-    chosen = [
-        PlacedBlock(number, text[start:end].decode("utf-8", "replace"), known.get(element) or places.of(element))
-        for number, (element, start, end) in enumerate(zip(*columns, strict=True))
-    ]
+    ordinals, counts, nearest, is_flow = np.zeros((4, len(page.elements)), np.int32)
+    _find_structure(page.elements, ordinals, counts, nearest, is_flow)
+    rows = page.blocks[np.flatnonzero(kept)]
+    is_joined = is_flow[rows[:, ELEMENT]] if _is_plain(options) and not authors else np.zeros(len(rows), np.int32)
+    around = nearest[rows[:, ELEMENT]] * (1 - is_joined)
+    places = {0: BlockPlace()}
+    for element, tag, parent, above in _find_around(page.elements, nearest, around).tolist():
+        places[element] = _below(places[above], element, tag, parent)
+    chosen = _placed(page.text.tobytes(), rows, is_joined, [places[element] for element in around.tolist()])
     tables = data_tables(chosen) if options.table_rows else set()
     if authors:
-        chosen = _with_authors(chosen, authors, places)
-    pieces = list(_pieces(chosen, tables, ItemNumbers(page, ordinals, counts), options))
-    return _joined(pieces, options)
+        chosen = _with_authors(chosen, authors, [places[int(nearest[author.item])] for author in authors])
+    return _joined(_pieces(chosen, tables, ItemNumbers(page, ordinals, counts), options), options)
 
 
-def _with_authors(blocks: list[PlacedBlock], authors: Sequence[PostAuthor], places: Places) -> list[PlacedBlock]:
-    before = {author.before: (number, author) for number, author in enumerate(authors, len(blocks))}
+def _is_plain(options: LayoutOptions) -> bool:
+    """Whether paragraphs are written as they are."""
+    return options.format == "text" and options.line_breaks and not options.marks
+
+
+def _placed(text: bytes, rows: np.ndarray, is_flow: np.ndarray, places: list[BlockPlace]) -> list[PlacedBlock]:
+    """The blocks of these rows. A run of those with is_flow, most of a page, is one block with blank lines."""
+    starts, ends = rows[:, START].tolist(), rows[:, END].tolist()
+    cuts = np.flatnonzero((is_flow[1:] == 0) | (is_flow[:-1] == 0)) + 1
+    bounds = [0, *cuts.tolist(), len(rows)] if len(rows) else []
+    blocks = []
+    for first, last in pairwise(bounds):
+        part = text[starts[first] : ends[first]]
+        if last - first > 1:
+            others = zip(starts[first + 1 : last], ends[first + 1 : last], strict=True)
+            part = b"\n\n".join([part, *(text[start:end] for start, end in others)])
+        blocks.append(_new(PlacedBlock, (first, part.decode("utf-8", "replace"), places[first])))
+    return blocks
+
+
+def _with_authors(
+    blocks: list[PlacedBlock], authors: Sequence[PostAuthor], places: list[BlockPlace]
+) -> list[PlacedBlock]:
+    """places: of each author's post."""
+    numbered = enumerate(zip(authors, places, strict=True), len(blocks))
+    before = {author.before: (number, author, place) for number, (author, place) in numbered}
     with_authors = []
     for block in blocks:
         if block.number in before:
-            number, author = before[block.number]
-            place = places.of(int(places.nearest[author.item]))
+            number, author, place = before[block.number]
             place = place._replace(definitions=0, cell=0, code=0, level=0, term=False, author=True)
             with_authors.append(PlacedBlock(number, author.name, place))
         with_authors.append(block)
@@ -290,7 +308,7 @@ def _pieces(
     blocks: Sequence[PlacedBlock], tables: set[int], numbers: ItemNumbers, options: LayoutOptions
 ) -> Iterator[Piece]:
     at = 0
-    is_plain = options.format == "text" and options.line_breaks and not options.marks
+    is_plain = _is_plain(options)
     while at < len(blocks):
         place, end = blocks[at].place, at + 1
         if place.cell and place.table in tables:
@@ -344,7 +362,7 @@ def _lines(block: PlacedBlock, options: LayoutOptions) -> list[str]:
             return ["#" * place.level + " " + _mark(" ".join(lines), block, options)]
         if place.items or place.term or not place.definitions:
             lines = [_escaped(line) for line in lines]
-    return [_mark(line, block, options) for line in lines]
+    return [_mark(line, block, options) for line in lines] if options.marks else lines
 
 
 def _escaped(line: str) -> str:
@@ -365,23 +383,8 @@ def _code(blocks: Sequence[PlacedBlock], page: Page, options: LayoutOptions) -> 
     if options.code and options.format == "markdown":
         longest = max((len(match[0]) for line in lines for match in _FENCE.finditer(line)), default=2)
         fence = "`" * (longest + 1)
-        lines = [fence + _language(page, blocks[0].place.code), *lines, fence]
+        lines = [fence + code_language(page, blocks[0].place.code), *lines, fence]
     return Piece(lines, ("code", blocks[0].place.code), blocks[0].place.quotes)
-
-
-def _language(page: Page, element: int) -> str:
-    """The language in the class of a <pre>, of the <code> in it, or of up to two wrappers around it; or empty."""
-    elements = page.elements
-    tags = _CODE_TAGS.match(start_tag(page, element))
-    language = _LANGUAGE.search(tags[0]) if tags else None
-    for _ in range(2):
-        element = int(elements[element, PARENT])
-        is_wrapper = elements[element, TAG] in WRAPPERS and elements[element, NUM_CHILDREN] <= MAX_WRAPPED
-        if language is not None or not is_wrapper:
-            break
-        language = _LANGUAGE.search(start_tag(page, element).partition(b">")[0] + b">")
-    name = (language[1] or language[2]).decode() if language else ""
-    return "" if name.lower() in _NO_LANGUAGE else name
 
 
 def _item(blocks: Sequence[PlacedBlock], is_first: bool, numbers: ItemNumbers, options: LayoutOptions) -> Piece:
@@ -424,7 +427,7 @@ def _table(blocks: Sequence[PlacedBlock], ordinals: np.ndarray, options: LayoutO
     return Piece([f"| {' | '.join(row)} |" for row in texts], group, blocks[0].place.quotes)
 
 
-def _joined(pieces: Sequence[Piece], options: LayoutOptions) -> str:
+def _joined(pieces: Iterable[Piece], options: LayoutOptions) -> str:
     """The pieces with a blank line between them, or a line end inside a list, table or piece of code."""
     parts: list[str] = []
     previous: Piece | None = None

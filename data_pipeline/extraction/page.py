@@ -1,5 +1,6 @@
 """One page in flat arrays: tokenized, counted, and classified block by block."""
 
+import re
 from typing import NamedTuple
 
 import numpy as np
@@ -8,14 +9,17 @@ from gristmill.data_pipeline.extraction.attributes import (
     END,
     NUM_BLOCK_COLUMNS,
     NUM_BLOCKS,
+    NUM_CHILDREN,
     NUM_ELEMENTS,
     NUM_LINKS,
     NUM_PAIRS,
     OUT,
     PADDING,
+    PARENT,
     START,
     STATE_SIZE,
     TABLE_SIZE,
+    TAG,
     TAG_START,
     TITLE_END,
     TITLE_START,
@@ -53,6 +57,7 @@ from gristmill.data_pipeline.extraction.page_stats import (
     find_items,
     sum_elements,
 )
+from gristmill.data_pipeline.extraction.tags import TAG_IDS
 from gristmill.data_pipeline.extraction.tokenizer import tokenize
 from gristmill.data_pipeline.extraction.weights import Trees, borrowed_trees, fill_panel, probability, sum_trees
 from gristmill.data_pipeline.signals.intrinsics import FLOAT_LANES, borrowed
@@ -188,6 +193,32 @@ def start_tag(page: Page, element: int) -> bytes:
     """The page from the element's start tag on, MAX_TAG_BYTES of it."""
     at = int(page.elements[element, TAG_START])
     return page.source[at : at + MAX_TAG_BYTES].tobytes()
+
+
+MAX_WRAPPED = 3  # elements in a wrapper of code: a button, a caption and the code
+WRAPPERS = (TAG_IDS["div"], TAG_IDS["figure"])  # of code
+_CODE_TAGS = re.compile(rb"<[^<>]{0,400}>(?:\s{0,100}<(?:code|samp)\b[^<>]{0,400}>)?", re.IGNORECASE)
+_LANGUAGE = re.compile(
+    rb"""\sclass=["']?(?:[^"'<>]{0,300}?\s)??(?:"""
+    rb"""(?:language-|lang-|highlight-source-|brush:\s?)([A-Za-z0-9+#_.-]{1,20})(?=[\s"';>])"""
+    rb"""|highlight-([A-Za-z0-9+#_.-]{1,20})(?=\snotranslate))"""  # of Sphinx
+)
+_NO_LANGUAGE = frozenset(("none", "auto", "default", "nohighlight", "undefined", "unknown"))
+
+
+def code_language(page: Page, element: int) -> str:
+    """The language in the class of a <pre>, of the <code> in it, or of up to two wrappers around it; or empty."""
+    elements = page.elements
+    tags = _CODE_TAGS.match(start_tag(page, element))
+    language = _LANGUAGE.search(tags[0]) if tags else None
+    for _ in range(2):
+        element = int(elements[element, PARENT])
+        is_wrapper = elements[element, TAG] in WRAPPERS and elements[element, NUM_CHILDREN] <= MAX_WRAPPED
+        if language is not None or not is_wrapper:
+            break
+        language = _LANGUAGE.search(start_tag(page, element).partition(b">")[0] + b">")
+    name = (language[1] or language[2]).decode() if language else ""
+    return "" if name.lower() in _NO_LANGUAGE else name
 
 
 def block_texts(page: Page) -> list[str]:

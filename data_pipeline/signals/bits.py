@@ -343,25 +343,40 @@ def _lower_text(text, at, end, codes, out, put):
 
 @cached_njit(nogil=True)
 def is_utf8(text, at, end):
-    """Whether the bytes are valid UTF-8 (RFC 3629: no surrogates, none over U+10FFFF, the shortest form)."""
+    """Whether the bytes are whole characters of valid UTF-8 (RFC 3629: no surrogates, none over U+10FFFF, the shortest
+    form). 64 at a time: the bytes that the leading ones ask for are those that continue a character."""
+    asked = ZERO  # by the block before, of the first three bytes
     while at < end:
-        if text[at] < 0x80:
-            beyond = bytes_within(text, at, 0x80, 0x80) & below(end - at)
-            at += BLOCK if beyond == ZERO else first_bit(beyond)
+        inside = below(end - at)
+        high = bytes_within(text, at, 0x80, 0x80) & inside
+        if high | asked == ZERO:
+            at += BLOCK
             continue
-        first, second = text[at], text[at + 1]
-        if first < 0xC2 or second & 0xC0 != 0x80:
+        three = bytes_within(text, at, 0xE0, 0x10) & inside
+        four = bytes_within(text, at, 0xF0, 0x05) & inside
+        leading = (bytes_within(text, at, 0xC2, 0x1E) & inside) | three | four
+        longer = three | four
+        asked |= (leading << ONE) | (longer << np.uint64(2)) | (four << np.uint64(3))
+        if asked != high & ~leading or asked != bytes_within(text, at, 0x80, 0x40) & inside:
             return False
-        if first < 0xE0:
-            at += 2
-        elif first < 0xF0:
-            if (first == 0xE0 and second < 0xA0) or (first == 0xED and second > 0x9F) or text[at + 2] & 0xC0 != 0x80:
-                return False
-            at += 3
-        else:
-            if first > 0xF4 or (first == 0xF0 and second < 0x90) or (first == 0xF4 and second > 0x8F):
-                return False
-            if text[at + 2] & 0xC0 != 0x80 or text[at + 3] & 0xC0 != 0x80:
-                return False
-            at += 4
+        if longer != ZERO and not _are_shortest(text, at, inside):
+            return False
+        asked = (leading >> TOP) | (longer >> np.uint64(62)) | (four >> np.uint64(61))
+        at += BLOCK
+    return asked == ZERO
+
+
+@cached_njit(nogil=True, forceinline=True)
+def _are_shortest(text, at, inside):
+    """Whether no character of the block is too long a form, a surrogate or over U+10FFFF, by its first two bytes."""
+    narrow = bytes_within(text, at, 0xE0, 1) | bytes_within(text, at, 0xED, 1)
+    narrow = (narrow | bytes_within(text, at, 0xF0, 1) | bytes_within(text, at, 0xF4, 1)) & inside
+    while narrow != ZERO:
+        place = at + first_bit(narrow)
+        first, second = text[place], text[place + 1]
+        if (first == 0xE0 and second < 0xA0) or (first == 0xED and second > 0x9F):
+            return False
+        if (first == 0xF0 and second < 0x90) or (first == 0xF4 and second > 0x8F):
+            return False
+        narrow = without_first(narrow)
     return True

@@ -1,10 +1,12 @@
 import importlib
 import os
+import random
 import subprocess
 import sys
 from itertools import islice
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from benchmarks.support.annotated_chunks import Annotated, annotated_pages, counts, fold_of, site, total
@@ -21,6 +23,7 @@ from gristmill.data_pipeline.extraction.html_extraction import (
     summed_depth,
     utf8_html,
 )
+from gristmill.data_pipeline.signals.bits import is_utf8
 
 STORY = " ".join(f"Sentence number {k} tells of the mill and of the river behind it." for k in range(20))
 PAGE = f"<html><body><nav><a href='/'>Home</a> <a>Contact</a></nav><article><p>{STORY}</p></article></body></html>"
@@ -244,3 +247,20 @@ def test_valid_utf_8_is_told_as_pythons_codec_tells_it():
             assert was_repaired == (damaged.decode("utf-8", "replace").encode() != damaged)
             assert text == damaged.decode("utf-8", "replace").encode()
     assert utf8_html(b"\x80" * 400, "utf-8")[1] and utf8_html(page[:200] + b"\xed\xa0\x80" + page, "utf-8")[1]
+
+
+def test_the_kernel_agrees_with_pythons_codec_on_random_bytes():
+    """Whole characters of every length, at any place of a block of 64, with bytes changed and cut; any bytes behind."""
+    rng = random.Random(3)
+    characters = "a \u00e9\u07ff\u0800\u4e2d\ud7ff\ue000\uffff\U00010000\U0001f600\U0010ffff"
+    edges = (0x80, 0x8F, 0x90, 0x9F, 0xA0, 0xBF, 0xC0, 0xC1, 0xC2, 0xE0, 0xED, 0xEF, 0xF0, 0xF4, 0xF5, 0xFF)
+    for _ in range(5000):
+        weights = [rng.choice((1, 40)), *[1] * (len(characters) - 1)]
+        content = bytearray("".join(rng.choices(characters, weights, k=rng.randint(1, 90))).encode())
+        if rng.random() < 0.6:
+            place = rng.randrange(len(content))
+            content[place : place + rng.randint(0, 1)] = bytes([rng.choice(edges)])[: rng.randint(0, 1)]
+        start, behind = rng.randint(0, 3), bytes([rng.choice((0, 10, 0x80))]) * 130
+        buffer = np.frombuffer(b"x" * start + content + behind, np.uint8)
+        is_valid = content.decode("utf-8", "replace").encode() == content
+        assert is_utf8(buffer, start, start + len(content)) == is_valid, bytes(content)

@@ -164,6 +164,12 @@ def with_spans(html: bytes, text_format="text") -> list[tuple[str, str]]:
     return [(text[span.start : span.end], html[span.html_start : span.html_end].decode()) for span in spans]
 
 
+def test_no_block_gives_no_text():
+    page = read_page(b"<p>a", NO_TOKENS)
+    assert layout(page, np.zeros(1, bool), LayoutOptions()) == "" == everything("")
+    assert layout_with_spans(page, np.zeros(1, bool), LayoutOptions()) == ("", [])
+
+
 def test_spans_name_the_bytes_of_the_page():
     html = "<h1> Öl &amp; <i>Korn</i> </h1><ul><li>a<br>b</ul><table><tr><td>c<td>d|e</table><pre>  x\n y\n</pre>"
     assert with_spans(html.encode()) == [
