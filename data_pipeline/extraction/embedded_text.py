@@ -1,4 +1,5 @@
-"""Main text that a page carries in its data and shows by a script: JSON-LD, and Discourse's preloaded topics.
+"""Main text that a page carries in its data and shows by a script: JSON-LD, and Discourse's preloaded topics; and the
+articles that JSON-LD describes.
 
 Nothing is run or fetched. Only strings of known names are taken: on WCXB's development pages .97 of the words below
 `articleBody` and .91 of those below `text` in JSON-LD are annotated as main text, but .52 of those below `content` in
@@ -7,7 +8,8 @@ other JSON of a page (docs/extraction.md)."""
 import json
 import re
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from html import unescape
 from itertools import accumulate, islice
 from typing import Any, NamedTuple
@@ -145,7 +147,56 @@ def _items(value: Any) -> list[Any]:
 
 
 def _parsed(text: str | bytes) -> Any:
+    """The value of the JSON, also with line ends inside of strings; None if it is none."""
     try:
         return orjson.loads(text)
     except orjson.JSONDecodeError:
-        return None
+        with suppress(ValueError, RecursionError):
+            return json.loads(text if isinstance(text, str) else text.decode("utf-8", "replace"), strict=False)
+    return None
+
+
+# Articles in the JSON-LD of a page (schema.org, Article and its kin).
+
+MAX_JSON_BYTES, MAX_JSON_DEPTH = 500_000, 20
+_JSON_LD = re.compile(rb"<script[^>]{0,300}application/ld\+json[^>]{0,300}>", re.IGNORECASE)
+ARTICLE_TYPES = frozenset((
+    "Article", "NewsArticle", "BlogPosting", "Report", "ScholarlyArticle", "TechArticle", "WebPage", "Recipe", "Review",
+    "DiscussionForumPosting", "SocialMediaPosting", "Question", "OpinionNewsArticle", "LiveBlogPosting", "HowTo",
+))  # fmt: skip
+
+
+def articles_in(html: bytes) -> Iterator[Mapping[str, Any]]:
+    """Objects of ARTICLE_TYPES in the page's JSON-LD, those of articles before those of the page."""
+    articles: list[Mapping[str, Any]] = []
+    start = _JSON_LD.search(html)
+    while start and (end := html.find(b"</script", start.end())) >= 0:
+        if end - start.end() <= MAX_JSON_BYTES:
+            articles += _objects(_parsed(html[start.end() : end]), 0)
+        start = _JSON_LD.search(html, end)
+    yield from sorted(articles, key=lambda article: "WebPage" in str(article.get("@type")))
+
+
+def _objects(value: Any, depth: int) -> Iterator[Mapping[str, Any]]:
+    if depth > MAX_JSON_DEPTH:
+        return
+    if isinstance(value, list):
+        for member in value:
+            yield from _objects(member, depth + 1)
+    elif isinstance(value, dict):
+        types = value.get("@type")
+        if ARTICLE_TYPES & set(map(str, types if isinstance(types, list) else [types])):
+            yield value
+        for key in ("@graph", "mainEntity"):
+            yield from _objects(value.get(key), depth + 1)
+
+
+def text_of(value: Any, depth: int = 0) -> str:
+    """A JSON-LD value as text: itself, the name of an object, or those of a list."""
+    if depth > MAX_JSON_DEPTH:
+        return ""
+    if isinstance(value, dict):
+        return text_of(value.get("name") or value.get("alternateName"), depth + 1)
+    if isinstance(value, list):
+        return "; ".join(filter(None, (text_of(part, depth + 1) for part in value[:20])))
+    return value if isinstance(value, str) else ""

@@ -5,11 +5,9 @@ JSON-LD is preferred to meta elements (Open Graph, Dublin Core, article:*, citat
 import html as html_module
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from typing import Any, NamedTuple
 
 import numpy as np
-import orjson
 
 from gristmill.data_pipeline.extraction.attributes import (
     ADDRESS_END,
@@ -31,15 +29,17 @@ from gristmill.data_pipeline.extraction.bylines import (
     names_after_by,
     unescaped,
 )
+from gristmill.data_pipeline.extraction.embedded_text import articles_in, text_of
 from gristmill.data_pipeline.extraction.page import Page
 from gristmill.data_pipeline.extraction.tags import TAG_IDS
 
 MAX_ENTRIES = 1000
 
+MAX_DATE_CHARS = 60  # of a meta element in words
 MIN_YEAR = 1991  # of the first web page; templates give 0001-01-01 and 1970-01-01
 _META = re.compile(rb"""<meta\s((?:[^>"']++|"[^"]{0,3000}+"|'[^']{0,3000}+')*+)""", re.IGNORECASE)
 _ITEM = re.compile(
-    rb"<(\w+)\s[^>]{0,300}?itemprop\s*=\s*[\"']?(headline|datePublished|author)\b[^>]{0,300}>(.{0,300})",
+    rb"<(\w+)\s[^>]{0,300}?itemprop\s*=\s*[\"']?(headline|datePublished|dateCreated|author)\b[^>]{0,300}>(.{0,300})",
     re.IGNORECASE | re.DOTALL,
 )
 _DATETIME = re.compile(rb"\sdatetime\s*=\s*[\"']?(\d{4}-\d\d-\d\d)", re.IGNORECASE)  # of <time> and elements of its kin
@@ -68,7 +68,7 @@ META_NAMES: dict[str, tuple[str, ...]] = {
         "datepublished", "date", "dc.date", "dc.date.issued", "dc.date.created", "dcterms.date", "dcterms.issued",
         "dcterms.created", "citation_publication_date", "parsely-pub-date", "sailthru.date", "pubdate", "publish_date",
         "publish-date", "publishdate", "publication_date", "publication-date", "date_published", "datecreated",
-        "published-date", "cxenseparse:recs:publishtime", "ms.date",  # the last: learn.microsoft.com
+        "published-date", "published", "cxenseparse:recs:publishtime", "ms.date",  # the last: learn.microsoft.com
     ),
     "author": ("author", "article:author", "dc.creator", "citation_author", "parsely-author", "sailthru.author"),
     "language": ("og:locale", "content-language", "dc.language", "language"),
@@ -85,48 +85,55 @@ MODIFIED_NAMES = (
     "lastmod",
 )
 _DATE_IN_SCRIPT = re.compile(
-    rb"(?:\"|&quot;)(?:datePublished|date_published|publishedDate|published_at|publishedAt|publishDate|dateModified|date)"
+    rb"(?:\"|&quot;)(?:datePublished|date_published|firstPublished|publishedDate|published_at|publishedAt|publishDate|dateModified|date)"
     rb"(?:\\?\"|&quot;)\s*:\s*(?:\\?\"|&quot;)(\d{4}-\d\d-\d\d)",
     re.IGNORECASE,
 )
-# Dates in running text: "May 4th, 2024", "5. Mai 2024", "2024-05-04", "17.05.2021", "15/12/2025".
-_MONTH_NAMES = (
-    "jan january januar janvier enero",
-    "feb february februar f\u00e9vrier febrero",
-    "mar march m\u00e4rz mars marzo",
-    "apr april avril abril",
-    "may mai mayo",
-    "jun june juni juin junio",
-    "jul july juli juillet julio",
-    "aug august ao\u00fbt agosto",
-    "sep sept september septembre septiembre",
-    "oct october okt oktober octobre octubre",
-    "nov november novembre noviembre",
-    "dec december dez dezember d\u00e9cembre diciembre",
+# Dates in running text: "May 4th, 2024", "5. Mai 2024", "2024 Jan 7", "2024-05-04", "17.05.2021", "15/12/2025",
+# "28-04-2021", "2016年10月14日", "28.09.19 12:44".
+_MONTH_NAMES = (  # English, German, French, Spanish, Italian, Portuguese, Dutch, Polish, Russian
+    "jan january januar janvier enero gennaio janeiro januari stycznia января",
+    "feb february februar février febrero febbraio fevereiro februari lutego февраля",
+    "mar march märz mars marzo março maart marca марта",
+    "apr april avril abril aprile kwietnia апреля",
+    "may mai mayo maggio maio mei maja мая",
+    "jun june juni juin junio giugno junho czerwca июня",
+    "jul july juli juillet julio luglio julho lipca июля",
+    "aug august août agosto augustus sierpnia августа",
+    "sep sept september septembre septiembre settembre setembro września сентября",
+    "oct october okt oktober octobre octubre ottobre outubro października октября",
+    "nov november novembre noviembre novembro listopada ноября",
+    "dec december dez dezember décembre diciembre dicembre dezembro grudnia декабря",
 )
 _MONTHS = {name: number for number, names in enumerate(_MONTH_NAMES, 1) for name in names.split()}
 _MONTH = "|".join(sorted(_MONTHS, key=len, reverse=True))
 _YEAR = r"20\d\d|199\d"
 _IN_WORDS = re.compile(
     rf"\b(?:(?P<m1>{_MONTH})\.?\s+(?P<d1>[0-3]?\d)(?:st|nd|rd|th)?,?\s+(?P<y1>{_YEAR})"
-    rf"|(?P<d2>[0-3]?\d)(?:st|nd|rd|th|\.)?\s+(?:de\s+)?(?P<m2>{_MONTH})\.?,?\s+(?:de\s+)?(?P<y2>{_YEAR}))\b",
+    rf"|(?P<d2>[0-3]?\d)(?:st|nd|rd|th|\.)?\s+(?:de\s+)?(?P<m2>{_MONTH})\.?,?\s+(?:de\s+)?(?P<y2>{_YEAR})"
+    rf"|(?P<y3>{_YEAR})\s+(?P<m3>{_MONTH})\.?\s+(?P<d3>[0-3]?\d)(?!,?\s+\d{{4}}))\b",
     re.IGNORECASE,
 )
 _IN_DIGITS = re.compile(
     rf"(?<![\d./-])(?:(?P<y1>{_YEAR})-(?P<m1>\d\d)-(?P<d1>\d\d)"
-    rf"|(?P<first>\d\d?)(?P<mark>[./])(?P<second>\d\d?)(?P=mark)(?P<y2>{_YEAR}))(?![\d./-]\d|\d)"
+    rf"|(?P<first>\d\d?)(?P<mark>[./-])(?P<second>\d\d?)(?P=mark)(?P<y2>{_YEAR}))(?![\d./-]\d|\d)"
+)
+_BEFORE_TIME = re.compile(  # not certain enough without a time of day behind them
+    rf"(?<![\d./])(?:(?P<first>\d\d?)(?P<mark>[./])(?P<second>\d\d?)(?P=mark)(?P<y2>[012]\d),?\s"
+    rf"|(?P<y1>{_YEAR})年\s?(?P<m1>\d\d?)月\s?(?P<d1>\d\d?)日)\s*(?=[012]?\d:\d\d)"
 )
 DATED_BYTES = 400_000  # of markup that is searched for a date in its text
 JSON_NAMES = {
     "title": "headline", "date": "datePublished", "author": "author", "language": "inLanguage", "license": "license",
 }  # fmt: skip
-ITEM_NAMES = {"title": b"headline", "date": b"datepublished", "author": b"author"}
+ITEM_NAMES = {"title": (b"headline",), "date": (b"datepublished", b"datecreated"), "author": (b"author",)}
 HEADINGS = {TAG_IDS[f"h{level}"]: level for level in range(1, 7)}
 
 
 class Markup(NamedTuple):
     """Metadata in a page's markup. whole: UTF-8. html: without scripts. metas: name in lower case -> content. articles:
-    of JSON-LD. title: of <title>. heading: the text of the first h1, of the main text if it has one."""
+    of JSON-LD. title: of <title>. heading: the text of the first h1, of the main text if it has one. is_english: also
+    where the page does not say its language."""
 
     whole: bytes
     html: bytes
@@ -134,6 +141,7 @@ class Markup(NamedTuple):
     articles: list[Mapping[str, Any]]
     title: str
     heading: str
+    is_english: bool
 
 
 def page_metadata(html: bytes, page: Page, kept: np.ndarray, fields: tuple[MetadataField, ...]) -> dict[str, Any]:
@@ -144,6 +152,8 @@ def page_metadata(html: bytes, page: Page, kept: np.ndarray, fields: tuple[Metad
     plain = without_scripts(html)
     first = _headings(page, kept, 1, {TAG_IDS["h1"]: 1}) or _headings(page, kept | True, 1, {TAG_IDS["h1"]: 1})
     title = _TITLE.search(plain)
+    page_tag = _HTML.search(plain)
+    language = attributes_of(page_tag[1]).get("lang", "") if page_tag else ""
     markup = Markup(
         html,
         plain,
@@ -151,6 +161,7 @@ def page_metadata(html: bytes, page: Page, kept: np.ndarray, fields: tuple[Metad
         list(articles_in(html)),
         cleaned(unescaped(title[1])) if title else "",
         first[0][1] if first else "",
+        language[:2].lower() in ("", "en"),
     )
     fields_of_page: dict[str, Any] = {}
     for field in fields:
@@ -206,10 +217,12 @@ def _declared(field: str, markup: Markup) -> Iterator[str]:
     """Values of the field in JSON-LD, meta elements and microdata."""
     for article in markup.articles if field in JSON_NAMES else ():
         yield _headline(article, markup.title) if field == "title" else text_of(article.get(JSON_NAMES[field]))
-    for name in META_NAMES[field]:
-        yield markup.metas.get(name, "")
+    for meta in META_NAMES[field]:
+        value = markup.metas.get(meta, "")
+        is_in_words = field == "date" and value and not _DATE.search(value)
+        yield next(_dates_in_text(value[:MAX_DATE_CHARS], markup.is_english), "") if is_in_words else value
     for item in _ITEM.finditer(markup.html):
-        if item[2].lower() == ITEM_NAMES.get(field):
+        if item[2].lower() in ITEM_NAMES.get(field, ()):
             attributes = attributes_of(item[0][: item.start(3) - item.start()])
             yield attributes.get("content") or attributes.get("datetime") or inner_text(item[1], item[3])
 
@@ -285,37 +298,43 @@ def _other_dates(markup: Markup) -> Iterator[str]:
 
 def _less_certain_dates(markup: Markup) -> Iterator[str]:
     """Dates in the text, of changes, and in the data of scripts: the first of each."""
-    text = TAG_MARKS.sub(b" ", markup.html[:DATED_BYTES]).decode("utf-8", "replace")
-    yield from _dates_in_text(html_module.unescape(text))
+    text = html_module.unescape(TAG_MARKS.sub(b" ", markup.html[:DATED_BYTES]).decode("utf-8", "replace"))
+    yield from _dates_in_text(text, markup.is_english)
     for article in markup.articles:
         yield text_of(article.get("dateModified"))
     for name in MODIFIED_NAMES:
         yield markup.metas.get(name, "")
     if script := _DATE_IN_SCRIPT.search(markup.whole):
         yield unescaped(script[1])
+    for match in _BEFORE_TIME.finditer(text):
+        yield _in_digits(match, markup.is_english)
 
 
-def _dates_in_text(text: str) -> Iterator[str]:
-    """Dates in running text as YYYY-MM-DD: those with the name of a month (English, German, French, Spanish), then
-    those in digits."""
-    for match in _IN_WORDS.finditer(text):
-        parts = match.groupdict()
-        month, day = parts["m1"] or parts["m2"], int(parts["d1"] or parts["d2"])
-        if 1 <= day <= 31:
-            yield f"{parts['y1'] or parts['y2']}-{_MONTHS[month.lower()]:02d}-{day:02d}"
-    for match in _IN_DIGITS.finditer(text):
-        yield _in_digits(match)
+def _dates_in_text(text: str, is_english: bool) -> Iterator[str]:
+    """Dates in running text as YYYY-MM-DD, with the name of a month or in digits."""
+    matches = sorted([*_IN_WORDS.finditer(text), *_IN_DIGITS.finditer(text)], key=re.Match.start)
+    for match in matches:
+        if match.re is _IN_DIGITS:
+            yield _in_digits(match, is_english)
+        else:
+            year, month, day = (match[f"{part}1"] or match[f"{part}2"] or match[f"{part}3"] for part in "ymd")
+            yield _date(year, str(_MONTHS[month.lower()]), day)
 
 
-def _in_digits(match: re.Match[str]) -> str:
-    """Day.month.year, month/day/year; day/month/year where the second number is no month's day."""
-    parts = match.groupdict()
-    if parts["y1"]:
-        return f"{parts['y1']}-{parts['m1']}-{parts['d1']}"
-    day, month = int(parts["first"]), int(parts["second"])
-    if parts["mark"] == "/" and day <= 12:
+def _in_digits(match: re.Match[str], is_english: bool) -> str:
+    """Day.month.year; month/day/year and month-day-year in English; the other way round where no month is that high."""
+    if match["y1"]:
+        return _date(match["y1"], match["m1"], match["d1"])
+    day, month = int(match["first"]), int(match["second"])
+    if month > 12 or (match["mark"] != "." and is_english and day <= 12):
         day, month = month, day
-    return f"{parts['y2']}-{month:02d}-{day:02d}" if 1 <= month <= 12 and 1 <= day <= 31 else ""
+    return _date(match["y2"] if len(match["y2"]) == 4 else f"20{match['y2']}", str(month), str(day))
+
+
+def _date(year: str, month: str, day: str) -> str:
+    """YYYY-MM-DD; empty if there is no such month or day."""
+    is_date = 1 <= int(month) <= 12 and 1 <= int(day) <= 31
+    return f"{year}-{int(month):02d}-{int(day):02d}" if is_date else ""
 
 
 def _metas(html: bytes) -> dict[str, str]:
@@ -375,65 +394,3 @@ def _links(html: bytes, page: Page, kept: np.ndarray) -> list[str]:
     inside = inside[kept[inside[:, LINK_BLOCK]]]
     addresses = [cleaned(unescaped(html[row[ADDRESS_START] : row[ADDRESS_END]])) for row in inside.tolist()]
     return list(dict.fromkeys(filter(None, addresses)))[:MAX_ENTRIES]
-
-
-# Articles in the JSON-LD of a page (schema.org, Article and its kin).
-
-MAX_JSON_BYTES, MAX_JSON_DEPTH = 500_000, 20
-_JSON_LD = re.compile(rb"<script[^>]{0,300}application/ld\+json[^>]{0,300}>", re.IGNORECASE)
-ARTICLE_TYPES = frozenset(
-    (
-        "Article",
-        "NewsArticle",
-        "BlogPosting",
-        "Report",
-        "ScholarlyArticle",
-        "TechArticle",
-        "WebPage",
-        "Recipe",
-        "Review",
-        "DiscussionForumPosting",
-        "SocialMediaPosting",
-        "Question",
-        "OpinionNewsArticle",
-        "LiveBlogPosting",
-        "HowTo",
-    )
-)
-
-
-def articles_in(html: bytes) -> Iterator[Mapping[str, Any]]:
-    """Objects of ARTICLE_TYPES in the page's JSON-LD, those of articles before those of the page."""
-    articles: list[Mapping[str, Any]] = []
-    start = _JSON_LD.search(html)
-    while start and (end := html.find(b"</script", start.end())) >= 0:
-        if end - start.end() <= MAX_JSON_BYTES:
-            with suppress(orjson.JSONDecodeError):
-                articles += _objects(orjson.loads(html[start.end() : end]), 0)
-        start = _JSON_LD.search(html, end)
-    yield from sorted(articles, key=lambda article: "WebPage" in str(article.get("@type")))
-
-
-def _objects(value: Any, depth: int) -> Iterator[Mapping[str, Any]]:
-    if depth > MAX_JSON_DEPTH:
-        return
-    if isinstance(value, list):
-        for member in value:
-            yield from _objects(member, depth + 1)
-    elif isinstance(value, dict):
-        types = value.get("@type")
-        if ARTICLE_TYPES & set(map(str, types if isinstance(types, list) else [types])):
-            yield value
-        for key in ("@graph", "mainEntity"):
-            yield from _objects(value.get(key), depth + 1)
-
-
-def text_of(value: Any, depth: int = 0) -> str:
-    """A JSON-LD value as text: itself, the name of an object, or those of a list."""
-    if depth > MAX_JSON_DEPTH:
-        return ""
-    if isinstance(value, dict):
-        return text_of(value.get("name") or value.get("alternateName"), depth + 1)
-    if isinstance(value, list):
-        return "; ".join(filter(None, (text_of(part, depth + 1) for part in value[:20])))
-    return value if isinstance(value, str) else ""

@@ -166,14 +166,57 @@ def test_a_page_without_a_published_date_gives_the_first_of_the_less_certain_one
     assert metadata(changed + script + published, ("date",)) == {"date": "2020-01-02"}
 
 
-def test_dates_in_digits_follow_those_in_words():
-    assert metadata("<p>1/2/2020 <p>3 May 2021", ("date",)) == {"date": "2021-05-03"}
+def test_dates_in_digits():
+    assert metadata("<p>3 May 2021 <p>1/2/2020", ("date",)) == {"date": "2021-05-03"}
+    assert metadata("<p>1/2/2020 <p>3 May 2021", ("date",)) == {"date": "2020-01-02"}  # the first in the text
     assert metadata("<p>2024-05-06 15:14:37", ("date",)) == {"date": "2024-05-06"}
     assert metadata("<p>am 17.05.2021", ("date",)) == {"date": "2021-05-17"}
     assert metadata("<p>15/12/2025 at 19:00", ("date",)) == {"date": "2025-12-15"}
     assert metadata("<p>3/4/2025", ("date",)) == {"date": "2025-03-04"}  # of an American page, as most are
     assert metadata("<p>3.4.2025", ("date",)) == {"date": "2025-04-03"}
     assert metadata("<p>1.2.20251 13/13/2025 10.0.2.2001 1/2.2020 2024-13-06 40/1/2024", ("date",)) == {}
+
+
+def date(html: str) -> str:
+    return metadata(html, ("date",)).get("date", "")
+
+
+def test_the_order_of_day_and_month_is_that_of_the_language():
+    for language, day_first in (("en-US", False), ("pl", True), ("es", True)):
+        page = f'<html lang="{language}"><p>'
+        assert date(page + "3/4/2025") == date(page + "3-4-2025") == ("2025-04-03" if day_first else "2025-03-04")
+        assert date(page + "3.4.2025") == "2025-04-03"
+        assert date(page + "11-29-2024, 10:11") == "2024-11-29" and date(page + "28-04-2021") == "2021-04-28"
+
+
+def test_months_of_nine_languages():
+    for words in (
+        "4 maja 2021", "4 мая 2021", "4 maggio 2021", "4 de maio de 2021", "4 mei 2021", "4 mai 2021", "2021 May 4;",
+    ):  # fmt: skip
+        assert date(f"<p>{words}") == "2021-05-04"
+    assert date("<p>Prizes of 2021 May 4, 2022") == "2022-05-04"
+
+
+def test_short_dates_before_a_time_of_day():
+    assert date("<p>ann 28.09.19 12:44") == "2019-09-28" and date("<p>3/09/15 8:00am") == "2015-03-09"
+    assert date("<p>TNW 2016年10月14日07:17") == "2016-10-14"
+    assert date("<p>version 1.2.10, 28.09.19, 2016年10月14日") == ""
+
+
+def test_dates_in_words_of_meta_elements():
+    assert date('<meta name="citation_publication_date" content="2023 Jan 7">') == "2023-01-07"
+    assert date('<meta name="publishdate" content="05/29/2007 09:49:00">') == "2007-05-29"
+    assert date(f'<meta name="date" content="{"x" * 100} May 4, 2021">') == ""
+    build = '<script type="application/ld+json">{"@type": "Article", "datePublished": "Jun 24, 2025"}</script>'
+    assert date(build + "<p>25 August 2024") == "2024-08-25"  # Webflow writes there when the site was built
+
+
+def test_the_date_of_a_question_and_json_with_line_ends():
+    comment = "<i itemprop=datePublished>2018-05-21</i>"
+    assert date("<time itemprop=dateCreated datetime='2014-02-04 13:02'></time>" + comment) == "2014-02-04"
+    html = """<script type="application/ld+json">{"@type": "DiscussionForumPosting", "text": "a
+      b", "datePublished": "2024-02-21 13:00", "author": {"name": "ann"}}</script>"""
+    assert metadata(html, ("date", "author")) == {"date": "2024-02-21", "author": "ann"}
 
 
 def test_canonical_address_and_licence():
