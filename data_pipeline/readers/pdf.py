@@ -4,13 +4,14 @@ refused: they need OCR."""
 
 import ctypes
 import re
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from enum import Enum
 from itertools import pairwise
 from statistics import median
 from typing import Any, NamedTuple
+from unicodedata import normalize
 
 from gristmill.data_pipeline.readers.document import Record, first_line
 from gristmill.data_pipeline.readers.source import SourceConfig
@@ -51,6 +52,17 @@ MIN_TABLE_ROWS, MAX_CELL_WORDS, MIN_FIGURES = 3, 4, 0.6
 MAX_ROW_DISTANCE = 4.0  # of a line's height
 # Code is set in letters of one width.
 _FIXED_FONT = re.compile(rb"mono|nimbusmon|courier|consol|typewriter|menlo|monaco|fixed|tt\d+$|terminal", re.IGNORECASE)
+Box = tuple[float, float, float, float]  # left, bottom, right, top
+_RIGHT_TO_LEFT = re.compile(r"[\u0590-\u08ff\ufb1d-\ufdff\ufe70-\ufefc]")
+# Forms of letters in fonts (ligatures, Arabic letters at the end of a word), as letters.
+LETTERS_OF_FORMS = {code: normalize("NFKC", chr(code)) for code in (*range(0xFB00, 0xFE00), *range(0xFE70, 0xFEFD))}
+MAX_CHARACTERS = 200_000  # of a page
+MAX_GAP_IN_LINE = 2.0  # between characters of a line, of their height; a wider one is between columns
+# Scripts without spaces between words: a line goes on in the next without one.
+_UNSPACED = re.compile(
+    r"[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u2e80-\u30ff\u3400-\u9fff\uf900-\ufaff\uff00-\uffef\U00020000-\U0003ffff]{2}"
+)
+ENDS = ".!?:\u3002\uff01\uff1f\uff1a\u061f\u06d4\u0964"  # of sentences
 FIXED_PITCH = 1  # of a font's flags (ISO 32000, 9.8.2)
 MIN_CODE_SHARE, MAX_CODE_SHARE = 0.8, 0.5  # of a line's characters; of a document's
 MAX_CODE_COLUMN = 400
@@ -130,20 +142,67 @@ def _pieces(page: Any) -> list[Line]:
     """The page's pieces of text as PDFium gives them, of one line and font each; CODE: in letters of one width."""
     text_page = page.get_textpage()
     try:
+        if _RIGHT_TO_LEFT.search(text_page.get_text_range()):  # whose pieces are single letters
+            return _lines_in_order(text_page)
         pieces = []
         for number in range(min(text_page.count_rects(), MAX_LINES)):
             left, bottom, right, top = text_page.get_rect(number)
             text = text_page.get_text_bounded(left=left, bottom=bottom, right=right, top=top)
-            if words := " ".join(text.split()):
+            if words := " ".join(text.translate(LETTERS_OF_FORMS).split()):
                 character = _character_of_one_width(text_page, left, right, (bottom + top) / 2)
                 if character is not None and text[0].isspace():
                     left = _left_without_spaces(text_page, character, left)
                 kind = Kind.PROSE if character is None else Kind.CODE
                 pieces.append(Line(left, bottom, right, top, words, kind))
+        return pieces
     finally:
         text_page.close()
         page.close()
-    return pieces
+
+
+def _lines_in_order(text_page: Any) -> list[Line]:
+    """Lines of a page with letters that are written from right to left, from PDFium's characters, which are in the
+    order of reading. Where most letters are such, the page is mirrored, so that lines begin at the left."""
+    import pypdfium2.raw as pdfium  # an optional extra
+
+    characters: list[tuple[str, Box]] = []
+    lines: list[Line] = []
+    count = min(pdfium.FPDFText_CountChars(text_page), MAX_CHARACTERS)
+    for number in range(count):
+        code = pdfium.FPDFText_GetUnicode(text_page, number)
+        if code not in LINE_ENDS:
+            characters.append((chr(code), text_page.get_charbox(number)))
+        if characters and (code in LINE_ENDS or number == count - 1):
+            lines += _columns_of_line(characters)
+            characters = []
+    text = "".join(line.text for line in lines)
+    if len(_RIGHT_TO_LEFT.findall(text)) < 0.5 * len(_LETTER.findall(text)):
+        return lines
+    return [line._replace(left=-line.right, right=-line.left) for line in lines]
+
+
+def _columns_of_line(characters: Sequence[tuple[str, Box]]) -> Iterator[Line]:
+    """The characters of a line, as a piece for each column that they are in."""
+    printed = [box for text, box in characters if not text.isspace()]
+    if not printed:
+        return
+    height = median(top - bottom for _, bottom, _, top in printed)
+    starts, end = [-float("inf")], -float("inf")
+    for left, _, right, _ in sorted(printed):
+        if end != -float("inf") and left - end > MAX_GAP_IN_LINE * height:
+            starts.append(left)
+        end = max(end, right)
+    columns: list[list[tuple[str, Box]]] = [[] for _ in starts]
+    column = columns[0]
+    for text, box in characters:
+        if not text.isspace():
+            column = columns[bisect_right(starts, box[0]) - 1]
+        column.append((text, box))
+    for column in columns:
+        units = "".join(text for text, _ in column).encode("utf-16-le", "surrogatepass")
+        words = " ".join(units.decode("utf-16-le", "replace").translate(LETTERS_OF_FORMS).split())
+        lefts, bottoms, rights, tops = zip(*(box for text, box in column if not text.isspace()), strict=True)
+        yield Line(min(lefts), min(bottoms), max(rights), max(tops), words)
 
 
 def _character_of_one_width(text_page: Any, left: float, right: float, y: float) -> int | None:
@@ -359,7 +418,7 @@ def _begins_paragraph(paragraph: str, first: Line, above: Line | None, line: Lin
         return True
     if max(height, above_height) > 1.35 * min(height, above_height) or _is_heading(above, line):
         return True
-    indent, is_sentence = line.left - above.left, above.text.rstrip()[-1:] in ".!?:;\"'\u201d\u00bb)"
+    indent, is_sentence = line.left - above.left, above.text.rstrip()[-1:] in f"{ENDS};\"'\u201d\u00bb)\u300d\u300f"
     if first.kind in (Kind.BULLET, Kind.NUMBER) and line.left < first.left + 0.5 * height:
         return not line.text[:1].islower()  # as far left as the item's mark
     return is_sentence and (line.kind is Kind.NUMBER or 0.8 * height < indent < 6 * height)
@@ -373,7 +432,10 @@ def _is_heading(above: Line, line: Line) -> bool:
 
 def _goes_on(paragraph: str, line: str) -> bool:
     """Whether a paragraph at the end of a column or page goes on in this line."""
-    return paragraph[-1:] not in ".!?:" and (line[:1].islower() or _HYPHENATED.search(paragraph) is not None)
+    has_no_capitals = line[:1].isalpha() and line[0].lower() == line[0].upper()
+    return paragraph[-1:] not in ENDS and (
+        line[:1].islower() or has_no_capitals or _HYPHENATED.search(paragraph) is not None
+    )
 
 
 def join_line(paragraph: str, line: str, words: Counter[str]) -> str:
@@ -382,7 +444,7 @@ def join_line(paragraph: str, line: str, words: Counter[str]) -> str:
     match = _HYPHENATED.search(paragraph)
     following = _WORD.match(line)
     if match is None or following is None or not line[0].islower():
-        return f"{paragraph} {line}"
+        return paragraph + line if _UNSPACED.fullmatch(paragraph[-1] + line[0]) else f"{paragraph} {line}"
     whole, parts = (match[1] + following[0]).lower(), (match[1].lower(), following[0].lower())
     if not words[whole] and words[parts[0]] and words[parts[1]]:
         return paragraph + line
