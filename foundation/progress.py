@@ -1,5 +1,5 @@
 """Progress reports: a bar with rate and remaining time on a terminal or in a notebook, periodic lines in a log. They
-also raise a Ctrl-C that was lost."""
+also raise a Ctrl-C that was lost. And printing for the command line: plain text, wrapped on a terminal only."""
 
 import json
 import signal
@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from types import FrameType
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 # Workers print nothing, and a log has no bar.
 rich_console, rich_progress = DeferredModule("rich.console"), DeferredModule("rich.progress")
+rich_table = DeferredModule("rich.table")  # 0.03 s, for tables alone
 
 SECONDS_BETWEEN_LOG_LINES = 10.0
 SECONDS_BETWEEN_NOTEBOOK_UPDATES = 0.2
@@ -48,6 +49,28 @@ class JsonLog:
         now = datetime.now(UTC).isoformat(timespec="milliseconds")
         self.file.write(json.dumps({"time": now, "message": str(message), **fields}) + "\n")
         self.file.flush()
+
+
+def print_block(block: Any) -> None:
+    """Prints a rich table or other renderable to standard output."""
+    plain_console(sys.stdout).print(block)
+
+
+def print_rows(rows: Sequence[Sequence[str]]) -> None:
+    """Prints a table whose first row is its header."""
+    table = rich_table.Table(*rows[0])
+    for row in rows[1:]:
+        table.add_row(*row)
+    print_block(table)
+
+
+def print_error(error: object, as_json: bool = False) -> None:
+    """Prints an error to standard error; lone surrogates (from arguments) are written as escapes."""
+    if as_json:
+        JsonLog(sys.stderr).print(str(error), level="error")
+        return
+    text = f"gristmill: {error}".encode("utf-8", "backslashreplace").decode("utf-8")
+    plain_console(sys.stderr).print(text, soft_wrap=True)
 
 
 def in_notebook() -> bool:

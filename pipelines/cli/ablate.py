@@ -13,9 +13,9 @@ from rich.table import Table
 from gristmill.foundation.config import write_yaml
 from gristmill.foundation.errors import RecipeError
 from gristmill.foundation.files import write_atomic
+from gristmill.foundation.progress import print_block
 from gristmill.pipelines.ablate.corpora import mixed_sources
 from gristmill.pipelines.cli.checkpoint import data_folder
-from gristmill.pipelines.cli.console import print_block
 from gristmill.pipelines.cli.options import EngineOptions, SetOption, StageOptions, make_runner, with_option_groups
 from gristmill.pipelines.recipes.recipe_file import RECIPES, find_recipe, load_recipe, read_fields
 from gristmill.pipelines.stages.stage_list import stages_of, stages_up_to

@@ -25,10 +25,9 @@ from gristmill.data_pipeline.filters.threshold_sweep import sweep as count
 from gristmill.data_pipeline.readers.document import excerpt
 from gristmill.data_pipeline.run_curation import annotated
 from gristmill.foundation.errors import RecipeError
-from gristmill.foundation.progress import Reporter
+from gristmill.foundation.progress import Reporter, print_block
 from gristmill.foundation.runtime.tasks.local import LocalEngine
 from gristmill.foundation.user_code import UserCode, is_reference, parameter_names, read_user_code, run_file
-from gristmill.pipelines.cli.console import print_block
 from gristmill.pipelines.cli.options import RecipeArgument, StageOptions, read_text, with_option_groups, workdir_of
 from gristmill.pipelines.recipes.recipe_file import load_recipe
 from gristmill.pipelines.stages.index import mix_events

@@ -11,7 +11,7 @@ from gristmill.data_pipeline.indexed import inspect as packing_report
 from gristmill.data_pipeline.indexed.dataset import append, merge, slice_documents
 from gristmill.data_pipeline.indexed.inspect import inspect, lines
 from gristmill.foundation.errors import RecipeError
-from gristmill.foundation.progress import Reporter
+from gristmill.foundation.progress import Reporter, print_rows
 from gristmill.pipelines.ablate.tokenizer_comparison import (
     GROUP_METRICS,
     TokenizerComparison,
@@ -22,7 +22,6 @@ from gristmill.pipelines.ablate.tokenizer_comparison import (
     read_texts,
     rows,
 )
-from gristmill.pipelines.cli.console import print_rows
 from gristmill.pipelines.cli.options import with_option_groups
 from gristmill.pipelines.cli.stages import stage_command
 from gristmill.tokenizers.config import PRESETS, ProxyConfig

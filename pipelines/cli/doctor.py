@@ -15,7 +15,7 @@ import typer
 from packaging.requirements import Requirement
 
 from gristmill.foundation.errors import InputError
-from gristmill.pipelines.cli.console import print_rows
+from gristmill.foundation.progress import print_rows
 
 PACKAGE = "gristmill"
 MIN_FREE_BYTES = 2e9  # of the disk: the demo and its caches take 0.3 GB, a checkpoint of 100M parameters 1.2 GB

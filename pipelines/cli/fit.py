@@ -29,8 +29,7 @@ from gristmill.data_pipeline.signals.language import (
 )
 from gristmill.foundation.errors import InputError, RecipeError
 from gristmill.foundation.files import write_atomic
-from gristmill.foundation.progress import Reporter
-from gristmill.pipelines.cli.console import print_block
+from gristmill.foundation.progress import Reporter, print_block
 from gristmill.pipelines.cli.options import with_option_groups
 from gristmill.pipelines.init.survey import file_kind
 

@@ -15,6 +15,7 @@ from gristmill.data_pipeline.indexed.draws import epochs_by_source
 from gristmill.foundation.errors import InputError, RecipeError
 from gristmill.foundation.files import write_atomic
 from gristmill.foundation.fingerprint import differing_fields
+from gristmill.foundation.progress import print_block
 from gristmill.foundation.startup import rank_and_world_size
 from gristmill.pipelines.ablate.ladder import (
     EXPONENTS,
@@ -33,7 +34,6 @@ from gristmill.pipelines.ablate.ladder import (
     rungs,
     untrained_loss,
 )
-from gristmill.pipelines.cli.console import print_block
 from gristmill.pipelines.cli.options import EngineOptions, SetOption, StageOptions, make_runner, with_option_groups
 from gristmill.pipelines.recipes.config import Recipe
 from gristmill.pipelines.recipes.recipe_file import load_recipe

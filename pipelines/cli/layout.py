@@ -13,8 +13,7 @@ from rich.text import Text
 from gristmill.foundation.config import SIZE_SUFFIXES, parse_size
 from gristmill.foundation.errors import RecipeError
 from gristmill.foundation.manifest import LOG_FOLDER
-from gristmill.foundation.progress import Reporter
-from gristmill.pipelines.cli.console import print_block
+from gristmill.foundation.progress import Reporter, print_block
 from gristmill.pipelines.cli.options import with_option_groups
 from gristmill.pipelines.recipes.recipe_file import load_recipe
 from gristmill.training.config.layers import MAX_PROCESSES

@@ -10,12 +10,11 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from gristmill.foundation.errors import InputError, RecipeError, explain_disk_error
-from gristmill.foundation.progress import Terminated, remember_interrupts
+from gristmill.foundation.progress import Terminated, print_error, remember_interrupts
 from gristmill.foundation.startup import DeferredModule, delay_collections
 
 # Worker processes import this file with the command's script, and run no command.
 application = DeferredModule("gristmill.pipelines.cli.commands")
-console = DeferredModule("gristmill.pipelines.cli.console")
 
 NO_ROOM_FOR_LIBRARIES = (
     "out of memory while a library was loaded; raise the limit (`ulimit -v` shows it in kB) or free memory: curation "
@@ -141,7 +140,7 @@ def _keyboard_interrupt(error: BaseException | None) -> KeyboardInterrupt | None
 
 
 def _exit(error: object, code: int) -> None:
-    console.print_error(error, as_json="--log-json" in sys.argv)
+    print_error(error, as_json="--log-json" in sys.argv)
     sys.exit(code)
 
 

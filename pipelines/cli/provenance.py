@@ -11,8 +11,7 @@ import rich.table
 import typer
 
 from gristmill.foundation.errors import InputError, RecipeError
-from gristmill.foundation.progress import Reporter
-from gristmill.pipelines.cli.console import print_block
+from gristmill.foundation.progress import Reporter, print_block
 from gristmill.pipelines.cli.options import (
     EngineOptions,
     RecipeArgument,

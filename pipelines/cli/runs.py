@@ -14,8 +14,7 @@ from gristmill.foundation.errors import InputError, RecipeError
 from gristmill.foundation.files import remove_tree, write_atomic
 from gristmill.foundation.fingerprint import canonical_json, differing_fields
 from gristmill.foundation.manifest import MANIFEST_NAME, Manifest, read_manifest
-from gristmill.foundation.progress import Reporter
-from gristmill.pipelines.cli.console import print_block
+from gristmill.foundation.progress import Reporter, print_block
 from gristmill.pipelines.cli.options import read_text
 from gristmill.pipelines.recipes.recipe_file import load_recipe
 from gristmill.pipelines.workdir.remote import lease

@@ -11,11 +11,10 @@ import typer
 from gristmill.foundation.errors import InputError, RecipeError
 from gristmill.foundation.files import is_address
 from gristmill.foundation.manifest import LOG_FOLDER, MANIFEST_NAME, read_manifest
-from gristmill.foundation.progress import Reporter
+from gristmill.foundation.progress import Reporter, print_block
 from gristmill.foundation.runtime.tasks.local import LocalEngine
 from gristmill.foundation.startup import DeferredModule, torchrun_variable
 from gristmill.pipelines.cli.checkpoint import EvaluatedModel, TaskOptions, evaluate_checkpoint
-from gristmill.pipelines.cli.console import print_block
 from gristmill.pipelines.cli.options import (
     EngineOptions,
     RecipeArgument,

@@ -11,8 +11,7 @@ from typing import Annotated
 import typer
 
 from gristmill.foundation.errors import InputError, RecipeError
-from gristmill.foundation.progress import Reporter
-from gristmill.pipelines.cli.console import print_rows
+from gristmill.foundation.progress import Reporter, print_rows
 from gristmill.pipelines.cli.options import with_option_groups
 
 

@@ -4,6 +4,7 @@ import gzip
 import io
 import json
 import zipfile
+from collections import Counter
 from collections.abc import Mapping
 from functools import partial
 from html import escape
@@ -13,7 +14,8 @@ import pytest
 
 from gristmill.data_pipeline.readers import markup
 from gristmill.data_pipeline.readers.document import Record, Unreadable
-from gristmill.data_pipeline.readers.pdf import Line, joined_lines, without_headers
+from gristmill.data_pipeline.readers.pdf import join_line, without_headers
+from gristmill.data_pipeline.readers.pdf_lines import Line, joined_lines
 from gristmill.data_pipeline.readers.read import FileRange, read_range
 from gristmill.data_pipeline.readers.source import SourceConfig
 from gristmill.foundation.files import file_digest
@@ -45,12 +47,17 @@ def refusal(folder, content: bytes, format_: str, **options) -> str:
 # PDF.
 
 
-def pdf(pages: list[list[tuple[int, int, str]]], title: str = "The mill") -> bytes:
+def pdf(pages: list[list[tuple[int, int, str]]], title: str = "The mill", letters: str = "") -> bytes:
     """A document in Helvetica, and in Courier where the text ends with a space, of 10 points; lines are (x, y,
-    text)."""
+    text). letters: what a stands for, of letters that follow each other in Unicode."""
     objects = ["<< /Type /Catalog /Pages 2 0 R >>", ""]
     objects += ["<< /Type /Font /Subtype /Type1 /BaseFont /Helvetica >>", f"<< /Title ({title}) /Author (Ann) >>"]
     kids = []
+    if letters:
+        span = f"1 beginbfrange <61> <7a> <{ord(letters):04x}> endbfrange"
+        codes = f"begincmap 1 begincodespacerange <00> <ff> endcodespacerange {span} endcmap"
+        objects[2] = objects[2].replace(" >>", " /ToUnicode 5 0 R >>")
+        objects.append(f"<< /Length {len(codes)} >>\nstream\n{codes}\nendstream")
     for lines in pages:
         shown = (f"/F{2 if text[-1] == ' ' else 1} 10 Tf 1 0 0 1 {x} {y} Tm ({text}) Tj" for x, y, text in lines)
         content = f"BT {' '.join(shown)} ET"
@@ -130,6 +137,25 @@ def test_items_and_tables_of_a_pdf_are_lines(tmp_path):
     ]
     text, _ = read_text(tmp_path, pdf([page]), "pdf", **MARKDOWN)
     assert "| Year | Flour |\n| --- | --- |\n| 1899 | 11 |" in text
+
+
+def test_letters_of_a_pdf_that_are_written_from_right_to_left(tmp_path):
+    """Drawn from the left, as programs do: a word's first letter is its last one here. The right column is first."""
+    pytest.importorskip("pypdfium2", reason="PDF needs the extra `documents`")
+    left = column(50, 700, ".onm lkj", "rqp")
+    right = column(300, 700, "gfe dcba", "ihg fed", "srq nml", "cba ihg")
+    text, _ = read_text(
+        tmp_path, pdf([[*left, *column(50, 676, "uts rqp", "xwv uts"), *right]], letters="\u05d0"), "pdf"
+    )
+    expected = "abcd efg def ghi lmn qrs ghi abc jkl mno. pqr pqr stu stu vwx"
+    assert text.split() == [
+        "".join(chr(ord(x) - 97 + 0x5D0) if x.isalpha() else x for x in word) for word in expected.split()
+    ]
+
+
+def test_lines_of_scripts_without_spaces_are_joined_without_one():
+    assert join_line("\u6c34\u8eca\u5c0f", "\u5c4b\u3002", Counter()) == "\u6c34\u8eca\u5c0f\u5c4b\u3002"
+    assert join_line("\u6c34\u8eca", "mill", Counter()) == "\u6c34\u8eca mill"
 
 
 def test_code_of_a_pdf_keeps_its_lines(tmp_path):
