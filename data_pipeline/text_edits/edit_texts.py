@@ -69,7 +69,11 @@ class ReannotatedFile:
 
     @property
     def new_scores(self) -> Path:
-        return self.path.with_suffix(".npy")
+        return _scores_beside(self.path)
+
+
+def _scores_beside(path: Path) -> Path:
+    return path.with_suffix(".npy")
 
 
 @dataclass(frozen=True)
@@ -239,7 +243,7 @@ class _Reannotation:
 
     def _scores(self, file: int) -> Path:
         assert self.scores is not None
-        return self.task(file).new_scores if self.is_new[file] else self.scores[file]
+        return _scores_beside(self._path(file)) if self.is_new[file] else self.scores[file]
 
 
 @dataclass(frozen=True)

@@ -92,7 +92,12 @@ class EditTask:
 
     @property
     def removed_spans(self) -> Path:
-        return self.path.with_suffix(".removed.parquet")
+        return _removed_spans(self.path)
+
+
+def _removed_spans(path: Path) -> Path:
+    """File of the spans that were removed from the texts of this file."""
+    return path.with_suffix(".removed.parquet")
 
 
 def edit_document_files(
@@ -112,21 +117,22 @@ def edit_document_files(
     open_workspace(folder, {**asdict(removal), "document_files": identities, "spans": digests})
     removed = PartitionedFiles(folder / "removed", removed_dtype("row", "value"), len(document_files), 1)
 
-    def task(number: int) -> EditTask:
-        path = folder / f"part-{number:05d}.parquet"
-        return EditTask(document_files[number], spans, number, removal, path, removed)
-
     numbers = range(len(document_files))
+    paths = LazySequence(lambda number: folder / f"part-{number:05d}.parquet", numbers)
+
+    def task(number: int) -> EditTask:
+        return EditTask(document_files[number], spans, number, removal, paths[number], removed)
+
     missing = [number for number in numbers if not removed.has(number)]
     sizes = [document_files[number].bytes for number in missing]
     engine.map(_edit_file, LazySequence(task, missing), "remove spans", sizes, "B")
-    is_edited = bytes(task(number).path.exists() for number in numbers)
+    is_edited = bytes(path.exists() for path in paths)
 
     def edited(number: int) -> DocumentFile:
         document_file = document_files[number]
-        return replace(document_file, path=task(number).path) if is_edited[number] else document_file
+        return replace(document_file, path=paths[number]) if is_edited[number] else document_file
 
-    span_files = LazySequence(lambda number: task(number).removed_spans, numbers)
+    span_files = LazySequence(lambda number: _removed_spans(paths[number]), numbers)
     return EditedFile(LazySequence(edited, numbers), span_files, removal.removals(removed))
 
 

@@ -182,20 +182,25 @@ class Engine(ABC):
         sizes: Sequence[float] | None = None,
         unit: str = "tasks",
     ) -> Iterator[Result]:
-        """As `map`, one result after the other: this process holds those whose turn has not come."""
+        """As `map`, one result after the other: this process holds those whose turn has not come. The last one comes
+        after all tasks have ended."""
         weights = list(sizes) if sizes is not None else [1.0] * len(tasks)
-        with self.reporter.meter(description, sum(weights), unit) as meter:
-            waiting: dict[int, Result] = {}
-            turn = 0
-            with closing(self._results_of_batches(function, tasks, weights, description)) as results:
-                for index, result in results:
-                    waiting[index] = result
-                    meter.advance(weights[index])
-                    while turn in waiting:
-                        yield waiting.pop(turn)
-                        turn += 1
+        last = len(tasks) - 1
+        waiting: dict[int, Result] = {}
+        turn = 0
+        with (
+            self.reporter.meter(description, sum(weights), unit) as meter,
+            closing(self._results_of_batches(function, tasks, weights, description)) as results,
+        ):
+            for index, result in results:
+                waiting[index] = result
+                meter.advance(weights[index])
+                while turn in waiting and turn < last:
+                    yield waiting.pop(turn)
+                    turn += 1
         if len(tasks):
             release_unused_memory()
+            yield waiting[last]
 
     def _results_of_batches(
         self, function: Callable[[Task], Result], tasks: Sequence[Task], weights: Sequence[float], description: str

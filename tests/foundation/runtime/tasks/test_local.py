@@ -1,5 +1,6 @@
 import errno
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -13,7 +14,7 @@ from rich.console import Console
 
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.progress import Reporter, Terminated, amount
-from gristmill.foundation.runtime.tasks.engine import Stragglers, task_batches
+from gristmill.foundation.runtime.tasks.engine import LazySequence, Stragglers, joined, task_batches
 from gristmill.foundation.runtime.tasks.local import LocalEngine, may_fork
 from gristmill.foundation.startup import are_huge_pages_allowed
 
@@ -33,6 +34,27 @@ def refuse_three(number):
 @pytest.mark.parametrize("workers", [1, 2])
 def test_results_come_in_the_order_of_the_tasks(workers):
     assert LocalEngine(workers, Reporter.silent()).map(square, [3, 1, 2], "squares") == [9, 1, 4]
+
+
+def process_of(task):
+    return os.getpid()
+
+
+def test_a_single_task_goes_to_workers_that_are_there():
+    """They stay when the last result of a map was taken, and nothing more was asked for."""
+    engine = LocalEngine(2, Reporter.silent())
+    assert engine.map(process_of, [0], "one") == [os.getpid()]
+    tasks = LazySequence(abs, range(-4, 0))
+    workers = [worker for _, worker in zip(range(4), engine.imap(process_of, tasks, "four"), strict=False)]
+    assert engine.map(process_of, [0], "one")[0] in workers and os.getpid() not in workers
+
+
+def test_values_of_a_lazy_sequence_are_built_when_they_are_asked_for():
+    built: list[int] = []
+    values = LazySequence(lambda number: built.append(number) or 10 * number, [3, 1, 2])
+    assert len(values) == 3 and values[1:][0] == 10 and built == [1]
+    assert list(joined([values, (), [5]])) == [30, 10, 20, 5] and built == [1, 3, 1, 2]
+    assert pickle.loads(pickle.dumps(values)) == (30, 10, 20)
 
 
 def test_small_tasks_travel_together_and_large_ones_alone():
