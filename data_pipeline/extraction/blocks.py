@@ -52,21 +52,22 @@ MAX_PATH_WORDS = 40
 _STARTS = np.zeros((len(_HINTS), 12), np.uint8)
 for _sort, (_start, _, _) in enumerate(_HINTS):
     _STARTS[_sort, : len(_start)] = np.frombuffer(_start, np.uint8)
-_FIRST_TWO = np.unique(_STARTS[:, :2], axis=0)  # bytes
+_FIRST_THREE = np.unique(_STARTS[:, :3], axis=0)  # bytes
 _LENGTHS = np.array([len(start) for start, _, _ in _HINTS])
 _LIMITS = np.array([limit for _, limit, _ in _HINTS])
+_MAX_PLACES = sum(limit for _, limit, _ in _HINTS)
 _WORD = re.compile(rb"[a-z]{2,30}")
 
 
 def hint_tokens(html: bytes) -> list[int]:
     """Places in the table of tokens for the page's Open Graph and schema.org types, its generator, and the words of its
     own address."""
-    head = html[:MAX_HINT_BYTES]
-    places = np.empty((_LIMITS.sum(), 2), np.int64)
-    num_places = _find_hints(np.frombuffer(head, np.uint8), places)
+    end = min(len(html), MAX_HINT_BYTES)
+    places = np.empty((_MAX_PLACES, 2), np.int64)
+    num_places = _find_hints(np.frombuffer(html, np.uint8, end), places)
     hints: set[tuple[int, bytes]] = set()
     for sort, at in places[:num_places].tolist():
-        match = _HINTS[sort][2].match(head, at)
+        match = _HINTS[sort][2].match(html, at, end)
         if match is None:
             continue
         if sort < _FIRST_ADDRESS:
@@ -86,11 +87,12 @@ def _find_hints(head, places):
     left = _LIMITS.copy()
     while at < size:
         mask = np.uint64(0xFFFFFFFFFFFFFFFF)
-        if at + 65 <= size:
+        if at + 66 <= size:
             mask = np.uint64(0)
-            for pair in range(len(_FIRST_TWO)):
-                first, second = _FIRST_TWO[pair]
-                mask |= bytes_within(head, at, first, np.uint8(1)) & bytes_within(head, at + 1, second, np.uint8(1))
+            for row in range(len(_FIRST_THREE)):
+                first, second, third = _FIRST_THREE[row]
+                first_two = bytes_within(head, at, first, np.uint8(1)) & bytes_within(head, at + 1, second, np.uint8(1))
+                mask |= first_two & bytes_within(head, at + 2, third, np.uint8(1))
         while mask != 0:
             place = at + np.int64(trailing_zeros(mask))
             mask &= mask - np.uint64(1)
@@ -238,18 +240,22 @@ def kept_blocks(html: bytes, weights: Weights, config: BlocksConfig) -> list[byt
 
 def _classified(html: bytes, weights: Weights, config: BlocksConfig) -> tuple[Page, np.ndarray]:
     """(the page, its blocks to keep as bool[B])."""
-    check_page(html)
+    num_tags = check_page(html)
     if _SPACE.space.tags > MAX_KEPT_TAGS:
         _SPACE.space = PageBuffers()
-    page, kept = classified(html, weights, config.threshold, _SPACE.space)
+    page, kept = classified(html, weights, config.threshold, _SPACE.space, num_tags)
     return page, with_options(page, kept, config)
 
 
 def classified(
-    html: bytes, weights: Weights, threshold: float | None, space: PageBuffers | None = None
+    html: bytes,
+    weights: Weights,
+    threshold: float | None,
+    space: PageBuffers | None = None,
+    num_tags: int | None = None,
 ) -> tuple[Page, np.ndarray]:
     """(the page with its kinds, its blocks of main text as bool[B]). threshold: None for the page's own."""
-    page = read_page(html, weights.token_weights, space)
+    page = read_page(html, weights.token_weights, space, num_tags=num_tags)
     set_kinds(page, html, weights.kind_tokens, weights.kinds)
     probabilities = classify(page, weights.first, weights.second, weights.network)
     kept = probabilities >= (page_threshold(page, probabilities) if threshold is None else threshold)
@@ -260,13 +266,11 @@ def without_copies(page: Page, kept: np.ndarray) -> np.ndarray:
     """The kept blocks without those that repeat a kept one before them below another element, as on pages that have a
     layout for phones too. Tables and code repeat lines on purpose, and so does a text with more than MAX_REPEATS.
     kept: bool[B]."""
-    chosen = np.flatnonzero(kept & (page.counts[:, REPEATS] > 1))
-    if len(chosen):
-        flags, counts = page.elements[page.blocks[chosen, ELEMENT], ELEMENT_FLAGS], page.counts[chosen]
-        is_repeated = (counts[:, REPEATS] <= MAX_REPEATS) & (counts[:, WORDS] >= MIN_REPEATED_WORDS)
-        chosen = chosen[is_repeated & (flags & (IN_TABLE | IN_CODE) == 0)]
-    if not len(chosen):
+    repeated = np.empty(len(kept), np.int32)
+    num_repeated = _find_repeated(page.elements, page.blocks, page.counts, kept, repeated)
+    if not num_repeated:
         return kept
+    chosen = repeated[:num_repeated]
     parents: dict[bytes, set[int]] = {}
     of_chosen = page.elements[page.blocks[chosen, ELEMENT], PARENT].tolist()
     for k, text, parent in zip(chosen.tolist(), _block_bytes(page, chosen), of_chosen, strict=True):
@@ -276,13 +280,25 @@ def without_copies(page: Page, kept: np.ndarray) -> np.ndarray:
     return kept
 
 
+@cached_njit(nogil=True)
+def _find_repeated(elements, blocks, counts, kept, repeated):
+    """Fill repeated with the numbers of the kept blocks that may be copies; returns how many they are."""
+    num_repeated = 0
+    for k in range(len(blocks)):
+        is_repeated = kept[k] and 1 < counts[k, REPEATS] <= MAX_REPEATS and counts[k, WORDS] >= MIN_REPEATED_WORDS
+        if is_repeated and elements[blocks[k, ELEMENT], ELEMENT_FLAGS] & (IN_TABLE | IN_CODE) == 0:
+            repeated[num_repeated] = k
+            num_repeated += 1
+    return num_repeated
+
+
 def _block_bytes(page: Page, chosen: np.ndarray) -> list[bytes]:
     text = page.text.tobytes()
     return [text[start:end] for start, end in page.blocks[chosen][:, (START, END)].tolist()]
 
 
-def check_page(html: bytes) -> None:
-    """Raises NotAPage for JSON, an XML feed, and more than MAX_TAGS tags."""
+def check_page(html: bytes) -> int:
+    """The number of tags. Raises NotAPage for JSON, an XML feed, and more than MAX_TAGS tags."""
     tags = count_byte(np.frombuffer(html, np.uint8), 60)
     if tags > MAX_TAGS:
         raise NotAPage("page_too_large", f"{tags} tags; the limit is {MAX_TAGS}")
@@ -293,12 +309,15 @@ def check_page(html: bytes) -> None:
         try:
             orjson.loads(html)
         except orjson.JSONDecodeError:
-            return
+            return tags
         raise NotAPage("not_html", "JSON, not a page")
+    return tags
 
 
 def with_options(page: Page, kept: np.ndarray, config: BlocksConfig) -> np.ndarray:
     """The kept blocks with comments and without tables, as the options say. kept: bool[B]."""
+    if config.tables and not config.comments:
+        return kept
     elements, blocks = page.elements, page.blocks
     flags = elements[blocks[:, ELEMENT], ELEMENT_FLAGS]
     if config.comments:

@@ -9,7 +9,6 @@ taken out of the finished text."""
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -127,42 +126,49 @@ def _below(place: BlockPlace, element: int, tag: int, parent: int) -> BlockPlace
 
 
 _OF_TAGS = [_below(BlockPlace(), 1, tag, 0) for tag in range(len(TAG_KINDS))]
+ORDINAL, COUNT, NEAREST, IS_FLOW, IS_ABOVE = range(5)  # columns of _find_structure
 _IS_STRUCTURAL = np.array([place != BlockPlace() for place in _OF_TAGS])
 _IS_IN_TEXT = np.array([place._replace(level=0, quotes=0) != BlockPlace() for place in _OF_TAGS])  # also in plain text
 
 
 @cached_njit(nogil=True)
-def _find_structure(elements, ordinals, counts, nearest, is_flow):
-    """ordinals: of items and cells in their parent, from 0. counts: of those. nearest: of each element the structural
-    one around it, or itself. is_flow: elements whose blocks are paragraphs of plain text."""
-    is_flow[0] = 1
+def _find_structure(elements, blocks, kept, joins_flow, structure, rows, above):
+    """Fill structure (int32[E, 5], zeros), rows (int32[B, 4]) and above (int32[E, 4]); returns the numbers of the rows
+    of the last two.
+
+    Columns of structure: ordinals of items and cells in their parent, from 0; the number of those in the element; the
+    nearest structural element around it, or itself; 1 outside of lists, tables and code, where blocks are paragraphs
+    of plain text; 1 for those above. Rows: of each kept block the structural element around it, or 0 for a paragraph
+    where joins_flow; its START and END; whether it is such a paragraph. Above: the structural elements around kept
+    blocks, in the order of the page: element, tag, parent, the nearest structural one around it."""
+    structure[0, IS_FLOW] = joins_flow
     for e in range(1, len(elements)):
         tag, parent = elements[e, TAG], elements[e, PARENT]
-        nearest[e] = e if _IS_STRUCTURAL[tag] else nearest[parent]
-        is_flow[e] = is_flow[parent] if not _IS_IN_TEXT[tag] else 0
+        structure[e, NEAREST] = e if _IS_STRUCTURAL[tag] else structure[parent, NEAREST]
+        structure[e, IS_FLOW] = 0 if _IS_IN_TEXT[tag] else structure[parent, IS_FLOW]
         if TAG_KINDS[tag] & (ITEM | CELL):
-            ordinals[e] = counts[parent]
-            counts[parent] += 1
-
-
-@cached_njit(nogil=True)
-def _find_around(elements, nearest, inside):
-    """int32[N, 4]: the structural elements around those of `inside`, which are structural, and those themselves, in the
-    order of the page: element, tag, parent, the nearest structural one around it."""
-    is_around, num_around = np.zeros(len(elements), np.bool_), 0
-    for n in range(len(inside)):
-        e = inside[n]
-        while e != 0 and not is_around[e]:
-            is_around[e] = True
-            num_around += 1
-            e = nearest[elements[e, PARENT]]
-    around, n = np.empty((num_around, 4), np.int32), 0
-    for e in range(len(elements)):
-        if is_around[e]:
+            structure[e, ORDINAL] = structure[parent, COUNT]
+            structure[parent, COUNT] += 1
+    num_rows, num_above, last = 0, 0, 0
+    for k in range(len(blocks)):
+        if kept[k]:
+            e = blocks[k, ELEMENT]
+            is_joined = structure[e, IS_FLOW]
+            e = 0 if is_joined else structure[e, NEAREST]
+            rows[num_rows, 0], rows[num_rows, 1], rows[num_rows, 2] = e, blocks[k, START], blocks[k, END]
+            rows[num_rows, 3] = is_joined
+            num_rows += 1
+            last = max(last, e)
+            while e != 0 and structure[e, IS_ABOVE] == 0:
+                structure[e, IS_ABOVE] = 1
+                e = structure[elements[e, PARENT], NEAREST]
+    for e in range(1, last + 1):
+        if structure[e, IS_ABOVE]:
             parent = elements[e, PARENT]
-            around[n, 0], around[n, 1], around[n, 2], around[n, 3] = e, elements[e, TAG], parent, nearest[parent]
-            n += 1
-    return around
+            above[num_above, 0], above[num_above, 1], above[num_above, 2] = e, elements[e, TAG], parent
+            above[num_above, 3] = structure[parent, NEAREST]
+            num_above += 1
+    return num_rows, num_above
 
 
 class PostAuthor(NamedTuple):
@@ -182,16 +188,15 @@ class ItemNumbers:
     lists: (number of the first item, step) of each list."""
 
     page: Page
-    ordinals: np.ndarray
-    counts: np.ndarray
+    structure: np.ndarray
     lists: dict[int, tuple[int, int]] = field(default_factory=dict)
 
     def of(self, item: int) -> int:
-        ordinal, parent = int(self.ordinals[item]), int(self.page.elements[item, PARENT])
+        ordinal, parent = int(self.structure[item, ORDINAL]), int(self.page.elements[item, PARENT])
         if parent not in self.lists:
             tag = start_tag(self.page, parent)
             is_reversed, number = _REVERSED.match(tag), _NUMBER.match(tag)
-            first = int(number[1]) if number else int(self.counts[parent]) if is_reversed else 1
+            first = int(number[1]) if number else int(self.structure[parent, COUNT]) if is_reversed else 1
             self.lists[parent] = (first, -1 if is_reversed else 1)
         first, step = self.lists[parent]
         if value := _NUMBER.match(start_tag(self.page, item)):  # those behind it count from there
@@ -202,19 +207,19 @@ class ItemNumbers:
 
 def layout(page: Page, kept: np.ndarray, options: LayoutOptions, authors: Sequence[PostAuthor] = ()) -> str:
     """The kept blocks' text, and the authors in lines of their own. kept: bool[B]."""
-    ordinals, counts, nearest, is_flow = np.zeros((4, len(page.elements)), np.int32)
-    _find_structure(page.elements, ordinals, counts, nearest, is_flow)
-    rows = page.blocks[np.flatnonzero(kept)]
-    is_joined = is_flow[rows[:, ELEMENT]] if _is_plain(options) and not authors else np.zeros(len(rows), np.int32)
-    around = nearest[rows[:, ELEMENT]] * (1 - is_joined)
+    structure = np.zeros((len(page.elements), 5), np.int32)
+    rows, above = np.empty((len(page.blocks), 4), np.int32), np.empty((len(page.elements), 4), np.int32)
+    joins_flow = _is_plain(options) and not authors
+    num_rows, num_above = _find_structure(page.elements, page.blocks, kept, joins_flow, structure, rows, above)
     places = {0: BlockPlace()}
-    for element, tag, parent, above in _find_around(page.elements, nearest, around).tolist():
-        places[element] = _below(places[above], element, tag, parent)
-    chosen = _placed(page.text.tobytes(), rows, is_joined, [places[element] for element in around.tolist()])
+    for element, tag, parent, around in above[:num_above].tolist():
+        places[element] = _below(places[around], element, tag, parent)
+    chosen = _placed(page.text.tobytes(), rows[:num_rows].tolist(), places)
     tables = data_tables(chosen) if options.table_rows else set()
     if authors:
-        chosen = _with_authors(chosen, authors, [places[int(nearest[author.item])] for author in authors])
-    return _joined(_pieces(chosen, tables, ItemNumbers(page, ordinals, counts), options), options)
+        posts = [places[int(structure[author.item, NEAREST])] for author in authors]
+        chosen = _with_authors(chosen, authors, posts)
+    return _joined(_pieces(chosen, tables, ItemNumbers(page, structure), options), options)
 
 
 def _is_plain(options: LayoutOptions) -> bool:
@@ -222,18 +227,20 @@ def _is_plain(options: LayoutOptions) -> bool:
     return options.format == "text" and options.line_breaks and not options.marks
 
 
-def _placed(text: bytes, rows: np.ndarray, is_flow: np.ndarray, places: list[BlockPlace]) -> list[PlacedBlock]:
-    """The blocks of these rows. A run of those with is_flow, most of a page, is one block with blank lines."""
-    starts, ends = rows[:, START].tolist(), rows[:, END].tolist()
-    cuts = np.flatnonzero((is_flow[1:] == 0) | (is_flow[:-1] == 0)) + 1
-    bounds = [0, *cuts.tolist(), len(rows)] if len(rows) else []
-    blocks = []
-    for first, last in pairwise(bounds):
-        part = text[starts[first] : ends[first]]
-        if last - first > 1:
-            others = zip(starts[first + 1 : last], ends[first + 1 : last], strict=True)
-            part = b"\n\n".join([part, *(text[start:end] for start, end in others)])
-        blocks.append(_new(PlacedBlock, (first, part.decode("utf-8", "replace"), places[first])))
+def _placed(text: bytes, rows: list[list[int]], places: dict[int, BlockPlace]) -> list[PlacedBlock]:
+    """The blocks of the rows that _find_structure fills. A run of paragraphs, most of a page, is one block."""
+    blocks: list[PlacedBlock] = []
+    run: list[bytes] = []
+    for number, (element, start, end, is_joined) in enumerate(rows):
+        if is_joined:
+            run.append(text[start:end])
+            continue
+        if run:
+            blocks.append(_new(PlacedBlock, (number - 1, b"\n\n".join(run).decode("utf-8", "replace"), places[0])))
+            run = []
+        blocks.append(_new(PlacedBlock, (number, text[start:end].decode("utf-8", "replace"), places[element])))
+    if run:
+        blocks.append(_new(PlacedBlock, (len(rows) - 1, b"\n\n".join(run).decode("utf-8", "replace"), places[0])))
     return blocks
 
 
@@ -314,7 +321,7 @@ def _pieces(
         if place.cell and place.table in tables:
             while end < len(blocks) and blocks[end].place.table == place.table and blocks[end].place.cell:
                 end += 1
-            yield _table(blocks[at:end], numbers.ordinals, options)
+            yield _table(blocks[at:end], numbers.structure, options)
         elif place.code:
             while end < len(blocks) and blocks[end].place.code == place.code:
                 end += 1
@@ -405,12 +412,12 @@ def _item(blocks: Sequence[PlacedBlock], is_first: bool, numbers: ItemNumbers, o
     return Piece(lines, ("list", place.list), place.quotes)
 
 
-def _table(blocks: Sequence[PlacedBlock], ordinals: np.ndarray, options: LayoutOptions) -> Piece:
+def _table(blocks: Sequence[PlacedBlock], structure: np.ndarray, options: LayoutOptions) -> Piece:
     rows: dict[int, dict[int, list[str]]] = {}
     headers: dict[int, bool] = {}
     for block in blocks:
         place = block.place
-        cell = rows.setdefault(place.row, {}).setdefault(int(ordinals[place.cell]), [])
+        cell = rows.setdefault(place.row, {}).setdefault(int(structure[place.cell, ORDINAL]), [])
         cell.append(_mark(" ".join(block.text.split()), block, options))
         headers[place.row] = headers.get(place.row, True) and place.header
     width = max(max(cells) for cells in rows.values()) + 1

@@ -128,11 +128,16 @@ class PageBuffers:
 
 
 def read_page(
-    html: bytes, token_weights: np.ndarray, space: PageBuffers | None = None, with_pairs: bool = False
+    html: bytes,
+    token_weights: np.ndarray,
+    space: PageBuffers | None = None,
+    with_pairs: bool = False,
+    num_tags: int | None = None,
 ) -> Page:
     """Tokenize and count. html: valid UTF-8. space: the page's arrays are views of it; without one they are new.
-    with_pairs: return the (element, token) pairs and the words of short blocks, for fitting."""
-    size, tags = len(html), count_byte(np.frombuffer(html, np.uint8), 60)
+    with_pairs: return the (element, token) pairs and the words of short blocks, for fitting. num_tags: how often <
+    stands in the page, if it is known."""
+    size, tags = len(html), count_byte(np.frombuffer(html, np.uint8), 60) if num_tags is None else num_tags
     space = space or PageBuffers()
     space.grow(size, tags)
     space.source[:size] = np.frombuffer(html, np.uint8)
