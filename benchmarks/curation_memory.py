@@ -36,6 +36,7 @@ from gristmill.foundation.runtime.tasks.task_files import ranges_for
 SIZES = (350_000, 700_000)  # in both the workers find near duplicates (of 50,000) and digest raw files (of 64 MB)
 FILE_DOCUMENTS = 10_000
 WORDS, QUESTIONS = 45, 200
+INTERNED = 500_000
 RANGE_RECORDS, MATCHES_OF_TASK = 20_000, 500  # so that there are several tasks
 
 
@@ -92,6 +93,8 @@ def measured(documents: int, workers: int, folder: Path) -> dict[str, int]:
     for module in (decontamination, spans, substrings):
         vars(module)["ranges_for"] = lambda records, most=RANGE_RECORDS: ranges_for(records, most)
     decontamination.MATCHES_OF_TASK = MATCHES_OF_TASK
+    # Python's table of interned strings, which takes names of files too, doubles at some point: 2 MB in any step
+    [sys.intern(f"interned {number}") for number in range(INTERNED)]
     engine = MeasuringEngine(workers)
     sources = [
         SourceConfig(name=name, format="jsonl", paths=(str(folder / f"{name}-*.jsonl"),)) for name in ("good", "web")

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 from gristmill.data_pipeline.ledger.document_file import Mask, RowRange, packed_ids, read_rows
 from gristmill.data_pipeline.ledger.removal_step import StoredRemovals, removed_dtype, write_removed
 from gristmill.data_pipeline.quality.config import FITTED_NAME, QualityConfig
-from gristmill.data_pipeline.quality.linear_model import FitSettings, LinearModel, fit_linear_model, load_linear_model
+from gristmill.data_pipeline.quality.linear_model import FitSettings, fit_linear_model, load_linear_model
 from gristmill.data_pipeline.readers.source import SourceConfig
 from gristmill.data_pipeline.signals.bits import TextBuffer
 from gristmill.foundation.checksums import checksummed_path, matches_checksum, write_checksum
@@ -23,7 +23,7 @@ from gristmill.foundation.fingerprint import fingerprint
 from gristmill.foundation.runtime.tasks.engine import Engine, LazySequence
 from gristmill.foundation.runtime.tasks.task_files import PartitionedFiles, fetch
 
-FIT_VERSION = 2  # raised whenever the code changes what is fitted
+FIT_VERSION = 3  # raised whenever the code changes what is fitted
 SCORED_ROWS = 1024  # texts of a batch, in memory as Python strings
 COUNT = np.dtype([("score", "<u4"), ("times", "<i8")])  # score: in SCORE_STEPS
 LOWEST = np.dtype([("hash", np.uint64), ("id", np.uint64, 2), ("file", np.int64), ("row", np.int64)])
@@ -65,16 +65,19 @@ def score_quality(
 ) -> tuple[StoredRemovals, dict[str, Sequence[Path]]]:
     """Return (the removal step, source -> the file of scores of each of its annotated files).
 
-    The model is fitted to the documents that the filters kept. This process holds nothing of a document but the
-    texts that it trains on. Raises RecipeError for a source that is not in the recipe."""
+    The model is fitted to the documents that the filters kept. This process holds 40 bytes of each document that the
+    model is fitted to, and no text. Raises RecipeError for a source that is not in the recipe."""
     by_name = {source.source.name: source for source in sources}
     for name in (*config.positive, *config.negative, *config.apply_to):
         _check_name(name, list(by_name))
     work = folders.cache / fingerprint(_identity(sources, config))
     if not matches_checksum(work / FITTED_NAME):
-        _fit(by_name, config).save(work / FITTED_NAME)
-        write_checksum(work / FITTED_NAME)
-    load_linear_model(work / FITTED_NAME).save(folders.corpus / FITTED_NAME)
+        classes = [
+            [_chosen_texts(by_name[name], config, folders.work / "chosen", engine) for name in names]
+            for names in (config.positive, config.negative)
+        ]
+        engine.map(_fit, [FitTask(classes, config, work / FITTED_NAME)], "quality: fit")
+    load_linear_model(fetch(work / FITTED_NAME)).save(folders.corpus / FITTED_NAME)
     scored_sources = [by_name[name] for name in config.scored]
     paths = [path for source in scored_sources for path in source.paths]
     tasks = LazySequence(
@@ -184,38 +187,93 @@ def _select(task: SelectTask) -> None:
     write_removed(task.removed, task.number, **{name: values[~kept] for name, values in columns.items()})
 
 
-def _fit(by_name: dict[str, ScoredSource], config: QualityConfig) -> LinearModel:
-    positive, negative = (
-        [text for name in names for text in _texts(by_name[name], config)]
-        for names in (config.positive, config.negative)
+@dataclass(frozen=True)
+class ChooseTask:
+    """Find the kept documents of an annotated file with the lowest hashes. number: of the file in its source."""
+
+    annotated: Path
+    kept: Mask
+    number: int
+    max_documents: int
+
+
+@dataclass(frozen=True)
+class TextsTask:
+    """Write the texts of these rows of an annotated file. ranks: of each among the texts of its source."""
+
+    annotated: Path
+    rows: np.ndarray
+    ranks: np.ndarray
+    path: Path
+
+
+@dataclass(frozen=True)
+class FitTask:
+    """Fit the model to the texts of both classes, the positive one first: the files of each source."""
+
+    classes: Sequence[Sequence[Sequence[Path]]]
+    config: QualityConfig
+    path: Path
+
+
+def _chosen_texts(source: ScoredSource, config: QualityConfig, folder: Path, engine: Engine) -> Sequence[Path]:
+    """The files of the source's kept texts with the lowest hashes, at most max_documents."""
+    tasks = LazySequence(
+        lambda file: ChooseTask(source.paths[file], source.kept()[file], file, config.max_documents),
+        range(len(source.paths)),
     )
+    chosen = np.empty(0, LOWEST)
+    for of_file in engine.imap(_choose, tasks, "quality: choose documents", unit="files"):
+        chosen = _lowest(np.concatenate([chosen, of_file]), config.max_documents)
+    files = np.unique(chosen["file"])
+
+    def texts_task(place: int) -> TextsTask:
+        ranks = np.flatnonzero(chosen["file"] == files[place])
+        ranks = ranks[np.argsort(chosen["row"][ranks])]
+        path = source.paths[files[place]]
+        return TextsTask(path, chosen["row"][ranks], ranks, folder / path.name)
+
+    texts = LazySequence(texts_task, range(len(files)))
+    engine.map(_write_texts, texts, "quality: read documents", unit="files")
+    return [folder / source.paths[file].name for file in files.tolist()]
+
+
+def _choose(task: ChooseTask) -> np.ndarray:
+    """LOWEST[]. Memory: 40 bytes for each document of the file."""
+    mask = task.kept.mask()
+    table = pq.read_table(task.annotated, columns=["text_hash", "doc_id"]).filter(pa.array(mask))
+    documents = np.empty(len(table), LOWEST)
+    documents["hash"], documents["row"] = table.column("text_hash").to_numpy(), np.flatnonzero(mask)
+    documents["id"], documents["file"] = packed_ids(table.column("doc_id"), task.annotated), task.number
+    return _lowest(documents, task.max_documents)
+
+
+def _lowest(documents: np.ndarray, count: int) -> np.ndarray:
+    return documents[np.lexsort((documents["id"][:, 1], documents["id"][:, 0], documents["hash"]))[:count]]
+
+
+def _write_texts(task: TextsTask) -> None:
+    texts = read_rows(RowRange.of_rows(task.annotated, task.rows), ["text"])
+    with checksummed_path(task.path) as temporary:
+        pq.write_table(texts.append_column("rank", pa.array(task.ranks)), temporary, compression="lz4")
+
+
+def _texts(paths: Sequence[Path]) -> list[str]:
+    """The texts of a source in the order of their hashes."""
+    tables = [pq.read_table(path) for path in paths]
+    return pa.concat_tables(tables).sort_by("rank").column("text").to_pylist() if tables else []
+
+
+def _fit(task: FitTask) -> None:
+    config = task.config
+    positive, negative = ([text for paths in of_class for text in _texts(paths)] for of_class in task.classes)
     labels = " and ".join(config.positive), " and ".join(config.negative)
     try:
-        return fit_linear_model(positive, negative, FitSettings(config.ngram, config.features, config.held_out, labels))
+        settings = FitSettings(config.ngram, config.features, config.held_out, labels)
+        fit_linear_model(positive, negative, settings).save(task.path)
     except InputError as error:
         raise InputError(f"curate.quality: {error}") from error
-
-
-def _texts(source: ScoredSource, config: QualityConfig) -> list[str]:
-    """The source's kept texts with the lowest hashes, at most max_documents, in the order of their hashes.
-
-    Memory: 40 bytes for each of max_documents and for each document of a file."""
-    chosen = np.empty(0, LOWEST)
-    for number, (path, mask) in enumerate(zip(source.paths, source.kept_masks(), strict=True)):
-        table = pq.read_table(fetch(path), columns=["text_hash", "doc_id"]).filter(pa.array(mask))
-        ranks = np.empty(len(table), LOWEST)
-        ranks["hash"], ranks["file"], ranks["row"] = table.column("text_hash").to_numpy(), number, np.flatnonzero(mask)
-        ranks["id"] = packed_ids(table.column("doc_id"), path)
-        chosen = np.concatenate([chosen, ranks])
-        chosen = chosen[np.lexsort((chosen["id"][:, 1], chosen["id"][:, 0], chosen["hash"]))[: config.max_documents]]
-    texts = np.empty(len(chosen), object)
-    for number, path in enumerate(source.paths):
-        places = np.flatnonzero(chosen["file"] == number)
-        places = places[np.argsort(chosen["row"][places])]
-        if len(places):
-            read = read_rows(RowRange.of_rows(path, chosen["row"][places]), ["text"])
-            texts[places] = read.column("text").to_pylist()
-    return texts.tolist()
+    write_checksum(task.path)
 
 
 def _identity(sources: Sequence[ScoredSource], config: QualityConfig) -> list:
