@@ -54,6 +54,7 @@ ANCHORED = {
     "_XML": "match",
     "_FIRST_TAG": "match",
     "_LANGUAGE": "fullmatch",
+    "_ENVIRONMENT": "match",
 }
 
 REPEATED = (" ", "a", "[", "(", "a@", "a.", "1.", "1 ", "<", "\n", " \n", "<!--", '"""\n\\')
