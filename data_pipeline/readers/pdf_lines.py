@@ -24,10 +24,10 @@ MAX_MARK_RISE = 0.9  # of a quote's middle over the baseline, of the height of i
 # Marks of list items, which stand apart from their text; a dash is one only where it does.
 _BULLET = re.compile(r"[\u2022\u25e6\u25aa\u2023\u25cf\u25cb\u25a0\u25a1\uf0b7\uf0a7](?=\s|$)")
 _DASH, _NUMBER = re.compile(r"[\u2013*-]"), re.compile(r"\(?(?:\d{1,3}|[a-z]|[ivx]+)[.)](?=\s|$)")
-_LEADER = re.compile(r"(?:\s?\.){5,}\s*(?=\w+$)")
+_LEADER = re.compile(r"(?<![\s.])(?:\s?\.){5,}+\s*(?=\w+$)")
 MIN_MARK_GAP, MAX_MARK_GAP = 0.4, 4.0  # between a mark and its text, of a line's height
 # A table is told from columns of text by short cells that stand under each other, and a column of figures.
-_FIGURE = re.compile(r"[^A-Za-z]*\d[^A-Za-z]*[A-Za-z%\u00b0]{0,3}|[-\u2013\u2014]|n/?a", re.IGNORECASE)
+_FIGURE = re.compile(r"[\W\d_]{0,40}\d[\W_]{0,10}[^\W\d_]{0,3}|[-\u2013\u2014]|n/?a", re.IGNORECASE)
 MIN_TABLE_ROWS, MAX_CELL_WORDS, MIN_FIGURES = 3, 4, 0.6
 MAX_ROW_DISTANCE = 4.0  # of a line's height
 # Code is set in letters of one width.

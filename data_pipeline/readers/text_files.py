@@ -269,7 +269,7 @@ html_extraction = DeferredModule("gristmill.data_pipeline.extraction.html_extrac
 
 SEPARATOR = b"From "  # at the beginning of a line behind an empty one
 _CHARSETS_OF_MAIL = re.compile(r"utf-?7|(?:cp|ibm)-?\d+|iso-?2022-?(?:kr|cn).*")
-_ESCAPED_SEPARATOR = re.compile(rb">+From ")  # of a message's own line, by one more ">" (the form mboxrd)
+_ESCAPED_SEPARATOR = re.compile(rb">{1,100}From ")  # of a message's own line, by one more ">" (the form mboxrd)
 
 
 def read_mailbox(file: BinaryIO, name: str, source: SourceConfig) -> Iterator[Record | Unreadable]:
