@@ -19,7 +19,7 @@ from gristmill.pipelines.cli.data import StageGroup
 BLOCKS = [block for block in all_blocks() if block.kind not in ("figure", "data")]
 RUN_HERE = [block for block in BLOCKS if block.exempt is None]
 # Why a block is not run, by the first word of its comment, and how many may be: a new one is argued for here.
-MOST_NOT_RUN = {"bucket": 2, "cluster": 6, "make": 1, "minutes": 11}
+MOST_NOT_RUN = {"bucket": 2, "cluster": 6, "make": 1, "minutes": 10}
 MOST_RUN_ELSEWHERE = 11
 
 
