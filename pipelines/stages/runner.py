@@ -251,7 +251,8 @@ class Runner:
         origin: dict[str, Any] = {"recipe": self.recipe.model_dump(mode="json")}
         if stage.reads_raw:
             origin["lock"] = self.lock.model_dump(mode="json")
-        self._remove_temporary_files(incomplete)  # of workers that were lost while the driver went on
+        for folder in (incomplete, self.workdir / "cache"):
+            self._remove_temporary_files(folder)  # of workers that were lost while the driver went on
         sync_tree(incomplete)
         identity = StageIdentity(stage.name, stage.code_version, plan.config, plan.inputs)
         write_manifest(incomplete, identity, metadata, origin, stage.libraries, digests)

@@ -55,6 +55,8 @@ class Mill:
             write_atomic(context.folder / "first", name.encode())
             if self.leaves:
                 (context.folder / self.leaves).touch()
+                (context.cache / "filters").mkdir(parents=True, exist_ok=True)
+                (context.cache / "filters" / self.leaves).touch()
             if name in self.fail:
                 raise self.fail[name]
             before = b"".join((folder / "second").read_bytes() for folder in context.inputs.values())
@@ -202,6 +204,7 @@ def test_what_lost_workers_left_in_a_stage_is_removed_before_it_is_complete(mill
     mill.leaves = ".second.0123456789abcdef.tmp"
     mill.runner().run(to="a")
     assert sorted(path.name for path in (mill.workdir / "a").iterdir()) == ["first", "manifest.json", "second"]
+    assert not list((mill.workdir / "cache" / "filters").iterdir())
 
 
 def test_a_work_folder_stays_complete_when_moved_copied_or_linked(mill, tmp_path):
