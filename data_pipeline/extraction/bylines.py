@@ -231,8 +231,6 @@ _ACCOUNT = re.compile(  # the link to an account; its name is the text too
 _TEXT = re.compile(rb">([^<>]{2,100})(?=<)")
 _EDGES = " ,;:|\u2022\u00b7"
 _VOID = frozenset((b"img", b"br", b"meta", b"link", b"input", b"hr", b"wbr", b"source"))
-
-
 DECLARED = 3  # rank
 
 

@@ -11,6 +11,8 @@ from statistics import median
 from typing import Any, NamedTuple
 from unicodedata import normalize
 
+from gristmill.data_pipeline.readers.whole_files import Refused
+
 MAX_LINES = 4_000  # of a page
 _LETTER = re.compile(r"[^\W_]")
 # Boxes are those of the printed letters: "name" is half as high as "(if)" in one font. Heights of letters in parts of
@@ -41,7 +43,6 @@ Box = tuple[float, float, float, float]  # left, bottom, right, top
 _RIGHT_TO_LEFT = re.compile(r"[\u0590-\u08ff\ufb1d-\ufdff\ufe70-\ufefc]")
 # Forms of letters in fonts (ligatures, Arabic letters at the end of a word), as letters.
 LETTERS_OF_FORMS = {code: normalize("NFKC", chr(code)) for code in (*range(0xFB00, 0xFE00), *range(0xFE70, 0xFEFD))}
-MAX_CHARACTERS = 200_000  # of a page
 MAX_GAP_IN_LINE = 2.0  # between characters of a line, of their height; a wider one is between columns
 
 
@@ -78,13 +79,16 @@ class Line(NamedTuple):
 
 
 def pieces_of(page: Any) -> list[Line]:
-    """The page's pieces of text as PDFium gives them, of one line and font each; CODE: in letters of one width."""
+    """The page's pieces of text as PDFium gives them, of one line and font each; CODE: in letters of one width. Raises
+    Refused for a page of more than MAX_LINES."""
     text_page = page.get_textpage()
     try:
         if _RIGHT_TO_LEFT.search(text_page.get_text_range()):  # whose pieces are single letters
             return _lines_in_order(text_page)
         pieces = []
-        for number in range(min(text_page.count_rects(), MAX_LINES)):
+        count = text_page.count_rects()
+        _check_size(count)
+        for number in range(count):
             left, bottom, right, top = text_page.get_rect(number)
             text = text_page.get_text_bounded(left=left, bottom=bottom, right=right, top=top)
             if words := " ".join(text.translate(LETTERS_OF_FORMS).split()):
@@ -99,6 +103,11 @@ def pieces_of(page: Any) -> list[Line]:
         page.close()
 
 
+def _check_size(lines: int) -> None:
+    if lines > MAX_LINES:
+        raise Refused("page_too_large", f"over {MAX_LINES} pieces of text on a page, which is the limit")
+
+
 def _lines_in_order(text_page: Any) -> list[Line]:
     """Lines of a page with letters that are written from right to left, from PDFium's characters, which are in the
     order of reading. Where most letters are such, the page is mirrored, so that lines begin at the left."""
@@ -106,13 +115,14 @@ def _lines_in_order(text_page: Any) -> list[Line]:
 
     characters: list[tuple[str, Box]] = []
     lines: list[Line] = []
-    count = min(pdfium.FPDFText_CountChars(text_page), MAX_CHARACTERS)
+    count = pdfium.FPDFText_CountChars(text_page)
     for number in range(count):
         code = pdfium.FPDFText_GetUnicode(text_page, number)
         if code not in LINE_ENDS:
             characters.append((chr(code), text_page.get_charbox(number)))
         if characters and (code in LINE_ENDS or number == count - 1):
             lines += _columns_of_line(characters)
+            _check_size(len(lines))
             characters = []
     text = "".join(line.text for line in lines)
     if len(_RIGHT_TO_LEFT.findall(text)) < 0.5 * len(_LETTER.findall(text)):
@@ -175,7 +185,10 @@ def _left_without_spaces(text_page: Any, character: int, left: float) -> float:
 
 def without_typewriter(pages: Sequence[Sequence[Line]]) -> Sequence[Sequence[Line]]:
     """The pages; where most letters have one width, as of a typewriter, no piece is code."""
-    sizes = Counter(kind for page in pages for *_, text, kind in page for _ in text)
+    sizes: Counter[Kind] = Counter()
+    for page in pages:
+        for piece in page:
+            sizes[piece.kind] += len(piece.text)
     if sizes[Kind.CODE] <= MAX_CODE_SHARE * sizes.total():
         return pages
     return [[piece._replace(kind=Kind.PROSE) for piece in page] for page in pages]
@@ -248,7 +261,7 @@ def _joined_row(row: Sequence[Line]) -> list[Line]:
         gap, height = piece.left - last.right, max(piece.height, last.height)
         if lines and piece.right <= last.right and piece.text in last.text:
             continue  # printed twice, as for bold letters
-        if len(lines) == 1 and _DASH.fullmatch(last.text) and MIN_MARK_GAP < gap / height < MAX_MARK_GAP:
+        if len(lines) == 1 and _DASH.fullmatch(last.text) and MIN_MARK_GAP * height < gap < MAX_MARK_GAP * height:
             last = last._replace(text="\u2022")
         is_mark = _BULLET.fullmatch(last.text) or _NUMBER.fullmatch(last.text)
         if lines and -height < gap < (MAX_MARK_GAP if is_mark else 0.9) * height:

@@ -201,6 +201,12 @@ def test_marks_in_a_font_of_their_own_stay_on_their_line():
     assert [line.text for line in joined_lines(pieces)] == ["Call \u2018mill\u2019,"]
 
 
+def test_pieces_without_a_height_are_read():
+    """As damaged fonts give them, beside others."""
+    flat = [Line(50, 100, 52, 100, "-"), Line(60, 100, 90, 100, "mill"), Line(200, 100.5, 230, 108, "wheel")]
+    assert [line.text for line in joined_lines(flat)] == ["-", "mill", "wheel"]
+
+
 def test_headers_of_a_chapter_and_numbers_of_pages_are_left_out():
     """Of thirty pages a chapter has four, a number at its foot three."""
 
@@ -219,6 +225,9 @@ def test_scanned_and_damaged_pdfs_are_refused(tmp_path):
     pytest.importorskip("pypdfium2", reason="PDF needs the extra `documents`")
     assert refusal(tmp_path, pdf([[], [(10, 10, "stamp")]]), "pdf") == "scanned_pdf"
     assert refusal(tmp_path, b"%PDF-1.4\nnothing", "pdf") == "bad_pdf"
+    crowded = [(20 * (number % 25) + 5, 790 - 4 * (number // 25), "a") for number in range(4100)]
+    assert refusal(tmp_path, pdf([crowded]), "pdf") == "page_too_large"
+    assert refusal(tmp_path, pdf([crowded], letters="\u05d0"), "pdf") == "page_too_large"
     assert refusal(tmp_path, pdf([numbered_page(0)]), "pdf", max_record_bytes=500) == "record_too_large"
 
 
