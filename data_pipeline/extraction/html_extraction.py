@@ -172,6 +172,10 @@ CODECS = {
     "iso8859-11": "cp874",
     "iso8859-8-i": "iso8859-8",
 }
+# What the detector takes text in windows-1252 for.
+_RARE_LATIN = frozenset(f"iso8859-{number}" for number in (1, 3, 4, 10, 13, 14, 15, 16))
+_BALTIC_ALPHABETS = [(letters + letters.upper()).encode("cp1257") for letters in ("ąčęėįšųūž", "āčēģīķļņšūž")]
+_BALTIC_SHARE, _BALTIC_LETTERS = 0.95, 5  # of the letters beyond ASCII; Italian's are nearly all one of them
 OTHER_LABELS = {"x-mac-cyrillic": "mac-cyrillic", "x-mac-ukrainian": "mac-cyrillic", "x-user-defined": WINDOWS_1252}
 # The bytes that windows-1252 gives no character are C1 controls there (Encoding, index windows-1252).
 _CONTROLS_OF_1252 = {byte: chr(byte) for byte in (0x81, 0x8D, 0x8F, 0x90, 0x9D)}
@@ -220,7 +224,24 @@ def decode_html(html: bytes, charset: str | None) -> Decoded:
     decoded = _decoded(html, "utf-8")
     if not decoded.was_repaired or _mostly_utf8(html, decoded.text):
         return decoded
-    return _decoded(html, codec_of(detect_encoding(html)) or WINDOWS_1252)
+    return _decoded(html, guessed_charset(html))
+
+
+def guessed_charset(content: bytes) -> str:
+    """The codec of text that declares none and is not UTF-8, by resiliparse's detector (uchardet). It takes text in
+    windows-1252 for encodings that hardly any page has (ISO 8859-13, DOS); those are windows-1252, or windows-1257
+    where next to all letters are Lithuanian or Latvian."""
+    guess = detect_encoding(content, html5_compatible=False)
+    codec = "cp949" if guess == "cp949" else codec_of(guess)  # WHATWG's labels are without this name
+    if codec is None or codec == "utf-8" or codec in _RARE_LATIN or codec == WINDOWS_1252:
+        return "cp1257" if codec in _RARE_LATIN and _is_baltic(content) else WINDOWS_1252
+    return codec
+
+
+def _is_baltic(content: bytes) -> bool:
+    letters = content.translate(None, bytes(range(0xC0)))  # windows-1257 has all letters of both languages there
+    others = min(len(letters.translate(None, alphabet)) for alphabet in _BALTIC_ALPHABETS)
+    return len(set(letters)) >= _BALTIC_LETTERS and others <= (1 - _BALTIC_SHARE) * len(letters)
 
 
 def utf8_html(html: bytes, charset: str | None) -> tuple[bytes, bool]:

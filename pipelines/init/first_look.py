@@ -156,7 +156,14 @@ MIN_RAW_BYTES, MAX_RAW_BYTES = 6e6, 24e6  # of the files' content that it reads
 SMALL_SHARE = 0.25  # of that for the first rehearsal, which tells the fixed seconds from those by size
 WARM_STEPS = 3  # the first steps allocate memory
 # Where a record begins, and the bytes of the mark that belong to the one before; other formats are cut at a line end.
-RECORD_STARTS = {"warc": (b"\r\n\r\nWARC/1.", 4), "wet": (b"\r\n\r\nWARC/1.", 4), "arc": (b"\nhttp", 1)}
+RECORD_STARTS = {
+    "warc": (b"\r\n\r\nWARC/1.", 4),
+    "wet": (b"\r\n\r\nWARC/1.", 4),
+    "arc": (b"\nhttp", 1),
+    "mediawiki": (b"</page>", 7),
+    "stack_exchange": (b"/>", 2),
+}
+ENDS = {"mediawiki": b"</mediawiki>", "stack_exchange": b"</posts>"}  # of the whole file
 CURATION = ("curate", "tokenizer", "index")
 
 
@@ -231,7 +238,7 @@ def _head_of(path: Path, format: str, limit: int, folder: Path) -> Path:
     end = content.rfind(mark, 0, limit)
     if end <= 0:
         return path
-    head.write_bytes(content[: end + ending])
+    head.write_bytes(content[: end + ending] + ENDS.get(format, b""))
     return head
 
 

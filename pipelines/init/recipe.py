@@ -33,6 +33,8 @@ TEXT_SHARE = {
     "parquet": 2.0,
     "csv": 0.8,
     "jsonl": 0.9,
+    "mediawiki": 0.25,
+    "stack_exchange": 0.6,
 }
 PROSE: list[dict[str, Any]] = [{"gopher_quality": {}}]
 CODE = [{"gopher_quality": {"alpha_word_ratio": None, "hash_word_ratio": None, "min_stop_words": None,

@@ -15,11 +15,11 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import charset_normalizer
 import orjson
 import pyarrow.parquet as pq
 from pydantic import ValidationError
 
+from gristmill.data_pipeline.extraction.html_extraction import guessed_charset
 from gristmill.data_pipeline.readers.compression import Damaged, blocks, in_utf8
 from gristmill.data_pipeline.readers.document import Record, Unreadable
 from gristmill.data_pipeline.readers.files import foreign_kind
@@ -31,8 +31,6 @@ from gristmill.foundation.errors import InputError, RecipeError
 SAMPLED_FILES, SAMPLED_RECORDS, SAMPLED_BYTES = 200, 600, 4_000_000  # of a group: files, records, characters in all
 HEAD_BYTES, DECODED_BYTES = 1 << 16, 1 << 20
 LOOKED_AT_RECORDS = 20  # of a file, for the field that holds the text
-# Encodings that are told apart where a file is not UTF-8; those of Western Europe are alike in most texts.
-ENCODINGS = ("cp1252", "cp1250", "cp1251", "koi8_r", "shift_jis", "euc_jp", "euc_kr", "gb18030", "big5")
 NOT_OWN_TEXT = ("node_modules", "__pycache__", "site-packages", "venv", "bower_components")  # folders of programs
 COMPRESSED = (".gz", ".zst", ".bz2", ".xz", ".lz4")
 COMPRESSION_RATIO = 3.5  # of text by these programs, where the content's size is not known
@@ -50,7 +48,10 @@ FORMATS = {
     "epub": ("epub",),
     "docx": ("docx",),
     "ipynb": ("ipynb",),
-    "text": ("txt", "text", "rst", "tex", "log", "org", "adoc", "srt", ""),
+    "latex": ("tex", "latex", "ltx"),
+    "mediawiki": (),  # these two are known by their first element
+    "stack_exchange": (),
+    "text": ("txt", "text", "rst", "log", "org", "adoc", "srt", ""),
 }
 CODE = [
     "py",
@@ -103,7 +104,10 @@ FORMAT_OF = {suffix: name for name, suffixes in FORMATS.items() for suffix in su
 TEXT_NAMES = ("text", "content", "body", "document", "raw_content", "markdown", "article", "message", "html")
 RECORD_FORMATS = ("jsonl", "parquet", "csv")
 BINARY_FORMATS = ("parquet", "warc", "wet", "arc", "pdf", "epub", "docx")
-ENCODED_KINDS = ("text", "markdown", "code", "csv")  # in an encoding that the recipe names
+ENCODED_KINDS = ("text", "markdown", "code", "csv", "latex")  # in an encoding that the recipe names
+XML_KINDS = {"mediawiki": "mediawiki", "posts": "stack_exchange", "html": "html"}  # by the first element
+_BEFORE_IT = rb"(?:\xef\xbb\xbf)?(?:\s|<\?.*?\?>|<!--.*?-->|<!DOCTYPE[^>]*>)*+"
+_FIRST_ELEMENT = re.compile(_BEFORE_IT + rb"<([a-z][\w.:-]*)", re.DOTALL | re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -207,7 +211,8 @@ class _Unused:
 
 def counted(number: int, nouns: str) -> str:
     """(1, "empty files") -> "1 empty file"; (2000, "files of x") -> "2,000 files of x"."""
-    return f"{number:,} {nouns if number != 1 else re.sub(r'files', 'file', nouns, count=1)}"
+    singular = re.sub("(file|folder)s", r"\1", nouns, count=1)
+    return f"{number:,} {singular if number == 1 else nouns}"
 
 
 def _files(folder: Path, unused: _Unused) -> Iterator[Path]:
@@ -220,6 +225,9 @@ def _files(folder: Path, unused: _Unused) -> Iterator[Path]:
             if inside:
                 unused.add(reason, *inside)
             folders.remove(name)
+        for nouns, names in (("hidden folders", folders), ("hidden files", files)):
+            if hidden := sorted(name for name in names if name.startswith(".")):
+                unused.add(nouns, *(Path(root, name) for name in hidden))
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         for name in sorted(files):
             path = Path(root, name)
@@ -249,6 +257,12 @@ def file_kind(path: Path) -> tuple[str | None, str]:
         return "mbox", ""
     if kind in (None, "text") and _is_json_lines(head):
         return "jsonl", ""
+    if kind in (None, "text") and (element := _FIRST_ELEMENT.match(head)):
+        name = element[1].decode("ascii", "replace").lower()
+        if name in XML_KINDS:
+            return XML_KINDS[name], ""
+        if b"<?xml" in head[:8]:
+            return None, f"XML files of a kind that is not known here (they begin with <{name}>)"
     return kind or "text", ""
 
 
@@ -274,21 +288,20 @@ def _is_json_lines(head: bytes) -> bool:
 
 def _encoding(path: Path, kind: str, known: dict[str, None]) -> str | None:
     """The encoding of the file's beginning; None if it is in none that is known here. known: encodings of the files
-    before, which are tried first."""
+    before; one that gives the same text is taken, so that fewer sources are needed."""
     if kind not in ENCODED_KINDS:
         return "utf-8"
     with path.open("rb") as file:
         head = _beginning(in_utf8(blocks(file, str(path)))[0], DECODED_BYTES)
     if _decodes(head, "utf-8"):
         return "utf-8"
-    for encoding in known:
-        if _decodes(head, encoding):
-            return encoding
-    best = charset_normalizer.from_bytes(head[:HEAD_BYTES], cp_isolation=list(ENCODINGS)).best()
-    if best is None or not _decodes(head, best.encoding):
+    guess = guessed_charset(head)
+    if not _decodes(head, guess):
         return None
-    known[best.encoding] = None
-    return best.encoding
+    same = (encoding for encoding in known if head.decode(encoding, "replace") == head.decode(guess, "replace"))
+    best = next(same, guess)
+    known[best] = None
+    return best
 
 
 def _decodes(head: bytes, encoding: str) -> bool:

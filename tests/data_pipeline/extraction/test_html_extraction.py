@@ -1,13 +1,16 @@
 import importlib
+import json
 import os
 import random
 import subprocess
 import sys
+import unicodedata
 from itertools import islice
 from pathlib import Path
 
 import numpy as np
 import pytest
+import zstandard
 
 from benchmarks.support.annotated_chunks import Annotated, annotated_pages, counts, fold_of, site, total
 from benchmarks.support.article_extraction import score, score_extractor
@@ -20,6 +23,7 @@ from gristmill.data_pipeline.extraction.html_extraction import (
     decode_html,
     extract,
     extract_page,
+    guessed_charset,
     summed_depth,
     utf8_html,
 )
@@ -181,6 +185,64 @@ def test_bytes_that_are_no_utf8_are_told_by_their_looks():
     assert text((RUSSIAN * 20).encode("cp1251")).startswith(RUSSIAN)
     assert text(("日本語のテキストを読みます。" * 20).encode("shift_jis")).startswith("日本語のテキスト")
     assert text("磨坊在河边，水轮在转。".encode("gb18030") * 20).startswith("磨坊在河边")
+
+
+SENTENCES = {
+    "cp1252": "El niño comió piñas en la montaña. | Blåbær og rødgrød på en ø. | A população não está à espera.",
+    "cp1250": "Zażółć gęślą jaźń, mąż i żona. | Příliš žluťoučký kůň úpěl ďábelské ódy.",
+    "cp1251": "Мельница стоит у реки уже двести лет, и колесо её всё ещё крутится.",
+    "koi8-r": "Мельница стоит у реки уже двести лет, и колесо её всё ещё крутится.",
+    "cp1253": "Ο μύλος στέκεται δίπλα στο ποτάμι εδώ και διακόσια χρόνια.",
+    "cp1254": "Değirmen iki yüz yıldır nehrin kıyısında duruyor; çocuklar şarkı söylüyor.",
+    "cp1255": "הטחנה עומדת ליד הנהר כבר מאתיים שנה.",
+    "cp1256": "الطاحونة تقف بجانب النهر منذ مئتي عام.",
+    "cp1257": "Malūnas stovi prie upės jau du šimtus metų, o ratas vis dar sukasi, žmonės ąžuolą mėgsta. "
+    "| Dzirnavas stāv pie upes jau divsimt gadu, un bērni vēro, kā ķēde griežas; ļoti jauki.",
+    "cp874": "โรงสีตั้งอยู่ริมแม่น้ำมาสองร้อยปีแล้ว",
+    "cp932": "これは水車小屋の話です。川の曲がり角に二百年立っています。",
+    "euc_jp": "これは水車小屋の話です。川の曲がり角に二百年立っています。",
+    "cp949": "물레방아는 강가에 이백 년 동안 서 있었다.",
+    "gb18030": "水车小屋在河湾处已经矗立了两百年。",
+    "big5": "水車小屋在河灣處已經矗立了兩百年。",
+}
+
+
+@pytest.mark.parametrize("codec", SENTENCES)
+def test_the_encoding_of_a_sentence_is_guessed(codec):
+    for sentence in SENTENCES[codec].split(" | "):
+        page, plain = f"<html><body><p class=text>{sentence}</p></body></html>".encode(codec), sentence.encode(codec)
+        assert decode_html(page, None).text == page.decode(codec)
+        assert plain.decode(guessed_charset(plain)) == sentence
+
+
+CODECS_OF_WINDOWS = ("cp1252", "cp1250", "cp1251", "cp1253", "cp1254", "cp1255", "cp1256", "cp1257", "cp874")
+OF_LANGUAGES = {"jpn": ("cp932", "euc_jp"), "kor": ("cp949",), "cmn": ("gb18030", "big5"), "rus": ("koi8-r",)}
+MISSED = {"cbs", "hsb", "krl", "ckb", "kmr", "mri", "haw", "tah"}  # taken for windows-1252 or -1250
+
+
+def encodes(text, codec):
+    try:
+        return bool(text.encode(codec))
+    except UnicodeEncodeError:
+        return False
+
+
+def test_the_declaration_of_human_rights_is_guessed_in_its_languages_encodings(shared_data):
+    """2,000 characters each, in the first Windows encoding that has all of them, and in those of East Asia."""
+    with shared_data("corpora/udhr.jsonl.zst").open("rb") as file:
+        lines = zstandard.ZstdDecompressor().stream_reader(file).read().splitlines()
+    missed, seen = set(), set()
+    for record in map(json.loads, lines):
+        code, text = record["iso6393"], unicodedata.normalize("NFC", record["text"])[1000:3000]
+        text = text.translate(str.maketrans("șțȘȚ", "şţŞŢ"))  # of Romanian, as older encodings have them
+        for codec in [*[c for c in CODECS_OF_WINDOWS if encodes(text, c)][:1], *OF_LANGUAGES.get(code, ())]:
+            content = text.encode(codec, "ignore")
+            if (code, codec) in seen or sum(byte > 127 for byte in content) < 3:
+                continue
+            seen.add((code, codec))
+            if content.decode(guessed_charset(content), "replace") != content.decode(codec):
+                missed.add(code)
+    assert len(seen) > 150 and missed <= MISSED, (len(seen), missed)
 
 
 def test_utf8_under_another_name():

@@ -1,5 +1,6 @@
 """From a folder of a user's files to a scored model: twelve unlike folders, and what `init` says of others."""
 
+import bz2
 import json
 import sys
 from itertools import pairwise
@@ -136,6 +137,44 @@ def test_word_documents_and_notebooks_are_sources(call, tmp_path, monkeypatch, k
     monkeypatch.setattr(first_look, "TEXT_BYTES", 10.0)
     for source in rehearsed_sources(planned, tmp_path / "part"):  # whole files: documents are not cut
         assert len(source.group.paths) == 1 and source.group.paths[0].parent == Path("mine")
+
+
+def test_sources_of_latex_and_xml_dumps_are_told_from_text(call, tmp_path, monkeypatch, known_machine):
+    pytest.importorskip("pylatexenc", reason="latex and mediawiki need the extra `documents`")
+    monkeypatch.chdir(tmp_path)
+    mine = tmp_path / "mine"
+    pages = "".join(
+        f"<page><title>{k}</title><ns>0</ns><revision><text>[[A]] {prose(k)}</text></revision></page>\n"
+        for k in range(60)
+    )
+    rows = "".join(f'<row Id="{k}" PostTypeId="1" Body="&lt;p&gt;{prose(k)}&lt;/p&gt;" />\n' for k in range(60))
+    write(mine / "dump.xml.bz2", bz2.compress(f"<mediawiki>\n{pages}</mediawiki>".encode()))
+    write(mine / "Posts.xml", f'\ufeff<?xml version="1.0"?>\n<!-- all -->\n<posts>\n{rows}</posts>')
+    write(mine / "feed.xml", '<?xml version="1.0"?>\n<rss><channel><title>A</title></channel></rss>')
+    write(mine / "letter.rtf", r"{\rtf1\ansi A letter.}")
+    write(mine / ".cache" / "a.txt", prose(1))
+    for k in range(60):
+        write(mine / "thesis" / f"{k}.tex", (r"\section{Über}" + f"\n{prose(k)}").encode("latin-1"))
+        write(mine / "saved" / f"{k}", f"<!DOCTYPE html>\n<html><body><p>{prose(k)}</p></body></html>")
+    code, said = call("init", "mine", "--minutes", 2)
+    assert code == 0, said
+    sources = {source.format: source for source in load_recipe("mine.yaml").sources}
+    assert list(sources) == ["html", "latex", "mediawiki", "stack_exchange"]
+    assert sources["latex"].encoding == "cp1252"
+    for kind, example in {
+        "1 XML file of a kind that is not known here (they begin with <rss>)": "feed.xml",
+        "1 file of other kinds (an RTF document)": "letter.rtf",
+        "1 hidden folder": ".cache",
+    }.items():
+        assert f"not used: {kind}, such as mine/{example}" in said
+    for group in survey(mine).groups[2:]:  # the part of a dump that is rehearsed ends as whole ones do
+        head = first_look._head_of(group.paths[0], group.format, 6000, tmp_path / "heads")
+        assert head.stat().st_size < 6100
+    heads = survey(tmp_path / "heads").groups
+    assert [(group.kind, 5 < len(group.texts) < 20, group.problems) for group in heads] == [
+        ("mediawiki", True, ()),
+        ("stack_exchange", True, ()),
+    ]
 
 
 def test_a_format_whose_package_is_not_installed_is_not_used_and_said(call, tmp_path, monkeypatch, known_machine):
