@@ -32,6 +32,8 @@ from gristmill.foundation.startup import DeferredModule
 
 _BLANK_LINE = re.compile(rb"[ \t]*\r?\n")
 _SPACE = b" \t\n\r\f\v"
+GUESSED_BYTES = 1 << 16  # of text that is not in its source's encoding
+html_extraction = DeferredModule("gristmill.data_pipeline.extraction.html_extraction")  # only some files need it
 
 
 class RawPiece(NamedTuple):
@@ -156,12 +158,17 @@ def _document(piece: RawPiece, number: int, encoding: str, source: SourceConfig)
     except UnicodeDecodeError as error:
         decoded = _surrogates_passed(raw) if encoding == "utf-8" else None
         if decoded is None:
-            reason = f"invalid {encoding} at byte {offset + error.start}; set encoding of source {source.name}"
+            place = f"invalid {encoding} at byte {offset + error.start}"
+            reason = f"{place}; set encoding of source {source.name}, {_looks_like(raw)}"
             return Unreadable(number, "invalid_encoding", reason, offset, excerpt(raw[error.start :]))
         text, repairs = decoded, (SURROGATES,)
     if text.startswith("\ufeff"):
         text, repairs = text[1:], (BYTE_ORDER_MARK, *repairs)
     return Record(number, text, language=source.language or "", repairs=repairs)
+
+
+def _looks_like(raw: bytes) -> str:
+    return f"its bytes look like {html_extraction.guessed_charset(raw[:GUESSED_BYTES])}"
 
 
 def _surrogates_passed(raw: bytes) -> str | None:
@@ -218,9 +225,9 @@ def read_delimited(file: BinaryIO, name: str, source: SourceConfig) -> Iterator[
 def _row_record(cells: list[str], names: list[str], fields: FieldMap, number: int, offset: int) -> Record | Unreadable:
     quoted_cells = excerpt(" ".join(cells))
     if any("\udc80" <= character <= "\udcff" for cell in cells for character in cell):
-        return Unreadable(
-            number, "invalid_encoding", "invalid utf-8 in this row; set encoding of the source", offset, quoted_cells
-        )
+        seen = _looks_like(" ".join(cells).encode("utf-8", "surrogateescape"))
+        reason = f"invalid utf-8 in this row; set encoding of the source, {seen}"
+        return Unreadable(number, "invalid_encoding", reason, offset, quoted_cells)
     if len(cells) > len(names):
         reason = f"{len(cells)} cells, and the first row names {len(names)} fields; quote cells that hold a delimiter"
         return Unreadable(number, "bad_row", reason, offset, quoted_cells)
@@ -264,8 +271,6 @@ class _Lines(Iterator[str]):
 
 # Reader of mail: mbox files (RFC 4155), and files of one message (RFC 5322, .eml).
 
-
-html_extraction = DeferredModule("gristmill.data_pipeline.extraction.html_extraction")  # for mails without plain text
 
 SEPARATOR = b"From "  # at the beginning of a line behind an empty one
 _CHARSETS_OF_MAIL = re.compile(r"utf-?7|(?:cp|ibm)-?\d+|iso-?2022-?(?:kr|cn).*")

@@ -134,12 +134,12 @@ def test_text_by_file_paragraph_and_line(tmp_path):
 
 
 def test_a_bad_byte_spoils_its_own_line_alone(tmp_path):
-    (tmp_path / "a.txt").write_bytes(b"good\nb\xe9d\ngood")
+    (tmp_path / "a.txt").write_bytes("good\nEl niño comió piñas en la montaña.\ngood".encode("latin-1"))
     found = read(SourceConfig(name="s", format="text", paths=(str(tmp_path),), record="line"))
     assert [type(record) for record in found] == [Record, Unreadable, Record]
-    assert found[1].reason == "invalid utf-8 at byte 6; set encoding of source s"
+    assert found[1].reason == "invalid utf-8 at byte 10; set encoding of source s, its bytes look like cp1252"
     latin = SourceConfig(name="s", format="text", paths=(str(tmp_path),), record="line", encoding="latin-1")
-    assert read(latin)[1].text == "béd"
+    assert read(latin)[1].text == "El niño comió piñas en la montaña."
 
 
 def test_fields_are_mapped_and_the_rest_is_metadata(tmp_path):
