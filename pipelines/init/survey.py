@@ -19,7 +19,7 @@ import orjson
 import pyarrow.parquet as pq
 from pydantic import ValidationError
 
-from gristmill.data_pipeline.extraction.html_extraction import guessed_charset
+from gristmill.data_pipeline.extraction.html_extraction import WINDOWS_1252, guessed_charset
 from gristmill.data_pipeline.readers.compression import Damaged, blocks, in_utf8
 from gristmill.data_pipeline.readers.document import Record, Unreadable
 from gristmill.data_pipeline.readers.files import foreign_kind
@@ -288,7 +288,7 @@ def _is_json_lines(head: bytes) -> bool:
 
 def _encoding(path: Path, kind: str, known: dict[str, None]) -> str | None:
     """The encoding of the file's beginning; None if it is in none that is known here. known: encodings of the files
-    before; one that gives the same text is taken, so that fewer sources are needed."""
+    before; one that gives the same text is taken, or windows-1252, so that there are fewer sources."""
     if kind not in ENCODED_KINDS:
         return "utf-8"
     with path.open("rb") as file:
@@ -298,7 +298,11 @@ def _encoding(path: Path, kind: str, known: dict[str, None]) -> str | None:
     guess = guessed_charset(head)
     if not _decodes(head, guess):
         return None
-    same = (encoding for encoding in known if head.decode(encoding, "replace") == head.decode(guess, "replace"))
+    same = (
+        encoding
+        for encoding in (*known, WINDOWS_1252)
+        if head.decode(encoding, "replace") == head.decode(guess, "replace")
+    )
     best = next(same, guess)
     known[best] = None
     return best

@@ -155,19 +155,21 @@ def test_sources_of_latex_and_xml_dumps_are_told_from_text(call, tmp_path, monke
     write(mine / ".cache" / "a.txt", prose(1))
     for k in range(60):
         write(mine / "thesis" / f"{k}.tex", (r"\section{Über}" + f"\n{prose(k)}").encode("latin-1"))
+        write(mine / "thesis" / f"{k}.txt", f"Un café.\n\n{prose(k)}".encode("latin-1"))
+        write(mine / "thesis" / f"{k} es.txt", f"Mañana.\n\n{prose(k)}".encode("latin-1"))
         write(mine / "saved" / f"{k}", f"<!DOCTYPE html>\n<html><body><p>{prose(k)}</p></body></html>")
     code, said = call("init", "mine", "--minutes", 2)
     assert code == 0, said
     sources = {source.format: source for source in load_recipe("mine.yaml").sources}
-    assert list(sources) == ["html", "latex", "mediawiki", "stack_exchange"]
-    assert sources["latex"].encoding == "cp1252"
+    assert list(sources) == ["html", "latex", "mediawiki", "stack_exchange", "text"]
+    assert sources["latex"].encoding == sources["text"].encoding == "cp1252"
     for kind, example in {
         "1 XML file of a kind that is not known here (they begin with <rss>)": "feed.xml",
         "1 file of other kinds (an RTF document)": "letter.rtf",
         "1 hidden folder": ".cache",
     }.items():
         assert f"not used: {kind}, such as mine/{example}" in said
-    for group in survey(mine).groups[2:]:  # the part of a dump that is rehearsed ends as whole ones do
+    for group in survey(mine).groups[2:4]:  # the part of a dump that is rehearsed ends as whole ones do
         head = first_look._head_of(group.paths[0], group.format, 6000, tmp_path / "heads")
         assert head.stat().st_size < 6100
     heads = survey(tmp_path / "heads").groups
