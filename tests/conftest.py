@@ -31,6 +31,10 @@ gc.disable()
 # A shell without job control starts background commands with Ctrl-C ignored, and every process under them inherits it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# Modules are compiled once, not by each of the some hundred programs that tests start, whatever the environment says.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
+
 # One compute thread, set before torch is imported: small models are slower with two, and tests share the cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("GRISTMILL_TASK_PACKAGES", "tests test_slurm test_ray test_node test_parcel test_carriers")
