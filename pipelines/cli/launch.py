@@ -26,6 +26,7 @@ from gristmill.pipelines.stages.stage_list import STAGES
 Launcher = Literal["slurm", "torchrun", "ssh", "skypilot", "dstack"]
 PORT = 29500  # torchrun's own default; Slurm jobs, which may share a node's past, take one by their number
 SAVING_SECONDS = 300  # between the signal before the end of a job and its end: a step and a checkpoint
+FIRST_LINE = "# Written by gristmill launch"  # in bash the second
 RESTARTS = 10  # of a job, by nodes that fail or the end of its time; bounds a run that fails at once each time
 
 # Variable -> value and why. NCCL and gloo choose well by themselves but for these.
@@ -111,7 +112,7 @@ def _slurm(name: str, command: str, machines: Machines) -> str:
     return "\n".join(
         [
             "#!/bin/bash",
-            f"# {machines.nodes} nodes of {machines.processes} processes. Submit with: sbatch FILE",
+            f"{FIRST_LINE}: {machines.nodes} nodes of {machines.processes} processes. Submit with: sbatch FILE",
             f"#SBATCH --job-name={name}",
             f"#SBATCH --nodes={machines.nodes}",
             f"#SBATCH --ntasks-per-node={machines.processes}",
@@ -178,7 +179,7 @@ def _node_script(command: str, machines: Machines) -> str:
     return "\n".join(
         [
             "#!/bin/bash",
-            f"# {machines.nodes} nodes of {machines.processes} processes. Run: {usage}",
+            f"{FIRST_LINE}: {machines.nodes} nodes of {machines.processes} processes. Run: {usage}",
             "set -eu",
             *by_ssh,
             *_exports(machines),
@@ -225,11 +226,11 @@ _Dumper.add_representer(_Script, lambda dumper, text: dumper.represent_scalar("t
 
 
 def _yaml(usage: str, task: dict[str, object]) -> str:
-    first = f"# A template: name your GPUs and your image. Run: {usage}\n"
+    first = f"{FIRST_LINE}, a template: name your GPUs and your image. Run: {usage}\n"
     return first + yaml.dump(task, Dumper=_Dumper, sort_keys=False, width=1000)
 
 
-SUFFIX = {"skypilot": ".yaml", "dstack": ".yaml"}
+SUFFIX = {"skypilot": ".sky.yaml", "dstack": ".dstack.yml"}  # NAME.yaml is the recipe
 
 
 @dataclass(frozen=True)
@@ -303,6 +304,8 @@ def launch(
     check_machines(loaded, machines)
     command = train_command(recipe, workdir_of(loaded, workdir).resolve(), set_ or [])
     path = script_options.output or Path(f"{loaded.name}{SUFFIX.get(kind, '.sh')}")
+    if path.exists() and FIRST_LINE.encode() not in path.read_bytes()[:200]:
+        raise RecipeError(f"{path} stands there already and is not of this command; name another file with --output")
     write_atomic(path, script(kind, loaded.name, command, machines).encode())
     print(f"{path}: {machines.nodes} nodes x {machines.processes} processes")
     if submit and subprocess.run([program, str(path)], check=False).returncode:

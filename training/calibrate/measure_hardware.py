@@ -17,6 +17,7 @@ import torch.distributed as dist
 import yaml
 
 from gristmill.foundation.errors import RecipeError
+from gristmill.foundation.files import write_atomic
 from gristmill.foundation.progress import Reporter
 from gristmill.foundation.startup import host_bytes
 from gristmill.training.calibrate.links import (
@@ -251,17 +252,27 @@ def write_profile(path: Path, base: str | None, reporter: Reporter, repeats: int
         raise RecipeError(f"{path}: a hardware profile is a .yaml file")
     if not path.parent.is_dir():
         raise RecipeError(f"{path.parent}: no such folder; make it, or write the profile elsewhere")
+    if path.exists() and not _is_profile(path):
+        raise RecipeError(f"{path} stands there already and is no hardware profile; name another file")
     device = local_device(RankInfo.from_environment())
     keep_freed_memory()  # as training does
     started = _start_processes(device)
     try:
         profile = measure(device, load_hardware(base) if base else None, reporter, repeats)
         if not started or dist.get_rank() == 0:
-            path.write_text(yaml.safe_dump(profile.model_dump(mode="json"), sort_keys=False), "utf-8")
+            write_atomic(path, yaml.safe_dump(profile.model_dump(mode="json"), sort_keys=False).encode())
     finally:
         if started:
             dist.destroy_process_group()
     return profile
+
+
+def _is_profile(path: Path) -> bool:
+    try:
+        load_hardware(path)
+    except RecipeError:
+        return False
+    return True
 
 
 def _start_processes(device: torch.device) -> bool:

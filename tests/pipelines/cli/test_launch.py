@@ -14,7 +14,7 @@ import yaml
 
 from gristmill.foundation.errors import RecipeError
 from gristmill.pipelines.cli.launch import Machines, check_machines, script, train_command
-from gristmill.pipelines.recipes.recipe_file import load_recipe
+from gristmill.pipelines.recipes.recipe_file import RECIPES, load_recipe
 from tests.support.kills import Launcher, files_of, write_corpus
 from tests.support.net_namespaces import network, why_not
 from tests.support.one_node_slurm import one_node_slurm
@@ -82,6 +82,21 @@ def test_wrong_commands_write_nothing(options, message, tmp_path):
     ran = subprocess.run([PROGRAM, "launch", "demo", *options], cwd=tmp_path, capture_output=True, text=True)
     assert ran.returncode == 2 and message in ran.stderr and "Traceback" not in ran.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("kind", ["torchrun", "skypilot", "dstack"])
+def test_no_file_but_its_own_is_replaced(kind, call, tmp_path, monkeypatch):
+    """The recipe `demo` is demo.yaml, as task files were."""
+    monkeypatch.chdir(tmp_path)
+    recipe = Path("demo.yaml")
+    recipe.write_bytes((RECIPES / "demo.yaml").read_bytes())
+    launch = ("launch", recipe, f"--{kind}", "--processes", 1)
+    code, said = call(*launch, "--output", recipe)
+    assert code == 2 and "demo.yaml stands there already and is not of this command" in said
+    for _ in range(2):  # the second replaces its own
+        code, said = call(*launch)
+        assert code == 0 and recipe.read_bytes() == (RECIPES / "demo.yaml").read_bytes(), said
+    assert len(list(tmp_path.iterdir())) == 2
 
 
 @pytest.fixture

@@ -82,6 +82,14 @@ def test_a_profile_is_a_yaml_file_in_a_folder_that_exists(tmp_path):
         write_profile(tmp_path / "machine.json", None, Reporter.silent())
 
 
+def test_another_file_is_not_replaced_by_a_profile(tmp_path):
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text("name: mine\n")
+    with pytest.raises(RecipeError, match="stands there already and is no hardware profile"):
+        write_profile(recipe, None, Reporter.silent())
+    assert recipe.read_text() == "name: mine\n"
+
+
 # Pattern search on functions with known minima.
 
 
