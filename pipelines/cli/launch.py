@@ -278,7 +278,9 @@ class MachineOptions:
 class ScriptOptions:
     """Options for writing or submitting the script."""
 
-    output: Annotated[Path | None, typer.Option(metavar="FILE", help="Default: NAME.sh or NAME.yaml.")] = None
+    output: Annotated[Path | None, typer.Option(metavar="FILE", help="Default: NAME.sh, .sky.yaml or .dstack.yml.")] = (
+        None
+    )
     submit: Annotated[bool, typer.Option("--submit", help="Submit the Slurm job, or start the nodes by ssh.")] = False
 
 
