@@ -26,8 +26,10 @@ from gristmill.data_pipeline.extraction.attributes import (
     PARENT,
     START,
     TAG,
+    TAG_START,
 )
 from gristmill.data_pipeline.extraction.layout import PostAuthor
+from gristmill.data_pipeline.extraction.tags import TAG_IDS
 
 MAX_VALUE_CHARS = 1000
 
@@ -232,6 +234,7 @@ _TEXT = re.compile(rb">([^<>]{2,100})(?=<)")
 _EDGES = " ,;:|\u2022\u00b7"
 _VOID = frozenset((b"img", b"br", b"meta", b"link", b"input", b"hr", b"wbr", b"source"))
 DECLARED = 3  # rank
+_ROOTS = (TAG_IDS["html"], TAG_IDS["body"])
 
 
 class _Mark(NamedTuple):
@@ -250,25 +253,35 @@ def post_authors(
 ) -> tuple[list[PostAuthor], np.ndarray]:
     """(the authors of the kept blocks' posts, the kept blocks without those that are such a name and nothing else).
 
-    A post is the innermost element around a block that holds a name and has a sibling of its tag that holds one. Its
-    author is the first name of the best rank in it and in no post inside of it. It is not written twice: a post has no
-    author where the name's block is kept and holds more. On a page without any such name, texts that are a declared
-    name stand for them. The time is linear in the page's bytes."""
-    for find_marks in (_author_marks, _declared_marks):
-        authors, without = _authors_of_posts(find_marks(html, elements, blocks, kept), elements, blocks, kept)
+    A post is the innermost element around a block that holds a name and has a sibling of its tag that holds one, or the
+    tag and first class of such an element: a reply may stand alone in a post. Its author is the first name of the best
+    rank in it and in no post inside of it. It is not written twice: a post has no author where the name's block is kept
+    and holds more. On a page without any such post, texts that are a declared name stand for names; without these too,
+    where all names are one, before the text, its post is the innermost element around both. The time is linear in the
+    page's bytes."""
+    marks = _author_marks(html, elements, blocks, kept)
+    of_names = [int(blocks[mark.block, ELEMENT]) for mark in marks]
+    if posts := _repeated(html, elements, of_names):
+        authors, without = _authors_of_posts(marks, posts, elements, blocks, kept)
         if authors:
-            break
+            return authors, without
+    declared = _declared_marks(html, elements, blocks, kept)
+    of_names = [int(blocks[mark.block, ELEMENT]) for mark in declared]
+    authors, without = _authors_of_posts(declared, _repeated(html, elements, of_names), elements, blocks, kept)
+    if not authors and len({mark.name for mark in marks}) == 1:
+        return _authors_of_posts(marks, _single_post(marks[0], elements, blocks, kept), elements, blocks, kept)
     return authors, without
 
 
 def _authors_of_posts(
-    marks: list[_Mark], elements: np.ndarray, blocks: np.ndarray, kept: np.ndarray
+    marks: list[_Mark], posts: set[int], elements: np.ndarray, blocks: np.ndarray, kept: np.ndarray
 ) -> tuple[list[PostAuthor], np.ndarray]:
-    parents, tags = elements[:, PARENT].tolist(), elements[:, TAG].tolist()
+    """posts: elements that may be one."""
+    parents = elements[:, PARENT].tolist()
     chosen = np.flatnonzero(kept).tolist()
     element_of = blocks[:, ELEMENT].tolist()
     names = {mark.block for mark in marks if _is_name_alone(mark, blocks)}
-    places = _nearest([element_of[block] for block in chosen], _repeated(parents, tags, element_of, marks), parents)
+    places = _nearest([element_of[block] for block in chosen], posts, parents)
     first: dict[int, int] = {}  # of each post, its first block that is not a name
     for block, post in zip(chosen, places, strict=True):
         if post and block not in names:
@@ -294,17 +307,46 @@ def _is_name_alone(mark: _Mark, blocks: np.ndarray) -> bool:
     return size <= len(mark.name.encode()) + MAX_ADDED_BYTES
 
 
-def _repeated(parents: list[int], tags: list[int], element_of: list[int], marks: list[_Mark]) -> set[int]:
-    """Elements that hold a name, and of whose siblings of the same tag one does too."""
+def _repeated(html: bytes, elements: np.ndarray, of_names: list[int]) -> set[int]:
+    """Elements that hold a name, and of whose siblings of the same tag one does too, or that have the tag and first
+    class of one of these. of_names: the elements of the names' blocks."""
+    parents, tags, starts = (elements[:, column].tolist() for column in (PARENT, TAG, TAG_START))
     siblings: dict[tuple[int, int], list[int]] = {}
     with_name: set[int] = set()
-    for mark in marks:
-        element = element_of[mark.block]
+    for element in of_names:
         while element and element not in with_name:
             with_name.add(element)
             siblings.setdefault((parents[element], tags[element]), []).append(element)
             element = parents[element]
-    return {element for group in siblings.values() if len(group) > 1 for element in group}
+    repeated = {element for group in siblings.values() if len(group) > 1 for element in group}
+    if not repeated:
+        return repeated
+    classes = {element: (tags[element], _first_class(html, starts[element])) for element in with_name}
+    of_posts = {classes[element] for element in repeated if classes[element][1]}
+    return repeated | {element for element in with_name if classes[element] in of_posts}
+
+
+def _first_class(html: bytes, at: int) -> str:
+    """The first class of the element whose start tag begins at this byte; empty without one, or with a digit in it."""
+    tag = html[at + 1 : html.find(b">", at, at + MAX_TAG_BYTES)] if html.startswith(b"<", at) else b""
+    first = next(iter(attributes_of(tag).get("class", "").split()), "")
+    return "" if any(map(str.isdigit, first)) else first
+
+
+def _single_post(mark: _Mark, elements: np.ndarray, blocks: np.ndarray, kept: np.ndarray) -> set[int]:
+    """The innermost element around the name and a kept block, inside of <body>, if the name stands before it."""
+    parents, tags = elements[:, PARENT].tolist(), elements[:, TAG].tolist()
+    first: dict[int, int] = {}  # of each element around kept blocks, the first of these
+    for block in np.flatnonzero(kept).tolist():
+        element = int(blocks[block, ELEMENT])
+        while element and element not in first:
+            first[element] = block
+            element = parents[element]
+    element = int(blocks[mark.block, ELEMENT])
+    while element and element not in first:
+        element = parents[element]
+    is_post = element and tags[element] not in _ROOTS and mark.html_start < blocks[first[element], HTML_START]
+    return {element} if is_post else set()
 
 
 def _nearest(elements: list[int], wanted: Collection[int], parents: list[int]) -> list[int]:
@@ -354,7 +396,7 @@ def _declared_marks(html: bytes, elements: np.ndarray, blocks: np.ndarray, kept:
     for link in _ACCOUNT.finditer(html):
         text = _first_text(html, link.end())
         account = urllib.parse.unquote(link[1].decode("utf-8", "replace")).partition("@")[0]  # of a server in Lemmy
-        if text and _letters(text[0]) == _letters(account):
+        if text and _letters(text[0].partition(" (")[0]) == _letters(account):  # "Ann (she/her)"
             names.add(text[0])
     names = {name for name in names if not _NO_AUTHOR.fullmatch(name)}
     texts = []

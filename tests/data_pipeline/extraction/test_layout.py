@@ -230,6 +230,7 @@ THREADS: dict[str, tuple[str, list[str]]] = {
         '</div><div class=postmsg>{}</div></div>', ["ann", "bob"],
     ),
     "a link to an account": ('<div><a href="/~ann/"><img></a><a href="/~ann/">ann</a><p>{}</div>', ["ann", "bob"]),
+    "with pronouns": ('<div><a href="/u/ann@mill.org">Ann (she)</a><p>{}</div>', ["Ann (she)", "Bob (she)"]),
     "an attribute": ('<div><a data-username="ann"><b>ann</b></a> #1<p>{}</div>', ["ann", "bob"]),
     "microdata": (
         '<div><p><span itemprop=author><meta itemprop=name content="ann"></span>by <i>ann</i>:<p>{}</div>',
@@ -263,14 +264,15 @@ def thread(html: str, kept_texts: tuple[str, ...], text_format="text") -> tuple[
 @pytest.mark.parametrize("name", THREADS)
 def test_the_author_of_a_post_stands_before_it(name):
     post, authors = THREADS[name]
-    html = post.format("The mill is old.") + post.format("It still turns.").replace("ann", "bob")
+    html = post.format("The mill is old.") + post.format("It still turns.").replace("ann", "bob").replace("Ann", "Bob")
     texts = ["The mill is old.", "It still turns."]
     text, spans = thread(html, tuple(texts))
     marked, _ = thread(html, tuple(texts), "markdown")
     if authors:
-        assert text == "ann:\n\nThe mill is old.\n\nbob:\n\nIt still turns."
-        assert marked == "**ann**\n\nThe mill is old.\n\n**bob**\n\nIt still turns."
-        texts = ["ann", texts[0], "bob", texts[1]]
+        ann, bob = authors
+        assert text == f"{ann}:\n\nThe mill is old.\n\n{bob}:\n\nIt still turns."
+        assert marked == f"**{ann}**\n\nThe mill is old.\n\n**{bob}**\n\nIt still turns."
+        texts = [ann, texts[0], bob, texts[1]]
     assert text.replace(":", "") == "\n\n".join(texts)
     assert spans == [(part, part) for part in texts]
 
@@ -286,6 +288,24 @@ def test_no_author_is_written_twice():
     assert thread(nested + reply.format("dan", "d", ""), ("a", "b", "c", "d"), "markdown")[0] == (
         "**ann**\n\na\n\n**bob**\n\nb\n\n**a\\*b**\n\nc\n\n**dan**\n\nd"
     )
+
+
+def test_a_reply_that_stands_alone_in_a_post_has_its_author():
+    """By the tag and first class of posts that stand beside others; other elements around a name are no posts."""
+    post = "<li class='{}'><div class=head><b class=author>{}</b></div><p>{}</p><ul class=replies>{}</ul></li>"
+    reply = post.format("node depth-2", "bob", "b", post.format("node depth-3 odd", "cid", "c", ""))
+    posts = post.format("node depth-1", "ann", "a", reply) + post.format("node", "dan", "d", "")
+    assert thread(f"<ul>{posts}</ul>", ("a", "b", "c", "d"))[0] == (
+        "- ann:\n  a\n  - bob:\n    b\n    - cid:\n      c\n- dan:\n  d"
+    )
+
+
+def test_a_thread_of_one_post():
+    post = "<body><div><h1>Title</h1><div><i class=author>{}</i></div><p>{}</p></div>"
+    assert thread(post.format("ann", "a"), ("Title", "a"))[0] == "Title\n\na"  # the name stands behind the first
+    assert thread(post.format("ann", "a"), ("a",))[0] == "ann:\n\na"
+    assert thread(post.format("ann", "a") + "<i class=author>bob</i>", ("a",))[0] == "a"
+    assert thread("<body><i class=author>ann</i><p>a</p>", ("a",))[0] == "a"  # in no element of their own
 
 
 def test_authors_take_linear_time():
