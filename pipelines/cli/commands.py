@@ -3,12 +3,15 @@
 `gristmill curate` so loads neither the planner nor the tokenizers, and worker processes, which import the command's
 script again, load almost nothing."""
 
+import ast
 import importlib
 from collections.abc import Iterator, MutableMapping
-from typing import Annotated, Any
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any, cast
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 # Command -> file of pipelines/cli, and the function or typer app in it; in the order of work,
 # as the help page lists them.
@@ -60,16 +63,30 @@ COMMANDS = {
 
 
 class Commands(MutableMapping[str, Any]):
-    """Name -> click command. A command is imported when it is looked up; the names alone import nothing."""
+    """Name -> click command. A command is imported when it is looked up; the names alone import nothing, nor does
+    anything inside `as_listed`."""
 
     def __init__(self) -> None:
         self._targets: dict[str, Any] = dict(COMMANDS)
+        self._only_listed = False
 
     def __getitem__(self, name: str) -> Any:
         target = self._targets[name]
-        if isinstance(target, str):
-            target = self._targets[name] = _import_command(name, target)
-        return target
+        if not isinstance(target, str):
+            return target
+        if self._only_listed:
+            return TyperCommand(name, help=_help_of(target))
+        self._targets[name] = command = _import_command(name, target)
+        return command
+
+    @contextmanager
+    def as_listed(self) -> Iterator[None]:
+        """Inside, a command that is not imported has its name and its help alone: importing all takes seconds."""
+        self._only_listed = True
+        try:
+            yield
+        finally:
+            self._only_listed = False
 
     def __setitem__(self, name: str, command: Any) -> None:
         self._targets[name] = command
@@ -89,7 +106,27 @@ class CommandGroup(TyperGroup):
 
     def __init__(self, **settings: Any):
         super().__init__(**settings)
-        self.commands = Commands()
+        self.commands: Commands = Commands()
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        with self.commands.as_listed():
+            super().format_commands(ctx, formatter)
+
+    def shell_complete(self, ctx: Any, incomplete: str) -> Any:
+        with self.commands.as_listed():
+            return super().shell_complete(ctx, incomplete)
+
+
+def _help_of(target: str) -> str:
+    """ "corpus:why" -> the docstring of the function `why` in pipelines/cli/corpus.py, or the help of a typer app."""
+    file, _, attribute = target.partition(":")
+    for node in ast.parse(Path(__file__).with_name(f"{file}.py").read_text("utf-8")).body:
+        if isinstance(node, ast.FunctionDef) and node.name == attribute:
+            return ast.get_docstring(node) or ""
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == attribute:
+            settings = {keyword.arg: keyword.value for keyword in cast(ast.Call, node.value).keywords}
+            return str(ast.literal_eval(settings["help"]))
+    raise LookupError(target)
 
 
 def _import_command(name: str, target: str) -> Any:

@@ -23,7 +23,7 @@ from gristmill.pipelines.ablate.tokenizer_comparison import (
     rows,
 )
 from gristmill.pipelines.cli.options import with_option_groups
-from gristmill.pipelines.cli.stages import stage_command
+from gristmill.pipelines.cli.stages import tokenizer
 from gristmill.tokenizers.config import PRESETS, ProxyConfig
 from gristmill.tokenizers.tokenizer import load_tokenizer
 from gristmill.tokenizers.tokenizer_report import inspect_tokenizer
@@ -97,7 +97,7 @@ class StageGroup(TyperGroup):
 
 
 tokenizer_app = typer.Typer(cls=StageGroup, help="Run only the stage tokenizer, inspect or compare tokenizers.")
-tokenizer_app.command(STAGE_COMMAND)(stage_command("tokenizer"))
+tokenizer_app.command(STAGE_COMMAND)(tokenizer)
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,6 @@
 """The commands that run, plan and check the stages of a recipe."""
 
 import json
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -68,17 +67,16 @@ def run(
         _print_report(runner.workdir / "report")
 
 
-def stage_command(name: str) -> Callable[..., None]:
-    """The command that runs only this stage."""
-
-    def command(recipe: RecipeArgument, stage: StageOptions, update_lock: UpdateLockOption = False) -> None:
-        run_stage(name, recipe, stage, update_lock)
-
-    command.__doc__ = f"Run only the stage {name}; its input stages must be complete."
-    return with_option_groups(command)
+@with_option_groups
+def tokenizer(recipe: RecipeArgument, stage: StageOptions, update_lock: UpdateLockOption = False) -> None:
+    """Run only the stage tokenizer; its input stages must be complete."""
+    run_stage("tokenizer", recipe, stage, update_lock)
 
 
-index = stage_command("index")
+@with_option_groups
+def index(recipe: RecipeArgument, stage: StageOptions, update_lock: UpdateLockOption = False) -> None:
+    """Run only the stage index; its input stages must be complete."""
+    run_stage("index", recipe, stage, update_lock)
 
 
 @with_option_groups

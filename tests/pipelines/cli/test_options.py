@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 from typer.testing import CliRunner
 
+from gristmill.pipelines.cli.commands import Commands
 from gristmill.pipelines.cli.options import with_option_groups
 
 
@@ -36,3 +37,12 @@ def test_help_and_bounds_are_those_of_the_fields():
     text = run("--help")
     assert "Print what was given." in text and "Columns." in text and "--json" in text and "--size" not in text
     assert "Invalid value for '--width'" in run("x", "--width", "0")
+
+
+def test_the_list_of_commands_has_the_help_of_each():
+    """It is read from the files, without importing them."""
+    commands = Commands()
+    with commands.as_listed():
+        listed = {name: command.get_short_help_str() for name, command in commands.items()}
+    assert listed == {name: command.get_short_help_str() for name, command in commands.items()}
+    assert all(listed.values())
