@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from scipy import stats
 from scipy.optimize import least_squares, minimize
+from scipy.special import ndtri, stdtr, stdtrit
 
 from gristmill.foundation.errors import InputError
 
@@ -57,15 +57,15 @@ class Effect:
     def p(self) -> float:
         if self.error == 0:
             return 0.0 if self.effect else 1.0
-        return float(2 * stats.t.sf(abs(self.effect) / self.error, self.degrees))
+        return float(2 * stdtr(self.degrees, -abs(self.effect) / self.error))
 
     def interval(self, level: float = LEVEL) -> tuple[float, float]:
-        half = float(stats.t.isf(level / 2, self.degrees)) * self.error
+        half = -float(stdtrit(self.degrees, level / 2)) * self.error
         return self.effect - half, self.effect + half
 
     def detectable(self, level: float = LEVEL) -> float:
         """The smallest effect that is detected at this level with POWER (normal approximation with t quantiles)."""
-        return float(stats.t.isf(level / 2, self.degrees) + stats.t.isf(1 - POWER, self.degrees)) * self.error
+        return -float(stdtrit(self.degrees, level / 2) + stdtrit(self.degrees, 1 - POWER)) * self.error
 
 
 def effects(baseline: ArmScores, others: Sequence[ArmScores]) -> list[Effect]:
@@ -171,9 +171,9 @@ def what_it_takes(effect: Effect, num_comparisons: int) -> str:
     for seeds in range(effect.seeds, MOST_SEEDS + 1):
         degrees = seeds - 1
         error = math.sqrt(effect.seed_variance / seeds + effect.document_variance)
-        if (stats.t.isf(level / 2, degrees) + stats.t.isf(1 - POWER, degrees)) * error <= abs(effect.effect):
+        if -(stdtrit(degrees, level / 2) + stdtrit(degrees, 1 - POWER)) * error <= abs(effect.effect):
             return f"{seeds} seeds"
-    quantiles = float(stats.norm.isf(level / 2) + stats.norm.isf(1 - POWER))
+    quantiles = -float(ndtri(level / 2) + ndtri(1 - POWER))
     left = (effect.effect / quantiles) ** 2 - effect.seed_variance / MOST_SEEDS
     if left <= 0:
         return f"more than {MOST_SEEDS} seeds: an effect of {abs(effect.effect):.4f} is within the noise of training"

@@ -10,7 +10,7 @@ from statistics import NormalDist, stdev
 from typing import Any
 
 import numpy as np
-from scipy.stats import binom
+from scipy.special import bdtr
 
 from gristmill.evaluation.results.statistics import BITS, LN2, MARK, ratio_error
 from gristmill.foundation.checksums import check_outputs, reading
@@ -230,7 +230,7 @@ def mcnemar(first_N: np.ndarray, second_N: np.ndarray) -> float:
     """Two-sided p-value of McNemar's exact test (1947; the binomial test on the discordant questions): 4 questions that
     one model alone answers and none the other -> 2 * 0.5**4 = 0.125. 1.0 without discordant questions."""
     gained, lost = int((second_N > first_N).sum()), int((second_N < first_N).sum())
-    return min(1.0, 2 * float(binom.cdf(min(gained, lost), gained + lost, 0.5))) if gained + lost else 1.0
+    return min(1.0, 2 * float(bdtr(min(gained, lost), gained + lost, 0.5))) if gained + lost else 1.0
 
 
 def paired_interval(differences: np.ndarray, sizes: np.ndarray, seed: int, draws: int = DRAWS) -> tuple[float, float]:

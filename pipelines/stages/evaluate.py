@@ -65,7 +65,7 @@ def score_summary(row: Any) -> dict[str, Any]:
 
 STAGE: Stage = Stage(
     name="evaluate",
-    code_version=11,
+    code_version=12,
     inputs=("curate", "tokenizer", "index", "train"),
     config=config,
     run=run,
