@@ -17,6 +17,7 @@ from gristmill.data_pipeline.extraction.blocks import whole_text
 from gristmill.data_pipeline.readers.compression import Damaged, blocks
 from gristmill.data_pipeline.readers.document import Record, Unreadable, excerpt, first_line, too_large
 from gristmill.data_pipeline.readers.source import SourceConfig
+from gristmill.data_pipeline.readers.word_formulas import formula_tex
 from gristmill.foundation.errors import RecipeError
 
 MAX_MEMBERS = 20_000  # of a package
@@ -120,6 +121,7 @@ RIGHTS = ("META-INF/rights.xml", "META-INF/license.lcpl")
 MAX_LIST_LEVELS = 9  # of Word
 WORD = "http://schemas.openxmlformats.org/wordprocessingml/2006/main"
 ID = f"{{{WORD}}}id"
+FORMULA = '<math><annotation encoding="application/x-tex">{}</annotation></math>'  # as pages have it
 PAGES = ("application/xhtml+xml", "text/html")
 
 
@@ -249,12 +251,11 @@ class WordBody:
             elif local_name(element) == "p":
                 paragraph = Paragraph(element, self._body)
                 style = (paragraph.style.name or "") if paragraph.style is not None else ""
-                text = "" if style.lower().startswith("toc ") else escape(self._text(element), quote=False)
+                text = "" if style.lower().startswith("toc ") else self._text(element)
                 number = style.removeprefix("Heading ")
                 tag = f"h{min(int(number), 6)}" if number.isdecimal() else "h1" if style == "Title" else "p"
                 item = self._list_item(paragraph, style) if text and tag == "p" else None
                 if text:
-                    text = text.replace("\n", "<br>")
                     html = f"<li>{text}" if item else f"<{tag}>{text}</{tag}>"
                 if depth < MAX_LIST_LEVELS:
                     boxes = "".join(block for box in _text_boxes(element) for block in self._blocks(box, depth + 1))
@@ -294,19 +295,21 @@ class WordBody:
         return ListItem(min(max(level, 0), MAX_LIST_LEVELS - 1) + 1, form != "bullet", numbering or style)
 
     def _text(self, paragraph: Any) -> str:
-        """The paragraph's text with that of links and insertions."""
+        """The paragraph's text as HTML, with that of links and insertions, and formulas as TeX."""
         parts = []
         for element in _content(paragraph):
             name = local_name(element)
             if name in ("footnoteReference", "endnoteReference"):
                 self._notes.append((name.removesuffix("Reference"), element.get(ID)))
+            if name == "oMath" and (tex := formula_tex(element)):
+                parts.append(FORMULA.format(escape(tex)))
             if local_name(element.getparent()) != "r":
                 continue
             if name == "t":
-                parts.append(element.text or "")
+                parts.append(escape(element.text or "", quote=False))
             elif name in ("tab", "ptab", "br", "cr", "noBreakHyphen"):
                 parts.append({"br": "\n", "cr": "\n", "noBreakHyphen": "-"}.get(name, " "))
-        return "".join(parts).strip()
+        return "".join(parts).strip().replace("\n", "<br>")
 
     def _table(self, table: Any, depth: int) -> str:
         """A table's rows; a cell that spans several columns or rows stands once. `row.cells` of python-docx would list
@@ -360,11 +363,12 @@ def _unwrapped(parent: Any) -> Iterator[Any]:
 
 
 def _content(element: Any) -> Iterator[Any]:
-    """The elements inside a paragraph, without those of text boxes, ruby's readings and what was deleted."""
+    """The elements in a paragraph, without those of text boxes, ruby's readings, formulas and what was deleted."""
     for child in _children(element):
         if local_name(child) not in ("del", "moveFrom", "rt", "txbxContent"):
             yield child
-            yield from _content(child)
+            if local_name(child) != "oMath":
+                yield from _content(child)
 
 
 def _text_boxes(element: Any) -> Iterator[Any]:

@@ -390,6 +390,17 @@ def test_numbers_of_a_word_list_go_on_after_a_paragraph(tmp_path):
     assert text == "1. one\n2. two\n\nbetween\n\n3. three\n\nno item\n\n- inner"
 
 
+@pytest.mark.parametrize("text_format", ["text", "markdown"])
+def test_formulas_of_a_word_document_are_tex(tmp_path, text_format):
+    space = 'xmlns:m="http://schemas.openxmlformats.org/officeDocument/2006/math"'
+    script = "<m:sSub><m:e><m:r><m:t>x</m:t></m:r></m:e><m:sub><m:r><m:t>1</m:t></m:r></m:sub></m:sSub>"
+    formula = f"<m:oMath {space}><m:r><m:t>a&lt;</m:t></m:r>{script}</m:oMath>"
+    body = paragraph(run("Let "), formula, run(" be &lt;small&gt;."))
+    body += paragraph(f"<m:oMathPara {space}>{formula}</m:oMathPara>") + paragraph(f"<m:oMath {space}/>")
+    text, _ = read_text(tmp_path, word_xml(body), "docx", blocks={"format": text_format})
+    assert text == "Let $a<x_1$ be <small>.\n\n$a<x_1$"
+
+
 # Markup of other programs.
 
 
