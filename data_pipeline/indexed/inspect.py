@@ -10,6 +10,7 @@ from gristmill.data_pipeline.indexed.dataset import DATASET_NAME, read_dataset, 
 from gristmill.data_pipeline.indexed.format import IndexedReader, bin_path, idx_path
 from gristmill.data_pipeline.indexed.packing import cut, document_lengths, first_windows
 from gristmill.foundation.config import Config
+from gristmill.foundation.errors import InputError
 
 # Documents whose lengths are looked at in one go, so that any number of them takes the same memory.
 CHUNK = 1 << 20
@@ -139,9 +140,12 @@ class PackingCost:
 
 
 def packing_report(folder: Path, split: str, sequence_length: int) -> list[PackingCost]:
-    """Both packings of every source of an `index` folder that has documents in the split."""
+    """Both packings of every source of an `index` folder that has documents in the split. Raises InputError for
+    another split."""
     dataset = read_dataset(folder)
     costs: list[PackingCost] = []
+    if split not in (names := sorted({name for source in dataset.sources for name in source.splits})):
+        raise InputError(f"{folder} has no split {split}; it has {', '.join(names)}")
     for source in dataset.sources:
         if source.splits[split].documents:
             reader = IndexedReader(source_prefix(folder, split, source.name))

@@ -186,18 +186,15 @@ def make_runner(
     rank, world_size = rank_and_world_size()
     reporter = options.reporter() if rank == 0 else Reporter.silent()
     if rank == 0:
-        check_workdir(folder)
-        require_ready(
-            recipe, [candidate for candidate in stages if only in (None, candidate.name)], folder, world_size, reporter
-        )
+        chosen = [candidate for candidate in stages if only in (None, candidate.name)]
+        check_workdir(folder, chosen)
+        require_ready(recipe, chosen, folder, world_size, reporter)
     freeze_loaded_modules()
     publisher = _uploader(folder, reporter, options.engine != "local") if rank == 0 else None
     try:
         engine = options.open(reporter, folder) if rank == 0 else LocalEngine(1, reporter)
         if rank == 0:
-            _start_workers(
-                engine, recipe, folder, [candidate for candidate in stages if only in (None, candidate.name)]
-            )
+            _start_workers(engine, recipe, folder, chosen)
         with lease(folder) if rank == 0 else nullcontext():
             lock = lock_raw_files(recipe, folder, engine, update=update_lock, write=rank == 0)
     except BaseException:

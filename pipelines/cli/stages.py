@@ -212,7 +212,7 @@ def check(
     if loaded.train is not None and not (loaded.train.layout.auto or loaded.train.layout.starts_processes):
         layout_size = loaded.train.layout.world_size
     world_size = processes or torchrun_variable("WORLD_SIZE", 0) or layout_size
-    check_workdir(workdir_of(loaded, workdir))
+    check_workdir(workdir_of(loaded, workdir), stages)
     findings = preflight(loaded, stages, world_size)
     for finding in findings:
         if finding.error is None:

@@ -72,6 +72,10 @@ def chat(
     """Talk to a model in the terminal; a line is a turn, an empty line or Ctrl-D ends. A model without a chat template
     goes on with what you write."""
     folder = newest_run() if checkpoint is None else train_folder(checkpoint)
+    from gristmill.evaluation.inference.config import SamplingConfig
+    from gristmill.pipelines.recipes.recipe_file import validate_config
+
+    validate_config(SamplingConfig, {"temperature": temperature or 0.0, "seed": seed})
     from gristmill.evaluation.commands import Conversation, load_chat  # torch takes seconds to load
 
     conversation: Conversation = load_chat(folder, system, temperature, tokens, seed)

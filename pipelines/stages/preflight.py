@@ -24,7 +24,7 @@ from gristmill.foundation.progress import Reporter
 from gristmill.foundation.startup import DeferredModule, block_pandas_import, host_bytes
 from gristmill.pipelines.recipes.config import Recipe
 from gristmill.pipelines.stages import index
-from gristmill.pipelines.stages.stage import Stage
+from gristmill.pipelines.stages.stage import Stage, check_stage_folder
 from gristmill.pipelines.stages.training_data import needs_sources
 from gristmill.pipelines.workdir import raw_files
 from gristmill.training.config.train import TRACKER_PACKAGES
@@ -93,8 +93,9 @@ def is_complete(stage: Stage, recipe: Recipe, workdir: Path) -> bool:
         return False
 
 
-def check_workdir(workdir: Path) -> None:
-    """Raises RecipeError if the work folder is a file or a dangling link, InputError if it cannot be written to."""
+def check_workdir(workdir: Path, stages: Sequence[Stage] = ()) -> None:
+    """Raises RecipeError if the work folder is a file or a dangling link, InputError if it cannot be written to or one
+    of the stages' folders is not of the stage."""
     existing = next(path for path in (workdir, *workdir.absolute().parents) if os.path.lexists(path))
     if not existing.exists():
         raise RecipeError(f"--workdir {workdir}: {existing} is a symbolic link that leads nowhere; remove it")
@@ -104,6 +105,8 @@ def check_workdir(workdir: Path) -> None:
         raise InputError(
             f"--workdir {workdir}: {existing} is not writable (read-only disk or permissions); name another folder"
         )
+    for stage in stages:
+        check_stage_folder(stage, workdir)
 
 
 def _sources(recipe: Recipe, world_size: int) -> Iterator[Issue]:

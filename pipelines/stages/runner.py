@@ -6,7 +6,6 @@ WORKDIR/.NAME-FINGERPRINT, so an incomplete folder is only resumed with the same
 written last, then the folder is renamed."""
 
 import json
-import os
 import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -32,7 +31,7 @@ from gristmill.foundation.progress import Reporter, raise_lost_interrupt
 from gristmill.foundation.runtime.tasks.engine import Engine
 from gristmill.foundation.runtime.tasks.local import LocalEngine
 from gristmill.pipelines.recipes.config import Recipe
-from gristmill.pipelines.stages.stage import Stage, StageContext
+from gristmill.pipelines.stages.stage import Stage, StageContext, check_stage_folder
 from gristmill.pipelines.workdir.remote import Uploader, lease
 
 POLL_SECONDS = 0.5
@@ -188,10 +187,7 @@ class Runner:
             self.reporter.info(f"{stage.name}: complete, skipped")
             self._publish(stage)
             return
-        if os.path.lexists(folder) and not (folder / MANIFEST_NAME).is_file():
-            raise InputError(
-                f"{folder}: folder exists without a manifest, and {stage.name} writes its output there; move it away"
-            )
+        check_stage_folder(stage, self.workdir)
         self.reporter.info(f"{stage.name}: {plan.action} ({'; '.join(plan.reasons[:3])})")
         if plan.action == "restore":
             self._replace(stage, self.aside(stage, plan.fingerprint))

@@ -1,6 +1,7 @@
 """Definition of a pipeline stage: name, identity (config, inputs, code version) and run function."""
 
 import hashlib
+import os
 import runpy
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -9,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from gristmill.evaluation.inference.config import EvaluateConfig
+from gristmill.foundation.errors import InputError
 from gristmill.foundation.files import DigestCache
 from gristmill.foundation.lock import Lock
+from gristmill.foundation.manifest import MANIFEST_NAME
 from gristmill.foundation.progress import Reporter
 from gristmill.foundation.runtime.tasks.engine import Engine
 from gristmill.foundation.user_code import is_reference, read_source
@@ -59,6 +62,15 @@ class Stage:
     parallel: bool = False
     worker_modules: tuple[str, ...] = ()
     by_tasks: bool = False
+
+
+def check_stage_folder(stage: Stage, workdir: Path) -> None:
+    """Raises InputError where a folder or file that no stage wrote has the stage's name."""
+    folder = workdir / stage.name
+    if os.path.lexists(folder) and not (folder / MANIFEST_NAME).is_file():
+        raise InputError(
+            f"{folder}: folder exists without a manifest, and {stage.name} writes its output there; move it away"
+        )
 
 
 # How evaluation tasks enter the fingerprint of a stage: by name, and task files by content.

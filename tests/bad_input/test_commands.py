@@ -48,6 +48,11 @@ CASES = [
          make=with_link("w/curate"), code=1),
     call("a stage folder that is a file", "curate small.yaml --workdir w", "w/curate: folder exists without a manifest",
          files={"w/curate": "x"}, code=1),
+    *[
+        call(f"{name} with a folder in a later stage's place", f"{name} small.yaml --workdir w", "w/train: folder exists without a manifest",
+             files={"w/train/notes.txt": "mine"}, code=1)
+        for name in ("run", "check")
+    ],
     call("a lock that is a pipe", "curate small.yaml --workdir w", "w/lock.json: not a file", make=with_pipe("w/lock.json"), code=1),
     call("a lock that is a folder", "curate small.yaml --workdir w", "w/lock.json: not a file", files={"w/lock.json/x": ""}, code=1),
     call("a lock of 200,000 brackets", "curate small.yaml --workdir w", "w/lock.json: not a lock (nested too deeply)",

@@ -1,10 +1,12 @@
 """The histogram worked by hand."""
 
 import numpy as np
+import pytest
 
 from gristmill.data_pipeline.indexed.config import IndexConfig
 from gristmill.data_pipeline.indexed.inspect import inspect, lines, packing_report, rows
 from gristmill.data_pipeline.indexed.samples import open_samples
+from gristmill.foundation.errors import InputError
 from tests.support.indexed_files import write_documents
 
 
@@ -49,6 +51,8 @@ def test_worked_by_hand(make_dataset):
     assert (best_fit.cut, best_fit.windows, best_fit.padding) == (0, 3, 3)
     assert best_fit.padding_share == 3 / 12
     assert [row[1] for row in rows([concat, best_fit])] == ["packing", "concat", "best_fit"]
+    with pytest.raises(InputError, match=r"has no split trian; it has .*train"):
+        packing_report(folder, "trian", 3)
 
 
 def test_padding_is_what_the_samples_leave_out(make_dataset, random_documents):

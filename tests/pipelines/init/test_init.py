@@ -90,6 +90,8 @@ def test_a_mixed_folder_becomes_a_scored_model_that_answers(call, tmp_path, monk
     monkeypatch.setattr("builtins.input", lambda prompt: lines.pop(0))
     code, said = call("chat", "work/mine", "--tokens", 4)
     assert code == 0 and "a base model" in said
+    code, said = call("chat", "work/mine", "--seed", 2**63)
+    assert code == 2 and "seed: Input should be less than 9223372036854775808" in said
 
 
 def test_what_cannot_become_a_recipe_is_said(call, tmp_path, monkeypatch, known_machine):
