@@ -1,4 +1,4 @@
-"""Reader of PDF documents that hold text: columns in reading order, paragraphs, items of lists, tables of figures by
+"""Reader of PDF documents that hold text: columns in reading order, paragraphs, items of lists, tables by
 row, code by line, hyphenated words joined, headers and footers that repeat over the pages left out. Scanned pages are
 refused: they need OCR."""
 

@@ -7,6 +7,7 @@ from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from enum import Enum
+from itertools import islice, pairwise
 from statistics import median
 from typing import Any, NamedTuple
 from unicodedata import normalize
@@ -28,10 +29,13 @@ _BULLET = re.compile(r"[\u2022\u25e6\u25aa\u2023\u25cf\u25cb\u25a0\u25a1\uf0b7\u
 _DASH, _NUMBER = re.compile(r"[\u2013*-]"), re.compile(r"\(?(?:\d{1,3}|[a-z]|[ivx]+)[.)](?=\s|$)")
 _LEADER = re.compile(r"(?<![\s.])(?:\s?\.){5,}+\s*(?=\w+$)")
 MIN_MARK_GAP, MAX_MARK_GAP = 0.4, 4.0  # between a mark and its text, of a line's height
-# A table is told from columns of text by short cells that stand under each other, and a column of figures.
+# A table is told from columns of text by short cells that stand under each other, and a column of figures or lines that
+# are drawn across its columns: below its head and around it, or between most rows.
 _FIGURE = re.compile(r"[\W\d_]{0,40}\d[\W_]{0,10}[^\W\d_]{0,3}|[-\u2013\u2014]|n/?a", re.IGNORECASE)
 MIN_TABLE_ROWS, MAX_CELL_WORDS, MIN_FIGURES = 3, 4, 0.6
 MAX_ROW_DISTANCE = 4.0  # of a line's height
+MAX_PATHS = 2_000  # of a page whose rules are looked for
+MIN_RULE_POINTS, MAX_RULE_POINTS, MAX_RULE_GAP = 20.0, 3.0, 2.0  # length, thickness; between the parts of a rule
 # Code is set in letters of one width.
 _FIXED_FONT = re.compile(rb"mono|nimbusmon|courier|consol|typewriter|menlo|monaco|fixed|tt\d+$|terminal", re.IGNORECASE)
 FIXED_PITCH = 1  # of a font's flags (ISO 32000, 9.8.2)
@@ -48,9 +52,10 @@ MAX_GAP_IN_LINE = 2.0  # between characters of a line, of their height; a wider 
 
 class Kind(Enum):
     """PROSE; ROW: of a table, its cells joined by " | "; BULLET, NUMBER: the first line of an item of a list; CONTENTS:
-    an entry with dots before its page; CODE: in letters of one width, as are the lines beside it."""
+    an entry with dots before its page; CODE: in letters of one width, as are the lines beside it; RULE: a horizontal
+    line that is drawn, or an edge of a box, without text."""
 
-    PROSE, ROW, BULLET, NUMBER, CONTENTS, CODE = range(6)
+    PROSE, ROW, BULLET, NUMBER, CONTENTS, CODE, RULE = range(7)
 
 
 class Line(NamedTuple):
@@ -79,13 +84,13 @@ class Line(NamedTuple):
 
 
 def pieces_of(page: Any) -> list[Line]:
-    """The page's pieces of text as PDFium gives them, of one line and font each; CODE: in letters of one width. Raises
-    Refused for a page of more than MAX_LINES."""
+    """The page's pieces of text as PDFium gives them, of one line and font each, and its rules; CODE: in letters of one
+    width. Raises Refused for a page of more than MAX_LINES."""
     text_page = page.get_textpage()
     try:
         if _RIGHT_TO_LEFT.search(text_page.get_text_range()):  # whose pieces are single letters
-            return _lines_in_order(text_page)
-        pieces = []
+            return _lines_in_order(text_page, _rules(page))
+        pieces = _rules(page)
         count = text_page.count_rects()
         _check_size(count)
         for number in range(count):
@@ -108,9 +113,34 @@ def _check_size(lines: int) -> None:
         raise Refused("page_too_large", f"over {MAX_LINES} pieces of text on a page, which is the limit")
 
 
-def _lines_in_order(text_page: Any) -> list[Line]:
-    """Lines of a page with letters that are written from right to left, from PDFium's characters, which are in the
-    order of reading. Where most letters are such, the page is mirrored, so that lines begin at the left."""
+def _rules(page: Any) -> list[Line]:
+    """Rules of the page, those that touch as one; none of drawings inside of forms."""
+    import pypdfium2.raw as pdfium  # an optional extra
+    from pypdfium2 import PdfiumError
+
+    rules: list[Line] = []
+    for path in islice(page.get_objects([pdfium.FPDF_PAGEOBJ_PATH], max_depth=1), MAX_PATHS):
+        try:
+            left, bottom, right, top = path.get_bounds()
+        except PdfiumError:  # of a path without points
+            continue
+        if right - left > MIN_RULE_POINTS:
+            is_line = top - bottom < MAX_RULE_POINTS
+            heights = ((bottom + top) / 2,) if is_line else (bottom, top)
+            rules += [Line(left, y, right, y, "", Kind.RULE) for y in heights]
+    joined: list[Line] = []
+    for rule in sorted(rules, key=lambda rule: (round(rule.bottom), rule.left)):
+        last = joined[-1] if joined else rule
+        if joined and abs(last.bottom - rule.bottom) < MAX_RULE_GAP and rule.left - last.right < MAX_RULE_GAP:
+            joined[-1] = last._replace(right=max(last.right, rule.right))
+        else:
+            joined.append(rule)
+    return joined
+
+
+def _lines_in_order(text_page: Any, rules: Sequence[Line]) -> list[Line]:
+    """Rules, and lines of a page with letters that are written from right to left, from PDFium's characters, which are
+    in the order of reading. Where most letters are such, the page is mirrored, so that lines begin at the left."""
     import pypdfium2.raw as pdfium  # an optional extra
 
     characters: list[tuple[str, Box]] = []
@@ -125,6 +155,7 @@ def _lines_in_order(text_page: Any) -> list[Line]:
             _check_size(len(lines))
             characters = []
     text = "".join(line.text for line in lines)
+    lines += rules
     if len(_RIGHT_TO_LEFT.findall(text)) < 0.5 * len(_LETTER.findall(text)):
         return lines
     return [line._replace(left=-line.right, right=-line.left) for line in lines]
@@ -191,11 +222,13 @@ def without_typewriter(pages: Sequence[Sequence[Line]]) -> Sequence[Sequence[Lin
             sizes[piece.kind] += len(piece.text)
     if sizes[Kind.CODE] <= MAX_CODE_SHARE * sizes.total():
         return pages
-    return [[piece._replace(kind=Kind.PROSE) for piece in page] for page in pages]
+    return [[piece._replace(kind=Kind.PROSE) if piece.kind is Kind.CODE else piece for piece in page] for page in pages]
 
 
 def joined_lines(pieces: Sequence[Line]) -> list[Line]:
-    """Pieces of text that follow each other on a line become one, and rows of a table too."""
+    """Pieces of text that follow each other on a line become one, and rows of a table too; rules are left out."""
+    rules = [piece for piece in pieces if piece.kind is Kind.RULE]
+    pieces = [piece for piece in pieces if piece.kind is not Kind.RULE]
     marks = [piece for piece in pieces if not _LETTER.search(piece.text)]
     rows: list[list[Line]] = []
     for piece in sorted((piece for piece in pieces if _LETTER.search(piece.text)), key=lambda line: -line.baseline):
@@ -221,7 +254,7 @@ def joined_lines(pieces: Sequence[Line]) -> list[Line]:
         if count := _rows_of_code(rows):
             lines += _code_lines(rows[:count])
         else:
-            count, is_table = _rows_of_table(rows)
+            count, is_table = _rows_of_table(rows, rules)
             joined = [_joined_row(row) for row in rows[:count]]
             lines += map(_as_row, joined) if is_table else (_with_kind(line) for row in joined for line in row)
         rows = rows[count:]
@@ -274,7 +307,7 @@ def _joined_row(row: Sequence[Line]) -> list[Line]:
     return lines
 
 
-def _rows_of_table(rows: Sequence[Sequence[Line]]) -> tuple[int, bool]:
+def _rows_of_table(rows: Sequence[Sequence[Line]], rules: Sequence[Line]) -> tuple[int, bool]:
     """(how many of the rows, from the first, have the same columns; whether they are a table)."""
     table = [_joined_row(rows[0])]
     for row in rows[1:]:
@@ -283,11 +316,27 @@ def _rows_of_table(rows: Sequence[Sequence[Line]]) -> tuple[int, bool]:
             break
         table.append(joined)
     count = len(table)
-    if count < MIN_TABLE_ROWS or median(len(line.text.split()) for row in table for line in row) > MAX_CELL_WORDS:
+    if count < MIN_TABLE_ROWS:
         return count, False
+    has_head, has_grid = _ruled(table, rules)
+    if has_grid or median(len(line.text.split()) for row in table for line in row) > MAX_CELL_WORDS:
+        return count, has_grid
     columns = list(zip(*table, strict=True))[1:]
     shares = [sum(_FIGURE.fullmatch(line.text) is not None for line in column) / count for column in columns]
-    return count, max(shares, default=0.0) >= MIN_FIGURES
+    return count, has_head or max(shares, default=0.0) >= MIN_FIGURES
+
+
+def _ruled(table: Sequence[Sequence[Line]], rules: Sequence[Line]) -> tuple[bool, bool]:
+    """(whether rules stand below the first row and above it or below the last one, whether they stand between most
+    rows), each across all columns."""
+    left, right = min(row[0].right for row in table), max(row[-1].left for row in table)
+    across = sorted(rule.bottom for rule in rules if rule.left < left and rule.right > right)
+    reach = MAX_ROW_DISTANCE * table[0][0].height
+    baselines = [row[0].baseline for row in table]
+    edges = [baselines[0] + reach, *baselines, baselines[-1] - reach]
+    is_between = [bisect_left(across, below) < bisect_left(across, above) for above, below in pairwise(edges)]
+    has_head = is_between[1] and (is_between[0] or is_between[-1])
+    return has_head, sum(is_between[1:-1]) > 0.5 * (len(table) - 1)
 
 
 def _stand_under(above: Sequence[Line], row: Sequence[Line]) -> bool:

@@ -47,9 +47,9 @@ def refusal(folder, content: bytes, format_: str, **options) -> str:
 # PDF.
 
 
-def pdf(pages: list[list[tuple[int, int, str]]], title: str = "The mill", letters: str = "") -> bytes:
+def pdf(pages: list[list[tuple[int, int, str]]], title: str = "The mill", letters: str = "", drawn: str = "") -> bytes:
     """A document in Helvetica, and in Courier where the text ends with a space, of 10 points; lines are (x, y,
-    text). letters: what a stands for, of letters that follow each other in Unicode."""
+    text). letters: what a stands for, of letters that follow each other in Unicode. drawn: operators of graphics."""
     objects = ["<< /Type /Catalog /Pages 2 0 R >>", ""]
     objects += ["<< /Type /Font /Subtype /Type1 /BaseFont /Helvetica >>", f"<< /Title ({title}) /Author (Ann) >>"]
     kids = []
@@ -60,7 +60,7 @@ def pdf(pages: list[list[tuple[int, int, str]]], title: str = "The mill", letter
         objects.append(f"<< /Length {len(codes)} >>\nstream\n{codes}\nendstream")
     for lines in pages:
         shown = (f"/F{2 if text[-1] == ' ' else 1} 10 Tf 1 0 0 1 {x} {y} Tm ({text}) Tj" for x, y, text in lines)
-        content = f"BT {' '.join(shown)} ET"
+        content = f"{drawn} BT {' '.join(shown)} ET"
         objects.append(f"<< /Length {len(content)} >>\nstream\n{content}\nendstream")
         kids.append(f"{len(objects) + 1} 0 R")
         objects.append(
@@ -187,6 +187,47 @@ def test_words_in_columns_are_no_table():
     figures = [line._replace(text="12.5 %") if line.left == 300 else line for line in index]
     assert [line.text for line in joined_lines(figures)] == ["entry a | 12.5 %"] * 4
     assert len(joined_lines(figures[:4])) == 4  # two rows are too few
+
+
+def _rule(y: int, left: int = 50, right: int = 350) -> str:
+    return f"{left} {y} m {right} {y} l S "
+
+
+def _box(left: int, bottom: int, width: int, height: int) -> str:
+    return f"{left} {bottom} {width} {height} re S "
+
+
+CROPS = [("Crop", "Mill", "Owner"), ("wheat", "upper", "Ann Lee"), ("rye", "lower", "Bob"), ("oats", "river", "Cid")]
+RULED = {  # lines that are drawn around and between the rows of CROPS, whose baselines are at 600, 586, ...
+    "head": _rule(612) + _rule(596),
+    "head and foot": _rule(596) + _rule(552),
+    "rows": _rule(596) + _rule(582) + _rule(568),
+    "cells": "".join(_box(left, 554 + 14 * row, 100, 14) for row in range(4) for left in (50, 150, 250)),
+    "shaded rows": "50 582 300 14 re f 50 554 300 14 re f",
+}
+
+
+@pytest.mark.parametrize("name", RULED)
+def test_lines_across_the_columns_tell_a_table_of_words(tmp_path, name):
+    pytest.importorskip("pypdfium2", reason="PDF needs the extra `documents`")
+    page = [(x, 600 - 14 * row, cells[k]) for row, cells in enumerate(CROPS) for k, x in enumerate((60, 160, 260))]
+    page += column(50, 520, "Nobody knows its age.")
+    text, _ = read_text(tmp_path, pdf([page], drawn=RULED[name]), "pdf")
+    assert text.split("\n\n") == ["\n".join(map(" | ".join, CROPS)), "Nobody knows its age."]
+
+
+@pytest.mark.parametrize(
+    "drawn", ["", _rule(612) + _rule(540), _rule(596), _box(45, 500, 310, 120), "200 500 m 200 620 l S"]
+)
+def test_columns_between_lines_are_no_table(tmp_path, drawn):
+    """Lines above and below them, in a box, with a line between them, or with one below their titles alone."""
+    pytest.importorskip("pypdfium2", reason="PDF needs the extra `documents`")
+    page = [
+        *column(60, 600, "The mill stands", "at the river and", "turns", "all day."),
+        *column(210, 600, "It is", "old.", "Its wheel is", "of oak."),
+    ]
+    text, _ = read_text(tmp_path, pdf([page], drawn=drawn), "pdf")
+    assert "".join(text.split()) == "Themillstandsattheriverandturnsallday.Itisold.Itswheelisofoak."
 
 
 def test_marks_in_a_font_of_their_own_stay_on_their_line():
