@@ -24,7 +24,7 @@ from typing import Any, BinaryIO, NoReturn
 
 import numpy as np
 
-from gristmill.foundation.errors import InputError
+from gristmill.foundation.errors import InputError, RecipeError
 from gristmill.foundation.files import atomic_path, refuse_stub
 from gristmill.foundation.manifest import CACHE_FOLDER
 from gristmill.foundation.runtime.store.store import BlockArray, BlockFile
@@ -75,8 +75,19 @@ def dtype_for(vocab_size: int) -> np.dtype:
 
 
 def bin_path(prefix: Path) -> Path:
-    """ "data/books" -> data/books.bin. A prefix may hold dots; it is no file name with a suffix to replace."""
-    return prefix.with_name(prefix.name + ".bin")
+    """ "data/books" -> data/books.bin. A prefix may hold dots; it is no file name with a suffix to replace. Raises
+    RecipeError for a folder such as "." that has no name."""
+    return _with_suffix(prefix, ".bin")
+
+
+def idx_path(prefix: Path) -> Path:
+    return _with_suffix(prefix, ".idx")
+
+
+def _with_suffix(prefix: Path, suffix: str) -> Path:
+    if not prefix.name:
+        raise RecipeError(f"{prefix}: not the prefix of a dataset, which is its path without .bin, such as data/books")
+    return prefix.with_name(prefix.name + suffix)
 
 
 def block_mark(path: Path) -> Path:
@@ -84,10 +95,6 @@ def block_mark(path: Path) -> Path:
     index/cache/blocks/train/books.bin.json."""
     path = path.absolute()  # a bare name in its own folder has one parent only
     return path.parents[1] / CACHE_FOLDER / "blocks" / path.parent.name / f"{path.name}.json"
-
-
-def idx_path(prefix: Path) -> Path:
-    return prefix.with_name(prefix.name + ".idx")
 
 
 # Writes PREFIX.bin and PREFIX.idx, document by document; both appear whole or not at all.

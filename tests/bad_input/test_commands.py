@@ -53,6 +53,8 @@ CASES = [
              files={"w/train/notes.txt": "mine"}, code=1)
         for name in ("run", "check")
     ],
+    call("a merge of no name", "data merge . --output o", ".: not the prefix of a dataset"),
+    call("a prefix without a name", "data inspect ''", ".: not the prefix of a dataset"),
     call("a lock that is a pipe", "curate small.yaml --workdir w", "w/lock.json: not a file", make=with_pipe("w/lock.json"), code=1),
     call("a lock that is a folder", "curate small.yaml --workdir w", "w/lock.json: not a file", files={"w/lock.json/x": ""}, code=1),
     call("a lock of 200,000 brackets", "curate small.yaml --workdir w", "w/lock.json: not a lock (nested too deeply)",
