@@ -20,6 +20,8 @@ class Config(BaseModel):
     @classmethod
     def reject_boolean_as_number(cls, value: Any, info: ValidationInfo) -> Any:
         """Reject booleans for numeric fields: pydantic accepts true as 1."""
+        if value is None or isinstance(value, str | float) or type(value) is int:  # most, and the planner asks often
+            return value
         field = cls.model_fields.get(info.field_name or "") if _holds_boolean(value) else None
         if field is not None and not _takes_boolean(field.annotation):
             raise ValueError(f"{str(value).lower()} is not a valid value here; write the value itself")

@@ -331,16 +331,16 @@ class ModelConfig(ModelFields):
     @property
     def layer_list(self) -> tuple[LayerConfig, ...]:
         """One entry a layer: the source of pipeline stages, the planner's costs and the model."""
-        return tuple(
-            LayerConfig(
-                mixer=self.mixer_of(index),
-                mlp=self._mlp_of(index),
-                window=_entry(self.window, index),
-                rope=_entry(self.rope_layers, index) is not False,
-                norm_order=_entry(self.norm_order, index),
-                **self._widths(index),
-            )
-            for index in range(self.layers)
+        return tuple(self.layer(index) for index in range(self.layers))
+
+    def layer(self, index: int) -> LayerConfig:
+        return LayerConfig(
+            mixer=self.mixer_of(index),
+            mlp=self._mlp_of(index),
+            window=_entry(self.window, index),
+            rope=_entry(self.rope_layers, index) is not False,
+            norm_order=_entry(self.norm_order, index),
+            **self._widths(index),
         )
 
     def mixer_of(self, index: int) -> str:

@@ -35,7 +35,7 @@ class Layer(nn.Module):
         expert_tensor: int = 1,
     ):
         super().__init__()
-        layer: LayerConfig = config.layer_list[index]
+        layer: LayerConfig = config.layer(index)
         self.index, self.norm_order, self.hook = index, layer.norm_order, hook
         self.is_last = index == config.layers - 1
         self.parallel, self.scale = config.parallel_residual, config.scales.residual

@@ -47,7 +47,7 @@ class MixtureOfExperts(nn.Module):
 
     def __init__(self, config: ModelConfig, index: int, tensor: TensorAxis, expert_tensor: int):
         super().__init__()
-        layer: LayerConfig = config.layer_list[index]
+        layer: LayerConfig = config.layer(index)
         assert config.moe is not None
         self.tensor, self.axis = tensor, ExpertAxis(tensor.mesh, expert_tensor, tensor.float8)
         self.router = Router(config, layer, index, tensor)
