@@ -55,8 +55,19 @@ def alone(causal_lm, requests):
     return [generation for (generation,) in run(causal_lm, requests, BatchLimits(8))[0]]
 
 
-@pytest.mark.parametrize("sampling", [SamplingConfig(), SAMPLED], ids=["greedy", "sampled"])
-@pytest.mark.parametrize("shape", SHAPES)
+# What is drawn depends on a stream's own logits and tokens alone: with draws, one shape of each kind of cache.
+SHAPES_AND_SAMPLING = [
+    *(pytest.param(shape, SamplingConfig(), id=f"{shape}-greedy") for shape in SHAPES),
+    *(pytest.param(shape, SAMPLED, id=f"{shape}-sampled") for shape in ("attention", "hybrid")),
+    *(
+        pytest.param(shape, SAMPLED, id=f"{shape}-sampled", marks=pytest.mark.slow)
+        for shape in SHAPES
+        if shape not in ("attention", "hybrid")
+    ),
+]
+
+
+@pytest.mark.parametrize(("shape", "sampling"), SHAPES_AND_SAMPLING)
 def test_little_memory_changes_no_token(shape, sampling):
     """Six blocks hold one sequence of 96 tokens; up to eight run."""
     causal_lm, requests = model_of(shape), shared_requests(8, sampling=sampling)
