@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from gristmill.evaluation.convert.chat_template import ChatTemplate
 from gristmill.evaluation.inference.config import EvaluateConfig, SamplingConfig
@@ -24,31 +25,31 @@ from gristmill.evaluation.inference.load_model import (
     one_model_on_ranks,
 )
 from gristmill.evaluation.inference.workdir import CheckpointPaths, Workdir, checkpoints_folder, find_checkpoint
-from gristmill.evaluation.results.compare import (
-    compare_folders,
-    comparison_markdown,
-    curve_svg,
-    noise_markdown,
-    score_noise,
-)
-from gristmill.evaluation.results.table import ScoreRow
-from gristmill.evaluation.run import EvaluationPaths, evaluate, evaluate_folder
 from gristmill.foundation.errors import InputError, RecipeError
 from gristmill.foundation.files import write_atomic
 from gristmill.foundation.progress import Reporter
+from gristmill.foundation.startup import DeferredModule
 from gristmill.training.checkpoint.checkpoint import step_folder, steps_in, verified
 from gristmill.training.launch.processes import RankInfo, local_device
 from gristmill.training.parallel.mesh import ALONE
 
+if TYPE_CHECKING:
+    from gristmill.evaluation.results.table import ScoreRow
+    from gristmill.evaluation.run import EvaluationPaths
+
+# They load lm-eval, which takes a second and which generating does without.
+compare = DeferredModule("gristmill.evaluation.results.compare")
+run = DeferredModule("gristmill.evaluation.run")
+
 
 def evaluate_checkpoint(
     source: CheckpointPaths,
-    paths: EvaluationPaths,
+    paths: "EvaluationPaths",
     config: EvaluateConfig,
     reporter: Reporter,
     rank: RankInfo = ONLY_PROCESS,
     model_parallel: ModelParallel = NO_MODEL_PARALLEL,
-) -> list[ScoreRow]:
+) -> "list[ScoreRow]":
     """`gristmill evaluate --checkpoint DIR --tasks a,b`: writes results.json, samples/ and tables.
 
     Held-out tasks take paths.corpus, or the run's own documents if the checkpoint lies in a work folder. Under
@@ -61,7 +62,7 @@ def evaluate_checkpoint(
         paths = replace(paths, corpus=workdir.held_out_corpus())
     model_parallel.require_processes(rank.world_size)
     if rank.world_size == 1:
-        rows = evaluate_folder(source, paths, config, reporter, local_device(rank))
+        rows = run.evaluate_folder(source, paths, config, reporter, local_device(rank))
         if config.quantization != "none":
             _write_quantization_cost(source, paths, config, reporter)
         return rows
@@ -69,24 +70,24 @@ def evaluate_checkpoint(
 
 
 def _write_quantization_cost(
-    source: CheckpointPaths, paths: EvaluationPaths, config: EvaluateConfig, reporter: Reporter
+    source: CheckpointPaths, paths: "EvaluationPaths", config: EvaluateConfig, reporter: Reporter
 ) -> None:
     """Evaluates the weights as trained in OUTPUT/as_trained and writes the comparison to OUTPUT/cost_of_....md."""
     plain = EvaluateConfig(**{**config.model_dump(), "quantization": "none", "num_continuations": 0})
     as_trained = replace(paths, output=paths.output / "as_trained")
-    evaluate_folder(source, as_trained, plain, reporter, local_device(ONLY_PROCESS))
-    cost = comparison_markdown(compare_folders(as_trained.output, paths.output))
+    run.evaluate_folder(source, as_trained, plain, reporter, local_device(ONLY_PROCESS))
+    cost = compare.comparison_markdown(compare.compare_folders(as_trained.output, paths.output))
     write_atomic(paths.output / f"cost_of_{config.quantization}.md", cost.encode())
 
 
 def _evaluate_distributed(
     source: CheckpointPaths,
-    paths: EvaluationPaths,
+    paths: "EvaluationPaths",
     config: EvaluateConfig,
     reporter: Reporter,
     rank: RankInfo,
     model_parallel: ModelParallel,
-) -> list[ScoreRow]:
+) -> "list[ScoreRow]":
     copies_exchange = model_parallel.tensor % model_parallel.expert > 0
     if copies_exchange and rank.world_size != model_parallel.size:
         raise RecipeError(
@@ -98,11 +99,11 @@ def _evaluate_distributed(
     with loaded_on_ranks(source, config, rank, model_parallel) as (loaded, mesh):
         first_rank_reporter = reporter if mesh.is_first else Reporter.silent()
         copies = ALONE if copies_exchange else mesh.data
-        return evaluate(loaded, paths, config, first_rank_reporter, copies, mesh.is_first)
+        return run.evaluate(loaded, paths, config, first_rank_reporter, copies, mesh.is_first)
 
 
 def evaluate_series(
-    source: CheckpointPaths, paths: EvaluationPaths, config: EvaluateConfig, reporter: Reporter, every: int = 1
+    source: CheckpointPaths, paths: "EvaluationPaths", config: EvaluateConfig, reporter: Reporter, every: int = 1
 ) -> list[dict[str, object]]:
     """`--every N`: evaluates each checkpoint whose step is a multiple of N, and the last, each into OUTPUT/step-...
 
@@ -127,8 +128,8 @@ def evaluate_series(
                  "error": row.error, "chance": row.chance}
             )  # fmt: skip
     write_atomic(paths.output / "curve.json", json.dumps(points, indent=1).encode() + b"\n")
-    write_atomic(paths.output / "curve.svg", curve_svg(points).encode())
-    write_atomic(paths.output / "noise.md", noise_markdown(score_noise(points)).encode())
+    write_atomic(paths.output / "curve.svg", compare.curve_svg(points).encode())
+    write_atomic(paths.output / "noise.md", compare.noise_markdown(compare.score_noise(points)).encode())
     return points
 
 
