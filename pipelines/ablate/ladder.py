@@ -45,7 +45,7 @@ BATCH_EXPONENT = 0.5
 # At least: the ratio of two neighbours' losses moves with the text by 0.7 % (1 sd) at 4,096 tokens, the default, and by
 # 0.2 % at 65,536 (widths 12 to 44 of `ladder_cpu`, 2026-11-28).
 VALIDATION_TOKENS = 65_536
-FINE_HIDDEN = 512  # hidden widths below it go by 2, so that rounding stays below 1 %; above by 8, as GPUs ask
+FINE_WIDTH = 512  # hidden widths below it go by 2, so that rounding stays below 1 %; above by 8, as GPUs ask
 
 
 @dataclass(frozen=True)
@@ -248,17 +248,19 @@ def _fields(model: ModelConfig, size: Size) -> dict[str, Any]:
     fields: dict[str, Any] = dict(size._asdict())
     if model.kv_heads:
         fields["kv_heads"] = size.heads * model.kv_heads // model.heads
-    narrower = size.width * model.heads / (size.heads * model.width)  # of a head
+    narrower, of_head = size.width / model.width, size.width * model.heads / (size.heads * model.width)
     for name in ("head_width", "rope_width"):
         if given := getattr(model, name):
-            fields[name] = max(2, 2 * round(given * narrower / 2))
+            fields[name] = _scaled_width(given, of_head)
+    if mixers := _mixers(model, narrower, of_head):
+        fields["mixers"] = mixers
     if isinstance(model.mlp, str) and model.mlp != "none":  # by default swiglu's goes by steps of 64
-        fields["ffn_hidden_size"] = _hidden_size(model, model.hidden_width(model.mlp), size)
+        fields["ffn_hidden_size"] = _scaled_width(model.hidden_width(model.mlp), narrower)
     elif model.ffn_hidden_size:
-        fields["ffn_hidden_size"] = _hidden_size(model, model.ffn_hidden_size, size)
+        fields["ffn_hidden_size"] = _scaled_width(model.ffn_hidden_size, narrower)
     if model.moe is not None:
         hidden = model.moe.ffn_hidden_size
-        layers = [_hidden_size(model, layer, size) for layer in ([hidden] if isinstance(hidden, int) else hidden)]
+        layers = [_scaled_width(layer, narrower) for layer in ([hidden] if isinstance(hidden, int) else hidden)]
         scaled = {"ffn_hidden_size": layers[0] if isinstance(hidden, int) else layers}
         fields["moe"] = model.moe.model_dump(exclude_unset=True, mode="json") | scaled
     if "init_std" in model.model_fields_set:
@@ -266,11 +268,23 @@ def _fields(model: ModelConfig, size: Size) -> dict[str, Any]:
     return fields
 
 
-def _hidden_size(model: ModelConfig, hidden: int, size: Size) -> int:
-    """Hidden width in proportion to the width of the model; 0, which means that the width decides, stays."""
-    scaled = hidden * size.width / model.width
-    step = 2 if scaled < FINE_HIDDEN else 8
-    return max(step, round(scaled / step) * step) if hidden else 0
+def _mixers(model: ModelConfig, narrower: float, of_head: float) -> dict[str, dict[str, Any]]:
+    """`model.mixers` of a size: a state of 128 numbers in a model of half the width has 64."""
+    mixers = dict(model.mixers)
+    for name in model.used_mixers:
+        mixer = model.mixer_named(name)
+        ratios = dict.fromkeys(mixer.widths, narrower) | dict.fromkeys(mixer.head_widths, of_head)
+        given = {option: value for option in ratios if (value := getattr(mixer, option))}  # 0: the width decides
+        if given:
+            scaled = {option: _scaled_width(value, ratios[option]) for option, value in given.items()}
+            mixers[name] = mixers.get(name, {}) | scaled
+    return mixers
+
+
+def _scaled_width(width: int, ratio: float) -> int:
+    """In even numbers, so that rounding stays below 1 %. 0, which means that the model's width decides, stays."""
+    step = 2 if width * ratio < FINE_WIDTH else 8
+    return max(step, round(width * ratio / step) * step) if width else 0
 
 
 def _rung(base: LadderBase, tokens: float, own_tokens: float, size: Size) -> Rung:

@@ -86,10 +86,14 @@ class Mixer(Config):
     rotary angles of the pass. marks_mixing: its module calls `metadata.mix` for all that is not computed token by
     token, so that the rest can be computed again for some tokens. settings_of_model: there are no options, `of` reads
     the model. compiles: a mixer that carries a state says so where `train.compile` was tried with it. static_shapes:
-    its layers are compiled for each shape anew, since the compiler fails on them with sizes that it does not know."""
+    its layers are compiled for each shape anew, since the compiler fails on them with sizes that it does not know.
+    widths: options that go with the model's width where a model of the same shape has another. head_widths: with that
+    of its heads."""
 
     symbol: ClassVar[str]
     module: ClassVar[str]
+    widths: ClassVar[tuple[str, ...]] = ()
+    head_widths: ClassVar[tuple[str, ...]] = ()
     not_of_weights: ClassVar[tuple[str, ...]] = ()
     carries_state: ClassVar[bool] = True
     attends: ClassVar[bool] = False

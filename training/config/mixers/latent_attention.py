@@ -29,6 +29,8 @@ class LatentAttentionMixer(Mixer):
 
     symbol: ClassVar[str] = "L"
     module: ClassVar[str] = "gristmill.training.model.attention.latent:MultiHeadLatentAttention"
+    widths: ClassVar[tuple[str, ...]] = ("key_value_rank", "query_rank")
+    head_widths: ClassVar[tuple[str, ...]] = ("value_width",)
     marks_mixing: ClassVar[bool] = True
     carries_state: ClassVar[bool] = False
     attends: ClassVar[bool] = True

@@ -20,6 +20,7 @@ class Mamba2(Mixer):
 
     symbol: ClassVar[str] = "M"
     module: ClassVar[str] = "gristmill.training.model.ssm.mamba2:Mamba2Mixer"
+    widths: ClassVar[tuple[str, ...]] = ("state",)
     marks_mixing: ClassVar[bool] = True
     compiles: ClassVar[bool] = True
     not_of_weights: ClassVar[tuple[str, ...]] = ("chunk",)

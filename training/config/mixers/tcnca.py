@@ -18,6 +18,7 @@ class Tcnca(Mixer):
 
     symbol: ClassVar[str] = "T"
     module: ClassVar[str] = "gristmill.training.model.ssm.tcnca:TcncaMixer"
+    widths: ClassVar[tuple[str, ...]] = ("shared",)
     marks_mixing: ClassVar[bool] = True
     compiles: ClassVar[bool] = True
     static_shapes: ClassVar[bool] = True
