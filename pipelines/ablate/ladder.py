@@ -16,13 +16,11 @@ import json
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 import numpy as np
 from pydantic import ValidationError
 
-from gristmill.data_pipeline.indexed.dataset import Dataset
 from gristmill.foundation.errors import InputError, RecipeError
 from gristmill.pipelines.init.dial import WIDTH_EXPONENTS, rate_at_width
 from gristmill.pipelines.recipes.config import Recipe
@@ -37,6 +35,7 @@ MIN_STEPS = 20  # of a run
 DRAWS = 400
 NOISE = 0.003  # of a loss of one seed, relative: 17 runs of six sizes of `ladder_cpu` differ by 0.0033 (1 sd)
 EXPONENTS = (0.01, 0.6)  # least and most
+LEAST_NOISE = 1e-6  # relative, where seeds and curve agree exactly
 FLOORS = np.linspace(0.0, 0.98, 197)  # of the lowest loss
 MAX_OFF = 0.5  # of the logarithm of compute: how far a size may be below the one that the ladder asks for
 # The batch beyond which a larger one saves few steps goes with about the square root of the tokens of a run (Zhang et
@@ -125,9 +124,9 @@ class ScalingCurve:
 class Extrapolation:
     """The curve through the smaller rungs and the held-back one. seed_noise: standard deviation of the loss of one run
     over seeds, relative, of the fitted sizes; None where each has one seed. last_noise: of the held-back size.
-    residuals: of the mean losses, relative to the curve. forecast_range, exponent_range: 95 % of refits to losses that
-    are moved by the residuals or the noise, whichever is more; the forecast's is that of the mean of the held-back
-    size's runs. error: of the forecast, relative to the measured loss."""
+    residuals: of the mean losses, relative to the curve. forecast_range, exponent_range: 95 % of refits with floors by
+    how likely they are, to losses that are moved by the residuals or the noise, whichever is more; the forecast's is
+    that of the mean of the held-back size's runs. error: of the forecast, relative to the measured loss."""
 
     curve: ScalingCurve
     seed_noise: float | None
@@ -147,9 +146,9 @@ def rungs(base: LadderBase, per_parameter: float, count: int) -> tuple[Rung, ...
     """`count` sizes to fit and last the recipe's own, which is held back. Each has twice the compute of the one before,
     the last eight times.
 
-    Layers stay, and so does the number of experts; heads keep their width, or else their number, and hidden widths go
-    with the model's. Rates go with the width as those of `gristmill init`, and the batch with BATCH_EXPONENT. Raises
-    RecipeError where sizes come out equal."""
+    Layers stay, and so does the number of experts; heads keep their width, or else their number, and hidden widths and
+    those inside a mixer go with the model's. Rates go with the width as those of `gristmill init`, and the batch with
+    BATCH_EXPONENT. Raises RecipeError where sizes come out equal."""
     if count < MIN_RUNGS:
         raise RecipeError(f"--sizes {count}: the curve has three numbers; fit at least {MIN_RUNGS} sizes")
     own = Size(base.model.width, base.model.heads)
@@ -307,57 +306,16 @@ def _rung(base: LadderBase, tokens: float, own_tokens: float, size: Size) -> Run
     return Rung(scaled.layers, *size, parameter_count(shape), active_parameters(shape), num_tokens, flops, overrides)
 
 
-def final_loss(folder: Path) -> float:
-    """Held-out bits per byte after the last step, the mean over the sources; nats a token where bytes are unknown."""
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text("utf-8").splitlines()]
-    validation = lines[-1].get("validation") if lines else None
-    if validation is None:
-        raise InputError(f"{folder}: no validation loss; hold out more text (curate.splits.validation)")
-    sources = validation["sources"].values()
-    if all("bits_per_byte" in source for source in sources):
-        return float(sum(source["bits_per_byte"] for source in sources) / len(sources))
-    return float(validation["loss"])
-
-
-def untrained_loss(dataset: Dataset) -> float:
-    """The loss of a model for which all tokens are equally likely, in the unit of `final_loss`: of 1,024 tokens and
-    2.5 bytes a token, 4 bits per byte."""
-    held_out = [source.splits["validation"] for source in dataset.sources if "validation" in source.splits]
-    ratios = [split.tokens / split.bytes for split in held_out if split.tokens and split.bytes]
-    if not ratios or len(ratios) < sum(split.tokens > 0 for split in held_out):
-        return math.log(dataset.vocab_size)
-    return math.log2(dataset.vocab_size) * sum(ratios) / len(ratios)
-
-
 def check_learned(loss: float, start: float) -> None:
     if not loss < start:
         raise InputError(f"a size ended at {loss:.3f}, not below an untrained model's {start:.3f}; train longer")
 
 
-def fit_each(
-    flops: Sequence[Sequence[float]], losses_DN: Sequence[np.ndarray], start: float
-) -> list[tuple[ScalingCurve, ...]]:
-    """For each draw of losses the curves of the ladders, which share the floor, with the least squares of relative
-    errors: at any floor, log (loss - floor) / (start - loss) = log scale - exponent log C is a line. Raises InputError
-    where a loss is not below `start`."""
-    highest = max(float(losses.max()) for losses in losses_DN)
-    check_learned(highest, start)
-    lowest_D = np.min([losses.min(axis=1) for losses in losses_DN], axis=0)
-    floor_DF1 = (lowest_D[:, None] * FLOORS)[:, :, None]
-    lines = [_lines(np.log(sizes), losses, floor_DF1, start) for sizes, losses in zip(flops, losses_DN, strict=True)]
-    best = np.sum([squares for _, _, squares in lines], axis=0).argmin(axis=1)
-    return [
-        tuple(
-            ScalingCurve(float(floor_DF1[draw, at, 0]), math.exp(level[draw, at]), float(exponent[draw, at]), start)
-            for level, exponent, _ in lines
-        )
-        for draw, at in enumerate(best)
-    ]
-
-
-def _lines(logs_N: np.ndarray, losses_DN: np.ndarray, floor_DF1: np.ndarray, start: float) -> tuple[np.ndarray, ...]:
-    """(log scale, exponent, sum of squared relative errors of the loss), each [D, F], of the lines through log odds."""
-    loss_D1N = losses_DN[:, None, :]
+def _lines(ladder: RungLosses, losses_DN: np.ndarray, floor_DF: np.ndarray, start: float) -> tuple[np.ndarray, ...]:
+    """(log scale [D, F], exponent [D, F], relative errors of the loss [D, F, N]) of the curves with these floors
+    through draws of the losses: log (loss - floor) / (start - loss) = log scale - exponent log C is a line, fitted by
+    the least squares of relative errors."""
+    logs_N, loss_D1N, floor_DF1 = np.log(ladder.flops), losses_DN[:, None, :], floor_DF[:, :, None]
     odds_DFN = (loss_D1N - floor_DF1) / (start - loss_D1N)
     # A relative error of the odds is one of the loss times this
     relative_DFN = (loss_D1N - floor_DF1) * (start - loss_D1N) / ((start - floor_DF1) * loss_D1N)
@@ -368,33 +326,62 @@ def _lines(logs_N: np.ndarray, losses_DN: np.ndarray, floor_DF1: np.ndarray, sta
     exponent_DF = (-slope_DF).clip(*EXPONENTS)
     fitted_DFN = np.exp(level_DF[:, :, None] - exponent_DF[:, :, None] * offset_DFN)
     errors_DFN = (floor_DF1 + start * fitted_DFN) / (1 + fitted_DFN) / loss_D1N - 1
-    return level_DF + exponent_DF * middle_DF, exponent_DF, np.square(errors_DFN).sum(axis=2)
+    return level_DF + exponent_DF * middle_DF, exponent_DF, errors_DFN
+
+
+def curves_through(ladder: RungLosses, losses_DN: np.ndarray, floor_D: np.ndarray, start: float) -> list[ScalingCurve]:
+    """A curve with its floor for each draw of losses."""
+    levels, exponents, _ = _lines(ladder, losses_DN, floor_D[:, None], start)
+    numbers = zip(floor_D.tolist(), np.exp(levels[:, 0]).tolist(), exponents[:, 0].tolist(), strict=True)
+    return [ScalingCurve(*numbers_of_draw, start) for numbers_of_draw in numbers]
+
+
+def weigh_floors(ladders: Sequence[RungLosses], start: float, noise: float) -> tuple[np.ndarray, np.ndarray, float]:
+    """(floors, how likely each is, standard deviation of mean losses around the curves of the likeliest). noise: of a
+    run, relative. All floors are equally likely before the losses are seen, and the ladders have one. Raises InputError
+    where a loss is not below `start`."""
+    check_learned(max(float(ladder.means.max()) for ladder in ladders), start)
+    floors = min(float(ladder.means.min()) for ladder in ladders) * FLOORS
+    squares = [np.square(_lines(own, own.means[None], floors[None], start)[2][0]) for own in ladders]
+    free = sum(len(own.losses) for own in ladders) - 1 - 2 * len(ladders)
+    spread = float((sum(own.sum(axis=1) for own in squares).min() / max(1, free)) ** 0.5)
+    terms = [own / _deviations(ladder, noise, spread) ** 2 for own, ladder in zip(squares, ladders, strict=True)]
+    unlikely = sum(term.sum(axis=1) for term in terms)
+    likely = np.exp((unlikely.min() - unlikely) / 2)
+    return floors, likely / likely.sum(), spread
+
+
+def _deviations(ladder: RungLosses, noise: float, spread: float) -> np.ndarray:
+    """Standard deviation of the mean loss of each size, relative: that of its seeds, and at least `spread`."""
+    return np.array([max(spread, noise / len(seeds) ** 0.5, LEAST_NOISE) for seeds in ladder.losses])
 
 
 def extrapolate(trained: RungLosses, start: float, reference: RungLosses | None = None, seed: int = 0) -> Extrapolation:
     """Fit all but the last rung and forecast that one. start: `untrained_loss`. reference: all sizes of another kind of
     model on the same text; the curves have one floor.
 
-    Intervals: refits to mean losses moved by a normal error of the size of the residuals, and at least that of the
-    seeds."""
-    ladders = [RungLosses(trained.flops[:-1], trained.losses[:-1])] + ([reference] if reference else [])
-    flops, means = [ladder.flops for ladder in ladders], [ladder.means for ladder in ladders]
-    curves = fit_each(flops, [row[None] for row in means], start)[0]
-    residuals = [row / [*map(curve, sizes)] - 1 for curve, sizes, row in zip(curves, flops, means, strict=True)]
-    noise, last_noise = map(seed_noise, ([seeds for ladder in ladders for seeds in ladder.losses], trained.losses[-1:]))
-    of_run, spread = NOISE if noise is None else noise, _spread(np.concatenate(residuals), 1 + 2 * len(ladders))
-    random, draws = np.random.default_rng(seed), []
-    for ladder, row in zip(ladders, means, strict=True):
-        of_means = [max(spread, of_run / len(seeds) ** 0.5) for seeds in ladder.losses]
-        moved = row * (1 + random.normal(scale=of_means, size=(DRAWS, len(row))))
-        draws.append(np.minimum(moved, start * (1 - 1e-9)))  # there a loss has next to no weight in the fit
-    refits = [own for own, *_ in fit_each(flops, draws, start)]
-    of_last = random.normal(scale=max(of_run, last_noise or 0) / len(trained.losses[-1]) ** 0.5, size=DRAWS)
+    Few sizes leave the floor open, and the likeliest one jumps with their noise: the curve has the mean of the floors
+    by how likely each is. Intervals: floors drawn likewise, and curves with them through losses that are moved by a
+    normal error of the size of the residuals, and at least that of the seeds."""
+    own = RungLosses(trained.flops[:-1], trained.losses[:-1])
+    ladders, last = [own, *([reference] if reference else [])], trained.losses[-1]
+    noise, last_noise = map(seed_noise, ([seeds for ladder in ladders for seeds in ladder.losses], [last]))
+    of_run = NOISE if noise is None else noise
+    floors, weights, spread = weigh_floors(ladders, start, of_run)
+    (curve,) = curves_through(own, own.means[None], np.array([weights @ floors]), start)
+    residuals = tuple((own.means / [*map(curve, own.flops)] - 1).tolist())
+    random = np.random.default_rng(seed)
+    drawn = random.choice(floors, size=DRAWS, p=weights)
+    moved = own.means * (1 + random.normal(scale=_deviations(own, of_run, spread), size=(DRAWS, len(own.flops))))
+    # At its floor or an untrained model's a loss has next to no weight in the fit
+    moved = np.clip(moved, drawn[:, None] + 1e-3 * (start - drawn[:, None]), start * (1 - 1e-9))
+    refits = curves_through(own, moved, drawn, start)
+    of_last = random.normal(scale=max(of_run, last_noise or 0) / len(last) ** 0.5, size=DRAWS)
     forecasts = [refit(trained.flops[-1]) for refit in refits] * (1 + of_last)
     values = [[refit.exponent for refit in refits], forecasts]
     exponents, ends = (tuple(pair) for pair in np.percentile(values, [2.5, 97.5], axis=1).T.tolist())
-    own, last, off = curves[0], float(np.mean(trained.losses[-1])), tuple(residuals[0].tolist())
-    return Extrapolation(own, noise, last_noise, off, exponents, own(trained.flops[-1]), ends, last)
+    forecast, measured = curve(trained.flops[-1]), float(np.mean(last))
+    return Extrapolation(curve, noise, last_noise, residuals, exponents, forecast, ends, measured)
 
 
 def seed_noise(losses: Sequence[Sequence[float]]) -> float | None:

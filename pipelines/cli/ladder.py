@@ -28,11 +28,9 @@ from gristmill.pipelines.ablate.ladder import (
     RungLosses,
     check_learned,
     extrapolate,
-    final_loss,
     isoflop_rungs,
     profile,
     rungs,
-    untrained_loss,
 )
 from gristmill.pipelines.cli.options import EngineOptions, SetOption, StageOptions, make_runner, with_option_groups
 from gristmill.pipelines.recipes.config import Recipe
@@ -41,6 +39,8 @@ from gristmill.pipelines.stages.preflight import check_workdir, preflight, raise
 from gristmill.pipelines.stages.stage_list import stages_of, stages_up_to
 
 RESULT = "ladder.json"
+# Else each run says what the stage `evaluate`, which a ladder does not run, would leave out.
+NO_EVALUATION = ("evaluate.tasks=[]", "evaluate.num_continuations=1")
 
 
 @dataclass(frozen=True)
@@ -124,6 +124,28 @@ def check_recipe(recipe: Recipe) -> None:
         raise RecipeError("train.lr_schedule.over_tokens is of one size; unset it, so that each size has its own")
     if recipe.curate.splits.validation == 0:
         raise RecipeError("curate.splits.validation is 0: sizes are compared by their loss on it; hold out 0.05")
+
+
+def final_loss(folder: Path) -> float:
+    """Held-out bits per byte after the last step, the mean over the sources; nats a token where bytes are unknown."""
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text("utf-8").splitlines()]
+    validation = lines[-1].get("validation") if lines else None
+    if validation is None:
+        raise InputError(f"{folder}: no validation loss; hold out more text (curate.splits.validation)")
+    sources = validation["sources"].values()
+    if all("bits_per_byte" in source for source in sources):
+        return float(sum(source["bits_per_byte"] for source in sources) / len(sources))
+    return float(validation["loss"])
+
+
+def untrained_loss(dataset: Dataset) -> float:
+    """The loss of a model for which all tokens are equally likely, in the unit of `final_loss`: of 1,024 tokens and
+    2.5 bytes a token, 4 bits per byte."""
+    held_out = [source.splits["validation"] for source in dataset.sources if "validation" in source.splits]
+    ratios = [split.tokens / split.bytes for split in held_out if split.tokens and split.bytes]
+    if not ratios or len(ratios) < sum(split.tokens > 0 for split in held_out):
+        return math.log(dataset.vocab_size)
+    return math.log2(dataset.vocab_size) * sum(ratios) / len(ratios)
 
 
 # What a result says of its text. The floor of a curve belongs to the text, so `--reference` asks for the same.
@@ -218,7 +240,7 @@ class LadderRuns:
 
     def overrides(self, rung: Rung, number: int = 0) -> list[str]:
         given = self.options.set_ or []
-        return [*given, *rung.seeded(load_recipe(self.reference, given).train_seed + number)]
+        return [*given, *NO_EVALUATION, *rung.seeded(load_recipe(self.reference, given).train_seed + number)]
 
     def _loss(self, overrides: list[str], start: float) -> float:
         self._run(overrides, "train")

@@ -297,8 +297,11 @@ LEASE_NAME = ".lease"
 @contextmanager
 def lease(workdir: Path) -> Iterator[None]:
     """Raises InputError naming the process that holds the lease, if another one writes to this folder, and if the lease
-    is not a file."""
-    workdir.mkdir(parents=True, exist_ok=True)
+    is not a file or the folder cannot be made."""
+    try:
+        workdir.mkdir(parents=True, exist_ok=True)
+    except FileNotFoundError:  # in a file system of the kernel, such as /proc
+        raise InputError(f"--workdir {workdir}: no folder can be made there; name another one") from None
     if (workdir / LEASE_NAME).exists() and not (workdir / LEASE_NAME).is_file():
         raise InputError(f"{workdir / LEASE_NAME}: not a file; move it away")
     with (workdir / LEASE_NAME).open("a+", encoding="utf-8", errors="replace") as file:
