@@ -437,3 +437,5 @@ FOUND_WEIGHTS = NUM_STATES + NUM_FOUND
 MISSING = FOUND_WEIGHTS + 2  # three weights of four bytes
 STATE_SIZE = MISSING + len(TAG_KINDS)
 NO_SPACE, ONE_SPACE, LINE_END = 0, 1, 2
+# Columns of the structure that layout.py finds for each element.
+ORDINAL, COUNT, NEAREST, IS_FLOW, IS_ABOVE = range(5)

@@ -8,21 +8,27 @@ taken out of the finished text."""
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Literal, NamedTuple
 
 import numpy as np
 
 from gristmill.data_pipeline.extraction.attributes import (
+    COUNT,
     ELEMENT,
     END,
     HTML_END,
     HTML_START,
+    IS_ABOVE,
+    IS_FLOW,
+    NEAREST,
+    ORDINAL,
     PARENT,
     START,
     TAG,
 )
-from gristmill.data_pipeline.extraction.page import Page, code_language, start_tag
+from gristmill.data_pipeline.extraction.page import ItemNumbers, Page, code_language
 from gristmill.data_pipeline.extraction.tags import CELL, CODE, ITEM, TAG_IDS, TAG_KINDS
 from gristmill.foundation.runtime.kernels.cached_njit import cached_njit
 
@@ -33,9 +39,7 @@ P, LI, UL, OL, MENU, DIR, DL, DT, DD, TABLE, TR, TH, QUOTE, CAPTION = (
     for name in ("p", "li", "ul", "ol", "menu", "dir", "dl", "dt", "dd", "table", "tr", "th", "blockquote", "caption")
 )
 HEADING_LEVELS = {TAG_IDS[f"h{level}"]: level for level in range(1, 7)}
-_MARKUP = re.compile(r"(\d{0,9})(?=[#>+*-]+(?:\s|$)|(?<=\d)[.)]\s|```)")
-_NUMBER = re.compile(rb"""<[^<>]{0,400}?\s(?:start|value)\s*+=\s*+["']?+\s*+(\d{1,9})\s*["'\s/>]""", re.IGNORECASE)
-_REVERSED = re.compile(rb"""<[^<>]{0,400}?\sreversed[\s=/>]""", re.IGNORECASE)
+_MARKUP = re.compile(r"(\d{0,9})(?=[#>+*-]+(?:\s|$)|(?<=\d)[.)](?:\s|$)|```|~~~|=+\s*$)")
 _EMPHASIS = re.compile(r"[\\*]")
 _FENCE = re.compile(r"`{3,}")
 _MARKED = re.compile("\x01(\\d+)\x02([^\x03]*)\x03")
@@ -126,7 +130,6 @@ def _below(place: BlockPlace, element: int, tag: int, parent: int) -> BlockPlace
 
 
 _OF_TAGS = [_below(BlockPlace(), 1, tag, 0) for tag in range(len(TAG_KINDS))]
-ORDINAL, COUNT, NEAREST, IS_FLOW, IS_ABOVE = range(5)  # columns of _find_structure
 _IS_STRUCTURAL = np.array([place != BlockPlace() for place in _OF_TAGS])
 _IS_IN_TEXT = np.array([place._replace(level=0, quotes=0) != BlockPlace() for place in _OF_TAGS])  # also in plain text
 
@@ -180,29 +183,6 @@ class PostAuthor(NamedTuple):
     name: str
     html_start: int
     html_end: int
-
-
-@dataclass
-class ItemNumbers:
-    """Numbers of the items of <ol>, by `start`, `reversed` and `value`: numbers of at most nine digits, as in Markdown.
-    lists: (number of the first item, step) of each list."""
-
-    page: Page
-    structure: np.ndarray
-    lists: dict[int, tuple[int, int]] = field(default_factory=dict)
-
-    def of(self, item: int) -> int:
-        ordinal, parent = int(self.structure[item, ORDINAL]), int(self.page.elements[item, PARENT])
-        if parent not in self.lists:
-            tag = start_tag(self.page, parent)
-            is_reversed, number = _REVERSED.match(tag), _NUMBER.match(tag)
-            first = int(number[1]) if number else int(self.structure[parent, COUNT]) if is_reversed else 1
-            self.lists[parent] = (first, -1 if is_reversed else 1)
-        first, step = self.lists[parent]
-        if value := _NUMBER.match(start_tag(self.page, item)):  # those behind it count from there
-            first = int(value[1]) - step * ordinal
-            self.lists[parent] = (first, step)
-        return min(max(first + step * ordinal, 0), 999_999_999)
 
 
 def layout(page: Page, kept: np.ndarray, options: LayoutOptions, authors: Sequence[PostAuthor] = ()) -> str:
@@ -325,19 +305,21 @@ def _pieces(
         elif place.code:
             while end < len(blocks) and blocks[end].place.code == place.code:
                 end += 1
-            yield _code(blocks[at:end], numbers.page, options)
+            yield _code(blocks[at:end], numbers, options)
         elif place.items:
-            item = place.items[-1]
-            while end < len(blocks) and blocks[end].place.items == place.items and not blocks[end].place.code:
+            while end < len(blocks) and (below := blocks[end].place).items == place.items:
+                if below.code or below.quotes != place.quotes:
+                    break
                 end += 1
-            is_first = at == 0 or item not in blocks[at - 1].place.items
-            yield _item(blocks[at:end], is_first, numbers, options)
+            yield _item(blocks[at:end], numbers, options)
         elif not is_plain or place.definitions or place.author:
             yield _paragraph(blocks[at], options)
         else:  # most blocks: paragraphs whose text is written as it is, many in one piece because pieces take time
             while end < len(blocks) and _is_paragraph(blocks[end].place, tables):
                 end += 1
             yield Piece(["\n\n".join([block.text for block in blocks[at:end]])], ("", 0))
+        if not place.items:
+            numbers.open_items.clear()
         at = end
 
 
@@ -378,7 +360,9 @@ def _escaped(line: str) -> str:
     return line if start is None else f"{start[1]}\\{line[start.end() :]}"
 
 
-def _code(blocks: Sequence[PlacedBlock], page: Page, options: LayoutOptions) -> Piece:
+def _code(blocks: Sequence[PlacedBlock], numbers: ItemNumbers, options: LayoutOptions) -> Piece:
+    """Lines of code; in Markdown between fences, and inside of the item that it is in."""
+    place = blocks[0].place
     of_blocks = [(line.rstrip(), block) for block in blocks for line in block.text.split("\n")]
     while of_blocks and not of_blocks[-1][0]:
         of_blocks.pop()
@@ -390,26 +374,42 @@ def _code(blocks: Sequence[PlacedBlock], page: Page, options: LayoutOptions) -> 
     if options.code and options.format == "markdown":
         longest = max((len(match[0]) for line in lines for match in _FENCE.finditer(line)), default=2)
         fence = "`" * (longest + 1)
-        lines = [fence + code_language(page, blocks[0].place.code), *lines, fence]
-    return Piece(lines, ("code", blocks[0].place.code), blocks[0].place.quotes)
+        lines = [fence + code_language(numbers.page, place.code), *lines, fence]
+        if place.items:
+            return Piece(*_in_item(lines, ("code", place.code), place, numbers, options))
+    return Piece(lines, ("code", place.code), place.quotes)
 
 
-def _item(blocks: Sequence[PlacedBlock], is_first: bool, numbers: ItemNumbers, options: LayoutOptions) -> Piece:
-    """Lines of an item's own text: the first behind its marker, the others below it."""
+def _item(blocks: Sequence[PlacedBlock], numbers: ItemNumbers, options: LayoutOptions) -> Piece:
+    """Lines of an item's own text."""
     place = blocks[0].place
     lines = [line for block in blocks for line in _lines(block, options)]
+    group = ("list", place.list)
     if options.list_markers or options.format == "markdown":
-        item = place.items[-1]
-        elements = numbers.page.elements
-        is_numbered = elements[elements[item, PARENT], TAG] == OL
-        marker = f"{numbers.of(item)}. " if is_numbered else "- "
-        indent = "  " * min(len(place.items) - 1, MAX_LEVELS)
-        if options.format == "markdown":
-            indent += "  " * min(len(place.items) - 1, MAX_LEVELS)
-            marker = marker if is_numbered else "-   "
-        first = indent + marker if is_first else indent + " " * len(marker)
-        lines = [first + lines[0], *(indent + " " * len(marker) + line for line in lines[1:])]
-    return Piece(lines, ("list", place.list), place.quotes)
+        return Piece(*_in_item(lines, group, place, numbers, options))
+    return Piece(lines, group, place.quotes)
+
+
+def _in_item(
+    lines: list[str], group: tuple[str, int], place: BlockPlace, numbers: ItemNumbers, options: LayoutOptions
+) -> tuple[list[str], tuple[str, int], int]:
+    """The piece of these lines in the last item of the place: the first line behind the item's marker if it is not
+    open. It is then. In Markdown quotes inside of items stand behind the items' indentation."""
+    elements, item, open_items = numbers.page.elements, place.items[-1], numbers.open_items
+    is_numbered = elements[elements[item, PARENT], TAG] == OL
+    outer = [open_items[outer] for outer in place.items[:-1] if outer in open_items][:MAX_LEVELS]
+    is_open, around = item in open_items, open_items.setdefault(item, place.quotes)
+    indent, inner, marker = "  " * len(outer), "", "- "
+    if options.format == "markdown":
+        signs = ["> " * max(below - above, 0) for above, below in pairwise([*outer, around, place.quotes])]
+        indent, inner, marker = "".join("    " + sign for sign in signs[:-1]), signs[-1], "-   "
+    marker = f"{numbers.of(item)}. " if is_numbered else marker
+    below = indent + " " * len(marker) + inner
+    lines = [
+        (below if is_open else indent + marker + inner) + lines[0],
+        *(below + line if line else below.rstrip() for line in lines[1:]),
+    ]
+    return lines, (group[0] + inner, group[1]), outer[0] if outer else around
 
 
 def _table(blocks: Sequence[PlacedBlock], structure: np.ndarray, options: LayoutOptions) -> Piece:

@@ -1,11 +1,13 @@
 """One page in flat arrays: tokenized, counted, and classified block by block."""
 
 import re
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
 
 from gristmill.data_pipeline.extraction.attributes import (
+    COUNT,
     END,
     NUM_BLOCK_COLUMNS,
     NUM_BLOCKS,
@@ -13,6 +15,7 @@ from gristmill.data_pipeline.extraction.attributes import (
     NUM_ELEMENTS,
     NUM_LINKS,
     NUM_PAIRS,
+    ORDINAL,
     OUT,
     PADDING,
     PARENT,
@@ -224,6 +227,35 @@ def code_language(page: Page, element: int) -> str:
         language = _LANGUAGE.search(start_tag(page, element).partition(b">")[0] + b">")
     name = (language[1] or language[2]).decode() if language else ""
     return "" if name.lower() in _NO_LANGUAGE else name
+
+
+_NUMBER = re.compile(rb"""<[^<>]{0,400}?\s(?:start|value)\s*+=\s*+["']?+\s*+(\d{1,9})\s*["'\s/>]""", re.IGNORECASE)
+_REVERSED = re.compile(rb"""<[^<>]{0,400}?\sreversed[\s=/>]""", re.IGNORECASE)
+
+
+@dataclass
+class ItemNumbers:
+    """Numbers of the items of <ol>, by `start`, `reversed` and `value`: numbers of at most nine digits, as in Markdown.
+    lists: (number of the first item, step) of each list. open_items: those whose markers are
+    written, and nothing outside of the list since; and the number of quotes around each."""
+
+    page: Page
+    structure: np.ndarray
+    lists: dict[int, tuple[int, int]] = field(default_factory=dict)
+    open_items: dict[int, int] = field(default_factory=dict)
+
+    def of(self, item: int) -> int:
+        ordinal, parent = int(self.structure[item, ORDINAL]), int(self.page.elements[item, PARENT])
+        if parent not in self.lists:
+            tag = start_tag(self.page, parent)
+            is_reversed, number = _REVERSED.match(tag), _NUMBER.match(tag)
+            first = int(number[1]) if number else int(self.structure[parent, COUNT]) if is_reversed else 1
+            self.lists[parent] = (first, -1 if is_reversed else 1)
+        first, step = self.lists[parent]
+        if value := _NUMBER.match(start_tag(self.page, item)):  # those behind it count from there
+            first = int(value[1]) - step * ordinal
+            self.lists[parent] = (first, step)
+        return min(max(first + step * ordinal, 0), 999_999_999)
 
 
 def block_texts(page: Page) -> list[str]:

@@ -48,6 +48,23 @@ STRUCTURES: dict[str, tuple[str, str, str | None]] = {
         "<ul><li>a<ul><li>b</ul>c</ul>", "- a\n  - b\n  c", "-   a\n    -   b\n    c",
     ),
     "a heading in an item": ("<ul><li><h3>A</h3>a</ul>", "- A\n  a", "-   ### A\n    a"),
+    "code in an item": (
+        "<ol><li>a<pre>b\n\n  c</pre>d<li>e</ol>", "1. a\n\nb\n\n  c\n\n   d\n2. e",
+        "1. a\n\n   ```\n   b\n\n     c\n   ```\n\n   d\n2. e",
+    ),
+    "an item of code": ("<ul><li><pre>a</pre><li>b</ul>", "a\n\n- b", "-   ```\n    a\n    ```\n\n-   b"),
+    "a quote in an item": (
+        "<ul><li>a<blockquote>b<p>c</blockquote>d<ul><li>e<blockquote><ul><li>f</ul></blockquote></ul></ul>",
+        "- a\n  b\n  c\n  d\n  - e\n    - f", "-   a\n\n    > b\n    > c\n\n    d\n    -   e\n        > -   f",
+    ),
+    "an item of a list alone": (
+        "<ul><li>a</ul><p>b<ul><li><ul><li>c</ul><li>d</ul>", "- a\n\nb\n\n- c\n- d", "-   a\n\nb\n\n-   c\n-   d",
+    ),
+    "a table in an item": (
+        "<ul><li>a<table><tr><th>b<th>c</table>d<ul><li>e</ul></ul>", "- a\n\nb | c\n\n- d\n  - e",
+        "-   a\n\n| b | c |\n| --- | --- |\n\n-   d\n    -   e",
+    ),
+    "signs of fences and headings": ("<p>~~~<p>a<br>==<p>1.", "~~~\n\na\n==\n\n1.", "\\~~~\n\na\n\\==\n\n1\\."),
     "two lists": ("<ul><li>a</ul><ul><li>b</ul>", "- a\n\n- b", "-   a\n\n-   b"),
     "a list between paragraphs": ("<p>a<ul><li>b</ul><p>c", "a\n\n- b\n\nc", "a\n\n-   b\n\nc"),
     "an item outside of a list": ("<li>a<li>b", "- a\n- b", "-   a\n-   b"),
