@@ -113,6 +113,16 @@ def call(monkeypatch, capfd, tmp_path):
 
 
 @pytest.fixture(scope="session")
+def launcher(tmp_path_factory):
+    """A kills.Launcher, which loads the modules of all stages: five seconds, once for the files that use it."""
+    from kills import Launcher  # loaded here: most tests do without it
+
+    launcher = Launcher(tmp_path_factory.mktemp("launcher"))
+    yield launcher
+    launcher.close()
+
+
+@pytest.fixture(scope="session")
 def small_corpus(tmp_path_factory) -> Path:
     """A folder of text files: the docstrings of the standard library's modules, one file a module, about 1 MB."""
     folder = tmp_path_factory.mktemp("small_corpus")

@@ -10,7 +10,6 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from kills import Launcher
 
 from gristmill.foundation.manifest import differences, read_manifest
 
@@ -59,16 +58,14 @@ def whole(place) -> Path:
 
 
 @pytest.fixture(scope="module")
-def gristmill(place):
+def gristmill(place, launcher):
     """Runs a command in a fork of a process that has imported everything: (exit code, what it printed)."""
-    launcher = Launcher(place / "logs")
 
     def run(*arguments, cwd=place):
         started = launcher.start(*arguments, cwd=cwd)
         return started.finish(), started.output()
 
-    yield run
-    launcher.close()
+    return run
 
 
 def test_every_stage_is_whole_and_as_its_manifest_says(whole):

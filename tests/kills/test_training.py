@@ -17,10 +17,9 @@ CALM = "train.checkpoint.every=2"  # saves at half of the 16 steps, so that kill
 class Training:
     """A work folder whose index is whole, and what `gristmill train` makes of it when nobody disturbs it."""
 
-    def __init__(self, folder: Path):
-        self.folder = folder
+    def __init__(self, folder: Path, launcher: Launcher):
+        self.folder, self.launcher = folder, launcher
         self.recipe = write_corpus(folder / "corpus")
-        self.launcher = Launcher(folder / "launcher")
         work = folder / "indexed"
         self.launcher.run("run", self.recipe, "--workdir", work, "--to", "index", "--workers", "1", cwd=folder)
         self._expected: dict[tuple[str, ...], dict[str, str]] = {}
@@ -43,10 +42,8 @@ class Training:
 
 
 @pytest.fixture(scope="module")
-def training(tmp_path_factory: pytest.TempPathFactory):
-    made = Training(tmp_path_factory.mktemp("training"))
-    yield made
-    made.launcher.close()
+def training(launcher: Launcher, tmp_path_factory: pytest.TempPathFactory) -> Training:
+    return Training(tmp_path_factory.mktemp("training"), launcher)
 
 
 def kill_until_whole(training: Training, kills: int, *more: str) -> int:
