@@ -25,9 +25,12 @@ from gristmill.data_pipeline.readers.whole_files import (
 
 # Jupyter notebooks.
 
+_DATA_ADDRESS = re.compile(r"\bdata:[\w.+/-]{1,60};base64,[\w+/=%-]*")
+
 
 def convert_notebook(content: bytes, source: SourceConfig) -> Iterator[Record]:
-    """One record: Markdown cells as they are, code cells between fences; outputs are left out.
+    """One record: Markdown cells as they are but for the data of images, code cells between fences; outputs are left
+    out.
 
     Source: nbformat 4, and 3 with its worksheets."""
     notebook = orjson.loads(content)
@@ -61,7 +64,7 @@ def _cell(cell: dict[str, Any], language: str) -> str:
     if cell.get("cell_type") == "heading":
         return "#" * min(max(int(cell.get("level", 1)), 1), 6) + " " + " ".join(text.split())
     if cell.get("cell_type") != "code":
-        return text
+        return _DATA_ADDRESS.sub("", text)
     fence = "`" * max(3, 1 + max((len(run) for run in TICKS.findall(text)), default=0))
     return f"{fence}{cell.get('language', language)}\n{text}\n{fence}"
 
@@ -70,6 +73,9 @@ def _cell(cell: dict[str, Any], language: str) -> str:
 
 _DISAMBIGUATION = re.compile(r"\{\{\s*(?:disambig|disambiguation|begriffsklärung|homonymie)\b", re.IGNORECASE)
 _FILE_LINK = re.compile(r"(?:file|image|category|datei|bild|kategorie|fichier|catégorie|archivo|categoría)\s*:", re.I)
+_LANGUAGE_LINK = re.compile(r"[a-z]{2,3}(?:-[a-z]{2,10}){0,2}:\S")  # to the article in another language
+_MAGIC_WORD = re.compile(r"__[A-Z]{3,30}__")
+BLOCK_TAGS = ("blockquote", "div", "p", "ul", "ol", "center", "poem", "dl", "h2", "h3", "h4")
 _LIST_MARKS = re.compile(r"[*#:;]+")
 _TAG_NAMES = re.compile(r"[^<>|]+")
 DROPPED_TAGS = frozenset(
@@ -158,13 +164,16 @@ def _wiki_inline(code: Any, markdown: bool, depth: int) -> str:
     for node in code.nodes:
         kind = type(node).__name__
         if kind == "Text":
-            parts.append(str(node.value))
+            parts.append(_MAGIC_WORD.sub("", str(node.value)))
         elif kind == "Heading":
             title = _wiki_inline(node.title, markdown, depth + 1).strip()
-            parts.append(f"\n\n{'#' * node.level + ' ' if markdown else ''}{title}\n\n")
+            marks = f"{CODE}{'#' * node.level} " if markdown else ""  # as a line of code, it is no item
+            parts.append(f"\n\n{marks}{title}\n\n")
         elif kind == "Wikilink":
-            if not _FILE_LINK.match(str(node.title).strip()):
-                parts.append(_wiki_inline(node.text or node.title, markdown, depth + 1))
+            title = str(node.title).strip()
+            if not (_FILE_LINK.match(title) or (_LANGUAGE_LINK.match(title) and node.text is None)):
+                label = _wiki_inline(node.text or node.title, markdown, depth + 1)
+                parts.append(label if node.text else label.removeprefix(":"))
         elif kind == "ExternalLink":
             if node.title is not None:
                 parts.append(_wiki_inline(node.title, markdown, depth + 1))
@@ -188,7 +197,10 @@ def _wiki_tag(node: Any, markdown: bool, depth: int) -> str:
         return code_lines(str(node.contents), language, markdown)
     if tag in ("syntaxhighlight", "source", "pre", "nowiki", "code"):
         return str(node.contents)
-    return _wiki_inline(node.contents, markdown, depth)
+    text = _wiki_inline(node.contents, markdown, depth)
+    if tag == "li":
+        return f"\n{CODE}- {text.strip()}"
+    return f"\n\n{text.strip()}\n\n" if tag in BLOCK_TAGS else text
 
 
 POST_TYPES = {"1": "question", "2": "answer"}

@@ -44,7 +44,7 @@ _LIMIT_OPERATOR = re.compile(
     r"\\(?:lim|max|min|sup|inf|limsup|liminf|det|gcd|Pr|sum|prod|operatorname\{\w+\}|(?:under|over)brace\{.*\})"
 )
 _ATOM = re.compile(r"\\[a-zA-Z]+|\\?[^\\{}]")
-_BASE = re.compile(r"\d+|\\[a-zA-Z]+\{[^{}]*\}|(?:\\left)?[(\[|][^()]*(?:\\right)?[)\]|]|" + _ATOM.pattern)
+_BASE = re.compile(r"\d+|\\[a-zA-Z]+\{[^{}]*\}|" + _ATOM.pattern)
 _TALL = re.compile(r"\\(?:frac|sum|prod|i*int|oint|big[a-z]+|begin|overbrace|underbrace|overset|underset)(?![a-zA-Z])")
 _WORDS = re.compile(r"[A-Za-z]+|[^A-Za-z]", re.DOTALL)
 _COMMAND_END = re.compile(r"\\[a-zA-Z]+$")
@@ -178,7 +178,8 @@ def _scripted(element: Any, levels: int) -> str:
     scripts = _scripts(_part(element, "sub", levels), _part(element, "sup", levels))
     if _name(element) == "sPre":
         return _in_row([f"{{}}{scripts}", base])
-    return (base if _BASE.fullmatch(base) else f"{{{base}}}") + scripts
+    is_delimited = base.startswith(("(", "[", "|", "\\left")) and base.endswith((")", "]", "|"))
+    return (base if is_delimited or _BASE.fullmatch(base) else f"{{{base}}}") + scripts
 
 
 def _fraction(element: Any, levels: int) -> str:

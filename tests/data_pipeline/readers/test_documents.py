@@ -447,14 +447,16 @@ def test_formulas_of_a_word_document_are_tex(tmp_path, text_format):
 
 def test_a_notebook_keeps_its_text_and_code(tmp_path):
     cells = [
-        {"cell_type": "markdown", "source": ["# Mills\n", "Text."]},
+        {"cell_type": "markdown", "source": ["# Mills\n", "Text ![a](data:image/png;base64,iVBORw0KGgo=)."]},
         {"cell_type": "code", "source": "x = '```'", "outputs": [{"text": "out"}]},
         {"cell_type": "raw", "source": "left out"},
         {"cell_type": "code", "source": []},
     ]
     notebook = {"cells": cells, "metadata": {"kernelspec": {"language": "python"}}, "nbformat": 4}
     text, metadata = read_text(tmp_path, json.dumps(notebook).encode(), "ipynb")
-    assert text == "# Mills\nText.\n\n````python\nx = '```'\n````" and metadata == {"programming_language": "python"}
+    assert text == "# Mills\nText ![a]().\n\n````python\nx = '```'\n````" and metadata == {
+        "programming_language": "python"
+    }
     assert refusal(tmp_path, b"[1]", "ipynb") == "bad_ipynb"
     assert refusal(tmp_path, b"{", "ipynb") == "bad_ipynb"
     assert refusal(tmp_path, b'{"cells": [3]}', "ipynb") == "bad_ipynb"
@@ -540,6 +542,17 @@ def test_code_and_ruby_of_a_wikipedia_dump(tmp_path):
     assert record.text == f"A 漢 mill.\n\n{code}\n\nSo #x."
     (record,) = read(tmp_path, dump.encode(), "mediawiki", **MARKDOWN)
     assert record.text == f"A 漢 mill.\n\n```python\n{code}\n```\n\nSo #x."
+
+
+def test_headings_and_html_of_a_wikipedia_dump(tmp_path):
+    """Magic words and links to other languages are left out."""
+    pytest.importorskip("mwparserfromhell", reason="mediawiki needs the extra `documents`")
+    wikitext = "A\n== B ==\n# c\n__NOTOC__<ol><li>d</li><li>e</li></ol><div>f</div>g [[fr:Moulin]][[:Category:M]]"
+    dump = f"<mediawiki>{wiki_page(wikitext)}</mediawiki>".encode()
+    (record,) = read(tmp_path, dump, "mediawiki", **MARKDOWN)
+    assert record.text == "A\n\n## B\n\n- c\n\n- d\n- e\n\nf\n\ng Category:M"
+    (record,) = read(tmp_path, dump, "mediawiki")
+    assert record.text == "A\n\nB\n\n- c\n\n- d\n- e\n\nf\n\ng Category:M"
 
 
 WIKI_OPENINGS = (
