@@ -420,6 +420,8 @@ def test_the_program_can_fork_its_workers_however_many_cores_it_has():
         "from gristmill.pipelines.cli import main as cli\n"
         "with contextlib.suppress(SystemExit), contextlib.redirect_stdout(None):\n"
         "    cli.main(['--help'])\n"
+        "from gristmill.pipelines.cli.commands import Commands\n"
+        "assert all(Commands().values())  # imports each command\n"
         "importlib.import_module('gristmill.data_pipeline.run_curation')\n"
         "from gristmill.foundation.runtime.tasks.local import may_fork\n"
         "print(may_fork())\n"
