@@ -16,7 +16,14 @@ from gristmill.foundation.files import write_atomic
 from gristmill.foundation.progress import print_block
 from gristmill.pipelines.ablate.corpora import mixed_sources
 from gristmill.pipelines.cli.checkpoint import data_folder
-from gristmill.pipelines.cli.options import EngineOptions, SetOption, StageOptions, make_runner, with_option_groups
+from gristmill.pipelines.cli.options import (
+    EngineOptions,
+    SetOption,
+    StageOptions,
+    make_runner,
+    output_file,
+    with_option_groups,
+)
 from gristmill.pipelines.recipes.recipe_file import RECIPES, find_recipe, load_recipe, read_fields
 from gristmill.pipelines.stages.stage_list import stages_of, stages_up_to
 
@@ -162,7 +169,10 @@ class MixOptions(EngineOptions):
     ] = None
     seeds: Annotated[int, typer.Option(min=3, max=64, help="Of that ablation, for each mixture and rate.")] = 5
     output: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="The recipe with the weights. Default: RECIPE-mixed.yaml.")
+        Path | None,
+        typer.Option(
+            metavar="FILE", callback=output_file, help="The recipe with the weights. Default: RECIPE-mixed.yaml."
+        ),
     ] = None
     workdir: Annotated[Path | None, typer.Option(metavar="DIR", help="Default: work/mix-NAME.")] = None
     set_: SetOption = None

@@ -14,7 +14,7 @@ import typer
 from gristmill.evaluation.inference.config import EvaluateConfig, SamplingConfig
 from gristmill.foundation.errors import InputError, RecipeError
 from gristmill.foundation.progress import Reporter
-from gristmill.pipelines.cli.options import with_option_groups
+from gristmill.pipelines.cli.options import output_file, with_option_groups
 from gristmill.pipelines.recipes.recipe_file import validate_config
 from gristmill.pipelines.workdir.remote import fetched, local_folder
 
@@ -157,7 +157,9 @@ class PromptFileOptions:
     prompts: Annotated[
         Path | None, typer.Option(metavar="FILE", help="JSON lines with a prompt each; results go to --output.")
     ] = None
-    output: Annotated[Path | None, typer.Option(metavar="FILE", help="A new file of JSON lines, of --prompts.")] = None
+    output: Annotated[
+        Path | None, typer.Option(metavar="FILE", callback=output_file, help="A new file of JSON lines, of --prompts.")
+    ] = None
     sequences: Annotated[
         int | None, typer.Option(min=1, help="Sequences that run at once, of --prompts (default: by device).")
     ] = None

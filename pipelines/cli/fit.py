@@ -30,7 +30,7 @@ from gristmill.data_pipeline.signals.language import (
 from gristmill.foundation.errors import InputError, RecipeError
 from gristmill.foundation.files import write_atomic
 from gristmill.foundation.progress import Reporter, print_block
-from gristmill.pipelines.cli.options import with_option_groups
+from gristmill.pipelines.cli.options import output_file, with_option_groups
 from gristmill.pipelines.init.survey import file_kind
 
 extractor_app = typer.Typer(no_args_is_help=True, help="Weights of the HTML extractor `blocks`.")
@@ -44,7 +44,9 @@ def extractor() -> None:
 @extractor_app.command("fit")
 def fit_command(
     folders: Annotated[list[Path], typer.Argument(metavar="FOLDER...", help="Folders of labelled pages.")],
-    output: Annotated[Path, typer.Option(metavar="FILE", help="The weights file to write (.npz).")],
+    output: Annotated[
+        Path, typer.Option(metavar="FILE", callback=output_file, help="The weights file to write (.npz).")
+    ],
 ) -> None:
     """Fit the weights of the extractor blocks on folders of labelled pages (docs/extraction.md)."""
     for folder in folders:
@@ -137,7 +139,9 @@ def fit_quality_command(
         list[Path],
         typer.Argument(metavar="GOOD BAD", help="Two files or folders; or one file with --label-field."),
     ],
-    output: Annotated[Path, typer.Option(metavar="FILE", help="The model to write (.safetensors).")],
+    output: Annotated[
+        Path, typer.Option(metavar="FILE", callback=output_file, help="The model to write (.safetensors).")
+    ],
     documents: LabelledDocuments,
     ngram: Annotated[int, typer.Option(min=1, max=3, help="Tokens of the longest n-gram.")] = 2,
     bits: Annotated[int, typer.Option(min=10, max=24, help="The model has 2**BITS weights of 4 bytes.")] = 18,
@@ -159,7 +163,9 @@ def fit_quality_command(
 @quality_app.command("language-model")
 def language_model_command(
     paths: Annotated[list[Path], typer.Argument(metavar="TEXTS...", help="Files or folders of good text.")],
-    output: Annotated[Path, typer.Option(metavar="FILE", help="The model to write (.safetensors).")],
+    output: Annotated[
+        Path, typer.Option(metavar="FILE", callback=output_file, help="The model to write (.safetensors).")
+    ],
     order: Annotated[int, typer.Option(min=1, max=3, help="Tokens of the longest n-gram.")] = 3,
     text_field: Annotated[str, typer.Option(help="Field of the text.")] = "text",
     max_documents: Annotated[int, typer.Option(min=1, help="Of each path; the first are read.")] = 50_000,

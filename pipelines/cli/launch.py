@@ -14,7 +14,14 @@ import yaml
 from gristmill.foundation.errors import InputError, RecipeError
 from gristmill.foundation.files import write_atomic
 from gristmill.foundation.progress import Reporter
-from gristmill.pipelines.cli.options import RecipeArgument, SetOption, WorkdirOption, with_option_groups, workdir_of
+from gristmill.pipelines.cli.options import (
+    RecipeArgument,
+    SetOption,
+    WorkdirOption,
+    output_file,
+    with_option_groups,
+    workdir_of,
+)
 from gristmill.pipelines.recipes.config import Recipe
 from gristmill.pipelines.recipes.recipe_file import load_recipe
 from gristmill.pipelines.stages.preflight import require_ready
@@ -278,9 +285,10 @@ class MachineOptions:
 class ScriptOptions:
     """Options for writing or submitting the script."""
 
-    output: Annotated[Path | None, typer.Option(metavar="FILE", help="Default: NAME.sh, .sky.yaml or .dstack.yml.")] = (
-        None
-    )
+    output: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", callback=output_file, help="Default: NAME.sh, .sky.yaml or .dstack.yml."),
+    ] = None
     submit: Annotated[bool, typer.Option("--submit", help="Submit the Slurm job, or start the nodes by ssh.")] = False
 
 

@@ -21,7 +21,7 @@ from gristmill.foundation.runtime.tasks.local import LocalEngine, may_fork
 from gristmill.foundation.startup import DeferredModule, freeze_loaded_modules, rank_and_world_size
 from gristmill.pipelines.recipes.config import Recipe
 from gristmill.pipelines.recipes.recipe_file import load_recipe
-from gristmill.pipelines.stages.preflight import check_workdir, require_ready
+from gristmill.pipelines.stages.preflight import check_folder, check_workdir, require_ready
 from gristmill.pipelines.stages.runner import RunContext, Runner
 from gristmill.pipelines.stages.stage import Stage
 from gristmill.pipelines.stages.stage_list import runnable_stages, stages_of, stages_up_to
@@ -63,6 +63,16 @@ def _options(group: Any) -> list[Parameter]:
         Parameter(field.name, Parameter.KEYWORD_ONLY, default=field.default, annotation=annotations[field.name])
         for field in fields(group)
     ]
+
+
+def output_file(path: Path | None) -> Path | None:
+    """A callback of options that name a file to write, so that a wrong one is found before the work. Raises RecipeError
+    or InputError."""
+    if path is not None:
+        if path.is_dir():
+            raise RecipeError(f"--output {path}: a folder; name a file in it")
+        check_folder(path.parent, f"--output {path}")
+    return path
 
 
 # The options that choose where the work of a command runs; they do not affect its output.

@@ -96,17 +96,20 @@ def is_complete(stage: Stage, recipe: Recipe, workdir: Path) -> bool:
 def check_workdir(workdir: Path, stages: Sequence[Stage] = ()) -> None:
     """Raises RecipeError if the work folder is a file or a dangling link, InputError if it cannot be written to or one
     of the stages' folders is not of the stage."""
-    existing = next(path for path in (workdir, *workdir.absolute().parents) if os.path.lexists(path))
-    if not existing.exists():
-        raise RecipeError(f"--workdir {workdir}: {existing} is a symbolic link that leads nowhere; remove it")
-    if not existing.is_dir():
-        raise RecipeError(f"--workdir {workdir}: {existing} is a file; name a folder")
-    if not os.access(existing, os.W_OK | os.X_OK):
-        raise InputError(
-            f"--workdir {workdir}: {existing} is not writable (read-only disk or permissions); name another folder"
-        )
+    check_folder(workdir, f"--workdir {workdir}")
     for stage in stages:
         check_stage_folder(stage, workdir)
+
+
+def check_folder(folder: Path, option: str) -> None:
+    """Raises RecipeError or InputError where the folder, which may be absent, cannot hold files. option: as given."""
+    existing = next(path for path in (folder, *folder.absolute().parents) if os.path.lexists(path))
+    if not existing.exists():
+        raise RecipeError(f"{option}: {existing} is a symbolic link that leads nowhere; remove it")
+    if not existing.is_dir():
+        raise RecipeError(f"{option}: {existing} is a file; name a folder")
+    if not os.access(existing, os.W_OK | os.X_OK):
+        raise InputError(f"{option}: {existing} is not writable (read-only disk or permissions); name another folder")
 
 
 def _sources(recipe: Recipe, world_size: int) -> Iterator[Issue]:

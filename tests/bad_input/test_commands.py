@@ -53,6 +53,21 @@ CASES = [
              files={"w/train/notes.txt": "mine"}, code=1)
         for name in ("run", "check")
     ],
+    *[
+        call(f"{name} with an --output that is {what}", f"{words} --output {output}", said, files={"taken": "x", "folder/a.txt": "x"})
+        for name, words in (
+            ("quality language-model", "quality language-model folder"),
+            ("quality fit", "quality fit folder folder"),
+            ("extractor fit", "extractor fit folder"),
+            ("launch", "launch small.yaml --torchrun"),
+            ("mix", "mix small.yaml"),
+            ("generate", "generate --checkpoint w/train --prompts taken"),
+        )
+        for what, output, said in (
+            ("a folder", "folder", "--output folder: a folder; name a file in it"),
+            ("below a file", "taken/x", "--output taken/x: taken is a file; name a folder"),
+        )
+    ],
     call("a merge of no name", "data merge . --output o", ".: not the prefix of a dataset"),
     call("a prefix without a name", "data inspect ''", ".: not the prefix of a dataset"),
     call("a lock that is a pipe", "curate small.yaml --workdir w", "w/lock.json: not a file", make=with_pipe("w/lock.json"), code=1),
