@@ -30,7 +30,16 @@ MAX_LATEX_DEPTH = 60  # of groups, arguments, environments and formulas: the par
 MAX_CHARS = 1000  # of text in one node: the library copies it at each token that it adds
 
 # Macros whose arguments the library does not read, and those whose argument it drops although it is text.
-_ARGUMENTS = {"href": "{{", "part": "*[{", "paragraph": "*[{", "textfrac": "{{", "thanks": "{"}
+_ARGUMENTS = {
+    "href": "{{", "part": "*[{", "paragraph": "*[{", "textfrac": "{{", "thanks": "{", "multicolumn": "{{{",
+    "multirow": "{{{", "cline": "{", "bibitem": "[{",
+}  # fmt: skip
+_ENVIRONMENT_ARGUMENTS = {"tabularx": "{{", "tabular*": "{{", "longtable": "{", "thebibliography": "{"}
+_LISTS, _TABLES = ("itemize", "enumerate", "description"), ("tabular", "tabularx", "tabular*", "longtable")
+_PARAGRAPHS = ("quote", "quotation", "theorem", "lemma", "proof", "definition", "proposition", "corollary", "remark")
+_DRAWINGS = ("tikzpicture", "pgfpicture", "picture")
+_BEFORE_ITEM = re.compile(rf"\n\n(?={CODE} *(?:-|\d+\.) )")
+_SIGNS = {"S": "\u00a7", "P": "\u00b6", "LaTeX": "LaTeX", "TeX": "TeX"}
 _KEPT = ("texttt", "textsf", "textup", "textmd", "mbox")
 # Macros whose dropped arguments may hold paragraphs. In others a paragraph means that an end is missing, as in TeX.
 _LONG = re.compile(r"(?:re)?new|provide|title|author|date|thanks|keywords")
@@ -67,7 +76,10 @@ class _Walker(latexwalker.LatexWalker):  # type: ignore[misc]
             latex += "\n\\end{verbatim}"  # looked for behind each \begin otherwise
         context = latexwalker.get_default_latex_context_db()
         macros = [macrospec.MacroSpec(name, arguments) for name, arguments in _ARGUMENTS.items()]
-        context.add_context_category("arguments", macros=macros, prepend=True)
+        environments = [
+            macrospec.EnvironmentSpec(name, arguments) for name, arguments in _ENVIRONMENT_ARGUMENTS.items()
+        ]
+        context.add_context_category("arguments", macros=macros, environments=environments, prepend=True)
         # \verb needs a character behind it, and spaces behind a macro end at a paragraph.
         super().__init__(latex + "\n\n", latex_context=context, tolerant_parsing=True)
         self._depth = self._node_start = self._last_end = 0
@@ -138,8 +150,17 @@ class _Text(latex2text.LatexNodes2Text):  # type: ignore[misc]
             latex2text.MacroTextSpec("maketitle", simplify_repl=lambda node: title and heading(title, 1)),
             latex2text.MacroTextSpec("today", simplify_repl=""),
             latex2text.MacroTextSpec("verb", simplify_repl=lambda node: node.nodeargd.verbatim_text),
+            latex2text.MacroTextSpec("cline", simplify_repl=""),
+            latex2text.MacroTextSpec("bibitem", simplify_repl="\n\n"),
+            latex2text.MacroTextSpec("multicolumn", simplify_repl="%(3)s"),
+            latex2text.MacroTextSpec("multirow", simplify_repl="%(3)s"),
         ]
+        macros += [latex2text.MacroTextSpec(name, simplify_repl=text) for name, text in _SIGNS.items()]
         environments = [latex2text.EnvironmentTextSpec("verbatim", simplify_repl=listing)]
+        self._is_markdown = is_markdown
+        for names, write in ((_LISTS, self._list), (_TABLES, self._table), (_DRAWINGS, self._drawing)):
+            environments += [latex2text.EnvironmentTextSpec(name, simplify_repl=write) for name in names]
+        environments += [latex2text.EnvironmentTextSpec(name, simplify_repl="\n\n%s\n\n") for name in _PARAGRAPHS]
         context.add_context_category("documents", macros=macros, environments=environments, prepend=True)
         super().__init__(latex_context=context, math_mode="verbatim", keep_comments=False, strict_latex_spaces=False)
 
@@ -153,6 +174,49 @@ class _Text(latex2text.LatexNodes2Text):  # type: ignore[misc]
             parts.append(self.node_to_text(node))
             previous = node
         return "".join(parts)
+
+    def _list(self, node: Any) -> str:
+        """The items, each behind its label, "- " or its number; what is in an item stands below its text."""
+        parts: list[list[Any]] = [[]]  # of what is before the first item, and of each item with its \\item
+        for child in node.nodelist:
+            if _is_macro(child, "item"):
+                parts.append([])
+            parts[-1].append(child)
+        lines = [self.nodelist_to_text(parts[0]).strip()]
+        for number, (item, *content) in enumerate(parts[1:], 1):
+            marker = f"{number}. " if node.environmentname == "enumerate" else "- "
+            if label := "".join(map(self._groupnodecontents_to_text, filter(None, _arguments(item)))).strip():
+                marker = f"{' '.join(label.split())} "
+            text = BLANK_LINES.sub("\n\n", self.nodelist_to_text(content).strip())
+            first, *others = _BEFORE_ITEM.sub("\n", text).split("\n")
+            if first.startswith(CODE):  # of a list or of code in the item
+                first, others = "", [first, *others]
+            lines.append(f"{CODE}{marker}{first.strip()}")
+            lines += [f"{CODE}  {line.removeprefix(CODE)}" if line.strip() else "" for line in others]
+        return "\n\n" + "\n".join(line.rstrip() for line in lines) + "\n\n"
+
+    def _table(self, node: Any) -> str:
+        """A line for each row, its cells joined by bars."""
+        rows: list[list[list[Any]]] = [[[]]]
+        for child in node.nodelist:
+            if _is_macro(child, "\\") or _is_macro(child, "tabularnewline"):
+                rows.append([[child] if self._unended(child, child.macroname) else []])
+            elif child.isNodeType(latexwalker.LatexSpecialsNode) and child.specials_chars == "&":
+                rows[-1].append([])
+            else:
+                rows[-1][-1].append(child)
+        texts = [[" ".join(self.nodelist_to_text(cell).split()) for cell in row] for row in rows]
+        texts = [row for row in texts if any(row)]
+        if self._is_markdown and texts and max(map(len, texts)) > 1:
+            texts = [[cell.replace("|", "\\|") for cell in row] for row in texts]
+            texts.insert(1, ["---"] * len(texts[0]))
+            return "\n\n" + "\n".join(f"| {' | '.join(row)} |" for row in texts) + "\n\n"
+        return "\n\n" + "\n".join(" | ".join(row) for row in texts) + "\n\n"
+
+    def _drawing(self, node: Any) -> str:
+        """Nothing, or the text of one without an end."""
+        has_end = node.latex_verbatim().endswith(f"\\end{{{node.environmentname}}}")
+        return "" if has_end else self.nodelist_to_text(node.nodelist)
 
     def macro_node_to_text(self, node: Any) -> str:
         return self._unended(node, node.macroname) or super().macro_node_to_text(node)
@@ -176,6 +240,10 @@ class _Text(latex2text.LatexNodes2Text):  # type: ignore[misc]
             with suppress(AttributeError, IndexError, TypeError):  # of a function that looks for an argument
                 return str(super().apply_simplify_repl(node, simplify_repl, what))
         return "".join(map(self._groupnodecontents_to_text, arguments))
+
+
+def _is_macro(node: Any, name: str) -> bool:
+    return bool(node.isNodeType(latexwalker.LatexMacroNode)) and node.macroname == name
 
 
 def _arguments(node: Any) -> Sequence[Any]:

@@ -145,3 +145,33 @@ def test_the_work_is_linear(opening, monkeypatch):
         counts.append(steps)
     assert counts[1] <= 2.2 * counts[0] + 20
     assert counts[1] <= 3 * 4000
+
+
+STRUCTURES = {
+    "lists": (
+        r"\begin{enumerate}\item a \begin{itemize}\item b\item[(c)] d\end{itemize}\item e\end{enumerate}f",
+        "1. a\n  - b\n  (c) d\n2. e\n\nf", None,
+    ),
+    "paragraphs of an item": ("\\begin{itemize}\\item a\n\nb\\end{itemize}", "- a\n\n  b", None),
+    "a table": (
+        r"a \begin{tabular}{lr}\toprule b & c|d \\ \cline{1-2} $x$ & \multicolumn{1}{c}{e \textbf{f}} \\\end{tabular}",
+        "a\n\nb | c|d\n$x$ | e f", "a\n\n| b | c\\|d |\n| --- | --- |\n| $x$ | e f |",
+    ),
+    "a table of a width": (
+        r"\begin{tabularx}{\textwidth}{lX} a & b\end{tabularx}", "a | b", "| a | b |\n| --- | --- |",
+    ),
+    "theorems": (r"\begin{theorem}[A]b.\end{theorem}\begin{proof}c.\end{proof}", "b.\n\nc.", None),
+    "a drawing": (r"a \begin{tikzpicture}\draw (0,0) -- (1,1);\end{tikzpicture}b", "a b", None),
+    "a drawing without an end": (r"a \begin{tikzpicture} b", "a  b", None),
+    "references": (
+        r"\begin{thebibliography}{9}\bibitem[A]{a} Ann.\bibitem{b} Bob.\end{thebibliography}", "Ann.\n\nBob.", None,
+    ),
+    "signs": (r"\S 3 \LaTeX{}", "\u00a7 3 LaTeX", None),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", STRUCTURES)
+def test_structures_of_a_paper(name):
+    source, text, markdown = STRUCTURES[name]
+    assert read(source) == text
+    assert read(source, MARKDOWN) == (text if markdown is None else markdown)
