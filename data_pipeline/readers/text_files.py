@@ -272,6 +272,7 @@ class _Lines(Iterator[str]):
 # Reader of mail: mbox files (RFC 4155), and files of one message (RFC 5322, .eml).
 
 
+SIGNATURE = "-- "  # the line before that of a message
 SEPARATOR = b"From "  # at the beginning of a line behind an empty one
 _CHARSETS_OF_MAIL = re.compile(r"utf-?7|(?:cp|ibm)-?\d+|iso-?2022-?(?:kr|cn).*")
 _ESCAPED_SEPARATOR = re.compile(rb">{1,100}From ")  # of a message's own line, by one more ">" (the form mboxrd)
@@ -347,7 +348,26 @@ def _message_text(message: EmailMessage, source: SourceConfig) -> tuple[str, tup
         return page.text, page.repairs
     decoded = html_extraction.decode_html(content, charset)
     text = decoded.text.replace("\r\n", "\n").strip("\n")
+    if str(part.get_param("format", "")).lower() == "flowed":
+        text = _joined_flow(text, str(part.get_param("delsp", "")).lower() == "yes")
     return text, (html_extraction.REPLACED_BYTES,) if decoded.was_repaired else ()
+
+
+def _joined_flow(text: str, drops_space: bool) -> str:
+    """The paragraphs of a text whose lines end with a space where they go on in the next of the same depth of quotes
+    (RFC 3676). drops_space: that space belongs to no word."""
+    paragraphs: list[list[str]] = []
+    open_depth = -1
+    for line in text.split("\n"):
+        content = line.lstrip(">")
+        depth = len(line) - len(content)
+        content = content.removeprefix(" ")
+        goes_on = content.endswith(" ") and content != SIGNATURE
+        if depth != open_depth or content == SIGNATURE:
+            paragraphs.append(["> " * depth])
+        paragraphs[-1].append(content[:-1] if goes_on and drops_space else content)
+        open_depth = depth if goes_on else -1
+    return "\n".join("".join(parts) for parts in paragraphs)
 
 
 def _in_charset_of_pages(content: bytes, charset: str | None) -> tuple[bytes, str | None]:

@@ -122,6 +122,7 @@ MAX_LIST_LEVELS = 9  # of Word
 WORD = "http://schemas.openxmlformats.org/wordprocessingml/2006/main"
 ID = f"{{{WORD}}}id"
 FORMULA = '<math><annotation encoding="application/x-tex">{}</annotation></math>'  # as pages have it
+_TAGS = {"Title": "h1", "Quote": "blockquote", "Intense Quote": "blockquote"}  # of styles
 PAGES = ("application/xhtml+xml", "text/html")
 
 
@@ -253,7 +254,7 @@ class WordBody:
                 style = (paragraph.style.name or "") if paragraph.style is not None else ""
                 text = "" if style.lower().startswith("toc ") else self._text(element)
                 number = style.removeprefix("Heading ")
-                tag = f"h{min(int(number), 6)}" if number.isdecimal() else "h1" if style == "Title" else "p"
+                tag = f"h{min(int(number), 6)}" if number.isdecimal() else _TAGS.get(style, "p")
                 item = self._list_item(paragraph, style) if text and tag == "p" else None
                 if text:
                     html = f"<li>{text}" if item else f"<{tag}>{text}</{tag}>"

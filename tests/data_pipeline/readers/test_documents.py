@@ -329,6 +329,7 @@ def test_a_word_document_keeps_headings_lists_and_tables(tmp_path):
     document.core_properties.title, document.core_properties.author = "Mills", ""
     document.add_heading("The mill", 1)
     document.add_paragraph("It stands <here>.")
+    document.add_paragraph("So they say.", style="Quote")
     for item in ("wheel", "stone"):
         document.add_paragraph(item, style="List Bullet")
     table = document.add_table(2, 2)
@@ -338,7 +339,8 @@ def test_a_word_document_keeps_headings_lists_and_tables(tmp_path):
     out = io.BytesIO()
     document.save(out)
     text, metadata = read_text(tmp_path, out.getvalue(), "docx")
-    assert text == "The mill\n\nIt stands <here>.\n\n- wheel\n- stone\n\nyear | flour\n1900 | 12 t"
+    assert text == "The mill\n\nIt stands <here>.\n\nSo they say.\n\n- wheel\n- stone\n\nyear | flour\n1900 | 12 t"
+    assert "\n\n> So they say.\n\n" in read_text(tmp_path, out.getvalue(), "docx", **MARKDOWN)[0]
     assert metadata == {"title": "Mills"}
     assert refusal(tmp_path, package(BOOK), "docx") == "bad_docx"
     assert refusal(tmp_path, bytes.fromhex("d0cf11e0a1b11ae1") + bytes(600), "docx") == "encrypted"

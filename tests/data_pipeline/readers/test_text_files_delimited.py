@@ -67,6 +67,16 @@ def message(subject: str, text: str, html: str | None = None) -> EmailMessage:
     return made
 
 
+@pytest.mark.parametrize(("delsp", "joined"), [("", "a b"), ("; delsp=yes", "ab")])
+def test_lines_of_mail_that_flow_are_joined(delsp, joined):
+    """RFC 3676: a space at the end of a line, one depth of quotes, and a signature that begins anew."""
+    head = f"From x\nContent-Type: text/plain; charset=utf-8; format=Flowed{delsp}\n\n"
+    body = "a \nb\nc\n>> a \n>>b\n> a \nd\n From e \n-- \nf\n"
+    (record,) = read_mailbox(io.BytesIO((head + body).encode()), "a.mbox", MAIL)
+    end = "" if delsp else " "
+    assert record.text == f"{joined}\nc\n> > {joined}\n> a{end}\nd\nFrom e{end}\n-- \nf"
+
+
 def test_messages_of_an_mbox_file(tmp_path):
     """As Python's mailbox wrote it: `From ` in a body was escaped, the plain part wins, addresses are not kept."""
     box = mailbox.mbox(tmp_path / "a.mbox")
