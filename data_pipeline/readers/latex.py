@@ -232,14 +232,17 @@ class _Text(latex2text.LatexNodes2Text):  # type: ignore[misc]
         return ""
 
     def apply_simplify_repl(self, node: Any, simplify_repl: Any, what: str) -> str:
-        """The library's where the macro has its arguments, else those that it has."""
+        """The library's where the macro has its arguments, else those that it has. The text of an environment does not
+        depend on its arguments."""
         arguments = _arguments(node)
         places = [] if callable(simplify_repl) else _PLACES.findall(simplify_repl)
-        num_places = 0 if _is_environment(node) else max([len(places), *map(int, filter(None, places))])
-        if num_places <= len(arguments) and not any(map(_is_missing, arguments)):
+        is_environment = _is_environment(node)
+        num_places = 0 if is_environment else max([len(places), *map(int, filter(None, places))])
+        if num_places <= len(arguments) and (is_environment or not any(map(_is_missing, arguments))):
             with suppress(AttributeError, IndexError, TypeError):  # of a function that looks for an argument
                 return str(super().apply_simplify_repl(node, simplify_repl, what))
-        return "".join(map(self._groupnodecontents_to_text, arguments))
+        text = "".join(map(self._groupnodecontents_to_text, arguments))
+        return text + self.nodelist_to_text(node.nodelist) if is_environment else text
 
 
 def _is_macro(node: Any, name: str) -> bool:

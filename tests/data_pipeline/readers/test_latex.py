@@ -160,6 +160,7 @@ STRUCTURES = {
     "a table of a width": (
         r"\begin{tabularx}{\textwidth}{lX} a & b\end{tabularx}", "a | b", "| a | b |\n| --- | --- |",
     ),
+    "a table without its argument": (r"{a \begin{tabular}}b & c", "a\n\nb | c", "a\n\n| b | c |\n| --- | --- |"),
     "theorems": (r"\begin{theorem}[A]b.\end{theorem}\begin{proof}c.\end{proof}", "b.\n\nc.", None),
     "a drawing": (r"a \begin{tikzpicture}\draw (0,0) -- (1,1);\end{tikzpicture}b", "a b", None),
     "a drawing without an end": (r"a \begin{tikzpicture} b", "a  b", None),
