@@ -56,7 +56,7 @@ BASE = {
 BLOCKING = ("--web", "--open", "--submit")
 NUMBERS = ["0", "-1", "1", "0.5", "nan", "inf", "-inf", "1e999", "100000", "99999999999999999999", "1/0"]
 WORDS = ["", "x", "é", "=", "a=b", "a,b,,", ",", "1:2:3", "*", "[", "%s", "\u202e", '{"a":1}', "--help"]
-PLACES = ["..", ".", "/", "/dev/null", "w", "tiny.yaml", "no/where", "hf://a/b", "plain", "plain=2"]
+PLACES = ["..", ".", "/dev/null", "w", "tiny.yaml", "no/where", "hf://a/b", "plain", "plain=2"]
 FIELDS = ["train.tokens=0", "model.width=3", "sources=[]", "curate.near_dedup=x"]
 VALUES = NUMBERS + WORDS + PLACES + FIELDS
 
