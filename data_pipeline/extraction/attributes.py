@@ -429,9 +429,9 @@ for _name, _flag in FLAG_TAGS:
 (
     OUT, BLOCK_START, SPACE, LINK_FROM, BOLD_FROM, S_LINK_BYTES, S_LINKS, S_BOLD_BYTES, S_BREAKS, S_IMAGES, S_CONTROLS,
     BREAKS_IN_A_ROW, CURRENT, OVERFLOW, NUM_BLOCKS, NUM_ELEMENTS, NUM_PAIRS, TITLE_START, TITLE_END, SEEN_BODY, AT,
-    S_INLINE_FLAGS, NUM_LINKS, S_HTML_START, S_HTML_END,
-) = range(25)  # fmt: skip
-NUM_STATES = 25
+    S_INLINE_FLAGS, NUM_LINKS, S_HTML_START, S_HTML_END, HAS_PLAIN_MATH,
+) = range(26)  # fmt: skip
+NUM_STATES = 26
 # Behind them: what scan_attributes finds of the current tag, and the tags whose end tag is missing.
 FOUND_WEIGHTS = NUM_STATES + NUM_FOUND
 MISSING = FOUND_WEIGHTS + 2  # three weights of four bytes

@@ -9,6 +9,7 @@ import numpy as np
 from gristmill.data_pipeline.extraction.attributes import (
     COUNT,
     END,
+    HAS_PLAIN_MATH,
     NUM_BLOCK_COLUMNS,
     NUM_BLOCKS,
     NUM_CHILDREN,
@@ -65,7 +66,9 @@ from gristmill.data_pipeline.extraction.tokenizer import tokenize
 from gristmill.data_pipeline.extraction.weights import Trees, borrowed_trees, fill_panel, probability, sum_trees
 from gristmill.data_pipeline.signals.intrinsics import FLOAT_LANES, borrowed
 from gristmill.foundation.runtime.kernels.cached_njit import cached_njit
+from gristmill.foundation.startup import DeferredModule
 
+formulas = DeferredModule("gristmill.data_pipeline.extraction.formulas")  # lxml, for few pages
 NO_TOKENS = np.zeros(TABLE_SIZE, np.float32)  # token weights of a page whose tokens do not count
 NO_PAIRS = np.zeros((0, 2), np.int32)
 MAX_TAG_BYTES = 400  # of a start tag that is read again for its attributes
@@ -137,9 +140,9 @@ def read_page(
     with_pairs: bool = False,
     num_tags: int | None = None,
 ) -> Page:
-    """Tokenize and count. html: valid UTF-8. space: the page's arrays are views of it; without one they are new.
-    with_pairs: return the (element, token) pairs and the words of short blocks, for fitting. num_tags: how often <
-    stands in the page, if it is known."""
+    """Tokenize and count, with TeX for formulas that have none (formulas.py). html: valid UTF-8. space: the page's
+    arrays are views of it; without one they are new. with_pairs: return the (element, token) pairs and the words of
+    short blocks, for fitting. num_tags: how often < stands in the page, if it is known."""
     size, tags = len(html), count_byte(np.frombuffer(html, np.uint8), 60) if num_tags is None else num_tags
     space = space or PageBuffers()
     space.grow(size, tags)
@@ -151,6 +154,8 @@ def read_page(
         space.source, size, token_weights, space.text, space.elements, space.weights, space.blocks, space.links,
         space.seen, pairs, state, space.counts, space.sums, space.groups, space.items, ranges, totals, words,
     )  # fmt: skip
+    if state[HAS_PLAIN_MATH] and (written := formulas.with_tex(html)) is not html:
+        return read_page(written, token_weights, space, with_pairs, num_tags)
     num_blocks, num_elements = int(state[NUM_BLOCKS]), int(state[NUM_ELEMENTS])
     return Page(
         space.text[: state[OUT]], space.elements[:num_elements], space.weights[:num_elements],

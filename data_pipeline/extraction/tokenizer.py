@@ -13,6 +13,7 @@ from gristmill.data_pipeline.extraction.attributes import (
     ELEMENT_FLAGS,
     FLAGS,
     FOUND_WEIGHTS,
+    HAS_PLAIN_MATH,
     IS_RENDERED_MATH,
     IS_TEX,
     LINK_FROM,
@@ -121,7 +122,9 @@ def tokenize(html, end, weights, out, elements, element_weights, blocks, links, 
             elif kind & READING:
                 at = _skip_reading(html, at, end)
             elif kind & MATH:
-                at = _start_math(html, at, end, out, state)
+                behind = _start_math(html, at, end, out, state)
+                state[HAS_PLAIN_MATH] |= behind == at
+                at = behind
             elif properties[FLAGS] & IS_RENDERED_MATH and not kind & (BLOCK | VOID):
                 at = _skip_element(html, at, end, key, missing)
             elif kind & BLOCK:

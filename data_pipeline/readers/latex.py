@@ -5,14 +5,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
+from pylatexenc import latex2text, latexwalker, macrospec
+
 from gristmill.data_pipeline.readers.document import Record
 from gristmill.data_pipeline.readers.source import SourceConfig
-from gristmill.data_pipeline.readers.whole_files import BLANK_LINES, CODE, Refused, code_lines, missing_extra
-
-try:
-    from pylatexenc import latex2text, latexwalker, macrospec  # an optional extra
-except ModuleNotFoundError:
-    raise missing_extra("latex", "pylatexenc") from None
+from gristmill.data_pipeline.readers.whole_files import BLANK_LINES, CODE, Refused, code_lines
 
 _BODY = re.compile(r"\\begin\s*\{document\}(.*?)(?:\\end\s*\{document\}|\Z)", re.DOTALL)
 _TITLE = re.compile(r"\\title\s*(?:\[[^]\n]{0,300}\]\s*)?(?=\{)")

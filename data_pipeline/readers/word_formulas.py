@@ -1,66 +1,43 @@
 """Formulas of Word documents, Office Math Markup (ECMA-376, part 1, 22.1), as TeX."""
 
 import re
-from collections.abc import Callable, Sequence
-from functools import cache
+from collections.abc import Callable
 from typing import Any
 
-MAX_FORMULA_LEVELS, MAX_FORMULA_CHARS = 24, 10_000  # of nested structures; of TeX. Beyond them formulas are their words
-ALIGNMENT = "\x00"  # what a run of text has for "&", which XML cannot hold
-# Characters for which pylatexenc has text, or a command of a package.
-_SYMBOLS = {
-    "\u2192": r"\to", "\u2190": r"\leftarrow", "\u00d7": r"\times", "\u00f7": r"\div", "\u00b7": r"\cdot",
-    "\u2026": r"\ldots", "\u00b0": r"^\circ", "\u00ac": r"\neg", "\u2022": r"\bullet", "\u2216": r"\setminus",
-    "\u2205": r"\emptyset", "\u221a": r"\surd", "\u2032": "'", "\u2033": "''", "\u2061": "", "\u2062": "",
-    "\u2063": "", "\u200b": "", "\u2016": r"\|", "\\": r"\backslash", "{": r"\{", "}": r"\}", "#": r"\#", "$": r"\$",
-    "%": r"\%", "_": r"\_", "~": r"\sim", "^": r"\wedge", "&": ALIGNMENT,
-}  # fmt: skip
-_ACCENTS = {
-    "\u0302": "hat", "^": "hat", "\u0303": "tilde", "~": "tilde", "\u0304": "bar", "\u00af": "bar", "\u20d7": "vec",
-    "\u0305": "overline", "\u2192": "overrightarrow", "\u20d6": "overleftarrow", "\u20e1": "overleftrightarrow",
-    "\u0307": "dot", "\u0308": "ddot", "\u20db": "dddot", "\u030c": "check", "\u0306": "breve", "\u0301": "acute",
-    "\u0300": "grave", "\u030a": "mathring", "\u0332": "underline",
-}  # fmt: skip
-_WIDE_ACCENTS = {"hat": "widehat", "tilde": "widetilde", "bar": "overline", "vec": "overrightarrow"}
-_GROUPS = {"\u23de": r"\overbrace", "\u23df": r"\underbrace", "\u2192": r"\xrightarrow", "\u2190": r"\xleftarrow"}
-_MATRICES = {
-    "()": "pmatrix",
-    "[]": "bmatrix",
-    "{}": "Bmatrix",
-    "||": "vmatrix",
-    "\u2016\u2016": "Vmatrix",
-    "{": "cases",
-}
+from gristmill.data_pipeline.extraction.formulas import (
+    ALIGNMENT,
+    FUNCTIONS,
+    GROUPS,
+    LIMIT_OPERATOR,
+    MATRICES,
+    MAX_LEVELS,
+    MAX_TEX_CHARS,
+    FormulaTooLarge,
+    accented,
+    argument,
+    as_operator,
+    environment,
+    in_row,
+    scripted,
+    scripts,
+    symbol,
+    symbols,
+    text_argument,
+)
+
 _STYLES = {
     "p": "mathrm", "b": "mathbf", "bi": "mathbf", "script": "mathcal", "fraktur": "mathfrak", "double-struck": "mathbb",
     "sans-serif": "mathsf", "monospace": "mathtt",
 }  # fmt: skip
-_FUNCTIONS = frozenset((
-    "arccos", "arcsin", "arctan", "arg", "cos", "cosh", "cot", "coth", "csc", "deg", "det", "dim", "exp", "gcd", "hom",
-    "inf", "ker", "lg", "lim", "liminf", "limsup", "ln", "log", "max", "min", "Pr", "sec", "sin", "sinh", "sup", "tan",
-    "tanh",
-))  # fmt: skip
-_LIMIT_OPERATOR = re.compile(
-    r"\\(?:lim|max|min|sup|inf|limsup|liminf|det|gcd|Pr|sum|prod|operatorname\{\w+\}|(?:under|over)brace\{.*\})"
-)
-_ATOM = re.compile(r"\\[a-zA-Z]+|\\?[^\\{}]")
-_BASE = re.compile(r"\d+|\\[a-zA-Z]+\{[^{}]*\}|" + _ATOM.pattern)
 _TALL = re.compile(r"\\(?:frac|sum|prod|i*int|oint|big[a-z]+|begin|overbrace|underbrace|overset|underset)(?![a-zA-Z])")
 _WORDS = re.compile(r"[A-Za-z]+|[^A-Za-z]", re.DOTALL)
-_COMMAND_END = re.compile(r"\\[a-zA-Z]+$")
-_NAME = re.compile(r"(?:\\(?:mathrm|text)\{)?([A-Za-z]+)\}?")
-_TEX_SIGNS = re.compile(r"[\\{}$&#%_^~]")
-
-
-class _FormulaTooLarge(Exception):
-    """A formula is over one of the limits."""
 
 
 def formula_tex(formula: Any) -> str:
     """The TeX of an m:oMath element, without dollar signs; its words if it is nested too deep or too long."""
     try:
-        tex = _row(formula, MAX_FORMULA_LEVELS).replace(ALIGNMENT, "")
-    except _FormulaTooLarge:
+        tex = _row(formula, MAX_LEVELS).replace(ALIGNMENT, "")
+    except FormulaTooLarge:
         tex = " ".join(text.text or "" for text in formula.iter("{*}t"))
     return " ".join(tex.split())
 
@@ -72,21 +49,11 @@ def _row(parent: Any, levels: int) -> str:
     for child in () if parent is None else parent:
         part = _structure(child, levels)
         size += len(part)
-        if size > MAX_FORMULA_CHARS:
-            raise _FormulaTooLarge
+        if size > MAX_TEX_CHARS:
+            raise FormulaTooLarge
         if part:
             parts.append(part)
-    return _in_row(parts)
-
-
-def _in_row(parts: Sequence[str]) -> str:
-    """The parts, with a space between a command and a letter."""
-    row: list[str] = []
-    for part in parts:
-        if row and part[:1].isalpha() and _COMMAND_END.search(row[-1][-40:]):
-            row.append(" ")
-        row.append(part)
-    return "".join(row)
+    return in_row(parts)
 
 
 def _name(element: Any) -> str:
@@ -102,7 +69,7 @@ def _structure(element: Any, levels: int) -> str:
     if name == "r":
         return _run(element)
     if not levels:
-        raise _FormulaTooLarge
+        raise FormulaTooLarge
     return _WRITERS[name](element, levels - 1) if name in _WRITERS else _row(element, levels - 1)
 
 
@@ -122,64 +89,30 @@ def _is_hidden(element: Any, name: str) -> bool:
     return _property(element, name, "0") not in ("0", "off", "false")
 
 
-@cache
-def _commands() -> dict[int, str]:
-    from pylatexenc.latexencode import get_builtin_uni2latex_dict  # an optional extra
-
-    start = r"\ensuremath{"
-    commands = get_builtin_uni2latex_dict().items()
-    inner = {code: tex[len(start) : -1] for code, tex in commands if tex.startswith(start)}
-    letters = {code: tex[len(r"\mathit{") : -1] for code, tex in inner.items() if tex.startswith(r"\mathit{")}
-    scripts = {code: tex.replace("mathscr", "mathcal") for code, tex in inner.items() if "mathscr" in tex}
-    return inner | letters | scripts
-
-
-def _symbol(character: str) -> str:
-    return _SYMBOLS.get(character) or _commands().get(ord(character), character)
-
-
 def _run(run: Any) -> str:
     text = "".join(part.text or "" for part in run.iterfind("{*}t"))
     properties = run.iterfind("{*}rPr/*")  # those of Word's own have other names
     styles = {_name(style): next(iter(style.values()), "1") for style in properties}
     if styles.get("nor", "0") not in ("0", "off", "false") and any(map(str.isalpha, text)):
-        return rf"\text{{{_TEX_SIGNS.sub(_in_text, text)}}}"
+        return text_argument(text)
     style = _STYLES.get(styles.get("scr", ""), _STYLES.get(styles.get("sty", ""), ""))
     parts = []
     for word in _WORDS.findall(text):
-        if word in _FUNCTIONS and style == "mathrm":
+        if word in FUNCTIONS and style == "mathrm":
             parts.append("\\" + word)
         elif word.isascii() and word.isalpha():
             parts.append(f"\\{style}{{{word}}}" if style else word)
         elif style == "mathbf" and word.isalpha():
-            parts.append(rf"\boldsymbol{{{_symbol(word)}}}")
+            parts.append(rf"\boldsymbol{{{symbol(word)}}}")
         else:
-            parts.append(_symbol(word))
-    return _in_row(parts)
-
-
-def _in_text(sign: re.Match[str]) -> str:
-    return {"\\": r"\textbackslash{}", "^": r"\^{}", "~": r"\~{}"}.get(sign[0], "\\" + sign[0])
-
-
-def _argument(tex: str) -> str:
-    return tex if _ATOM.fullmatch(tex) else f"{{{tex}}}"
-
-
-def _scripts(sub: str, sup: str) -> str:
-    if sup and not sup.strip("'"):
-        return sup + (f"_{_argument(sub)}" if sub else "")
-    return (f"_{_argument(sub)}" if sub else "") + (f"^{_argument(sup)}" if sup else "")
+            parts.append(symbol(word))
+    return in_row(parts)
 
 
 def _scripted(element: Any, levels: int) -> str:
     """sSub, sSup, sSubSup, and sPre, whose scripts stand before."""
-    base = _part(element, "e", levels)
-    scripts = _scripts(_part(element, "sub", levels), _part(element, "sup", levels))
-    if _name(element) == "sPre":
-        return _in_row([f"{{}}{scripts}", base])
-    is_delimited = base.startswith(("(", "[", "|", "\\left")) and base.endswith((")", "]", "|"))
-    return (base if is_delimited or _BASE.fullmatch(base) else f"{{{base}}}") + scripts
+    base, sub, sup = (_part(element, name, levels) for name in ("e", "sub", "sup"))
+    return in_row([f"{{}}{scripts(sub, sup)}", base]) if _name(element) == "sPre" else scripted(base, sub, sup)
 
 
 def _fraction(element: Any, levels: int) -> str:
@@ -187,7 +120,7 @@ def _fraction(element: Any, levels: int) -> str:
     kind = _property(element, "type", "bar")
     if kind == "noBar":
         return rf"{{{top} \atop {bottom}}}"
-    return f"{_argument(top)}/{_argument(bottom)}" if kind in ("lin", "skw") else rf"\frac{{{top}}}{{{bottom}}}"
+    return f"{argument(top)}/{argument(bottom)}" if kind in ("lin", "skw") else rf"\frac{{{top}}}{{{bottom}}}"
 
 
 def _root(element: Any, levels: int) -> str:
@@ -197,20 +130,12 @@ def _root(element: Any, levels: int) -> str:
 
 def _n_ary(element: Any, levels: int) -> str:
     sub, sup = ("" if _is_hidden(element, f"{name}Hide") else _part(element, name, levels) for name in ("sub", "sup"))
-    operator = "".join(map(_symbol, _property(element, "chr", "\u222b")))
-    return f"{operator}{_scripts(sub, sup)} {_part(element, 'e', levels)}"
-
-
-def _as_operator(tex: str) -> str:
-    """Letters as the name of a function."""
-    name = _NAME.fullmatch(tex)
-    if name is None:
-        return tex
-    return "\\" + name[1] if name[1] in _FUNCTIONS else rf"\operatorname{{{name[1]}}}"
+    operator = symbols(_property(element, "chr", "\u222b"))
+    return f"{operator}{scripts(sub, sup)} {_part(element, 'e', levels)}"
 
 
 def _function(element: Any, levels: int) -> str:
-    name, argument = _as_operator(_part(element, "fName", levels)), _part(element, "e", levels)
+    name, argument = as_operator(_part(element, "fName", levels)), _part(element, "e", levels)
     return name + argument if argument.startswith(("(", "[", "\\left")) else f"{name} {argument}"
 
 
@@ -219,35 +144,30 @@ def _delimited(element: Any, levels: int) -> str:
     parts = element.findall("{*}e")
     inner = [child for part in parts for child in part if _name(child)]
     name = _name(inner[0]) if len(inner) == len(parts) == 1 else ""
-    environment = _MATRICES.get(start + end, "")
-    if environment and (name == "m" or (name == "eqArr" and environment == "cases")):
-        return _matrix(inner[0], levels - 1, environment)
+    kind = MATRICES.get(start + end, "")
+    if kind and (name == "m" or (name == "eqArr" and kind == "cases")):
+        return _matrix(inner[0], levels - 1, kind)
     if name == "f" and start + end == "()" and _property(inner[0], "type", "bar") == "noBar":
         return rf"\binom{{{_part(inner[0], 'num', levels - 1)}}}{{{_part(inner[0], 'den', levels - 1)}}}"
-    separator = "".join(map(_symbol, _property(element, "sepChr", "|")))
+    separator = symbols(_property(element, "sepChr", "|"))
     tex = separator.join(_row(part, levels) for part in parts)
-    start, end = ("".join(map(_symbol, character)) for character in (start, end))
+    start, end = symbols(start), symbols(end)
     if start and end and not _TALL.search(tex):
-        return _in_row([start, tex, end])
-    return _in_row([rf"\left{start or '.'}", tex, rf"\right{end or '.'}"])
+        return in_row([start, tex, end])
+    return in_row([rf"\left{start or '.'}", tex, rf"\right{end or '.'}"])
 
 
-def _matrix(element: Any, levels: int, environment: str = "") -> str:
+def _matrix(element: Any, levels: int, kind: str = "") -> str:
     """A matrix, or equations below each other, whose runs have marks of alignment."""
     if levels < 0:
-        raise _FormulaTooLarge
+        raise FormulaTooLarge
     rows = [_row(row, levels).replace(ALIGNMENT, "&") for row in element.iterfind("{*}e")]
     rows += [" & ".join(_row(cell, levels) for cell in row.iterfind("{*}e")) for row in element.iterfind("{*}mr")]
-    environment = environment or ("aligned" if _name(element) == "eqArr" else "matrix")
-    return rf"\begin{{{environment}}} " + r" \\ ".join(rows) + rf" \end{{{environment}}}"
+    return environment(kind or ("aligned" if _name(element) == "eqArr" else "matrix"), rows)
 
 
 def _accented(element: Any, levels: int) -> str:
-    character, base = _property(element, "chr", "\u0302"), _part(element, "e", levels)
-    if character not in _ACCENTS:
-        return rf"\overset{{{''.join(map(_symbol, character))}}}{{{base}}}" if character.strip() else base
-    accent = _ACCENTS[character]
-    return rf"\{accent if _ATOM.fullmatch(base) else _WIDE_ACCENTS.get(accent, accent)}{{{base}}}"
+    return accented(_property(element, "chr", "\u0302"), _part(element, "e", levels))
 
 
 def _with_bar(element: Any, levels: int) -> str:
@@ -259,20 +179,19 @@ def _grouped(element: Any, levels: int) -> str:
     """A brace or an arrow above or below its base."""
     character, is_above = _property(element, "chr", "\u23df"), _property(element, "pos", "bot") == "top"
     base = _part(element, "e", levels)
-    command = _GROUPS.get(character, "")
+    command = GROUPS.get(character, "")
     if command.endswith("arrow"):  # TeX has the text above the arrow first
         return f"{command}[{base}]{{}}" if is_above else f"{command}{{{base}}}"
     if command:
         return f"{command}{{{base}}}"
-    symbol = "".join(map(_symbol, character))
-    return rf"\{'over' if is_above else 'under'}set{{{symbol}}}{{{base}}}"
+    return rf"\{'over' if is_above else 'under'}set{{{symbols(character)}}}{{{base}}}"
 
 
 def _with_limit(element: Any, levels: int) -> str:
-    base, limit = _as_operator(_part(element, "e", levels)), _part(element, "lim", levels)
+    base, limit = as_operator(_part(element, "e", levels)), _part(element, "lim", levels)
     is_below = _name(element) == "limLow"
-    if _LIMIT_OPERATOR.fullmatch(base):
-        return base + ("_" if is_below else "^") + _argument(limit)
+    if LIMIT_OPERATOR.fullmatch(base):
+        return base + ("_" if is_below else "^") + argument(limit)
     return rf"\{'under' if is_below else 'over'}set{{{limit}}}{{{_part(element, 'e', levels)}}}"
 
 

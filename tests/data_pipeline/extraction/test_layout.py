@@ -124,7 +124,7 @@ STRUCTURES: dict[str, tuple[str, str, str | None]] = {
     "MathML": (
         f"<p>a <math><semantics><mi>x</mi>{TEX.format('x^2 &lt; y')}</semantics></math> b", "a $x^2 < y$ b", None,
     ),
-    "MathML without TeX": ("<p>a <math><mi>x</mi><mo>=</mo><mn>2</mn></math> b", "a x=2 b", None),
+    "MathML without TeX": ("<p>a <math><mi>x</mi><mo>=</mo><mn>2</mn></math> b", "a $x=2$ b", None),
     "KaTeX": (
         f'<p>a <span class="katex"><span class="katex-mathml"><math>{TEX.format("E=mc^2")}</math></span>'
         '<span class="katex-html" aria-hidden="true"><span>E</span>=mc2</span></span>, b', "a $E=mc^2$, b", None,

@@ -467,7 +467,6 @@ def test_a_notebook_keeps_its_text_and_code(tmp_path):
 
 
 def test_latex_keeps_formulas_and_leaves_out_the_preamble(tmp_path):
-    pytest.importorskip("pylatexenc", reason="LaTeX needs the extra `documents`")
     latex = r"""\documentclass{article}\usepackage{x}\title{On mills}
 \begin{document}\section{The wheel} % a comment
 Its speed is $v = \frac{d}{t}$, as \emph{everybody} knows. \input{/etc/passwd}
@@ -494,7 +493,6 @@ def f():
 
 
 def test_latex_keeps_listings(tmp_path):
-    pytest.importorskip("pylatexenc", reason="LaTeX needs the extra `documents`")
     c_code, python = "#include <a.h>  // 100 % of it\n  int x;", "def f():\n    return 1"
     assert read_text(tmp_path, LISTINGS.encode(), "latex")[0] == f"It is a_b:\n\n{c_code}\n\n{python}\n\nSeen."
     markdown = read_text(tmp_path, LISTINGS.encode(), "latex", **MARKDOWN)[0]

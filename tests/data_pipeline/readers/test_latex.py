@@ -5,11 +5,9 @@ import re
 
 import pytest
 
+from gristmill.data_pipeline.readers import latex  # after the check
 from gristmill.data_pipeline.readers.source import SourceConfig
 from gristmill.data_pipeline.readers.whole_files import Refused
-
-pytest.importorskip("pylatexenc", reason="LaTeX needs the extra `documents`")
-from gristmill.data_pipeline.readers import latex  # after the check
 
 SOURCE = SourceConfig(name="s", format="latex", paths=("a.tex",))
 MARKDOWN = SourceConfig(name="s", format="latex", paths=("a.tex",), blocks={"format": "markdown"})

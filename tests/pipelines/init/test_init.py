@@ -142,7 +142,7 @@ def test_word_documents_and_notebooks_are_sources(call, tmp_path, monkeypatch, k
 
 
 def test_sources_of_latex_and_xml_dumps_are_told_from_text(call, tmp_path, monkeypatch, known_machine):
-    pytest.importorskip("pylatexenc", reason="latex and mediawiki need the extra `documents`")
+    pytest.importorskip("mwparserfromhell", reason="mediawiki needs the extra `documents`")
     monkeypatch.chdir(tmp_path)
     mine = tmp_path / "mine"
     pages = "".join(
