@@ -6,7 +6,7 @@ fraction of 1 and 2 is 12."""
 
 import html as html_entities
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
 from typing import Any
 
@@ -58,13 +58,18 @@ class FormulaTooLarge(Exception):
     """A formula is over one of the limits."""
 
 
-def in_row(parts: Sequence[str]) -> str:
-    """The parts, with a space between a command and a letter."""
+def in_row(parts: Iterable[str]) -> str:
+    """The parts, with a space between a command and a letter. Raises FormulaTooLarge beyond MAX_TEX_CHARS."""
     row: list[str] = []
+    size = 0
     for part in parts:
+        size += len(part)
+        if size > MAX_TEX_CHARS:
+            raise FormulaTooLarge
         if row and part[:1].isalpha() and _COMMAND_END.search(row[-1][-40:]):
             row.append(" ")
-        row.append(part)
+        if part:
+            row.append(part)
     return "".join(row)
 
 
@@ -85,7 +90,7 @@ def symbol(character: str) -> str:
 
 
 def symbols(text: str) -> str:
-    return in_row([tex for tex in map(symbol, text) if tex])
+    return in_row(map(symbol, text))
 
 
 def text_argument(text: str) -> str:
@@ -191,17 +196,15 @@ def _children(element: Any) -> list[Any]:
 
 
 def _row(element: Any, levels: int) -> str:
-    children, parts, at, size = _children(element), [], 0, 0
+    return in_row(_row_parts(_children(element), levels))
+
+
+def _row_parts(children: Sequence[Any], levels: int) -> Iterator[str]:
+    at = 0
     while at < len(children):
-        fenced = _fenced_matrix(children[at : at + 3], levels)
-        part, step = fenced or (_write(children[at], levels), 1)
+        part, step = _fenced_matrix(children[at : at + 3], levels) or (_write(children[at], levels), 1)
+        yield part
         at += step
-        size += len(part)
-        if size > MAX_TEX_CHARS:
-            raise FormulaTooLarge
-        if part:
-            parts.append(part)
-    return in_row(parts)
 
 
 def _fenced_matrix(children: Sequence[Any], levels: int) -> tuple[str, int] | None:
@@ -212,7 +215,7 @@ def _fenced_matrix(children: Sequence[Any], levels: int) -> tuple[str, int] | No
     end = _words(children[2]) if len(children) == 3 and _name(children[2]) == "mo" else ""
     if end and end == _FENCES.get(start):
         return _table(children[1], levels, MATRICES[start + end]), 3
-    return (_table(children[1], levels, "cases"), 2) if start == "{" and not end else None
+    return (_table(children[1], levels, "cases"), 2) if start == "{" else None
 
 
 def _name(element: Any) -> str:
@@ -340,7 +343,7 @@ def _fenced(element: Any, levels: int) -> str:
     separators = element.get("separators", ",").strip()
     parts = [_write(child, levels) for child in _children(element)]
     between = [separators[min(k, len(separators) - 1)] if separators else "" for k in range(len(parts) - 1)]
-    inner = in_row([piece for pair in zip(parts, [*between, ""], strict=True) for piece in pair if piece])
+    inner = in_row(piece for pair in zip(parts, [*between, ""], strict=True) for piece in pair)
     return in_row([symbols(element.get("open", "(")), inner, symbols(element.get("close", ")"))])
 
 

@@ -11,7 +11,6 @@ from gristmill.data_pipeline.extraction.formulas import (
     LIMIT_OPERATOR,
     MATRICES,
     MAX_LEVELS,
-    MAX_TEX_CHARS,
     FormulaTooLarge,
     accented,
     argument,
@@ -44,16 +43,7 @@ def formula_tex(formula: Any) -> str:
 
 def _row(parent: Any, levels: int) -> str:
     """The children of an element, in a row; "" for None. levels: of structures that may stand in it."""
-    parts: list[str] = []
-    size = 0
-    for child in () if parent is None else parent:
-        part = _structure(child, levels)
-        size += len(part)
-        if size > MAX_TEX_CHARS:
-            raise FormulaTooLarge
-        if part:
-            parts.append(part)
-    return in_row(parts)
+    return in_row(_structure(child, levels) for child in (() if parent is None else parent))
 
 
 def _name(element: Any) -> str:

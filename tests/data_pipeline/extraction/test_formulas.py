@@ -56,6 +56,8 @@ FORMULAS = [
     (row("(", TABLE, ")"), r"\begin{pmatrix} a & b \\ 0 & 1 \end{pmatrix}"),
     (row("|", TABLE, "|"), r"\begin{vmatrix} a & b \\ 0 & 1 \end{vmatrix}"),
     (row("f", "=", "{", TABLE), r"f=\begin{cases} a & b \\ 0 & 1 \end{cases}"),
+    (row("{", TABLE, ","), r"\begin{cases} a & b \\ 0 & 1 \end{cases},"),
+    (row(*"xy", "<mrow/>", tag("mi", "\u2061")), "xy"),
     (TABLE, r"\begin{matrix} a & b \\ 0 & 1 \end{matrix}"),
     (tag("mfrac", "n", "k", linethickness="0"), r"{n \atop k}"),
     (tag("mfrac", "a", row("b", "c"), bevelled="true"), "a/{bc}"),
@@ -96,12 +98,13 @@ def test_a_formula_is_tex_in_as_many_bytes(mathml, tex):
         page('<semantics><mi>x</mi><annotation encoding="application/x-tex">x</annotation></semantics>'),
         page("x"),
         page("<mspace/>"),
+        page(f"<mrow>{'<mi>x</mi>' * 10_001}</mrow>"),
         page(f"{'<msqrt>' * (MAX_LEVELS + 1)}<mi>x</mi>{'</msqrt>' * (MAX_LEVELS + 1)}"),
         b"<p><math><mi>x</mi> is without an end",
         b"<math",
         b"<p>No formula.</p>",
     ],
-    ids=["stated", "text", "empty", "deep", "open", "cut", "none"],
+    ids=["stated", "text", "empty", "long", "deep", "open", "cut", "none"],
 )
 def test_what_stays_as_it_is(html):
     assert with_tex(html) is html
