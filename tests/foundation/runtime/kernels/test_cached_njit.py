@@ -50,7 +50,7 @@ def call(tmp_path):
     environment = os.environ | {"GRISTMILL_KERNEL_CACHE": str(tmp_path / "cache")}
 
     def run() -> tuple[int, int]:
-        command = [sys.executable, str(tmp_path / "call.py"), str(tmp_path)]
+        command = [sys.executable, "-B", str(tmp_path / "call.py"), str(tmp_path)]
         printed = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
         value, hits = printed.split()
         return int(value), int(hits)

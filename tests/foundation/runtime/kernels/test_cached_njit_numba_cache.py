@@ -34,7 +34,7 @@ def call(tmp_path):
     environment = os.environ | {"GRISTMILL_KERNEL_CACHE": str(tmp_path / "cache")}
 
     def run() -> tuple[str, ...]:
-        command = [sys.executable, str(tmp_path / "call.py"), str(tmp_path)]
+        command = [sys.executable, "-B", str(tmp_path / "call.py"), str(tmp_path)]
         return tuple(
             subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout.split()
         )
