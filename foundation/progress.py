@@ -105,7 +105,7 @@ class ProgressMeter:
 
     def __init__(self, description: str, total: float, unit: str, console: "Console | JsonLog"):
         self.description, self.total, self.unit, self.console = description, total, unit, console
-        self.done = 0.0
+        self.done = self._done_before = 0.0
         self.note = ""
         self._started = self._last_line = time.monotonic()
         self._line = (
@@ -125,6 +125,12 @@ class ProgressMeter:
             )
             self._bar.start()
             self._bar_id = self._bar.add_task(description, total=total, rate="", note="")
+
+    def resume(self, done: float) -> None:
+        """Begin behind the units that an earlier run finished: they count for the share, not for rate and time left."""
+        self.done = self._done_before = done
+        if self._bar is not None:
+            self._bar.reset(self._bar_id, completed=done)
 
     def advance(self, amount: float = 1, note: str = "") -> None:
         """Add to the finished units; `note` is a short status text, such as the loss.
@@ -148,7 +154,13 @@ class ProgressMeter:
         if not self.total and not self.done and not self.note:
             return  # nothing was to be done, which a corpus of many sources would say a thousand times
         seconds = time.monotonic() - self._started
-        self._print(f"{self.description}: {amount(self.done, self.unit)} in {seconds:.1f} s {self.note}".rstrip())
+        before = f" ({amount(self._done_before, self.unit)} were done before)" if self._done_before else ""
+        finished = f"{amount(self._done_now, self.unit)} in {seconds:.1f} s{before}"
+        self._print(f"{self.description}: {finished} {self.note}".rstrip())
+
+    @property
+    def _done_now(self) -> float:
+        return self.done - self._done_before
 
     def _print(self, message: str) -> None:
         if self._line is not None:
@@ -159,17 +171,21 @@ class ProgressMeter:
             return
         seconds = round(time.monotonic() - self._started, 3)
         counts = {"done": self.done, "total": self.total, "unit": self.unit, "seconds": seconds}
+        if self._done_before:
+            counts["done_before"] = self._done_before
         self.console.print(message, task=self.description, **counts)
 
     def _rate(self) -> str:
         seconds = time.monotonic() - self._started
-        return f"{amount(self.done / seconds, self.unit)}/s" if seconds > 0 else ""
+        return f"{amount(self._done_now / seconds, self.unit)}/s" if seconds > 0 else ""
 
     def _state(self) -> str:
         elapsed = time.monotonic() - self._started
-        left = elapsed * (self.total - self.done) / self.done if self.done else float("nan")
         share = 100 * self.done / self.total if self.total else 100.0
         so_far = f"{share:.0f} % ({amount(self.done, self.unit)} of {amount(self.total, self.unit)})"
+        if not self._done_now:
+            return so_far
+        left = elapsed * (self.total - self.done) / self._done_now
         return f"{so_far}, {self._rate()}, {left:.0f} s left"
 
 

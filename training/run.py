@@ -186,7 +186,7 @@ class Run:
                 Watchdog(self.mesh, self.config.monitoring.timeout_seconds) as watchdog,
                 stop_requests() as request,
             ):
-                meter.advance(self.trainer.progress.tokens)
+                meter.resume(self.trainer.progress.tokens)
                 self.saver.digests.on_progress = watchdog.progress
                 if self.replicas is not None:
                     self.replicas.on_wait = watchdog.progress

@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import os
 import subprocess
 import sys
 
@@ -96,3 +97,25 @@ def test_scipy_is_not_imported_where_openblas_would_wait_for_memory_for_ever(mor
     script = LIMITED_IMPORT.format(more=more)
     done = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True, timeout=60)
     assert done.stdout.strip() == outcome
+
+
+BY_PYTHON = "import gristmill; gristmill.train"
+BY_COMMAND = """
+import contextlib
+from gristmill.pipelines.cli.main import main
+with contextlib.suppress(SystemExit):
+    main(["--version"])
+"""
+
+
+@pytest.mark.parametrize(
+    ("start", "asked", "policy"),
+    [(BY_PYTHON, None, "PASSIVE"), (BY_COMMAND, None, "PASSIVE"), (BY_COMMAND, "active", "ACTIVE")],
+)
+def test_waiting_threads_of_torch_sleep_unless_the_environment_says_otherwise(start, asked, policy):
+    """As its OpenMP library prints when it is loaded."""
+    environment = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
+    environment |= {"OMP_DISPLAY_ENV": "true"} | ({"OMP_WAIT_POLICY": asked} if asked else {})
+    command = [sys.executable, "-c", f"{start}\nimport torch"]
+    printed = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stderr
+    assert f"OMP_WAIT_POLICY = '{policy}'" in printed

@@ -2,6 +2,7 @@
 
 import errno
 import hashlib
+import io
 import json
 import os
 import signal
@@ -16,7 +17,7 @@ import pytest
 import torch
 
 from gristmill.foundation.errors import InputError
-from gristmill.foundation.progress import Reporter
+from gristmill.foundation.progress import Reporter, plain_console
 from gristmill.training.checkpoint.checkpoint import load_model, step_folder
 from gristmill.training.checkpoint.init_from import check_init_from
 from gristmill.training.checkpoint.save import kept_steps
@@ -60,8 +61,10 @@ def test_equal_runs_write_equal_bytes(undisturbed: Path, tmp_path: Path) -> None
 def test_a_stopped_run_resumes_to_the_same_bytes(undisturbed: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="stopped after step 1 as requested"):
         new_run(tmp_path, checkpoint={"every": 3, "stop_after_seconds": 1e-9}).train()
-    new_run(tmp_path).train()
+    log = io.StringIO()
+    new_run(tmp_path, reporter=Reporter(plain_console(log))).train()
     assert digests(tmp_path) == digests(undisturbed)
+    assert f"({BATCH * MODEL.sequence_length} tokens were done before)" in log.getvalue()
 
 
 def test_a_damaged_checkpoint_is_passed_over(undisturbed: Path, tmp_path: Path) -> None:

@@ -207,7 +207,7 @@ def generate_file(
     if not writer.writes:
         return sum("error" in result for result in _results(files, lines[done:], batch, encode, default))
     with files.partial.open("ab") as output, writer.reporter.meter("generating", len(lines), "records") as meter:
-        meter.advance(done)
+        meter.resume(done)
         for result in _results(files, lines[done:], batch, encode, default):
             errors += "error" in result
             output.write(json.dumps(result, ensure_ascii=False).encode("utf-8", "replace") + b"\n")
