@@ -1,6 +1,7 @@
 """Reader for format `python_docs`: the interpreter's own modules as code, or their docstrings and comments as prose."""
 
 import ast
+import csv
 import importlib.metadata
 import os
 import re
@@ -157,15 +158,22 @@ def _metadata() -> dict[str, Path]:
         name = (distribution.metadata["Name"] or "").lower()
         if not name or name == "gristmill":
             continue
-        for file in distribution.files or ():
-            inner = next((i for i, part in enumerate(file.parts) if part.endswith(".dist-info")), None)
-            if inner is None or inner + 1 == len(file.parts):
-                continue
-            below = "/".join(file.parts[inner + 1 :])
-            path = Path(str(distribution.locate_file(file)))
-            if (below == "METADATA" or _is_licence(file.parts[-1])) and path.is_file():
-                descriptions[f"dist/{name}/{below}"] = path
+        for file in _installed_files(distribution):
+            _, inside, below = file.partition(".dist-info/")
+            if inside and (below == "METADATA" or _is_licence(below.rpartition("/")[2])):
+                path = Path(str(distribution.locate_file(file)))
+                if path.is_file():
+                    descriptions[f"dist/{name}/{below}"] = path
     return descriptions
+
+
+def _installed_files(distribution: importlib.metadata.Distribution) -> list[str]:
+    """Names as the package's RECORD has them, of those beside it. `distribution.files` makes a path of each of all
+    packages' files, which takes a second."""
+    record = distribution.read_text("RECORD")
+    if record is None:
+        return [str(file) for file in distribution.files or ()]
+    return [name for name, *_ in csv.reader(line for line in record.splitlines() if ".dist-info/" in line)]
 
 
 def _is_licence(name: str) -> bool:
