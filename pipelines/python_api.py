@@ -12,7 +12,7 @@ from gristmill.data_pipeline.corpus.document_history import TABLES, corpus_folde
 from gristmill.data_pipeline.corpus.document_history import open_corpus as connect
 from gristmill.data_pipeline.corpus.document_history import why as document_history
 from gristmill.foundation.errors import RecipeError
-from gristmill.foundation.startup import let_waiting_threads_sleep
+from gristmill.foundation.startup import set_thread_variables
 from gristmill.pipelines.cli.options import StageOptions, make_runner, selected_stages, workdir_of
 from gristmill.pipelines.recipes.config import Recipe
 from gristmill.pipelines.recipes.recipe_file import load_recipe, validate
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from gristmill.evaluation.results.compare import Comparison
     from gristmill.training.planner.search import Forecast
 
-let_waiting_threads_sleep()
+set_thread_variables()
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from packaging.requirements import Requirement
 
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.progress import print_rows
+from gristmill.foundation.startup import host_bytes, usable_cores
 
 PACKAGE = "gristmill"
 MIN_FREE_BYTES = 2e9  # of the disk: the demo and its caches take 0.3 GB, a checkpoint of 100M parameters 1.2 GB
@@ -52,9 +53,9 @@ def machine() -> Iterator[SystemCheck]:
     yield SystemCheck(PACKAGE, _version_of(PACKAGE) or "no version", "")
     yield SystemCheck("Python", f"{platform.python_version()}, {platform.system()} {platform.machine()}")
     yield from devices()
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = usable_cores()
     yield SystemCheck("cores", f"{cores} of {os.cpu_count()}" if cores != os.cpu_count() else str(cores))
-    memory = memory_bytes()
+    memory = host_bytes()
     fix = f"use --workers 1; {MIN_MEMORY_BYTES / 1e9:.0f} GB are comfortable" if memory < MIN_MEMORY_BYTES else ""
     yield SystemCheck("memory", f"{memory / 1e9:.1f} GB", fix)
     yield from disks()
@@ -153,14 +154,6 @@ def quoted(requirement: Requirement) -> str:
     """torch>=2.11 as a shell takes it: 'torch>=2.11'."""
     text = f"{requirement.name}{requirement.specifier}"
     return f"'{text}'" if requirement.specifier else text
-
-
-def memory_bytes() -> int:
-    """Memory of this machine, or of this process's control group where that is less."""
-    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    limit = Path("/sys/fs/cgroup/memory.max")
-    text = limit.read_text().strip() if limit.is_file() else ""
-    return min(total, int(text)) if text.isdigit() else total
 
 
 def show_version(asked: bool) -> None:

@@ -11,7 +11,7 @@ from contextlib import suppress
 
 from gristmill.foundation.errors import InputError, RecipeError, explain_disk_error
 from gristmill.foundation.progress import Terminated, print_error, remember_interrupts
-from gristmill.foundation.startup import DeferredModule, delay_collections, let_waiting_threads_sleep
+from gristmill.foundation.startup import DeferredModule, delay_collections, set_thread_variables
 
 # Worker processes import this file with the command's script, and run no command.
 application = DeferredModule("gristmill.pipelines.cli.commands")
@@ -63,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     # pyarrow's allocator returns freed memory after 10 ms, which a task gets back soon: a twentieth of curation's time.
     # A second, in ms; after each step all of it is returned (runtime/startup.py).
     os.environ.setdefault("MIMALLOC_PURGE_DELAY", "1000")
-    let_waiting_threads_sleep()
+    set_thread_variables()
     _import_numpy_without_threads()
     try:
         application.app(args=arguments)

@@ -23,7 +23,7 @@ import torch.distributed as dist
 
 from gristmill.foundation.errors import InputError, RecipeError
 from gristmill.foundation.progress import Terminated
-from gristmill.foundation.startup import host_bytes, torchrun_variable
+from gristmill.foundation.startup import host_bytes, torchrun_variable, usable_cores
 from gristmill.training.config.layout import LayoutConfig
 from gristmill.training.config.model import ModelConfig
 from gristmill.training.config.train import GuardConfig
@@ -187,7 +187,7 @@ def host_threads(local_ranks: int) -> int:
     """Threads of one process on the host: OMP_NUM_THREADS where it is above 1, else an equal share of the cores that
     this process may use. 96 cores, 8 ranks -> 12; never below 1."""
     wanted = torchrun_variable("OMP_NUM_THREADS", 0)
-    return wanted if wanted > 1 else max(1, len(os.sched_getaffinity(0)) // local_ranks)
+    return wanted if wanted > 1 else max(1, usable_cores() // local_ranks)
 
 
 # The C library's allocator, set for training on a CPU.

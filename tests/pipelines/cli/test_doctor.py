@@ -49,12 +49,13 @@ def test_a_folder_that_cannot_be_written_is_said(monkeypatch, tmp_path):
     assert disk.is_required and "change to another" in disk.fix
 
 
-def test_the_limit_of_a_control_group_counts(monkeypatch):
-    monkeypatch.setattr(doctor.Path, "is_file", lambda path: True)
-    monkeypatch.setattr(doctor.Path, "read_text", lambda path: "1000000\n")
-    assert doctor.memory_bytes() == 1_000_000
-    monkeypatch.setattr(doctor.Path, "read_text", lambda path: "max\n")
-    assert doctor.memory_bytes() == os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+def test_cores_and_memory_of_a_container_are_said(monkeypatch):
+    monkeypatch.setattr(doctor, "usable_cores", lambda: 3)
+    monkeypatch.setattr(doctor, "host_bytes", lambda: 10**9)
+    monkeypatch.setattr(os, "cpu_count", lambda: 96)
+    checks = {check.what: check for check in doctor.machine()}
+    assert (checks["cores"].value, checks["memory"].value) == ("3 of 96", "1.0 GB")
+    assert "--workers 1" in checks["memory"].fix
 
 
 def run(*arguments, **variables):

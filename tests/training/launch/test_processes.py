@@ -256,7 +256,7 @@ def test_the_host_computes_with_its_share_of_the_cores(
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     if variable is not None:
         monkeypatch.setenv("OMP_NUM_THREADS", variable)
-    monkeypatch.setattr(processes.os, "sched_getaffinity", lambda _: set(range(cores)))
+    monkeypatch.setattr(processes, "usable_cores", lambda: cores)
     assert host_threads(ranks) == threads
 
 
