@@ -151,6 +151,7 @@ MIN_WEIGHT, MAX_WEIGHT, SUM_WEIGHT = range(3)
 (
     IS_MAIN, IS_NAVIGATION, IS_HIDDEN, IS_ARTICLE_BODY, IS_COMMENT, IS_ARTICLE, IS_RENDERED_MATH, IS_TEX,
 ) = (1 << bit for bit in range(8))  # fmt: skip
+IS_LINE_NUMBER = 1 << 27  # behind the flags that are features
 
 CLASS, ID, ROLE, ITEMPROP, ITEMTYPE = map(name_key, ("class", "id", "role", "itemprop", "itemtype"))
 HREF, HIDDEN, STYLE, ARIA_HIDDEN, TYPE, ENCODING = map(
@@ -180,6 +181,8 @@ WORDS, WORD_FLAGS = _values(
         "commentaires": IS_COMMENT, "kommentare": IS_COMMENT, "comentarios": IS_COMMENT, "respond": IS_COMMENT,
         "katex-html": IS_RENDERED_MATH, "mathjax_preview": IS_RENDERED_MATH, "mathjax_svg": IS_RENDERED_MATH,
         "mathjax_chtml": IS_RENDERED_MATH, "mjx-chtml": IS_RENDERED_MATH,
+        "linenos": IS_LINE_NUMBER, "lineno": IS_LINE_NUMBER, "linenumber": IS_LINE_NUMBER,
+        "line-number": IS_LINE_NUMBER,
         "hentry": IS_ARTICLE, "article": IS_ARTICLE, "newsarticle": IS_ARTICLE, "blogposting": IS_ARTICLE,
     }
 )  # fmt: skip
@@ -406,8 +409,10 @@ ELEMENT, START, END, LINK_BYTES, LINKS, BOLD_BYTES, BREAKS, IMAGES, CONTROLS, IN
 HTML_START, HTML_END = 11, 12
 NUM_BLOCK_COLUMNS = 13
 
-# Columns of links, int32[L, 3]: the block the link is in, and the bytes of the page that hold its address.
+# Columns of links, int32[L, 3]: the block the link is in, and the bytes of the page that hold its address; or MARK, and
+# the bytes of the text that are a mark (text_blocks.py).
 LINK_BLOCK, ADDRESS_START, ADDRESS_END = range(3)
+MARK = -1
 
 # Flags of elements beside those of attributes.py: of the element's tag and its ancestors'.
 FLAG_TAGS = (
@@ -429,9 +434,9 @@ for _name, _flag in FLAG_TAGS:
 (
     OUT, BLOCK_START, SPACE, LINK_FROM, BOLD_FROM, S_LINK_BYTES, S_LINKS, S_BOLD_BYTES, S_BREAKS, S_IMAGES, S_CONTROLS,
     BREAKS_IN_A_ROW, CURRENT, OVERFLOW, NUM_BLOCKS, NUM_ELEMENTS, NUM_PAIRS, TITLE_START, TITLE_END, SEEN_BODY, AT,
-    S_INLINE_FLAGS, NUM_LINKS, S_HTML_START, S_HTML_END, HAS_PLAIN_MATH,
-) = range(26)  # fmt: skip
-NUM_STATES = 26
+    S_INLINE_FLAGS, NUM_LINKS, S_HTML_START, S_HTML_END, HAS_PLAIN_MATH, LINK_HTML_END,
+) = range(27)  # fmt: skip
+NUM_STATES = 27
 # Behind them: what scan_attributes finds of the current tag, and the tags whose end tag is missing.
 FOUND_WEIGHTS = NUM_STATES + NUM_FOUND
 MISSING = FOUND_WEIGHTS + 2  # three weights of four bytes

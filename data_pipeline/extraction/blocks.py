@@ -28,7 +28,15 @@ from gristmill.data_pipeline.extraction.bylines import post_authors
 from gristmill.data_pipeline.extraction.embedded_text import MIN_CHARACTERS, embedded_text
 from gristmill.data_pipeline.extraction.layout import LayoutOptions, PostAuthor, layout, layout_with_spans
 from gristmill.data_pipeline.extraction.metadata import page_metadata
-from gristmill.data_pipeline.extraction.page import NO_TOKENS, Page, PageBuffers, classify, page_threshold, read_page
+from gristmill.data_pipeline.extraction.page import (
+    NO_TOKENS,
+    Page,
+    PageBuffers,
+    classify,
+    page_threshold,
+    read_page,
+    without_marks,
+)
 from gristmill.data_pipeline.extraction.page_stats import P_KINDS, REPEATS, WORDS
 from gristmill.data_pipeline.extraction.weights import Trees, Weights, borrowed_trees, probability, sum_trees
 from gristmill.data_pipeline.signals.intrinsics import FLOAT_LANES, bytes_within, trailing_zeros
@@ -259,7 +267,8 @@ def classified(
     set_kinds(page, html, weights.kind_tokens, weights.kinds)
     probabilities = classify(page, weights.first, weights.second, weights.network)
     kept = probabilities >= (page_threshold(page, probabilities) if threshold is None else threshold)
-    return page, without_copies(page, kept)
+    kept, page = without_copies(page, kept), without_marks(page)
+    return page, kept & (page.blocks[:, START] < page.blocks[:, END])
 
 
 def without_copies(page: Page, kept: np.ndarray) -> np.ndarray:
@@ -339,5 +348,5 @@ def whole_text(html: bytes, config: BlocksConfig) -> str:
     tags = count_byte(np.frombuffer(html, np.uint8), 60)
     if tags > MAX_TAGS:
         raise NotAPage("page_too_large", f"{tags} tags; the limit is {MAX_TAGS}")
-    page = read_page(html, NO_TOKENS)
-    return layout(page, np.ones(len(page.blocks), np.bool_), _layout_options(config))
+    page = without_marks(read_page(html, NO_TOKENS))
+    return layout(page, page.blocks[:, START] < page.blocks[:, END], _layout_options(config))

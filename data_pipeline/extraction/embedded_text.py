@@ -14,11 +14,11 @@ from html import unescape
 from itertools import accumulate, islice
 from typing import Any, NamedTuple
 
-import numpy as np
 import orjson
 
+from gristmill.data_pipeline.extraction.attributes import END, START
 from gristmill.data_pipeline.extraction.layout import LayoutOptions, PageSpan, layout_with_spans
-from gristmill.data_pipeline.extraction.page import NO_TOKENS, read_page
+from gristmill.data_pipeline.extraction.page import NO_TOKENS, read_page, without_marks
 
 # Of the main text that the page shows and of what its data adds: below it trafilatura looks into JSON-LD too
 # (MIN_EXTRACTED_SIZE of its settings.cfg).
@@ -61,9 +61,8 @@ def embedded_text(html: bytes, options: LayoutOptions) -> tuple[str, list[PageSp
     fragment = b"".join(parts)
     if fragment.count(b"<") > MAX_TAGS:
         return None
-    page = read_page(fragment, NO_TOKENS)
-    kept = np.ones(len(page.blocks), np.bool_)
-    text, spans = layout_with_spans(page, kept, options)
+    page = without_marks(read_page(fragment, NO_TOKENS))
+    text, spans = layout_with_spans(page, page.blocks[:, START] < page.blocks[:, END], options)
     if len(text) < MIN_CHARACTERS:
         return None
     sources = [strings[bisect_right(starts, span.html_start) - 1] for span in spans]

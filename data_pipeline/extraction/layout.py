@@ -29,6 +29,7 @@ from gristmill.data_pipeline.extraction.attributes import (
     TAG,
 )
 from gristmill.data_pipeline.extraction.page import ItemNumbers, Page, code_language
+from gristmill.data_pipeline.extraction.tables import columns_of_cells, is_count, table_lines
 from gristmill.data_pipeline.extraction.tags import CELL, CODE, ITEM, TAG_IDS, TAG_KINDS
 from gristmill.foundation.runtime.kernels.cached_njit import cached_njit
 
@@ -104,8 +105,7 @@ _IS_CELL = [bool(kinds & CELL) for kinds in TAG_KINDS.tolist()]
 
 
 def _below(place: BlockPlace, element: int, tag: int, parent: int) -> BlockPlace:
-    """The place of an element of this tag in an element at the place. Items, rows and cells are most of a page's
-    elements, and `_replace` takes eight times as long as a new tuple."""
+    """The place of an element of this tag in one at the place. `_replace` takes eight times as long as a new tuple."""
     if tag == LI:  # items outside of a list are of their parent's
         return _new(BlockPlace, ((*place[0], element), place[1] or -parent - 1, *place[2:]))
     if _IS_CELL[tag]:
@@ -295,17 +295,18 @@ def _pieces(
     blocks: Sequence[PlacedBlock], tables: set[int], numbers: ItemNumbers, options: LayoutOptions
 ) -> Iterator[Piece]:
     at = 0
-    is_plain = _is_plain(options)
+    is_plain, columns = _is_plain(options), columns_of_cells(numbers, tables)
     while at < len(blocks):
         place, end = blocks[at].place, at + 1
         if place.cell and place.table in tables:
             while end < len(blocks) and blocks[end].place.table == place.table and blocks[end].place.cell:
                 end += 1
-            yield _table(blocks[at:end], numbers.structure, options)
+            yield _table(blocks[at:end], columns, options)
         elif place.code:
             while end < len(blocks) and blocks[end].place.code == place.code:
                 end += 1
-            yield _code(blocks[at:end], numbers, options)
+            if end == len(blocks) or not _are_line_numbers(blocks[at:end], blocks[end].place):
+                yield _code(blocks[at:end], numbers, options)
         elif place.items:
             while end < len(blocks) and (below := blocks[end].place).items == place.items:
                 if below.code or below.quotes != place.quotes:
@@ -380,6 +381,13 @@ def _code(blocks: Sequence[PlacedBlock], numbers: ItemNumbers, options: LayoutOp
     return Piece(lines, ("code", place.code), place.quotes)
 
 
+def _are_line_numbers(blocks: Sequence[PlacedBlock], behind: BlockPlace) -> bool:
+    """Whether the code is numbers that count the lines of other code behind it in its row of a table."""
+    place = blocks[0].place
+    is_beside = behind.code and place.row and place.row == behind.row and place.cell != behind.cell
+    return bool(is_beside) and is_count(" ".join(block.text for block in blocks).split())
+
+
 def _item(blocks: Sequence[PlacedBlock], numbers: ItemNumbers, options: LayoutOptions) -> Piece:
     """Lines of an item's own text."""
     place = blocks[0].place
@@ -412,26 +420,18 @@ def _in_item(
     return lines, (group[0] + inner, group[1]), outer[0] if outer else around
 
 
-def _table(blocks: Sequence[PlacedBlock], structure: np.ndarray, options: LayoutOptions) -> Piece:
+def _table(blocks: Sequence[PlacedBlock], columns: dict[int, int], options: LayoutOptions) -> Piece:
+    """columns: of the cells, by element."""
     rows: dict[int, dict[int, list[str]]] = {}
     headers: dict[int, bool] = {}
     for block in blocks:
         place = block.place
-        cell = rows.setdefault(place.row, {}).setdefault(int(structure[place.cell, ORDINAL]), [])
+        cell = rows.setdefault(place.row, {}).setdefault(columns[place.cell], [])
         cell.append(_mark(" ".join(block.text.split()), block, options))
         headers[place.row] = headers.get(place.row, True) and place.header
-    width = max(max(cells) for cells in rows.values()) + 1
-    texts = [[" ".join(cells.get(column, ())) for column in range(width)] for cells in rows.values()]
-    group = ("table", blocks[0].place.table)
-    if options.format == "text":
-        return Piece(
-            [" | ".join(row[: max(cells) + 1]) for row, cells in zip(texts, rows.values(), strict=True)], group
-        )
-    texts = [[cell.replace("|", "\\|") for cell in row] for row in texts]
-    if not next(iter(headers.values())):
-        texts.insert(0, [""] * width)
-    texts.insert(1, ["---"] * width)
-    return Piece([f"| {' | '.join(row)} |" for row in texts], group, blocks[0].place.quotes)
+    texts = [[" ".join(cells.get(column, ())) for column in range(max(cells) + 1)] for cells in rows.values()]
+    lines = table_lines(texts, next(iter(headers.values())), options.format == "markdown")
+    return Piece(lines, ("table", blocks[0].place.table), blocks[0].place.quotes)
 
 
 def _joined(pieces: Iterable[Piece], options: LayoutOptions) -> str:

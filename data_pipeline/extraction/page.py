@@ -10,6 +10,8 @@ from gristmill.data_pipeline.extraction.attributes import (
     COUNT,
     END,
     HAS_PLAIN_MATH,
+    LINK_BLOCK,
+    MARK,
     NUM_BLOCK_COLUMNS,
     NUM_BLOCKS,
     NUM_CHILDREN,
@@ -62,6 +64,7 @@ from gristmill.data_pipeline.extraction.page_stats import (
     sum_elements,
 )
 from gristmill.data_pipeline.extraction.tags import TAG_IDS
+from gristmill.data_pipeline.extraction.text_blocks import drop_marks
 from gristmill.data_pipeline.extraction.tokenizer import tokenize
 from gristmill.data_pipeline.extraction.weights import Trees, borrowed_trees, fill_panel, probability, sum_trees
 from gristmill.data_pipeline.signals.intrinsics import FLOAT_LANES, borrowed
@@ -208,26 +211,32 @@ def start_tag(page: Page, element: int) -> bytes:
     return page.source[at : at + MAX_TAG_BYTES].tobytes()
 
 
-MAX_WRAPPED = 3  # elements in a wrapper of code: a button, a caption and the code
+MAX_WRAPPED, MAX_WRAPPERS = 3, 7  # elements in a wrapper of code: a button, a caption and the code
+TABLE_WRAPPERS = tuple(TAG_IDS[name] for name in ("td", "tr", "tbody", "table"))  # of code beside its line numbers
 WRAPPERS = (TAG_IDS["div"], TAG_IDS["figure"])  # of code
 _CODE_TAGS = re.compile(rb"<[^<>]{0,400}>(?:\s{0,100}<(?:code|samp)\b[^<>]{0,400}>)?", re.IGNORECASE)
 _LANGUAGE = re.compile(
     rb"""\sclass=["']?(?:[^"'<>]{0,300}?\s)??(?:"""
-    rb"""(?:language-|lang-|highlight-source-|brush:\s?)([A-Za-z0-9+#_.-]{1,20})(?=[\s"';>])"""
+    rb"""(?:language-|lang-|highlight-source-|mw-highlight-lang-|src\ssrc-|sourceCode\s(?:numberSource\s)?|brush:\s?)"""
+    rb"""([A-Za-z0-9+#_.-]{1,20})(?=[\s"';>])"""
     rb"""|highlight-([A-Za-z0-9+#_.-]{1,20})(?=\snotranslate))"""  # of Sphinx
 )
 _NO_LANGUAGE = frozenset(("none", "auto", "default", "nohighlight", "undefined", "unknown"))
 
 
 def code_language(page: Page, element: int) -> str:
-    """The language in the class of a <pre>, of the <code> in it, or of up to two wrappers around it; or empty."""
+    """The language in the class of a <pre>, of the <code> in it, or of up to two wrappers around it and its table; or
+    empty."""
     elements = page.elements
     tags = _CODE_TAGS.match(start_tag(page, element))
     language = _LANGUAGE.search(tags[0]) if tags else None
-    for _ in range(2):
+    num_divs = 0
+    for _ in range(MAX_WRAPPERS):
         element = int(elements[element, PARENT])
-        is_wrapper = elements[element, TAG] in WRAPPERS and elements[element, NUM_CHILDREN] <= MAX_WRAPPED
-        if language is not None or not is_wrapper:
+        is_in_table = elements[element, TAG] in TABLE_WRAPPERS
+        is_wrapper = is_in_table or elements[element, TAG] in WRAPPERS
+        num_divs = 0 if is_in_table else num_divs + 1
+        if language is not None or not is_wrapper or elements[element, NUM_CHILDREN] > MAX_WRAPPED or num_divs > 2:
             break
         language = _LANGUAGE.search(start_tag(page, element).partition(b">")[0] + b">")
     name = (language[1] or language[2]).decode() if language else ""
@@ -261,6 +270,15 @@ class ItemNumbers:
             first = int(value[1]) - step * ordinal
             self.lists[parent] = (first, step)
         return min(max(first + step * ordinal, 0), 999_999_999)
+
+
+def without_marks(page: Page) -> Page:
+    """The page without the text of links that are marks, which its features count. Blocks may be empty."""
+    is_mark = page.links[:, LINK_BLOCK] == MARK
+    if not is_mark.any():
+        return page
+    drop_marks(page.text, page.blocks, page.links[is_mark])
+    return page._replace(links=page.links[~is_mark])
 
 
 def block_texts(page: Page) -> list[str]:

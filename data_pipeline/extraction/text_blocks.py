@@ -1,5 +1,7 @@
 """Text blocks of a page: where they end, and what inline elements add to them."""
 
+import numpy as np
+
 from gristmill.data_pipeline.extraction.attributes import (
     ADDRESS_END,
     ADDRESS_START,
@@ -27,7 +29,9 @@ from gristmill.data_pipeline.extraction.attributes import (
     LINK_BLOCK,
     LINK_BYTES,
     LINK_FROM,
+    LINK_HTML_END,
     LINKS,
+    MARK,
     NO_SPACE,
     NUM_BLOCKS,
     NUM_LINKS,
@@ -47,6 +51,7 @@ from gristmill.data_pipeline.extraction.attributes import (
     SPACE,
     START,
     decode_reference,
+    find_byte,
 )
 from gristmill.data_pipeline.extraction.tags import BOLD, BREAK, CONTROL, IMAGE, LINK
 from gristmill.foundation.runtime.kernels.cached_njit import cached_njit
@@ -87,12 +92,75 @@ def end_link(state):
         state[LINK_FROM] = -2
 
 
+_MARKS = "¶§#^↩↑🔗"  # of links from a heading to itself, and from a note to where it is called
+_MARK_ENDS = np.cumsum([len(mark.encode()) for mark in _MARKS])
+_MARK_BYTES = np.frombuffer(_MARKS.encode(), np.uint8)
+_VARIATION = np.frombuffer("\ufe0e".encode(), np.uint8)  # as text, behind a mark
+
+
 @cached_njit(nogil=True)
-def start_inline(kind, properties, elements, blocks, links, state):
+def find_mark(html, out, elements, links, state):
+    """At the end of a link: if it leads to a place of a page and its text is a mark, its row becomes that of one."""
+    start, stop = state[LINK_FROM], state[OUT]
+    if start < 0 or not 0 < stop - start <= 8 or state[NUM_LINKS] == 0 or is_code(elements, state):
+        return
+    first = start + (out[start] <= 32)
+    if stop - first > 3 and _are_equal(out, stop - 3, stop, _VARIATION, 0, 3):
+        stop -= 3
+    number, at = 0, 0
+    while number < len(_MARK_ENDS) and not _are_equal(out, first, stop, _MARK_BYTES, at, _MARK_ENDS[number]):
+        at = _MARK_ENDS[number]
+        number += 1
+    row = links[state[NUM_LINKS] - 1]
+    address_end = row[ADDRESS_END]
+    if number < len(_MARK_ENDS) and find_byte(html, row[ADDRESS_START], address_end, 35) < address_end:
+        row[LINK_BLOCK], row[ADDRESS_START], row[ADDRESS_END] = MARK, first, state[OUT]
+        state[S_HTML_END] = state[LINK_HTML_END]
+
+
+@cached_njit(nogil=True)
+def drop_marks(text, blocks, marks):
+    """Take the marks out of the text, with the spaces that they leave at the start or the end of a block or beside
+    another space. marks: rows of links."""
+    written, m = 0, 0
+    for k in range(len(blocks)):
+        at, end, start, before = blocks[k, START], blocks[k, END], written, m
+        while at < end:
+            if m < len(marks) and at == marks[m, ADDRESS_START]:
+                at = marks[m, ADDRESS_END]
+                m += 1
+                while at < end and text[at] <= 32 and (written == start or text[written - 1] <= 32):
+                    at += 1
+            else:
+                text[written] = text[at]
+                written += 1
+                at += 1
+        while m > before and written > start and text[written - 1] <= 32:
+            written -= 1
+        blocks[k, START], blocks[k, END] = start, written
+
+
+@cached_njit(nogil=True)
+def _are_equal(out, start, stop, marks, at, end):
+    if stop - start != end - at:
+        return False
+    k = 0
+    while k < end - at and out[start + k] == marks[at + k]:
+        k += 1
+    return k == end - at
+
+
+@cached_njit(nogil=True, forceinline=True)
+def is_code(elements, state):
+    return (elements[state[CURRENT], ELEMENT_FLAGS] & IN_CODE) != 0
+
+
+@cached_njit(nogil=True)
+def start_inline(kind, properties, out, elements, blocks, links, state):
     if kind & LINK:
         end_link(state)
         is_link = properties[HAS_HREF] and not properties[SELF_CLOSED]
-        state[LINK_FROM] = state[OUT] if is_link else -1
+        state[LINK_FROM], state[LINK_HTML_END] = state[OUT] if is_link else -1, state[S_HTML_END]
         state[S_LINKS] += properties[HAS_HREF]
         if is_link:
             k = state[NUM_LINKS]
@@ -105,7 +173,11 @@ def start_inline(kind, properties, elements, blocks, links, state):
     elif kind & BREAK:
         state[S_BREAKS] += 1
         state[BREAKS_IN_A_ROW] += 1
-        if state[BREAKS_IN_A_ROW] > 1 and not elements[state[CURRENT], ELEMENT_FLAGS] & IN_CODE:
+        if is_code(elements, state):
+            if state[OUT] > state[BLOCK_START]:
+                out[state[OUT]] = 10
+                state[OUT] += 1
+        elif state[BREAKS_IN_A_ROW] > 1:
             end_block(blocks, state)
         else:
             state[SPACE] = LINE_END
@@ -125,7 +197,7 @@ def copy_text(html, at, end, out, elements, state):
     where, space = state[OUT], state[SPACE]
     start = state[BLOCK_START]
     html_start, html_end = state[S_HTML_START], state[S_HTML_END]
-    code = (elements[state[CURRENT], ELEMENT_FLAGS] & IN_CODE) != 0
+    code = is_code(elements, state)
     while at < end:
         byte = html[at]
         if where > start and space == NO_SPACE and 32 < byte < 0x80 and byte != 38 and byte != 60:  # most of a word

@@ -14,6 +14,7 @@ from gristmill.data_pipeline.extraction.attributes import (
     FLAGS,
     FOUND_WEIGHTS,
     HAS_PLAIN_MATH,
+    IS_LINE_NUMBER,
     IS_RENDERED_MATH,
     IS_TEX,
     LINK_FROM,
@@ -70,7 +71,15 @@ from gristmill.data_pipeline.extraction.tags import (
     TAG_VALUES,
     VOID,
 )
-from gristmill.data_pipeline.extraction.text_blocks import copy_formula, copy_text, end_block, end_link, start_inline
+from gristmill.data_pipeline.extraction.text_blocks import (
+    copy_formula,
+    copy_text,
+    end_block,
+    end_link,
+    find_mark,
+    is_code,
+    start_inline,
+)
 from gristmill.foundation.runtime.kernels.cached_njit import cached_njit
 
 RENDERED = 0  # the row of elements of rendered mathematics among those without an end tag
@@ -103,7 +112,7 @@ def tokenize(html, end, weights, out, elements, element_weights, blocks, links, 
             key, name_end = _tag_name(html, at + 2, end)
             at = skip_attributes(html, name_end, end)
             state[AT] = at
-            end_tag(_lookup(key), elements, blocks, state)
+            end_tag(_lookup(key), html, out, elements, blocks, links, state)
         elif following == 33 or following == 63:  # <! <?
             at = _skip_declaration(html, at, end)
         else:
@@ -127,10 +136,12 @@ def tokenize(html, end, weights, out, elements, element_weights, blocks, links, 
                 at = behind
             elif properties[FLAGS] & IS_RENDERED_MATH and not kind & (BLOCK | VOID):
                 at = _skip_element(html, at, end, key, missing)
+            elif properties[FLAGS] & IS_LINE_NUMBER and not kind & (BLOCK | VOID) and is_code(elements, state):
+                at = _skip_line_number(html, at, end)
             elif kind & BLOCK:
                 start_block(tag, kind, properties, property_weights, elements, element_weights, blocks, state)
             else:
-                start_inline(kind, properties, elements, blocks, links, state)
+                start_inline(kind, properties, out, elements, blocks, links, state)
     state[AT] = end
     end_block(blocks, state)
 
@@ -234,6 +245,24 @@ def _skip_element(html, at, end, name, missing):
             break
         k = find_byte(html, k + 1, end, 60)
     missing[RENDERED] = 1
+    return at
+
+
+@cached_njit(nogil=True)
+def _skip_line_number(html, at, end):
+    """The position behind the end tag of an inline element of digits alone; `at` if it holds something else."""
+    depth, k = 1, at
+    while k < end:
+        byte = html[k]
+        if byte <= 32 or 48 <= byte <= 57:
+            k += 1
+        elif byte == 60:
+            depth += -1 if html[k + 1] == 47 else 1
+            k = skip_attributes(html, k + 1, end)
+            if depth == 0:
+                return k
+        else:
+            return at
     return at
 
 
@@ -351,9 +380,10 @@ def _close_implied(tag, kind, elements, state):
 
 
 @cached_njit(nogil=True)
-def end_tag(tag, elements, blocks, state):
+def end_tag(tag, html, out, elements, blocks, links, state):
     kind = TAG_KINDS[tag]
     if kind & LINK:
+        find_mark(html, out, elements, links, state)
         end_link(state)
         state[LINK_FROM] = -1
     elif kind & BOLD:

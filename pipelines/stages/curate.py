@@ -141,7 +141,7 @@ def quarantined(context: StageContext) -> list[str]:
 
 STAGE: Stage = Stage(
     name="curate",
-    code_version=35,
+    code_version=36,
     inputs=(),
     config=config,
     run=run,

@@ -12,7 +12,7 @@ from gristmill.data_pipeline.extraction.blocks_config import BlocksConfig
 from gristmill.data_pipeline.extraction.bylines import post_authors
 from gristmill.data_pipeline.extraction.html_extraction import extract
 from gristmill.data_pipeline.extraction.layout import LayoutOptions, layout, layout_with_spans
-from gristmill.data_pipeline.extraction.page import NO_TOKENS, read_page
+from gristmill.data_pipeline.extraction.page import NO_TOKENS, read_page, without_marks
 
 TEX = '<annotation encoding="application/x-tex">{}</annotation>'
 # name -> (HTML, text, Markdown; None: as the text).
@@ -21,6 +21,15 @@ STRUCTURES: dict[str, tuple[str, str, str | None]] = {
     "text between blocks": ("one<div>two</div>three", "one\n\ntwo\n\nthree", None),
     "a line end in a paragraph": ("<p>one<br>two", "one\ntwo", None),
     "two line ends are a paragraph": ("<p>one<br><br>two", "one\n\ntwo", None),
+    "links of headings and notes to themselves": (
+        '<h1>A<a class="headerlink" href="#a">¶</a></h1><h2><a href=#b>§</a>B</h2><p>a <a href="/c#d">↩︎</a> b '
+        '<a href="#e">#</a><p><a href="#f"><b>^</b></a> c<br><a href="#g">↑</a>d',
+        "A\n\nB\n\na b\n\nc\nd", "# A\n\n## B\n\na b\n\nc\nd",
+    ),
+    "marks that are no such links": (
+        '<p>¶ a<a href="/b">§</a> <a name=c>#</a> <a href="#d">#d</a><pre>x <a href="#e">^</a> 2</pre>',
+        "¶ a§ # #d\n\nx ^ 2", "¶ a§ # #d\n\n```\nx ^ 2\n```",
+    ),
     "headings": ("<h1>A</h1><p>a<h3>B</h3><p>b", "A\n\na\n\nB\n\nb", "# A\n\na\n\n### B\n\nb"),
     "a heading of two lines": ("<h2>A<br>B</h2>", "A\nB", "## A B"),
     "a list": ("<ul><li>a<li>b</ul>", "- a\n- b", "-   a\n-   b"),
@@ -79,6 +88,21 @@ STRUCTURES: dict[str, tuple[str, str, str | None]] = {
         "<table><tr><th>A<th>B<th>C<tr><td>a<td><td>c<tr><td><td>d</table>", "A | B | C\na |  | c\n | d",
         "| A | B | C |\n| --- | --- | --- |\n| a |  | c |\n|  | d |  |",
     ),
+    "cells of several columns and rows": (
+        "<table><tr><th rowspan=2>A<th colspan=2>B<th rowspan=2>C<tr><th>D<th>E<tr><td>a<td>d<td>e<td>c</table>",
+        "A | B |  | C\n | D | E\na | d | e | c",
+        "| A | B |  | C |\n| --- | --- | --- | --- |\n|  | D | E |  |\n| a | d | e | c |",
+    ),
+    "cells of several rows in sections": (
+        '<table><thead><tr><th>A<th COLSPAN="9">B<tbody><tr><td rowspan="0">a<td>b<tr><td>c<tbody><tr><td>d<td>e'
+        "<tr><td colspan=0 rowspan=70000>f<td>g<tr><td>h</table>",
+        "A | B\na | b\n | c\nd | e\nf | g\n | h",
+        "| A | B |\n| --- | --- |\n| a | b |\n|  | c |\n| d | e |\n| f | g |\n|  | h |",
+    ),
+    "a row of more cells than MAX_COLUMNS": (
+        f"<table><tr><td rowspan=2>a{'<td>b' * 100}<tr><td>c</table>", f"a{' | b' * 100}\nc",
+        f"|{'  |' * 101}\n|{' --- |' * 101}\n| a{' | b' * 100} |\n| c{' | ' * 99} |",
+    ),
     "a bar in a cell": (
         "<table><tr><th>A<th>B<tr><td>a|a<td>b</table>", "A | B\na|a | b", "| A | B |\n| --- | --- |\n| a\\|a | b |",
     ),
@@ -114,6 +138,29 @@ STRUCTURES: dict[str, tuple[str, str, str | None]] = {
         f'</pre><pre class="lang-{"x" * 21}">e</pre><div class=language-en><p>f<p>g<p>h<pre>i</pre></div>',
         "a\n\nb\n\nc d\n\ne\n\nf\n\ng\n\nh\n\ni",
         "```\na\n```\n\n```\nb\n```\n\n```\nc d\n```\n\n```\ne\n```\n\nf\n\ng\n\nh\n\n```\ni\n```",
+    ),
+    "code of line elements": (
+        "<pre><code>def f():<br>    return 1<br><br/>\tx<br></code></pre>", "def f():\n    return 1\n\n\tx",
+        "```\ndef f():\n    return 1\n\n\tx\n```",
+    ),
+    "line numbers of Pygments": (
+        '<pre><span class="linenos"> 9</span>a = 1\n<span class=lineno><a href="#l10">10</a></span>  b\n'
+        "<span class=mi>3</span><span class=linenos>x</span></pre><p><span class=linenos>5</span>",
+        "a = 1\n  b\n3x\n\n5", "```\na = 1\n  b\n3x\n```\n\n5",
+    ),
+    "line numbers of Hexo": (
+        "<figure class='highlight c'><table><tr><td><pre><i>9</i><br><i>10</i><br></pre><td><pre>a<br> b</pre></table>",
+        "a\n b", "```\na\n b\n```",
+    ),
+    "code of numbers": (
+        "<table><tr><td><pre>1\n3</pre><td><pre>a</pre><tr><td><pre>1</pre></table>", "1\n3\n\na\n\n1",
+        "```\n1\n3\n```\n\n```\na\n```\n\n```\n1\n```",
+    ),
+    "code of pandoc, Org and MediaWiki": (
+        '<pre class="sourceCode numberSource r numberLines"><code class="sourceCode r">a</code></pre><pre class="src '
+        'src-sh">b</pre><div class="mw-highlight mw-highlight-lang-lua mw-content-ltr"><pre>c</pre></div>'
+        '<div class="language-go"><div><table><tr><td>1<td><div><pre>d</pre></div></table></div></div>',
+        "a\n\nb\n\nc\n\n1\n\nd", "```r\na\n```\n\n```sh\nb\n```\n\n```lua\nc\n```\n\n1\n\n```go\nd\n```",
     ),
     "code with fences": ("<pre>```\nx\n```</pre>", "```\nx\n```", "````\n```\nx\n```\n````"),
     "code between paragraphs": ("<p>a<pre>b  c</pre><p>d", "a\n\nb  c\n\nd", "a\n\n```\nb  c\n```\n\nd"),
@@ -173,12 +220,21 @@ def test_formulas_without_an_end_lose_no_text_and_take_linear_time():
 
 def with_spans(html: bytes, text_format="text") -> list[tuple[str, str]]:
     """(part of the text, part of the page) of each span."""
-    page = read_page(html, NO_TOKENS)
+    page = without_marks(read_page(html, NO_TOKENS))
     kept = np.ones(len(page.blocks), bool)
     options = LayoutOptions(format=text_format)
     text, spans = layout_with_spans(page, kept, options)
     assert text == whole_text(html, BlocksConfig(format=text_format))
     return [(text[span.start : span.end], html[span.html_start : span.html_end].decode()) for span in spans]
+
+
+def test_a_table_of_unequal_rows_takes_linear_space():
+    """Rows are filled up to MAX_COLUMNS, and cells that span rows move others by as many at most."""
+    many = 20_000
+    html = f"<table><tr>{'<td>a' * many}{'<tr><td>b' * many}</table>"
+    assert len(everything(html)) == 6 * many - 3
+    assert len(everything(html, format="markdown")) < 400 * many
+    assert len(everything(f"<table><tr>{'<td rowspan=65534>a' * 99}{'<tr><td>b' * 1000}</table>")) < 301 * 1001
 
 
 def test_no_block_gives_no_text():
@@ -202,10 +258,10 @@ def test_spans_name_the_bytes_of_the_page():
 @pytest.mark.parametrize("text_format", ["text", "markdown"])
 def test_a_span_has_the_words_of_its_bytes(text_format):
     """Law: the text is that without spans, spans follow each other in the page, and the words of each are those of its
-    bytes without tags. Formulas and ruby write other words than their bytes."""
+    bytes without tags. Formulas, ruby and line numbers write other words than their bytes."""
     num_spans = 0
     for name, (html, _, _) in STRUCTURES.items():
-        if any(part in html.lower() for part in ("<math", "tex", "<rt", "<script")):
+        if any(part in html.lower() for part in ("<math", "tex", "<rt", "<script", "=linenos")):
             continue
         for text, source in with_spans(html.encode(), text_format):
             plain = html_module.unescape(re.sub(r"<!--.*?-->|<[^>]*>", " ", source)).replace("\u00ad", "")
