@@ -20,6 +20,19 @@ _LISTING = re.compile(
     r"|minted\}(?:\[[^]\n]{0,300}\])?\{[^}\n]{0,300}\})"
 )
 _LISTING_END = re.compile(r"\\end\s*\{(?:lstlisting|Verbatim|minted)\*?\}")
+# Outside of listings: rules of tables, whose brackets no other macro has; definitions in a line of their own, with
+# braces in them at most once; and addresses, in which % begins no comment.
+_NO_TEXT = re.compile(
+    r"(?P<listing>\\begin\{verbatim\}.*?(?:\\end\{verbatim\}|\Z))"
+    r"|\\cmidrule\s{0,9}(?:\[[^]\n]{0,50}\])?(?:\([^)\n]{0,50}\))?\s{0,9}\{[^}\n]{0,50}\}"
+    r"|^(?P<open>[ \t]*\{?)\\[gex]?def\s{0,9}\\[A-Za-z@]{1,50}[^{}\n\\]{0,50}"
+    r"\{(?>[^{}\n]|\{[^{}\n]{0,300}\}){0,300}\}(?=[ \t]*(?:%|$))"
+    r"|(?P<macro>\\(?:url|href|path|nolinkurl)\s{0,9}\{)(?P<address>[^{}\n]{0,2000})(?=\})",
+    re.DOTALL | re.MULTILINE,
+)
+_IN_ADDRESS = re.compile(r"(?<!\\)[%#&]")
+_TOKENS = re.compile(r"\\[A-Za-z]{1,30}Tok\{|(?<!\\)[{}]")  # of a listing that pandoc has coloured
+_ESCAPED = re.compile(r"\\(textbackslash|textgreater|textless|textasciitilde|textquotesingle|[^A-Za-z\s])(?:\{\})?")
 _PLACES = re.compile(r"%(?:\((\d)\))?s")  # of arguments in what the library writes for a macro
 _WORDS = re.compile(r"[^\W_]+(?:[.,]?[ \n][^\W_]+)*")
 _ENVIRONMENT = re.compile(r"((?:(?!\n\n)\s)*)\\(begin|end)(?![^\W\d_])(?:\s*\{([\w* ._-]+)\})?")
@@ -29,17 +42,56 @@ MAX_CHARS = 1000  # of text in one node: the library copies it at each token tha
 # Macros whose arguments the library does not read, and those whose argument it drops although it is text.
 _ARGUMENTS = {
     "href": "{{", "part": "*[{", "paragraph": "*[{", "textfrac": "{{", "thanks": "{", "multicolumn": "{{{",
-    "multirow": "{{{", "cline": "{", "bibitem": "[{",
+    "multirow": "{{{", "cline": "{", "bibitem": "[{", "rule": "[{{", "parbox": "[[[{{", "raisebox": "{[[{",
+    "resizebox": "*{{{", "scalebox": "{[{", "makebox": "[[{", "framebox": "[[{", "colorbox": "{{", "fcolorbox": "{{{",
+    "bibliographystyle": "{", "pagestyle": "{", "thispagestyle": "{", "pagenumbering": "{", "addtocounter": "{{",
+    "fontsize": "{{", "specialrule": "{{{", "addlinespace": "[", "theoremstyle": "{", "newtheorem": "*{[{[",
+    "hypersetup": "{", "definecolor": "{{{", "captionsetup": "[{", "graphicspath": "{", "SI": "[{[{", "qty": "[{{",
+    "si": "[{", "unit": "[{", "num": "[{", "caption": "*[{",
 }  # fmt: skip
-_ENVIRONMENT_ARGUMENTS = {"tabularx": "{{", "tabular*": "{{", "longtable": "{", "thebibliography": "{"}
+_ENVIRONMENT_ARGUMENTS = {
+    "tabularx": "{{", "tabular*": "{{", "longtable": "[{", "thebibliography": "{", "minipage": "[[[{",
+    "algorithmic": "[", "algorithm": "[", "algorithm*": "[", "wrapfigure": "[{[{", "wraptable": "[{[{",
+    "multicols": "{", "spacing": "{", "subfigure": "[[[{", "subtable": "[[[{", "threeparttable": "[", "adjustbox": "{",
+    "table*": "[", "figure*": "[", "sidewaystable": "[", "sidewaysfigure": "[", "Highlighting": "[",
+}  # fmt: skip
+# Text of macros by the place of its argument; of those that are not here and have arguments, all of them.
+_TEXT_ARGUMENTS = {
+    "parbox": 5, "raisebox": 4, "resizebox": 4, "scalebox": 3, "makebox": 3, "framebox": 3, "colorbox": 2,
+    "fcolorbox": 3, "caption": 3, "si": 2, "unit": 2, "num": 2,
+}  # fmt: skip
+_DROPPED = (
+    "rule", "bibliographystyle", "pagestyle", "thispagestyle", "pagenumbering", "addtocounter", "fontsize",
+    "specialrule", "addlinespace", "theoremstyle", "newtheorem", "hypersetup", "definecolor", "captionsetup",
+    "graphicspath",
+)  # fmt: skip
 _LISTS, _TABLES = ("itemize", "enumerate", "description"), ("tabular", "tabularx", "tabular*", "longtable")
 _PARAGRAPHS = ("quote", "quotation", "theorem", "lemma", "proof", "definition", "proposition", "corollary", "remark")
+_TABLE_PARTS = ("endfirsthead", "endhead", "endfoot", "endlastfoot")  # of a long table
+_COUNTER = re.compile(r"\\setcounter\s*\{enum[iv]{1,3}\}\s*\{(\d{1,9})\}")
 _DRAWINGS = ("tikzpicture", "pgfpicture", "picture")
 _BEFORE_ITEM = re.compile(rf"\n\n(?={CODE} *(?:-|\d+\.) )")
-_SIGNS = {"S": "\u00a7", "P": "\u00b6", "LaTeX": "LaTeX", "TeX": "TeX"}
+_SIGNS = {
+    "S": "\u00a7", "P": "\u00b6", "LaTeX": "LaTeX", "TeX": "TeX", "textless": "<", "textgreater": ">", "textbar": "|",
+    "textquotedbl": '"', "newline": "\n", "linebreak": "\n", "hfill": " ", "enspace": " ", "slash": "/", "and": " ",
+    "copyright": "\u00a9", "pounds": "\u00a3", "euro": "\u20ac", "ddag": "\u2021", "glqq": "\u201e", "grqq": "\u201c",
+    "flqq": "\u00ab", "frqq": "\u00bb", "checkmark": "\u2713",
+}  # fmt: skip
+# Of the package siunitx.
+_UNITS = {
+    "kilo": "k", "mega": "M", "giga": "G", "tera": "T", "centi": "c", "milli": "m", "micro": "\u00b5", "nano": "n",
+    "pico": "p", "metre": "m", "meter": "m", "second": "s", "gram": "g", "kilogram": "kg", "kelvin": "K", "mole": "mol",
+    "ampere": "A", "hertz": "Hz", "newton": "N", "pascal": "Pa", "joule": "J", "watt": "W", "volt": "V",
+    "ohm": "\u03a9", "tesla": "T", "electronvolt": "eV", "litre": "L", "liter": "L", "minute": "min", "hour": "h",
+    "day": "d", "bit": "bit", "byte": "B", "percent": "%", "degree": "\u00b0", "celsius": "\u00b0C",
+    "degreeCelsius": "\u00b0C", "angstrom": "\u00c5", "per": "/", "squared": "^2", "cubed": "^3",
+}  # fmt: skip
+_CODE_SIGNS = {
+    "textbackslash": "\\", "textgreater": ">", "textless": "<", "textasciitilde": "~", "textquotesingle": "'",
+}  # fmt: skip
 _KEPT = ("texttt", "textsf", "textup", "textmd", "mbox")
 # Macros whose dropped arguments may hold paragraphs. In others a paragraph means that an end is missing, as in TeX.
-_LONG = re.compile(r"(?:re)?new|provide|title|author|date|thanks|keywords")
+_LONG = re.compile(r"(?:re)?new|provide|title|author|date|thanks|keywords|footnote")
 MAX_LONG_CHARS = 1000  # of such an argument with paragraphs
 
 
@@ -48,6 +100,7 @@ def convert_latex(content: bytes, source: SourceConfig) -> Iterator[Record]:
     read; of macros that the document defines the arguments are text. Metadata: title, which \\maketitle writes."""
     latex = content.decode(source.encoding, "replace").replace(CODE, "")
     latex = _LISTING_END.sub(r"\\end{verbatim}", _LISTING.sub(r"\\begin{verbatim}", latex))
+    latex = _NO_TEXT.sub(_without_what_is_no_text, latex)
     title = ""
     if parsed := _TITLE.search(latex):
         group = _Walker(latex[parsed.end() : parsed.end() + MAX_TITLE_CHARS]).get_latex_expression(0)[0]
@@ -60,6 +113,11 @@ def convert_latex(content: bytes, source: SourceConfig) -> Iterator[Record]:
     if not text:
         raise Refused("no_text", "no text in the document")
     yield Record(0, text, language=source.language or "", metadata={"title": title} if title else {})
+
+
+def _without_what_is_no_text(found: re.Match[str]) -> str:
+    address = _IN_ADDRESS.sub(r"\\\g<0>", found["address"] or "")
+    return (found["listing"] or found["open"] or found["macro"] or "") + address
 
 
 class _Walker(latexwalker.LatexWalker):  # type: ignore[misc]
@@ -139,6 +197,14 @@ class _Text(latex2text.LatexNodes2Text):  # type: ignore[misc]
         def listing(node: Any) -> str:
             return code_lines(node.nodeargd.verbatim_text, "", is_markdown)
 
+        def coloured_listing(node: Any) -> str:
+            code = "".join(child.latex_verbatim() for child in node.nodelist)
+            code = _ESCAPED.sub(lambda sign: _CODE_SIGNS.get(sign[1], sign[1]), _TOKENS.sub("", code))
+            return code_lines(code, "", is_markdown)
+
+        def footnote(node: Any) -> str:
+            return f"[{' '.join(self.nodelist_to_text([node.nodeargd.argnlist[-1]]).split())}]"
+
         context = latex2text.get_default_latex_context_db()
         macros = [latex2text.MacroTextSpec(name, simplify_repl=section) for name in _SECTIONS]
         macros += [latex2text.MacroTextSpec(name, discard=False) for name in _KEPT]
@@ -148,12 +214,20 @@ class _Text(latex2text.LatexNodes2Text):  # type: ignore[misc]
             latex2text.MacroTextSpec("today", simplify_repl=""),
             latex2text.MacroTextSpec("verb", simplify_repl=lambda node: node.nodeargd.verbatim_text),
             latex2text.MacroTextSpec("cline", simplify_repl=""),
+            latex2text.MacroTextSpec("footnote", simplify_repl=footnote),
+            latex2text.MacroTextSpec("SI", simplify_repl="%(2)s %(4)s"),
+            latex2text.MacroTextSpec("qty", simplify_repl="%(2)s %(3)s"),
             latex2text.MacroTextSpec("bibitem", simplify_repl="\n\n"),
             latex2text.MacroTextSpec("multicolumn", simplify_repl="%(3)s"),
             latex2text.MacroTextSpec("multirow", simplify_repl="%(3)s"),
         ]
-        macros += [latex2text.MacroTextSpec(name, simplify_repl=text) for name, text in _SIGNS.items()]
-        environments = [latex2text.EnvironmentTextSpec("verbatim", simplify_repl=listing)]
+        texts = _SIGNS | _UNITS | dict.fromkeys(_DROPPED, "")
+        texts |= {name: f"%({place})s" for name, place in _TEXT_ARGUMENTS.items()}
+        macros += [latex2text.MacroTextSpec(name, simplify_repl=text) for name, text in texts.items()]
+        environments = [
+            latex2text.EnvironmentTextSpec("verbatim", simplify_repl=listing),
+            latex2text.EnvironmentTextSpec("Highlighting", simplify_repl=coloured_listing),
+        ]
         self._is_markdown = is_markdown
         for names, write in ((_LISTS, self._list), (_TABLES, self._table), (_DRAWINGS, self._drawing)):
             environments += [latex2text.EnvironmentTextSpec(name, simplify_repl=write) for name in names]
@@ -179,8 +253,10 @@ class _Text(latex2text.LatexNodes2Text):  # type: ignore[misc]
             if _is_macro(child, "item"):
                 parts.append([])
             parts[-1].append(child)
+        counters = (_COUNTER.fullmatch(child.latex_verbatim()) for child in parts[0])
+        start = next((int(counter[1]) + 1 for counter in counters if counter), 1)
         lines = [self.nodelist_to_text(parts[0]).strip()]
-        for number, (item, *content) in enumerate(parts[1:], 1):
+        for number, (item, *content) in enumerate(parts[1:], start):
             marker = f"{number}. " if node.environmentname == "enumerate" else "- "
             if label := "".join(map(self._groupnodecontents_to_text, filter(None, _arguments(item)))).strip():
                 marker = f"{' '.join(label.split())} "
@@ -195,8 +271,14 @@ class _Text(latex2text.LatexNodes2Text):  # type: ignore[misc]
     def _table(self, node: Any) -> str:
         """A line for each row, its cells joined by bars."""
         rows: list[list[list[Any]]] = [[[]]]
+        captions, num_heads = [], 0  # a long table's head is written once
         for child in node.nodelist:
-            if _is_macro(child, "\\") or _is_macro(child, "tabularnewline"):
+            if _is_macro(child, "caption"):
+                captions.append(child)
+            elif child.isNodeType(latexwalker.LatexMacroNode) and child.macroname in _TABLE_PARTS:
+                num_heads = num_heads if num_heads or not child.macroname.endswith("head") else len(rows)
+                rows[num_heads:] = [[[]]]
+            elif _is_macro(child, "\\") or _is_macro(child, "tabularnewline"):
                 rows.append([[child] if self._unended(child, child.macroname) else []])
             elif child.isNodeType(latexwalker.LatexSpecialsNode) and child.specials_chars == "&":
                 rows[-1].append([])
@@ -204,11 +286,12 @@ class _Text(latex2text.LatexNodes2Text):  # type: ignore[misc]
                 rows[-1][-1].append(child)
         texts = [[" ".join(self.nodelist_to_text(cell).split()) for cell in row] for row in rows]
         texts = [row for row in texts if any(row)]
+        before = f"\n\n{self.nodelist_to_text(captions)}\n\n"
         if self._is_markdown and texts and max(map(len, texts)) > 1:
             texts = [[cell.replace("|", "\\|") for cell in row] for row in texts]
             texts.insert(1, ["---"] * len(texts[0]))
-            return "\n\n" + "\n".join(f"| {' | '.join(row)} |" for row in texts) + "\n\n"
-        return "\n\n" + "\n".join(" | ".join(row) for row in texts) + "\n\n"
+            return before + "\n".join(f"| {' | '.join(row)} |" for row in texts) + "\n\n"
+        return before + "\n".join(" | ".join(row) for row in texts) + "\n\n"
 
     def _drawing(self, node: Any) -> str:
         """Nothing, or the text of one without an end."""

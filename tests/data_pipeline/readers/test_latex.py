@@ -155,6 +155,43 @@ STRUCTURES = {
         r"a \begin{tabular}{lr}\toprule b & c|d \\ \cline{1-2} $x$ & \multicolumn{1}{c}{e \textbf{f}} \\\end{tabular}",
         "a\n\nb | c|d\n$x$ | e f", "a\n\n| b | c\\|d |\n| --- | --- |\n| $x$ | e f |",
     ),
+    "rules of a table, and its caption": (
+        r"\begin{table}[t]\caption[A]{A table.}\begin{tabular}{ll}a & b\\ \cmidrule[1pt](lr){1-2} "
+        r"\addlinespace[2pt] c & d\end{tabular}\end{table}", "A table.\n\na | b\nc | d",
+        "A table.\n\n| a | b |\n| --- | --- |\n| c | d |",
+    ),
+    "a long table, whose head stands twice": (
+        r"\begin{longtable}[c]{@{}l p{(\linewidth - 2\tabcolsep) * \real{0.5}}@{}}\caption{A.}\tabularnewline a & b\\"
+        "\n\\endfirsthead a & b\\\\\n\\endhead foot\\\\\n\\endlastfoot c & d\\\\\\end{longtable}",
+        "A.\n\na | b\nc | d", "A.\n\n| a | b |\n| --- | --- |\n| c | d |",
+    ),
+    "boxes": (
+        r"\begin{minipage}[t]{0.5\textwidth}a\end{minipage} \parbox[b]{2cm}{b} \resizebox{\linewidth}{!}{c} "
+        r"\raisebox{1ex}{d} \colorbox{red}{e} \rule[1pt]{0.5\linewidth}{0.5pt} \scalebox{0.5}{f}", "a b c d e  f", None,
+    ),
+    "numbers of a list": (
+        "\\begin{enumerate}\n\\def\\labelenumi{\\arabic{enumi})}\n\\setcounter{enumi}{4}\n\\item a \\item b"
+        "\\end{enumerate}", "5. a\n6. b", None,
+    ),
+    "a note of two paragraphs": ("a\\footnote{b\n\nc} d", "a[b c] d", None),
+    "addresses": (
+        r"\url{http://a.b/c%20d?e=f&g#h} \href{http://a.b/\%7ec}{d} e% f",
+        "<http://a.b/c%20d?e=f&g#h> d <http://a.b/%7ec> e", None,
+    ),
+    "what is no text in a listing": (
+        "\\begin{verbatim}\n\\cmidrule(l){1-2} \\url{%}\n\\end{verbatim}", "\\cmidrule(l){1-2} \\url{%}",
+        "```\n\\cmidrule(l){1-2} \\url{%}\n```",
+    ),
+    "code that pandoc colours": (
+        "\\begin{Highlighting}[]\n\\KeywordTok{if}\\NormalTok{ x }\\OperatorTok{\\textgreater{}}\\NormalTok{ }"
+        "\\DecValTok{0}\\NormalTok{:}\n\\NormalTok{    y }\\OperatorTok{=}\\NormalTok{ \\{\\}}\n\\end{Highlighting}",
+        "if x > 0:\n    y = {}", "```\nif x > 0:\n    y = {}\n```",
+    ),
+    "units": (
+        r"\SI{5}{\kilo\metre\per\hour}, \qty{3}{\percent}, \num{1e5}, \si{\micro\second}",
+        "5 km/h, 3 %, 1e5, \u00b5s", None,
+    ),
+    "algorithms": (r"\begin{algorithm}[t]\begin{algorithmic}[1]\State a\end{algorithmic}\end{algorithm}", "a", None),
     "a table of a width": (
         r"\begin{tabularx}{\textwidth}{lX} a & b\end{tabularx}", "a | b", "| a | b |\n| --- | --- |",
     ),
@@ -165,7 +202,7 @@ STRUCTURES = {
     "references": (
         r"\begin{thebibliography}{9}\bibitem[A]{a} Ann.\bibitem{b} Bob.\end{thebibliography}", "Ann.\n\nBob.", None,
     ),
-    "signs": (r"\S 3 \LaTeX{}", "\u00a7 3 LaTeX", None),
+    "signs": (r"\S 3 \LaTeX{} a \textless{} b \textbar{} c", "\u00a7 3 LaTeX a < b | c", None),
 }  # fmt: skip
 
 
