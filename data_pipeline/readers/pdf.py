@@ -107,8 +107,14 @@ def _in_markdown(text: str, kind: Kind) -> str:
 
 
 def _line_distance(lines: Sequence[Line]) -> float:
-    gaps = [above.baseline - line.baseline for above, line in pairwise(lines) if above.bottom > line.bottom]
-    return median(gaps) if gaps else 0.0
+    """That of the lines of prose, of which a page of items and short paragraphs has few."""
+    gaps = [
+        above.baseline - line.baseline
+        for above, line in pairwise(lines)
+        if above.bottom > line.bottom and (above.kind not in BLOCKS or line.kind not in BLOCKS)
+    ]
+    spaced = sorted(gap for gap in gaps if gap > 0.8 * min(line.height for line in lines))
+    return spaced[len(spaced) // 4] if spaced else 0.0
 
 
 def _begins_paragraph(paragraph: str, first: Line, above: Line | None, line: Line, distance: float) -> bool:

@@ -43,10 +43,12 @@ MIN_CODE_SHARE, MAX_CODE_SHARE = 0.8, 0.5  # of a line's characters; of a docume
 MAX_CODE_COLUMN = 400
 PROBES = (0.5, 0.25, 0.75, 0.05)  # of a piece's width: a place on a space has no character
 LINE_ENDS = (10, 13)
+SPACES = (" ", "\u00a0")
 Box = tuple[float, float, float, float]  # left, bottom, right, top
 _RIGHT_TO_LEFT = re.compile(r"[\u0590-\u08ff\ufb1d-\ufdff\ufe70-\ufefc]")
 # Forms of letters in fonts (ligatures, Arabic letters at the end of a word), as letters.
 LETTERS_OF_FORMS = {code: normalize("NFKC", chr(code)) for code in (*range(0xFB00, 0xFE00), *range(0xFE70, 0xFEFD))}
+MAX_OVERLAP, EPSILON = 0.3, 0.01  # of a piece with the next, of its height; in points
 MAX_GAP_IN_LINE = 2.0  # between characters of a line, of their height; a wider one is between columns
 
 
@@ -59,7 +61,8 @@ class Kind(Enum):
 
 
 class Line(NamedTuple):
-    """A line of text and its box; y grows upwards."""
+    """A line of text and its box; y grows upwards. has_space_before, has_space_behind: whether its text in the document
+    begins and ends with a space, which its box may hold."""
 
     left: float
     bottom: float
@@ -67,6 +70,8 @@ class Line(NamedTuple):
     top: float
     text: str
     kind: Kind = Kind.PROSE
+    has_space_before: bool = False
+    has_space_behind: bool = False
 
     @property
     def height(self) -> float:
@@ -93,19 +98,47 @@ def pieces_of(page: Any) -> list[Line]:
         pieces = _rules(page)
         count = text_page.count_rects()
         _check_size(count)
-        for number in range(count):
-            left, bottom, right, top = text_page.get_rect(number)
-            text = text_page.get_text_bounded(left=left, bottom=bottom, right=right, top=top)
+        boxes = [text_page.get_rect(number) for number in range(count)]
+        for number, (left, bottom, right, top) in enumerate(boxes):
+            text, *has_spaces = _text_of_piece(text_page, boxes, number)
             if words := " ".join(text.translate(LETTERS_OF_FORMS).split()):
                 character = _character_of_one_width(text_page, left, right, (bottom + top) / 2)
                 if character is not None and text[0].isspace():
                     left = _left_without_spaces(text_page, character, left)
                 kind = Kind.PROSE if character is None else Kind.CODE
-                pieces.append(Line(left, bottom, right, top, words, kind))
+                pieces.append(Line(left, bottom, right, top, words, kind, *has_spaces))
         return pieces
     finally:
         text_page.close()
         page.close()
+
+
+def _text_of_piece(text_page: Any, boxes: Sequence[Box], number: int) -> tuple[str, bool, bool]:
+    """(the text in this box, whether a space stands before its first letter, behind its last one)."""
+    left, bottom, right, top = boxes[number]
+    start, end = _without_overlaps(boxes, number)
+    whole = text = text_page.get_text_bounded(left=left, bottom=bottom, right=right, top=top)
+    if (start, end) != (left, right):
+        text = text_page.get_text_bounded(left=start, bottom=bottom, right=end, top=top)
+    if not text.strip():
+        return "", False, False
+    before, _, behind = whole.partition(text.strip())
+    return text, before[-1:] in SPACES, behind[:1] in SPACES
+
+
+def _without_overlaps(boxes: Sequence[Box], number: int) -> tuple[float, float]:
+    """Left and right of a piece without what the pieces before and behind it on its line cover: slanted letters reach
+    over the next one, and PDFium gives the characters of both to both."""
+    left, bottom, right, top = boxes[number]
+    start, end, most = left, right, MAX_OVERLAP * (top - bottom)
+    for other_left, other_bottom, other_right, other_top in boxes[max(number - 1, 0) : number + 2]:
+        if min(top, other_top) - max(bottom, other_bottom) < 0.5 * (top - bottom):
+            continue
+        if other_left < left <= other_right < min(left + most, right):
+            start = other_right + EPSILON
+        if left < other_left <= right < other_right and right - most < other_left:
+            end = other_left - EPSILON
+    return (start, end) if start < end else (left, right)
 
 
 def _check_size(lines: int) -> None:
@@ -298,10 +331,13 @@ def _joined_row(row: Sequence[Line]) -> list[Line]:
             last = last._replace(text="\u2022")
         is_mark = _BULLET.fullmatch(last.text) or _NUMBER.fullmatch(last.text)
         if lines and -height < gap < (MAX_MARK_GAP if is_mark else 0.9) * height:
-            is_apart = gap > (0.35 if piece.text[0] in CLOSING or last.text[-1] in OPENING else 0.12) * height
+            is_bracket = piece.text[0] in CLOSING or last.text[-1] in OPENING
+            has_space = (last.has_space_behind or piece.has_space_before) and not is_bracket
+            is_apart = has_space or gap > (0.35 if is_bracket else 0.12) * height
             space = " " if is_apart else ""
             box = (min(last.bottom, piece.bottom), max(last.right, piece.right), max(last.top, piece.top))
-            lines[-1] = Line(last.left, *box, last.text + space + piece.text)
+            text = last.text + space + piece.text
+            lines[-1] = Line(last.left, *box, text, has_space_behind=piece.has_space_behind)
         else:
             lines.append(piece)
     return lines

@@ -117,6 +117,26 @@ def test_lines_of_low_letters_and_of_several_fonts_stay_in_their_paragraph(tmp_p
     assert [line.text for line in joined_lines(columns)] == ["(left)", "right", "(below)"]
 
 
+def test_words_of_several_fonts_in_a_pdf_keep_their_spaces(tmp_path):
+    """As browsers print: a piece ends or begins with the space, and slanted letters reach over it."""
+    pytest.importorskip("pypdfium2", reason="PDF needs the extra `documents`")
+    runs = "1 0 0 1 50 700 Tm (See the ) Tj /F2 10 Tf (mill) Tj /F1 10 Tf ( of old) Tj"
+    runs += " 1 0 0 1 50 680 Tm (The Word) Tj /F2 10 Tf 1 0 0 1 92.5 680 Tm ( turns it) Tj"
+    content = pdf([column(50, 660, "A line of the page.")], drawn=f"BT /F1 10 Tf {runs} ET")
+    text = read_text(tmp_path, content, "pdf")[0]
+    assert text == "See the mill of old The Word turns it A line of the page."
+
+
+def test_short_paragraphs_of_a_pdf_are_not_joined(tmp_path):
+    """The distance of lines is that of the few that go on, not that of most, which are paragraphs of one line."""
+    pytest.importorskip("pypdfium2", reason="PDF needs the extra `documents`")
+    lines = ["Ann Miller", "The mill at the river", "The dam above the village", "The field", "A house"]
+    page = [(50, 700 - 26 * number, line) for number, line in enumerate(lines)]
+    page += column(50, 560, "This paragraph has two lines", "and then a third one that", "ends it.")
+    text = read_text(tmp_path, pdf([page]), "pdf")[0]
+    assert text.split("\n\n") == [*lines, "This paragraph has two lines and then a third one that ends it."]
+
+
 def test_items_and_tables_of_a_pdf_are_lines(tmp_path):
     """A mark stands apart from its text; a table has cells under each other, and a column of figures."""
     pytest.importorskip("pypdfium2", reason="PDF needs the extra `documents`")
