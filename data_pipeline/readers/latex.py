@@ -115,9 +115,9 @@ def convert_latex(content: bytes, source: SourceConfig) -> Iterator[Record]:
     yield Record(0, text, language=source.language or "", metadata={"title": title} if title else {})
 
 
-def _without_what_is_no_text(found: re.Match[str]) -> str:
-    address = _IN_ADDRESS.sub(r"\\\g<0>", found["address"] or "")
-    return (found["listing"] or found["open"] or found["macro"] or "") + address
+def _without_what_is_no_text(match: re.Match[str]) -> str:
+    address = _IN_ADDRESS.sub(r"\\\g<0>", match["address"] or "")
+    return (match["listing"] or match["open"] or match["macro"] or "") + address
 
 
 class _Walker(latexwalker.LatexWalker):  # type: ignore[misc]
