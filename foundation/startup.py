@@ -8,7 +8,7 @@ import mmap
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -180,57 +180,68 @@ def block_pandas_import() -> None:
             pyarrow.array([0])
 
 
-# What this process may take of the machine: in a container less than there is.
+# What this process may take of the machine: in a container, or a job of Slurm, less than there is.
 
 MEMORY_INFO = Path("/proc/meminfo")
-GROUP = Path("/sys/fs/cgroup")  # the process's own control group, by the kernel's second version of them or its first
-MEMORY_FILES = (
-    ("memory.max", "memory.current", "memory.stat"),
-    ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat"),
-)
+CONTROL_GROUPS = Path("/sys/fs/cgroup")
+OWN_GROUPS = Path("/proc/self/cgroup")
+# Of the kernel's second version of control groups, and of its first.
+MEMORY_FILES = (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes"))
+QUOTA_FILES = (("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us"))
 
 
-def host_bytes(group: Path = GROUP) -> int:
+def host_bytes() -> int:
     """The memory of this machine, or the limit of this process's control group where that is less."""
-    limits = [limit for limit, _ in _memory_of_group(group)]
+    limits = [limit for limit, _ in _memory_limits()]
     return min([os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), *limits])
 
 
-def available_bytes(memory_info: Path = MEMORY_INFO, group: Path = GROUP) -> int:
+def available_bytes() -> int:
     """Bytes that can be taken without swapping (Linux's MemAvailable), or fewer where the limit of this process's
     control group leaves fewer; elsewhere half of the machine's memory."""
-    if not memory_info.is_file():
-        return host_bytes(group) // 2
-    lines = memory_info.read_text().splitlines()
+    if not MEMORY_INFO.is_file():
+        return host_bytes() // 2
+    lines = MEMORY_INFO.read_text().splitlines()
     available = next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")) * 1024
-    return min([available, *(max(0, limit - used) for limit, used in _memory_of_group(group))])
+    return min([available, *(max(0, limit - used) for limit, used in _memory_limits())])
 
 
-def _memory_of_group(group: Path) -> list[tuple[int, int]]:
-    """(limit, use) in bytes, where there is a limit ("max" is none). As Kubernetes counts use: without what the kernel
-    keeps of files that nobody has read again, and gives up first."""
-    groups = []
-    for files in MEMORY_FILES:
-        paths = [group / name for name in files]
-        if all(path.is_file() for path in paths):
-            limit, used, statistics = (path.read_text() for path in paths)
-            if limit.strip().isdigit():
-                counts = dict(line.split(" ", 1) for line in statistics.splitlines())
-                groups.append((int(limit), int(used) - int(counts.get("inactive_file", 0))))
-    return groups
-
-
-def usable_cores(group: Path = GROUP) -> int:
+def usable_cores() -> int:
     """Cores that this process may run on, or fewer where its control group has time on fewer, rounded up: a container
     with `--cpus 1.5` on a machine of 96 cores -> 2."""
     cores = _allowed_cores()
-    first = [group / "cpu" / f"cpu.cfs_{name}_us" for name in ("quota", "period")]
-    for files in ([group / "cpu.max"], first):  # "150000 100000": microseconds in each of so many
-        if all(file.is_file() for file in files):
-            quota, period = " ".join(file.read_text() for file in files).split()
-            if quota.isdigit():  # else "max" or "-1"
-                cores = min(cores, max(1, -(-int(quota) // int(period))))
+    for texts in _texts_of_groups("cpu", QUOTA_FILES):
+        quota, period = " ".join(texts).split()  # "150000 100000": microseconds in each of so many
+        if quota.isdigit():  # else "max" or "-1"
+            cores = min(cores, max(1, -(-int(quota) // int(period))))
     return cores
+
+
+def _memory_limits() -> list[tuple[int, int]]:
+    """(limit, use) in bytes of each control group with a limit ("max" is none). As Kubernetes counts use: without what
+    the kernel keeps of files that nobody has read again, and gives up first."""
+    files = [(*names, "memory.stat") for names in MEMORY_FILES]
+    limits = []
+    for limit, used, statistics in _texts_of_groups("memory", files):
+        if limit.strip().isdigit():
+            counts = dict(line.split(" ", 1) for line in statistics.splitlines())
+            limits.append((int(limit), int(used) - int(counts.get("inactive_file", 0))))
+    return limits
+
+
+def _texts_of_groups(controller: str, files: Sequence[Sequence[str]]) -> Iterator[list[str]]:
+    """The texts of one version's files, in each control group around this process that has all of them. A container
+    sees its own group as the outermost one."""
+    folders = [CONTROL_GROUPS, CONTROL_GROUPS / controller]
+    for line in OWN_GROUPS.read_text().splitlines() if OWN_GROUPS.is_file() else []:
+        _, controllers, path = line.split(":", 2)  # "4:memory:/slurm/job_7", or "0::/user.slice" of the second version
+        if not controllers or controller in controllers.split(","):
+            folder = CONTROL_GROUPS / controller if controllers else CONTROL_GROUPS
+            folders += [folder := folder / name for name in path.split("/") if name]
+    for folder in folders:
+        for names in files:
+            with suppress(OSError):
+                yield [(folder / name).read_text() for name in names]
 
 
 def _allowed_cores() -> int:
