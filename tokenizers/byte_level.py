@@ -9,6 +9,7 @@ split differently are determined with a probe vocabulary, and texts that hold on
 import itertools
 import json
 from collections.abc import Callable, Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from gigatoken.gigatoken_rs import load_hf_json
 
 from gristmill.data_pipeline.signals.intrinsics import load64
 from gristmill.foundation.runtime.kernels.cached_njit import cached_njit
+from gristmill.foundation.runtime.kernels.kernel_files import kept_json
 from gristmill.tokenizers.encoders import (
     Encoder,
     HuggingFaceEncoder,
@@ -187,12 +189,19 @@ def gigatoken_encoder(
         return GigatokenEncoder(without_added_tokens(content), reference, mask_of(differing))
     if _pattern(content) is None or _ranks(content) is None:
         return None
+    probed = json.dumps(probe_content(content))
     try:
-        probe = load_hf_json(json.dumps(probe_content(content)))
+        probe = load_hf_json(probed)
     except RuntimeError:  # a pattern that it does not know
         return None
-    mask = differing_code_points(content, lambda texts: [probe.encode(text.encode()).tolist() for text in texts])
-    return GigatokenEncoder(without_added_tokens(content), reference, mask)
+    ranges = kept_json(  # 3 s; the same for every vocabulary of these patterns
+        lambda: ranges_of(
+            differing_code_points(content, lambda texts: [probe.encode(text.encode()).tolist() for text in texts])
+        ),
+        differing_code_points,
+        f"{version('tokenizers')} {version('gigatoken')} {probed}",
+    )
+    return GigatokenEncoder(without_added_tokens(content), reference, mask_of(ranges))
 
 
 def without_added_tokens(content: dict[str, Any]) -> str:

@@ -86,6 +86,17 @@ def test_a_worker_gets_the_differing_characters_and_does_not_determine_them(gpt2
     assert worker.encode(text) == bulk.encode(text) == load_tokenizer(tmp_path).encode(text)
 
 
+def test_differing_characters_are_determined_once_for_the_vocabularies_of_a_pattern(gpt2_like, monkeypatch):
+    content = content_of(gpt2_like)
+    first = gigatoken_encoder(content, reference_of(content))
+    monkeypatch.setattr("gristmill.tokenizers.byte_level.compared_characters", None)
+    model = content["model"]
+    *merges, (left, right) = model["merges"]
+    vocabulary = {piece: number for piece, number in model["vocab"].items() if piece != left + right}
+    smaller = content | {"model": model | {"vocab": vocabulary, "merges": merges}}
+    assert gigatoken_encoder(smaller, reference_of(smaller)).differing == first.differing != ()
+
+
 def test_ranges_of_code_points():
     ranges = ((0, 2), (5, 6), (NUM_CODE_POINTS - 1, NUM_CODE_POINTS))
     assert ranges_of(mask_of(ranges)) == ranges
