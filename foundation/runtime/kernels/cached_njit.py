@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from gristmill.foundation.runtime.kernels.kernel_files import (
+    CALLED,
     ENTRY,
     Entry,
     kernel_folder,
@@ -76,9 +77,13 @@ class Kernel:
     def dispatcher(self) -> Any:
         return compiled_kernel.dispatcher_of(self.py_func, self._options)
 
+    @cached_property
+    def _called(self) -> Any:
+        return compiled_kernel.dispatcher_of(self.py_func, self._options, CALLED)
+
     @property
     def _numba_type_(self) -> Any:
-        return self.dispatcher._numba_type_
+        return self._called._numba_type_
 
     def _load(self, types: Any) -> Callable[..., Any] | None:
         path = kernel_path(self.py_func, types, processor(), ENTRY)

@@ -161,8 +161,9 @@ MAX_WAIT_SECONDS = 300.0  # for another process that compiles the kernel; the sl
 POLL_SECONDS = 0.02
 UNUSED_SECONDS = 30 * 86400.0  # files that were not read for so long are removed
 TOUCH_SECONDS = 86400.0
-# Suffixes: what numba needs to call a kernel from others that it compiles, and what Python needs to call it.
-KERNEL, ENTRY = "kernel", "entry"
+# Suffixes: what numba needs to call a kernel from Python and from others that it compiles, and what Python needs to
+# call it without numba.
+KERNEL, CALLED, ENTRY = "kernel", "called", "entry"
 
 
 def kernel_path(function: Callable[..., Any], argument_types: Any, processor: Any, suffix: str) -> Path | None:

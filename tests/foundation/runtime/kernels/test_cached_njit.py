@@ -133,3 +133,42 @@ def test_arguments_results_and_errors_are_numbas(tmp_path):
     assert (with_numba.pop(2), without.pop(2)) == ("True", "False")
     assert with_numba == without
     assert with_numba[2:] == ["a negative number", "2 ([30.0, 7.0], 6)"]
+
+
+CHAIN = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from gristmill.foundation.runtime.kernels.cached_njit import cached_njit
+
+@cached_njit()
+def root(x):
+    if x < 0:
+        raise ValueError("no root")
+    return x**0.5
+
+@cached_njit()
+def distance(x, y):
+    return root(x * x + y * y)
+
+@cached_njit()
+def nearest(x, y):
+    return min(distance(x, y), root(-x))
+
+for call in sys.argv[2:]:
+    try:
+        print(eval(call))
+    except ValueError as error:
+        print(error)
+"""
+
+
+def test_a_kernel_is_called_by_python_and_by_kernels(tmp_path):
+    """Each process calls a kernel more, and reads what those before it kept of the others."""
+    (tmp_path / "chain.py").write_text(CHAIN)
+    environment = os.environ | {"GRISTMILL_KERNEL_CACHE": str(tmp_path / "cache")}
+    calls = [("distance(3.0, 4.0)", "5.0"), ("root(9.0)", "3.0"), ("nearest(6.0, 4.0)", "no root")]
+    for count in range(1, len(calls) + 1):
+        code, expected = zip(*calls[:count], strict=True)
+        command = [sys.executable, str(tmp_path / "chain.py"), str(tmp_path), *code]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+        assert done.stdout.splitlines() == list(expected)
