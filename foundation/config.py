@@ -3,12 +3,15 @@
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, NoReturn, get_args
 
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
 
 from gristmill.foundation.errors import RecipeError
+
+PLAIN = {type(None), str, int, float}
 
 
 class Config(BaseModel):
@@ -20,20 +23,22 @@ class Config(BaseModel):
     @classmethod
     def reject_boolean_as_number(cls, value: Any, info: ValidationInfo) -> Any:
         """Reject booleans for numeric fields: pydantic accepts true as 1."""
-        if value is None or isinstance(value, str | float) or type(value) is int:  # most, and the planner asks often
+        # Most are plain values, and the planner asks often.
+        if type(value) in PLAIN or not _holds_boolean(value) or info.field_name in _fields_of_booleans(cls):
             return value
-        field = cls.model_fields.get(info.field_name or "") if _holds_boolean(value) else None
-        if field is not None and not _takes_boolean(field.annotation):
-            raise ValueError(f"{str(value).lower()} is not a valid value here; write the value itself")
-        return value
+        raise ValueError(f"{str(value).lower()} is not a valid value here; write the value itself")
 
 
 def _holds_boolean(value: Any) -> bool:
-    if isinstance(value, list | tuple):
-        return any(isinstance(member, bool) for member in value)
-    if isinstance(value, dict):
-        return any(isinstance(member, bool) for member in value.values())
-    return isinstance(value, bool)
+    if isinstance(value, bool):
+        return True
+    members = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+    return any(isinstance(member, bool) for member in members)
+
+
+@cache
+def _fields_of_booleans(config: type[Config]) -> frozenset[str]:
+    return frozenset(name for name, field in config.model_fields.items() if _takes_boolean(field.annotation))
 
 
 def _takes_boolean(annotation: Any) -> bool:
