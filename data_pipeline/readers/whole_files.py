@@ -122,7 +122,11 @@ MAX_LIST_LEVELS = 9  # of Word
 WORD = "http://schemas.openxmlformats.org/wordprocessingml/2006/main"
 ID = f"{{{WORD}}}id"
 FORMULA = '<math><annotation encoding="application/x-tex">{}</annotation></math>'  # as pages have it
-_TAGS = {"Title": "h1", "Quote": "blockquote", "Intense Quote": "blockquote"}  # of styles
+_TAGS = {"Title": "h1", "Quote": "blockquote", "Intense Quote": "blockquote", "Block Text": "blockquote"}  # of styles
+# Of Word, LibreOffice and pandoc, and the names that people give their own.
+_CODE_STYLES = frozenset(
+    ("html preformatted", "macro text", "macro", "preformatted text", "source code", "code", "code block", "codeblock")
+)
 PAGES = ("application/xhtml+xml", "text/html")
 
 
@@ -190,11 +194,21 @@ def convert_docx(content: bytes, source: SourceConfig) -> Iterator[Record]:
 
 
 class ListItem(NamedTuple):
-    """level: 1 for an outer list. numbering: what counts its numbers, of a whole document."""
+    """level: 1 for an outer list. number: 0 in a list of bullets."""
 
     level: int
-    is_numbered: bool
-    numbering: str
+    number: int
+
+
+class NumberFormat(NamedTuple):
+    """Numbers of the items of a level. name: "bullet", "none", "decimal" and others of numbers. begins_again: whether
+    the numbering's first item has the number `start` behind items of others too. counter: what counts the items, which
+    numberings share."""
+
+    name: str
+    start: int
+    begins_again: bool
+    counter: str
 
 
 class WordBody:
@@ -208,7 +222,8 @@ class WordBody:
             if not relation.is_external
         }
         self._formats = self._number_formats()
-        self._counts: dict[tuple[str, int], int] = {}  # items so far, by numbering and level
+        self._counts: dict[tuple[str, int], int] = {}  # number of the last item, by counter and level
+        self._begun: set[tuple[str, int]] = set()  # numberings and levels of items so far
         self._notes: list[tuple[str, str]] = []  # "footnote" or "endnote", and its id, as they are referred to
 
     def html(self) -> str:
@@ -225,19 +240,22 @@ class WordBody:
 
         return parse_xml(self._parts[part].blob) if part in self._parts else ()
 
-    def _number_formats(self) -> dict[tuple[str, int], str]:
-        """By numbering and level (from 0): "bullet", "none", "decimal" and others of numbers."""
-        abstract: dict[str, dict[int, str]] = {}
-        formats: dict[tuple[str, int], str] = {}
+    def _number_formats(self) -> dict[tuple[str, int], NumberFormat]:
+        """By numbering and level, from 0."""
+        abstract: dict[str, dict[int, NumberFormat]] = {}
+        formats: dict[tuple[str, int], NumberFormat] = {}
         for element in self._root("numbering"):
             if local_name(element) == "abstractNum":
-                levels = abstract[_value(element, "abstractNumId")] = {}
-                for level in element.iterfind("{*}lvl"):
-                    form = level.find("{*}numFmt")
-                    levels[int(_value(level, "ilvl"))] = "decimal" if form is None else _value(form)
+                number = _value(element, "abstractNumId")
+                levels = element.iterfind("{*}lvl")
+                abstract[number] = {int(_value(level, "ilvl")): _number_format(level, number) for level in levels}
             elif local_name(element) == "num" and (reference := element.find("{*}abstractNumId")) is not None:
-                for number, form in abstract.get(_value(reference), {}).items():
-                    formats[_value(element, "numId"), number] = form
+                of_levels = dict(abstract.get(_value(reference), {}))
+                for override in element.iterfind("{*}lvlOverride"):
+                    level, start = int(_value(override, "ilvl")), _property(override, "startOverride", "")
+                    if start and level in of_levels:
+                        of_levels[level] = of_levels[level]._replace(start=int(start), begins_again=True)
+                formats |= {(_value(element, "numId"), level): form for level, form in of_levels.items()}
         return formats
 
     def _blocks(self, parent: Any, depth: int = 0) -> Iterator[str]:
@@ -245,6 +263,7 @@ class WordBody:
         from docx.text.paragraph import Paragraph  # an optional extra
 
         lists: list[str] = []  # tags of the open ones
+        is_in_code = False
         for element in _unwrapped(parent):
             item, html, boxes = None, "", ""
             if local_name(element) == "tbl":
@@ -252,34 +271,39 @@ class WordBody:
             elif local_name(element) == "p":
                 paragraph = Paragraph(element, self._body)
                 style = (paragraph.style.name or "") if paragraph.style is not None else ""
+                if is_in_code != (style.lower() in _CODE_STYLES):
+                    yield from self._lists(lists, None)
+                    yield "</pre>" if is_in_code else "<pre>"
+                    is_in_code = not is_in_code
+                if is_in_code:
+                    yield f"{self._text(element, is_code=True)}\n"
+                    continue
                 text = "" if style.lower().startswith("toc ") else self._text(element)
                 number = style.removeprefix("Heading ")
                 tag = f"h{min(int(number), 6)}" if number.isdecimal() else _TAGS.get(style, "p")
                 item = self._list_item(paragraph, style) if text and tag == "p" else None
                 if text:
-                    html = f"<li>{text}" if item else f"<{tag}>{text}</{tag}>"
+                    value = f" value={item.number}" if item and item.number else ""
+                    html = f"<li{value}>{text}" if item else f"<{tag}>{text}</{tag}>"
                 if depth < MAX_LIST_LEVELS:
                     boxes = "".join(block for box in _text_boxes(element) for block in self._blocks(box, depth + 1))
+            if is_in_code and html:
+                yield "</pre>"
+                is_in_code = False
             if html or boxes:
                 yield from self._lists(lists, item)
                 yield html + boxes
+        yield "</pre>" if is_in_code else ""
         yield from self._lists(lists, None)
 
     def _lists(self, lists: list[str], item: ListItem | None) -> Iterator[str]:
         """Tags between the open lists and an item, or what is none; lists: the open ones, which become the item's."""
-        level, tag = (0, "") if item is None else (item.level, "ol" if item.is_numbered else "ul")
+        level, tag = (0, "") if item is None else (item.level, "ol" if item.number else "ul")
         while len(lists) > level or (lists and len(lists) == level and lists[-1] != tag):
             yield f"</{lists.pop()}>"
-        if item is None:
-            return
-        place = (item.numbering, level)
         while len(lists) < level:
             lists.append(tag if len(lists) == level - 1 else "ul")
-            start = f' start="{self._counts.get(place, 0) + 1}"' if lists[-1] == "ol" else ""
-            yield f"<{lists[-1]}{start}>"
-        self._counts[place] = self._counts.get(place, 0) + 1
-        for inner in range(level + 1, MAX_LIST_LEVELS + 1):  # the numbers of inner lists begin again
-            self._counts.pop((item.numbering, inner), None)
+            yield f"<{lists[-1]}>"
 
     def _list_item(self, paragraph: Any, style: str) -> ListItem | None:
         """By the paragraph's own numbering, else by that of its style or of the style's name; None for no item."""
@@ -290,12 +314,24 @@ class WordBody:
             numbering, level = _style_numbering(paragraph.style)
             level = int(words[-1]) - 1 if is_named and words[-1].isdecimal() else level
         default = "decimal" if words[:2] == ["List", "Number"] else "bullet"
-        form = self._formats.get((numbering, level), default)
-        if numbering == "0" or form == "none" or not (numbering or is_named):
+        form = self._formats.get((numbering, level), NumberFormat(default, 1, False, numbering or style))
+        if numbering == "0" or form.name == "none" or not (numbering or is_named):
             return None
-        return ListItem(min(max(level, 0), MAX_LIST_LEVELS - 1) + 1, form != "bullet", numbering or style)
+        number = 0 if form.name == "bullet" else self._next_number((numbering, level), form)
+        return ListItem(min(max(level, 0), MAX_LIST_LEVELS - 1) + 1, number)
 
-    def _text(self, paragraph: Any) -> str:
+    def _next_number(self, place: tuple[str, int], form: NumberFormat) -> int:
+        """The number of the next item of this numbering and level. Numbers of inner lists begin again behind it."""
+        counter, level = (form.counter, place[1]), place[1]
+        if counter not in self._counts or (form.begins_again and place not in self._begun):
+            self._counts[counter] = form.start - 1
+        self._begun.add(place)
+        self._counts[counter] += 1
+        for inner in range(level + 1, MAX_LIST_LEVELS):
+            self._counts.pop((form.counter, inner), None)
+        return self._counts[counter]
+
+    def _text(self, paragraph: Any, is_code: bool = False) -> str:
         """The paragraph's text as HTML, with that of links and insertions, and formulas as TeX."""
         parts = []
         for element in _content(paragraph):
@@ -309,24 +345,45 @@ class WordBody:
             if name == "t":
                 parts.append(escape(element.text or "", quote=False))
             elif name in ("tab", "ptab", "br", "cr", "noBreakHyphen"):
-                parts.append({"br": "\n", "cr": "\n", "noBreakHyphen": "-"}.get(name, " "))
-        return "".join(parts).strip().replace("\n", "<br>")
+                parts.append(
+                    {"br": "\n", "cr": "\n", "noBreakHyphen": "-", "tab": "\t" if is_code else " "}.get(name, " ")
+                )
+        return "".join(parts) if is_code else "".join(parts).strip().replace("\n", "<br>")
 
     def _table(self, table: Any, depth: int) -> str:
-        """A table's rows; a cell that spans several columns or rows stands once. `row.cells` of python-docx would list
-        it as often as its file says."""
+        """A table's rows; the text of a cell that spans several columns or rows stands once, and those it covers are
+        empty. `row.cells` of python-docx would list it as often as its file says."""
         rows = []
         for row in _unwrapped(table):
             if local_name(row) != "tr" or row.find("{*}trPr/{*}del") is not None:
                 continue
-            cells = [cell for cell in _unwrapped(row) if local_name(cell) == "tc" and cell.vMerge != "continue"]
-            inner = ["".join(self._blocks(cell, depth + 1)) if depth < MAX_LIST_LEVELS else "" for cell in cells]
-            rows.append(f"<tr>{''.join(f'<td>{html}</td>' for html in inner)}</tr>")
+            tag = "td" if _property(row, "trPr/{*}tblHeader", "0") in ("0", "off", "false") else "th"
+            before = int(_property(row, "trPr/{*}gridBefore", "0"))
+            cells = [f"<td colspan={before}></td>" if before else ""]
+            for cell in _unwrapped(row):
+                if local_name(cell) == "tc":
+                    is_shown = cell.vMerge != "continue" and depth < MAX_LIST_LEVELS
+                    html = "".join(self._blocks(cell, depth + 1)) if is_shown else ""
+                    width = int(_property(cell, "tcPr/{*}gridSpan", "1"))
+                    cells.append(f"<{tag} colspan={width}>{html}</{tag}>")
+            rows.append(f"<tr>{''.join(cells)}</tr>")
         return f"<table>{''.join(rows)}</table>"
 
 
 def _value(element: Any, name: str = "val") -> str:
     return element.get(f"{{{WORD}}}{name}") or "0"
+
+
+def _number_format(level: Any, counter: str) -> NumberFormat:
+    has_sign = _property(level, "lvlText", "-").strip()
+    name = _property(level, "numFmt", "decimal") if has_sign else "none"
+    return NumberFormat(name, int(_property(level, "start", "1")), False, counter)
+
+
+def _property(element: Any, path: str, default: str) -> str:
+    """The value of a property of the element, "1" where it has none; default: where it has no such property."""
+    property_ = element.find(f"{{*}}{path}")
+    return default if property_ is None else property_.get(f"{{{WORD}}}val", "1")
 
 
 def _numbering(element: Any) -> tuple[str, int]:

@@ -380,7 +380,7 @@ def test_cells_of_a_word_table_stand_once(tmp_path):
     table.cell(0, 1)._tc.grid_span = 2_000_000_000  # a list of its cells would not fit in memory
     out = io.BytesIO()
     document.save(out)
-    assert read_text(tmp_path, out.getvalue(), "docx")[0] == "0 3 | wide\n4 | 5"
+    assert read_text(tmp_path, out.getvalue(), "docx")[0] == "0 3 | wide\n | 4 | 5"
 
 
 def word_xml(body: str, **parts: str) -> bytes:
@@ -397,7 +397,7 @@ def word_xml(body: str, **parts: str) -> bytes:
         document.element.body.insert(len(document.element.body) - 1, element)
     for name, content in parts.items():
         blob = f"<w:{name} {space}>{content}</w:{name}>".encode()
-        part = Part(PackURI(f"/word/{name}.xml"), f"application/x-{name}", blob, document.part.package)
+        part = Part(PackURI(f"/word/its_{name}.xml"), f"application/x-{name}", blob, document.part.package)
         document.part.relate_to(part, office + name)
     out = io.BytesIO()
     document.save(out)
@@ -451,6 +451,61 @@ def test_numbers_of_a_word_list_go_on_after_a_paragraph(tmp_path):
     body += paragraph(run("no item"), style="ListParagraph") + paragraph(run("inner"), style="ListBullet2")
     text, _ = read_text(tmp_path, word_xml(body), "docx")
     assert text == "1. one\n2. two\n\nbetween\n\n3. three\n\nno item\n\n- inner"
+
+
+def test_word_counts_lists_by_their_definition_and_start(tmp_path):
+    """Numberings of one definition go on, also behind others, unless they begin again; a level without a sign has no
+    items."""
+    levels = "".join(
+        f'<w:lvl w:ilvl="{level}"><w:start w:val="{start}"/><w:numFmt w:val="{name}"/><w:lvlText w:val="{sign}"/>'
+        "</w:lvl>"
+        for level, start, name, sign in ((0, 5, "decimal", "%1."), (1, 1, "lowerLetter", "%2)"), (2, 1, "bullet", " "))
+    )
+    again = '<w:lvlOverride w:ilvl="0"><w:startOverride w:val="9"/></w:lvlOverride>'
+    numbering = f'<w:abstractNum w:abstractNumId="3">{levels}</w:abstractNum>' + "".join(
+        f'<w:num w:numId="{number}"><w:abstractNumId w:val="3"/>{override}</w:num>'
+        for number, override in ((1, ""), (2, ""), (4, again))
+    )
+
+    def item(number: int, level: int, text: str) -> str:
+        place = f'<w:numPr><w:ilvl w:val="{level}"/><w:numId w:val="{number}"/></w:numPr>'
+        return f"<w:p><w:pPr>{place}</w:pPr>{run(text)}</w:p>"
+
+    places = ((1, 0), (1, 1), (1, 1), (2, 0), (2, 1), (4, 0), (4, 0), (1, 0), (1, 2))
+    body = "".join(item(*place, "abcdefghi"[number]) for number, place in enumerate(places))
+    text, _ = read_text(tmp_path, word_xml(body, numbering=numbering), "docx")
+    assert text == "5. a\n  1. b\n  2. c\n6. d\n  1. e\n9. f\n10. g\n11. h\n\ni"
+
+
+def test_code_of_a_word_document_keeps_its_lines(tmp_path):
+    code = partial(paragraph, style="MacroText")
+    lines = (
+        code('<w:r><w:t xml:space="preserve">  b</w:t></w:r>', run("", "br"), run("", "tab"), run("c")),
+        code(),
+        code(run("d")),
+    )
+    cell = f"<w:tbl><w:tr><w:tc>{code(run('a'))}{''.join(lines)}</w:tc></w:tr></w:tbl>"
+    body = paragraph(run("before")) + code(run("a")) + "".join(lines) + paragraph(run("after")) + cell
+    text, _ = read_text(tmp_path, word_xml(body), "docx")
+    assert text == "before\n\na\n  b\n\tc\n\nd\n\nafter\n\na\n  b\n\tc\n\nd"
+
+
+def test_cells_of_a_word_table_stand_in_their_columns(tmp_path):
+    def cell(text: str, properties: str = "") -> str:
+        return f"<w:tc><w:tcPr>{properties}</w:tcPr>{paragraph(run(text))}</w:tc>"
+
+    merged = '<w:vMerge w:val="{}"/>'
+    head = f"<w:trPr><w:tblHeader/></w:trPr>{cell('A', merged.format('restart'))}"
+    rows = (
+        head + cell("B", '<w:gridSpan w:val="2"/>') + cell("C"),
+        cell("x", merged.format("continue")) + cell("b") + cell("c") + cell("d"),
+        '<w:trPr><w:gridBefore w:val="2"/></w:trPr>' + cell("e") + cell("f"),
+    )
+    body = f"<w:tbl>{''.join(f'<w:tr>{row}</w:tr>' for row in rows)}</w:tbl>"
+    markdown, _ = read_text(tmp_path, word_xml(body), "docx", **MARKDOWN)
+    assert markdown.split("\n") == [
+        "| A | B |  | C |", "| --- | --- | --- | --- |", "|  | b | c | d |", "|  |  | e | f |",
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("text_format", ["text", "markdown"])
