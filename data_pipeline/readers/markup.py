@@ -1,5 +1,6 @@
 """Readers of documents in markup of their own: Jupyter notebooks, Wikipedia dumps and Stack Exchange posts."""
 
+import codecs
 import io
 import re
 from collections.abc import Callable, Iterator
@@ -33,7 +34,7 @@ def convert_notebook(content: bytes, source: SourceConfig) -> Iterator[Record]:
     out.
 
     Source: nbformat 4, and 3 with its worksheets."""
-    notebook = orjson.loads(content)
+    notebook = orjson.loads(content.removeprefix(codecs.BOM_UTF8))
     if not isinstance(notebook, dict):
         raise Refused("bad_ipynb", "no notebook: its JSON is no object")
     if not isinstance(notebook.get("cells") or [], list):
@@ -82,6 +83,22 @@ DROPPED_TAGS = frozenset(
     ["ref", "references", "gallery", "timeline", "score", "graph", "imagemap", "templatedata", "rt", "rp"]
 )
 MAX_WIKI_DEPTH = 40
+# Templates that stand in sentences, of Wikipedia in most languages, and the last of their arguments that is text.
+_TEXT_TEMPLATES = {
+    "lang": 2, "langx": 2, "transl": 3, "transliteration": 3, "nowrap": 1, "nobr": 1, "nobold": 1, "abbr": 1,
+    "ill": 1, "interlanguage link": 1, "circa": 1, "c.": 1, "math": 1, "mvar": 1, "small": 1, "smaller": 1, "big": 1,
+    "em": 1, "strong": 1, "sub": 1, "sup": 1, "smallcaps": 1, "sc": 1, "visible anchor": 1, "vanchor": 1,
+    "not a typo": 1, "sic": 1, "quote": 1, "blockquote": 1, "cquote": 1, "quotation": 1, "zitat": 1, "tq": 1,
+}  # fmt: skip
+_SIGN_TEMPLATES = {
+    "snd": " \u2013 ", "spaced ndash": " \u2013 ", "ndash": "\u2013", "en dash": "\u2013", "mdash": "\u2014",
+    "em dash": "\u2014", "spaced en dash": " \u2013 ", "nbsp": " ", "'": "'", "!": "|", "pi": "\u03c0", "=": "=",
+}  # fmt: skip
+_BLOCK_TEMPLATES = ("quote", "blockquote", "cquote", "quotation", "zitat")
+_BEFORE_TEXT = {"circa": "c. ", "c.": "c. "}
+DROPPED = "\x02"  # in place of a template in a sentence
+_ONLY_DROPPED = re.compile(r" ?\((?:[\s;,]*\x02)+[\s;,]*\)")
+_DROPPED_FIRST = re.compile(r"\((?:[\s;,]*\x02)+[\s;,]*")
 # The parser goes back where an opening has no end, in exponential time at worst. Steps of all its attempts: real
 # articles take 2 to 3 a character of markup or run of text, and 10 to 45 with thirty openings without an end.
 MAX_STEPS, MIN_STEPS = 20, 50_000  # for each of these, and for any page
@@ -92,8 +109,8 @@ class _TooManySteps(Exception):
 
 
 def read_mediawiki(file: BinaryIO, name: str, source: SourceConfig) -> Iterator[Record | Unreadable]:
-    """The articles of a dump (namespace 0, without redirects): their last revision's text without templates, tables,
-    references and categories. Metadata: title, id and time of the revision."""
+    """The articles of a dump (namespace 0, without redirects): their last revision's text without tables, references,
+    categories, and templates but those of a sentence's words. Metadata: title, id, and time of the revision."""
     parse = _bounded_parser()
     for number, page in _elements(file, name, source, "page"):
         if isinstance(page, Unreadable):
@@ -115,7 +132,8 @@ def read_mediawiki(file: BinaryIO, name: str, source: SourceConfig) -> Iterator[
             yield Unreadable(number, "bad_mediawiki", f"its markup cannot be read ({first_line(error)})", -1, "")
             continue
         if text:
-            metadata = {key: fields[key] for key in ("title", "timestamp") if fields.get(key)}
+            fields["id"] = page.findtext("{*}id", "")  # those of revisions and persons follow it
+            metadata = {key: fields[key] for key in ("title", "id", "timestamp") if fields.get(key)}
             if _DISAMBIGUATION.search(wikitext):
                 metadata["disambiguation"] = True
             yield Record(number, text, language=source.language or "", metadata=metadata)
@@ -146,13 +164,18 @@ def _bounded_parser() -> Callable[[str], Any]:
 
 def wiki_text(code: Any, markdown: bool, depth: int = 0) -> str:
     """The text of parsed wiki markup: headings and list items on lines of their own."""
-    text = _wiki_inline(code, markdown, depth)
+    text = _DROPPED_FIRST.sub("(", _ONLY_DROPPED.sub("", _wiki_inline(code, markdown, depth))).replace(DROPPED, "")
     lines = []
+    counts: dict[str, int] = {}  # of the items so far, by their marks
     for line in text.split("\n"):
-        marks = _LIST_MARKS.match(line)  # not in code, which begins with a mark
-        if marks is not None:
-            item = "  " * (len(marks[0]) - 1) + "- " if marks[0][-1] in "*#" else ""
-            line = item + line[marks.end() :].strip()
+        match = _LIST_MARKS.match(line)  # not in code, which begins with a mark
+        marks = "" if match is None else match[0]
+        counts = {outer: count for outer, count in counts.items() if marks.startswith(outer)}
+        if marks:
+            counts[marks] = counts.get(marks, 0) + 1
+            marker = {"*": "- ", "#": f"{counts[marks]}. "}.get(marks[-1], "")
+            indent = "".join("   " if markdown and mark == "#" else "  " for mark in marks[:-1])
+            line = (indent + marker if marker else "") + line[len(marks) :].strip()
         lines.append(line.rstrip())
     return BLANK_LINES.sub("\n\n", "\n".join(lines)).strip().replace(CODE, "")
 
@@ -177,11 +200,44 @@ def _wiki_inline(code: Any, markdown: bool, depth: int) -> str:
         elif kind == "ExternalLink":
             if node.title is not None:
                 parts.append(_wiki_inline(node.title, markdown, depth + 1))
+            elif not node.brackets:
+                parts.append(str(node.url))
+        elif kind == "Template":
+            parts.append(_wiki_template(node, markdown, depth + 1))
         elif kind == "HTMLEntity":
             parts.append(node.normalize())
         elif kind == "Tag":
             parts.append(_wiki_tag(node, markdown, depth + 1))
     return "".join(parts)
+
+
+def _wiki_template(node: Any, markdown: bool, depth: int) -> str:
+    """The words of a template that stands in a sentence; of others DROPPED."""
+    name = str(node.name).strip().lower().replace("_", " ")
+    if name in _SIGN_TEMPLATES:
+        return _SIGN_TEMPLATES[name]
+    if name in ("convert", "cvt") and node.has("1") and node.has("2"):
+        return f"{node.get('1').value} {node.get('2').value}"
+    most = 1 if name.startswith("lang-") else _TEXT_TEMPLATES.get(name, 0)
+    arguments = [str(number) for number in range(1, most + 1) if node.has(str(number))]
+    if most and node.has("text"):
+        arguments = ["text"]
+    if not arguments:
+        return DROPPED
+    text = _wiki_inline(node.get(arguments[-1]).value, markdown, depth).strip()
+    return f"\n\n{text}\n\n" if name in _BLOCK_TEMPLATES else _BEFORE_TEXT.get(name, "") + text
+
+
+def _wiki_list(node: Any, markdown: bool, depth: int) -> str:
+    """The items of a list in HTML, as lines that are written as they are."""
+    lines = []
+    items = [item for item in node.contents.nodes if type(item).__name__ == "Tag" and str(item.tag).lower() == "li"]
+    for number, item in enumerate(items, 1):
+        marker = f"{number}. " if str(node.tag).lower() == "ol" else "- "
+        text = "" if item.contents is None else _wiki_inline(item.contents, markdown, depth).strip()
+        first, *others = (line.removeprefix(CODE) for line in BLANK_LINES.sub("\n", text).split("\n"))
+        lines += [marker + first, *(" " * len(marker) + line for line in others)]
+    return "\n\n" + "\n".join(CODE + line for line in lines) + "\n\n"
 
 
 def _wiki_tag(node: Any, markdown: bool, depth: int) -> str:
@@ -197,6 +253,8 @@ def _wiki_tag(node: Any, markdown: bool, depth: int) -> str:
         return code_lines(str(node.contents), language, markdown)
     if tag in ("syntaxhighlight", "source", "pre", "nowiki", "code"):
         return str(node.contents)
+    if tag in ("ul", "ol") and not node.wiki_markup:
+        return _wiki_list(node, markdown, depth)
     text = _wiki_inline(node.contents, markdown, depth)
     if tag == "li":
         return f"\n{CODE}- {text.strip()}"
@@ -208,11 +266,17 @@ POST_TYPES = {"1": "question", "2": "answer"}
 
 def read_stack_exchange(file: BinaryIO, name: str, source: SourceConfig) -> Iterator[Record | Unreadable]:
     """The questions and answers of a Posts.xml; a question's title is its first paragraph. Metadata: post_type, id,
-    parent_id, score, tags."""
+    parent_id, score, license, tags."""
+    has_posts = False
     for number, row in _elements(file, name, source, "row"):
         if isinstance(row, Unreadable):
             yield row
             continue
+        has_posts |= "PostTypeId" in row.attrib
+        if not has_posts:
+            reason = "a row without PostTypeId: name the files Posts.xml of the dump; the rest of this file is not read"
+            yield Unreadable(number, "bad_stack_exchange", reason, -1, excerpt(etree.tostring(row)))
+            return
         post_type, body = POST_TYPES.get(row.get("PostTypeId") or ""), row.get("Body") or ""
         if post_type is None or not body:
             continue
@@ -222,7 +286,8 @@ def read_stack_exchange(file: BinaryIO, name: str, source: SourceConfig) -> Iter
         except NotAPage as refused:
             yield Unreadable(number, refused.kind, str(refused), -1, excerpt(body))
             continue
-        values = {"id": row.get("Id"), "parent_id": row.get("ParentId"), "score": row.get("Score")}
+        license_ = (row.get("ContentLicense") or "").replace(" ", "-")  # CC-BY-SA-4.0, as SPDX has it
+        values = {"id": row.get("Id"), "parent_id": row.get("ParentId"), "score": row.get("Score"), "license": license_}
         metadata: dict[str, Any] = {"post_type": post_type} | {key: value for key, value in values.items() if value}
         if tags := _TAG_NAMES.findall(row.get("Tags") or ""):
             metadata["tags"] = tags

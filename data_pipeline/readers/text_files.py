@@ -33,7 +33,9 @@ from gristmill.foundation.startup import DeferredModule
 _BLANK_LINE = re.compile(rb"[ \t]*\r?\n")
 _SPACE = b" \t\n\r\f\v"
 GUESSED_BYTES = 1 << 16  # of text that is not in its source's encoding
-html_extraction = DeferredModule("gristmill.data_pipeline.extraction.html_extraction")  # only some files need it
+# Only some files need them.
+html_extraction = DeferredModule("gristmill.data_pipeline.extraction.html_extraction")
+blocks_extractor = DeferredModule("gristmill.data_pipeline.extraction.blocks")
 
 
 class RawPiece(NamedTuple):
@@ -343,8 +345,9 @@ def _message_text(message: EmailMessage, source: SourceConfig) -> tuple[str, tup
     if part.get_content_type() == "text/html":
         try:
             page = html_extraction.extract_page(content, charset, "blocks", source.blocks, None)
-        except html_extraction.NotExtracted:
-            return "", ()
+        except html_extraction.NotExtracted:  # of a few words, or of a table for the layout: all of it is the message
+            decoded = html_extraction.decode_html(content, charset)
+            return blocks_extractor.whole_text(decoded.text.encode("utf-8", "replace"), source.blocks), ()
         return page.text, page.repairs
     decoded = html_extraction.decode_html(content, charset)
     text = decoded.text.replace("\r\n", "\n").strip("\n")

@@ -534,6 +534,7 @@ def test_a_notebook_keeps_its_text_and_code(tmp_path):
     assert text == "# Mills\nText ![a]().\n\n````python\nx = '```'\n````" and metadata == {
         "programming_language": "python"
     }
+    assert read_text(tmp_path, b"\xef\xbb\xbf" + json.dumps(notebook).encode(), "ipynb") == (text, metadata)
     assert refusal(tmp_path, b"[1]", "ipynb") == "bad_ipynb"
     assert refusal(tmp_path, b"{", "ipynb") == "bad_ipynb"
     assert refusal(tmp_path, b'{"cells": [3]}', "ipynb") == "bad_ipynb"
@@ -596,6 +597,7 @@ def test_articles_of_a_wikipedia_dump(tmp_path):
     records = read(tmp_path, gzip.compress(DUMP.encode()), "mediawiki", ".gz")
     assert [record.metadata["title"] for record in records] == ["Mill", "Dam"]
     assert [record.number for record in records] == [0, 3]
+    assert records[0].metadata == {"title": "Mill", "id": "1", "timestamp": "2024-01-01"}
     assert records[0].text == ("A mill grinds corn. <3\n\nParts\n\n- wheel\n  - spoke\n\nIts power is $P=Fv$. Site")
     cut = read(tmp_path, DUMP.encode()[:600], "mediawiki")
     assert [type(record) for record in cut] == [Record, Unreadable] and cut[1].kind == "bad_mediawiki"
@@ -625,9 +627,31 @@ def test_headings_and_html_of_a_wikipedia_dump(tmp_path):
     wikitext = "A\n== B ==\n# c\n__NOTOC__<ol><li>d</li><li>e</li></ol><div>f</div>g [[fr:Moulin]][[:Category:M]]"
     dump = f"<mediawiki>{wiki_page(wikitext)}</mediawiki>".encode()
     (record,) = read(tmp_path, dump, "mediawiki", **MARKDOWN)
-    assert record.text == "A\n\n## B\n\n- c\n\n- d\n- e\n\nf\n\ng Category:M"
+    assert record.text == "A\n\n## B\n\n1. c\n\n1. d\n2. e\n\nf\n\ng Category:M"
     (record,) = read(tmp_path, dump, "mediawiki")
-    assert record.text == "A\n\nB\n\n- c\n\n- d\n- e\n\nf\n\ng Category:M"
+    assert record.text == "A\n\nB\n\n1. c\n\n1. d\n2. e\n\nf\n\ng Category:M"
+
+
+def test_lists_and_addresses_of_a_wikipedia_dump(tmp_path):
+    pytest.importorskip("mwparserfromhell", reason="mediawiki needs the extra `documents`")
+    wikitext = "# a\n# b\n#: of b\n## c\n#* d\n# e\n\n# f\n* g\n*# h\n"
+    html = "<ul><li><p>i</p>\n<ol>\n<li>j</li> <li>k</li></ol></li>\n\n<li></li></ul> http://a.b/c [http://d.e]"
+    (record,) = read(tmp_path, f"<m>{wiki_page(wikitext + html)}</m>".encode(), "mediawiki")
+    lines = ["1. a", "2. b", "of b", "  1. c", "  - d", "3. e", "", "1. f", "- g", "  1. h"]
+    assert record.text.split("\n") == [*lines, "", "- i", "  1. j", "  2. k", "-", "", "http://a.b/c"]
+    (record,) = read(tmp_path, f"<m>{wiki_page(wikitext)}</m>".encode(), "mediawiki", **MARKDOWN)
+    assert record.text.split("\n")[3:6] == ["   1. c", "   - d", "3. e"]
+
+
+def test_words_in_templates_of_a_wikipedia_dump(tmp_path):
+    """Of templates that stand in sentences; others leave no bracket behind."""
+    pytest.importorskip("mwparserfromhell", reason="mediawiki needs the extra `documents`")
+    wikitext = (
+        "A mill ({{IPA|m}}; {{lang-fr|moulin}}) ({{x}}, {{y}}) is {{convert|5|km|mi}} {{Nowrap|1=of ''the''}} "
+        "{{lang|la|flumen}}{{snd}}{{circa|1900}} f() {{unknown|a}}end.{{sfn|A}} {{quote|text=It [[turns]].|by=Ann}}"
+    )
+    (record,) = read(tmp_path, f"<m>{wiki_page(wikitext)}</m>".encode(), "mediawiki")
+    assert record.text == "A mill (moulin) is 5 km of the flumen \u2013 c. 1900 f() end.\n\nIt turns."
 
 
 WIKI_OPENINGS = (
@@ -707,12 +731,15 @@ def test_posts_of_stack_exchange(tmp_path):
     body = escape("<p>Why</p><pre><code>a  b</code></pre>")
     posts = f"""<?xml version="1.0"?><posts>
 <row Id="1" PostTypeId="1" Score="4" Title="How?" Body="{body}" Tags="&lt;mills&gt;&lt;flour&gt;"/>
-<row Id="2" PostTypeId="2" ParentId="1" Body="&lt;p&gt;So.&lt;/p&gt;"/>
+<row Id="2" PostTypeId="2" ParentId="1" Body="&lt;p&gt;So.&lt;/p&gt;" ContentLicense="CC BY-SA 4.0"/>
 <row Id="3" PostTypeId="5" Body="wiki"/></posts>"""
     question, answer = read(tmp_path, posts.encode(), "stack_exchange")
     assert question.text == "How?\n\nWhy\n\na  b" and answer.text == "So."
     assert question.metadata == {"post_type": "question", "id": "1", "score": "4", "tags": ["mills", "flour"]}
-    assert answer.metadata == {"post_type": "answer", "id": "2", "parent_id": "1"}
+    assert answer.metadata == {"post_type": "answer", "id": "2", "parent_id": "1", "license": "CC-BY-SA-4.0"}
+    comments = b'<comments><row Id="1" PostId="1" Text="Good."/><row Id="2" PostId="1" Text="Bad."/></comments>'
+    (refused,) = read(tmp_path, comments, "stack_exchange")
+    assert refused.kind == "bad_stack_exchange" and "Posts.xml" in refused.reason
 
 
 def word_document() -> bytes:

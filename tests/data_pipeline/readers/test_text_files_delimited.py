@@ -92,6 +92,14 @@ def test_messages_of_an_mbox_file(tmp_path):
     assert not any("miller@" in str(entry) for entry in found)
 
 
+def test_a_short_message_in_html_is_read_whole():
+    """One of so few words has no main text."""
+    head = b"Subject: a\nMIME-Version: 1.0\nContent-Type: text/html; charset=utf-8\n\n"
+    html = "<html><body><p>See you at the m\u00fchle.</p><p>Ann</p></body></html>".encode()
+    (record,) = read_mailbox(io.BytesIO(head + html), "a.eml", MAIL)
+    assert record.text == "See you at the m\u00fchle.\n\nAnn"
+
+
 def test_one_message_in_a_file_and_damaged_ones():
     single = list(read_mailbox(io.BytesIO(message("One", "Flour.").as_bytes()), "a.eml", MAIL))
     assert [(entry.number, entry.text) for entry in single] == [(0, "Flour.")]
