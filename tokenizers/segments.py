@@ -186,7 +186,8 @@ def look_up(buffer, starts, masks, segments, tables):
                 entry = sizes[0]
                 entries[entry, FIRST_WORD], entries[entry, SECOND_WORD] = first, second
                 entries[entry, KEY] = sizes[1] << 32 | length
-                keys[sizes[1] : sizes[1] + length] = buffer[position : position + length]
+                for at in range(length):  # an assignment of slices takes 3 s to compile
+                    keys[sizes[1] + at] = buffer[position + at]
                 sizes[0] += 1
                 sizes[1] += length
                 if length <= MAX_KEY_BYTES:

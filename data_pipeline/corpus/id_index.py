@@ -180,16 +180,22 @@ def _merge(known, new, numbers, merged):
                     break
             elif (other << half | other >> half) > order:
                 break
-            merged[count] = new[place]
+            _copy_row(merged, count, new, place)
             count += 1
             place += 1
         merged[count, 0], merged[count, 1], merged[count, 2] = known[row, 0], known[row, 1], word
         count += 1
     while place < len(new):
-        merged[count] = new[place]
+        _copy_row(merged, count, new, place)
         count += 1
         place += 1
     return count
+
+
+@cached_njit(forceinline=True)
+def _copy_row(target, row, source, place):
+    """By numbers: numba compiles for 3 s what it would say of an assignment of rows of other sizes."""
+    target[row, 0], target[row, 1], target[row, 2] = source[place, 0], source[place, 1], source[place, 2]
 
 
 # The index of the run before, kept with what its tables were made from.

@@ -190,7 +190,10 @@ def verify_seeds(met, document, bounds, seeds, texts, sure, gap, window, copies)
     A seed of less than `sure` nats is followed up only if another of its text stands near it."""
     num_texts = len(texts.ends) - 1
     done, last, tried = np.full(num_texts, -1), np.full(num_texts, -1), np.full(num_texts, -1)
-    size = np.max(np.diff(texts.ends)) + 2 * SLACK + 1
+    longest = 0
+    for text in range(num_texts):
+        longest = max(longest, texts.ends[text + 1] - texts.ends[text])
+    size = longest + 2 * SLACK + 1
     scores, starts, counts = np.empty(size), np.empty(size, np.int64), np.empty(size, np.int64)
     places, bits = np.empty(size, np.uint64), np.empty(WORD_BITS // 64, np.uint64)
     count = 0

@@ -205,10 +205,13 @@ class TextArrays(NamedTuple):
 @dataclass(frozen=True)
 class TextBuffer:
     """N texts. text: uint8, each text followed by a newline, then PADDING bytes. offsets: int64[N + 1]; text k is
-    text[offsets[k] : offsets[k + 1] - 1]."""
+    text[offsets[k] : offsets[k + 1] - 1]. text is read-only, whatever it was made of."""
 
     text: np.ndarray
     offsets: np.ndarray
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "text", read_only(self.text))
 
     @classmethod
     def of(cls, texts: Sequence[str]) -> Self:
@@ -234,6 +237,13 @@ class TextBuffer:
     def texts(self) -> list[str]:
         raw, ends = self.text.tobytes(), self.offsets.tolist()
         return [raw[ends[k] : ends[k + 1] - 1].decode() for k in range(len(self))]
+
+
+def read_only(array: np.ndarray) -> np.ndarray:
+    """A view that cannot be written to. A kernel is compiled for such arrays and again for others."""
+    view = array.view()
+    view.flags.writeable = False
+    return view
 
 
 def joined(texts: Sequence[bytes]) -> tuple[np.ndarray, np.ndarray]:

@@ -10,7 +10,7 @@ from typing import BinaryIO, NamedTuple
 
 import numpy as np
 
-from gristmill.data_pipeline.signals.bits import joined
+from gristmill.data_pipeline.signals.bits import joined, read_only
 from gristmill.foundation.runtime.kernels.cached_njit import cached_njit
 
 # Reader of fastText's supervised models, .bin and .ftz, into arrays.
@@ -219,8 +219,8 @@ def prepare(file: FastTextFile) -> FastTextModel:
         entry_offsets=entry_offsets,
         entry_table=table,
         bucket_marks=bucket_marks,
-        input_rows=input_rows,
-        output_rows=np.ascontiguousarray(file.output_rows),
+        input_rows=read_only(input_rows),
+        output_rows=read_only(np.ascontiguousarray(file.output_rows)),
         left=left,
         right=right,
         settings=np.array([*numbers, file.loss, input_rows.shape[1], end_of_line], np.int64),
@@ -240,7 +240,8 @@ def projected(model: FastTextModel) -> FastTextModel:
     rows = np.empty((len(model.input_rows), outputs), np.float32)
     for first in range(0, len(rows), PROJECTED_ROWS):
         rows[first : first + PROJECTED_ROWS] = model.input_rows[first : first + PROJECTED_ROWS] @ outputs_DL
-    return model._replace(input_rows=rows, output_rows=np.eye(outputs, dtype=np.float32), settings=settings)
+    own = np.eye(outputs, dtype=np.float32)
+    return model._replace(input_rows=read_only(rows), output_rows=read_only(own), settings=settings)
 
 
 def _bucket_marks(buckets: np.ndarray, num_buckets: int) -> np.ndarray:

@@ -13,8 +13,8 @@ from fasttext_file import write_random_model, write_random_quantized_model
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gristmill.data_pipeline.signals.bits import TextBuffer
-from gristmill.data_pipeline.signals.fasttext_model import prepare, read_fasttext
+from gristmill.data_pipeline.signals.bits import TextBuffer, joined
+from gristmill.data_pipeline.signals.fasttext_model import prepare, projected, read_fasttext
 from gristmill.data_pipeline.signals.fasttext_predict import NO_LABEL, predict, token_cache
 from gristmill.data_pipeline.signals.language import (
     BUNDLED,
@@ -111,6 +111,19 @@ def test_quantized_models(tmp_path, loss, is_output_quantized):
     rng = random.Random(loss)
     texts = [" ".join(rng.choices([*words, "flour", "é", "wheel"], k=rng.randint(0, 9))) for _ in range(200)]
     assert differences(fasttext.load_model(str(path)), texts, 200, str(path)) < 1e-4
+
+
+def test_texts_and_models_of_any_origin_are_one_form_to_the_kernels(tmp_path):
+    """A kernel is compiled for read-only arrays and again for others."""
+    words, labels = ["</s>", "the"], ["de", "en"]
+    plain = prepare(read_fasttext(write_random_model(tmp_path / "m.bin", words, labels, 3, (0, 0), 1)))
+    small = prepare(read_fasttext(write_random_quantized_model(tmp_path / "m.ftz", words, labels, 3, True)))
+    forms = [[(array.dtype, array.flags.writeable) for array in model] for model in (plain, small, projected(plain))]
+    assert forms[0] == forms[1] == forms[2]
+    text, offsets = joined([b"the mill"])
+    for made_of in (text, text.copy()):
+        buffer = TextBuffer(made_of, offsets)
+        assert not buffer.text.flags.writeable and buffer.texts() == ["the mill"]
 
 
 def test_without_a_line_end_in_the_dictionary_an_unknown_text_has_no_label(tmp_path):
