@@ -441,6 +441,7 @@ NUM_STATES = 27
 FOUND_WEIGHTS = NUM_STATES + NUM_FOUND
 MISSING = FOUND_WEIGHTS + 2  # three weights of four bytes
 STATE_SIZE = MISSING + len(TAG_KINDS)
-NO_SPACE, ONE_SPACE, LINE_END = 0, 1, 2
+# White space before the next character: none, spaces, with a line end of the source, one that is no such space, <br>.
+NO_SPACE, ONE_SPACE, SOURCE_LINE_END, FIXED_SPACE, LINE_END = range(5)
 # Columns of the structure that layout.py finds for each element.
 ORDINAL, COUNT, NEAREST, IS_FLOW, IS_ABOVE = range(5)

@@ -16,6 +16,7 @@ from gristmill.data_pipeline.extraction.attributes import (
     ELEMENT,
     ELEMENT_FLAGS,
     END,
+    FIXED_SPACE,
     FLAGS,
     HAS_HREF,
     HREF_END,
@@ -48,6 +49,7 @@ from gristmill.data_pipeline.extraction.attributes import (
     S_LINKS,
     SELF_CLOSED,
     SOURCE,
+    SOURCE_LINE_END,
     SPACE,
     START,
     decode_reference,
@@ -219,7 +221,7 @@ def copy_text(html, at, end, out, elements, state):
                     html_start = at
                 where += 1 if where > start or byte != 10 else 0
             elif byte == 32 or 9 <= byte <= 13:
-                space = max(space, ONE_SPACE)
+                space = max(space, SOURCE_LINE_END if byte == 10 or byte == 13 else ONE_SPACE)
             at += 1
             continue
         elif byte == 38:  # a reference
@@ -239,13 +241,15 @@ def copy_text(html, at, end, out, elements, state):
         if written > 1 or out[where + 1] <= 32:
             role = _special(out, where + 1, written)
             if role == 1:
-                space = max(space, ONE_SPACE)
+                space = max(space, FIXED_SPACE)
                 continue
             if role == 2:
                 continue
         html_end = at
         if where == start:
             html_start = at - size
+        if space == SOURCE_LINE_END and where > start + 2 and _is_wide(out, where - 3) and _is_wide(out, where + 1):
+            space = NO_SPACE
         if space and where > start:
             out[where] = 10 if space == LINE_END else 32
             where += 1
@@ -258,6 +262,16 @@ def copy_text(html, at, end, out, elements, state):
     state[OUT], state[SPACE] = where, space
     state[S_HTML_START], state[S_HTML_END] = html_start, html_end
     return at
+
+
+@cached_njit(nogil=True, forceinline=True)
+def _is_wide(out, at):
+    """Whether a character of Chinese or Japanese, up to U+FFFF, stands there. A line end of the source between two of
+    them is no white space.
+
+    Source: W3C, CSS Text 3, 4.1.3 (segment breaks)."""
+    first, second = out[at], out[at + 1]
+    return 0xE3 <= first <= 0xE9 or (first == 0xEF and 0xBC <= second <= 0xBD)
 
 
 @cached_njit(nogil=True, forceinline=True)

@@ -21,18 +21,21 @@ _LISTING = re.compile(
 )
 _LISTING_END = re.compile(r"\\end\s*\{(?:lstlisting|Verbatim|minted)\*?\}")
 # Outside of listings: rules of tables, whose brackets no other macro has; definitions in a line of their own, with
-# braces in them at most once; and addresses, in which % begins no comment.
+# braces in them at most once; addresses, in which % begins no comment; and accents over nothing, which are signs.
 _NO_TEXT = re.compile(
     r"(?P<listing>\\begin\{verbatim\}.*?(?:\\end\{verbatim\}|\Z))"
     r"|\\cmidrule\s{0,9}(?:\[[^]\n]{0,50}\])?(?:\([^)\n]{0,50}\))?\s{0,9}\{[^}\n]{0,50}\}"
     r"|^(?P<open>[ \t]*\{?)\\[gex]?def\s{0,9}\\[A-Za-z@]{1,50}[^{}\n\\]{0,50}"
     r"\{(?>[^{}\n]|\{[^{}\n]{0,300}\}){0,300}\}(?=[ \t]*(?:%|$))"
+    r"|\\(?P<accent>[\^~])\{\}"
     r"|(?P<macro>\\(?:url|href|path|nolinkurl)\s{0,9}\{)(?P<address>[^{}\n]{0,2000})(?=\})",
     re.DOTALL | re.MULTILINE,
 )
 _IN_ADDRESS = re.compile(r"(?<!\\)[%#&]")
 _TOKENS = re.compile(r"\\[A-Za-z]{1,30}Tok\{|(?<!\\)[{}]")  # of a listing that pandoc has coloured
-_ESCAPED = re.compile(r"\\(textbackslash|textgreater|textless|textasciitilde|textquotesingle|[^A-Za-z\s])(?:\{\})?")
+_ESCAPED = re.compile(
+    r"\\(text(?:backslash|greater|less|ascii(?:tilde|grave|circum)|quotesingle)|[^A-Za-z\s])(?:\{\})?"
+)
 _PLACES = re.compile(r"%(?:\((\d)\))?s")  # of arguments in what the library writes for a macro
 _WORDS = re.compile(r"[^\W_]+(?:[.,]?[ \n][^\W_]+)*")
 _ENVIRONMENT = re.compile(r"((?:(?!\n\n)\s)*)\\(begin|end)(?![^\W\d_])(?:\s*\{([\w* ._-]+)\})?")
@@ -75,7 +78,7 @@ _SIGNS = {
     "S": "\u00a7", "P": "\u00b6", "LaTeX": "LaTeX", "TeX": "TeX", "textless": "<", "textgreater": ">", "textbar": "|",
     "textquotedbl": '"', "newline": "\n", "linebreak": "\n", "hfill": " ", "enspace": " ", "slash": "/", "and": " ",
     "copyright": "\u00a9", "pounds": "\u00a3", "euro": "\u20ac", "ddag": "\u2021", "glqq": "\u201e", "grqq": "\u201c",
-    "flqq": "\u00ab", "frqq": "\u00bb", "checkmark": "\u2713",
+    "textasciicircum": "^", "textasciigrave": "`", "flqq": "\u00ab", "frqq": "\u00bb", "checkmark": "\u2713",
 }  # fmt: skip
 # Of the package siunitx.
 _UNITS = {
@@ -87,7 +90,8 @@ _UNITS = {
     "degreeCelsius": "\u00b0C", "angstrom": "\u00c5", "per": "/", "squared": "^2", "cubed": "^3",
 }  # fmt: skip
 _CODE_SIGNS = {
-    "textbackslash": "\\", "textgreater": ">", "textless": "<", "textasciitilde": "~", "textquotesingle": "'",
+    "textbackslash": "\\", "textasciigrave": "`", "textgreater": ">", "textless": "<", "textasciitilde": "~",
+    "textasciicircum": "^", "textquotesingle": "'",
 }  # fmt: skip
 _KEPT = ("texttt", "textsf", "textup", "textmd", "mbox")
 # Macros whose dropped arguments may hold paragraphs. In others a paragraph means that an end is missing, as in TeX.
@@ -116,6 +120,8 @@ def convert_latex(content: bytes, source: SourceConfig) -> Iterator[Record]:
 
 
 def _without_what_is_no_text(match: re.Match[str]) -> str:
+    if match["accent"]:
+        return r"\textasciicircum{}" if match["accent"] == "^" else r"\textasciitilde{}"
     address = _IN_ADDRESS.sub(r"\\\g<0>", match["address"] or "")
     return (match["listing"] or match["open"] or match["macro"] or "") + address
 

@@ -19,7 +19,9 @@ from gristmill.data_pipeline.readers.document import Record, Unreadable, excerpt
 from gristmill.data_pipeline.readers.source import SourceConfig
 from gristmill.data_pipeline.readers.word_formulas import formula_tex
 from gristmill.foundation.errors import RecipeError
+from gristmill.foundation.startup import DeferredModule
 
+html_extraction = DeferredModule("gristmill.data_pipeline.extraction.html_extraction")  # for books alone
 MAX_MEMBERS = 20_000  # of a package
 MAX_EXPANSION = 8  # bytes of all members of a package for a byte of max_record_bytes
 OLE = bytes.fromhex("d0cf11e0a1b11ae1")  # what files of Office 97 begin with, and encrypted ones of later versions
@@ -131,11 +133,12 @@ PAGES = ("application/xhtml+xml", "text/html")
 
 
 def convert_epub(content: bytes, source: SourceConfig) -> Iterator[Record]:
-    """One record: the text of the book's linear parts in reading order. Metadata: title, author, publisher, date.
+    """One record: the text of the book's linear parts in reading order. Metadata: title, authors, publisher, date.
 
     Source: EPUB 3.3, 4 (container, OPF). Books with digital rights management are refused."""
     package = open_package(content, source)
     names = set(package.namelist())
+    by_lower_case = {name.lower(): name for name in package.namelist()}  # some programs write names in another case
     if CONTAINER not in names:
         raise Refused("bad_epub", f"no {CONTAINER} in the package")
     if names & set(RIGHTS):
@@ -155,20 +158,24 @@ def convert_epub(content: bytes, source: SourceConfig) -> Iterator[Record]:
         if "nav" in (item.get("properties") or "").split():
             continue
         name = posixpath.normpath(posixpath.join(posixpath.dirname(root), unquote(item.get("href") or "")))
-        if name in names and name not in texts:  # a part stands once in a book
-            texts[name] = whole_text(member(package, name), source.blocks)
+        name = name if name in names else by_lower_case.get(name.lower(), "")
+        if name and name not in texts:  # a part stands once in a book
+            html = html_extraction.decode_html(member(package, name), None).text
+            texts[name] = whole_text(html.encode("utf-8", "replace"), source.blocks)
     text = "\n\n".join(filter(None, texts.values()))
     if not text:
         raise Refused("no_text", "no text in the parts of the book")
-    fields = {name: _first_text(opf, name) for name in ("title", "creator", "publisher", "date", "language")}
+    fields = {name: next(_texts(opf, name), "") for name in ("title", "publisher", "date", "language")}
+    fields["creator"] = "; ".join(_texts(opf, "creator"))
     metadata = {"author" if name == "creator" else name: value for name, value in fields.items() if value}
     language = source.language or str(metadata.pop("language", ""))
     yield Record(0, text, language=language, metadata=metadata)
 
 
-def _first_text(opf: Any, name: str) -> str:
-    element = next(opf.iter(f"{{http://purl.org/dc/elements/1.1/}}{name}"), None)
-    return "" if element is None else " ".join("".join(element.itertext()).split())
+def _texts(opf: Any, name: str) -> Iterator[str]:
+    """Texts of the elements of Dublin Core with this name."""
+    elements = opf.iter(f"{{http://purl.org/dc/elements/1.1/}}{name}")
+    return filter(None, (" ".join("".join(element.itertext()).split()) for element in elements))
 
 
 def convert_docx(content: bytes, source: SourceConfig) -> Iterator[Record]:
@@ -375,8 +382,7 @@ def _value(element: Any, name: str = "val") -> str:
 
 
 def _number_format(level: Any, counter: str) -> NumberFormat:
-    has_sign = _property(level, "lvlText", "-").strip()
-    name = _property(level, "numFmt", "decimal") if has_sign else "none"
+    name = _property(level, "numFmt", "decimal") if _property(level, "lvlText", "-").strip() else "none"
     return NumberFormat(name, int(_property(level, "start", "1")), False, counter)
 
 

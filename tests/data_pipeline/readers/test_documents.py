@@ -328,6 +328,17 @@ def test_an_epub_is_read_in_the_order_of_its_spine(tmp_path):
     assert read_text(tmp_path, package(BOOK), "epub", **MARKDOWN)[0].startswith("# One\n\nFirst.")
 
 
+def test_parts_of_a_book_in_other_charsets_and_cases(tmp_path):
+    one = '<?xml version="1.0" encoding="utf-16"?><html><body><p>Die M\u00fchle</p></body></html>'.encode("utf-16")
+    two = '<?xml version="1.0" encoding="windows-1252"?><html><body><p>am Flu\u00df</p></body></html>'.encode("cp1252")
+    book = {name: content for name, content in BOOK.items() if "text/" not in name}
+    book |= {"OEBPS/text/One.xhtml": one, "OEBPS/text/two.xhtml": two}
+    second = "<dc:creator>Ann</dc:creator><dc:creator> Bob\n</dc:creator>"
+    book["OEBPS/book.opf"] = BOOK["OEBPS/book.opf"].replace("<dc:creator>Ann</dc:creator>", second)
+    text, metadata = read_text(tmp_path, package(book), "epub")
+    assert text == "Die M\u00fchle\n\nam Flu\u00df" and metadata["author"] == "Ann; Bob"
+
+
 def test_packages_that_are_no_books_or_too_large_are_refused(tmp_path):
     assert refusal(tmp_path, b"PK no package", "epub") == "bad_epub"
     assert refusal(tmp_path, package({"a": "b"}), "epub") == "bad_epub"

@@ -202,7 +202,10 @@ STRUCTURES = {
     "references": (
         r"\begin{thebibliography}{9}\bibitem[A]{a} Ann.\bibitem{b} Bob.\end{thebibliography}", "Ann.\n\nBob.", None,
     ),
-    "signs": (r"\S 3 \LaTeX{} a \textless{} b \textbar{} c", "\u00a7 3 LaTeX a < b | c", None),
+    "signs": (
+        r"\S 3 \LaTeX{} a \textless{} b \textbar{} c \~{}d 10\^{}5 \~{n}",
+        "\u00a7 3 LaTeX a < b | c ~d 10^5 \u00f1", None,
+    ),
 }  # fmt: skip
 
 
