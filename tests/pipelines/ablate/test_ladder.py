@@ -3,7 +3,7 @@
 import json
 import math
 from collections.abc import Callable
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +81,22 @@ def test_the_floor_does_not_jump_with_the_noise_of_a_few_sizes() -> None:
         floors.append(outcome.curve.floor)
         errors.append(abs(outcome.error))
     assert all(0.5 < floor < 1.7 for floor in floors) and max(errors) < 0.02
+
+
+def test_eight_seeds_forecast_within_a_hundredth_where_two_do_half_of_the_time() -> None:
+    """Sizes of docs/defaults.md, Ladders, whose losses lie on a curve but for seeds that differ by 0.3 %."""
+    compute, start = [4.8e10, 1.13e11, 2.25e11, 6.7e11, 1.04e12, 9.3e12], 5.093
+    within: dict[int, list[bool]] = {2: [], 8: []}
+    for floor in (0.8, 1.1, 1.4):
+        logs = [math.log((loss - floor) / (start - loss)) for loss in (2.69, 1.81)]
+        exponent = (logs[0] - logs[1]) / math.log(compute[-1] / compute[0])
+        made = ScalingCurve(floor, math.exp(logs[0]) * compute[0] ** exponent, exponent, start)
+        for draw, seeds in product(range(40), within):
+            noise = 1 + np.random.default_rng(draw).normal(scale=0.003, size=(len(compute) - 1, seeds))
+            losses = [(made(value) * row).tolist() for value, row in zip(compute, noise, strict=False)]
+            outcome = extrapolate(RungLosses(compute, [*losses, [made(compute[-1])]]), start)
+            within[seeds].append(abs(outcome.error) < 0.01)
+    assert np.mean(within[2]) < 0.6 and np.mean(within[8]) > 0.7
 
 
 def test_a_held_back_size_is_forecast_with_an_interval() -> None:
