@@ -53,7 +53,7 @@ from gristmill.foundation.startup import DeferredModule
 extraction_weights = DeferredModule("gristmill.data_pipeline.extraction.weights")
 site_boilerplate = DeferredModule("gristmill.data_pipeline.annotate.site_boilerplate")
 
-ANNOTATE_VERSION = 32  # raised whenever the code changes what an annotated file holds
+ANNOTATE_VERSION = 33  # raised whenever the code changes what an annotated file holds
 # Raw bytes of one annotated file: the unit of work and of resuming; it does not affect the corpus.
 # By powers of two, so that a little more or less of raw files leaves most annotated files as they are.
 MIN_RANGE_BYTES, MAX_RANGE_BYTES, TARGET_RANGES = 8_000_000, 64_000_000, 128

@@ -48,7 +48,7 @@ Box = tuple[float, float, float, float]  # left, bottom, right, top
 _RIGHT_TO_LEFT = re.compile(r"[\u0590-\u08ff\ufb1d-\ufdff\ufe70-\ufefc]")
 # Forms of letters in fonts (ligatures, Arabic letters at the end of a word), as letters.
 LETTERS_OF_FORMS = {code: normalize("NFKC", chr(code)) for code in (*range(0xFB00, 0xFE00), *range(0xFE70, 0xFEFD))}
-MAX_OVERLAP, EPSILON = 0.3, 0.01  # of a piece with the next, of its height; in points
+MIN_SIZE = 0.01  # of a character that PDFium makes boxes of, in points
 MAX_GAP_IN_LINE = 2.0  # between characters of a line, of their height; a wider one is between columns
 
 
@@ -99,46 +99,44 @@ def pieces_of(page: Any) -> list[Line]:
         count = text_page.count_rects()
         _check_size(count)
         boxes = [text_page.get_rect(number) for number in range(count)]
-        for number, (left, bottom, right, top) in enumerate(boxes):
-            text, *has_spaces = _text_of_piece(text_page, boxes, number)
+        for (left, bottom, right, top), text in zip(boxes, _texts_of(text_page, boxes), strict=True):
             if words := " ".join(text.translate(LETTERS_OF_FORMS).split()):
                 character = _character_of_one_width(text_page, left, right, (bottom + top) / 2)
                 if character is not None and text[0].isspace():
                     left = _left_without_spaces(text_page, character, left)
                 kind = Kind.PROSE if character is None else Kind.CODE
-                pieces.append(Line(left, bottom, right, top, words, kind, *has_spaces))
+                pieces.append(Line(left, bottom, right, top, words, kind, text[0] in SPACES, text[-1] in SPACES))
         return pieces
     finally:
         text_page.close()
         page.close()
 
 
-def _text_of_piece(text_page: Any, boxes: Sequence[Box], number: int) -> tuple[str, bool, bool]:
-    """(the text in this box, whether a space stands before its first letter, behind its last one)."""
-    left, bottom, right, top = boxes[number]
-    start, end = _without_overlaps(boxes, number)
-    whole = text = text_page.get_text_bounded(left=left, bottom=bottom, right=right, top=top)
-    if (start, end) != (left, right):
-        text = text_page.get_text_bounded(left=start, bottom=bottom, right=end, top=top)
-    if not text.strip():
-        return "", False, False
-    before, _, behind = whole.partition(text.strip())
-    return text, before[-1:] in SPACES, behind[:1] in SPACES
+def _texts_of(text_page: Any, boxes: Sequence[Box]) -> list[str]:
+    """The text of each box: PDFium makes one of the characters of a text object that follow each other. The text inside
+    of a box, which it gives too, would have letters of lines that reach into it, as a raised figure does."""
+    import pypdfium2.raw as pdfium  # an optional extra
 
-
-def _without_overlaps(boxes: Sequence[Box], number: int) -> tuple[float, float]:
-    """Left and right of a piece without what the pieces before and behind it on its line cover: slanted letters reach
-    over the next one, and PDFium gives the characters of both to both."""
-    left, bottom, right, top = boxes[number]
-    start, end, most = left, right, MAX_OVERLAP * (top - bottom)
-    for other_left, other_bottom, other_right, other_top in boxes[max(number - 1, 0) : number + 2]:
-        if min(top, other_top) - max(bottom, other_bottom) < 0.5 * (top - bottom):
-            continue
-        if other_left < left <= other_right < min(left + most, right):
-            start = other_right + EPSILON
-        if left < other_left <= right < other_right and right - most < other_left:
-            end = other_left - EPSILON
-    return (start, end) if start < end else (left, right)
+    units: list[list[int]] = [[] for _ in boxes]
+    number, current = -1, None
+    left, right, bottom, top = (ctypes.c_double() for _ in range(4))
+    for index in range(pdfium.FPDFText_CountChars(text_page)):
+        code = pdfium.FPDFText_GetUnicode(text_page, index)
+        pdfium.FPDFText_GetCharBox(text_page, index, left, right, bottom, top)
+        has_size = right.value - left.value >= MIN_SIZE and top.value - bottom.value >= MIN_SIZE
+        if has_size and not pdfium.FPDFText_IsGenerated(text_page, index):
+            text_object = ctypes.cast(pdfium.FPDFText_GetTextObject(text_page, index), ctypes.c_void_p).value
+            number, current = number + (text_object != current), text_object
+        if 0 <= number < len(boxes) and code not in LINE_ENDS:
+            units[number].append(code)
+    if number != len(boxes) - 1:
+        return [
+            text_page.get_text_bounded(left=left, bottom=bottom, right=right, top=top)
+            for left, bottom, right, top in boxes
+        ]
+    return [
+        "".join(map(chr, codes)).encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace") for codes in units
+    ]
 
 
 def _check_size(lines: int) -> None:

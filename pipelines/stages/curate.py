@@ -141,7 +141,7 @@ def quarantined(context: StageContext) -> list[str]:
 
 STAGE: Stage = Stage(
     name="curate",
-    code_version=38,
+    code_version=39,
     inputs=(),
     config=config,
     run=run,

@@ -127,6 +127,15 @@ def test_words_of_several_fonts_in_a_pdf_keep_their_spaces(tmp_path):
     assert text == "See the mill of old The Word turns it A line of the page."
 
 
+def test_letters_of_a_pdf_that_reach_into_another_line_stand_once(tmp_path):
+    """A raised figure reaches into the line above it, whose letters reach down."""
+    pytest.importorskip("pypdfium2", reason="PDF needs the extra `documents`")
+    runs = "1 0 0 1 50 700 Tm (So it turns at x) Tj /F1 8 Tf 1 0 0 1 118 705 Tm (27) Tj"
+    content = pdf([[(50, 712, "gggggggggggggggggggggggggg")]], drawn=f"BT /F1 10 Tf {runs} ET")
+    letters = Counter(read_text(tmp_path, content, "pdf")[0])
+    assert letters["g"] == 26 and letters["2"] == letters["7"] == 1
+
+
 def test_short_paragraphs_of_a_pdf_are_not_joined(tmp_path):
     """The distance of lines is that of the few that go on, not that of most, which are paragraphs of one line."""
     pytest.importorskip("pypdfium2", reason="PDF needs the extra `documents`")
