@@ -16,8 +16,11 @@ from typing import Any, Protocol
 
 import pyarrow.parquet as pq
 
+from gristmill.data_pipeline.annotate.annotate import text_hashes
+from gristmill.data_pipeline.corpus.splits import SPLITS, split_indices
 from gristmill.data_pipeline.readers.compression import Damaged, blocks
 from gristmill.data_pipeline.readers.read import CONVERTERS
+from gristmill.data_pipeline.signals.bits import TextBuffer
 from gristmill.foundation.errors import InputError
 from gristmill.foundation.files import write_atomic
 from gristmill.foundation.manifest import LOG_FOLDER, read_manifest
@@ -25,6 +28,7 @@ from gristmill.foundation.progress import ProgressMeter, Reporter
 from gristmill.pipelines.init import dial
 from gristmill.pipelines.init.dial import Choice, Setting, TrainingRehearsal
 from gristmill.pipelines.init.recipe import (
+    FIRST_SEED,
     FORECAST_MARK,
     PlannedSource,
     RecipePlan,
@@ -33,6 +37,7 @@ from gristmill.pipelines.init.recipe import (
     smallest_vocabulary,
 )
 from gristmill.pipelines.init.survey import COMPRESSED, Survey, content_bytes, counted, survey
+from gristmill.pipelines.recipes.recipe_file import load_recipe
 from gristmill.pipelines.stages.runner import TIMES_NAME
 
 VOCABULARIES = ((1e5, 384), (1e6, 1024), (1e7, 2048), (1e8, 4096), (float("inf"), 8192))  # up to so many bytes of text
@@ -86,7 +91,7 @@ def write_first_recipe(
             meter.advance()
         if choice.batch_tokens / choice.tokens_per_second <= MAX_STEP_SECONDS:
             choice = rehearse(choice, setting, before, work, _minutes(size), reporter)
-    plan = replace(rehearsed_plan, name=name, root=folder, text_bytes=curation.text_bytes)
+    plan = replace(rehearsed_plan, name=name, root=folder, text_bytes=curation.text_bytes, seed=curation.seed)
     write_atomic(path, plan.text(choice).encode())
     return choice
 
@@ -104,9 +109,11 @@ def choose(size: Dial, setting: Setting) -> Choice:
     return dial.choose_by_minutes(size.minutes or DEFAULT_MINUTES, setting)
 
 
-def _write_curation(plan: RecipePlan, vocabulary: int, folder: Path, sources: Sequence[PlannedSource]) -> Path:
+def _write_curation(
+    plan: RecipePlan, vocabulary: int, folder: Path, sources: Sequence[PlannedSource], seed: int = FIRST_SEED
+) -> Path:
     path = folder / "curation.yaml"
-    part = replace(plan, sources=sources)
+    part = replace(plan, sources=sources, seed=seed)
     path.write_text(part.curation_text() + part.tokenizer_text(vocabulary), "utf-8")
     return path
 
@@ -165,6 +172,7 @@ RECORD_STARTS = {
 }
 ENDS = {"mediawiki": b"</mediawiki>", "stack_exchange": b"</posts>"}  # of the whole file
 CURATION = ("curate", "tokenizer", "index")
+MAX_SEEDS = 1000  # of three documents one seed in fifteen gives each split one
 
 
 @dataclass(frozen=True)
@@ -181,12 +189,14 @@ class StageCost:
 @dataclass(frozen=True)
 class CurationRehearsal:
     """start: seconds of a command beside its stages. stages: of curate, tokenizer and index, for all files. text_bytes,
-    text_tokens: of the training text that will be kept of all files."""
+    text_tokens: of the training text that will be kept of all files. seed: of the recipe, which decides what is held
+    out."""
 
     start: float
     stages: Mapping[str, float]
     text_bytes: float
     text_tokens: float
+    seed: int = FIRST_SEED
 
 
 def rehearsed_sources(sources: Sequence[PlannedSource], folder: Path, share: float = 1.0) -> list[PlannedSource]:
@@ -254,20 +264,25 @@ def _first_row_groups(path: Path, limit: int, head: Path) -> Path:
 
 def rehearse_curation(
     sources: Sequence[PlannedSource],
-    write_recipe: Callable[[Sequence[PlannedSource]], Path],
+    write_recipe: Callable[..., Path],
     folder: Path,
     reporter: Reporter,
 ) -> CurationRehearsal:
     """Runs curate, tokenizer and index on a part of the files, and on a quarter of it to tell the fixed seconds. Leaves
-    the first run in folder/work, where training is rehearsed."""
+    the first run in folder/work, where training is rehearsed. write_recipe(sources, seed): its recipe."""
     part = rehearsed_sources(sources, folder)
     raw, whole = _raw_bytes(part), _raw_bytes(sources)
-    seconds, start = run_recipe(write_recipe(part), folder / "work", "index", reporter, f"curating {raw / 1e6:.2f} MB")
+    label = f"curating {raw / 1e6:.2f} MB"
+    recipe = write_recipe(part, FIRST_SEED)
+    seconds, start = run_recipe(recipe, folder / "work", "index", reporter, label)
+    seed = seed_that_holds_out(folder / "work" / "curate", recipe)
+    if seed != FIRST_SEED:  # quicker than the first time, since results are kept
+        run_recipe(write_recipe(part, seed), folder / "work", "index", reporter, label)
     costs = {name: StageCost(seconds[name], 0.0) for name in CURATION}
     if raw < whole:
         small = rehearsed_sources(sources, folder / "small", SMALL_SHARE)
         label = f"curating {_raw_bytes(small) / 1e6:.2f} MB"
-        less, _ = run_recipe(write_recipe(small), folder / "small" / "work", "index", reporter, label)
+        less, _ = run_recipe(write_recipe(small, seed), folder / "small" / "work", "index", reporter, label)
         costs = {name: _cost(less[name], seconds[name], _raw_bytes(small), raw) for name in CURATION}
     kept = read_manifest(folder / "work" / "curate").metadata["sources"]
     tokens = read_manifest(folder / "work" / "index").metadata["tokens"]["train"]
@@ -281,7 +296,24 @@ def rehearse_curation(
         {name: cost.seconds(whole) for name, cost in costs.items()},
         sum(train_bytes[name] * growth[name] for name in train_bytes),
         sum(tokens.get(name, 0) * growth[name] for name in growth),
+        seed,
     )
+
+
+def seed_that_holds_out(corpus: Path, recipe: Path) -> int:
+    """The first seed by which no split of the recipe is without a document: of 25 documents, 0.15 of them for the test,
+    none is held out for it by one seed in sixty. FIRST_SEED where none of MAX_SEEDS does. corpus: curated by it."""
+    kept = [source["kept"] for source in read_manifest(corpus).metadata["sources"].values()]
+    if all(any(split in of_source and of_source[split]["documents"] for of_source in kept) for split in SPLITS):
+        return FIRST_SEED
+    texts = [text for path in sorted((corpus / "documents").rglob("*.parquet")) for text in _texts(path)]
+    hashes = text_hashes(TextBuffer.of(texts))
+    splits, seeds = load_recipe(str(recipe)).curate.splits, range(FIRST_SEED, FIRST_SEED + MAX_SEEDS)
+    return next((seed for seed in seeds if len(set(split_indices(hashes, splits, seed))) == len(SPLITS)), FIRST_SEED)
+
+
+def _texts(path: Path) -> list[str]:
+    return pq.read_table(path, columns=["text"])["text"].to_pylist()
 
 
 def _cost(less: float, more: float, small: float, large: float) -> StageCost:

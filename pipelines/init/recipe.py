@@ -41,6 +41,7 @@ CODE = [{"gopher_quality": {"alpha_word_ratio": None, "hash_word_ratio": None, "
                             "min_mean_word_length": None}}]  # fmt: skip
 MIN_DOCUMENTS = 40  # fewer files are cut into paragraphs, so that some can be held out
 MIN_CLOZE_BYTES = 1_500_000
+FIRST_SEED = 1
 FORECAST_MARK = "# seconds by stage: "
 MIN_LANGUAGE_SHARE = 0.01  # of the sampled documents, for a language to be named
 VOCABULARY_SHARE = 0.5  # of the most pieces that the sampled words can make
@@ -191,6 +192,7 @@ class RecipePlan:
     sources: Sequence[PlannedSource]
     text_bytes: float
     precision: str = "bf16"
+    seed: int = FIRST_SEED
 
     @property
     def splits(self) -> tuple[float, float]:
@@ -205,7 +207,7 @@ class RecipePlan:
 
     def curation_text(self) -> str:
         """The sections up to the curated corpus. Strings are written as JSON, which YAML reads."""
-        lines = [f"name: {self.name}", "seed: 1", "", "sources:"]
+        lines = [f"name: {self.name}", f"seed: {self.seed}", "", "sources:"]
         for source in self.sources:
             lines += _source_lines(source, self.root)
         lines += [

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -90,11 +91,12 @@ def test_curation_of_the_whole_is_forecast_from_the_part(tmp_path, monkeypatch):
         read.append(int(recipe.read_text()))
         return dict.fromkeys(first_look.CURATION, 1.0 + read[-1] / whole), 0.7
 
-    def write(part):
+    def write(part, seed):
         (tmp_path / "r").write_text(str(sum(source.group.num_bytes for source in part)))
         return tmp_path / "r"
 
-    counts = {"sources": {"text": {"kept": {"train": {"bytes": 1000}}}}, "tokens": {"train": {"text": 300}}}
+    kept = {split: {"bytes": 1000, "documents": 5} for split in ("train", "validation", "test")}
+    counts = {"sources": {"text": {"kept": kept}}, "tokens": {"train": {"text": 300}}}
     monkeypatch.setattr(first_look, "run_recipe", run_recipe)
     monkeypatch.setattr(first_look, "read_manifest", lambda folder: SimpleNamespace(metadata=counts))
     curation = first_look.rehearse_curation(sources, write, tmp_path / "work", Reporter.silent())
@@ -102,6 +104,24 @@ def test_curation_of_the_whole_is_forecast_from_the_part(tmp_path, monkeypatch):
     assert curation.start == 0.7 and curation.stages["curate"] == pytest.approx(2.0)
     assert curation.text_bytes == pytest.approx(1000 * whole / read[0])
     assert curation.text_tokens == pytest.approx(300 * whole / read[0])
+
+
+def test_of_few_documents_some_are_held_out(tmp_path):
+    """Nine documents, 0.1 and 0.15 of them held out: by the first seed a split is empty, by the chosen one none is."""
+    (tmp_path / "a.jsonl").write_bytes(lines(9))
+    plan = RecipePlan("r", None, plan_sources(survey(tmp_path).groups), 1e4)
+    recipe, work = tmp_path / "r.yaml", tmp_path / "work"
+
+    def curated(seed: int) -> set[str]:
+        recipe.write_text(replace(plan, seed=seed).curation_text())
+        first_look.run_recipe(recipe, work, "curate", Reporter.silent(), "curating")
+        paths = (work / "curate" / "documents").rglob("*.parquet")
+        return {path.parent.name for path in paths if pq.read_metadata(path).num_rows}
+
+    assert curated(1) != {"train", "validation", "test"}
+    seed = first_look.seed_that_holds_out(work / "curate", recipe)
+    assert curated(seed) == {"train", "validation", "test"}
+    assert first_look.seed_that_holds_out(work / "curate", recipe) == 1  # nothing is to be changed
 
 
 def test_the_recipe_of_a_part_names_each_file(tmp_path):
