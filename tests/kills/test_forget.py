@@ -14,7 +14,7 @@ from gristmill.foundation.files import file_digest
 from gristmill.foundation.manifest import CACHE_FOLDER
 from gristmill.pipelines.provenance.verify import verify
 
-REMOVALS, SLOW_REMOVALS = 2, 50
+UNDISTURBED, REMOVALS, SLOW_REMOVALS = 2, 2, 50
 NUM_DOCUMENTS = 120
 WORDS = [
     f"{begin}{end}" for begin in ("bar", "dol", "mir", "tan", "vel", "zor") for end in ("an", "eth", "is", "o", "u")
@@ -66,17 +66,23 @@ def removals_with_kills(launcher, folder: Path, removals: int, seed: int) -> int
     write_raw(folder / "raw")
     (folder / "recipe.yaml").write_text(RECIPE.format(raw=folder / "raw"))
     work, killed, rng = folder / "work", 0, random.Random(seed)
-    _, seconds = launcher.run("run", "recipe.yaml", "--workdir", work, "--to", "tokenizer", cwd=folder)
+    launcher.run("run", "recipe.yaml", "--workdir", work, "--to", "tokenizer", cwd=folder)
+
+    def draw_document() -> dict[str, str]:
+        documents = names_by_id(work)
+        (folder / "ids.txt").write_text("\n".join(rng.sample(sorted(documents), 1)))
+        return documents
+
+    removal: tuple[object, ...] = ("forget", work, "--ids", folder / "ids.txt", "--workers", 1)
+    for _ in range(UNDISTURBED):  # the first compiles; moments are drawn from the time of the last one
+        draw_document()
+        _, seconds = launcher.run(*removal, cwd=folder)
     for number in range(removals):
-        before = names_by_id(work)
-        (folder / "ids.txt").write_text("\n".join(rng.sample(sorted(before), 1)))
-        command: tuple[object, ...] = ("forget", work, "--ids", folder / "ids.txt", "--workers", 1)
-        while kill_group_at(
-            launcher.start(*command, cwd=folder), rng.uniform(0, 3 * seconds)
-        ):  # a removal takes longer
+        before, command = draw_document(), removal
+        while kill_group_at(launcher.start(*command, cwd=folder), rng.uniform(0, 1.5 * seconds)):
             killed += 1
             pending = (work / "statements" / "pending.json").is_file()
-            done = len(list((work / "statements").glob("forget-*.json"))) == number + 1
+            done = len(list((work / "statements").glob("forget-*.json"))) == UNDISTURBED + number + 1
             command = ("forget", work, "--resume", "--workers", 1) if pending else command
             if done and not pending:
                 break
@@ -93,8 +99,7 @@ def removals_with_kills(launcher, folder: Path, removals: int, seed: int) -> int
             if path.name not in left.values():
                 path.unlink()
         (fresh / "recipe.yaml").write_text(RECIPE.format(raw=raw))
-        # the first run loads and compiles; moments are drawn from the time of the last one
-        _, seconds = launcher.run("run", "recipe.yaml", "--workdir", fresh / "work", "--to", "tokenizer", cwd=fresh)
+        launcher.run("run", "recipe.yaml", "--workdir", fresh / "work", "--to", "tokenizer", cwd=fresh)
         assert outputs(work) == outputs(fresh / "work"), f"seed {seed}, removal {number}"
     return killed
 
