@@ -124,7 +124,7 @@ def set_thread_variables() -> None:
     library reads them.
 
     A thread that spins keeps its core while the one it waits for has none: beside other programs that took both of two
-    cores, `demo` trained 15 to 25 times as many tokens a second with this; alone it takes some per cent longer."""
+    cores, `demo` trained 15 to 25 times as many tokens a second with this; alone it takes 5 to 20 % longer."""
     if (cores := usable_cores()) < _allowed_cores():
         os.environ.setdefault("OMP_NUM_THREADS", str(cores))
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
