@@ -110,7 +110,7 @@ def choose(size: Dial, setting: Setting) -> Choice:
 
 
 def _write_curation(
-    plan: RecipePlan, vocabulary: int, folder: Path, sources: Sequence[PlannedSource], seed: int = FIRST_SEED
+    plan: RecipePlan, vocabulary: int, folder: Path, sources: Sequence[PlannedSource], seed: int
 ) -> Path:
     path = folder / "curation.yaml"
     part = replace(plan, sources=sources, seed=seed)
@@ -264,7 +264,7 @@ def _first_row_groups(path: Path, limit: int, head: Path) -> Path:
 
 def rehearse_curation(
     sources: Sequence[PlannedSource],
-    write_recipe: Callable[..., Path],
+    write_recipe: Callable[[Sequence[PlannedSource], int], Path],
     folder: Path,
     reporter: Reporter,
 ) -> CurationRehearsal:

@@ -38,7 +38,7 @@ def known_machine(monkeypatch):
     second, 4 seconds for curation, 6 for evaluation."""
 
     def curated(sources, write_recipe, folder, reporter):
-        write_recipe(sources)
+        write_recipe(sources, 1)
         text_bytes = sum(source.text_bytes for source in sources)
         return CurationRehearsal(1.0, {"curate": 2.0, "tokenizer": 1.0, "index": 1.0}, text_bytes, text_bytes / 3.3)
 
